@@ -1,0 +1,41 @@
+# The same verbs here and in CI. Needs Python 3.11+ with pip; `make setup` brings everything else.
+PYTHON ?= python3
+BIN := .venv/bin
+.DEFAULT_GOAL := help
+.PHONY: help setup fmt check test docs demo bench lock clean
+
+help:  ## List the targets
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-6s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+
+setup:  ## Make .venv ready (seconds to minutes; at once when nothing changed)
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+		printf 'error: Wander needs Python 3.11 or newer\n\nhint: run `make setup PYTHON=python3.12`\n' >&2; exit 2; }
+	@$(PYTHON) scripts/set_up.py
+
+fmt: setup  ## Format the code and fix what ruff can fix
+	@$(BIN)/ruff check --fix --quiet || true
+	@$(BIN)/ruff format
+
+check: setup  ## Lint, formatting, strict types of sdk and client
+	@$(BIN)/ruff check
+	@$(BIN)/ruff format --check
+	@$(BIN)/mypy
+
+test: setup check  ## Everything above and the tests (no GPU, no key, no internet)
+	@$(BIN)/python -m pytest $(PYTEST)
+
+docs: setup  ## Run every code block of the README and of docs/
+	@$(BIN)/python -m pytest tests/docs $(PYTEST)
+
+demo: setup  ## The whole loop on real input, at most 15 minutes on 2 cores
+	@$(BIN)/python scripts/demo.py
+
+bench: setup  ## Ratios against peers (see benchmarks/README.md)
+	@$(BIN)/python benchmarks/run.py
+
+lock: setup  ## Resolve constraints.txt anew
+	@$(PYTHON) scripts/set_up.py --lock
+
+clean:  ## Remove what was built; keeps .venv and its downloads
+	@rm -rf demo-output .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist
+	@find sdk client hub environments tests -name __pycache__ -type d -prune -exec rm -rf {} +

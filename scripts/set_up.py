@@ -1,0 +1,175 @@
+"""Make `.venv` ready: `make setup` runs this with whatever `python3` the machine has.
+
+Needs Python 3.11+ with pip and nothing else. It makes the virtual environment, puts uv into it, then
+every distribution of the workspace (editable) at the versions of `constraints.txt`. uv does not read
+pip's configuration, so pip's indexes and link folders are passed on to it: where pip is configured to
+find a CPU build of PyTorch, that build is taken. `TORCH_BACKEND=cpu make setup` asks for one by name.
+
+A stamp in `.venv` makes a second run instant. `--lock` writes `constraints.txt` anew instead.
+"""
+
+from __future__ import annotations
+
+import ast
+import glob
+import hashlib
+import os
+import subprocess
+import sys
+import time
+import tomllib
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+VENV = ROOT / ".venv"
+PYTHON = VENV / "bin" / "python"
+STAMP = VENV / ".wander-setup"
+CONSTRAINTS = ROOT / "constraints.txt"
+UNLOCKED_EXTRAS = {"vllm", "rg", "ta"}
+"""vLLM pins a PyTorch of its own (a CUDA build), so it cannot share one lock with the rest; the other two are
+there only for published environments that ask for them."""
+
+
+class SetupFailed(Exception):
+    """A step did not work; the message says which."""
+
+
+def members() -> list[Path]:
+    """Return the folders of the workspace's distributions, sdk first."""
+    workspace = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["uv"]["workspace"]
+    found = [
+        Path(path) for pattern in workspace["members"] for path in sorted(glob.glob(str(ROOT / pattern)))
+    ]
+    return [path for path in found if (path / "pyproject.toml").is_file()]
+
+
+def extras(member: Path) -> list[str]:
+    """Return the optional parts of a distribution that share the lock."""
+    project = tomllib.loads((member / "pyproject.toml").read_text())["project"]
+    return sorted(set(project.get("optional-dependencies", {})) - UNLOCKED_EXTRAS)
+
+
+def distribution_name(member: Path) -> str:
+    """Return the name of a member as its pyproject.toml gives it."""
+    name: str = tomllib.loads((member / "pyproject.toml").read_text())["project"]["name"]
+    return name
+
+
+def fingerprint() -> str:
+    """Digest everything that decides what ends up in `.venv`."""
+    digest = hashlib.sha256(f"{ROOT}\n{sys.version}\n{os.environ.get('TORCH_BACKEND', '')}\n".encode())
+    files = [Path(__file__), CONSTRAINTS, ROOT / "pyproject.toml"]
+    for path in files + [member / "pyproject.toml" for member in members()]:
+        digest.update(f"{path.relative_to(ROOT)}\0".encode())
+        digest.update(path.read_bytes())
+    return digest.hexdigest()
+
+
+def run(command: list[str], what: str) -> None:
+    """Run one step and fail with its name."""
+    print(f"setup: {what}", flush=True)
+    if subprocess.run(command, cwd=ROOT).returncode:
+        raise SetupFailed(f"{what} failed: `{' '.join(command)}`")
+
+
+def pip_settings() -> dict[str, list[str]]:
+    """Return pip's configured value of every option, environment variables before files."""
+    command = [sys.executable, "-m", "pip", "config", "list"]
+    listed = subprocess.run(command, capture_output=True, text=True).stdout
+    settings: dict[str, dict[str, list[str]]] = {}
+    for line in listed.splitlines():
+        name, _, value = line.partition("=")
+        section, _, option = name.rpartition(".")
+        settings.setdefault(option, {})[section] = ast.literal_eval(value).split()
+    ranked = ["global", "install", ":env:"]
+    return {
+        option: values[max(values, key=lambda section: ranked.index(section) if section in ranked else -1)]
+        for option, values in settings.items()
+    }
+
+
+def index_arguments() -> list[str]:
+    """Return pip's indexes and link folders as options of uv, which does not read pip's configuration."""
+    settings = pip_settings()
+    arguments: list[str] = []
+    for option in ("index-url", "extra-index-url", "find-links"):
+        for value in settings.get(option, []):
+            arguments += [f"--{option}", value]
+    if "extra-index-url" in settings:
+        # pip takes the best version of all indexes; uv by default only looks into the first that has the name
+        arguments += ["--index-strategy", "unsafe-best-match"]
+    if settings.get("no-index", [""])[0].lower() in {"1", "true", "yes", "on"}:
+        arguments.append("--no-index")
+    return arguments
+
+
+def make_virtual_environment() -> None:
+    """Create `.venv` with uv in it, by the machine's pip or, where Python has none, by the venv's own."""
+    if not PYTHON.exists() or subprocess.run([str(PYTHON), "-c", ""]).returncode:
+        outer_pip = subprocess.run([sys.executable, "-m", "pip", "--version"], capture_output=True)
+        without_pip = [] if outer_pip.returncode else ["--without-pip"]
+        create = [sys.executable, "-m", "venv", "--clear", *without_pip, str(VENV)]
+        run(create, "make the virtual environment")
+    if (VENV / "bin" / "uv").exists():
+        return
+    inner_pip = subprocess.run([str(PYTHON), "-m", "pip", "--version"], capture_output=True)
+    pip = [sys.executable, "-m", "pip", "--python", str(PYTHON)]
+    if inner_pip.returncode == 0:
+        pip = [str(PYTHON), "-m", "pip"]
+    run(
+        [*pip, "--disable-pip-version-check", "install", "--quiet", "-c", str(CONSTRAINTS), "uv"],
+        "install uv into it",
+    )
+
+
+def install_everything() -> None:
+    """Install every distribution, editable, with all that tests and tools need."""
+    command = [str(VENV / "bin" / "uv"), "pip", "install", "--python", str(PYTHON)]
+    if not sys.stderr.isatty():
+        command.append("--quiet")
+    command += ["--constraints", str(CONSTRAINTS), "--build-constraints", str(CONSTRAINTS)]
+    if backend := os.environ.get("TORCH_BACKEND"):
+        command += ["--torch-backend", backend]
+    command += index_arguments()
+    for member in members():
+        wanted = extras(member)
+        command += ["--editable", f"{member}[{','.join(wanted)}]" if wanted else str(member)]
+    run([*command, "--group", "dev"], "install the workspace at the versions of constraints.txt")
+
+
+def set_up() -> None:
+    """Bring `.venv` to the state that the lock describes, or return at once when it is there."""
+    wanted = fingerprint()
+    if STAMP.exists() and STAMP.read_text() == wanted and PYTHON.exists():
+        return
+    began = time.monotonic()
+    STAMP.unlink(missing_ok=True)
+    make_virtual_environment()
+    install_everything()
+    STAMP.write_text(wanted)
+    print(f"setup: done in {time.monotonic() - began:.0f} s", flush=True)
+
+
+def lock() -> None:
+    """Resolve the newest versions that fit every distribution, for every platform, into `constraints.txt`."""
+    command = [str(VENV / "bin" / "uv"), "pip", "compile", "--universal", "--python-version", "3.11"]
+    command += ["--no-annotate", "--upgrade", "--quiet", "--custom-compile-command", "make lock"]
+    for member in members():
+        command += ["--no-emit-package", distribution_name(member), str(member / "pyproject.toml")]
+    for extra in sorted({extra for member in members() for extra in extras(member)}):
+        command += ["--extra", extra]
+    run([*command, "--group", "dev", "--output-file", str(CONSTRAINTS)], "resolve constraints.txt")
+
+
+def main() -> int:
+    """Set up, or with `--lock` resolve the lock; return the exit status."""
+    try:
+        lock() if "--lock" in sys.argv[1:] else set_up()
+    except SetupFailed as failure:
+        print(f"error: {failure}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
