@@ -1,0 +1,125 @@
+"""Answers in the forms that datasets and models agree on: boxed, after hash marks, JSON.
+
+Every function takes any text, never raises on it, and takes time linear in its length. Each is usable as the
+`extract_fn` of a parser.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from typing import Any
+
+BOXED_SYSTEM_PROMPT = "Think step by step and give the final answer inside \\boxed{}, as in \\boxed{42}."
+
+_BOXES = re.compile(r"\\(?:boxed|fbox)\s*\{|\\.|[{}]", re.DOTALL)
+_BRACKETS = re.compile(r'\\.|["{}\[\]\n]')
+_CLOSING = {"{": "}", "[": "]"}
+_FENCE = re.compile(r"```[^\n`]*\n(.*?)```", re.DOTALL)
+
+
+def extract_boxed_answer(text: str, strict: bool = False) -> str:
+    r"""Return what stands in the last closed `\boxed{...}` or `\fbox{...}`, stripped.
+
+    Without one: the whole text, or with `strict` empty text.
+    """
+    boxes = boxed_answers(text)
+    if boxes:
+        return boxes[-1]
+    return "" if strict else text
+
+
+def boxed_answers(text: str) -> list[str]:
+    r"""Return the content of every closed box in the order in which they open, stripped.
+
+    Braces inside a box are balanced, `\{` and `\}` do not count; a box inside a box is one of its own.
+    """
+    found: list[tuple[int, int]] = []
+    opened: list[int | None] = []
+    for token in _BOXES.finditer(text):
+        if token.group() == "}":
+            start = opened.pop() if opened else None
+            if start is not None:
+                found.append((start, token.start()))
+        elif token.group().endswith("{") and token.group() != "\\{":
+            opened.append(None if token.group() == "{" else token.end())
+    return [text[start:end].strip() for start, end in sorted(found)]
+
+
+def extract_hash_answer(text: str) -> str:
+    """Return what follows the last `####` up to the end of its line, as in GSM8K; without it, the text.
+
+    The result is stripped.
+    """
+    _, marks, tail = text.rpartition("####")
+    if not marks:
+        return text.strip()
+    lines = tail.strip().splitlines()
+    return lines[0].strip() if lines else ""
+
+
+def extract_json_answer(text: str, default: Any = None) -> Any:
+    """Return the last JSON object or array in the text, or `default` where there is none.
+
+    The last fenced code block that is JSON wins; then the whole text; then the last `{...}` or `[...]` that
+    stands anywhere in it. Numbers that JSON does not know (`NaN`, `Infinity`) make it no JSON.
+    """
+    for block in reversed(_FENCE.findall(text)):
+        value = _parsed(block)
+        if value is not None:
+            return value
+    value = _parsed(text)
+    if value is not None:
+        return value
+    values = list(_json_values(text))
+    return values[-1] if values else default
+
+
+def _parsed(text: str) -> Any | None:
+    """Return the object or array that a whole text is, or None."""
+    try:
+        value = json.loads(text, parse_constant=_refused)
+    except (ValueError, RecursionError):
+        return None
+    return value if isinstance(value, dict | list) else None
+
+
+def _refused(constant: str) -> Any:
+    raise ValueError(f"`{constant}` is not JSON")
+
+
+def _json_values(text: str) -> Iterator[Any]:
+    """Yield the JSON objects and arrays that stand in a text, in order; of nested ones the outermost."""
+    for start, end in _closed_spans(text):
+        value = _parsed(text[start:end])
+        if value is not None:
+            yield value
+
+
+def _closed_spans(text: str) -> list[tuple[int, int]]:
+    """Return (start, end) of every closed bracket pair that no other closed pair contains, in one pass.
+
+    Brackets inside a quoted string do not count; a string ends with its line, as JSON allows no raw line
+    break in it.
+    """
+    spans: list[tuple[int, int]] = []
+    opened: list[tuple[str, int]] = []
+    quoted = False
+    for token in _BRACKETS.finditer(text):
+        mark = token.group()
+        if mark == "\n":
+            quoted = False
+        elif mark == '"':
+            quoted = bool(opened) and not quoted
+        elif not quoted and mark in _CLOSING:
+            opened.append((_CLOSING[mark], token.start()))
+        elif not quoted and mark in "}]":
+            if opened and opened[-1][0] == mark:
+                start = opened.pop()[1]
+                while spans and spans[-1][0] > start:
+                    spans.pop()
+                spans.append((start, token.end()))
+            else:
+                opened.clear()
+    return spans

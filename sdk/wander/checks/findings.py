@@ -1,0 +1,257 @@
+"""From what the two processes told to the result of every check."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from wander.checks.records import PlayRecord, ProbeResult, RowRead
+from wander.checks.report import CheckResult, Status, result
+from wander.checks.rewards import reward_findings
+from wander.checks.sources import SourceUse
+from wander.types import Rollout, canonical_json
+
+SLOW_IMPORT = 5.0
+"""Seconds of importing after which a check warns; generous, since the machine may have other things to do."""
+
+COMPARED = ("prompt", "completion", "stop_reason", "truncated", "failure", "reward", "metrics", "info")
+"""What must be the same in every playing of a rollout; times are not."""
+
+_DECLARED = "not compared: it declares `deterministic=False`"
+_JUDGED = "not compared: its judge is not asked here"
+
+
+def findings_of_first(first: ProbeResult) -> Iterator[CheckResult]:
+    """Judge the process that was watched and played."""
+    if first.lost_while is not None and first.lost_while.startswith("playing"):
+        yield result("rollout.stops", "fail", _said(first), example_id=_quoted(first.lost_while))
+        return
+    if first.trouble is not None:
+        yield result("load.works", "fail", _said(first))
+        return
+    yield result("load.works", "pass", f"in {first.import_seconds + first.load_seconds:.2f} s")
+    yield _light(first)
+    yield from _rows(first)
+    yield from _sources(first)
+    if first.plays or first.hung:
+        yield _faults(first)
+        yield _stops(first)
+        yield from reward_findings(first)
+        yield _declared(first)
+
+
+def findings_of_second(first: ProbeResult, second: ProbeResult) -> Iterator[CheckResult]:
+    """Compare the process that played again with the first one."""
+    if second.trouble is not None:
+        check = "rollout.stops" if (second.lost_while or "").startswith("playing") else "load.works"
+        yield result(check, "fail", f"in a second process with another hash seed: {_said(second)}")
+        return
+    if second.import_seconds > SLOW_IMPORT and not first.heavy:
+        yield result("load.light", "warn", f"importing it took {second.import_seconds:.1f} s")
+    yield _stable(first, second)
+    yield _accessible(first, second)
+    if first.info is None or not first.plays:
+        return
+    if first.has_judge or not first.info.deterministic:
+        reason = _DECLARED if not first.info.deterministic else _JUDGED
+        yield result("determinism.replay", "skip", reason)
+        yield result("determinism.group", "skip", reason)
+        return
+    yield _same("determinism.replay", first.plays, second.plays)
+    # Compared within one process, so that a set's order counts as a fault of the replay alone.
+    yield _same("determinism.group", second.plays, second.siblings)
+
+
+def _said(probe: ProbeResult) -> str:
+    trouble = probe.trouble
+    if trouble is None:
+        return ""
+    hint = f" ({trouble.hint})" if trouble.hint else ""
+    return (
+        f"{trouble.message}{hint}"
+        if trouble.type == "ProcessLost"
+        else f"{trouble.type}: {trouble.message}{hint}"
+    )
+
+
+def _quoted(doing: str) -> str | None:
+    parts = doing.split("`")
+    return parts[1] if len(parts) > 1 else None
+
+
+def _light(first: ProbeResult) -> CheckResult:
+    if first.heavy:
+        return result("load.light", "fail", f"importing it imports {_listed(first.heavy)}")
+    return result("load.light", "pass")
+
+
+def _rows(first: ProbeResult) -> Iterator[CheckResult]:
+    """Judge what was read of the datasets: rows that are no examples, and names that stand twice."""
+    twice = [
+        row for row in first.rows if row.trouble is not None and "share the example_id" in row.trouble.message
+    ]
+    broken = [row for row in first.rows if row.trouble is not None and row not in twice]
+    if not first.rows:
+        yield result("dataset.rows", "fail", "there are no rows")
+    elif broken:
+        yield result("dataset.rows", "fail", _row_said(broken), example_id=str(broken[0].index))
+    else:
+        yield result("dataset.rows", "pass", f"{len(first.rows)} read")
+    if twice:
+        yield result("dataset.ids", "fail", _row_said(twice), example_id=str(twice[0].index))
+    elif first.rows:
+        yield result("dataset.ids", "pass")
+
+
+def _row_said(rows: list[RowRead]) -> str:
+    trouble = rows[0].trouble
+    assert trouble is not None
+    more = f" (and {len(rows) - 1} more rows)" if len(rows) > 1 else ""
+    return f"{trouble.message}{more}"
+
+
+def _sources(first: ProbeResult) -> Iterator[CheckResult]:
+    """Judge what was read from outside: a fault in the environment's code, a warning in a library."""
+    declared = first.info is not None and not first.info.deterministic
+    for kind in ("random", "numpy", "clock", "entropy", "network"):
+        uses = [use for use in first.uses if use.kind == kind]
+        own = [use for use in uses if use.library is None]
+        status: Status = "fail" if own else "warn" if uses else "pass"
+        if declared and status == "fail":
+            status = "pass"
+        yield result(f"sources.{kind}", status, _use_said(own or uses, declared=declared))
+
+
+def _use_said(uses: list[SourceUse], *, declared: bool) -> str:
+    if not uses:
+        return ""
+    shown = []
+    for use in uses[:3]:
+        through = f" through `{use.library}`" if use.library else ""
+        shown.append(f"`{use.name}`{through} at {use.where} ({use.phase}, {use.count} times)")
+    more = f", and {len(uses) - 3} more places" if len(uses) > 3 else ""
+    return f"{'declared: ' if declared else ''}{'; '.join(shown)}{more}"
+
+
+def _faults(first: ProbeResult) -> CheckResult:
+    """Judge failures of the environment, its tools and its rubric; a judge that is not there is none."""
+    for play in first.plays:
+        failure = play.rollout.failure
+        if failure is None or failure.boundary == "model":
+            continue
+        if first.has_judge and failure.boundary == "rubric":
+            continue
+        said = f"{_who(play)}: {failure.boundary}: {failure.message}"
+        return result("rollout.faults", "fail", said, example_id=play.rollout.example_id)
+    if first.closing is not None:
+        return result("rollout.faults", "fail", f"its teardown raised {first.closing.message}")
+    return result("rollout.faults", "pass", f"{len(first.plays)} rollouts played")
+
+
+def _stops(first: ProbeResult) -> CheckResult:
+    limit = first.info.max_turns if first.info is not None else None
+    if first.hung:
+        return result(
+            "rollout.stops",
+            "fail",
+            "its rollouts wait for something that never comes",
+            example_id=first.hung[0],
+        )
+    for play in first.plays:
+        turns = len(play.rollout.turns)
+        if limit is not None and turns > limit:
+            said = f"{_who(play)}: it took {turns} turns, and `max_turns` is {limit}"
+            return result("rollout.stops", "fail", said, example_id=play.rollout.example_id)
+        if play.gave_up and (limit is None or turns >= limit):
+            said = f"{_who(play)}: it goes on after {turns} turns"
+            return result("rollout.stops", "fail", said, example_id=play.rollout.example_id)
+    return result("rollout.stops", "pass")
+
+
+def _declared(first: ProbeResult) -> CheckResult:
+    assert first.info is not None
+    network = [use for use in first.uses if use.kind == "network" and use.phase == "rollout"]
+    if not first.info.deterministic:
+        return result("determinism.declared", "pass", "it declares `deterministic=False`")
+    if first.has_judge:
+        return result("determinism.declared", "fail", "its rubric asks a judge")
+    if network:
+        said = f"its rollouts use the network: {_use_said(network, declared=False)}"
+        return result("determinism.declared", "fail", said)
+    return result("determinism.declared", "pass")
+
+
+def _stable(first: ProbeResult, second: ProbeResult) -> CheckResult:
+    """Compare the examples of both processes, one by one."""
+    if not first.rows:
+        return result("dataset.stable", "skip", "there are no rows")
+    digests = {(row.split, row.index): row for row in second.rows}
+    for row in first.rows:
+        other = digests.get((row.split, row.index))
+        if other is None or (other.digest, other.example_id) != (row.digest, row.example_id):
+            said = f"row {row.index} of `{row.split}` is another one in the second process"
+            return result("dataset.stable", "fail", said, example_id=row.example_id or str(row.index))
+    if len(first.rows) != len(second.rows):
+        said = f"{len(first.rows)} rows in the first process, {len(second.rows)} in the second"
+        return result("dataset.stable", "fail", said)
+    return result("dataset.stable", "pass")
+
+
+def _accessible(first: ProbeResult, second: ProbeResult) -> CheckResult:
+    moved = [*first.moved, *second.moved]
+    if not first.rows:
+        return result("dataset.access", "skip", "there are no rows")
+    if moved:
+        said = f"row {moved[0].index} of `{moved[0].split}` is another one when it is asked for first"
+        return result("dataset.access", "fail", said, example_id=moved[0].example_id or str(moved[0].index))
+    return result("dataset.access", "pass")
+
+
+def _same(check: str, played: list[PlayRecord], again: list[PlayRecord]) -> CheckResult:
+    """Compare every rollout with its replay, and name the first difference."""
+    others = {_key(play): play.rollout for play in again}
+    for play in played:
+        if _key(play) not in others:
+            said = f"{_who(play)}: it could not be played again"
+            return result(check, "fail", said, example_id=play.rollout.example_id)
+        difference = first_difference(play.rollout, others[_key(play)])
+        if difference is not None:
+            return result(check, "fail", f"{_who(play)}: {difference}", example_id=play.rollout.example_id)
+    return result(check, "pass", f"{len(played)} rollouts compared")
+
+
+def first_difference(recorded: Rollout, again: Rollout) -> str | None:
+    """Return what differs first between two playings of a rollout, or None."""
+    for name in COMPARED:
+        one, other = getattr(recorded, name), getattr(again, name)
+        if isinstance(one, list):
+            for number, (left, right) in enumerate(zip(one, other, strict=False)):
+                if _canonical(left) != _canonical(right):
+                    return f"message {number} of the {name} is {_excerpt(right)}, not {_excerpt(left)}"
+            if len(one) != len(other):
+                return f"the {name} has {len(other)} messages, not {len(one)}"
+        elif _canonical(one) != _canonical(other):
+            return f"the {name} is {_excerpt(other)}, not {_excerpt(one)}"
+    return None
+
+
+def _canonical(value: Any) -> str:
+    return canonical_json(value.model_dump() if hasattr(value, "model_dump") else value)
+
+
+def _excerpt(value: Any) -> str:
+    content = value.get("content") if isinstance(value, dict) and "role" in value else value
+    text = content if isinstance(content, str) else _canonical(content)
+    return f"`{text[:120]}...`" if len(text) > 120 else f"`{text}`"
+
+
+def _key(play: PlayRecord) -> tuple[str, int, str]:
+    return play.split, play.position, play.player
+
+
+def _who(play: PlayRecord) -> str:
+    return f"player `{play.player}`"
+
+
+def _listed(names: Iterable[str]) -> str:
+    return ", ".join(f"`{name}`" for name in names)

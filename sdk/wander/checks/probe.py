@@ -1,0 +1,287 @@
+"""One process of a check: loads an environment, reads its rows, plays it, and writes down what happened.
+
+Run as `python -m wander.checks.probe REQUEST RESULT`, two JSON files. The first process of a check watches
+what is read from outside and plays; the second has another hash seed and time zone and plays the recorded
+rollouts again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import os
+import sys
+import time
+from pathlib import Path
+from types import ModuleType
+
+from wander.checks.players import (
+    MOST_TURNS,
+    Player,
+    demanding,
+    gold_script,
+    guessing,
+    idle,
+    listing,
+    silent,
+)
+from wander.checks.records import PlayRecord, ProbeRequest, ProbeResult, RowRead, Trouble
+from wander.checks.sources import SourceWatch
+from wander.clients.base import Client, ModelRequest, ModelResponse
+from wander.clients.replay import ReplayClient
+from wander.dataset import Dataset
+from wander.environment import Environment
+from wander.envs.group import EnvGroup, routed
+from wander.handle import Split
+from wander.loading import Factory, find_factory, find_path_factory
+from wander.rubrics.group import RubricGroup
+from wander.rubrics.judge import JudgeRubric
+from wander.rubrics.rubric import Rubric
+from wander.types import Example, Rollout
+
+HEAVY = ("torch", "tensorflow", "jax", "transformers", "vllm", "trl", "datasets", "pandas", "sklearn")
+"""Modules that take seconds to import, and that listing an environment should not."""
+
+PLAYERS = ("gold", "empty", "noop", "demand", "list", "guess")
+"""Who plays every example; a player's place is the index of its rollout."""
+
+GROUP_SECONDS = 120.0
+"""How long all rollouts of one example may take."""
+
+SIBLING = 1000
+"""Added to the index of a rollout that is played once more as another one of its group."""
+
+NOTE_SUFFIX = ".doing"
+"""Of the file beside the result that says what the process was doing."""
+
+
+class Probe:
+    """Does what a request asks for and keeps the result."""
+
+    def __init__(self, request: ProbeRequest, note: Path) -> None:
+        self.request = request
+        self.result = ProbeResult()
+        self.watch = SourceWatch()
+        self._note = note
+
+    def run(self) -> ProbeResult:
+        """Load, read and play; whatever the environment raises is in the result."""
+        if self.request.watch:
+            self.watch.start()
+        try:
+            self._checked()
+        except Exception as error:  # noqa: BLE001 - the result tells
+            self.result.trouble = Trouble.of(error)
+        finally:
+            if self.request.watch:
+                self.watch.stop()
+        return self.result
+
+    def _checked(self) -> None:
+        factory = self._imported()
+        self._tell("calling `load_environment`")
+        started = time.perf_counter()
+        env = factory.made(dict(self.request.arguments))
+        self.result.info = env.info
+        self.result.load_seconds = time.perf_counter() - started
+        self.result.bounds = env.reward_bounds
+        self.result.has_judge = _asks_judge(env)
+        self._tell("reading its rows")
+        self._read_rows(env, factory)
+        self.watch.phase = "rollout"
+        asyncio.run(self._played(env))
+        self.result.uses = self.watch.uses(_own_place(self.request, factory))
+
+    def _tell(self, doing: str) -> None:
+        """Leave a note of what is being done, for whoever finds this process dead or hanging."""
+        self._note.write_text(doing, encoding="utf-8")
+
+    def _imported(self) -> Factory:
+        self._tell("importing its module")
+        before = set(sys.modules)
+        started = time.perf_counter()
+        factory = (find_path_factory if self.request.is_path else find_factory)(self.request.target)
+        self.result.import_seconds = time.perf_counter() - started
+        self.result.heavy = [name for name in HEAVY if name in sys.modules and name not in before]
+        return factory
+
+    def _read_rows(self, env: Environment, factory: Factory) -> None:
+        """Read the rows in order, and in a second environment once more from the last to the first."""
+        for split in _splits(env):
+            rows = _rows(env.dataset(split), split, self.request.rows)
+            self.result.rows += rows
+            again = factory.made(dict(self.request.arguments)).dataset(split)
+            backwards = [_row(again, split, row.index) for row in reversed(rows) if row.trouble is None]
+            expected = {row.index: row.digest for row in rows}
+            self.result.moved += [row for row in backwards if row.digest != expected[row.index]]
+
+    async def _played(self, env: Environment) -> None:
+        try:
+            if self.request.recorded is None:
+                await self._play(env)
+            else:
+                await self._replay(env, self.request.recorded)
+        finally:
+            try:
+                await env.teardown()
+            except Exception as error:  # noqa: BLE001 - the result tells
+                self.result.closing = Trouble.of(error)
+
+    async def _play(self, env: Environment) -> None:
+        """Let every player play some examples."""
+        split: Split = "eval"
+        readable = [row.index for row in self.result.rows if row.trouble is None and row.split == split]
+        if not readable:
+            split = "train"
+            readable = [row.index for row in self.result.rows if row.trouble is None]
+        count = min(self.request.examples, len(readable))
+        for place in range(count):
+            position = readable[place * len(readable) // count]
+            example = env.dataset(split)[position]
+            await self._group(env, split, position, example)
+
+    async def _group(self, env: Environment, split: Split, position: int, example: Example) -> None:
+        self._tell(f"playing example `{example.example_id}`")
+        players = _players(env, example)
+        indices = [PLAYERS.index(name) for name in players]
+        client = _Table(
+            {f"{example.example_id}/{PLAYERS.index(name)}": each for name, each in players.items()}
+        )
+        for rollout in await self._ended(env, client, example, indices):
+            name = PLAYERS[rollout.index]
+            self.result.plays.append(
+                PlayRecord(
+                    player=name,
+                    split=split,
+                    position=position,
+                    rollout=rollout,
+                    gave_up=players[name].gave_up,
+                )
+            )
+
+    async def _replay(self, env: Environment, recorded: list[PlayRecord]) -> None:
+        """Play the recorded rollouts again, and then once more as other members of their groups."""
+        for split, position in dict.fromkeys((play.split, play.position) for play in recorded):
+            plays = [play for play in recorded if (play.split, play.position) == (split, position)]
+            example = env.dataset(split)[position]
+            self._tell(f"playing example `{example.example_id}` again")
+            self.result.plays += await self._again(env, example, plays, 0)
+            self.result.siblings += await self._again(env, example, plays, SIBLING)
+
+    async def _again(
+        self, env: Environment, example: Example, plays: list[PlayRecord], shift: int
+    ) -> list[PlayRecord]:
+        """Play one example's recorded rollouts, each with its index moved."""
+        moved = [
+            each.rollout.model_copy(
+                update={"index": each.rollout.index + shift, "example_id": example.example_id}
+            )
+            for each in plays
+        ]
+        indices = [rollout.index for rollout in moved]
+        rollouts = await self._ended(env, ReplayClient(moved), example, indices)
+        return [
+            play.model_copy(update={"rollout": rollout})
+            for play, rollout in zip(plays, rollouts, strict=False)
+        ]
+
+    async def _ended(
+        self, env: Environment, client: Client, example: Example, indices: list[int]
+    ) -> list[Rollout]:
+        """Play a group; none of its rollouts when they do not end in time."""
+        group = env.rollout_group(client, example, indices=indices)
+        try:
+            return await asyncio.wait_for(group, GROUP_SECONDS)
+        except TimeoutError:
+            self.result.hung.append(example.example_id)
+            return []
+
+
+class _Table(Client):
+    """Gives every rollout its own player."""
+
+    def __init__(self, players: dict[str, Player]) -> None:
+        self.model = "check"
+        self._players = players
+
+    def begin(self, rollout_id: str) -> None:
+        self._players[rollout_id].begin(rollout_id)
+
+    async def complete(self, request: ModelRequest) -> ModelResponse:
+        return await self._players[request.rollout_id].complete(request)
+
+
+def _players(env: Environment, example: Example) -> dict[str, Player]:
+    while isinstance(env, EnvGroup):
+        name, example = routed(example)
+        env = env.members[name]
+    limit = min(env.turn_limit or MOST_TURNS, 4 * MOST_TURNS)
+    gold = gold_script(env, example)
+    scripts = {
+        "empty": silent,
+        "noop": idle,
+        "demand": demanding(env.parser),
+        "list": listing(env.parser),
+        "guess": guessing(env.parser),
+    }
+    players = {name: Player(script, limit) for name, script in scripts.items()}
+    return {"gold": Player(gold, limit), **players} if gold is not None else players
+
+
+def _splits(env: Environment) -> list[Split]:
+    """Return the splits that have rows of their own."""
+    train, evaluation = env.dataset("train"), env.dataset("eval")
+    return ["train", "eval"] if train is not evaluation else [train.split]
+
+
+def _rows(dataset: Dataset, split: Split, most: int) -> list[RowRead]:
+    """Read the first rows and the last one."""
+    length = dataset.length
+    indices = list(range(most if length is None else min(most, length)))
+    if length is not None and length > most:
+        indices.append(length - 1)
+    return [_row(dataset, split, index) for index in indices]
+
+
+def _row(dataset: Dataset, split: Split, index: int) -> RowRead:
+    try:
+        example = dataset[index]
+    except Exception as error:  # noqa: BLE001 - the author's code makes rows; the result tells
+        return RowRead(split=split, index=index, trouble=Trouble.of(error))
+    return RowRead(split=split, index=index, example_id=example.example_id, digest=example.digest())
+
+
+def _asks_judge(env: Environment) -> bool:
+    members = env.members.values() if isinstance(env, EnvGroup) else ()
+    return _has_judge(env.rubric) or any(_asks_judge(each) for each in members)
+
+
+def _has_judge(rubric: Rubric) -> bool:
+    members = rubric.members.values() if isinstance(rubric, RubricGroup) else ()
+    return isinstance(rubric, JudgeRubric) or any(_has_judge(each) for each in members)
+
+
+def _own_place(request: ProbeRequest, factory: Factory) -> str:
+    """Return the folder or the file that is the environment's own code."""
+    if request.is_path and Path(request.target).is_dir():
+        return str(Path(request.target).resolve())
+    module: ModuleType | None = inspect.getmodule(factory.function)
+    top = sys.modules.get((module.__name__ if module else "").partition(".")[0])
+    if top is None or top.__file__ is None:
+        return os.sep
+    place = Path(top.__file__)
+    return str(place.parent if hasattr(top, "__path__") else place)
+
+
+def main() -> None:
+    """Read the request, run the probe, write the result by temporary file and rename."""
+    request_path, result_path = map(Path, sys.argv[1:])
+    request = ProbeRequest.model_validate_json(request_path.read_text(encoding="utf-8"))
+    result = Probe(request, result_path.with_suffix(NOTE_SUFFIX)).run()
+    written = result_path.with_suffix(".part")
+    written.write_text(result.model_dump_json(), encoding="utf-8")
+    written.replace(result_path)
+
+
+if __name__ == "__main__":
+    main()

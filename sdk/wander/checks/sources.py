@@ -1,0 +1,298 @@
+"""Sees where an environment reads randomness, the clock and the network.
+
+Interpreter hooks, not replaced functions: a profiling hook sees every call of a C function however it was
+imported (`from time import time` too), and an audit hook sees sockets. What was read is attributed by its
+call stack: to the environment's own code, to a library that this code called, or to nobody, when the SDK or
+the standard library reads the clock for purposes of its own. It is a check and no guard: C extensions can go
+around it.
+"""
+
+from __future__ import annotations
+
+import datetime
+import functools
+import importlib.abc
+import importlib.machinery
+import importlib.util
+import os
+import random
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from types import CodeType, FrameType, ModuleType
+from typing import Any, Literal
+
+import wander
+from wander.types import Record
+
+Kind = Literal["random", "numpy", "clock", "entropy", "network"]
+
+_CLOCKS = ("time", "time_ns", "monotonic", "monotonic_ns", "perf_counter", "perf_counter_ns", "process_time")
+_CALENDAR = ("localtime", "gmtime", "ctime", "asctime", "strftime")
+_MOMENTS = frozenset({"now", "utcnow", "today"})
+_NETWORK = frozenset({"socket.connect", "socket.getaddrinfo", "socket.gethostbyname", "socket.sendto"})
+_NUMPY_STATE = ("seed", "set_state")
+_DEPTH = 60
+"""Frames of a call stack that are looked at."""
+
+_STANDARD = str(Path(random.Random.seed.__code__.co_filename).parent)
+_SDK = str(Path(wander.__file__).parent)
+_TRANSPARENT = frozenset(
+    f"{_STANDARD}/{name}.py" for name in ("random", "uuid", "secrets", "statistics", "datetime")
+)
+"""Modules of the standard library that read on behalf of their caller."""
+
+
+class SourceUse(Record):
+    """One place that read from outside, and how often."""
+
+    kind: Kind
+    name: str
+    """What was called: `random.choice`, `time.time`, ..."""
+    where: str
+    """`file.py:12 function` in the environment's code."""
+    library: str | None = None
+    """The library in between, when the environment's code did not read it itself."""
+    phase: Literal["load", "rollout"]
+    count: int = 1
+
+
+Stack = tuple[tuple[str, int, str], ...]
+"""(file, line, function) from the reading call outwards."""
+
+
+class SourceWatch:
+    """Collects reads between `start` and `stop`; `uses` attributes them, once the environment has a place."""
+
+    def __init__(self) -> None:
+        self.phase: Literal["load", "rollout"] = "load"
+        self._seen: Counter[tuple[Kind, str, str, Stack]] = Counter()
+        self._active = False
+        self._functions = _watched_functions()
+        self._restore: list[Callable[[], None]] = []
+
+    def start(self) -> None:
+        """Begin to watch this thread and those that it starts."""
+        self._active = True
+        sys.addaudithook(self._audited)  # cannot be removed: it does nothing after `stop`
+        for name in _CALENDAR:
+            self._wrap(time, name, "clock", f"time.{name}", self._reads_clock(name))
+        self._wrap_numpy()
+        threading.setprofile(self._profiled)
+        sys.setprofile(self._profiled)
+
+    def stop(self) -> None:
+        """Watch no more."""
+        self._active = False
+        sys.setprofile(None)
+        threading.setprofile(None)
+        while self._restore:
+            self._restore.pop()()
+
+    def uses(self, own: str) -> list[SourceUse]:
+        """Return what the code under the path `own` (a folder or a file) read, also through libraries."""
+        found: dict[tuple[Kind, str, str, str | None, str], SourceUse] = {}
+        for (kind, name, phase, stack), count in self._seen.items():
+            place = _attributed(stack, own, everything=kind == "network")
+            if place is None:
+                continue
+            where, library = place
+            key = (kind, name, where, library, phase)
+            earlier = found.get(key)
+            total = count + (earlier.count if earlier else 0)
+            found[key] = SourceUse.model_validate(
+                {
+                    "kind": kind,
+                    "name": name,
+                    "where": where,
+                    "library": library,
+                    "phase": phase,
+                    "count": total,
+                }
+            )
+        return sorted(found.values(), key=lambda use: (use.kind, use.phase, use.where, use.name))
+
+    def _profiled(self, frame: FrameType, event: str, argument: Any) -> None:
+        """Look at every call; this runs for each, so the common case leaves at once."""
+        if event == "c_call":
+            named = self._functions.get(id(argument)) or _bound(argument)
+            if named is not None:
+                self._read(*named, frame)
+        elif event == "call" and frame.f_code is _SEED:
+            self._seeded(frame)
+
+    def _seeded(self, frame: FrameType) -> None:
+        """Look at a generator that is being seeded."""
+        generator = frame.f_locals.get("self")
+        if generator is _GLOBAL:
+            self._read("random", "random.seed", frame)
+        elif frame.f_locals.get("a") is None and not isinstance(generator, random.SystemRandom):
+            self._read("entropy", "random.Random() without a seed", frame)
+
+    def _audited(self, event: str, arguments: tuple[Any, ...]) -> None:
+        if not self._active or event not in _NETWORK:
+            return
+        peer = arguments[0] if event in ("socket.getaddrinfo", "socket.gethostbyname") else arguments[1]
+        if event != "socket.getaddrinfo" and not isinstance(peer, tuple | str):
+            return
+        if isinstance(peer, str | bytes) and event in ("socket.connect", "socket.sendto"):
+            return  # a Unix socket stays on this machine
+        self._read("network", f"{event} to {_shown(peer)}", sys._getframe(1))
+
+    def _read(self, kind: Kind, name: str, frame: FrameType | None) -> None:
+        if not self._active:
+            return
+        stack = _stack(frame)
+        if kind == "network" or (stack and not _ignored(stack[0][0])):
+            self._seen[kind, _outer_name(frame, name), self.phase, stack] += 1
+
+    def _reads_clock(self, name: str) -> Callable[[tuple[Any, ...]], bool]:
+        """Return whether a call of a calendar function reads the clock: without a time, it does."""
+        given = 2 if name == "strftime" else 1
+        return lambda arguments: len(arguments) < given or arguments[-1] is None
+
+    def _wrap_numpy(self) -> None:
+        """Replace the functions of numpy's global generator, which no interpreter hook can see.
+
+        numpy is not imported for it: that would slow every check down.
+        """
+        if "numpy.random" in sys.modules:
+            self._wrap_generator(sys.modules["numpy.random"])
+            return
+        hook = _OnImport("numpy.random", self._wrap_generator)
+        sys.meta_path.insert(0, hook)
+        self._restore.append(lambda: sys.meta_path.remove(hook) if hook in sys.meta_path else None)
+
+    def _wrap_generator(self, module: ModuleType) -> None:
+        hidden = module.mtrand._rand
+        for name in dir(module):
+            if name in _NUMPY_STATE or getattr(getattr(module, name), "__self__", None) is hidden:
+                self._wrap(module, name, "numpy", f"numpy.random.{name}", lambda _: True)
+
+    def _wrap(
+        self, module: Any, name: str, kind: Kind, shown: str, counts: Callable[[tuple[Any, ...]], bool]
+    ) -> None:
+        original = getattr(module, name)
+
+        @functools.wraps(original)
+        def watched(*arguments: Any, **named: Any) -> Any:
+            if counts((*arguments, *named.values())):
+                self._read(kind, shown, sys._getframe(1))
+            return original(*arguments, **named)
+
+        setattr(module, name, watched)
+        self._restore.append(lambda: setattr(module, name, original))
+
+
+class _OnImport(importlib.abc.MetaPathFinder):
+    """Calls a function with a module as soon as somebody has imported it."""
+
+    def __init__(self, name: str, call: Callable[[ModuleType], None]) -> None:
+        self.name = name
+        self.call = call
+
+    def find_spec(
+        self, name: str, path: Any = None, target: Any = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        if name != self.name:
+            return None
+        sys.meta_path.remove(self)
+        spec = importlib.util.find_spec(name)
+        if spec is None or spec.loader is None:
+            return spec
+        execute = spec.loader.exec_module
+
+        def executed(module: ModuleType) -> None:
+            execute(module)
+            self.call(module)
+
+        spec.loader.exec_module = executed  # type: ignore[method-assign]
+        return spec
+
+
+_GLOBAL: random.Random = random._inst
+_SEED: CodeType = random.Random.seed.__code__
+
+
+def _watched_functions() -> dict[int, tuple[Kind, str]]:
+    """Return the C functions that always read from outside, by identity."""
+    found: dict[int, tuple[Kind, str]] = {
+        id(getattr(time, name)): ("clock", f"time.{name}") for name in _CLOCKS
+    }
+    found[id(os.urandom)] = ("entropy", "os.urandom")
+    getrandom = getattr(os, "getrandom", None)
+    if getrandom is not None:
+        found[id(getrandom)] = ("entropy", "os.getrandom")
+    return found
+
+
+def _bound(function: Any) -> tuple[Kind, str] | None:
+    """Return what a bound C method reads, when its object is a watched one."""
+    owner = getattr(function, "__self__", None)
+    if owner is _GLOBAL:
+        name = function.__name__
+        return None if name in ("getstate", "__reduce__") else ("random", f"random.{name}")
+    if isinstance(owner, type) and issubclass(owner, datetime.date) and function.__name__ in _MOMENTS:
+        return "clock", f"{owner.__name__}.{function.__name__}"
+    return None
+
+
+def _stack(frame: FrameType | None) -> Stack:
+    """Return the call stack without the modules that only pass a read on."""
+    found: list[tuple[str, int, str]] = []
+    while frame is not None and len(found) < _DEPTH:
+        code = frame.f_code
+        transparent = code.co_filename in _TRANSPARENT or code.co_filename.startswith("<")
+        if found or not transparent:
+            found.append((code.co_filename, frame.f_lineno, code.co_name))
+        frame = frame.f_back
+    return tuple(found)
+
+
+def _outer_name(frame: FrameType | None, name: str) -> str:
+    """Return the function that the caller named: `random.choice`, not the `getrandbits` inside it."""
+    outer = None
+    while frame is not None and frame.f_code.co_filename in _TRANSPARENT:
+        outer, frame = frame, frame.f_back
+    if outer is None or outer.f_code is _SEED or outer.f_code.co_name == "__init__":
+        return name
+    return f"{Path(outer.f_code.co_filename).stem}.{outer.f_code.co_name}"
+
+
+def _ignored(file: str) -> bool:
+    """Tell whether a read at this place is the standard library's or the SDK's own affair."""
+    return _inside(file, _SDK) or (_inside(file, _STANDARD) and "site-packages" not in file)
+
+
+def _inside(file: str, folder: str) -> bool:
+    return file == folder or file.startswith(folder.rstrip("/") + "/")
+
+
+def _attributed(stack: Stack, own: str, *, everything: bool) -> tuple[str, str | None] | None:
+    """Return (place in the environment's code, library in between), or None when it is not its doing.
+
+    With `everything` a read outside its code counts too, since the process has no other reason for it.
+    """
+    for position, (file, line, function) in enumerate(stack):
+        if _inside(file, own) and "site-packages" not in file[len(own) :]:
+            between = [each for each, _, _ in stack[:position] if not _ignored(each)]
+            where = f"{Path(file).name}:{line} {function}"
+            return where, _library(between[0]) if between else None
+        if not everything and _inside(file, _SDK):
+            return None
+    return ("outside the environment's own code", None) if everything else None
+
+
+def _library(file: str) -> str:
+    """Return the name of the library that a file belongs to."""
+    parts = Path(file).parts
+    if "site-packages" in parts:
+        return Path(parts[parts.index("site-packages") + 1]).stem
+    return Path(file).stem
+
+
+def _shown(peer: Any) -> str:
+    return ":".join(str(part) for part in peer[:2]) if isinstance(peer, tuple) else str(peer)

@@ -1,0 +1,165 @@
+"""From an endpoint's HTTP answer to a `ModelResponse`, or to the `ModelError` it means."""
+
+from __future__ import annotations
+
+import html
+import re
+from typing import Any
+
+from pydantic_core import from_json
+
+from wander.clients.base import ModelResponse
+from wander.clients.transport import Answer
+from wander.errors import AuthenticationFailed, ContextOverflow, InvalidResponse, ModelError, RateLimited
+from wander.types import Message, TurnTokens, Usage
+
+_OVERFLOW = re.compile(
+    r"context[_ ](length|window|size)|maximum context|prompt is too long|prompt_too_long|input is too long"
+    r"|longer than the maximum model length|exceeds? the (available|model's) context|too many (input )?tokens"
+    r"|max_prompt_length|string_above_max_length|reduce the length of the (messages|prompt|input)",
+    re.IGNORECASE,
+)
+"""How OpenAI, vLLM, SGLang, llama.cpp, TGI and Anthropic's bridge say that a prompt does not fit."""
+_SHOWN = 300
+
+
+def completion_of(answer: Answer, base_url: str) -> ModelResponse:
+    """Return the first choice of a 200 answer; raises `InvalidResponse` when it is no chat completion."""
+    try:
+        data = from_json(answer.body)
+    except ValueError as error:
+        raise _not_json(answer, base_url, error) from error
+    try:
+        choice = data["choices"][0]
+        message = _message(choice["message"])
+    except (KeyError, IndexError, TypeError, AttributeError) as error:
+        raise _not_a_completion(data, base_url) from error
+    # Validating is faster than `model_construct`, which runs in Python.
+    return ModelResponse(
+        message=message,
+        finish_reason=_text(choice.get("finish_reason")) or "stop",
+        usage=_usage(data.get("usage")),
+        tokens=_tokens(data, choice),
+    )
+
+
+def error_of(answer: Answer, base_url: str, model: str) -> ModelError:
+    """Return the error that a status other than 200 means."""
+    said = _complaint(answer)
+    status = answer.status
+    if status in (401, 403):
+        return AuthenticationFailed(
+            f"`{base_url}` refused the key ({status}): {said}",
+            hint="set `OPENAI_API_KEY` to a key that this endpoint accepts",
+        )
+    if status == 429:
+        return RateLimited(
+            f"`{base_url}` still answers 429 after all retries: {said}",
+            hint="lower the concurrency, or wait until the quota is filled again",
+            retryable="insufficient_quota" not in said,
+        )
+    if status in (400, 413, 422) and _OVERFLOW.search(said):
+        return ContextOverflow(f"the prompt does not fit the context of `{model}`: {said}")
+    if status in (404, 405):
+        return ModelError(
+            f"`{base_url}` knows no model `{model}`, or is no chat endpoint ({status}): {said}",
+            hint=f"list its models with `curl {base_url}/models`; the base URL usually ends in `/v1`",
+        )
+    return ModelError(
+        f"`{base_url}` answered {status}: {said}", retryable=status >= 500 or status in (408, 409)
+    )
+
+
+def _message(raw: Any) -> Message:
+    """Return the assistant message with text content and without the fields that hold nothing."""
+    content = raw.get("content")
+    message: Message = {"role": "assistant", "content": "" if content is None else content}
+    reasoning = raw.get("reasoning_content") or raw.get("reasoning")
+    if isinstance(reasoning, str):
+        message["reasoning_content"] = reasoning
+    for name in ("tool_calls", "refusal"):
+        if raw.get(name):
+            message[name] = raw[name]
+    if not isinstance(message["content"], str | list):
+        raise TypeError("content")
+    return message
+
+
+def _usage(raw: Any) -> Usage:
+    if not isinstance(raw, dict):
+        return Usage()
+    return Usage(
+        prompt_tokens=_count(raw.get("prompt_tokens")), completion_tokens=_count(raw.get("completion_tokens"))
+    )
+
+
+def _count(value: Any) -> int:
+    return value if isinstance(value, int) and value >= 0 else 0
+
+
+def _text(value: Any) -> str | None:
+    return value if isinstance(value, str) else None
+
+
+def _tokens(data: dict[str, Any], choice: dict[str, Any]) -> TurnTokens | None:
+    """Return ids and log-probabilities where the server gives both (vLLM with `return_token_ids`)."""
+    prompt = data.get("prompt_token_ids") or choice.get("prompt_token_ids")
+    completion = choice.get("token_ids")
+    if not prompt or not completion:
+        return None
+    entries = (choice.get("logprobs") or {}).get("content") or []
+    logprobs = [entry["logprob"] for entry in entries]
+    if len(logprobs) != len(completion):
+        return None
+    return TurnTokens(prompt_ids=prompt, completion_ids=completion, logprobs=logprobs)
+
+
+def _complaint(answer: Answer) -> str:
+    """What the endpoint says is wrong, in one line."""
+    try:
+        data = from_json(answer.body)
+    except ValueError:
+        return _shown(answer.body)
+    error = data.get("error", data) if isinstance(data, dict) else data
+    if isinstance(error, dict):
+        said = error.get("message") or error.get("detail") or error
+        code = error.get("code") or error.get("type")
+        return _line(f"{said} ({code})" if isinstance(code, str) and code not in str(said) else str(said))
+    return _line(str(error))
+
+
+def _not_json(answer: Answer, base_url: str, error: ValueError) -> InvalidResponse:
+    start = answer.body[:200].lstrip().lower()
+    if start.startswith((b"<!doctype", b"<html")):
+        return InvalidResponse(
+            f"`{base_url}` answered with a web page: {_shown(answer.body)}",
+            hint="correct the base URL: it usually ends in `/v1`",
+        )
+    return InvalidResponse(
+        f"`{base_url}` answered with broken JSON ({error}): {_shown(answer.body)}",
+        hint="look at the server's log",
+        retryable=True,
+    )
+
+
+def _not_a_completion(data: Any, base_url: str) -> InvalidResponse:
+    # Some gateways put an error into an answer of status 200; it may pass.
+    error = data.get("error") if isinstance(data, dict) else None
+    return InvalidResponse(
+        f"`{base_url}` answered with something that is no chat completion: {_line(str(error or data))}",
+        hint="check that the base URL is that of an OpenAI-compatible chat endpoint",
+        retryable=error is not None,
+    )
+
+
+def _shown(body: bytes) -> str:
+    text = body[:4000].decode("utf-8", "replace")
+    if "<html" in text.lower() or "<!doctype" in text.lower():
+        text = html.unescape(re.sub(r"(?s)<(script|style).*?</\1>|<[^>]+>", " ", text))
+    return _line(text) or "an empty body"
+
+
+def _line(text: str) -> str:
+    line = " ".join(text.split())
+    line = "".join(character if character.isprintable() else "?" for character in line)
+    return line if len(line) <= _SHOWN else line[: _SHOWN - 3] + "..."

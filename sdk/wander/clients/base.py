@@ -1,0 +1,70 @@
+"""The port between a rollout and whatever answers it.
+
+An environment drives a rollout against a `Client`; evaluation, training, replay and tests differ only in
+which client they pass.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import Any
+
+from pydantic import Field
+
+from wander.types import Message, Record, SamplingArgs, TurnTokens, Usage
+
+
+class ModelRequest(Record):
+    """One model call, as the rollout loop makes it."""
+
+    rollout_id: str
+    """Unique among the rollouts in flight: `example_id/index`, prefixed by the caller where it mixes runs."""
+    turn: int
+    """0 for the first call of the rollout."""
+    messages: list[Message]
+    """The whole conversation so far."""
+    sampling: SamplingArgs = Field(default_factory=SamplingArgs)
+    tools: list[dict[str, Any]] | None = None
+    """OpenAI function schemas, when the environment offers tools."""
+    seed: int = 0
+    """Derived from (run seed, example seed, group index, turn); clients that sample themselves use it."""
+
+
+class ModelResponse(Record):
+    """The answer to one model call."""
+
+    message: Message
+    finish_reason: str = "stop"
+    usage: Usage = Field(default_factory=Usage)
+    tokens: TurnTokens | None = None
+
+
+class Client(ABC):
+    """Answers model calls. Implementations raise `wander.errors.ModelError` subclasses and nothing else."""
+
+    model: str
+    """Name of the model, as it stands on a leaderboard."""
+
+    @abstractmethod
+    async def complete(self, request: ModelRequest) -> ModelResponse:
+        """Return the completion of one request."""
+
+    def begin(self, rollout_id: str) -> None:  # noqa: B027 - an optional hook
+        """Learn that a rollout starts; batching clients count the rollouts in flight."""
+
+    def end(self, rollout_id: str) -> None:  # noqa: B027 - an optional hook
+        """Learn that a rollout ended, so that nothing is kept for it."""
+
+    def recorded(self, rollout_id: str) -> dict[str, Any] | None:
+        """Return the `info` of the recorded rollout, for a client that plays records again; else None.
+
+        It becomes `state["recorded"]`, where outside observations such as a judge's answers are found again.
+        """
+        return None
+
+    def describe(self) -> dict[str, Any]:
+        """Return what a manifest records about the endpoint; never a secret."""
+        return {"kind": type(self).__name__, "model": self.model}
+
+    async def close(self) -> None:  # noqa: B027 - an optional hook
+        """Release connections and memory."""

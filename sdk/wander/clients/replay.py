@@ -1,0 +1,60 @@
+"""A client that hands back recorded completions, so that a stored rollout can be played again."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable
+from typing import Any
+
+from wander.clients.base import Client, ModelRequest, ModelResponse
+from wander.envs.sub_calls import sub_call_id, sub_rollouts
+from wander.errors import ContextOverflow, ModelError
+from wander.types import Rollout
+
+
+class ReplayClient(Client):
+    """Answers with the recorded turns of stored rollouts: message, finish reason, usage and tokens.
+
+    A rollout is found by the id `prefix` + `example_id/index`, a turn by its number; model calls that the
+    code in a rollout made (`wander.envs.sub_calls`) are answered like rollouts of their own. Where the
+    model failed or ran out of context when the rollout was recorded, it does so again.
+    """
+
+    def __init__(self, rollouts: Iterable[Rollout], model: str = "replay", prefix: str = "") -> None:
+        self.model = model
+        self._rollouts = {f"{prefix}{each.example_id}/{each.index}": each for each in rollouts}
+        for rollout_id, rollout in list(self._rollouts.items()):
+            for path, played in sub_rollouts(rollout).items():
+                self._rollouts[sub_call_id(rollout_id, path)] = played
+
+    async def complete(self, request: ModelRequest) -> ModelResponse:
+        """Return the recorded completion; raises `ModelError` when the record has no such turn."""
+        rollout = self._rollouts.get(request.rollout_id)
+        if rollout is None:
+            raise ModelError(f"there is no record of rollout `{request.rollout_id}`")
+        if request.turn >= len(rollout.turns):
+            raise _recorded_end(rollout, request)
+        turn = rollout.turns[request.turn]
+        return ModelResponse.model_construct(
+            message=copy.deepcopy(turn.message),
+            finish_reason=turn.finish_reason,
+            usage=turn.usage,
+            tokens=turn.tokens,
+        )
+
+    def recorded(self, rollout_id: str) -> dict[str, Any] | None:
+        """Return what the recorded rollout published."""
+        rollout = self._rollouts.get(rollout_id)
+        return None if rollout is None else copy.deepcopy(rollout.info)
+
+
+def _recorded_end(rollout: Rollout, request: ModelRequest) -> ModelError:
+    """Return what the model raised after its last recorded turn, or that it was never asked so far."""
+    if rollout.stop_reason == "context_overflow":
+        return ContextOverflow("the recorded rollout ran out of context here")
+    if rollout.failure is not None and rollout.failure.boundary == "model":
+        return ModelError(rollout.failure.message, retryable=rollout.failure.retryable)
+    return ModelError(
+        f"rollout `{request.rollout_id}` was recorded with {len(rollout.turns)} turns "
+        f"and now asks for number {request.turn + 1}"
+    )

@@ -1,0 +1,133 @@
+"""A client whose answers are written down: a list of replies, or a function of the request.
+
+For tests, for demonstrations without a model, and for the scripted players that environments ship.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import json
+from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+from urllib.parse import parse_qsl
+
+from wander.clients.base import Client, ModelRequest, ModelResponse
+from wander.errors import ConfigError, LoadError, ModelError
+from wander.types import Message
+
+Reply = str | Message | ModelResponse
+Script = Callable[[ModelRequest], Reply | Awaitable[Reply]]
+
+
+class ScriptedClient(Client):
+    """Answers from a script, deterministically.
+
+    A list is read from its start by every rollout and raises `ModelError` when it is exhausted; a function,
+    sync or async, gets the request. A reply is the text, the assistant message, or a whole response.
+    """
+
+    def __init__(self, replies: Sequence[Reply] | Script, model: str = "scripted") -> None:
+        if isinstance(replies, str):
+            replies = [replies]
+        self.model = model
+        self.replies = replies
+        self._positions: dict[str, int] = {}
+
+    def begin(self, rollout_id: str) -> None:
+        """Start the rollout at the first reply."""
+        self._positions[rollout_id] = 0
+
+    def end(self, rollout_id: str) -> None:
+        """Forget the rollout's position."""
+        self._positions.pop(rollout_id, None)
+
+    async def complete(self, request: ModelRequest) -> ModelResponse:
+        """Return the script's next reply; raises `ModelError` when there is none, or the function raises."""
+        if callable(self.replies):
+            return _response(await self._called(self.replies, request))
+        position = self._positions.get(request.rollout_id, 0)
+        if position >= len(self.replies):
+            raise ModelError(
+                f"the script has {len(self.replies)} replies and rollout `{request.rollout_id}` "
+                f"asked for number {position + 1}"
+            )
+        self._positions[request.rollout_id] = position + 1
+        return _response(self.replies[position])
+
+    async def _called(self, script: Script, request: ModelRequest) -> Any:
+        try:
+            reply = script(request)
+            return await reply if inspect.isawaitable(reply) else reply
+        except ModelError:
+            raise
+        except Exception as error:
+            raise ModelError(f"the scripted function raised `{type(error).__name__}: {error}`") from error
+
+
+def scripted_client_from_spec(spec: str) -> ScriptedClient:
+    """Return a client that runs the function a spec names; the spec is its model name.
+
+    `scripted:package.module:function` runs a function from request to reply;
+    `scripted:package.module:factory?key=value&...` runs what the factory returns for those arguments (JSON
+    values, or text). The module may also be the path of a `.py` file, and the `scripted:` may be left out.
+    Raises `ConfigError` and `LoadError`.
+    """
+    target, is_factory, query = spec.removeprefix("scripted:").partition("?")
+    module_name, _, function_name = target.rpartition(":")
+    if not module_name or not function_name:
+        raise ConfigError(
+            f"`{spec}` does not name a function", hint="write it as `scripted:package.module:function`"
+        )
+    script = getattr(_script_module(module_name), function_name, None)
+    if not callable(script):
+        raise LoadError(f"`{module_name}` has no function `{function_name}`")
+    if is_factory:
+        script = _made_by_factory(script, query, spec)
+    return ScriptedClient(script, model=f"scripted:{spec.removeprefix('scripted:')}")
+
+
+def _script_module(name: str) -> ModuleType:
+    if name.endswith(".py"):
+        from wander.loading import import_file  # the loader is needed for files only
+
+        return import_file(Path(name).expanduser().resolve())
+    try:
+        return importlib.import_module(name)
+    except Exception as error:
+        raise LoadError(
+            f"importing `{name}` raised `{type(error).__name__}: {error}`",
+            hint="install its package where `wander` runs, or name the `.py` file by its path",
+        ) from error
+
+
+def _made_by_factory(factory: Callable[..., Any], query: str, spec: str) -> Script:
+    """Call a factory with the arguments of a spec's query."""
+    arguments = {key: _argument(value) for key, value in parse_qsl(query, keep_blank_values=True)}
+    try:
+        script = factory(**arguments)
+    except Exception as error:
+        raise ConfigError(f"`{spec}` raised `{type(error).__name__}: {error}`") from error
+    if not callable(script):
+        raise ConfigError(f"`{spec}` made a `{type(script).__name__}`, not a function of the request")
+    return script  # type: ignore[no-any-return]
+
+
+def _argument(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
+
+
+def _response(reply: Any) -> ModelResponse:
+    """Return a whole response for a reply in any of its forms."""
+    if isinstance(reply, ModelResponse):
+        return reply.model_copy(deep=True)
+    if isinstance(reply, str):
+        return ModelResponse.model_construct(message={"role": "assistant", "content": reply})
+    if isinstance(reply, dict):
+        return ModelResponse.model_construct(message={"role": "assistant", **reply})
+    raise ModelError(f"a scripted reply must be text, a message or a response, got `{type(reply).__name__}`")

@@ -1,0 +1,1 @@
+"""Other libraries' environments, run as ours."""

@@ -1,0 +1,80 @@
+"""Decorators that mark methods of environments and rubrics, and how they are found.
+
+A mark is an attribute of the function itself (`stop`, `stop_priority`...), since packages look for it there.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any, TypeVar, overload
+
+Hook = TypeVar("Hook", bound=Callable[..., Any])
+
+
+@overload
+def stop(func: Hook) -> Hook: ...
+@overload
+def stop(func: None = None, priority: int = 0) -> Callable[[Hook], Hook]: ...
+def stop(func: Any = None, priority: int = 0) -> Any:
+    """Mark a method `(self, state) -> bool` that ends the rollout; its name becomes the stop condition."""
+    return _marked(func, "stop", priority=priority)
+
+
+@overload
+def cleanup(func: Hook) -> Hook: ...
+@overload
+def cleanup(func: None = None, priority: int = 0, stage: str = "rollout") -> Callable[[Hook], Hook]: ...
+def cleanup(func: Any = None, priority: int = 0, stage: str = "rollout") -> Any:
+    """Mark a method that runs at the end of every rollout; gets what it asks for by name, e.g. `state`."""
+    return _marked(func, "cleanup", priority=priority, stage=stage)
+
+
+def teardown(func: Any = None, priority: int = 0) -> Any:
+    """Mark a method `(self)` that runs once, when the environment is closed."""
+    return _marked(func, "teardown", priority=priority)
+
+
+def setup(func: Any = None, priority: int = 0) -> Any:
+    """Mark a method that runs at the start of every rollout."""
+    return _marked(func, "setup", priority=priority)
+
+
+def update(func: Any = None, priority: int = 0, stage: str = "rollout") -> Any:
+    """Mark a method that runs after every turn."""
+    return _marked(func, "update", priority=priority, stage=stage)
+
+
+def reward(func: Any = None, weight: float = 1.0, priority: int = 0, stage: str = "rollout") -> Any:
+    """Mark a reward function."""
+    return _marked(func, "reward", priority=priority, weight=weight, stage=stage)
+
+
+def metric(func: Any = None, priority: int = 0, stage: str = "rollout") -> Any:
+    """Mark a metric."""
+    return _marked(func, "metric", priority=priority, stage=stage)
+
+
+def advantage(func: Any = None, priority: int = 0) -> Any:
+    """Mark a function that computes the advantages of a group."""
+    return _marked(func, "advantage", priority=priority)
+
+
+def _marked(func: Any, mark: str, **values: Any) -> Any:
+    def put(function: Any) -> Any:
+        setattr(function, mark, True)
+        for name, value in values.items():
+            setattr(function, f"{mark}_{name}", value)
+        return function
+
+    return put if func is None else put(func)
+
+
+def discover_decorated(obj: Any, attr: str) -> list[Callable[..., Any]]:
+    """Return the bound methods with a mark, by descending priority and then by name."""
+    found = []
+    for name in dir(type(obj)):
+        method = inspect.getattr_static(type(obj), name, None)
+        if callable(getattr(method, "__func__", method)) and getattr(method, attr, False) is True:
+            found.append(getattr(obj, name))
+    return sorted(found, key=lambda each: (-getattr(each, f"{attr}_priority", 0), each.__name__))

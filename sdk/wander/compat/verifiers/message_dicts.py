@@ -1,0 +1,64 @@
+"""Messages for the first two generations: dictionaries, whose keys are attributes too.
+
+Their code says `message["content"]`, `isinstance(message, dict)` and `json.dumps(messages)`. The attributes
+are there for code that was touched later.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+
+class DictFields(dict[str, Any]):
+    """A dictionary: `value.name` is `value["name"]`; a field of `absent` reads as its default."""
+
+    absent: ClassVar[dict[str, Any]] = {}
+
+    def __missing__(self, name: str) -> Any:
+        return self.absent[name]
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return self[name]
+        except KeyError:
+            raise AttributeError(f"`{type(self).__name__}` has no attribute `{name}`") from None
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        self[name] = value
+
+    def model_dump(self, **_: Any) -> dict[str, Any]:
+        """Return a plain dictionary, as the later generations' classes do."""
+        return dict(self)
+
+
+class ToolFunctionDict(DictFields):
+    """Name and arguments (JSON text) of a tool call."""
+
+
+class ToolCallDict(DictFields):
+    """A tool call in OpenAI's form; `name` and `arguments` lead to those of the function."""
+
+    def __init__(self, call: Mapping[str, Any]) -> None:
+        inner = call.get("function") or call
+        arguments = inner.get("arguments") or ""
+        function = ToolFunctionDict(
+            name=inner.get("name") or "",
+            arguments=arguments if isinstance(arguments, str) else json.dumps(arguments),
+        )
+        super().__init__(id=call.get("id") or "", type="function", function=function)
+
+    def __missing__(self, name: str) -> Any:
+        return self["function"][name]
+
+
+class MessageDict(DictFields):
+    """A chat message."""
+
+    absent: ClassVar[dict[str, Any]] = {
+        "content": None,
+        "tool_calls": None,
+        "reasoning_content": None,
+        "thinking_blocks": None,
+    }

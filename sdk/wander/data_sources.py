@@ -1,0 +1,316 @@
+"""Rows from files and from the Hugging Face hub, exactly as they were written.
+
+Every reader returns rows that `Environment(dataset=...)` takes. Files are opened when the first row is asked
+for, and a key that a row does not have stays absent: nothing is filled with None so that rows look alike, as
+Arrow tables do with nested values.
+"""
+
+from __future__ import annotations
+
+import bisect
+import csv
+import io
+import itertools
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, BinaryIO, overload
+
+from wander.dataset import Dataset, ProceduralRows, Row
+from wander.errors import DatasetError, MissingExtra
+from wander.seeding import derived_seed
+from wander.types import Example
+
+Plain = dict[str, Any]
+
+
+class JsonlRows(Sequence[Plain]):
+    """The rows of a JSON Lines file, one object a line; blank lines are skipped.
+
+    The file is scanned once for where its lines begin and read row by row after that, so that a large file
+    needs 8 bytes a row. It must not change while it is in use: a line that is no longer JSON raises.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+        self._offsets: list[tuple[int, int]] | None = None
+        """(line number from 1, byte offset) of every row."""
+
+    def __len__(self) -> int:
+        return len(self._index())
+
+    @overload
+    def __getitem__(self, index: int) -> Plain: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Plain]: ...
+    def __getitem__(self, index: int | slice) -> Plain | list[Plain]:
+        places = self._index()
+        with _opened(self.path) as file:
+            if isinstance(index, slice):
+                return [self._read(file, *place) for place in places[index]]
+            return self._read(file, *places[index])
+
+    def __iter__(self) -> Iterator[Plain]:
+        with _opened(self.path) as file:
+            for place in self._index():
+                yield self._read(file, *place)
+
+    def _index(self) -> list[tuple[int, int]]:
+        if self._offsets is None:
+            offsets, offset = [], 0
+            with _opened(self.path) as file:
+                for number, line in enumerate(file, start=1):
+                    if line.strip():
+                        offsets.append((number, offset))
+                    offset += len(line)
+            self._offsets = offsets
+        return self._offsets
+
+    def _read(self, file: BinaryIO, number: int, offset: int) -> Plain:
+        file.seek(offset)
+        try:
+            row = json.loads(file.readline().decode("utf-8-sig" if offset == 0 else "utf-8"))
+        except ValueError as error:
+            raise DatasetError(f"`{self.path}`, line {number}: not JSON ({error})") from error
+        if not isinstance(row, dict):
+            raise DatasetError(
+                f"`{self.path}`, line {number}: a `{type(row).__name__}`, not an object",
+                hint='every line is one row, as in `{"question": "2+2?", "answer": "4"}`',
+            )
+        return row
+
+
+class ParquetRows(Sequence[Plain]):
+    """The rows of a Parquet file; one row group at a time is in memory. Needs the extra `data`.
+
+    A Parquet column holds a value for every row, so absent keys were stored as nulls: nulls are left out
+    again, at every depth, unless `keep_nulls`. Then what was written as `{"a": None}` stays so, and what was
+    absent becomes None.
+    """
+
+    def __init__(self, path: str | Path, *, keep_nulls: bool = False) -> None:
+        self.path = Path(path)
+        self.keep_nulls = keep_nulls
+        self._starts: list[int] = []
+        """Position of every row group's first row, and behind them the number of rows."""
+        self._held: tuple[int, list[Plain]] = (-1, [])
+
+    def __len__(self) -> int:
+        return self._layout()[-1]
+
+    @overload
+    def __getitem__(self, index: int) -> Plain: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Plain]: ...
+    def __getitem__(self, index: int | slice) -> Plain | list[Plain]:
+        if isinstance(index, slice):
+            return [self[position] for position in range(*index.indices(len(self)))]
+        if index < 0:
+            index += len(self)
+        if not 0 <= index < len(self):
+            raise IndexError(f"`{self.path}` has no row {index}")
+        group = bisect.bisect_right(self._starts, index) - 1
+        if self._held[0] != group:
+            self._held = (group, self._group(group))
+        return self._held[1][index - self._starts[group]]
+
+    def _layout(self) -> list[int]:
+        if not self._starts:
+            with _parquet_file(self.path) as file:
+                groups = range(file.metadata.num_row_groups)
+                sizes = [file.metadata.row_group(number).num_rows for number in groups]
+            self._starts = [0, *itertools.accumulate(sizes)]
+        return self._starts
+
+    def _group(self, number: int) -> list[Plain]:
+        with _parquet_file(self.path) as file:
+            rows: list[Plain] = file.read_row_group(number).to_pylist(maps_as_pydicts="strict")
+        return rows if self.keep_nulls else [without_nulls(row) for row in rows]
+
+
+class CsvRows(Sequence[Plain]):
+    """The rows of a CSV file with a header line, each value as the text that it is.
+
+    `convert` gives a function for the columns that are not text, as in `{"answer": float}`; `seed` and
+    `stratum` are whole numbers already. A row that is shorter than the header lacks the other keys.
+    """
+
+    def __init__(
+        self,
+        path: str | Path,
+        *,
+        delimiter: str = ",",
+        convert: Mapping[str, Callable[[str], Any]] | None = None,
+    ) -> None:
+        self.path = Path(path)
+        self.delimiter = delimiter
+        self.convert: dict[str, Callable[[str], Any]] = {"seed": int, "stratum": int, **(convert or {})}
+        self._rows: list[Plain] | None = None
+
+    def __len__(self) -> int:
+        return len(self._read())
+
+    @overload
+    def __getitem__(self, index: int) -> Plain: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Plain]: ...
+    def __getitem__(self, index: int | slice) -> Plain | list[Plain]:
+        return self._read()[index]
+
+    def _read(self) -> list[Plain]:
+        if self._rows is None:
+            csv.field_size_limit(2**31 - 1)
+            with _opened(self.path) as raw, io.TextIOWrapper(raw, encoding="utf-8-sig", newline="") as file:
+                lines = csv.reader(file, delimiter=self.delimiter, strict=True)
+                try:
+                    header = next(lines, [])
+                    self._rows = [self._row(header, cells, lines.line_num) for cells in lines if cells]
+                except (csv.Error, UnicodeDecodeError) as error:
+                    raise DatasetError(f"`{self.path}`, line {lines.line_num}: not CSV ({error})") from error
+        return self._rows
+
+    def _row(self, header: list[str], cells: list[str], line: int) -> Plain:
+        if len(cells) > len(header):
+            raise DatasetError(
+                f"`{self.path}`, line {line}: {len(cells)} values for {len(header)} columns",
+                hint="put values that hold the delimiter or a line break in double quotes",
+            )
+        row: Plain = dict(zip(header, cells, strict=False))
+        for column in self.convert.keys() & row.keys():
+            try:
+                row[column] = self.convert[column](row[column])
+            except (ValueError, TypeError) as error:
+                raise DatasetError(
+                    f"`{self.path}`, line {line}: `{column}` cannot be `{row[column]}` ({error})"
+                ) from error
+        return row
+
+
+def file_rows(path: str | Path) -> Sequence[Plain]:
+    """Return the rows of a `.jsonl`, `.csv`, `.tsv` or `.parquet` file; raises `DatasetError` for others."""
+    suffix = Path(path).suffix.lower()
+    if suffix in (".jsonl", ".ndjson"):
+        return JsonlRows(path)
+    if suffix in (".csv", ".tsv"):
+        return CsvRows(path, delimiter="," if suffix == ".csv" else "\t")
+    if suffix == ".parquet":
+        return ParquetRows(path)
+    raise DatasetError(
+        f"`{path}` is of no known kind",
+        hint="use `.jsonl`, `.csv`, `.tsv` or `.parquet`, or one reader by name: `JsonlRows(path)`",
+    )
+
+
+def hugging_face_rows(
+    source: Any,
+    *,
+    split: str = "train",
+    subset: str | None = None,
+    revision: str | None = None,
+    keep_nulls: bool = False,
+) -> Callable[[], Iterable[Plain]]:
+    """Return rows of a Hugging Face dataset, loaded when the first one is asked for.
+
+    `source` is a `datasets.Dataset` (or one that streams) or the id of one on the hub, such as
+    `openai/gsm8k`; give a hub dataset's `revision` (a commit), else its rows may change under a published
+    environment. Nulls are left out as for Parquet. A hub id needs the extra `huggingface`, and the network
+    or a filled cache.
+    """
+
+    def rows() -> Iterable[Plain]:
+        loaded = _from_hub(source, subset, split, revision) if isinstance(source, str) else source
+        if not hasattr(loaded, "__len__"):
+            return (dict(row) if keep_nulls else without_nulls(row) for row in loaded)
+        return _MappedRows(loaded, dict if keep_nulls else without_nulls)
+
+    return rows
+
+
+def procedural_rows(
+    make: Callable[[int, int], Row], *, seed: int = 0, length: int | None = None
+) -> ProceduralRows:
+    """Return rows that `make(index, seed)` computes; without a length there is no last one.
+
+    The seed that `make` gets is derived from `seed` and the index, so any row can be had without the ones
+    before it: `make` draws from `random.Random(seed)` and nothing else.
+    """
+    return ProceduralRows(lambda index: make(index, derived_seed("row", seed, index)), length)
+
+
+def shuffled(examples: Dataset | Sequence[Example], seed: int) -> list[Example]:
+    """Return the examples in another order; what was given keeps its own.
+
+    The order depends on the seed and each example's split and id alone, so that a part of a dataset has the
+    same relative order as the whole. Raises `DatasetError` for an endless dataset.
+    """
+    listed = examples.examples() if isinstance(examples, Dataset) else list(examples)
+    return sorted(
+        listed, key=lambda example: derived_seed("shuffle", seed, example.split, example.example_id)
+    )
+
+
+def without_nulls(value: Any) -> Any:
+    """Return a copy of a JSON value without the keys whose value is None, at every depth."""
+    if isinstance(value, Mapping):
+        return {key: without_nulls(item) for key, item in value.items() if item is not None}
+    if isinstance(value, list):
+        return [without_nulls(item) for item in value]
+    return value
+
+
+class _MappedRows(Sequence[Plain]):
+    """Rows of something with a length and positions, each passed through a function when it is asked for."""
+
+    def __init__(self, rows: Any, change: Callable[[Any], Plain]) -> None:
+        self._rows = rows
+        self._change = change
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    @overload
+    def __getitem__(self, index: int) -> Plain: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Plain]: ...
+    def __getitem__(self, index: int | slice) -> Plain | list[Plain]:
+        if isinstance(index, slice):
+            return [self[position] for position in range(*index.indices(len(self)))]
+        return self._change(self._rows[index])
+
+
+def _opened(path: Path) -> BinaryIO:
+    try:
+        return path.open("rb")
+    except OSError as error:
+        raise DatasetError(
+            f"cannot read `{path}`: {error.strerror or error}",
+            hint="name data files relative to the module: `Path(__file__).parent / 'data.jsonl'`",
+        ) from error
+
+
+def _parquet_file(path: Path) -> Any:
+    try:
+        from pyarrow import ArrowException
+        from pyarrow.parquet import ParquetFile
+    except ImportError as error:
+        raise MissingExtra("data", needed_for=f"reading `{path}`") from error
+    with _opened(path):
+        pass
+    try:
+        return ParquetFile(path)
+    except (ArrowException, OSError) as error:
+        raise DatasetError(f"`{path}` is not Parquet ({error})") from error
+
+
+def _from_hub(name: str, subset: str | None, split: str, revision: str | None) -> Any:
+    try:
+        import datasets
+    except ImportError as error:
+        raise MissingExtra("huggingface", needed_for=f"loading the dataset `{name}`") from error
+    try:
+        return datasets.load_dataset(name, subset, split=split, revision=revision)
+    except Exception as error:
+        raise DatasetError(
+            f"cannot load the dataset `{name}`: {error}",
+            hint="check its name, subset and split, and the connection; or ship the rows in a `.jsonl` file",
+        ) from error

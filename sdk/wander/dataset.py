@@ -1,0 +1,309 @@
+"""Rows become examples: one ordered, addressable, never shuffled list a split.
+
+A row is a plain dictionary. The columns with a meaning are `prompt` (messages, or text) or `question`,
+`answer`, `info` (a dictionary, or its JSON), `example_id`, `seed` and `stratum`; every other column is kept
+and reward functions may ask for it by name. Rows must be JSON values: an example crosses process borders
+and is digested, so what an environment sees is the same wherever it runs.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
+
+from wander.errors import DatasetError
+from wander.seeding import derived_seed
+from wander.types import Example, Message, Messages
+
+Row = Mapping[str, Any]
+Rows = Iterable[Row] | Callable[[], Iterable[Row]]
+"""What an author may pass: a list, any iterable (a Hugging Face dataset too), or a function (a generator
+function too) that is called when the first row is needed."""
+
+ROLES = frozenset({"system", "user", "assistant", "tool", "developer"})
+NAMED_COLUMNS = frozenset({"prompt", "question", "answer", "info", "example_id", "seed", "stratum"})
+
+
+@dataclass(frozen=True)
+class ProceduralRows:
+    """Rows computed from their position, so that any of them can be had without the ones before.
+
+    `row_at(index)` must be a pure function of the index. A `length` of None makes the dataset endless.
+    """
+
+    row_at: Callable[[int], Row]
+    length: int | None = None
+
+
+class Dataset:
+    """The ordered examples of one split, normalised when they are first asked for.
+
+    `seed` is the environment's: rows without a `seed` column get one derived from it, the split and their id.
+    `stratum_column` names the column that holds the stratum, when it is not `stratum`.
+    """
+
+    def __init__(
+        self,
+        rows: Rows | ProceduralRows,
+        *,
+        split: Literal["train", "eval"] = "eval",
+        seed: int = 0,
+        system_prompt: str | None = None,
+        few_shot: Messages | None = None,
+        stratum_column: str = "stratum",
+    ) -> None:
+        if isinstance(rows, str | bytes | Mapping):
+            raise DatasetError(
+                f"the {split} dataset is a `{type(rows).__name__}`, not a list of rows",
+                hint='pass a list of dictionaries, as in `[{"question": "2+2?", "answer": "4"}]`',
+            )
+        self.split = split
+        self.seed = seed
+        self.system_prompt = system_prompt
+        self.few_shot = few_shot or []
+        self.stratum_column = stratum_column
+        self._rows = rows
+        self._opened: _RowReader | None = None
+        self._examples: dict[int, Example] = {}
+        self._positions: dict[str, int] = {}
+
+    @property
+    def length(self) -> int | None:
+        """Number of examples, or None when the dataset is endless; reads an iterator to its end."""
+        return self._reader().length()
+
+    def examples(self, start: int = 0, count: int | None = None) -> list[Example]:
+        """Return up to `count` examples from position `start`; None means to the end.
+
+        Raises `DatasetError` for a row that cannot become an example, and for `count=None` on an endless
+        dataset.
+        """
+        if start < 0 or (count is not None and count < 0):
+            raise DatasetError(f"`start` and `count` must not be negative, got {start} and {count}")
+        if count is None:
+            length = self.length
+            if length is None:
+                raise DatasetError(
+                    f"the {self.split} dataset is endless", hint="say how many examples to take"
+                )
+            count = max(0, length - start)
+        taken: list[Example] = []
+        for index in range(start, start + count):
+            example = self._example(index)
+            if example is None:
+                break
+            taken.append(example)
+        return taken
+
+    def __getitem__(self, index: int) -> Example:
+        example = self._example(index) if index >= 0 else None
+        if example is None:
+            raise IndexError(f"the {self.split} dataset has no example at position {index}")
+        return example
+
+    def __iter__(self) -> Iterator[Example]:
+        index = 0
+        while (example := self._example(index)) is not None:
+            yield example
+            index += 1
+
+    def _reader(self) -> _RowReader:
+        if self._opened is None:
+            self._opened = _open(self._rows, self.split)
+        return self._opened
+
+    def _example(self, index: int) -> Example | None:
+        """Return the example at a position, or None after the last one."""
+        if index in self._examples:
+            return self._examples[index]
+        reader = self._reader()
+        row = reader.row(index)
+        if row is None:
+            return None
+        example = self._normalised(row, index)
+        first = self._positions.setdefault(example.example_id, index)
+        if first != index:
+            raise DatasetError(
+                f"rows {first} and {index} of the {self.split} dataset share the example_id "
+                f"`{example.example_id}`",
+                hint="make `example_id` unique, or leave the column out to number the rows",
+            )
+        if reader.finite:
+            self._examples[index] = example
+        return example
+
+    def _normalised(self, row: Any, index: int) -> Example:
+        where = f"row {index} of the {self.split} dataset"
+        values = _json_row(row, where)
+        example_id = str(values["example_id"]) if values.get("example_id") is not None else str(index)
+        derived = derived_seed("example", self.seed, self.split, example_id)
+        seed = _whole_number(values.get("seed"), "seed", where)
+        column = self.stratum_column
+        return Example.model_construct(
+            example_id=example_id,
+            index=index,
+            split=self.split,
+            seed=derived if seed is None else seed,
+            prompt=self._prompt(values, where),
+            answer=values["answer"] if values.get("answer") is not None else "",
+            info=_info(values.get("info"), where),
+            stratum=_whole_number(values.get(column), column, where),
+            columns={name: value for name, value in values.items() if name not in NAMED_COLUMNS},
+        )
+
+    def _prompt(self, values: dict[str, Any], where: str) -> Messages:
+        """Build the opening messages: the row's own, or system prompt, few-shot messages and question."""
+        opening = values.get("prompt")
+        if opening is None:
+            question = values.get("question")
+            if question is None:
+                raise DatasetError(
+                    f"{where} has neither `prompt` nor `question`",
+                    hint=f"its columns are {', '.join(f'`{name}`' for name in values) or 'none'}",
+                )
+            shots: Messages = json.loads(json.dumps(self.few_shot))
+            opening = [*shots, {"role": "user", "content": str(question)}]
+        elif isinstance(opening, str):
+            opening = [{"role": "user", "content": opening}]
+        messages = _checked_prompt(opening, where)
+        if self.system_prompt and not any(message["role"] == "system" for message in messages):
+            return [{"role": "system", "content": self.system_prompt}, *messages]
+        return messages
+
+
+class _RowReader(Protocol):
+    """Gives rows by position, whatever the author passed."""
+
+    finite: bool
+
+    def row(self, index: int) -> Any | None: ...
+
+    def length(self) -> int | None: ...
+
+
+class _IndexedRows:
+    """A sequence, or anything with a length and positions."""
+
+    finite = True
+
+    def __init__(self, rows: Sequence[Row]) -> None:
+        self._rows = rows
+
+    def row(self, index: int) -> Any | None:
+        return self._rows[index] if index < len(self._rows) else None
+
+    def length(self) -> int | None:
+        return len(self._rows)
+
+
+class _StreamedRows:
+    """An iterator, read only as far as somebody asked."""
+
+    finite = True
+
+    def __init__(self, rows: Iterator[Row]) -> None:
+        self._stream = rows
+        self._read: list[Row] = []
+        self._ended = False
+
+    def row(self, index: int) -> Any | None:
+        self._read_until(index + 1)
+        return self._read[index] if index < len(self._read) else None
+
+    def length(self) -> int | None:
+        self._read_until(None)
+        return len(self._read)
+
+    def _read_until(self, count: int | None) -> None:
+        while not self._ended and (count is None or len(self._read) < count):
+            try:
+                self._read.append(next(self._stream))
+            except StopIteration:
+                self._ended = True
+
+
+class _ComputedRows:
+    """Rows that are a function of their position."""
+
+    def __init__(self, rows: ProceduralRows) -> None:
+        self._rows = rows
+        self.finite = rows.length is not None
+
+    def row(self, index: int) -> Any | None:
+        length = self._rows.length
+        return self._rows.row_at(index) if length is None or index < length else None
+
+    def length(self) -> int | None:
+        return self._rows.length
+
+
+def _open(rows: Rows | ProceduralRows, split: str) -> _RowReader:
+    if isinstance(rows, ProceduralRows):
+        return _ComputedRows(rows)
+    if callable(rows):
+        rows = rows()
+        if isinstance(rows, ProceduralRows):
+            return _ComputedRows(rows)
+    if hasattr(rows, "__len__") and hasattr(rows, "__getitem__") and not isinstance(rows, Mapping):
+        return _IndexedRows(rows)  # type: ignore[arg-type]
+    if isinstance(rows, Iterable) and not isinstance(rows, Mapping):
+        return _StreamedRows(iter(rows))
+    raise DatasetError(
+        f"the function that builds the {split} dataset returned a `{type(rows).__name__}`, not rows",
+        hint="return a list of dictionaries or an iterable of them",
+    )
+
+
+def _json_row(row: Any, where: str) -> dict[str, Any]:
+    """Copy a row through JSON: nothing is shared with the author's objects, and nothing else can be in it."""
+    if not isinstance(row, Mapping):
+        raise DatasetError(f"{where} is a `{type(row).__name__}`, not a dictionary")
+    values: dict[str, Any] = {}
+    for name, value in row.items():
+        if not isinstance(name, str):
+            raise DatasetError(f"{where} has a column whose name is not text: `{name!r}`")
+        try:
+            values[name] = json.loads(json.dumps(value, allow_nan=False))
+        except (TypeError, ValueError, RecursionError) as error:
+            raise DatasetError(
+                f"{where}: column `{name}` is not a JSON value ({error})",
+                hint="keep text, numbers, booleans, lists and dictionaries in rows; "
+                "build other objects in `setup_state`",
+            ) from error
+    return values
+
+
+def _whole_number(value: Any, column: str, where: str) -> int | None:
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise DatasetError(f"{where}: `{column}` must be a whole number, got `{value!r}`")
+    return value
+
+
+def _info(value: Any, where: str) -> dict[str, Any]:
+    """Return `info` as a dictionary; text is parsed as JSON."""
+    if value is None or value == "":
+        return {}
+    if isinstance(value, str):
+        try:
+            value = json.loads(value)
+        except ValueError as error:
+            raise DatasetError(f"{where}: `info` is text but not JSON ({error})") from error
+    if not isinstance(value, dict):
+        raise DatasetError(f"{where}: `info` must be a dictionary, got a `{type(value).__name__}`")
+    return value
+
+
+def _checked_prompt(messages: Any, where: str) -> list[Message]:
+    if not isinstance(messages, list) or not messages:
+        raise DatasetError(f"{where}: `prompt` must be text or a non-empty list of messages")
+    for position, message in enumerate(messages):
+        if not isinstance(message, dict) or message.get("role") not in ROLES:
+            raise DatasetError(
+                f"{where}: message {position} of `prompt` has no known `role`",
+                hint='a message is a dictionary such as `{"role": "user", "content": "..."}`',
+            )
+    return messages

@@ -1,0 +1,475 @@
+"""The environment: a dataset, a way to play an example, and a rubric.
+
+Everything that an environment does in a rollout depends only on its arguments, the example, the run's seed
+and the model's completions. Randomness comes from `self.rng(state, ...)`; then two rollouts that reach the
+same position meet the same reply, and a stored rollout can be replayed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import difflib
+import inspect
+import random
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any, ClassVar
+
+from wander.clients.base import Client
+from wander.dataset import Dataset, ProceduralRows, Rows
+from wander.envs.calls import ModelCalls
+from wander.envs.hooks import CLEANUP, TEARDOWN, call_hook, described, marked_methods
+from wander.errors import (
+    BoundaryError,
+    ConfigError,
+    ContextOverflow,
+    DatasetError,
+    EnvironmentFault,
+    ModelError,
+    RubricError,
+)
+from wander.handle import Split
+from wander.parsers import Parser
+from wander.rubrics import Rubric, Score
+from wander.seeding import Key, derived_rng
+from wander.types import (
+    EnvironmentInfo,
+    Example,
+    Messages,
+    Rollout,
+    SamplingArgs,
+    State,
+    Usage,
+    canonical_json,
+)
+
+
+class Environment(ABC):
+    """Base of every environment; authors subclass `SingleTurnEnv` or `MultiTurnEnv`.
+
+    - `dataset`, `eval_dataset`: rows (see `wander.dataset`); one of the two is enough, and a split that is
+      missing falls back to the other.
+    - `system_prompt`, `few_shot`: put before the question of rows that have no `prompt` of their own.
+    - `seed`: seeds the examples that have no `seed` column.
+    - `deterministic`: False declares that outside observations enter the rollouts.
+    - `strata`: how many strata the `stratum` column distinguishes, or the name of another column that holds
+      the stratum as a whole number from 0.
+    - `reference_scores`: mean rewards that readers can compare with, by name.
+    - `reward_bounds`: lowest and highest reward there can be; `wander check` holds the rubric to them. Unless
+      given, they follow from the weights, with every reward function between 0 and 1.
+
+    Raises `DatasetError` without any dataset and `TypeError` for unknown arguments.
+    """
+
+    kind: ClassVar[str] = "environment"
+
+    def __init__(
+        self,
+        dataset: Rows | ProceduralRows | None = None,
+        eval_dataset: Rows | ProceduralRows | None = None,
+        system_prompt: str | None = None,
+        few_shot: Messages | None = None,
+        parser: Parser | None = None,
+        rubric: Rubric | None = None,
+        *,
+        seed: int = 0,
+        name: str | None = None,
+        summary: str = "",
+        tags: Sequence[str] = (),
+        deterministic: bool = True,
+        strata: int | str | None = None,
+        reference_scores: Mapping[str, float] | None = None,
+        reward_bounds: tuple[float, float] | None = None,
+        **unknown: Any,
+    ) -> None:
+        _refuse_unknown(type(self), unknown)
+        self.rubric = rubric or Rubric()
+        self.parser = parser or self.rubric.parser or Parser()
+        self.system_prompt = system_prompt
+        self.few_shot = few_shot
+        self.seed = seed
+        self.name = name
+        self.summary = summary
+        self.tags = list(tags)
+        self.deterministic = deterministic
+        self.strata = strata
+        self.reference_scores = dict(reference_scores or {})
+        self.reward_bounds = reward_bounds
+        self.arguments: dict[str, Any] = {}
+        """The arguments of `load_environment`, filled in by the loader."""
+        self._datasets = self._bound(dataset, eval_dataset)
+        self._cleanups = marked_methods(self, CLEANUP)
+
+    def _bound(
+        self, dataset: Rows | ProceduralRows | None, eval_dataset: Rows | ProceduralRows | None
+    ) -> dict[Split, Dataset]:
+        """Bind the given rows to their splits."""
+        given: list[tuple[Split, Any]] = [("train", dataset), ("eval", eval_dataset)]
+        column = self.strata if isinstance(self.strata, str) else "stratum"
+        bound: dict[Split, Dataset] = {
+            split: Dataset(
+                rows,
+                split=split,
+                seed=self.seed,
+                system_prompt=self.system_prompt,
+                few_shot=self.few_shot,
+                stratum_column=column,
+            )
+            for split, rows in given
+            if rows is not None
+        }
+        if not bound:
+            raise DatasetError(
+                f"`{type(self).__name__}` has no dataset", hint="pass `dataset=` or `eval_dataset=`"
+            )
+        return bound
+
+    def dataset(self, split: Split = "train") -> Dataset:
+        """Return the examples of a split, or those of the other one when the environment lacks it."""
+        return self._datasets.get(split) or next(iter(self._datasets.values()))
+
+    @property
+    def info(self) -> EnvironmentInfo:
+        """What the environment says about itself."""
+        lengths = {split: dataset.length for split, dataset in self._datasets.items()}
+        return EnvironmentInfo(
+            name=self.name or type(self).__name__,
+            kind=self.kind,
+            summary=self.summary,
+            tags=self.tags,
+            reward_functions=self.rubric.describe(),
+            max_turns=self.turn_limit,
+            deterministic=self.deterministic,
+            group_rewards=self.rubric.has_group_functions,
+            train_examples=lengths.get("train", lengths.get("eval")),
+            eval_examples=lengths.get("eval", lengths.get("train")),
+            strata=self._count_strata(),
+            reference_scores=self.reference_scores,
+            arguments=self.arguments,
+        )
+
+    @property
+    def turn_limit(self) -> int | None:
+        """The most turns that a rollout may take, or None."""
+        return None
+
+    def _count_strata(self) -> int | None:
+        if not isinstance(self.strata, str):
+            return self.strata
+        dataset = self.dataset("train")
+        if dataset.length is None:
+            raise ConfigError(
+                f"the strata of an endless dataset cannot be counted from column `{self.strata}`",
+                hint="put the stratum in the `stratum` column and pass their number as `strata`",
+            )
+        return 1 + max((example.stratum or 0 for example in dataset), default=-1)
+
+    def gold(self, example: Example) -> Any:
+        """Return completions that earn a high reward: text, a list with one a turn, or a script.
+
+        A script is a function from `ModelRequest` to a reply, as `ScriptedClient` takes it. Only
+        `wander check` asks. None, unless overridden: then the answer, as the parser writes it, stands in.
+        """
+        return None
+
+    def rng(self, state: State, *keys: Key) -> random.Random:
+        """Return a fresh generator that depends on the run's seed, the example's seed and the keys only.
+
+        Name the situation in the keys: `self.rng(state, "opponent", board)`.
+        """
+        return derived_rng(state.run_seed, state.example.seed, *keys)
+
+    def init_state(self, example: Example, *, index: int = 0, run_seed: int = 0) -> State:
+        """Return the state in which a rollout of the example starts; it shares nothing with the example."""
+        own = Example.model_construct(**{name: _copied(value) for name, value in example.__dict__.items()})
+        return State(
+            example=own,
+            prompt=_copied(example.prompt),
+            completion=[],
+            answer=_copied(example.answer),
+            info=_copied(example.info),
+            turns=[],
+            run_seed=run_seed,
+            index=index,
+            stop_reason=None,
+            truncated=False,
+            reward=None,
+            metrics={},
+            failure=None,
+            public={},
+        )
+
+    @abstractmethod
+    async def play(self, state: State, model: ModelCalls) -> None:
+        """Play the episode to its end: fill `completion` and `turns` and set `stop_reason`.
+
+        What it raises becomes the rollout's failure.
+        """
+
+    async def rollout(
+        self,
+        client: Client,
+        example: Example,
+        *,
+        index: int = 0,
+        run_seed: int = 0,
+        sampling: SamplingArgs | None = None,
+        rollout_id: str | None = None,
+    ) -> Rollout:
+        """Play one episode to its end and score it.
+
+        Never raises for a failed rollout: the failure is in the record, and such a rollout is not scored.
+        Raises only `CancelledError`, after the cleanup hooks have run.
+        """
+        episode = await self._episode(client, example, index, run_seed, sampling, rollout_id)
+        scoring = time.perf_counter()
+        if episode.state["failure"] is None:
+            await self._scored(episode.state)
+        return episode.record(scoring_seconds=time.perf_counter() - scoring)
+
+    async def rollout_group(
+        self,
+        client: Client,
+        example: Example,
+        *,
+        indices: Sequence[int],
+        run_seed: int = 0,
+        sampling: SamplingArgs | None = None,
+        rollout_ids: Sequence[str] | None = None,
+    ) -> list[Rollout]:
+        """Play several episodes of one example at the same time and score them together.
+
+        Returns one rollout an index, in order. Failed rollouts are left out of the group that is scored.
+        This is how rollouts are played when `info.group_rewards` is true; otherwise it is the same as
+        playing them one by one.
+        """
+        ids = rollout_ids or [f"{example.example_id}/{index}" for index in indices]
+        episodes = await asyncio.gather(
+            *(
+                self._episode(client, example, index, run_seed, sampling, rollout_id)
+                for index, rollout_id in zip(indices, ids, strict=True)
+            )
+        )
+        scoring = time.perf_counter()
+        played = [each.state for each in episodes if each.state["failure"] is None]
+        if self.rubric.has_group_functions:
+            await self._scored_together(played)
+        else:
+            for state in played:
+                await self._scored(state)
+        seconds = (time.perf_counter() - scoring) / max(1, len(episodes))
+        return [episode.record(scoring_seconds=seconds) for episode in episodes]
+
+    async def _episode(
+        self,
+        client: Client,
+        example: Example,
+        index: int,
+        run_seed: int,
+        sampling: SamplingArgs | None,
+        rollout_id: str | None,
+    ) -> _Episode:
+        """Play one episode to its end, unscored."""
+        started_at = datetime.now(UTC).isoformat(timespec="milliseconds")
+        started = time.perf_counter()
+        state = self.init_state(example, index=index, run_seed=run_seed)
+        rollout_id = rollout_id or f"{example.example_id}/{index}"
+        calls = ModelCalls(client, state, sampling or SamplingArgs(), rollout_id)
+        try:
+            await self._played(state, calls)
+        finally:
+            _ended(calls, state)
+            await self._cleaned_up(state)
+        return _Episode(state, started_at, time.perf_counter() - started)
+
+    async def _played(self, state: State, calls: ModelCalls) -> None:
+        """Announce the rollout to the client, play it, and keep what went wrong."""
+        try:
+            calls.begin()
+            await self.play(state, calls)
+        except ContextOverflow:
+            state["truncated"] = True
+            state["stop_reason"] = "context_overflow"
+        except BoundaryError as error:
+            _fail(state, error)
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - recorded as the rollout's failure
+            _fail(state, EnvironmentFault(described(error, "play")))
+
+    async def _cleaned_up(self, state: State) -> None:
+        """Run every cleanup hook, also after one of them raised; the first failure is the one on record."""
+        for _, hook in self._cleanups:
+            try:
+                await call_hook(hook, state)
+            except BoundaryError as error:
+                _fail(state, error)
+
+    async def _scored(self, state: State) -> None:
+        try:
+            score = await self.rubric.score(state, self.parser)
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - recorded; a rubric may override `score`
+            score = Score(reward=None, error=RubricError(described(error, "score")))
+        _keep_score(state, score)
+
+    async def _scored_together(self, states: Sequence[State]) -> None:
+        try:
+            scores = await self.rubric.score_group(states, self.parser)
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - recorded; a rubric may override `score_group`
+            scores = [Score(reward=None, error=RubricError(described(error, "score_group"))) for _ in states]
+        for state, score in zip(states, scores, strict=True):
+            _keep_score(state, score)
+
+    async def teardown(self) -> None:
+        """Run the hooks marked with `@teardown`, then close the rubric.
+
+        Raises the first `EnvironmentFault` after all have run.
+        """
+        first: BoundaryError | None = None
+        hooks = [hook for _, hook in marked_methods(self, TEARDOWN)]
+        for hook in [*hooks, self.rubric.close]:
+            try:
+                await call_hook(hook)
+            except BoundaryError as error:
+                first = first or error
+        if first is not None:
+            raise first
+
+
+class LocalEnvironment:
+    """An environment in this process, behind the port that hosts use (`wander.handle.EnvironmentHandle`)."""
+
+    def __init__(self, env: Environment) -> None:
+        self.env = env
+        self._info: EnvironmentInfo | None = None
+
+    @property
+    def info(self) -> EnvironmentInfo:
+        """What the environment says about itself."""
+        if self._info is None:
+            self._info = self.env.info
+        return self._info
+
+    async def examples(self, split: Split, start: int = 0, count: int | None = None) -> list[Example]:
+        """Return `count` examples from position `start` of the stored order; None means to the end."""
+        return self.env.dataset(split).examples(start, count)
+
+    async def rollout(
+        self,
+        client: Client,
+        example: Example,
+        *,
+        index: int = 0,
+        run_seed: int = 0,
+        sampling: SamplingArgs | None = None,
+        rollout_id: str | None = None,
+    ) -> Rollout:
+        """Play one episode to its end and score it; a failure is in the record."""
+        return await self.env.rollout(
+            client, example, index=index, run_seed=run_seed, sampling=sampling, rollout_id=rollout_id
+        )
+
+    async def rollout_group(
+        self,
+        client: Client,
+        example: Example,
+        *,
+        indices: Sequence[int],
+        run_seed: int = 0,
+        sampling: SamplingArgs | None = None,
+        rollout_ids: Sequence[str] | None = None,
+    ) -> list[Rollout]:
+        """Play several episodes of one example at the same time and score them together."""
+        return await self.env.rollout_group(
+            client, example, indices=indices, run_seed=run_seed, sampling=sampling, rollout_ids=rollout_ids
+        )
+
+    async def close(self) -> None:
+        """Run the environment's teardown."""
+        await self.env.teardown()
+
+
+def _ended(calls: ModelCalls, state: State) -> None:
+    """Tell the client that the rollout is over, whatever became of it."""
+    try:
+        calls.end()
+    except ModelError as error:
+        _fail(state, error)
+
+
+def _fail(state: State, error: BoundaryError) -> None:
+    """Record the first failure of a rollout; a failed rollout has no stop reason."""
+    if state["failure"] is None:
+        state["failure"] = error.failure()
+        state["stop_reason"] = None
+
+
+def _keep_score(state: State, score: Score) -> None:
+    state["reward"], state["metrics"] = score.reward, score.metrics
+    if score.error is not None:
+        state["failure"] = score.error.failure()
+
+
+@dataclass(frozen=True)
+class _Episode:
+    """A rollout that was played and is not recorded yet."""
+
+    state: State
+    started_at: str
+    seconds: float
+    """How long it was played."""
+
+    def record(self, scoring_seconds: float) -> Rollout:
+        """Return the finished rollout. The values are ours, so they are not validated a second time."""
+        state = self.state
+        failure, public = state["failure"], state["public"]
+        try:
+            canonical_json(public)
+        except (TypeError, ValueError) as error:
+            fault = EnvironmentFault(f'`state["public"]` is not a JSON value: {error}')
+            failure, public = failure or fault.failure(), {}
+        usage = Usage.model_construct(
+            prompt_tokens=sum(turn.usage.prompt_tokens for turn in state.turns),
+            completion_tokens=sum(turn.usage.completion_tokens for turn in state.turns),
+        )
+        example = state.example
+        return Rollout.model_construct(
+            example_id=example.example_id,
+            index=state["index"],
+            seed=example.seed,
+            prompt=state.prompt,
+            completion=state.completion,
+            turns=state.turns,
+            answer=example.answer,
+            stop_reason=state["stop_reason"],
+            truncated=state["truncated"],
+            reward=None if failure else state["reward"],
+            metrics=state["metrics"],
+            failure=failure,
+            usage=usage,
+            started_at=self.started_at,
+            seconds=self.seconds + scoring_seconds,
+            scoring_seconds=scoring_seconds,
+            info=public,
+        )
+
+
+def _copied(value: Any) -> Any:
+    """Copy a JSON value; several times faster than `copy.deepcopy`."""
+    if isinstance(value, dict):
+        return {key: _copied(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_copied(item) for item in value]
+    return value
+
+
+def _refuse_unknown(cls: type[Environment], unknown: Mapping[str, Any]) -> None:
+    """Raise `TypeError` naming the first argument that no environment takes, and what was perhaps meant."""
+    if not unknown:
+        return
+    name = next(iter(unknown))
+    accepted = [each for each in inspect.signature(Environment).parameters if each != "unknown"]
+    near = difflib.get_close_matches(name, accepted, n=1)
+    advice = f"did you mean `{near[0]}`?" if near else f"it takes {', '.join(accepted)}"
+    raise TypeError(f"`{cls.__name__}` got the unknown argument `{name}`; {advice}")

@@ -1,0 +1,298 @@
+"""Several environments as one."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+from wander.clients.base import Client
+from wander.dataset import ProceduralRows
+from wander.environment import Environment
+from wander.envs.calls import ModelCalls
+from wander.envs.hooks import call_hook, teardown
+from wander.envs.mixture import Mixture
+from wander.errors import BoundaryError, ConfigError
+from wander.handle import Split
+from wander.parsers import Parser
+from wander.rubrics import Rubric, Score
+from wander.types import Example, RewardFunctionInfo, Rollout, SamplingArgs, State
+
+COLUMN = "member"
+"""The column of a group's example that says whose example it is, and what that member calls it."""
+
+
+class EnvGroup(Environment):
+    """Mixes environments: each example is played, stopped and scored by the member it comes from.
+
+    - `envs`: the members by name, or a list; then `env_names` or the members' own names tell them apart.
+    - `weights`: shares of the members in every beginning of the dataset, by name or in order; nothing is
+      shown twice, so the dataset ends where the shares could no longer be kept. Without weights, all examples
+      of all members are shown, in proportion from the beginning.
+
+    An example keeps its member's seed, so it is played exactly as it is alone; its id is `member/id`. Metrics
+    are reported as `member.metric`, for the rollouts of that member only.
+    """
+
+    kind: ClassVar[str] = "group"
+
+    def __init__(
+        self,
+        envs: Mapping[str, Environment] | Sequence[Environment],
+        env_names: Sequence[str] | None = None,
+        *,
+        weights: Mapping[str, float] | Sequence[float] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        self.members = _named(envs, env_names)
+        self.weights = _weights(weights, list(self.members))
+        members = list(self.members.values())
+        kinds = {type(member.parser) for member in members}
+        super().__init__(
+            dataset=self._rows("train") if _has(members, "train") else None,
+            eval_dataset=self._rows("eval") if _has(members, "eval") else None,
+            rubric=GroupRubric(self.members),
+            parser=members[0].parser if len(kinds) == 1 else Parser(),
+            **{"deterministic": all(member.deterministic for member in members), **kwargs},
+        )
+        if self.reward_bounds is None:
+            bounds = [_bounds(member) for member in members]
+            self.reward_bounds = min(low for low, _ in bounds), max(high for _, high in bounds)
+
+    @property
+    def turn_limit(self) -> int | None:
+        """The most turns that any member allows; None when one has no limit."""
+        limits = [member.turn_limit for member in self.members.values()]
+        return None if None in limits else max(limit for limit in limits if limit is not None)
+
+    def gold(self, example: Example) -> Any:
+        """Return what the member gives."""
+        name, own = routed(example)
+        return self.members[name].gold(own)
+
+    async def play(self, state: State, model: ModelCalls) -> None:
+        """Let the member play its example."""
+        name, own = routed(state.example)
+        state["example"] = own
+        await self.members[name].play(state, model)
+
+    async def rollout(
+        self,
+        client: Client,
+        example: Example,
+        *,
+        index: int = 0,
+        run_seed: int = 0,
+        sampling: SamplingArgs | None = None,
+        rollout_id: str | None = None,
+    ) -> Rollout:
+        """Have the member play and score one episode; the record has the group's example id and names."""
+        (rollout,) = await self._played_by_member(
+            client, example, [index], run_seed, sampling, [rollout_id] if rollout_id else None, together=False
+        )
+        return rollout
+
+    async def rollout_group(
+        self,
+        client: Client,
+        example: Example,
+        *,
+        indices: Sequence[int],
+        run_seed: int = 0,
+        sampling: SamplingArgs | None = None,
+        rollout_ids: Sequence[str] | None = None,
+    ) -> list[Rollout]:
+        """Have the member play several episodes of one example and score them together."""
+        return await self._played_by_member(
+            client, example, indices, run_seed, sampling, rollout_ids, together=True
+        )
+
+    @teardown
+    async def close_members(self) -> None:
+        """Tear every member down, also after one failed."""
+        first: BoundaryError | None = None
+        for member in self.members.values():
+            try:
+                await call_hook(member.teardown)
+            except BoundaryError as error:
+                first = first or error
+        if first is not None:
+            raise first
+
+    async def _played_by_member(
+        self,
+        client: Client,
+        example: Example,
+        indices: Sequence[int],
+        run_seed: int,
+        sampling: SamplingArgs | None,
+        rollout_ids: Sequence[str] | None,
+        *,
+        together: bool,
+    ) -> list[Rollout]:
+        name, own = routed(example)
+        member = self.members[name]
+        ids = rollout_ids or [f"{example.example_id}/{index}" for index in indices]
+        if together:
+            played = await member.rollout_group(
+                client, own, indices=indices, run_seed=run_seed, sampling=sampling, rollout_ids=ids
+            )
+        else:
+            played = [
+                await member.rollout(
+                    client, own, index=index, run_seed=run_seed, sampling=sampling, rollout_id=rollout_id
+                )
+                for index, rollout_id in zip(indices, ids, strict=True)
+            ]
+        return [
+            rollout.model_copy(
+                update={"example_id": example.example_id, "metrics": _prefixed(name, rollout.metrics)}
+            )
+            for rollout in played
+        ]
+
+    def _rows(self, split: Split) -> Any:
+        """Return a function that makes the rows, so that nothing is read before it is needed."""
+
+        def rows() -> ProceduralRows:
+            names = list(self.members)
+            datasets = [self.members[name].dataset(split) for name in names]
+            mixture = Mixture([dataset.length for dataset in datasets], self.weights)
+
+            def row_at(index: int) -> dict[str, Any]:
+                member, position = mixture.at(index)
+                return group_row(names[member], datasets[member][position])
+
+            return ProceduralRows(row_at, mixture.length)
+
+        return rows
+
+
+class GroupRubric(Rubric):
+    """Scores a rollout with the rubric of the member that its example comes from."""
+
+    def __init__(self, members: Mapping[str, Environment]) -> None:
+        super().__init__()
+        self.members = members
+
+    def describe(self) -> list[RewardFunctionInfo]:
+        """Return name and weight of every member's functions, under the names that are reported."""
+        return [
+            info.model_copy(update={"name": f"{name}.{info.name}"})
+            for name, member in self.members.items()
+            for info in member.rubric.describe()
+        ]
+
+    @property
+    def has_group_functions(self) -> bool:
+        """Whether any member can only score a whole group."""
+        return any(member.rubric.has_group_functions for member in self.members.values())
+
+    async def score(self, state: State, parser: Parser | None = None) -> Score:
+        """Score with the member's rubric and parser; `parser` is not used."""
+        name, own = routed(state.example)
+        member = self.members[name]
+        return _renamed(name, await member.rubric.score(State({**state, "example": own}), member.parser))
+
+    async def score_group(self, states: Sequence[State], parser: Parser | None = None) -> list[Score]:
+        """Score the rollouts of one example with its member's rubric and parser."""
+        if not states:
+            return []
+        name, own = routed(states[0].example)
+        member = self.members[name]
+        scores = await member.rubric.score_group(
+            [State({**state, "example": own}) for state in states], member.parser
+        )
+        return [_renamed(name, score) for score in scores]
+
+
+def group_row(name: str, example: Example) -> dict[str, Any]:
+    """Return a member's example as a row of the group."""
+    origin = {"name": name, "example_id": example.example_id, "index": example.index, "split": example.split}
+    if COLUMN in example.columns:
+        origin["columns"] = {COLUMN: example.columns[COLUMN]}  # the member is a group itself
+    return {
+        **example.columns,
+        "example_id": f"{name}/{example.example_id}",
+        "prompt": example.prompt,
+        "answer": example.answer,
+        "info": example.info,
+        "seed": example.seed,
+        "stratum": example.stratum,
+        COLUMN: origin,
+    }
+
+
+def routed(example: Example) -> tuple[str, Example]:
+    """Return the member's name and the example as that member knows it."""
+    origin = example.columns[COLUMN]
+    columns = {name: value for name, value in example.columns.items() if name != COLUMN}
+    own = example.model_copy(
+        update={
+            "example_id": origin["example_id"],
+            "index": origin["index"],
+            "split": origin["split"],
+            "columns": {**columns, **origin.get("columns", {})},
+        }
+    )
+    return origin["name"], own
+
+
+def _named(
+    envs: Mapping[str, Environment] | Sequence[Environment], env_names: Sequence[str] | None
+) -> dict[str, Environment]:
+    members = list(envs.values()) if isinstance(envs, Mapping) else list(envs)
+    if isinstance(envs, Mapping):
+        names = list(envs)
+    elif env_names is not None:
+        names = list(env_names)
+    else:
+        names = [member.name or type(member).__name__ for member in members]
+    if not members or len(names) != len(members):
+        raise ConfigError(f"a group of {len(members)} environments was given {len(names)} names")
+    repeated = [name for name in names if names.count(name) > 1]
+    if repeated:
+        raise ConfigError(
+            f"two members of the group are called `{repeated[0]}`",
+            hint="pass a dictionary of names to members",
+        )
+    return dict(zip(names, members, strict=True))
+
+
+def _weights(
+    weights: Mapping[str, float] | Sequence[float] | None, names: Sequence[str]
+) -> list[float] | None:
+    if weights is None:
+        return None
+    if isinstance(weights, Mapping):
+        unknown = [name for name in [*weights, *names] if name not in names or name not in weights]
+        if unknown:
+            raise ConfigError(f"every member needs one weight; look at `{unknown[0]}`")
+        weights = [weights[name] for name in names]
+    if len(weights) != len(names):
+        raise ConfigError(f"a group of {len(names)} environments was given {len(weights)} weights")
+    for weight in weights:
+        if isinstance(weight, bool) or not isinstance(weight, int | float) or not 0 < weight < math.inf:
+            raise ConfigError(f"weights must be positive numbers, got `{weight!r}`")
+    return [float(weight) for weight in weights]
+
+
+def _has(members: Sequence[Environment], split: Split) -> bool:
+    """Tell whether any member has examples of its own for a split."""
+    return any(member.dataset(split).split == split for member in members)
+
+
+def _bounds(member: Environment) -> tuple[float, float]:
+    """Return the lowest and highest reward of a member: declared, or with every function from 0 to 1."""
+    if member.reward_bounds is not None:
+        return member.reward_bounds
+    weights = [each.weight for each in member.rubric.describe()]
+    return sum(min(weight, 0.0) for weight in weights), sum(max(weight, 0.0) for weight in weights)
+
+
+def _prefixed(name: str, metrics: Mapping[str, float]) -> dict[str, float]:
+    return {f"{name}.{metric}": value for metric, value in metrics.items()}
+
+
+def _renamed(name: str, score: Score) -> Score:
+    return Score(score.reward, _prefixed(name, score.metrics), score.error)

@@ -1,0 +1,163 @@
+"""Environments that answer the model, turn by turn."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from abc import abstractmethod
+from typing import Any, ClassVar
+
+from wander.dataset import ProceduralRows, Rows
+from wander.environment import Environment
+from wander.envs.calls import ModelCalls
+from wander.envs.hooks import STOP, call_hook, checked_messages, marked_methods, stop
+from wander.errors import ConfigError, EnvironmentFault
+from wander.types import Messages, State
+
+TIMEOUT = "timeout_reached"
+"""The stop reason of a rollout that its time ended, and the key under which it publishes where."""
+
+
+class MultiTurnEnv(Environment):
+    """An environment with a conversation: the model speaks, `env_response` answers, until a stop holds.
+
+    - `max_turns` bounds the completions of a rollout; -1 means no bound.
+    - `max_total_completion_tokens` bounds their tokens, as the client counts them; the completion that
+      reaches the bound is the last.
+    - `timeout_seconds` bounds the time of a rollout. Time is no part of the determinism contract: where the
+      limit struck is published, and a replay stops at the same place.
+
+    A rollout that its tokens or its time end is `truncated`, and scored as it is. Stops are asked after every
+    completion, before the environment answers it. Setting `state["final_env_response"]` in `env_response`
+    appends those messages as the last ones and ends the rollout.
+    """
+
+    kind: ClassVar[str] = "multi_turn"
+
+    def __init__(
+        self,
+        dataset: Rows | ProceduralRows | None = None,
+        eval_dataset: Rows | ProceduralRows | None = None,
+        *,
+        max_turns: int = -1,
+        max_total_completion_tokens: int | None = None,
+        timeout_seconds: float | None = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(dataset, eval_dataset, **kwargs)
+        for name, limit in (
+            ("max_total_completion_tokens", max_total_completion_tokens),
+            ("timeout_seconds", timeout_seconds),
+        ):
+            if limit is not None and not limit > 0:
+                raise ConfigError(f"`{name}` must be positive or None, got `{limit!r}`")
+        self.max_total_completion_tokens = max_total_completion_tokens
+        self.timeout_seconds = timeout_seconds
+        if (
+            isinstance(max_turns, bool)
+            or not isinstance(max_turns, int)
+            or (max_turns < 1 and max_turns != -1)
+        ):
+            raise ConfigError(f"`max_turns` must be a positive whole number or -1, got `{max_turns!r}`")
+        self.max_turns = max_turns
+        self._stops = marked_methods(self, STOP)
+
+    @property
+    def turn_limit(self) -> int | None:
+        """The most turns that a rollout may take, or None."""
+        return None if self.max_turns == -1 else self.max_turns
+
+    def setup_state(self, state: State) -> Any:
+        """Prepare the state of a new rollout, in place; may be async. Override where needed."""
+
+    @abstractmethod
+    def env_response(self, messages: Messages, state: State) -> Any:
+        """Return the messages that answer the conversation so far; may be async.
+
+        `messages` is prompt and completion; the last one is the model's.
+        """
+
+    def tools(self, state: State) -> list[dict[str, Any]] | None:
+        """Return the function schemas that the model may call in this turn, or None."""
+        return None
+
+    @stop
+    def max_turns_reached(self, state: State) -> bool:
+        """Hold when the rollout has used its turns."""
+        return self.max_turns != -1 and len(state.turns) >= self.max_turns
+
+    @stop
+    def max_total_completion_tokens_reached(self, state: State) -> bool:
+        """Hold when the completions have used their tokens."""
+        limit = self.max_total_completion_tokens
+        reached = limit is not None and sum(turn.usage.completion_tokens for turn in state.turns) >= limit
+        state["truncated"] = state["truncated"] or reached
+        return reached
+
+    @stop
+    def has_final_env_response(self, state: State) -> bool:
+        """Hold when `env_response` has set `state["final_env_response"]`."""
+        return state.get("final_env_response") is not None
+
+    async def play(self, state: State, model: ModelCalls) -> None:
+        """Let model and environment take turns until a stop condition holds, and record its name."""
+        try:
+            async with asyncio.timeout(self.timeout_seconds) as limit:
+                state["stop_reason"] = await self._take_turns(state, model)
+        except TimeoutError:
+            if not limit.expired():
+                raise
+            state["stop_reason"] = TIMEOUT
+        if state["stop_reason"] == TIMEOUT:
+            state["truncated"] = True
+            state["public"][TIMEOUT] = _place(state)
+
+    async def _take_turns(self, state: State, model: ModelCalls) -> str:
+        """Return the name of the stop condition that ended the rollout."""
+        await self._set_up(state)
+        struck = (state.get("recorded") or {}).get(TIMEOUT)
+        while (reason := await self._stop_reason(state)) is None:
+            if struck == _place(state):
+                return TIMEOUT
+            if state.turns:
+                await self._answer(state)
+                if state.get("final_env_response") is not None:
+                    continue
+                if struck == _place(state):
+                    return TIMEOUT
+            await model.complete(self.tools(state))
+        return reason
+
+    async def _set_up(self, state: State) -> None:
+        returned = await call_hook(self.setup_state, state)
+        if isinstance(returned, dict):
+            state.update(returned)
+        elif returned is not None:
+            raise EnvironmentFault(
+                f"`setup_state` returned a `{type(returned).__name__}`; it must return the state or None"
+            )
+        checked_messages(state["prompt"], 'state["prompt"]')
+
+    async def _stop_reason(self, state: State) -> str | None:
+        """Return the name of the first stop condition that holds."""
+        for name, condition in self._stops:
+            if await call_hook(condition, state):
+                return name
+        return None
+
+    async def _answer(self, state: State) -> None:
+        """Append the environment's answer to the last completion, and how long it took."""
+        started = time.perf_counter()
+        answer = await call_hook(self.env_response, [*state.prompt, *state.completion], state)
+        final = state.get("final_env_response")
+        if final is None:
+            answer = checked_messages(answer, "env_response")
+        else:
+            answer = checked_messages(final, 'state["final_env_response"]')
+        state.completion.extend(answer)
+        state.turns[-1].environment_seconds = time.perf_counter() - started
+
+
+def _place(state: State) -> dict[str, int]:
+    """Return how far a rollout has come."""
+    return {"turns": len(state.turns), "messages": len(state.completion)}

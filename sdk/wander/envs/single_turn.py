@@ -1,0 +1,27 @@
+"""Environments of one question and one answer."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from wander.dataset import ProceduralRows, Rows
+from wander.envs.multi_turn import MultiTurnEnv
+from wander.types import Messages, State
+
+
+class SingleTurnEnv(MultiTurnEnv):
+    """An environment that scores the first completion."""
+
+    kind: ClassVar[str] = "single_turn"
+
+    def __init__(
+        self,
+        dataset: Rows | ProceduralRows | None = None,
+        eval_dataset: Rows | ProceduralRows | None = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(dataset, eval_dataset, max_turns=1, **kwargs)
+
+    def env_response(self, messages: Messages, state: State) -> Messages:
+        """Say nothing: the rollout is over after one completion."""
+        return []

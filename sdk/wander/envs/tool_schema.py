@@ -1,0 +1,350 @@
+"""A Python function as a tool: the JSON schema that a model sees, and the arguments that it gives back.
+
+The schema comes from the signature (through pydantic, so every type that pydantic knows works: enums,
+literals, unions, containers, typed dictionaries, dataclasses, models) and from the docstring in Google,
+NumPy or Sphinx style. Arguments are validated and coerced by the same model.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, get_type_hints
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
+from pydantic.errors import PydanticSchemaGenerationError, PydanticUserError
+from pydantic.json_schema import GenerateJsonSchema
+from pydantic_core import PydanticSerializationError
+
+from wander.errors import ConfigError
+
+TOOL_NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
+"""What OpenAI-compatible endpoints accept as the name of a function."""
+
+MAX_DECODINGS = 3
+"""How often JSON text inside JSON text is unwrapped before it counts as text."""
+
+
+class ToolCallError(Exception):
+    """A call that cannot be made as the model wrote it; the message is shown to the model."""
+
+
+class UnknownTool(ToolCallError):
+    """The model called a tool that the environment does not offer."""
+
+
+class InvalidArguments(ToolCallError):
+    """The arguments are not JSON, or not what the tool takes."""
+
+
+class Tool(ABC):
+    """What an environment can offer to a model: a Python function, a tool of an MCP server."""
+
+    name: str
+
+    @abstractmethod
+    def schema(self) -> dict[str, Any]:
+        """Return the function schema in OpenAI's form."""
+
+    @abstractmethod
+    def checked(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the arguments validated; raises `InvalidArguments`."""
+
+    @abstractmethod
+    async def call(self, arguments: Mapping[str, Any]) -> Any:
+        """Call the tool with arguments that were checked; what it raises passes through."""
+
+
+class FunctionTool(Tool):
+    """A function, sync or async, offered to the model under its name.
+
+    `args_to_skip` names parameters that the model neither sees nor may give: the environment fills them in.
+    Raises `ConfigError` for functions whose parameters no JSON object can fill.
+    """
+
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        *,
+        name: str | None = None,
+        description: str | None = None,
+        args_to_skip: Iterable[str] = (),
+    ) -> None:
+        if not callable(function):
+            raise ConfigError(f"a tool must be callable, got `{function!r}`")
+        self.function = function
+        self.name = checked_name(name or _function_name(function))
+        parameters = _parameters(function, self.name)
+        self.skipped = _skipped(parameters, args_to_skip, self.name)
+        summary, documented = documentation(function)
+        self.description = summary if description is None else description
+        self._names = {
+            f"argument_{position}": parameter
+            for position, parameter in enumerate(parameters)
+            if parameter not in self.skipped
+            and parameters[parameter].kind is not inspect.Parameter.VAR_KEYWORD
+        }
+        self._model = _argument_model(function, self.name, self._names, documented)
+        self.parameters = _parameters_schema(self._model, self.name)
+
+    def schema(self) -> dict[str, Any]:
+        """Return the function schema in OpenAI's form."""
+        function = {"name": self.name, "description": self.description, "parameters": self.parameters}
+        return {"type": "function", "function": function}
+
+    def checked(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the arguments validated and coerced; only those that were given.
+
+        A value that fails is tried once more as JSON, since models often write `"[1, 2]"` for `[1, 2]`.
+        Raises `InvalidArguments`.
+        """
+        try:
+            valid = self._model.model_validate(arguments)
+        except ValidationError as first:
+            valid = self._checked_again(arguments, first)
+        except RecursionError as error:
+            raise InvalidArguments("the arguments are nested too deeply") from error
+        given = {
+            self._names[field]: getattr(valid, field) for field in valid.model_fields_set & set(self._names)
+        }
+        return {
+            **{name: given[name] for name in self._names.values() if name in given},
+            **(valid.model_extra or {}),
+        }
+
+    async def call(self, arguments: Mapping[str, Any]) -> Any:
+        """Call the function with arguments that were checked; what it raises passes through."""
+        result = self.function(**arguments)
+        return await result if inspect.isawaitable(result) else result
+
+    def _checked_again(self, arguments: Mapping[str, Any], first: ValidationError) -> BaseModel:
+        """Validate once more with the failing texts decoded from JSON."""
+        decoded = dict(arguments)
+        for name in {error["loc"][0] for error in first.errors(include_url=False) if error["loc"]}:
+            if isinstance(name, str) and isinstance(decoded.get(name), str):
+                decoded[name] = _unwrapped(decoded[name])
+        try:
+            return self._model.model_validate(decoded)
+        except (ValidationError, RecursionError):
+            raise InvalidArguments(_explained(first, self.name)) from first
+
+
+def parsed_arguments(raw: Any) -> dict[str, Any]:
+    """Return the arguments of a tool call as a dictionary, whatever form the endpoint gave them.
+
+    Accepts JSON text, JSON text encoded more than once, a dictionary, and nothing at all. Raises
+    `InvalidArguments`.
+    """
+    value = raw
+    for _ in range(MAX_DECODINGS):
+        if not isinstance(value, str):
+            break
+        if not value.strip():
+            return {}
+        try:
+            value = json.loads(value, parse_constant=_refused_constant)
+        except (ValueError, RecursionError) as error:
+            raise InvalidArguments(
+                f"the arguments are not valid JSON ({_reason(error)}): {value[:500]}"
+            ) from error
+    if value is None:
+        return {}
+    if not isinstance(value, dict):
+        raise InvalidArguments(f"the arguments must be a JSON object, got: {str(raw)[:500]}")
+    return value
+
+
+def checked_name(name: str) -> str:
+    """Return the name, or raise `ConfigError` when endpoints would refuse it."""
+    if not TOOL_NAME.fullmatch(name):
+        raise ConfigError(
+            f"`{name}` cannot be the name of a tool",
+            hint="use 1 to 64 letters, digits, `_` and `-`; lambdas need a name of their own",
+        )
+    return name
+
+
+def documentation(function: Callable[..., Any]) -> tuple[str, dict[str, str]]:
+    """Return what a docstring says about the function, and about each of its parameters."""
+    text = _docstring(function)
+    if not text:
+        return "", {}
+    from docstring_parser import ParseError, parse
+
+    try:
+        parsed = parse(text)
+    except (ParseError, ValueError, IndexError, KeyError, TypeError, AttributeError):
+        return text, {}
+    described = {
+        name.strip().lstrip("*"): " ".join((parameter.description or "").split())
+        for parameter in parsed.params
+        for name in parameter.arg_name.split(",")
+    }
+    return (parsed.description or "").strip(), {name: value for name, value in described.items() if value}
+
+
+def _docstring(function: Callable[..., Any]) -> str:
+    """Return the docstring that belongs to the callable itself, not to its class."""
+    inner = getattr(function, "func", function)
+    if not (inspect.isroutine(inner) or inspect.isclass(inner)):
+        inner = type(inner).__call__
+    return inspect.getdoc(inner) or ""
+
+
+def _function_name(function: Callable[..., Any]) -> str:
+    inner = getattr(function, "func", function)
+    return getattr(function, "__name__", None) or getattr(inner, "__name__", None) or type(function).__name__
+
+
+def _parameters(function: Callable[..., Any], name: str) -> dict[str, inspect.Parameter]:
+    try:
+        parameters = dict(inspect.signature(function).parameters)
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"the signature of tool `{name}` cannot be read: {error}") from error
+    for parameter in parameters.values():
+        if parameter.kind in (parameter.POSITIONAL_ONLY, parameter.VAR_POSITIONAL):
+            raise ConfigError(
+                f"tool `{name}` has the positional parameter `{parameter.name}`, "
+                "which a JSON object cannot fill",
+                hint="give every parameter a name that can be passed as a keyword",
+            )
+    return parameters
+
+
+def _skipped(
+    parameters: Mapping[str, inspect.Parameter], args_to_skip: Iterable[str], name: str
+) -> frozenset[str]:
+    skipped = frozenset([args_to_skip] if isinstance(args_to_skip, str) else args_to_skip)
+    unknown = sorted(skipped - set(parameters))
+    if unknown:
+        raise ConfigError(
+            f"tool `{name}` has no parameter `{unknown[0]}` to skip",
+            hint=f"its parameters are {', '.join(f'`{each}`' for each in parameters) or 'none'}",
+        )
+    return skipped
+
+
+def _argument_model(
+    function: Callable[..., Any], tool: str, names: Mapping[str, str], documented: Mapping[str, str]
+) -> type[BaseModel]:
+    """Build the model of the arguments; `names` gives the parameter behind each field.
+
+    Fields have neutral names, so that a parameter called `schema` or `_x` cannot clash with pydantic's own.
+    """
+    hints = _hints(function, tool)
+    parameters = inspect.signature(function).parameters
+    fields: dict[str, Any] = {}
+    for field, name in names.items():
+        annotation, default = hints.get(name, Any), parameters[name].default
+        given = Field(
+            default=... if default is inspect.Parameter.empty else default,
+            alias=name,
+            description=documented.get(name) or _annotated_text(annotation),
+        )
+        fields[field] = (annotation, given)
+    takes_more = any(each.kind is each.VAR_KEYWORD for each in parameters.values())
+    config = ConfigDict(extra="allow" if takes_more else "forbid", coerce_numbers_to_str=True)
+    try:
+        return create_model(f"{tool} arguments", __config__=config, **fields)
+    except (PydanticSchemaGenerationError, PydanticUserError, TypeError) as error:
+        raise _untypable(tool, error) from error
+
+
+def _hints(function: Callable[..., Any], name: str) -> dict[str, Any]:
+    inner = getattr(function, "func", function)
+    if not (inspect.isroutine(inner) or inspect.isclass(inner)):
+        inner = type(inner).__call__
+    if inspect.isclass(inner):
+        inner = inner.__init__
+    try:
+        return get_type_hints(inner, include_extras=True)
+    except (NameError, TypeError, AttributeError) as error:
+        raise ConfigError(
+            f"the annotations of tool `{name}` cannot be resolved: {error}",
+            hint="import the types that the annotations name where the function is defined",
+        ) from error
+
+
+def _annotated_text(annotation: Any) -> str | None:
+    """Return the text of `Annotated[int, "how many"]`."""
+    texts = (each for each in getattr(annotation, "__metadata__", ()) if isinstance(each, str))
+    return next(texts, None)
+
+
+class _QuietSchema(GenerateJsonSchema):
+    """Leaves defaults out that JSON cannot carry, without a warning: they are the function's own affair."""
+
+    ignored_warning_kinds = {"skipped-choice", "non-serializable-default"}  # noqa: RUF012 - pydantic's own
+
+    def encode_default(self, dft: Any) -> Any:
+        """Return the default as JSON; refuses the infinities, which pydantic lets through."""
+        value = super().encode_default(dft)
+        try:
+            json.dumps(value, allow_nan=False)
+        except ValueError as error:
+            raise PydanticSerializationError(str(error)) from error
+        return value
+
+
+def _parameters_schema(model: type[BaseModel], name: str) -> dict[str, Any]:
+    try:
+        schema = model.model_json_schema(by_alias=True, schema_generator=_QuietSchema)
+    except PydanticUserError as error:
+        raise _untypable(name, error) from error
+    schema.pop("description", None)
+    schema.setdefault("properties", {})
+    without_titles(schema)
+    return schema
+
+
+def _untypable(name: str, error: Exception) -> ConfigError:
+    return ConfigError(
+        f"the parameters of tool `{name}` have no JSON schema: {str(error).splitlines()[0]}",
+        hint="use types that JSON can carry, or name the parameter in `args_to_skip` of a `StatefulToolEnv`",
+    )
+
+
+def without_titles(schema: Any) -> None:
+    """Remove pydantic's generated titles in place; they repeat names and cost tokens in every prompt."""
+    if isinstance(schema, list):
+        for item in schema:
+            without_titles(item)
+    if not isinstance(schema, dict):
+        return
+    if isinstance(schema.get("title"), str):
+        del schema["title"]
+    for key, value in schema.items():
+        if key in ("properties", "$defs", "patternProperties"):
+            for item in value.values():
+                without_titles(item)
+        elif key not in ("default", "const", "enum", "examples", "example"):
+            without_titles(value)
+
+
+def _unwrapped(text: str) -> Any:
+    try:
+        return json.loads(text, parse_constant=_refused_constant)
+    except (ValueError, RecursionError):
+        return text
+
+
+def _refused_constant(text: str) -> None:
+    raise ValueError(f"`{text}` is not a JSON value")
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, json.JSONDecodeError):
+        return f"{error.msg} at character {error.pos}"
+    return str(error).splitlines()[0] if str(error) else type(error).__name__
+
+
+def _explained(error: ValidationError, name: str) -> str:
+    """Say in one line per fault what is wrong with the arguments."""
+    lines = []
+    for fault in error.errors(include_url=False):
+        where = ".".join(str(part) for part in fault["loc"]) or "arguments"
+        lines.append(f"{where}: {fault['msg']}")
+    return f"wrong arguments for `{name}`: " + "; ".join(lines[:10])

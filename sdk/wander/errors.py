@@ -1,0 +1,131 @@
+"""Every error the SDK raises.
+
+WanderError                    has `.hint`: what to do next, as a command where possible
+|- LoadError                   a package or module that gives no usable environment
+|- DatasetError                rows that cannot become examples
+|- ConfigError                 arguments or settings that contradict each other
+|- MissingExtra                an optional dependency is absent; names the install line
+|- RunError                    a run folder that cannot be read, resumed or written
+'- BoundaryError               raised inside a rollout; becomes `Rollout.failure`, never a score
+   |- ModelError               the endpoint or the model
+   |  |- EndpointUnreachable   nothing listens, DNS, TLS
+   |  |- AuthenticationFailed  401 or 403
+   |  |- RateLimited           429 after all retries
+   |  |- InvalidResponse       the answer is not a chat completion
+   |  '- ContextOverflow       prompt longer than the model takes; ends the rollout as truncated
+   |- EnvironmentFault         the environment's own code
+   |- ToolError                a tool that was declared fatal
+   |- RubricError              a reward function
+   '- SandboxError             the isolation around the environment
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from wander.types import Boundary, Failure
+
+
+class WanderError(Exception):
+    """Base of all Wander errors; `hint` says what to do next."""
+
+    def __init__(self, message: str, *, hint: str | None = None) -> None:
+        super().__init__(message)
+        self.hint = hint
+
+
+class LoadError(WanderError):
+    """A package or module that gives no usable environment."""
+
+
+class DatasetError(WanderError):
+    """Rows that cannot become examples."""
+
+
+class ConfigError(WanderError):
+    """Arguments or settings that contradict each other."""
+
+
+class RunError(WanderError):
+    """A run folder that cannot be read, resumed or written."""
+
+
+class MissingExtra(WanderError):
+    """An optional dependency is absent."""
+
+    def __init__(self, extra: str, *, needed_for: str) -> None:
+        super().__init__(
+            f"{needed_for} needs packages that are not installed",
+            hint=f"run `pip install 'wander-sdk[{extra}]'`",
+        )
+        self.extra = extra
+
+
+class BoundaryError(WanderError):
+    """Raised inside a rollout; the loop turns it into a `Failure` of its boundary."""
+
+    boundary: ClassVar[Boundary] = "environment"
+
+    def __init__(self, message: str, *, hint: str | None = None, retryable: bool = False) -> None:
+        super().__init__(message, hint=hint)
+        self.retryable = retryable
+
+    def failure(self) -> Failure:
+        """Return the record that goes into the rollout."""
+        return Failure(
+            boundary=self.boundary, type=type(self).__name__, message=str(self), retryable=self.retryable
+        )
+
+
+class ModelError(BoundaryError):
+    """The endpoint or the model failed."""
+
+    boundary: ClassVar[Boundary] = "model"
+
+
+class EndpointUnreachable(ModelError):
+    """Nothing answers at the endpoint's address."""
+
+
+class AuthenticationFailed(ModelError):
+    """The endpoint refused the key (401 or 403)."""
+
+
+class RateLimited(ModelError):
+    """The endpoint answered 429 until the retries ran out."""
+
+
+class InvalidResponse(ModelError):
+    """The endpoint's answer is not a chat completion."""
+
+
+class ContextOverflow(ModelError):
+    """The prompt is longer than the model accepts; the rollout ends as truncated."""
+
+
+class EnvironmentFault(BoundaryError):
+    """The environment's own code raised."""
+
+
+class ToolError(BoundaryError):
+    """A tool failed that was declared fatal."""
+
+    boundary: ClassVar[Boundary] = "tool"
+
+
+class RubricError(BoundaryError):
+    """A reward function raised or returned something that is not a number."""
+
+    boundary: ClassVar[Boundary] = "rubric"
+
+
+class SandboxError(BoundaryError):
+    """The isolation around the environment broke."""
+
+    boundary: ClassVar[Boundary] = "sandbox"
+
+
+def model_error_type(name: str) -> type[ModelError]:
+    """Return the model error class of that name, else `ModelError`: records and wires carry names."""
+    found = globals().get(name)
+    return found if isinstance(found, type) and issubclass(found, ModelError) else ModelError

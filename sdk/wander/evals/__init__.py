@@ -1,0 +1,1 @@
+"""Evaluation: runner, run folders, statistics, reports. See `wander.evals.runner.evaluate`."""

@@ -1,0 +1,109 @@
+"""Files of one JSON object a line, plain or zstd, read as a stream; and files replaced in one step."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO
+
+import zstandard
+
+from wander.errors import RunError
+
+_BLOCK = 1 << 20
+
+
+def blocks(path: Path) -> Iterator[bytes]:
+    """Yield the plain bytes of a file in blocks; a `.zst` file is unpacked on the way.
+
+    A damaged or cut compressed file raises `RunError` where it breaks.
+    """
+    with path.open("rb") as source:
+        if path.suffix == ".zst":
+            yield from _unpacked(path, source)
+            return
+        while block := source.read(_BLOCK):
+            yield block
+
+
+def lines(path: Path) -> Iterator[bytes]:
+    """Yield every line with its newline; the last one may lack it."""
+    rest: list[bytes] = []
+    for block in blocks(path):
+        start = 0
+        while (end := block.find(b"\n", start)) >= 0:
+            rest.append(block[start : end + 1])
+            yield b"".join(rest)
+            rest.clear()
+            start = end + 1
+        if start < len(block):
+            rest.append(block[start:])
+    if rest:
+        yield b"".join(rest)
+
+
+def tail_after_newline(path: Path) -> bytes:
+    """Return what stands after the last newline of a plain file: empty in a sound one."""
+    with path.open("rb") as source:
+        position = source.seek(0, os.SEEK_END)
+        tail = b""
+        while position and b"\n" not in tail:
+            step = min(_BLOCK, position)
+            position = source.seek(position - step)
+            tail = source.read(step) + tail
+    return tail[tail.rfind(b"\n") + 1 :]
+
+
+def compress(source: Path, target: Path) -> None:
+    """Write `target` as the zstd form of `source`, complete or not at all."""
+    with source.open("rb") as plain, replacing(target) as out:
+        zstandard.ZstdCompressor(level=6, write_checksum=True).copy_stream(plain, out)
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[IO[bytes]]:
+    """Write a file beside its place and move it there once it is complete and on the disk."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        with temporary.open("wb") as out:
+            yield out
+            out.flush()
+            os.fsync(out.fileno())
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def write_whole(path: Path, data: bytes) -> None:
+    """Replace a file's content in one step."""
+    with replacing(path) as out:
+        out.write(data)
+
+
+def write_all(file: int, data: bytes) -> None:
+    """Write to a descriptor until everything is written."""
+    view = memoryview(data)
+    while view:
+        view = view[os.write(file, view) :]
+
+
+def _unpacked(path: Path, source: IO[bytes]) -> Iterator[bytes]:
+    """Unpack every frame of a zstd file; unlike the library's stream reader, notice a cut last frame."""
+    context = zstandard.ZstdDecompressor()
+    frame = context.decompressobj()
+    begun = False
+    try:
+        while data := source.read(_BLOCK):
+            while data:
+                begun = True
+                if plain := frame.decompress(data):
+                    yield plain
+                data = b""
+                if frame.eof:
+                    data, begun, frame = frame.unused_data, False, context.decompressobj()
+    except zstandard.ZstdError as error:
+        raise RunError(f"`{path}` is damaged: {error}", hint="restore it from where it was posted") from error
+    if begun:
+        raise RunError(f"`{path}` is cut short", hint="restore it from where it was posted")

@@ -1,0 +1,428 @@
+"""Plays the rollouts of an evaluation, many at a time, and records each as it ends.
+
+A fixed set of tasks pulls rollouts from one iterator, so a plan of a million costs the memory of those in
+flight. A failed rollout is data: it is recorded and its siblings go on. Only failures marked retryable are
+played again, whole, with exponential backoff. Where rewards compare the rollouts of one example, they are
+played, retried and resumed as one group.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from wander.clients.base import Client
+from wander.errors import ConfigError, DatasetError, RunError
+from wander.evals.manifest import differing_pins, model_pin, new_manifest
+from wander.evals.statistics import RunningSummary, summarise
+from wander.evals.stopping import FailureWatch, StopRequest
+from wander.evals.store import RunFolder
+from wander.handle import EnvironmentHandle, Split
+from wander.seeding import derived_rng
+from wander.types import Example, Failure, Rollout, SamplingArgs, Usage
+from wander.wire import EnvironmentPin, RunManifest, RunSummary
+
+_PROGRESS_SECONDS = 0.1
+_SYNC_SECONDS = 1.0
+_RETRY_SECONDS = 0.5
+_LONGEST_RETRY_SECONDS = 30.0
+STOP_GRACE_SECONDS = 10.0
+"""How long cancelled rollouts may take to clean up after the first request to stop."""
+
+
+@dataclass(frozen=True)
+class EvaluationPlan:
+    """Which rollouts an evaluation plays, and how."""
+
+    num_examples: int | None = None
+    """How many examples; None means all of the split."""
+    rollouts_per_example: int = 1
+    split: Split = "eval"
+    seed: int = 0
+    sampling: SamplingArgs = field(default_factory=SamplingArgs)
+    concurrency: int = 32
+    """Most rollouts in flight."""
+    max_retries: int = 2
+    """How often a rollout with a retryable failure is played again."""
+    shuffle: bool = False
+    """Draw the examples from the whole split, by the seed, instead of taking the first."""
+    notes: str = ""
+
+    def __post_init__(self) -> None:
+        for name, least in (("rollouts_per_example", 1), ("concurrency", 1), ("max_retries", 0)):
+            if getattr(self, name) < least:
+                raise ConfigError(f"`{name}` must be at least {least}, not {getattr(self, name)}")
+        if self.num_examples is not None and self.num_examples < 1:
+            raise ConfigError(f"`num_examples` must be at least 1, not {self.num_examples}")
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far an evaluation is."""
+
+    done: int
+    """Rollouts on record, those of a resumed run included."""
+    total: int
+    failed: int
+    retried: int
+    """Rollouts that were played again after a retryable failure."""
+    in_flight: int
+    reward_mean: float | None
+    usage: Usage
+    seconds: float
+    """Since this evaluation, or this resumption of it, began to play."""
+
+
+@dataclass(frozen=True)
+class EvaluationResult:
+    """What an evaluation came to."""
+
+    manifest: RunManifest
+    summary: RunSummary
+    run_dir: Path | None
+    rollouts: list[Rollout]
+    """Every rollout, when the run was not saved to a folder; empty otherwise."""
+    interrupted: bool
+    """True when a stop was requested before the last rollout."""
+    resumed: int
+    """Rollouts that an earlier part of this run had played."""
+    retried: int
+    torn: str | None
+    """What was found of a line that a crash cut short."""
+
+
+OnProgress = Callable[[Progress], None]
+Job = tuple[Example, range]
+"""An example and which of its rollouts to play: one, or where rewards compare them the whole group."""
+
+
+async def evaluate(
+    environment: EnvironmentHandle,
+    client: Client,
+    plan: EvaluationPlan,
+    run_dir: Path | None,
+    pin: EnvironmentPin,
+    *,
+    resume: bool = False,
+    on_progress: OnProgress | None = None,
+    stop: StopRequest | None = None,
+) -> EvaluationResult:
+    """Play a plan and record it in `run_dir` (None keeps the rollouts in memory).
+
+    `resume` continues the run in `run_dir`: rollouts that did not fail are kept, missing and failed ones
+    are played. It is refused with `RunError` when the run was made of anything else, and starts a new run
+    where the folder has none. Raises `ModelError` early when the endpoint cannot be used at all; what was
+    played until then is on disk. Cancelling the calling task ends the same way as a stop, with
+    `CancelledError`.
+    """
+    check = getattr(client, "check", None)
+    if check is not None:
+        await check()
+    examples = await planned_examples(environment, plan)
+    manifest = new_manifest(
+        environment=pin,
+        model=model_pin(client),
+        examples=examples,
+        rollouts_per_example=plan.rollouts_per_example,
+        sampling=plan.sampling,
+        split=examples[0].split,
+        seed=plan.seed,
+        notes=plan.notes,
+    )
+    folder = _folder(run_dir, manifest, resume=resume)
+    evaluation = _Evaluation(environment, client, plan, folder, manifest, on_progress, stop or StopRequest())
+    try:
+        await evaluation.play(examples)
+        return evaluation.result()
+    finally:
+        if folder is not None:
+            folder.close()
+
+
+async def planned_examples(environment: EnvironmentHandle, plan: EvaluationPlan) -> list[Example]:
+    """Return the ordered examples that a plan plays."""
+    if plan.shuffle:
+        examples = await environment.examples(plan.split)
+        derived_rng(plan.seed, "evaluation order").shuffle(examples)
+        examples = examples[: plan.num_examples]
+    else:
+        examples = await environment.examples(plan.split, 0, plan.num_examples)
+    if not examples:
+        raise ConfigError(f"the `{plan.split}` split of `{environment.info.name}` has no examples")
+    twice = [name for name, count in Counter(each.example_id for each in examples).items() if count > 1]
+    if twice:
+        raise DatasetError(f"example id `{twice[0]}` stands for several rows of `{environment.info.name}`")
+    return examples
+
+
+def _folder(run_dir: Path | None, manifest: RunManifest, *, resume: bool) -> RunFolder | None:
+    if run_dir is None:
+        return None
+    if not resume or not (run_dir / "run.json").exists():
+        return RunFolder.create(run_dir, manifest)
+    folder = RunFolder.open(run_dir)
+    differing = differing_pins(folder.manifest, manifest)
+    if differing:
+        raise RunError(
+            f"`{run_dir}` cannot be resumed: it differs in {', '.join(f'`{name}`' for name in differing)}",
+            hint="repeat the settings in its `run.json`, or start a new run in another folder",
+        )
+    return folder
+
+
+def _broken(example: Example, index: int, error: BaseException) -> Rollout:
+    """Record what an environment handle raised although it never should."""
+    kind = type(error).__name__
+    return Rollout(
+        example_id=example.example_id,
+        index=index,
+        seed=example.seed,
+        prompt=example.prompt,
+        completion=[],
+        failure=Failure(boundary="environment", type=kind, message=str(error) or kind),
+    )
+
+
+class _Evaluation:
+    """The state of one evaluation while it plays."""
+
+    def __init__(
+        self,
+        environment: EnvironmentHandle,
+        client: Client,
+        plan: EvaluationPlan,
+        folder: RunFolder | None,
+        manifest: RunManifest,
+        on_progress: OnProgress | None,
+        stop: StopRequest,
+    ) -> None:
+        self.environment = environment
+        self.client = client
+        self.plan = plan
+        self.folder = folder
+        self.manifest = folder.manifest if folder else manifest
+        self.on_progress = on_progress
+        self.stop = stop
+        self.running = RunningSummary()
+        self.watch = FailureWatch(
+            plan.concurrency, why_lost=lambda: getattr(environment, "lost_reason", None)
+        )
+        self.kept: list[Rollout] = []
+        self.total = self.manifest.expected_rollouts
+        self.unit = plan.rollouts_per_example if environment.info.group_rewards else 1
+        """How many rollouts are played together."""
+        self.resumed = 0
+        self.untouched = False
+        self.retried = 0
+        self.in_flight = 0
+        self.ended = False
+        """Set once nothing more is recorded: a rollout that ignored its cancellation comes too late."""
+        self._started = time.monotonic()
+        self._told_at = 0.0
+        self._jitter = random.Random()  # noqa: S311 - spreads retries, decides no result
+
+    async def play(self, examples: list[Example]) -> None:
+        """Play what is missing; returns early on a stop and raises the failure watch's verdict."""
+        jobs = self._missing(examples)
+        # A run that was complete and closed before stays as it is, to the byte.
+        self.untouched = self.resumed == self.total and self.manifest.ended_at is not None
+        if self.folder is not None and not self.untouched:
+            self.folder.resume()
+        workers = min(max(1, self.plan.concurrency // self.unit), (self.total - self.resumed) // self.unit)
+        self._tell(force=True)
+        async with self._synced():
+            tasks = {asyncio.create_task(self._work(jobs)) for _ in range(workers)}
+            try:
+                await self._until_done(tasks)
+            finally:
+                await self._cancelled(tasks)
+                self.ended = True
+        self._tell(force=True)
+        for task in tasks:
+            if task.done() and not task.cancelled() and (error := task.exception()) is not None:
+                raise error
+        if self.watch.verdict is not None:
+            raise self.watch.verdict
+
+    def result(self) -> EvaluationResult:
+        """Close the run and return what it came to."""
+        complete = self.running.rollouts == self.total
+        if self.folder is not None and self.resumed and not complete:
+            # Failures of the earlier part that were not played again still stand in the folder.
+            summary = summarise(self.folder.rollouts(), expected=self.total)
+        else:
+            summary = self.running.summary(expected=self.total)
+        if self.folder is not None:
+            if not complete:
+                self.folder.write_summary(summary)
+            elif not self.untouched:
+                self.folder.finish(summary)
+        return EvaluationResult(
+            manifest=self.folder.manifest if self.folder else self.manifest,
+            summary=summary,
+            run_dir=self.folder.path if self.folder else None,
+            rollouts=self.kept,
+            interrupted=not complete,
+            resumed=self.resumed,
+            retried=self.retried,
+            torn=self.folder.torn if self.folder else None,
+        )
+
+    def _missing(self, examples: list[Example]) -> Iterator[Job]:
+        """Count what an earlier part of the run has, and return an iterator over the rest."""
+        done = self._resumed_keys() if self.folder is not None else set()
+        self.resumed = len(done)
+        starts = range(0, self.plan.rollouts_per_example, self.unit)
+        return (
+            (example, range(start, start + self.unit))
+            for example in examples
+            for start in starts
+            if (example.example_id, start) not in done
+        )
+
+    def _resumed_keys(self) -> set[tuple[str, int]]:
+        """Return the keys that need not be played again, of groups only whole ones, and count them."""
+        assert self.folder is not None
+        good: Counter[str] = Counter()
+        if self.unit > 1:
+            good.update(each.example_id for each in self.folder.rollouts() if each.failure is None)
+        done: set[tuple[str, int]] = set()
+        for rollout in self.folder.rollouts():
+            if rollout.failure is None and (self.unit == 1 or good[rollout.example_id] == self.unit):
+                done.add(rollout.key)
+                self.running.add(rollout)
+        return done
+
+    async def _work(self, jobs: Iterator[Job]) -> None:
+        for example, indices in jobs:
+            self.in_flight += len(indices)
+            try:
+                rollouts = await self._played(example, indices)
+            finally:
+                self.in_flight -= len(indices)
+            for rollout in rollouts:
+                self._record(rollout)
+                if self.watch.add(rollout):
+                    self.stop.requested.set()
+            if self.stop.requested.is_set():
+                return
+
+    async def _played(self, example: Example, indices: range) -> list[Rollout]:
+        """Play a rollout or a group, again while a failure is retryable and retries are left."""
+        for attempt in range(self.plan.max_retries + 1):
+            rollouts = await self._attempt(example, indices)
+            retryable = any(each.failure is not None and each.failure.retryable for each in rollouts)
+            if not retryable or attempt == self.plan.max_retries:
+                break
+            self.retried += len(indices)
+            pause = min(_LONGEST_RETRY_SECONDS, _RETRY_SECONDS * 2**attempt)
+            await asyncio.sleep(pause * self._jitter.uniform(0.5, 1.5))
+        return rollouts
+
+    async def _attempt(self, example: Example, indices: range) -> list[Rollout]:
+        try:
+            if self.environment.info.group_rewards:
+                return await self.environment.rollout_group(
+                    self.client,
+                    example,
+                    indices=indices,
+                    run_seed=self.plan.seed,
+                    sampling=self.plan.sampling,
+                )
+            rollout = await self.environment.rollout(
+                self.client,
+                example,
+                index=indices[0],
+                run_seed=self.plan.seed,
+                sampling=self.plan.sampling,
+                rollout_id=f"{example.example_id}/{indices[0]}",
+            )
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - a handle that breaks its promise fails here
+            return [_broken(example, index, error) for index in indices]
+        return [rollout]
+
+    def _record(self, rollout: Rollout) -> None:
+        if self.ended:
+            return
+        if self.folder is not None:
+            rollout = self.folder.append(rollout)
+        else:
+            self.kept.append(rollout)
+        self.running.add(rollout)
+        self._tell()
+
+    def _tell(self, *, force: bool = False) -> None:
+        now = time.monotonic()
+        if self.on_progress is None or not (force or now - self._told_at >= _PROGRESS_SECONDS):
+            return
+        self._told_at = now
+        running = self.running
+        self.on_progress(
+            Progress(
+                done=running.rollouts,
+                total=self.total,
+                failed=running.failed,
+                retried=self.retried,
+                in_flight=self.in_flight,
+                reward_mean=running.reward_mean,
+                usage=Usage(prompt_tokens=running.usage_prompt, completion_tokens=running.usage_completion),
+                seconds=now - self._started,
+            )
+        )
+
+    async def _until_done(self, tasks: set[asyncio.Task[None]]) -> None:
+        """Wait for the end of all work, of the first task that broke, or for a request to stop."""
+        work = asyncio.gather(*tasks)
+        # Seen here, so that asyncio does not log it: play() raises it once everything has ended.
+        work.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
+        asked = asyncio.create_task(self.stop.requested.wait())
+        either: set[asyncio.Future[Any]] = {work, asked}
+        try:
+            await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            asked.cancel()
+
+    async def _cancelled(self, tasks: set[asyncio.Task[None]]) -> None:
+        """Cancel what is in flight and wait for it: a bounded time, or not at all once that is urgent."""
+        pending = [task for task in tasks if not task.done()]
+        for task in pending:
+            task.cancel()
+        if not pending or self.stop.urgent.is_set():
+            return
+        work = asyncio.gather(*pending, return_exceptions=True)
+        urgent = asyncio.create_task(self.stop.urgent.wait())
+        try:
+            either: set[asyncio.Future[Any]] = {work, urgent}
+            await asyncio.wait(either, timeout=STOP_GRACE_SECONDS, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            urgent.cancel()
+
+    @contextlib.asynccontextmanager
+    async def _synced(self) -> AsyncIterator[None]:
+        """Force appended rollouts to the disk once a second, off the event loop."""
+        if self.folder is None:
+            yield
+            return
+        folder = self.folder
+        folder.sync_seconds = None
+        finished = asyncio.Event()
+
+        async def keep_syncing() -> None:
+            while not finished.is_set():
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(finished.wait(), _SYNC_SECONDS)
+                await asyncio.to_thread(folder.sync)
+
+        syncing = asyncio.create_task(keep_syncing())
+        try:
+            yield
+        finally:
+            finished.set()
+            await syncing

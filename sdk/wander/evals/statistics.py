@@ -1,0 +1,254 @@
+"""Aggregates of a run, in one streaming pass over its rollouts.
+
+How the numbers are made:
+
+- A rollout is *scored* when it has no failure and a reward that is a number (NaN, infinities and magnitudes
+  whose squares overflow are not). Failed rollouts are counted apart, by the boundary that broke, and enter no
+  mean: an endpoint that was down is not a low score.
+- `reward_mean` is the mean over examples of each example's mean over its scored rollouts, so an example
+  whose siblings failed weighs as much as the others.
+- The 95 % interval is clustered by example, since rollouts of one example are not independent. Over K
+  example means it is `mean +- t(0.975, K - 1) * sd / sqrt(K)`.
+- When every reward is 0 or 1 the interval is Wilson's instead, which stays inside [0, 1] and does not
+  collapse when all rollouts agree. Its sample size is the effective one: `p (1 - p) / se^2` with the
+  clustered standard error, scaled by `(z / t)^2` for the few examples it was estimated from, at least K and
+  at most the number of rollouts.
+- One example gives no variance between examples: the interval then speaks of that example only (a t
+  interval over its rollouts, or Wilson's). One single graded rollout gives no interval at all (None).
+- Graded rewards that are all equal give an interval of width 0, which says nothing of unseen examples.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from math import floor, sqrt
+
+from wander.evals import student_t
+from wander.types import Rollout, Usage
+from wander.wire import Histogram, MetricSummary, RunSummary
+
+_CONFIDENCE = 0.95
+_UPPER = 0.5 + _CONFIDENCE / 2
+_Z = 1.959963984540054
+"""Standard normal quantile at 0.975."""
+_BINS = 20
+_LARGEST = 1e150
+"""Squares and sums beyond this would overflow."""
+
+
+def summarise(rollouts: Iterable[Rollout], *, expected: int) -> RunSummary:
+    """Return the aggregates of a run that should hold `expected` rollouts.
+
+    Keeps one float per rollout and two numbers per example, no message bodies.
+    """
+    running = RunningSummary()
+    for rollout in rollouts:
+        running.add(rollout)
+    return running.summary(expected=expected)
+
+
+class RunningSummary:
+    """The same aggregates while rollouts arrive; `reward_mean` is at hand at any time."""
+
+    def __init__(self) -> None:
+        self.rollouts = 0
+        self.failed = 0
+        self.usage_prompt = 0
+        self.usage_completion = 0
+        self._failures: Counter[str] = Counter()
+        self._stop_reasons: Counter[str] = Counter()
+        self._rewards = array("d")
+        self._examples: dict[str, tuple[float, int]] = {}
+        """Sum of rewards and number of scored rollouts of each example seen."""
+        self._scored_examples = 0
+        self._sum_of_means = 0.0
+        self._binary = True
+        self._metrics: dict[str, Moments] = {}
+        self._reward_moments = Moments()
+        self._truncated = 0
+        self._turns = 0
+        self._seconds = 0.0
+
+    @property
+    def scored(self) -> int:
+        """Rollouts that count towards the mean."""
+        return len(self._rewards)
+
+    @property
+    def reward_mean(self) -> float | None:
+        """Mean over examples so far; None before the first scored rollout."""
+        if not self._scored_examples:
+            return None
+        return self._sum_of_means / self._scored_examples
+
+    def add(self, rollout: Rollout) -> None:
+        """Count one rollout."""
+        self.rollouts += 1
+        self.usage_prompt += rollout.usage.prompt_tokens
+        self.usage_completion += rollout.usage.completion_tokens
+        self._truncated += rollout.truncated
+        self._examples.setdefault(rollout.example_id, (0.0, 0))
+        reward = rollout.reward
+        if rollout.failure is not None:
+            self._count_failure(rollout.failure.boundary)
+        elif reward is None or not _is_number(reward):
+            # Neither a score nor an explanation: somebody's rubric returned no number.
+            self._count_failure("rubric")
+        else:
+            self._add_scored(rollout, reward)
+
+    def summary(self, *, expected: int) -> RunSummary:
+        """Return the aggregates of what was added so far."""
+        low, high = self._interval()
+        scored = self.scored
+        return RunSummary(
+            rollouts=self.rollouts,
+            expected=expected,
+            failed=self.failed,
+            failures=dict(sorted(self._failures.items())),
+            examples=len(self._examples),
+            reward_mean=self._exact_mean(),
+            reward_low=low,
+            reward_high=high,
+            reward_std=self._reward_moments.std if scored else None,
+            metrics={name: self._metrics[name].summary() for name in sorted(self._metrics)},
+            histogram=histogram(self._rewards) if scored else None,
+            stop_reasons=dict(sorted(self._stop_reasons.items())),
+            truncated=self._truncated,
+            turns_mean=self._turns / scored if scored else None,
+            usage=Usage(prompt_tokens=self.usage_prompt, completion_tokens=self.usage_completion),
+            seconds_mean=self._seconds / scored if scored else None,
+        )
+
+    def _count_failure(self, boundary: str) -> None:
+        self.failed += 1
+        self._failures[boundary] += 1
+
+    def _add_scored(self, rollout: Rollout, reward: float) -> None:
+        total, count = self._examples[rollout.example_id]
+        before = total / count if count else 0.0
+        self._scored_examples += count == 0
+        self._sum_of_means += (total + reward) / (count + 1) - before
+        self._examples[rollout.example_id] = (total + reward, count + 1)
+        self._rewards.append(reward)
+        self._reward_moments.add(reward)
+        self._binary = self._binary and reward in (0.0, 1.0)
+        self._turns += len(rollout.turns)
+        self._seconds += rollout.seconds
+        self._stop_reasons[rollout.stop_reason or "unknown"] += 1
+        for name, value in rollout.metrics.items():
+            if _is_number(value):
+                self._metrics.setdefault(name, Moments()).add(value)
+
+    def _example_means(self) -> list[float]:
+        return [total / count for total, count in self._examples.values() if count]
+
+    def _exact_mean(self) -> float | None:
+        """The mean from scratch: `reward_mean` gathers rounding errors as it goes."""
+        means = self._example_means()
+        return sum(means) / len(means) if means else None
+
+    def _interval(self) -> tuple[float, float] | tuple[None, None]:
+        means = self._example_means()
+        if not means:
+            return None, None
+        if self._binary:
+            return clustered_wilson_interval(means, self.scored)
+        if len(means) == 1:
+            return t_interval(self._rewards)
+        return t_interval(means)
+
+
+class Moments:
+    """Mean and standard deviation of a stream (Welford's update for the deviations)."""
+
+    __slots__ = ("_deviations", "_running_mean", "_total", "count")
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._total = 0.0
+        self._running_mean = 0.0
+        self._deviations = 0.0
+
+    def add(self, value: float) -> None:
+        """Count one value."""
+        self.count += 1
+        self._total += value
+        delta = value - self._running_mean
+        self._running_mean += delta / self.count
+        self._deviations += delta * (value - self._running_mean)
+
+    @property
+    def mean(self) -> float:
+        """Arithmetic mean; 0 of nothing."""
+        return self._total / self.count if self.count else 0.0
+
+    @property
+    def std(self) -> float:
+        """Sample standard deviation (n - 1); 0 for fewer than two values."""
+        return sqrt(self._deviations / (self.count - 1)) if self.count > 1 else 0.0
+
+    def summary(self) -> MetricSummary:
+        """Return the record that goes into a summary."""
+        return MetricSummary(mean=self.mean, std=self.std, count=self.count)
+
+
+def t_interval(values: Sequence[float]) -> tuple[float, float] | tuple[None, None]:
+    """Return the 95 % t interval of the mean; (None, None) for fewer than two values."""
+    count = len(values)
+    if count < 2:
+        return None, None
+    mean = sum(values) / count
+    half = student_t.quantile(_UPPER, count - 1) * _standard_error(values, mean)
+    return mean - half, mean + half
+
+
+def clustered_wilson_interval(means: Sequence[float], rollouts: int) -> tuple[float, float]:
+    """Return Wilson's 95 % interval for 0/1 rewards.
+
+    `means` holds one mean per example, `rollouts` is how many rollouts they were made from.
+    """
+    clusters = len(means)
+    p = sum(means) / clusters
+    effective = float(clusters) if clusters > 1 else float(rollouts)
+    error = _standard_error(means, p) if clusters > 1 else 0.0
+    if error > 0:
+        shrink = (_Z / student_t.quantile(_UPPER, clusters - 1)) ** 2
+        effective = min(float(rollouts), max(effective, shrink * p * (1 - p) / error**2))
+    return wilson_interval(p, effective)
+
+
+def wilson_interval(p: float, n: float) -> tuple[float, float]:
+    """Return Wilson's 95 % score interval of a share `p` observed over `n` trials (n may be fractional)."""
+    z2 = _Z * _Z
+    centre = (p + z2 / (2 * n)) / (1 + z2 / n)
+    half = _Z / (1 + z2 / n) * sqrt(p * (1 - p) / n + z2 / (4 * n * n))
+    # Rounding may step over the bounds that hold exactly at p = 0 and p = 1.
+    return max(0.0, min(p, centre - half)), min(1.0, max(p, centre + half))
+
+
+def histogram(values: Sequence[float], bins: int = _BINS) -> Histogram:
+    """Count values in equal-width bins from their minimum to their maximum.
+
+    Equal values make one bin of width 0.
+    """
+    low, high = min(values), max(values)
+    width = (high - low) / bins
+    if width <= 0:
+        return Histogram(edges=[low, high], counts=[len(values)])
+    counts = [0] * bins
+    for value in values:
+        counts[min(bins - 1, floor((value - low) / width))] += 1
+    edges = [low + i * width for i in range(bins)]
+    return Histogram(edges=[*edges, high], counts=counts)
+
+
+def _is_number(value: float) -> bool:
+    return abs(value) <= _LARGEST
+
+
+def _standard_error(values: Sequence[float], mean: float) -> float:
+    count = len(values)
+    return sqrt(sum((value - mean) ** 2 for value in values) / (count - 1) / count)

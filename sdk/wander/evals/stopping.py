@@ -1,0 +1,79 @@
+"""When an evaluation ends before its last rollout: on request, or because going on is pointless."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from wander.errors import EnvironmentFault, ModelError, WanderError, model_error_type
+from wander.types import Rollout
+
+
+class StopRequest:
+    """How a person ends an evaluation: once to stop in order, twice to stop at once.
+
+    A command line calls `request` from its signal handler (`loop.add_signal_handler(SIGINT, stop.request)`).
+    After the first call no rollout starts and those in flight are cancelled, which gives environments a
+    bounded time to clean up; after the second the evaluation waits for nothing. What has finished is on disk
+    either way.
+    """
+
+    def __init__(self) -> None:
+        self.requested = asyncio.Event()
+        self.urgent = asyncio.Event()
+
+    def request(self) -> None:
+        """Ask for the end; a second call asks for it at once."""
+        if self.requested.is_set():
+            self.urgent.set()
+        self.requested.set()
+
+
+class FailureWatch:
+    """Notices that an endpoint or an environment's process is gone, before a thousand failures are played.
+
+    - With nothing scored yet: `first` failed model calls in a row, or one refused key, end the run.
+    - Later: `later` failed model calls in a row end it.
+    - An environment whose process cannot be brought back ends it at once.
+
+    The exception to raise is in `verdict`.
+    """
+
+    def __init__(
+        self, concurrency: int, *, first: int = 8, why_lost: Callable[[], str | None] = lambda: None
+    ) -> None:
+        self.first = first
+        self.why_lost = why_lost
+        """Tells more about an environment's process that ended than a public record should hold."""
+        self.later = max(50, 2 * concurrency)
+        self.verdict: WanderError | None = None
+        self._in_a_row = 0
+        self._any_good = False
+
+    def add(self, rollout: Rollout) -> bool:
+        """Look at a finished rollout; True when the run should end."""
+        failure = rollout.failure
+        if self.verdict is not None:
+            return True
+        if failure is None:
+            self._any_good, self._in_a_row = True, 0
+        elif failure.boundary == "model":
+            self._in_a_row += 1
+            refused = failure.type == "AuthenticationFailed" and not self._any_good
+            if refused or self._in_a_row >= (self.later if self._any_good else self.first):
+                self.verdict = self._model_error(failure.type, failure.message)
+        else:
+            self._in_a_row = 0
+            if failure.type == "WorkerLost" and not failure.retryable:
+                hint = "see its log, then resume; finished rollouts are kept"
+                self.verdict = EnvironmentFault(self.why_lost() or failure.message, hint=hint)
+        return self.verdict is not None
+
+    def _model_error(self, kind: str, message: str) -> ModelError:
+        """The failure as the exception it was, so that exit statuses stay the same."""
+        count = "the last" if self._any_good else "the first"
+        rollouts = "rollout" if self._in_a_row == 1 else f"{self._in_a_row} rollouts"
+        return model_error_type(kind)(
+            f"{count} {rollouts} failed at the model: {message}",
+            hint="check the endpoint and the model's name, then resume; finished rollouts are kept",
+        )

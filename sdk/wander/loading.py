@@ -1,0 +1,249 @@
+"""From a name, a module or a path to an environment.
+
+An environment package names its factory in the entry point group `wander.environments`; a module with a
+`load_environment` function works without one. Every failure is a `LoadError` that gives the true cause.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import importlib.util
+import inspect
+import re
+import sys
+import tomllib
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib.metadata import EntryPoint, entry_points
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from wander.compat.alias import serve_verifiers
+from wander.environment import Environment
+from wander.errors import LoadError
+
+GROUP = "wander.environments"
+
+
+def load_environment(name: str, **arguments: Any) -> Environment:
+    """Load an installed environment by its name or its module's name and call its `load_environment`.
+
+    The name may carry the owner and the version (`alice/wordle@1.2.0`): the owner is not looked at, and a
+    version that is not the installed one is refused. A name that is a path (`./wordle`, `wordle.py`) goes
+    to `load_path`. Raises `LoadError`.
+    """
+    return find_factory(name).made(arguments)
+
+
+def load_path(path: str | Path, **arguments: Any) -> Environment:
+    """Load an environment from a project folder or a `.py` file; its folder is put on `sys.path`.
+
+    Raises `LoadError`.
+    """
+    return find_path_factory(path).made(arguments)
+
+
+@dataclass(frozen=True)
+class Factory:
+    """A function that makes an environment, imported and not called yet."""
+
+    name: str
+    """The environment's name."""
+    function: Callable[..., Any]
+
+    def made(self, arguments: dict[str, Any]) -> Environment:
+        """Call the function and name the environment it returns; raises `LoadError`."""
+        return _made(self.name, self.function, arguments)
+
+
+def find_factory(name: str) -> Factory:
+    """Import the module of an installed environment, or of a path; takes names as `load_environment` does."""
+    if name.startswith((".", "/", "~")) or name.endswith(".py"):
+        return find_path_factory(name)
+    wanted, _, version = name.rpartition("/")[2].partition("@")
+    entry = _entry_point(wanted)
+    if entry is None:
+        return Factory(wanted, _factory(_imported(_module_name(wanted), wanted), "load_environment"))
+    if version and entry.dist is not None and entry.dist.version != version:
+        raise LoadError(
+            f"`{wanted}` {entry.dist.version} is installed, not {version}",
+            hint=f"run `wander install {name}`",
+        )
+    module, _, attribute = entry.value.partition(":")
+    return Factory(wanted, _factory(_imported(module, wanted), attribute or "load_environment"))
+
+
+def find_path_factory(path: str | Path) -> Factory:
+    """Import the module of a project folder or a `.py` file, as `load_path` does."""
+    place = Path(path).expanduser().resolve()
+    if place.is_file() and place.suffix == ".py":
+        return Factory(place.stem, _factory(import_file(place), "load_environment"))
+    if not place.is_dir():
+        raise LoadError(f"`{path}` is neither a folder nor a Python file")
+    name, target = _project_target(place)
+    module, _, attribute = target.partition(":")
+    source = next((folder for folder in (place, place / "src") if _holds(folder, module)), None)
+    if source is None:
+        raise LoadError(
+            f"`{path}` has no module `{module}`",
+            hint=f"write `{module}.py` with a `load_environment` function, or name yours in "
+            f'`[project.entry-points."{GROUP}"]` of pyproject.toml',
+        )
+    return Factory(name, _factory(_imported_from(source, module), attribute or "load_environment"))
+
+
+def import_file(path: Path) -> ModuleType:
+    """Import a Python file by its own name, with its folder on `sys.path`; raises `LoadError`."""
+    return _imported_from(path.parent, path.stem)
+
+
+def installed_environments() -> list[str]:
+    """Return the names of all installed environments that have an entry point, sorted."""
+    return sorted({entry.name for entry in entry_points(group=GROUP)})
+
+
+def _entry_point(name: str) -> EntryPoint | None:
+    """Return the entry point of that name; `-`, `_`, `.` and case do not matter, as on a package index."""
+    found = [entry for entry in entry_points(group=GROUP) if _normal(entry.name) == _normal(name)]
+    owners = {entry.value for entry in found}
+    if len(owners) > 1:
+        raise LoadError(
+            f"several installed packages call their environment `{name}`: {', '.join(sorted(owners))}",
+            hint="load one of them by its module's name",
+        )
+    return found[0] if found else None
+
+
+def _normal(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def _module_name(name: str) -> str:
+    return name.replace("-", "_")
+
+
+def _imported(module: str, name: str) -> ModuleType:
+    """Import a module; an import that fails inside it is told from a module that is not there."""
+    serve_verifiers()
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        if error.name is not None and (module == error.name or module.startswith(f"{error.name}.")):
+            raise LoadError(f"there is no environment `{name}` here", hint=_near(name)) from error
+        raise LoadError(
+            f"`{module}` needs the module `{error.name}`, which is not installed",
+            hint="add its package to the environment's dependencies and install it again",
+        ) from error
+    except (Exception, SystemExit) as error:
+        raise LoadError(f"importing `{module}` raised `{type(error).__name__}: {error}`") from error
+
+
+def _near(name: str) -> str:
+    known = installed_environments()
+    near = difflib.get_close_matches(name, known, n=3)
+    if near:
+        return f"did you mean {', '.join(f'`{each}`' for each in near)}?"
+    installed = ", ".join(f"`{each}`" for each in known) or "none"
+    return f"run `wander install OWNER/{name}`, or check the spelling (installed: {installed})"
+
+
+def _imported_from(folder: Path, module: str) -> ModuleType:
+    """Import a module from a folder; raises `LoadError` when one of that name came from elsewhere."""
+    if str(folder) not in sys.path:
+        sys.path.insert(0, str(folder))
+        importlib.invalidate_caches()
+    imported = _imported(module, module)
+    origin = getattr(imported, "__file__", None)
+    if origin is not None and folder not in Path(origin).resolve().parents:
+        raise LoadError(
+            f"`{module}` was found in `{origin}`, not in `{folder}`",
+            hint="another module has the same name: rename this one, or load it in a process of its own",
+        )
+    return imported
+
+
+def _project_target(folder: Path) -> tuple[str, str]:
+    """Return (environment name, `module:function`) of a project folder."""
+    settings = folder / "pyproject.toml"
+    if not settings.is_file():
+        return folder.name, _module_name(folder.name)
+    try:
+        project = tomllib.loads(settings.read_text(encoding="utf-8")).get("project", {})
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise LoadError(f"`{settings}` is not valid TOML: {error}") from error
+    declared: dict[str, str] = project.get("entry-points", {}).get(GROUP, {})
+    if len(declared) > 1:
+        raise LoadError(f"`{settings}` declares {len(declared)} environments; one package holds one")
+    if declared:
+        return next(iter(declared.items()))
+    name = str(project.get("name", folder.name))
+    return name, _module_name(name)
+
+
+def _holds(folder: Path, module: str) -> bool:
+    base = folder.joinpath(*module.split("."))
+    return base.with_suffix(".py").is_file() or base.is_dir()
+
+
+def _factory(module: ModuleType, attribute: str) -> Callable[..., Any]:
+    factory = getattr(module, attribute, None)
+    if not callable(factory):
+        raise LoadError(
+            f"`{module.__name__}` has no function `{attribute}`",
+            hint=f"write `def {attribute}(**arguments) -> wander.Environment:` in it",
+        )
+    return factory  # type: ignore[no-any-return]
+
+
+def _made(name: str, factory: Callable[..., Any], arguments: dict[str, Any]) -> Environment:
+    """Call the factory and name the environment it returns."""
+    _check_arguments(name, factory, arguments)
+    try:
+        env = factory(**arguments)
+    except (Exception, SystemExit) as error:
+        hint = getattr(error, "hint", None)
+        raise LoadError(
+            f"`load_environment` of `{name}` raised `{type(error).__name__}: {error}`", hint=hint
+        ) from error
+    if inspect.iscoroutine(env):
+        env.close()
+    env = _ours(env)
+    if not isinstance(env, Environment):
+        raise LoadError(
+            f"`load_environment` of `{name}` returned a `{type(env).__name__}`, not an environment",
+            hint="return an instance of `wander.SingleTurnEnv`, `wander.MultiTurnEnv` or another "
+            "environment, from an ordinary (not async) function",
+        )
+    env.name = env.name or name
+    env.arguments = dict(arguments)
+    return env
+
+
+def _ours(env: Any) -> Any:
+    """Return an environment of the classic `verifiers` API as one of ours; everything else as it is."""
+    classes = {f"{cls.__module__}.{cls.__name__}" for cls in type(env).__mro__}
+    if "wander.compat.verifiers.environment.Environment" in classes:
+        from wander.compat.adapter import AdaptedEnvironment
+
+        return AdaptedEnvironment(env)
+    if any(name.startswith("verifiers.") for name in classes):
+        raise LoadError(
+            "the environment was loaded with the upstream `verifiers`, which hosts its own environments only",
+            hint="install it with `wander install`, or take `verifiers` out of this Python environment",
+        )
+    return env
+
+
+def _check_arguments(name: str, factory: Callable[..., Any], arguments: dict[str, Any]) -> None:
+    """Refuse arguments that the factory does not take, naming those that it does."""
+    signature = inspect.signature(factory)
+    try:
+        signature.bind(**arguments)
+    except TypeError as error:
+        accepted = ", ".join(f"`{parameter}`" for parameter in signature.parameters.values())
+        raise LoadError(
+            f"environment `{name}`: {error}",
+            hint=f"it takes {accepted}" if accepted else "it takes no arguments",
+        ) from error

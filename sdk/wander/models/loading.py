@@ -1,0 +1,115 @@
+"""Finding and loading a local language model: `smollm2`, a folder, or a Hugging Face repository."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from wander.errors import ConfigError, MissingExtra
+from wander.models.quiet import quiet_libraries
+from wander.models.smollm2 import SMOLLM2, pull_smollm2
+
+if TYPE_CHECKING:
+    import torch
+
+
+@dataclass(frozen=True)
+class LoadedModel:
+    """A causal language model in this process, with its tokenizer."""
+
+    model: Any
+    tokenizer: Any
+    name: str
+    """As it stands on a leaderboard."""
+    path: Path | None
+    """The folder it was loaded from, when it is a local one."""
+
+
+def require_transformers(needed_for: str) -> Any:
+    """Return the transformers module or raise `MissingExtra`."""
+    try:
+        import transformers
+    except ImportError as error:
+        raise MissingExtra("transformers", needed_for=needed_for) from error
+    return transformers
+
+
+def load_model(
+    name: str | Path, *, device: str | None = None, dtype: str = "float32", revision: str | None = None
+) -> LoadedModel:
+    """Load a model and its tokenizer.
+
+    `name` is `smollm2` (pulled on first use), a folder in Hugging Face form, or a Hugging Face repository.
+    `device` None means a GPU where there is one. Raises `ConfigError` for a name that leads nowhere.
+    """
+    transformers = require_transformers("running a model in this process")
+    source, shown = resolve_model(name)
+    local = Path(source) if Path(source).is_dir() else None
+    try:
+        with quiet_libraries():
+            tokenizer = transformers.AutoTokenizer.from_pretrained(
+                source, revision=revision, padding_side="left"
+            )
+            model = transformers.AutoModelForCausalLM.from_pretrained(
+                source, revision=revision, dtype=dtype, attn_implementation="sdpa"
+            )
+    except (OSError, ValueError) as error:
+        raise ConfigError(
+            f"no model could be loaded from `{name}`: {str(error).splitlines()[0]}",
+            hint="give a folder with config.json, tokenizer and weights, `smollm2`, or a Hugging Face name",
+        ) from error
+    if tokenizer.pad_token_id is None:
+        tokenizer.pad_token = tokenizer.eos_token
+    model = model.to(torch_device(device)).eval()
+    return LoadedModel(model=model, tokenizer=tokenizer, name=shown, path=local)
+
+
+def resolve_model(name: str | Path) -> tuple[str, str]:
+    """Return where to load a model from and what to call it."""
+    text = str(name)
+    folder = Path(text).expanduser()
+    if (folder / "config.json").is_file():
+        return str(folder), model_name(folder)
+    if folder.is_dir():
+        raise ConfigError(
+            f"`{folder}` holds no model: it has no config.json",
+            hint="make one with `wander model new tiny`, or give the folder of a checkpoint",
+        )
+    if text.lower() in {"smollm2", SMOLLM2.lower(), f"HuggingFaceTB/{SMOLLM2}".lower()}:
+        return str(pull_smollm2()), SMOLLM2
+    # `runs/model` beside a folder `runs` is a missing folder, not a repository to ask the network for.
+    if text.startswith((".", "/", "~")) or text.count("/") > 1 or Path(text.partition("/")[0]).is_dir():
+        raise ConfigError(
+            f"there is no folder `{text}`", hint="run `wander model list` to see the models here"
+        )
+    return text, text
+
+
+def model_name(folder: Path) -> str:
+    """Return what to call the model of a folder: its name, or its parent's when it is called `model`."""
+    whole = folder.resolve()
+    return whole.parent.name if whole.name == "model" else whole.name
+
+
+def torch_device(device: str | None) -> torch.device:
+    """Return the device to run on; None means a GPU where there is one."""
+    import torch
+
+    if device is None:
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    return torch.device(device)
+
+
+def weights_digest(folder: Path) -> str | None:
+    """SHA-256 over the names and bytes of the safetensors files of a folder; None when there are none."""
+    files = sorted(folder.glob("*.safetensors"))
+    if not files:
+        return None
+    whole = hashlib.sha256()
+    for file in files:
+        whole.update(file.name.encode() + b"\0")
+        with file.open("rb") as stream:
+            whole.update(hashlib.file_digest(stream, "sha256").digest())
+    return whole.hexdigest()

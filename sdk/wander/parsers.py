@@ -1,0 +1,219 @@
+"""Parsers: how an answer is found in what a model wrote.
+
+Everything here takes malformed output in its stride: a parser never raises on text, and takes time linear in
+its length.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from types import SimpleNamespace
+from typing import Any
+
+from wander.types import Message, Messages
+
+FormatReward = Callable[..., float]
+
+
+def message_text(message: Message) -> str:
+    """Return the text of a message: its content, or its text parts joined; empty when it has none."""
+    content = message.get("content")
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, list):
+        return ""
+    parts = (part.get("text") for part in content if isinstance(part, dict))
+    return "".join(text for text in parts if isinstance(text, str))
+
+
+class Parser:
+    """Finds the answer in a completion; this one takes the text through `extract_fn`, by default as it is."""
+
+    def __init__(self, extract_fn: Callable[[str], Any] | None = None) -> None:
+        self.extract_fn = extract_fn
+
+    def parse(self, text: str) -> Any:
+        """Return what `extract_fn` makes of a text."""
+        return text if self.extract_fn is None else self.extract_fn(text)
+
+    def parse_answer(self, completion: Messages | str) -> Any | None:
+        """Return the answer of the last assistant message, or None when there is none."""
+        if isinstance(completion, str):
+            return self.parse(completion)
+        messages = self.get_assistant_messages(completion)
+        return self.parse(message_text(messages[-1])) if messages else None
+
+    def get_assistant_messages(self, completion: Messages) -> Messages:
+        """Return the messages that the model wrote."""
+        return [message for message in completion if message.get("role") == "assistant"]
+
+    def get_user_messages(self, completion: Messages) -> Messages:
+        """Return the messages of the user, which in a multi-turn rollout is the environment."""
+        return [message for message in completion if message.get("role") == "user"]
+
+    def get_tool_messages(self, completion: Messages) -> Messages:
+        """Return the results of tools."""
+        return [message for message in completion if message.get("role") == "tool"]
+
+    def get_system_messages(self, completion: Messages) -> Messages:
+        """Return the system messages."""
+        return [message for message in completion if message.get("role") == "system"]
+
+    def get_format_reward_func(self) -> FormatReward:
+        """Return a reward function that judges the form: the mean over assistant messages, from 0 to 1.
+
+        A completion without an assistant message scores 0.
+        """
+
+        def format_reward_func(completion: Messages | str, **_: Any) -> float:
+            if isinstance(completion, str):
+                return self.format_score(completion)
+            messages = self.get_assistant_messages(completion)
+            if not messages:
+                return 0.0
+            return sum(self.format_score(message_text(message)) for message in messages) / len(messages)
+
+        return format_reward_func
+
+    def format_score(self, text: str) -> float:
+        """Return how well one text keeps the form, from 0 to 1; a plain parser accepts any."""
+        return 1.0
+
+
+class ThinkParser(Parser):
+    """Takes what follows the last `</think>`, and nothing when the tag is missing."""
+
+    def parse(self, text: str) -> Any:
+        """Return the text after the reasoning, stripped, through `extract_fn`; empty text without the tag."""
+        _, tag, tail = text.rpartition("</think>")
+        return super().parse(tail.strip() if tag else "")
+
+    def format_score(self, text: str) -> float:
+        """1.0 for exactly one `<think>...</think>` at the start with something after it, else 0.0."""
+        text = text.strip()
+        once = text.count("<think>") == 1 and text.count("</think>") == 1
+        tail = text.rpartition("</think>")[2].strip()
+        return 1.0 if text.startswith("<think>") and once and tail else 0.0
+
+
+class MaybeThinkParser(Parser):
+    """Takes what follows the last `</think>`, or everything when the tag is missing."""
+
+    def parse(self, text: str) -> Any:
+        """Return the text without its reasoning, stripped, through `extract_fn`."""
+        return super().parse(text.rpartition("</think>")[2].strip())
+
+
+class XMLParser(Parser):
+    """Reads fields such as `<answer>...</answer>`.
+
+    A field is a tag name, or a tuple of tag names that may stand for one another; the first is the one that
+    `format` writes. `answer_field` names the field that holds the answer; its alternatives count too.
+    """
+
+    def __init__(
+        self,
+        fields: Sequence[str | Sequence[str]],
+        answer_field: str = "answer",
+        extract_fn: Callable[[str], Any] | None = None,
+    ) -> None:
+        super().__init__(extract_fn)
+        self.answer_field = answer_field
+        self._fields = [tuple(field) if isinstance(field, tuple | list) else (field,) for field in fields]
+        names = [name for field in self._fields for name in field]
+        if any(not isinstance(name, str) for name in names):
+            raise TypeError(f"field names must be text, got {names}")
+        if not all(self._fields) or not all(names):
+            raise ValueError("every field of an XML parser needs a name")
+        if len(set(names)) != len(names):
+            raise ValueError(f"field names must be unique, got {', '.join(names)}")
+
+    def parse(self, text: str, strip: bool = True, last: bool = False) -> SimpleNamespace:
+        """Return an object with one attribute a tag name: the field's text, or None where it is missing.
+
+        Takes the first occurrence of a field, or with `last` the last one. A field whose closing tag is
+        missing counts as missing.
+        """
+        found = SimpleNamespace()
+        for name in self._names():
+            occurrences = list(tagged(text, name))
+            value = occurrences[-1 if last else 0] if occurrences else None
+            setattr(found, name, value.strip() if value is not None and strip else value)
+        return found
+
+    def parse_answer(self, completion: Messages | str) -> Any | None:
+        """Return the answer field of the last assistant message that has one, or None.
+
+        Within a string, the last occurrence counts.
+        """
+        if isinstance(completion, str):
+            return self._answer(completion, last=True)
+        for message in reversed(self.get_assistant_messages(completion)):
+            answer = self._answer(message_text(message), last=False)
+            if answer is not None:
+                return answer
+        return None
+
+    def get_fields(self) -> list[str]:
+        """Return the first name of every field, in order."""
+        return [names[0] for names in self._fields]
+
+    def get_format_str(self) -> str:
+        """Return the expected form, to be shown in a prompt."""
+        lines = []
+        for names in self._fields:
+            shown = names[0] if len(names) == 1 else f"[ {' | '.join(names)} ]"
+            lines.append(f"<{shown}>\n...\n</{shown}>")
+        return "\n".join(lines)
+
+    def format(self, **values: Any) -> str:
+        """Write the fields in order; raises `ValueError` when one is missing or unknown."""
+        lines = []
+        for names in self._fields:
+            given = [name for name in names if name in values]
+            if not given:
+                raise ValueError(f"the field `{names[0]}` is missing: pass `{names[0]}=...`")
+            lines.append(f"<{names[0]}>\n{values[given[0]]}\n</{names[0]}>")
+        unknown = sorted(set(values) - set(self._names()))
+        if unknown:
+            raise ValueError(f"`{unknown[0]}` is not one of the fields {', '.join(self.get_fields())}")
+        return "\n".join(lines)
+
+    def format_score(self, text: str) -> float:
+        """Score the form of one text from 0 to 1.
+
+        0.4 for the share of fields that are there, and 0.2 each for well-formed tags, for starting with the
+        first field and for ending with the last one. A text without any field scores 0.
+        """
+        text = text.strip()
+        present = [any(True for name in names for _ in tagged(text, name)) for names in self._fields]
+        if not any(present):
+            return 0.0
+        well_formed = all(text.count(f"<{name}>") == text.count(f"</{name}>") for name in self._names())
+        starts = any(text.startswith(f"<{name}>") for name in self._fields[0])
+        ends = any(text.endswith(f"</{name}>") for name in self._fields[-1])
+        return 0.4 * sum(present) / len(present) + 0.2 * (well_formed + starts + ends)
+
+    def _answer(self, text: str, *, last: bool) -> Any | None:
+        found = self.parse(text, last=last)
+        same = next((names for names in self._fields if self.answer_field in names), ())
+        values = [getattr(found, name) for name in (self.answer_field, *same) if name in same]
+        value = next((value for value in values if value is not None), None)
+        return None if value is None else Parser.parse(self, value)
+
+    def _names(self) -> Iterator[str]:
+        for names in self._fields:
+            yield from names
+
+
+def tagged(text: str, name: str) -> Iterator[str]:
+    """Yield what stands between each `<name>` and the next `</name>`, unstripped, without overlaps."""
+    opening, closing = f"<{name}>", f"</{name}>"
+    start = text.find(opening)
+    while start >= 0:
+        start += len(opening)
+        end = text.find(closing, start)
+        if end < 0:
+            return
+        yield text[start:end]
+        start = text.find(opening, end + len(closing))

@@ -1,0 +1,7 @@
+"""Rubrics: how a finished rollout becomes a reward and metrics."""
+
+from wander.rubrics.group import RubricGroup
+from wander.rubrics.rubric import RewardFunction, Rubric
+from wander.rubrics.score import Score
+
+__all__ = ["RewardFunction", "Rubric", "RubricGroup", "Score"]

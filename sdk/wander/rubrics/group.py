@@ -1,0 +1,88 @@
+"""Several rubrics as one."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+from wander.errors import ConfigError
+from wander.parsers import Parser
+from wander.rubrics.rubric import Rubric
+from wander.rubrics.score import Score
+from wander.types import RewardFunctionInfo, State
+
+
+class RubricGroup(Rubric):
+    """Scores with every member and adds their rewards up; each member keeps its own parser.
+
+    Where two members have a function of one name, each is reported with the member's name before it
+    (`style.length`, `facts.length`), so that no two values are ever added up under one name. Members are
+    named by the keys of a mapping, else by their position from 1. Functions that are added to the group
+    itself come last and keep their names.
+    """
+
+    def __init__(self, rubrics: Sequence[Rubric] | Mapping[str, Rubric]) -> None:
+        if isinstance(rubrics, Mapping):
+            members = dict(rubrics)
+        else:
+            members = {str(position): rubric for position, rubric in enumerate(rubrics, start=1)}
+        if not members:
+            raise ConfigError("a rubric group needs at least one rubric")
+        super().__init__(parser=next((each.parser for each in members.values() if each.parser), None))
+        self.members = members
+
+    def describe(self) -> list[RewardFunctionInfo]:
+        """Return name and weight of every function, member by member, under the names that are reported."""
+        names = self._reported()
+        return [info.model_copy(update={"name": names[key, info.name]}) for key, info in self._described()]
+
+    @property
+    def has_group_functions(self) -> bool:
+        """Whether any member can only score a whole group."""
+        return super().has_group_functions or any(each.has_group_functions for each in self.members.values())
+
+    async def score(self, state: State, parser: Parser | None = None) -> Score:
+        """Score with every member, also after one failed."""
+        own = await super().score(state, parser)
+        scores = {key: await member.score(state, parser) for key, member in self.members.items()}
+        return self._merged({**scores, "": own})
+
+    async def score_group(self, states: Sequence[State], parser: Parser | None = None) -> list[Score]:
+        """Score a whole group with every member, also after one failed."""
+        own = await super().score_group(states, parser)
+        scores = {key: await member.score_group(states, parser) for key, member in self.members.items()}
+        scores[""] = own
+        return [
+            self._merged({key: each[position] for key, each in scores.items()})
+            for position in range(len(states))
+        ]
+
+    async def close(self) -> None:
+        """Close every member."""
+        for member in self.members.values():
+            await member.close()
+
+    def _described(self) -> list[tuple[str, RewardFunctionInfo]]:
+        """Return every function with its member's name; the group's own have none."""
+        described = [(key, info) for key, member in self.members.items() for info in member.describe()]
+        return [*described, *(("", info) for info in super().describe())]
+
+    def _reported(self) -> dict[tuple[str, str], str]:
+        """Return under which name each (member, function) is reported."""
+        pairs = [(key, info.name) for key, info in self._described()]
+        count = Counter(name for _, name in pairs)
+        return {(key, name): f"{key}.{name}" if key and count[name] > 1 else name for key, name in pairs}
+
+    def _merged(self, scores: Mapping[str, Score]) -> Score:
+        names = self._reported()
+        merged = Score(reward=0.0)
+        for key, score in scores.items():
+            merged.error = merged.error or score.error
+            for name, value in score.metrics.items():
+                # A member that overrides `score` may report what it does not describe.
+                reported = names.get((key, name), f"{key}.{name}" if name in merged.metrics else name)
+                merged.metrics[reported] = value
+        rewards = [score.reward for score in scores.values() if score.reward is not None]
+        complete = merged.error is None and len(rewards) == len(scores)
+        merged.reward = sum(rewards) if complete else None
+        return merged

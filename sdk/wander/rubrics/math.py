@@ -1,0 +1,205 @@
+"""Mathematical answers, compared by what they mean. Needs the extra `math` (math-verify)."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import json
+import os
+import queue
+import select
+import subprocess
+import sys
+import time
+import weakref
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from functools import partial
+from typing import Any
+
+from wander.answers import extract_boxed_answer
+from wander.errors import MissingExtra, RubricError
+from wander.parsers import MaybeThinkParser, Parser
+from wander.rubrics.rubric import Rubric
+from wander.types import Messages
+
+_START_SECONDS = 120.0
+"""How long a process may take to load the library, on a machine with other things to do."""
+
+
+class MathRubric(Rubric):
+    """Rewards an answer that equals the example's `answer` as mathematics; `1/2` equals `\\frac{2}{4}`.
+
+    - `funcs`, `weights`: further reward functions; `correct_answer` comes last, with weight 1.
+    - `parser`: finds the answer in the completion; by default the last box after the reasoning.
+    - `max_workers`: processes that compare; they start when they are needed and end with the environment.
+    - `timeout_seconds`: for one comparison. One that takes longer is an error of the rubric, not a 0, since
+      on another machine it might have ended in time.
+    - `max_characters`: a longer answer is wrong without a comparison.
+    """
+
+    def __init__(
+        self,
+        funcs: Sequence[Callable[..., Any]] | None = None,
+        weights: Sequence[float] | None = None,
+        parser: Parser | None = None,
+        *,
+        max_workers: int = 2,
+        timeout_seconds: float = 5.0,
+        max_characters: int = 2_000,
+    ) -> None:
+        if importlib.util.find_spec("math_verify") is None:
+            raise MissingExtra("math", needed_for="`MathRubric`")
+        strict = partial(extract_boxed_answer, strict=True)
+        super().__init__(funcs, weights, parser or MaybeThinkParser(strict))
+        self.max_characters = max_characters
+        self.processes = MathProcesses(max_workers, timeout_seconds)
+        self.add_reward_func(self.correct_answer)
+
+    async def correct_answer(self, completion: Messages, answer: Any, parser: Parser) -> float:
+        """1.0 when the parsed completion equals the answer, else 0.0."""
+        response = parser.parse_answer(completion)
+        response = "" if response is None else str(response).strip()
+        answer = str(answer).strip()
+        if not response or len(response) > self.max_characters:
+            return 0.0
+        if response == answer:
+            return 1.0
+        return float(await self.processes.equal(answer, response))
+
+    async def close(self) -> None:
+        """End the processes; a later comparison starts new ones."""
+        await asyncio.to_thread(self.processes.close)
+
+
+class MathProcesses:
+    """A bounded set of processes that compare; one that hangs or dies is replaced by a new one.
+
+    They are fresh interpreters, not forks, so that they are safe in any host, and they import nothing of the
+    host's main module.
+    """
+
+    def __init__(self, count: int, timeout_seconds: float) -> None:
+        self.count = count
+        self.timeout_seconds = timeout_seconds
+        self._threads: ThreadPoolExecutor | None = None
+        self._idle: queue.SimpleQueue[subprocess.Popen[bytes]] = queue.SimpleQueue()
+        self._ended = weakref.finalize(self, _end_all, self._idle)
+
+    async def equal(self, answer: str, response: str) -> bool:
+        """Tell whether two expressions are equal.
+
+        Raises `RubricError` when that takes too long, breaks the library or kills its process twice.
+        """
+        if self._threads is None:
+            self._threads = ThreadPoolExecutor(self.count, thread_name_prefix="wander-math")
+        request = {"answer": answer, "response": response}
+        loop = asyncio.get_running_loop()
+        reply = await loop.run_in_executor(self._threads, self._asked, request)
+        if "error" in reply:
+            raise RubricError(
+                f"math-verify cannot compare `{response:.80}` with `{answer:.80}`: {reply['error']}"
+            )
+        return bool(reply["equal"])
+
+    def close(self) -> None:
+        """End every idle process and thread, after the comparisons that are under way."""
+        if self._threads is not None:
+            self._threads.shutdown(wait=True)
+            self._threads = None
+        _end_all(self._idle)
+
+    def _asked(self, request: dict[str, str]) -> dict[str, Any]:
+        """Ask an idle process, or a new one; it is idle again once it has answered.
+
+        A process that dies is replaced once: it may have been killed for reasons of its own.
+        """
+        for _ in range(2):
+            process = self._living()
+            try:
+                reply = _exchanged(process, request, self.timeout_seconds)
+            except _Died:
+                _end(process)
+                continue
+            except BaseException:
+                _end(process)
+                raise
+            self._idle.put(process)
+            return reply
+        raise RubricError(f"comparing `{request['response']:.80}` killed two processes, one after the other")
+
+    def _living(self) -> subprocess.Popen[bytes]:
+        with suppress(queue.Empty):
+            while True:
+                process = self._idle.get_nowait()
+                if process.poll() is None:
+                    return process
+                _end(process)
+        return _started()
+
+
+class _Died(Exception):
+    """The process ended instead of answering."""
+
+
+def _started() -> subprocess.Popen[bytes]:
+    """Start a process and wait until it has loaded the library."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "wander.rubrics.math_worker"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
+    )
+    try:
+        _read(process, _START_SECONDS, "loading math-verify")
+    except _Died as error:
+        _end(process)
+        raise RubricError(f"math-verify does not load (exit status {process.returncode})") from error
+    except BaseException:
+        _end(process)
+        raise
+    return process
+
+
+def _exchanged(process: subprocess.Popen[bytes], request: dict[str, str], seconds: float) -> dict[str, Any]:
+    assert process.stdin is not None
+    try:
+        process.stdin.write(json.dumps(request).encode() + b"\n")
+        process.stdin.flush()
+    except OSError as error:
+        raise _Died from error
+    return _read(process, seconds, f"comparing `{request['response']:.80}` with `{request['answer']:.80}`")
+
+
+def _read(process: subprocess.Popen[bytes], seconds: float, doing: str) -> dict[str, Any]:
+    """Return the next line of a process as an object; raises `RubricError` when none comes in time."""
+    assert process.stdout is not None
+    line = b""
+    deadline = time.monotonic() + seconds
+    while not line.endswith(b"\n"):
+        left = deadline - time.monotonic()
+        if left <= 0 or not select.select([process.stdout], [], [], left)[0]:
+            raise RubricError(f"{doing} took more than {seconds:g} s")
+        piece = os.read(process.stdout.fileno(), 65536)
+        if not piece:
+            raise _Died
+        line += piece
+    reply: dict[str, Any] = json.loads(line)
+    return reply
+
+
+def _end_all(idle: queue.SimpleQueue[subprocess.Popen[bytes]]) -> None:
+    with suppress(queue.Empty):
+        while True:
+            _end(idle.get_nowait())
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    process.kill()
+    process.wait()
+    for pipe in (process.stdin, process.stdout):
+        assert pipe is not None
+        with suppress(OSError):  # what was not written yet cannot be any more
+            pipe.close()

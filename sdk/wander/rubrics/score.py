@@ -1,0 +1,32 @@
+"""What a rubric makes of a rollout, and what counts as a number."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from numbers import Real
+from typing import Any
+
+from wander.errors import RubricError
+
+
+@dataclass
+class Score:
+    """What a rubric made of one rollout."""
+
+    reward: float | None
+    """Weighted sum; None when any function failed."""
+    metrics: dict[str, float] = field(default_factory=dict)
+    """Raw value of every function that gave one."""
+    error: RubricError | None = None
+    """The first failure."""
+
+
+def checked_reward(value: Any, name: str) -> float:
+    """Return the value as a float; raises `RubricError` unless it is a finite number."""
+    if not isinstance(value, Real):
+        raise RubricError(f"reward function `{name}` returned `{value!r:.80}`, not a number")
+    number = float(value)
+    if not math.isfinite(number):
+        raise RubricError(f"reward function `{name}` returned {number}, which is not finite")
+    return number

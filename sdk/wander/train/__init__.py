@@ -1,0 +1,1 @@
+"""SFT and GRPO on any environment."""

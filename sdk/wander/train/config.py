@@ -1,0 +1,206 @@
+"""The settings of training: TOML files, 24 fields for GRPO and 13 for SFT, every one documented here.
+
+The principal dial of GRPO is `batch.rollouts`: under about 256 rollouts a step, runs on games collapse.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from wander.errors import ConfigError
+
+Schedule = Literal["constant", "linear", "cosine"]
+Precision = Literal["float32", "bfloat16"]
+
+
+class Section(BaseModel):
+    """Base of every section: a name that is not a field is refused."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=())
+
+
+class ModelSection(Section):
+    """Which model learns."""
+
+    path: str
+    """`smollm2`, a folder in Hugging Face form, or a Hugging Face repository."""
+    device: str | None = None
+    """None means a GPU where there is one."""
+    dtype: Precision = "float32"
+    lora_rank: int = Field(default=0, ge=0)
+    """0 trains all weights; otherwise adapters on every linear layer, merged at the end."""
+
+
+class EnvironmentSection(Section):
+    """On which examples."""
+
+    arguments: dict[str, Any] = Field(default_factory=dict)
+    """Passed to `load_environment`."""
+    run_seed: int | None = None
+    """Seeds the environment; None means `schedule.seed`."""
+
+
+class AlgorithmSection(Section):
+    """How rewards become gradients."""
+
+    loss: Literal["dapo", "grpo", "dr_grpo", "bnpo", "cispo", "gspo", "sapo"] = "dapo"
+    scale_rewards: Literal["none", "group", "batch"] = "none"
+    """What the advantage (reward minus the group's mean) is divided by."""
+    clip_high: float | None = Field(default=None, gt=0)
+    """Upper bound of the policy ratio: 0.2 above 1, or, for cispo, 5 itself. TRL's default for cispo is 0.2,
+    which multiplies every on-policy gradient by 0.2."""
+    kl: float = Field(default=0.0, ge=0)
+    """Weight of the divergence from the starting policy; above 0 that policy is kept in memory."""
+
+
+class BatchSection(Section):
+    """How much is played a step."""
+
+    rollouts: int = Field(default=256, gt=1)
+    """Rollouts of one step, all groups together. The principal dial."""
+    group_size: int = Field(default=8, gt=1)
+    """Rollouts of one example."""
+    rows_at_once: int = Field(default=64, gt=0)
+    """Rollouts in one backward pass and one sampling batch of four times as many; less needs less memory."""
+
+    @model_validator(mode="after")
+    def _divisible(self) -> BatchSection:
+        if self.rollouts % self.group_size:
+            raise ValueError(
+                f"rollouts ({self.rollouts}) must be a multiple of group_size ({self.group_size})"
+            )
+        if self.rollouts % self.rows_at_once and self.rollouts > self.rows_at_once:
+            raise ValueError(
+                f"rollouts ({self.rollouts}) must be a multiple of rows_at_once ({self.rows_at_once})"
+            )
+        return self
+
+    @property
+    def groups(self) -> int:
+        """Examples of one step."""
+        return self.rollouts // self.group_size
+
+
+class SamplingSection(Section):
+    """How the policy plays while it learns."""
+
+    temperature: float = Field(default=1.0, gt=0)
+    max_tokens: int = Field(default=128, gt=0)
+    """Tokens of one turn."""
+
+
+class ScheduleSection(Section):
+    """How long and how fast."""
+
+    steps: int = Field(default=100, gt=0)
+    learning_rate: float = Field(default=1e-5, gt=0)
+    warmup_steps: int = Field(default=0, ge=0)
+    decay: Schedule = "constant"
+    max_grad_norm: float = Field(default=1.0, gt=0)
+    seed: int = 0
+
+
+class OutputSection(Section):
+    """What is kept."""
+
+    checkpoint_every: int = Field(default=0, ge=0)
+    """Steps between checkpoints; 0 keeps only that of an interrupted run. The final model is always kept."""
+    rollouts_every: int = Field(default=10, ge=0)
+    """Steps between samples of rollouts (one group) in the run's record; 0 keeps none."""
+
+
+class GRPOSettings(Section):
+    """All settings of a GRPO run."""
+
+    model: ModelSection
+    environment: EnvironmentSection = EnvironmentSection()
+    algorithm: AlgorithmSection = AlgorithmSection()
+    batch: BatchSection = BatchSection()
+    sampling: SamplingSection = SamplingSection()
+    schedule: ScheduleSection = ScheduleSection()
+    output: OutputSection = OutputSection()
+
+
+class SFTScheduleSection(ScheduleSection):
+    """How long and how fast; one epoch or more, or a number of steps."""
+
+    steps: int = Field(default=0, ge=0)
+    """0 means as many as `epochs` need."""
+    epochs: float = Field(default=1.0, gt=0)
+    warmup_steps: int = Field(default=0, ge=0)
+    decay: Schedule = "cosine"
+
+
+class SFTBatchSection(Section):
+    """How many conversations a step."""
+
+    rows: int = Field(default=32, gt=0)
+    max_length: int = Field(default=1024, gt=0)
+    """Tokens of one conversation; longer ones are left out, and counted."""
+
+
+class SFTSettings(Section):
+    """All settings of a supervised fine-tuning run."""
+
+    model: ModelSection
+    batch: SFTBatchSection = SFTBatchSection()
+    schedule: SFTScheduleSection = SFTScheduleSection()
+
+
+Settings = TypeVar("Settings", GRPOSettings, SFTSettings)
+
+
+def read_settings(
+    kind: type[Settings], file: Path | None, overrides: Sequence[str] = (), **given: Mapping[str, Any]
+) -> Settings:
+    """Read settings from a TOML file, then apply `section.field=value` overrides and `given` sections.
+
+    Values of overrides are TOML (`schedule.steps=5`, `algorithm.loss="cispo"`); a bare word counts as text.
+    Raises `ConfigError` that names the field.
+    """
+    data = _read_toml(file) if file is not None else {}
+    for override in overrides:
+        name, equals, value = override.partition("=")
+        section, dot, field = name.strip().partition(".")
+        if not (equals and dot and field):
+            raise ConfigError(
+                f"`{override}` is no setting", hint="write it as `section.field=value`, for example "
+                "`schedule.steps=20`",
+            )  # fmt: skip
+        target = data.setdefault(section, {})
+        *path, last = field.split(".")
+        for part in path:
+            target = target.setdefault(part, {})
+        target[last] = _value(value.strip())
+    for section, fields in given.items():
+        data.setdefault(section, {}).update(fields)
+    try:
+        return kind.model_validate(data)
+    except ValidationError as error:
+        problem = error.errors()[0]
+        place = ".".join(str(part) for part in problem["loc"]) or "the settings"
+        raise ConfigError(
+            f"`{place}` in {f'`{file}`' if file else 'the settings'}: {problem['msg']}",
+            hint="see `wander.train.config` for the fields and their meaning",
+        ) from error
+
+
+def _read_toml(file: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"cannot read `{file}`: {error.strerror}") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"`{file}` is not valid TOML: {error}") from error
+
+
+def _value(text: str) -> Any:
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text

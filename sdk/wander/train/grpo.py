@@ -1,0 +1,335 @@
+"""GRPO on any environment, with TRL's `GRPOTrainer`. Read top to bottom.
+
+One step: take the next examples in the environment's order, let the policy play each of them `group_size`
+times, give every rollout the advantage reward minus its group's mean, and take one policy-gradient step on
+the policy's own tokens. TRL does the algorithm (losses, advantages, optimizer, checkpoints); this module
+brings the rollouts, through TRL's `rollout_func`.
+
+Three things TRL leaves open are settled here:
+- only prompts reach `rollout_func`, so each carries its place in the training order as an extra key;
+- padding: rows are computed without their padding, in buckets of alike length;
+- rows without advantage are not computed where that changes nothing (dapo, cispo without a KL term): their
+  gradient is exactly zero, and late in a run most groups are such.
+
+Left out on purpose: several updates per batch of rollouts (the policy ratio is always 1 at the update),
+several processes, vLLM, curricula, evaluation during training (that is `wander eval` on a checkpoint).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import torch
+from trl import GRPOConfig, GRPOTrainer
+
+from wander.clients.policy import PolicyClient
+from wander.models.loading import load_model
+from wander.models.quiet import quiet_libraries
+from wander.train.config import GRPOSettings
+from wander.train.record import METRICS, PinSource, TrainingRecord
+from wander.train.rollouts import Assignment, EnvironmentOpener, RolloutSource, StepRollouts, Trajectory
+from wander.train.sft import Progress, save_model
+from wander.train.trainer import (
+    StepLog,
+    newest_checkpoint,
+    remove_checkpoints,
+    train_until_interrupted,
+    training_arguments,
+    wrap_lora,
+)
+
+PLACE = "wander_position"
+"""Key of a prompt's message that holds its place in the training order."""
+
+CISPO_CLIP_HIGH = 5.0
+ROWS_PER_FORWARD = 32
+"""Rows of alike length computed together; smaller wastes less padding, larger multiplies bigger matrices."""
+
+
+@dataclass(frozen=True)
+class GRPOResult:
+    """What a GRPO run made."""
+
+    model: Path
+    steps: int
+    interrupted: bool
+    first_reward: float
+    """Mean reward of the first tenth of the steps."""
+    final_reward: float
+    """Mean reward of the last tenth of the steps."""
+    rollouts: int
+    seconds: float
+
+
+def train_grpo(
+    open_environment: EnvironmentOpener,
+    settings: GRPOSettings,
+    folder: Path,
+    *,
+    pin: PinSource | None = None,
+    progress: Progress | None = None,
+    resume: bool = False,
+) -> GRPOResult:
+    """Improve a model on an environment and write it to `folder/model`.
+
+    `folder` becomes a run folder: manifest, metrics of every step, sample rollouts, learning curves. `pin`
+    tells, once the environment is open, how the manifest names it. With `resume` the run goes on from its
+    newest checkpoint.
+    """
+    started = perf_counter()
+    loaded = load_model(settings.model.path, device=settings.model.device, dtype=settings.model.dtype)
+    model = wrap_lora(loaded.model, settings.model.lora_rank)
+    client = PolicyClient(
+        model, loaded.tokenizer, name=loaded.name, max_batch_size=4 * settings.batch.rows_at_once
+    )
+    source = RolloutSource(
+        open_environment,
+        client,
+        sampling=sampling_of(settings),
+        run_seed=settings.schedule.seed
+        if settings.environment.run_seed is None
+        else settings.environment.run_seed,
+    )
+    try:
+        record = TrainingRecord.open(folder, settings, source, client, loaded, pin, resume=resume)
+        checkpoint = newest_checkpoint(folder) if resume else None
+        log = StepLog(folder / METRICS, progress, keep=checkpoint)
+        try:
+            with quiet_libraries():
+                trainer = RolloutTrainer(source, model, loaded.tokenizer, settings, folder, log, record)
+                interrupted = train_until_interrupted(trainer, log, checkpoint)
+                saved = save_model(trainer.model, loaded, folder / "model")
+            if not interrupted:
+                record.finish()
+        finally:
+            record.close()
+    finally:
+        source.close()
+    if not interrupted and settings.output.checkpoint_every == 0:
+        remove_checkpoints(folder)
+    rewards = [entry["reward"] for entry in log.entries if entry["reward"] is not None]
+    tenth = max(1, len(rewards) // 10)
+    return GRPOResult(
+        model=saved,
+        steps=trainer.state.global_step,
+        interrupted=interrupted,
+        first_reward=_mean(rewards[:tenth]),
+        final_reward=_mean(rewards[-tenth:]),
+        rollouts=len(log.entries) * settings.batch.rollouts,
+        seconds=perf_counter() - started,
+    )
+
+
+def sampling_of(settings: GRPOSettings) -> Any:
+    """Return the sampling arguments of the rollouts."""
+    from wander.types import SamplingArgs
+
+    return SamplingArgs(temperature=settings.sampling.temperature, max_tokens=settings.sampling.max_tokens)
+
+
+def grpo_config(settings: GRPOSettings, folder: Path) -> GRPOConfig:
+    """Translate the settings into TRL's."""
+    algorithm, batch = settings.algorithm, settings.batch
+    rows = min(batch.rows_at_once, batch.rollouts)
+    accumulation = batch.rollouts // rows
+    clip_high = algorithm.clip_high or (CISPO_CLIP_HIGH if algorithm.loss == "cispo" else None)
+    return GRPOConfig(
+        **training_arguments(settings.model, settings.schedule, folder),
+        max_steps=settings.schedule.steps,
+        per_device_train_batch_size=rows,
+        gradient_accumulation_steps=accumulation,
+        # All rollouts of a step are played at once and used for that step only.
+        steps_per_generation=accumulation,
+        num_generations=batch.group_size,
+        shuffle_dataset=False,
+        loss_type="grpo" if algorithm.loss == "gspo" else algorithm.loss,
+        importance_sampling_level="sequence" if algorithm.loss == "gspo" else "token",
+        epsilon_high=clip_high,
+        scale_rewards=algorithm.scale_rewards,
+        beta=algorithm.kl,
+        temperature=settings.sampling.temperature,
+        # Only dr_grpo's constant denominator reads it.
+        max_completion_length=settings.sampling.max_tokens,
+        remove_unused_columns=False,
+        save_strategy="steps" if settings.output.checkpoint_every else "no",
+        save_steps=settings.output.checkpoint_every or 500,
+    )
+
+
+class RolloutTrainer(GRPOTrainer):  # type: ignore[misc]
+    """TRL's trainer, fed with the rollouts of an environment."""
+
+    def __init__(
+        self,
+        source: RolloutSource,
+        model: Any,
+        tokenizer: Any,
+        settings: GRPOSettings,
+        folder: Path,
+        log: StepLog,
+        record: TrainingRecord,
+    ) -> None:
+        self.source = source
+        self.settings = settings
+        self.record = record
+        self.step_metrics: dict[str, Any] = {}
+        self.step_started = perf_counter()
+        log.extra = self._finish_step_metrics
+        super().__init__(
+            model=model,
+            processing_class=tokenizer,
+            args=grpo_config(settings, folder),
+            train_dataset=training_order(settings),
+            reward_funcs=[reward],
+            rollout_func=play_step,
+            callbacks=[log],
+        )
+        # Rows that cannot change the gradient are left out: exact only where the loss is one sum over all
+        # tokens of the step divided by a constant, and no other term acts on them.
+        self.skips_idle_rows = settings.algorithm.loss in ("dapo", "cispo") and settings.algorithm.kl == 0
+
+    def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> torch.Tensor:
+        """Compute the loss of one slice of the step, without the rows whose advantage is zero."""
+        if self.skips_idle_rows:
+            keep = inputs["advantages"] != 0
+            if not keep.any():
+                keep[0] = True  # the optimizer still wants a (zero) gradient
+            count = len(keep)
+            inputs = {
+                name: value[keep] if torch.is_tensor(value) and value.dim() and len(value) == count else value
+                for name, value in inputs.items()
+            }
+        loss: torch.Tensor = super()._compute_loss(model, inputs)
+        return loss
+
+    def _get_per_token_logps_and_entropies(
+        self,
+        model: Any,
+        input_ids: torch.Tensor,
+        attention_mask: torch.Tensor,
+        logits_to_keep: int,
+        batch_size: int | None = None,
+        compute_entropy: bool = False,
+        compute_aux_loss: bool = False,
+        **unused: Any,
+    ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
+        """Score the last `logits_to_keep` tokens of every row: TRL's method, without computing padding.
+
+        Rows are stripped of the padding on both sides and computed in buckets of alike length, so positions
+        start at 0 as they did when the tokens were sampled.
+        """
+        width = input_ids.shape[1]
+        lengths = attention_mask.sum(1)
+        starts = attention_mask.argmax(1)
+        logps = torch.zeros(input_ids.shape, device=input_ids.device)
+        entropies = torch.zeros_like(logps)
+        size = min(ROWS_PER_FORWARD, batch_size or ROWS_PER_FORWARD)
+        for rows in torch.split(lengths.argsort(stable=True), size):
+            places = torch.arange(int(lengths[rows].max()), device=input_ids.device)
+            real = places[None] < lengths[rows][:, None]
+            columns = (starts[rows][:, None] + places[None]).clamp(max=width - 1)
+            ids = input_ids[rows].gather(1, columns)
+            scored = real & (columns >= width - logits_to_keep)
+            with self.accelerator.autocast():
+                output = model(
+                    input_ids=ids,
+                    attention_mask=real.long(),
+                    labels=ids.masked_fill(~scored, -100),
+                    fused_lm_head=True,
+                )
+            target = (rows[:, None].expand_as(columns)[:, 1:][scored[:, 1:]], columns[:, 1:][scored[:, 1:]])
+            logps = logps.index_put(target, output.log_probs[scored[:, 1:]].float())
+            if compute_entropy:
+                entropies = entropies.index_put(target, output.entropy[scored[:, 1:]].detach().float())
+        return logps[:, -logits_to_keep:], entropies[:, -logits_to_keep:] if compute_entropy else None, None
+
+    def note(self, assignments: list[Assignment], played: StepRollouts) -> None:
+        """Keep what a step's rollouts tell, for the step's line of metrics and the sample of rollouts."""
+        self.step_metrics = rollout_metrics(played, self.settings.batch.group_size)
+        self.record.keep(self.state.global_step + 1, assignments, played)
+
+    def _finish_step_metrics(self) -> dict[str, Any]:
+        now = perf_counter()
+        seconds, self.step_started = now - self.step_started, now
+        rollouts = self.step_metrics.get("seconds/rollouts", 0.0)
+        return {**self.step_metrics, "seconds/step": seconds, "seconds/update": seconds - rollouts}
+
+
+def training_order(settings: GRPOSettings) -> Any:
+    """Return the dataset that TRL walks: one row a group, nothing but its place in the order."""
+    from datasets import Dataset
+
+    groups = settings.schedule.steps * settings.batch.groups
+    return Dataset.from_list([{"prompt": [{"role": "user", "content": "", PLACE: i}]} for i in range(groups)])
+
+
+def play_step(prompts: list[list[dict[str, Any]]], trainer: RolloutTrainer) -> dict[str, Any]:
+    """Play one step; TRL's `rollout_func`. `prompts` has one entry a rollout, groups together."""
+    taken: dict[int, int] = {}
+    assignments = []
+    for prompt in prompts:
+        position = int(prompt[-1][PLACE])
+        assignments.append(Assignment(position, taken.get(position, 0)))
+        taken[position] = taken.get(position, 0) + 1
+    played = trainer.source.play(assignments)
+    trainer.note(assignments, played)
+    end = trainer.processing_class.eos_token_id
+    trajectories = [trajectory or Trajectory([end], [end], [0], [0.0]) for trajectory in played.trajectories]
+    return {
+        "prompt_ids": [trajectory.prompt_ids for trajectory in trajectories],
+        "completion_ids": [trajectory.completion_ids for trajectory in trajectories],
+        "logprobs": [trajectory.logprobs for trajectory in trajectories],
+        "env_mask": [trajectory.mask for trajectory in trajectories],
+        "environment_reward": [usable_reward(rollout, t) for rollout, t in _pairs(played)],
+    }
+
+
+def usable_reward(rollout: Any, trajectory: Trajectory | None) -> float | None:
+    """Return the reward to learn from, or None for a rollout that failed: it gets no advantage."""
+    if trajectory is None or rollout.reward is None or not math.isfinite(rollout.reward):
+        return None
+    return float(rollout.reward)
+
+
+def reward(environment_reward: list[float | None], **unused: Any) -> list[float | None]:
+    """Hand TRL the rewards that the environment gave."""
+    return environment_reward
+
+
+def rollout_metrics(played: StepRollouts, group_size: int) -> dict[str, Any]:
+    """Return what one step's rollouts tell: rewards, each reward function, lengths, failures, time."""
+    scored = [rollout for rollout, t in _pairs(played) if usable_reward(rollout, t) is not None]
+    names = sorted({name for rollout in scored for name in rollout.metrics})
+    rewards = [usable_reward(rollout, t) for rollout, t in _pairs(played)]
+    groups = [rewards[first : first + group_size] for first in range(0, len(rewards), group_size)]
+    flat = [len({value for value in group if value is not None}) <= 1 for group in groups]
+    return {
+        "reward": _mean([rollout.reward for rollout in scored]),
+        **{
+            f"rewards/{name}": _mean([r.metrics[name] for r in scored if name in r.metrics]) for name in names
+        },
+        "turns": _mean([len(rollout.turns) for rollout in scored]),
+        "tokens": played.sampled_tokens / max(1, len(played.rollouts)),
+        "entropy": played.entropy,
+        "groups_without_variance": sum(flat) / max(1, len(flat)),
+        "truncated": _mean([float(rollout.truncated) for rollout in scored]),
+        "failed": sum(played.failures.values()),
+        "retried": played.retried,
+        "seconds/rollouts": played.seconds,
+        "seconds/generation": played.model_seconds,
+        "seconds/environment": max(0.0, played.seconds - played.model_seconds),
+    }
+
+
+def _pairs(played: StepRollouts) -> list[tuple[Any, Trajectory | None]]:
+    return list(zip(played.rollouts, played.trajectories, strict=True))
+
+
+def _mean(values: Sequence[float | None]) -> float:
+    known = [value for value in values if value is not None]
+    return sum(known) / len(known) if known else float("nan")

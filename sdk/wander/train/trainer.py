@@ -1,0 +1,161 @@
+"""What SFT and GRPO share of the Hugging Face trainer: arguments, the step log, interrupts."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import shutil
+import signal
+import tempfile
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from transformers import PrinterCallback, TrainerCallback
+
+from wander.models.loading import torch_device
+from wander.models.quiet import quiet_libraries
+from wander.train.config import ModelSection, ScheduleSection
+
+
+def training_arguments(model: ModelSection, schedule: ScheduleSection, folder: Path) -> dict[str, Any]:
+    """Return the trainer arguments that do not depend on the algorithm: nothing leaves this machine."""
+    return {
+        "output_dir": str(folder / "checkpoints"),
+        "learning_rate": schedule.learning_rate,
+        "lr_scheduler_type": schedule.decay,
+        "warmup_steps": schedule.warmup_steps,
+        "max_grad_norm": schedule.max_grad_norm,
+        "seed": schedule.seed,
+        "use_cpu": torch_device(model.device).type == "cpu",
+        "bf16": False,
+        "activation_checkpointing": False,
+        "logging_steps": 1,
+        "report_to": "none",
+        "disable_tqdm": True,
+        "push_to_hub": False,
+        "dataloader_pin_memory": False,
+        "pad_to_multiple_of": None,
+    }
+
+
+class StepLog(TrainerCallback):  # type: ignore[misc]
+    """Appends the metrics of every step to a file, tells progress, and stops the run when asked to.
+
+    Each line is flushed as it is written, so an interrupted run keeps every finished step.
+    """
+
+    def __init__(
+        self,
+        file: Path,
+        progress: Callable[[dict[str, Any]], None] | None = None,
+        keep: Path | None = None,
+    ) -> None:
+        self.file = file
+        self.progress = progress
+        self.entries: list[dict[str, Any]] = []
+        self.extra: Callable[[], dict[str, Any]] = dict
+        """Gives what the trainer itself does not know of the step."""
+        self.stop_requested = False
+        if keep is not None and file.is_file():
+            # A resumed run keeps the steps that its checkpoint covers and plays the later ones again.
+            covered = int(keep.name.rpartition("-")[2])
+            lines = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
+            self.entries = [entry for entry in lines if entry["step"] <= covered]
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text("".join(json.dumps(entry) + "\n" for entry in self.entries), encoding="utf-8")
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
+        """Record one step."""
+        if not logs or "loss" not in logs:
+            return
+        entry = {"step": state.global_step, "steps": state.max_steps}
+        entry |= {name: value for name, value in logs.items() if isinstance(value, int | float)}
+        entry |= self.extra()
+        # JSON has no NaN: a mean over nothing is null.
+        entry = {name: value if math.isfinite(value) else None for name, value in entry.items()}
+        self.entries.append(entry)
+        with self.file.open("a", encoding="utf-8") as stream:
+            stream.write(json.dumps(entry) + "\n")
+        if self.progress is not None:
+            self.progress(entry)
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> Any:
+        """Stop after this step, checkpoint first, when an interrupt came."""
+        if self.stop_requested:
+            control.should_save = True
+            control.should_training_stop = True
+        return control
+
+
+def train_until_interrupted(trainer: Any, log: StepLog, checkpoint: Path | None = None) -> bool:
+    """Train; the first Ctrl-C or SIGTERM finishes the step and saves a checkpoint, the second stops at once.
+
+    Returns whether the run was interrupted.
+    """
+    trainer.remove_callback(PrinterCallback)
+    with _interrupts_noted(log):
+        trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
+    return log.stop_requested
+
+
+@contextlib.contextmanager
+def _interrupts_noted(log: StepLog) -> Iterator[None]:
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def note(number: int, frame: FrameType | None) -> None:
+        if log.stop_requested:
+            raise KeyboardInterrupt
+        log.stop_requested = True
+
+    before = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def wrap_lora(model: Any, rank: int) -> Any:
+    """Return the model with adapters of the given rank on all its linear layers, or itself for rank 0."""
+    if rank == 0:
+        return model
+    from peft import LoraConfig, get_peft_model
+
+    # `all-linear` asks the model for its layers, so LFM2's w1, w2, in_proj and out_proj are found too.
+    adapters = LoraConfig(r=rank, lora_alpha=4 * rank, target_modules="all-linear", task_type="CAUSAL_LM")
+    with quiet_libraries():
+        return get_peft_model(model, adapters)
+
+
+@contextlib.contextmanager
+def replaced_folder(folder: Path) -> Iterator[Path]:
+    """Yield a temporary folder that takes the place of `folder` when the block succeeds."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=f".{folder.name}-", dir=folder.parent) as work:
+        made = Path(work) / "new"
+        made.mkdir()
+        yield made
+        if folder.exists():
+            folder.rename(Path(work) / "old")
+        made.rename(folder)
+
+
+def newest_checkpoint(folder: Path) -> Path | None:
+    """Return the checkpoint of the highest step in `folder/checkpoints`, if any."""
+    found = [
+        path
+        for path in (folder / "checkpoints").glob("checkpoint-*")
+        if (path / "trainer_state.json").is_file()
+    ]
+    return max(found, key=lambda path: int(path.name.rpartition("-")[2]), default=None)
+
+
+def remove_checkpoints(folder: Path) -> None:
+    """Remove the checkpoints of a finished run."""
+    shutil.rmtree(folder / "checkpoints", ignore_errors=True)

@@ -1,0 +1,241 @@
+"""The values that every part of Wander passes around: messages, examples, turns, rollouts, states.
+
+Messages are plain dictionaries in the OpenAI chat format, so environment code reads like everybody's
+environment code (`completion[-1]["content"]`). Everything that is written to a file or sent over a wire
+is a pydantic model, and this module is the one place where its fields are documented.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+Message = dict[str, Any]
+"""One chat message: `role` (system, user, assistant or tool), `content` (text, or a list of content
+parts), and where they apply `tool_calls`, `tool_call_id`, `name`, `reasoning_content`."""
+
+Messages = list[Message]
+
+Boundary = Literal["model", "environment", "tool", "rubric", "sandbox"]
+"""Where a failure belongs. A failed rollout is data; it never cancels its siblings."""
+
+
+class Record(BaseModel):
+    """Base of every stored or transmitted value: unknown fields are refused, so typos cannot hide."""
+
+    model_config = ConfigDict(extra="forbid", defer_build=True)
+
+
+class SamplingArgs(BaseModel):
+    """How completions are sampled; unset fields are left to the endpoint.
+
+    Extra fields are kept and passed on unchanged, since endpoints differ (`min_p`, `reasoning_effort`...).
+    """
+
+    model_config = ConfigDict(extra="allow", frozen=True, defer_build=True)
+
+    temperature: float | None = Field(default=None, ge=0)
+    top_p: float | None = Field(default=None, gt=0, le=1)
+    max_tokens: int | None = Field(default=None, gt=0)
+    """Upper bound on the tokens of one turn."""
+    seed: int | None = None
+    stop: list[str] | None = None
+
+    def given(self) -> dict[str, Any]:
+        """Return only the fields that were set, extras included."""
+        return self.model_dump(exclude_none=True)
+
+
+class Usage(Record):
+    """Token counts of one turn or, summed, of one rollout."""
+
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+
+    def __add__(self, other: Usage) -> Usage:
+        return Usage(
+            prompt_tokens=self.prompt_tokens + other.prompt_tokens,
+            completion_tokens=self.completion_tokens + other.completion_tokens,
+        )
+
+
+class TurnTokens(Record):
+    """What the policy really saw and sampled in one turn; present when the client works on tokens."""
+
+    prompt_ids: list[int]
+    """Every id before the completion, as the model saw it."""
+    completion_ids: list[int]
+    """The sampled ids, end-of-turn token included, never re-tokenised."""
+    logprobs: list[float]
+    """Natural-log probability of each completion id under the sampling distribution; same length."""
+
+
+class Turn(Record):
+    """One model call and what it produced."""
+
+    message: Message
+    """The assistant message exactly as the environment received it."""
+    context_messages: int
+    """How many messages of prompt + completion stood before this one."""
+    finish_reason: str = "stop"
+    usage: Usage = Field(default_factory=Usage)
+    model_seconds: float = 0.0
+    environment_seconds: float = 0.0
+    """Time the environment took to answer this turn (0 for the last turn)."""
+    tokens: TurnTokens | None = None
+
+
+class Failure(Record):
+    """Why a rollout failed, attributed to the boundary that broke."""
+
+    boundary: Boundary
+    type: str
+    """Class name of the exception."""
+    message: str
+    retryable: bool = False
+
+
+class Example(Record):
+    """One dataset row, normalised."""
+
+    example_id: str
+    """Stable name of the row: the author's `example_id` column, else the row's position."""
+    index: int
+    """Position in the stored order of its split."""
+    split: Literal["train", "eval"] = "eval"
+    seed: int
+    """Seeds everything random in this example's rollouts (with the run's seed)."""
+    prompt: list[Message]
+    answer: Any = ""
+    info: dict[str, Any] = Field(default_factory=dict)
+    stratum: int | None = None
+    """Difficulty slice that a sampler balances, when the environment declares one."""
+    columns: dict[str, Any] = Field(default_factory=dict)
+    """Every other column of the row; reward functions may ask for them by name."""
+
+    def digest(self) -> str:
+        """SHA-256 over the canonical JSON of the row."""
+        return hashlib.sha256(canonical_json(self.model_dump()).encode()).hexdigest()
+
+
+class Rollout(Record):
+    """One finished episode: the line that is appended to `rollouts.jsonl`."""
+
+    example_id: str
+    index: int
+    """Which of the group's rollouts this is, from 0."""
+    seed: int
+    """The example's seed."""
+    prompt: list[Message]
+    completion: list[Message]
+    """Everything after the prompt: assistant, environment and tool messages in order."""
+    turns: list[Turn] = Field(default_factory=list)
+    answer: Any = ""
+    stop_reason: str | None = None
+    """Name of the stop condition that ended the rollout; None when it failed."""
+    truncated: bool = False
+    """True when a limit cut the rollout or a completion short."""
+    reward: float | None = None
+    """Weighted sum of the reward functions; None when the rollout failed."""
+    metrics: dict[str, float] = Field(default_factory=dict)
+    """Raw value of every reward function, those of weight 0 included."""
+    failure: Failure | None = None
+    usage: Usage = Field(default_factory=Usage)
+    started_at: str = ""
+    """ISO 8601, UTC."""
+    seconds: float = 0.0
+    scoring_seconds: float = 0.0
+    info: dict[str, Any] = Field(default_factory=dict)
+    """What the environment chose to publish about the episode (`state["public"]`)."""
+
+    @property
+    def key(self) -> tuple[str, int]:
+        """The (example, index) pair that a resumed run checks."""
+        return self.example_id, self.index
+
+
+class State(dict[str, Any]):
+    """The mutable state of one running rollout.
+
+    A dictionary, so that authors keep what they like in it (`state["board"]`), with attributes for the
+    keys that the rollout loop itself maintains. Keys: `example, prompt, completion, answer, info, turns,
+    run_seed, index, stop_reason, truncated, reward, metrics, failure, public`.
+    """
+
+    @property
+    def example(self) -> Example:
+        """The dataset row being played."""
+        example: Example = self["example"]
+        return example
+
+    @property
+    def prompt(self) -> Messages:
+        """The messages before the first completion."""
+        prompt: Messages = self["prompt"]
+        return prompt
+
+    @property
+    def completion(self) -> Messages:
+        """Everything after the prompt so far."""
+        completion: Messages = self["completion"]
+        return completion
+
+    @property
+    def turns(self) -> list[Turn]:
+        """The model calls so far."""
+        turns: list[Turn] = self["turns"]
+        return turns
+
+    @property
+    def run_seed(self) -> int:
+        """The seed of the whole run."""
+        seed: int = self["run_seed"]
+        return seed
+
+
+class RewardFunctionInfo(Record):
+    """A reward function as the outside sees it; a weight of 0 makes it a metric."""
+
+    name: str
+    weight: float
+
+
+class EnvironmentInfo(Record):
+    """What an environment says about itself when it is loaded."""
+
+    name: str
+    kind: str
+    """Class of environment: single_turn, multi_turn, tool..."""
+    summary: str = ""
+    tags: list[str] = Field(default_factory=list)
+    reward_functions: list[RewardFunctionInfo] = Field(default_factory=list)
+    max_turns: int | None = None
+    deterministic: bool = True
+    """False when outside observations (network, judge model) enter the rollouts."""
+    group_rewards: bool = False
+    """True when a reward function compares the rollouts of one example: they are played with
+    `rollout_group`."""
+    train_examples: int | None = None
+    """Number of rows, or None when the dataset is endless."""
+    eval_examples: int | None = None
+    strata: int | None = None
+    """Number of strata that a sampler balances, if any."""
+    reference_scores: dict[str, float] = Field(default_factory=dict)
+    arguments: dict[str, Any] = Field(default_factory=dict)
+    """The arguments `load_environment` was called with."""
+
+
+def canonical_json(value: Any) -> str:
+    """Serialise a value so that equal values give equal bytes: sorted keys, no spaces, UTF-8, no NaN."""
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+
+
+def task_set_digest(examples: list[Example]) -> str:
+    """SHA-256 over the ordered digests of the examples a run uses."""
+    whole = hashlib.sha256()
+    for example in examples:
+        whole.update(bytes.fromhex(example.digest()))
+    return whole.hexdigest()

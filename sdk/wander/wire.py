@@ -1,0 +1,391 @@
+"""What passes between client and hub: the run record and the hub's JSON answers.
+
+The run folder is the unit of posting (`run.json`, `rollouts.jsonl` or `rollouts.jsonl.zst`, optional
+`metrics.jsonl` and plots for training runs). `summary.json` is derived and the hub never trusts it.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Any, Literal, Self
+
+from pydantic import Field, model_validator
+
+from wander.types import EnvironmentInfo, Record, SamplingArgs, Usage
+
+RUN_SCHEMA: Literal["wander.run/1"] = "wander.run/1"
+
+VerificationLevel = Literal["claimed", "complete", "rescored", "replayed", "rerun"]
+
+
+class EnvironmentPin(Record):
+    """Exactly which environment a run used."""
+
+    owner: str | None = None
+    """None for an environment taken from a local path."""
+    name: str
+    version: str | None = None
+    wheel_sha256: str | None = None
+    lock_sha256: str | None = None
+    """Digest of the resolved dependency lock of the virtual environment it ran in."""
+    path: str | None = None
+    """Where a local environment was loaded from."""
+    arguments: dict[str, Any] = Field(default_factory=dict)
+    info: EnvironmentInfo
+
+
+class ModelPin(Record):
+    """Which model answered, as precisely as the client knows."""
+
+    name: str
+    kind: str
+    """Client class: OpenAIClient, TransformersClient, ScriptedClient..."""
+    base_url: str | None = None
+    revision: str | None = None
+    weights_sha256: str | None = None
+    chat_template_sha256: str | None = None
+    details: dict[str, Any] = Field(default_factory=dict)
+
+
+class Platform(Record):
+    """Where a run was made."""
+
+    wander: str
+    python: str
+    system: str
+    machine: str
+    accelerator: str | None = None
+    packages: dict[str, str] = Field(default_factory=dict)
+    """Versions of the libraries that can change a number: torch, transformers, vllm, trl."""
+    git_commit: str | None = None
+    git_dirty: bool | None = None
+
+
+class RunManifest(Record):
+    """`run.json`: everything that pins a run, written before the first rollout."""
+
+    schema_: Literal["wander.run/1"] = Field(default=RUN_SCHEMA, alias="schema")
+    run_id: str
+    """26-character sortable id, made by the client."""
+    kind: Literal["evaluation", "training"] = "evaluation"
+    environment: EnvironmentPin
+    model: ModelPin
+    sampling: SamplingArgs = Field(default_factory=SamplingArgs)
+    split: Literal["train", "eval"] = "eval"
+    example_ids: list[str]
+    """Ordered ids of the examples that the run plays."""
+    rollouts_per_example: int = Field(ge=1)
+    task_set_sha256: str
+    seed: int = 0
+    started_at: datetime
+    ended_at: datetime | None = None
+    platform: Platform
+    training: dict[str, Any] | None = None
+    """The resolved training configuration, for training runs."""
+    notes: str = ""
+
+    @property
+    def expected_rollouts(self) -> int:
+        """How many rollouts a complete run holds."""
+        return len(self.example_ids) * self.rollouts_per_example
+
+
+class MetricSummary(Record):
+    """Mean of one reward function over the rollouts that were scored."""
+
+    mean: float
+    std: float
+    count: int
+
+
+class Histogram(Record):
+    """Equal-width bins over the observed rewards."""
+
+    edges: list[float]
+    """len(counts) + 1 ascending edges."""
+    counts: list[int]
+
+
+class RunSummary(Record):
+    """Aggregates of a run, always recomputed from its rollouts."""
+
+    rollouts: int
+    """Rollouts on record, failed ones included."""
+    expected: int
+    failed: int
+    failures: dict[str, int] = Field(default_factory=dict)
+    """Failed rollouts by boundary."""
+    examples: int
+    reward_mean: float | None
+    """Mean over examples of the mean over that example's scored rollouts; None when nothing was scored."""
+    reward_low: float | None
+    reward_high: float | None
+    """95 % interval, clustered by example."""
+    reward_std: float | None
+    metrics: dict[str, MetricSummary] = Field(default_factory=dict)
+    histogram: Histogram | None = None
+    stop_reasons: dict[str, int] = Field(default_factory=dict)
+    truncated: int = 0
+    turns_mean: float | None = None
+    usage: Usage = Field(default_factory=Usage)
+    seconds_mean: float | None = None
+
+
+class FileInfo(Record):
+    """One distribution file of a version."""
+
+    filename: str
+    kind: Literal["wheel", "sdist"]
+    size: int
+    """Bytes."""
+    sha256: str
+    url: str
+    uploaded_at: datetime
+
+
+class CheckFinding(Record):
+    """One check that did not pass."""
+
+    id: str = Field(pattern=r"^[a-z0-9.-]{1,64}$")
+    """Stable id, as in `CHECKS` of `wander.checks`."""
+    status: Literal["warn", "fail", "skip"]
+    message: str = Field(default="", max_length=500)
+
+
+class CheckSummary(Record):
+    """What `wander check` found on the publisher's machine; the hub did not repeat it."""
+
+    wander: str = Field(pattern=r"^[0-9A-Za-z.+!-]{1,50}$")
+    """Version of the SDK whose checks these were."""
+    passed: int = Field(ge=0, le=1000)
+    warned: int = Field(ge=0, le=1000)
+    failed: int = Field(ge=0, le=1000)
+    skipped: int = Field(ge=0, le=1000)
+    """Checks that could not be looked at, or do not apply."""
+    findings: list[CheckFinding] = Field(default_factory=list, max_length=200)
+    """Every check that did not pass, in the order of the report."""
+
+    @model_validator(mode="after")
+    def _counts_agree(self) -> Self:
+        stated = {"warn": self.warned, "fail": self.failed, "skip": self.skipped}
+        for status, number in stated.items():
+            if sum(each.status == status for each in self.findings) != number:
+                raise ValueError(f"the findings are not those that `{status}` counts")
+        return self
+
+    @property
+    def counts(self) -> str:
+        """The counts in words: `27 passed, 1 warning`."""
+        parts = [f"{self.passed} passed"]
+        if self.failed:
+            parts.append(f"{self.failed} failed")
+        if self.warned:
+            parts.append(f"{self.warned} warning{'s' if self.warned > 1 else ''}")
+        if self.skipped:
+            parts.append(f"{self.skipped} skipped")
+        return ", ".join(parts)
+
+
+class VersionDetail(Record):
+    """One immutable version; all metadata was read from its files."""
+
+    owner: str
+    name: str
+    version: str
+    summary: str = ""
+    requires_python: str | None = None
+    requires_dist: list[str] = Field(default_factory=list)
+    license: str | None = None
+    tags: list[str] = Field(default_factory=list)
+    entry_point: str | None = None
+    """`module:function` of the `wander.environments` entry point, or None (module-level fallback)."""
+    uploaded_at: datetime
+    uploaded_by: str
+    yanked: bool = False
+    yanked_reason: str | None = None
+    files: list[FileInfo] = Field(default_factory=list)
+    check: CheckSummary | None = None
+    """Stated by the publisher; None when nothing was stated, so when `wander publish` was not to check."""
+
+
+class EnvironmentSummary(Record):
+    """One row of a listing or a search."""
+
+    owner: str
+    name: str
+    latest_version: str
+    summary: str = ""
+    tags: list[str] = Field(default_factory=list)
+    updated_at: datetime
+    versions: int
+    runs: int
+    best_reward: float | None = None
+    best_model: str | None = None
+
+
+class EnvironmentDetail(EnvironmentSummary):
+    """One environment with its newest version and the names of all."""
+
+    created_at: datetime
+    readme: str = ""
+    """Markdown or plain text, as published."""
+    latest: VersionDetail
+    all_versions: list[str]
+    """Newest first."""
+
+
+class ArtifactInfo(Record):
+    """A file that was posted with a run: metrics, plots, configuration."""
+
+    name: str
+    media_type: str
+    size: int
+    """Bytes."""
+    sha256: str
+    url: str
+
+
+class RunDetail(Record):
+    """A posted run as the hub knows it."""
+
+    run_id: str
+    manifest: RunManifest
+    summary: RunSummary
+    level: VerificationLevel
+    level_reason: str = ""
+    sha256: str
+    """Digest of what was posted: manifest and rollouts."""
+    posted_by: str
+    posted_at: datetime
+    url: str
+    """The run's page."""
+    artifacts: list[ArtifactInfo] = Field(default_factory=list)
+
+
+class RolloutRow(Record):
+    """What a list shows of one rollout; `GET .../rollouts/{number}` gives the whole."""
+
+    number: int
+    """From 0, in the manifest's order of examples."""
+    example_id: str
+    index: int
+    reward: float | None
+    stop_reason: str | None
+    failure: str | None
+    """Boundary that broke, None for a scored rollout."""
+    truncated: bool
+    turns: int
+    completion_tokens: int
+    seconds: float
+    preview: str
+    """Beginning of the last assistant message."""
+
+
+class LeaderboardRow(Record):
+    """One ranked run."""
+
+    rank_low: int
+    rank_high: int
+    """The rank is a range: rows whose intervals overlap are not distinguishable."""
+    run_id: str
+    model: str
+    model_kind: str
+    reward_mean: float
+    reward_low: float
+    reward_high: float
+    examples: int
+    rollouts_per_example: int
+    rollouts: int
+    failed: int
+    metrics: dict[str, float] = Field(default_factory=dict)
+    tokens_per_rollout: float | None = None
+    version: str
+    level: VerificationLevel
+    posted_by: str
+    posted_at: datetime
+    url: str
+
+
+class Leaderboard(Record):
+    """Rows that may be compared: one environment version, one task set, one protocol."""
+
+    owner: str
+    name: str
+    version: str
+    task_set_sha256: str | None
+    examples: int
+    rollouts_per_example: int
+    arguments: dict[str, Any] = Field(default_factory=dict)
+    rows: list[LeaderboardRow]
+    hidden_incomplete: int = 0
+    """Runs left out because rollouts are missing."""
+    boards: int = 1
+    """How many boards (task set x protocol) this version has; this is the busiest unless asked otherwise."""
+
+
+class TokenInfo(Record):
+    """An API token without its secret."""
+
+    name: str
+    prefix: str
+    created_at: datetime
+    last_used_at: datetime | None = None
+
+
+class Whoami(Record):
+    """Whose token this is."""
+
+    user: str
+    admin: bool
+    owners: list[str]
+    """Owners this user may publish under."""
+    token: TokenInfo
+
+
+class Problem(Record):
+    """RFC 9457 problem details: every error answer of the hub."""
+
+    type: str = "about:blank"
+    title: str
+    status: int
+    detail: str = ""
+    code: str
+    """Stable snake_case code; the client maps it to an exception and an exit status."""
+    hint: str | None = None
+    request_id: str | None = None
+    errors: list[dict[str, Any]] | None = None
+
+
+class Page(Record):
+    """Base of list answers: `data` beside `next`, an opaque cursor or null."""
+
+    next: str | None = None
+
+
+class EnvironmentPage(Page):
+    """A page of environments."""
+
+    data: list[EnvironmentSummary]
+
+
+class RunPage(Page):
+    """A page of runs."""
+
+    data: list[RunDetail]
+
+
+class RolloutPage(Record):
+    """A page of a run's rollouts, by offset."""
+
+    data: list[RolloutRow]
+    total: int
+    offset: int
+
+
+class HealthStatus(Record):
+    """What `/health` answers."""
+
+    status: Literal["ok", "degraded"]
+    version: str
+    database: bool
+    storage: bool

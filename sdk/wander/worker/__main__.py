@@ -1,0 +1,78 @@
+"""`python -m wander.worker --socket PATH`: run one environment for the host that listens there.
+
+Started by `wander.worker.host`; not meant for people. Standard output and error are the host's log file.
+The process ends when the host closes the connection, says so, or dies: `--lifeline` is a pipe whose other end
+only the host holds, watched from a thread, so that even an environment that never yields cannot outlive its
+host.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import os
+import signal
+import sys
+import threading
+import time
+
+from websockets.asyncio.client import unix_connect
+
+from wander.errors import WanderError
+from wander.worker.channel import OPTIONS, Channel
+from wander.worker.protocol import Load
+from wander.worker.service import Service, load
+
+_LAST_SECONDS = 6.0
+"""How long an orphaned worker may tear down before it is ended."""
+
+
+def main() -> int:
+    """Serve one host; return the exit status."""
+    parser = argparse.ArgumentParser(prog="python -m wander.worker", description=__doc__)
+    parser.add_argument("--socket", required=True, help="Unix socket on which the host listens")
+    parser.add_argument("--lifeline", type=int, help="descriptor of a pipe that closes when the host ends")
+    given = parser.parse_args()
+    if given.lifeline is not None:
+        threading.Thread(target=_watch, args=(given.lifeline,), name="lifeline", daemon=True).start()
+    loop = asyncio.new_event_loop()
+    asyncio.set_event_loop(loop)
+    service, asked = loop.run_until_complete(_greeted(given.socket))
+    if asked is None:
+        return 1
+    # Outside of the running loop, since environments are known to call `asyncio.run` while they load.
+    try:
+        environment = load(asked)
+    except WanderError as error:
+        loop.run_until_complete(service.refuse(error))
+        return 1
+    asyncio.set_event_loop(loop)
+    if not loop.run_until_complete(service.serve(environment)):
+        _end_group()
+    return 0
+
+
+async def _greeted(socket: str) -> tuple[Service, Load | None]:
+    connection = await unix_connect(socket, "ws://localhost/", max_queue=None, proxy=None, **OPTIONS)
+    service = Service(Channel(connection))
+    return service, await service.greet()
+
+
+def _watch(lifeline: int) -> None:
+    """Wait until the host is gone; then give the worker a little time and end it with all it started."""
+    while os.read(lifeline, 1):
+        pass
+    time.sleep(_LAST_SECONDS)
+    _end_group()
+
+
+def _end_group() -> None:
+    if os.getpgrp() == os.getpid():
+        with contextlib.suppress(OSError):
+            os.killpg(0, signal.SIGKILL)
+    os._exit(1)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,215 @@
+"""The host's OpenAI-compatible endpoint for code in a worker that brings its own client.
+
+It listens on loopback and speaks for the host: the worker gets its address and a token that is good for
+nothing else, the host's key never enters the worker. Every answer is recorded with the rollout that asked;
+where a rollout is played again, its answers come from the record and nobody is asked.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import hmac
+import json
+import os
+import secrets
+import socket
+from collections import defaultdict
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from wander.outside_calls import HEADER, PUBLIC_KEY
+from wander.types import Rollout, canonical_json
+
+if TYPE_CHECKING:
+    import aiohttp
+    from aiohttp import web
+
+BASE_VARIABLE, KEY_VARIABLE = "OPENAI_BASE_URL", "OPENAI_API_KEY"
+USUAL_BASE = "https://api.openai.com/v1"
+_SECONDS = 600.0
+_PATHS = ("chat/completions", "completions", "responses", "embeddings")
+
+
+@dataclass(frozen=True)
+class Upstream:
+    """Where the calls go."""
+
+    base_url: str
+    api_key: str | None
+
+    @classmethod
+    def of_environment(cls) -> Upstream:
+        """Return what the host's own variables say."""
+        return cls(os.environ.get(BASE_VARIABLE) or USUAL_BASE, os.environ.get(KEY_VARIABLE))
+
+
+@dataclass
+class CallCount:
+    """What a worker's code asked for, over all rollouts."""
+
+    calls: int = 0
+    failed: int = 0
+    replayed: int = 0
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+
+
+@dataclass
+class _Record:
+    """The calls of one rollout: those made now, and those to be answered again."""
+
+    made: list[dict[str, Any]] = field(default_factory=list)
+    known: dict[str, list[dict[str, Any]]] | None = None
+
+
+class HostEndpoint:
+    """Serves one worker; made by `open`, ended by `close`. The web server starts when it is first needed."""
+
+    def __init__(self, listening: socket.socket, upstream: Upstream) -> None:
+        self._socket = listening
+        self._upstream = upstream
+        self._token = f"wander-{secrets.token_hex(16)}"
+        self._records: dict[str, _Record] = defaultdict(_Record)
+        self._runner: web.ServerRunner | None = None
+        self._starting: asyncio.Task[None] | None = None
+        self._session: aiohttp.ClientSession | None = None
+        self.count = CallCount()
+
+    @classmethod
+    def open(cls, upstream: Upstream | None = None) -> HostEndpoint:
+        """Listen on a free port of loopback; must be called inside a running loop."""
+        listening = socket.socket()
+        listening.bind(("127.0.0.1", 0))
+        listening.listen(128)
+        listening.setblocking(False)
+        endpoint = cls(listening, upstream or Upstream.of_environment())
+        asyncio.get_running_loop().add_reader(listening, endpoint._connected)
+        return endpoint
+
+    @property
+    def variables(self) -> dict[str, str]:
+        """The environment variables by which the worker's clients find the endpoint."""
+        port = self._socket.getsockname()[1]
+        return {BASE_VARIABLE: f"http://127.0.0.1:{port}/v1", KEY_VARIABLE: self._token}
+
+    def begin(self, rollout_id: str, recorded: dict[str, Any] | None) -> None:
+        """Announce a rollout, with what its record holds where it is played again."""
+        record = self._records[rollout_id] = _Record()
+        if recorded is not None:
+            record.known = defaultdict(list)
+            for call in recorded.get(PUBLIC_KEY) or []:
+                record.known[str(call.get("digest"))].append(call)
+
+    def end(self, rollout_id: str, rollout: Rollout | None) -> None:
+        """Put the calls of a rollout into its record."""
+        record = self._records.pop(rollout_id, None)
+        if record is not None and rollout is not None and record.made:
+            rollout.info[PUBLIC_KEY] = record.made
+
+    async def close(self) -> None:
+        """End the server and its connections; safe to call twice."""
+        if self._socket.fileno() < 0:
+            return
+        asyncio.get_running_loop().remove_reader(self._socket)
+        if self._starting is not None:
+            await asyncio.gather(self._starting, return_exceptions=True)
+        if self._session is not None:
+            await self._session.close()
+        if self._runner is not None:
+            await self._runner.cleanup()
+        self._socket.close()
+
+    def _connected(self) -> None:
+        """Start the web server, which takes the connection that waits."""
+        loop = asyncio.get_running_loop()
+        loop.remove_reader(self._socket)
+        self._starting = loop.create_task(self._start())
+
+    async def _start(self) -> None:
+        import aiohttp
+        from aiohttp import web
+
+        timeout = aiohttp.ClientTimeout(total=_SECONDS)
+        self._session = aiohttp.ClientSession(timeout=timeout)
+        self._runner = web.ServerRunner(web.Server(self._answered), shutdown_timeout=0.5)
+        await self._runner.setup()
+        await web.SockSite(self._runner, self._socket).start()
+
+    async def _answered(self, request: web.BaseRequest) -> web.StreamResponse:
+        given = request.headers.get("authorization", "").removeprefix("Bearer ")
+        if not hmac.compare_digest(given.encode(), self._token.encode()):
+            return _refused(401, "the token is not this endpoint's")
+        path = request.path.removeprefix("/v1/").strip("/")
+        if request.method != "POST" or path not in _PATHS:
+            return _refused(404, f"the host answers POST {', '.join(_PATHS)}")
+        try:
+            body = json.loads(await request.read())
+        except ValueError:
+            return _refused(400, "the request is not JSON")
+        if not isinstance(body, dict) or body.get("stream"):
+            return _refused(400, "the host records whole answers: ask without `stream`")
+        return await self._call(path, body, self._records.get(request.headers.get(HEADER, "")))
+
+    async def _call(self, path: str, body: dict[str, Any], record: _Record | None) -> web.StreamResponse:
+        """Answer one call from the record, or by asking; keep what was answered."""
+        digest = hashlib.sha256(canonical_json([path, body]).encode()).hexdigest()
+        self.count.calls += 1
+        if record is not None and record.known is not None:
+            kept = record.known.get(digest)
+            if not kept:
+                return _refused(409, "the record has no answer to this request")
+            self.count.replayed += 1
+            call = kept.pop(0) if len(kept) > 1 else kept[0]
+        else:
+            status, response = await self._asked(path, body)
+            call = {"digest": digest, "path": path, "request": body, "status": status, "response": response}
+        if record is not None:
+            record.made.append(call)
+        self._counted(call)
+        return _json(int(call["status"]), call["response"])
+
+    async def _asked(self, path: str, body: dict[str, Any]) -> tuple[int, Any]:
+        """Ask upstream; what cannot be reached is an answer too, with status 502."""
+        import aiohttp
+
+        assert self._session is not None
+        if self._upstream.api_key is None and self._upstream.base_url == USUAL_BASE:
+            return 401, _error(f"the host has no key for this: set `{KEY_VARIABLE}` (or `{BASE_VARIABLE}`)")
+        headers = {"authorization": f"Bearer {self._upstream.api_key}"} if self._upstream.api_key else {}
+        url = f"{self._upstream.base_url.rstrip('/')}/{path}"
+        try:
+            async with self._session.post(url, json=body, headers=headers) as answer:
+                text = await answer.text()
+                status = answer.status
+        except (aiohttp.ClientError, TimeoutError, UnicodeDecodeError) as error:
+            return 502, _error(f"`{self._upstream.base_url}` cannot be reached: {type(error).__name__}")
+        try:
+            return status, json.loads(text)
+        except ValueError:
+            return 502, _error(f"`{self._upstream.base_url}` answered {status} with no JSON")
+
+    def _counted(self, call: dict[str, Any]) -> None:
+        response = call["response"]
+        usage = response.get("usage") if isinstance(response, dict) else None
+        if int(call["status"]) >= 400:
+            self.count.failed += 1
+        elif isinstance(usage, dict):
+            self.count.prompt_tokens += int(usage.get("prompt_tokens") or usage.get("input_tokens") or 0)
+            self.count.completion_tokens += int(
+                usage.get("completion_tokens") or usage.get("output_tokens") or 0
+            )
+
+
+def _error(message: str) -> dict[str, Any]:
+    return {"error": {"message": message, "type": "wander_host", "code": None}}
+
+
+def _refused(status: int, message: str) -> web.StreamResponse:
+    return _json(status, _error(message))
+
+
+def _json(status: int, value: Any) -> web.StreamResponse:
+    from aiohttp import web
+
+    return web.json_response(value, status=status)

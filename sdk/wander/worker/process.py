@@ -1,0 +1,123 @@
+"""The worker as an operating-system process: started with little, ended with everything it started."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import sys
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+ALWAYS_PASSED = ("PATH", "HOME", "LANG", "TMPDIR")
+"""Environment variables that every worker gets; others only by name."""
+_LOG_LINES = 15
+_LOG_BYTES = 8192
+
+
+class WorkerProcess:
+    """One child process in a session of its own; its output goes to the log file."""
+
+    def __init__(self, process: asyncio.subprocess.Process, lifeline: int, log_path: Path) -> None:
+        self._process = process
+        self._lifeline: int | None = lifeline
+        self.log_path = log_path
+
+    @classmethod
+    async def start(
+        cls,
+        python: Path | None,
+        socket: Path,
+        *,
+        environ: Iterable[str],
+        log_path: Path,
+        variables: Mapping[str, str] | None = None,
+    ) -> WorkerProcess:
+        """Start `python -m wander.worker` (None: this interpreter); raises `OSError`.
+
+        `environ` names variables of this process that it gets too, `variables` gives it others.
+        """
+        log_path.parent.mkdir(parents=True, exist_ok=True)
+        theirs, ours = os.pipe()
+        try:
+            with log_path.open("ab") as log:
+                process = await asyncio.create_subprocess_exec(
+                    str(python or sys.executable),
+                    "-P",  # the working folder must not shadow modules
+                    "-m",
+                    "wander.worker",
+                    "--socket",
+                    str(socket),
+                    "--lifeline",
+                    str(theirs),
+                    stdin=asyncio.subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=log,
+                    env={**(variables or {}), **worker_environ(environ)},
+                    pass_fds=(theirs,),
+                    start_new_session=True,
+                )
+        except OSError:
+            os.close(ours)
+            raise
+        finally:
+            os.close(theirs)
+        return cls(process, ours, log_path)
+
+    @property
+    def pid(self) -> int:
+        """The child's process id, also that of its process group."""
+        return self._process.pid
+
+    async def wait(self) -> None:
+        """Wait until the child has ended."""
+        await self._process.wait()
+
+    async def end(self, grace: float) -> None:
+        """Give the child `grace` seconds to end, then kill it, and in any case all that it started."""
+        try:
+            async with asyncio.timeout(grace):
+                await self._process.wait()
+        except TimeoutError:
+            pass
+        finally:
+            self.kill()
+        await self._process.wait()
+
+    def kill(self) -> None:
+        """Kill the child's whole process group at once."""
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        if self._lifeline is not None:
+            os.close(self._lifeline)
+            self._lifeline = None
+
+    def ending(self) -> str:
+        """Say in words how the child ended."""
+        code = self._process.returncode
+        if code is None:
+            return "closed its connection"
+        if code < 0:
+            with contextlib.suppress(ValueError):
+                return f"was killed by {signal.Signals(-code).name}"
+        return f"ended with status {code}"
+
+    def log_tail(self) -> str:
+        """Return the last lines of the log, for messages."""
+        try:
+            with self.log_path.open("rb") as log:
+                log.seek(max(0, log.seek(0, os.SEEK_END) - _LOG_BYTES))
+                text = log.read().decode("utf-8", "replace")
+        except OSError:
+            return ""
+        return "\n".join(text.splitlines()[-_LOG_LINES:])
+
+
+def worker_environ(names: Iterable[str]) -> dict[str, str]:
+    """Return the environment variables of a worker: the few it always gets, and those named."""
+    passed = {name: os.environ[name] for name in (*ALWAYS_PASSED, *names) if name in os.environ}
+    # Output reaches the log as it is made, and a crash in native code leaves a trace there.
+    # Sets of text have the same order on every machine and in every run.
+    python = {"PYTHONUNBUFFERED": "1", "PYTHONFAULTHANDLER": "1", "PYTHONUTF8": "1", "PYTHONHASHSEED": "0"}
+    return {**python, **passed}

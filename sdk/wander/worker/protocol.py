@@ -1,0 +1,180 @@
+"""The messages between a host and the worker that runs one environment.
+
+Every message is one JSON object on one line; a websocket frame carries one or more lines, whatever was
+waiting when it left. The first message is the worker's `Hello`; the host refuses another protocol version.
+Then `Load`, answered by `Loaded` or `LoadFailed`, then any number of requests at once, matched by `id`. The
+worker asks for completions with `Complete`: every model call is the host's, and no key enters the worker.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, TypeAdapter
+
+from wander.clients.base import ModelRequest, ModelResponse
+from wander.errors import ConfigError, DatasetError, LoadError, ModelError, WanderError, model_error_type
+from wander.handle import Split
+from wander.types import EnvironmentInfo, Example, Record, Rollout, SamplingArgs
+
+PROTOCOL = 1
+"""Raised whenever a message changes; host and worker must agree."""
+
+
+class Fault(Record):
+    """An exception on its way to the other side."""
+
+    type: str
+    message: str
+    hint: str | None = None
+    retryable: bool = False
+
+    @classmethod
+    def of(cls, error: BaseException) -> Fault:
+        """Describe an exception."""
+        return cls(
+            type=type(error).__name__,
+            message=str(error) or type(error).__name__,
+            hint=error.hint if isinstance(error, WanderError) else None,
+            retryable=getattr(error, "retryable", False) is True,
+        )
+
+    def load_error(self) -> WanderError:
+        """Return the exception again, for what was asked while loading or reading examples."""
+        kinds: dict[str, type[WanderError]] = {"DatasetError": DatasetError, "ConfigError": ConfigError}
+        return kinds.get(self.type, LoadError)(self.message, hint=self.hint)
+
+    def model_error(self) -> ModelError:
+        """Return the exception again, as the model error that it was."""
+        return model_error_type(self.type)(self.message, hint=self.hint, retryable=self.retryable)
+
+
+class Hello(Record):
+    """Worker: the first message."""
+
+    type: Literal["hello"] = "hello"
+    protocol: int
+    wander: str
+    """Version of the SDK in the worker's virtual environment."""
+    python: str
+    pid: int
+
+
+class Load(Record):
+    """Host: load the environment. Exactly one of `target` and `path` is given."""
+
+    type: Literal["load"] = "load"
+    target: str | None = None
+    """Name of an installed environment or of its module."""
+    path: str | None = None
+    """A project folder or a Python file."""
+    arguments: dict[str, Any] = Field(default_factory=dict)
+
+
+class Loaded(Record):
+    """Worker: the environment is ready."""
+
+    type: Literal["loaded"] = "loaded"
+    info: EnvironmentInfo
+
+
+class LoadFailed(Record):
+    """Worker: there is no environment; the worker ends."""
+
+    type: Literal["load_failed"] = "load_failed"
+    fault: Fault
+
+
+class GetExamples(Record):
+    """Host: send some examples."""
+
+    type: Literal["get_examples"] = "get_examples"
+    id: int
+    split: Split
+    start: int
+    count: int
+
+
+class Examples(Record):
+    """Worker: the examples asked for, or why there are none."""
+
+    type: Literal["examples"] = "examples"
+    id: int
+    examples: list[Example] = Field(default_factory=list)
+    fault: Fault | None = None
+
+
+class Play(Record):
+    """Host: play one rollout of an example, or a group of them that is scored together."""
+
+    type: Literal["play"] = "play"
+    id: int
+    example: Example
+    group: bool
+    indices: list[int]
+    """Exactly one where `group` is false."""
+    rollout_ids: list[str]
+    """One beside each index."""
+    recorded: list[dict[str, Any] | None] = Field(default_factory=list)
+    """What each rollout published when it was recorded, where records are played again."""
+    run_seed: int
+    sampling: SamplingArgs
+    model: str
+
+
+class Played(Record):
+    """Worker: what was asked for has ended; one rollout an index, in order."""
+
+    type: Literal["played"] = "played"
+    id: int
+    rollouts: list[Rollout]
+
+
+class PartEnded(Record):
+    """Worker: one rollout of a group makes no more model calls, while others of it still do."""
+
+    type: Literal["part_ended"] = "part_ended"
+    play: int
+    """The id of the group's `Play`."""
+    rollout_id: str
+
+
+class Cancel(Record):
+    """Host: end what a `Play` asked for; it is not answered."""
+
+    type: Literal["cancel"] = "cancel"
+    id: int
+
+
+class Complete(Record):
+    """Worker: ask the model."""
+
+    type: Literal["complete"] = "complete"
+    id: int
+    play: int
+    """The id of the `Play` that asks."""
+    request: ModelRequest
+
+
+class Completed(Record):
+    """Host: the model's answer, or its failure."""
+
+    type: Literal["completed"] = "completed"
+    id: int
+    response: ModelResponse | None = None
+    fault: Fault | None = None
+
+
+class Close(Record):
+    """Host: tear the environment down and end."""
+
+    type: Literal["close"] = "close"
+
+
+ToWorker = Annotated[Load | GetExamples | Play | Cancel | Completed | Close, Field(discriminator="type")]
+ToHost = Annotated[
+    Hello | Loaded | LoadFailed | Examples | Played | PartEnded | Complete, Field(discriminator="type")
+]
+
+to_worker: TypeAdapter[ToWorker] = TypeAdapter(ToWorker)
+to_host: TypeAdapter[ToHost] = TypeAdapter(ToHost)

@@ -1,0 +1,426 @@
+"""The host's side of one worker's life: from its start to its end, expected or not."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import tempfile
+from collections.abc import Coroutine, Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+from pydantic import ValidationError
+from websockets.asyncio.server import Server, ServerConnection, unix_serve
+
+from wander import __version__
+from wander.clients.base import Client, ModelRequest
+from wander.errors import LoadError, ModelError
+from wander.handle import Split
+from wander.types import EnvironmentInfo, Example, Failure, Rollout, SamplingArgs
+from wander.worker.channel import OPTIONS, Channel
+from wander.worker.process import WorkerProcess
+from wander.worker.protocol import (
+    PROTOCOL,
+    Cancel,
+    Close,
+    Complete,
+    Completed,
+    Examples,
+    Fault,
+    GetExamples,
+    Hello,
+    Load,
+    Loaded,
+    LoadFailed,
+    PartEnded,
+    Play,
+    Played,
+    to_host,
+)
+
+T = TypeVar("T")
+
+_SOCKET_LIMIT = 100
+"""Longest path of a Unix socket that macOS takes is 104 bytes."""
+CLOSE_SECONDS = 8.0
+"""How long a worker may tear its environment down."""
+EXIT_SECONDS = 3.0
+"""How long its process may then take to end."""
+
+
+@dataclass(frozen=True)
+class WorkerOptions:
+    """What a worker runs, and with what."""
+
+    python: Path | None
+    load: Load
+    environ: tuple[str, ...]
+    log_path: Path
+    startup_timeout: float
+    variables: Mapping[str, str] = field(default_factory=dict)
+    """Environment variables that are the worker's alone."""
+
+
+@dataclass
+class _Playing:
+    """A rollout or a group in flight."""
+
+    asked: Play
+    client: Client
+    result: asyncio.Future[list[Rollout]]
+    calls: set[asyncio.Task[None]] = field(default_factory=set)
+
+
+class WorkerLost(Exception):
+    """The worker ended while something was asked of it."""
+
+
+class WorkerSession:
+    """One worker process and the requests it is answering. Made by `start`, ended by `close`."""
+
+    def __init__(self, options: WorkerOptions, channel: Channel, process: WorkerProcess) -> None:
+        self._options = options
+        self._channel = channel
+        self._lines = channel.lines()
+        self._process = process
+        self._next_id = 0
+        self._playing: dict[int, _Playing] = {}
+        self._examples: dict[int, asyncio.Future[list[Example]]] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self.info: EnvironmentInfo
+        self.lost: str | None = None
+        """How the worker ended, once it has, in words fit for a public record."""
+        self.lost_reason: str | None = None
+        """The same with the end of the log and its path, for whoever runs it."""
+
+    @classmethod
+    async def start(cls, options: WorkerOptions) -> WorkerSession:
+        """Start a worker and have it load its environment; raises `LoadError`, leaving no process."""
+        listening = await _Listening.open()
+        process: WorkerProcess | None = None
+        session: WorkerSession | None = None
+        try:
+            process = await WorkerProcess.start(
+                options.python,
+                listening.path,
+                environ=options.environ,
+                log_path=options.log_path,
+                variables=options.variables,
+            )
+            async with asyncio.timeout(options.startup_timeout):
+                connection = await _unless_ended(process, listening.connected())
+                session = cls(options, Channel(connection), process)
+                await _unless_ended(process, session._load())
+        except BaseException as error:
+            if process is not None:
+                await process.end(grace=0)
+            if session is not None:
+                await session._abandon()
+            await listening.close()
+            if isinstance(error, TimeoutError):
+                seconds = f"{options.startup_timeout:g} s"
+                raise _load_error(f"the environment was not loaded within {seconds}", process) from None
+            if isinstance(error, OSError):
+                raise LoadError(
+                    f"cannot start `{options.python}`: {error.strerror}",
+                    hint="install the environment again: its virtual environment is incomplete",
+                ) from error
+            raise
+        session._serve(listening)
+        return session
+
+    async def examples(self, split: Split, start: int, count: int) -> list[Example]:
+        """Return examples; raises `WorkerLost`, or the worker's fault as `LoadError`."""
+        number = self._number()
+        answer: asyncio.Future[list[Example]] = asyncio.get_running_loop().create_future()
+        self._examples[number] = answer
+        asked = GetExamples(id=number, split=split, start=start, count=count)
+        self._channel.send(asked.model_dump_json())
+        try:
+            return await answer
+        finally:
+            del self._examples[number]
+
+    async def play(
+        self,
+        client: Client,
+        example: Example,
+        *,
+        indices: list[int],
+        rollout_ids: list[str],
+        run_seed: int,
+        sampling: SamplingArgs,
+        group: bool,
+    ) -> list[Rollout]:
+        """Play one rollout, or a group, in the worker.
+
+        When the worker ends, the rollouts are failed and retryable. Raises `WorkerLost` when it had ended
+        before.
+        """
+        asked = Play.model_construct(
+            id=self._number(),
+            example=example,
+            group=group,
+            indices=indices,
+            rollout_ids=rollout_ids,
+            recorded=[client.recorded(rollout_id) for rollout_id in rollout_ids],
+            run_seed=run_seed,
+            sampling=sampling,
+            model=client.model,
+        )
+        running = _Playing(asked, client, asyncio.get_running_loop().create_future())
+        self._playing[asked.id] = running
+        self._channel.send(asked.model_dump_json())
+        try:
+            return await running.result
+        except asyncio.CancelledError:
+            self._channel.send(Cancel(id=asked.id).model_dump_json())
+            raise
+        finally:
+            del self._playing[asked.id]
+            for call in running.calls:
+                call.cancel()
+
+    async def close(self) -> None:
+        """Have the environment torn down, then end the process; safe to call when it is gone."""
+        if self.lost is None:
+            self._channel.send(Close().model_dump_json())
+        await self._process.end(CLOSE_SECONDS if self.lost is None else 0)
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def _load(self) -> None:
+        """Check the worker's greeting and have the environment loaded."""
+        self._spawn(self._channel.run())
+        async for line in self._lines:
+            answer = to_host.validate_json(line)
+            if isinstance(answer, Hello):
+                _check_protocol(answer)
+                self._channel.send(self._options.load.model_dump_json())
+            if isinstance(answer, Loaded):
+                self.info = answer.info
+                return
+            if isinstance(answer, LoadFailed):
+                error = answer.fault.load_error()
+                log = f"the whole trace is in `{self._options.log_path}`"
+                error.hint = f"{error.hint}; {log}" if error.hint else log
+                raise error
+        await self._process.wait()
+        raise _ended_early(self._process)
+
+    def _serve(self, listening: _Listening) -> None:
+        """Handle what the worker sends, until it ends."""
+
+        async def serve() -> None:
+            ending = None
+            try:
+                async for line in self._lines:
+                    self._received(line)
+            except ValidationError as error:
+                ending = f"sent what is no message of this protocol ({error.title}) and was ended"
+            finally:
+                self._channel.stop()
+                await self._ended(ending)
+                await listening.close()
+
+        self._spawn(serve())
+
+    def _received(self, line: bytes) -> None:
+        message = to_host.validate_json(line)
+        if isinstance(message, Complete):
+            self._start_call(message)
+        elif isinstance(message, Played):
+            running = self._playing.get(message.id)
+            if running is not None and not running.result.done():
+                running.result.set_result(_checked(running.asked, message.rollouts))
+        elif isinstance(message, PartEnded):
+            running = self._playing.get(message.play)
+            if running is not None and message.rollout_id in running.asked.rollout_ids:
+                running.client.end(message.rollout_id)
+        elif isinstance(message, Examples):
+            answer = self._examples.get(message.id)
+            if answer is None or answer.done():
+                return
+            if message.fault is None:
+                answer.set_result(message.examples)
+            else:
+                answer.set_exception(message.fault.load_error())
+
+    def _start_call(self, asked: Complete) -> None:
+        running = self._playing.get(asked.play)
+        if running is None:
+            return  # cancelled meanwhile
+        call = asyncio.create_task(self._call(running.client, asked.id, asked.request))
+        running.calls.add(call)
+        call.add_done_callback(running.calls.discard)
+
+    async def _call(self, client: Client, number: int, request: ModelRequest) -> None:
+        """Ask the host's client on behalf of the worker."""
+        try:
+            response = await client.complete(request)
+            answer = Completed.model_construct(id=number, response=response)
+            text = answer.model_dump_json()
+        except ModelError as error:
+            text = Completed(id=number, fault=Fault.of(error)).model_dump_json()
+        except Exception as error:  # noqa: BLE001 - a client that breaks its promise fails one rollout
+            message = f"`{type(client).__name__}.complete` raised `{type(error).__name__}: {error}`"
+            text = Completed(id=number, fault=Fault(type="ModelError", message=message)).model_dump_json()
+        self._channel.send(text)
+
+    async def _ended(self, ending: str | None) -> None:
+        """The connection is gone or useless: end the process and answer everything that waits."""
+        await self._process.end(grace=0 if ending else EXIT_SECONDS)
+        self.lost = f"the environment's process {ending or self._process.ending()}"
+        self.lost_reason = _with_log(self.lost, self._process)
+        for running in list(self._playing.values()):
+            if not running.result.done():
+                running.result.set_result(
+                    lost_rollouts(running.asked.example, running.asked.indices, self.lost)
+                )
+        for answer in list(self._examples.values()):
+            if not answer.done():
+                answer.set_exception(WorkerLost(self.lost))
+
+    async def _abandon(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def _number(self) -> int:
+        if self.lost is not None:
+            raise WorkerLost(self.lost)
+        self._next_id += 1
+        return self._next_id
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+
+class _Listening:
+    """A Unix socket in a folder that only this user may enter, for one connection."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self.path = folder / "s"
+        self._server: Server
+        self._connected: asyncio.Future[ServerConnection] = asyncio.get_running_loop().create_future()
+        self._done = asyncio.Event()
+
+    @classmethod
+    async def open(cls) -> _Listening:
+        listening = cls(_short_folder())
+        listening._server = await unix_serve(
+            listening._accept, str(listening.path), max_queue=None, **OPTIONS
+        )
+        return listening
+
+    async def connected(self) -> ServerConnection:
+        """Wait for the worker."""
+        return await self._connected
+
+    async def close(self) -> None:
+        """Close the connection and remove the socket."""
+        self._done.set()
+        self._server.close()
+        await self._server.wait_closed()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    async def _accept(self, connection: ServerConnection) -> None:
+        if self._connected.done():
+            return  # one worker only
+        self._connected.set_result(connection)
+        await self._done.wait()
+
+
+def _check_protocol(hello: Hello) -> None:
+    if hello.protocol != PROTOCOL:
+        raise LoadError(
+            f"the environment's wander-sdk {hello.wander} speaks protocol {hello.protocol}, this wander-sdk "
+            f"{__version__} speaks {PROTOCOL}",
+            hint="install the environment again, or upgrade wander-sdk in its virtual environment",
+        )
+
+
+def _short_folder() -> Path:
+    """Make a folder of mode 0700 whose path leaves room for a socket; macOS has long temporary paths."""
+    folder = Path(tempfile.mkdtemp(prefix="wander-"))
+    if len(str(folder / "s")) > _SOCKET_LIMIT:
+        folder.rmdir()
+        folder = Path(tempfile.mkdtemp(prefix="wander-", dir="/tmp"))
+    return folder
+
+
+async def _unless_ended(process: WorkerProcess, work: Coroutine[Any, Any, T]) -> T:
+    """Wait for some work of the start; raises `LoadError` when the process ends before."""
+    ended = asyncio.create_task(process.wait())
+    task = asyncio.create_task(work)
+    try:
+        both: Iterable[asyncio.Task[Any]] = (ended, task)
+        await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
+        if not task.done():
+            # What it said last may still be on its way.
+            await asyncio.wait({task}, timeout=1.0)
+        if task.done() and task.exception() is None:
+            return task.result()
+        if task.done() and (error := task.exception()) is not None:
+            raise error
+        raise _ended_early(process)
+    finally:
+        for each in (ended, task):
+            each.cancel()
+        await asyncio.gather(ended, task, return_exceptions=True)
+
+
+def _checked(asked: Play, rollouts: list[Rollout]) -> list[Rollout]:
+    """Return the worker's answer if it is for what was asked: a worker must not write others' rollouts."""
+    wanted = [(asked.example.example_id, index) for index in asked.indices]
+    if [rollout.key for rollout in rollouts] == wanted:
+        return rollouts
+    reason = "the environment's process answered with rollouts that were not asked for"
+    return failed_rollouts(asked.example, asked.indices, "ForeignRollouts", reason)
+
+
+def lost_rollouts(
+    example: Example, indices: Iterable[int], reason: str, *, retryable: bool = True
+) -> list[Rollout]:
+    """Return the records of rollouts whose worker ended."""
+    return failed_rollouts(example, indices, WorkerLost.__name__, reason, retryable=retryable)
+
+
+def failed_rollouts(
+    example: Example, indices: Iterable[int], kind: str, reason: str, *, retryable: bool = False
+) -> list[Rollout]:
+    """Return the records of rollouts that the environment's process did not play to their end."""
+    failure = Failure(boundary="environment", type=kind, message=reason, retryable=retryable)
+    return [
+        Rollout(
+            example_id=example.example_id,
+            index=index,
+            seed=example.seed,
+            prompt=example.prompt,
+            completion=[],
+            failure=failure,
+        )
+        for index in indices
+    ]
+
+
+def _with_log(reason: str, process: WorkerProcess) -> str:
+    tail = process.log_tail()
+    end = f"\nits log ends:\n{tail}" if tail else "; its log is empty"
+    return f"{reason}; log: `{process.log_path}`{end}"
+
+
+def _ended_early(process: WorkerProcess) -> LoadError:
+    return _load_error(f"the environment's process {process.ending()} before it was loaded", process)
+
+
+def _load_error(reason: str, process: WorkerProcess | None) -> LoadError:
+    if process is None:
+        return LoadError(reason)
+    return LoadError(
+        _with_log(reason, process),
+        hint="install the environment again if its virtual environment is incomplete; else see the log",
+    )
