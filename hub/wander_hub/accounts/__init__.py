@@ -1,0 +1,1 @@
+"""Users, owners, API tokens: who somebody is and what they may publish."""

@@ -1,0 +1,82 @@
+"""Builds the application from settings: one call, no global state."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from fastapi import FastAPI
+from starlette.concurrency import run_in_threadpool
+
+from wander_hub import __version__, health
+from wander_hub.accounts import routes as accounts
+from wander_hub.database import Database
+from wander_hub.environments import routes as environments
+from wander_hub.index import routes as index
+from wander_hub.leaderboards import routes as leaderboards
+from wander_hub.middleware import AnswerHeaders
+from wander_hub.problems import install_handlers
+from wander_hub.runs import routes as runs
+from wander_hub.settings import Settings
+from wander_hub.storage import Storage
+from wander_hub.upload import bundled
+from wander_hub.upload import routes as upload
+from wander_hub.web import routes as web
+
+logger = logging.getLogger("wander_hub")
+
+_DESCRIPTION = """
+Registry of reinforcement-learning environments for language models, with a standard Python package index
+per owner, run records whose every aggregate the hub computes itself, and leaderboards of comparable runs.
+
+Errors are RFC 9457 problem details with a stable `code`, and a `hint` that says what to do next.
+"""
+
+
+def create_app(
+    settings: Settings, *, database: Database | None = None, storage: Storage | None = None
+) -> FastAPI:
+    """Return the hub's application on a migrated database."""
+    database = database or Database(settings.resolved_database_url)
+    storage = storage or Storage.open(settings.storage_url, settings.data / "objects")
+
+    @asynccontextmanager
+    async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
+        await run_in_threadpool(_start, settings, database, storage)
+        yield
+        database.close()
+
+    app = FastAPI(
+        title="Wander hub",
+        version=__version__,
+        description=_DESCRIPTION,
+        docs_url=None,  # the usual documentation pages load their scripts from a third party
+        redoc_url=None,
+        redirect_slashes=False,
+        lifespan=lifespan,
+    )
+    app.state.settings, app.state.database, app.state.storage = settings, database, storage
+    # What is fixed comes before what begins with an owner's name, and pages come last.
+    for router in (
+        health.router,
+        accounts.router,
+        leaderboards.router,
+        environments.router,
+        runs.router,
+        upload.router,
+        index.router,
+        web.router,
+    ):
+        app.include_router(router)
+    app.add_middleware(AnswerHeaders)
+    install_handlers(app, web.problem_page)
+    return app
+
+
+def _start(settings: Settings, database: Database, storage: Storage) -> None:
+    with database.write() as session:
+        bundled.ensure_owner(session)
+    if settings.bundled_packages:
+        for filename in bundled.publish_bundled(database, storage, settings):
+            logger.info("offering `%s` under the owner `%s`", filename, bundled.BUNDLED_OWNER)

@@ -1,0 +1,146 @@
+"""The database: engine, sessions, base of all models, migrations.
+
+Only the request boundary (the session dependencies, and the command line) commits. On SQLite a writing
+session takes the write lock with its first statement, so that two requests queue instead of failing
+half-way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, TypeVar
+
+from alembic import command
+from alembic.config import Config
+from sqlalchemy import Connection, DateTime, Dialect, MetaData, TypeDecorator, create_engine, event, text
+from sqlalchemy.exc import IntegrityError
+from sqlalchemy.orm import DeclarativeBase, Session, sessionmaker
+
+Result = TypeVar("Result")
+
+
+class UtcDateTime(TypeDecorator[datetime]):
+    """A time stamp that is always aware and in UTC, also where the database forgets the zone."""
+
+    impl = DateTime(timezone=True)
+    cache_ok = True
+
+    def process_bind_param(self, value: datetime | None, dialect: Dialect) -> datetime | None:
+        """Refuse naive values and store UTC."""
+        if value is None:
+            return None
+        if value.tzinfo is None:
+            raise ValueError("a naive datetime reached the database")
+        return value.astimezone(UTC)
+
+    def process_result_value(self, value: datetime | None, dialect: Dialect) -> datetime | None:
+        """Return an aware value."""
+        if value is None or value.tzinfo is not None:
+            return value
+        return value.replace(tzinfo=UTC)
+
+
+class Base(DeclarativeBase):
+    """Base of every table; constraint names are fixed so that migrations can name them."""
+
+    metadata = MetaData(
+        naming_convention={
+            "ix": "ix_%(column_0_N_label)s",
+            "uq": "uq_%(table_name)s_%(column_0_N_name)s",
+            "ck": "ck_%(table_name)s_%(constraint_name)s",
+            "fk": "fk_%(table_name)s_%(column_0_N_name)s_%(referred_table_name)s",
+            "pk": "pk_%(table_name)s",
+        }
+    )
+    type_annotation_map = {datetime: UtcDateTime}  # noqa: RUF012 - SQLAlchemy's own spelling
+
+
+def now() -> datetime:
+    """Return the present moment in UTC."""
+    return datetime.now(UTC)
+
+
+class Database:
+    """One engine and its two kinds of session."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+        sqlite = url.startswith("sqlite")
+        options: dict[str, Any] = {"connect_args": {"check_same_thread": False}} if sqlite else {}
+        self.engine = create_engine(url, pool_size=10, max_overflow=40, pool_pre_ping=not sqlite, **options)
+        if sqlite:
+            event.listen(self.engine, "connect", _prepare_sqlite)
+            event.listen(self.engine, "begin", _begin_sqlite)
+        self._read = sessionmaker(self.engine, expire_on_commit=False)
+        self._write = sessionmaker(self.engine.execution_options(writes=True), expire_on_commit=False)
+
+    @contextmanager
+    def read(self) -> Iterator[Session]:
+        """Give a session whose work is thrown away."""
+        with self._read() as session:
+            yield session
+
+    @contextmanager
+    def write(self) -> Iterator[Session]:
+        """Give a session that commits when the block ends well, and rolls back otherwise."""
+        with self._write() as session, session.begin():
+            yield session
+
+    def committed(self, work: Callable[[Session], Result]) -> Result:
+        """Do `work` in a writing session; when another request got in between, once more from the start.
+
+        A constraint that breaks twice is raised: then it is not a race.
+        """
+        try:
+            with self.write() as session:
+                return work(session)
+        except IntegrityError:
+            with self.write() as session:
+                return work(session)
+
+    def healthy(self) -> bool:
+        """Tell whether the database answers."""
+        try:
+            with self.read() as session:
+                session.execute(text("SELECT 1"))
+        except Exception:  # noqa: BLE001 - any failure at all means unhealthy
+            return False
+        return True
+
+    def migrate(self) -> None:
+        """Bring the schema to the newest migration."""
+        with self.engine.execution_options(writes=True).begin() as connection:
+            command.upgrade(alembic_config(connection), "head")
+
+    def close(self) -> None:
+        """Return every connection."""
+        self.engine.dispose()
+
+
+def alembic_config(connection: Connection) -> Config:
+    """Return an Alembic configuration that works on the given connection."""
+    config = Config()
+    config.set_main_option("script_location", str(migrations_folder()).replace("%", "%%"))
+    config.attributes["connection"] = connection
+    return config
+
+
+def migrations_folder() -> Path:
+    """Return the migrations shipped in the wheel, or in a source checkout those at its root."""
+    here = Path(__file__).resolve().parent
+    shipped = here / "migrations"
+    return shipped if shipped.is_dir() else here.parent.parent / "migrations"
+
+
+def _prepare_sqlite(connection: Any, _record: Any) -> None:
+    connection.isolation_level = None  # the driver must not open transactions of its own: _begin_sqlite does
+    for pragma in ("journal_mode=WAL", "synchronous=NORMAL", "foreign_keys=ON", "busy_timeout=15000"):
+        connection.execute(f"PRAGMA {pragma}")
+
+
+def _begin_sqlite(connection: Connection) -> None:
+    writes = connection.get_execution_options().get("writes", False)
+    connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")

@@ -1,0 +1,1 @@
+"""Environments, their immutable versions and files: listing, search, details."""

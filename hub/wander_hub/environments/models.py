@@ -1,0 +1,94 @@
+"""Tables of environments, versions and files."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Any
+
+from sqlalchemy import JSON, BigInteger, ForeignKey, Index, String, Text, UniqueConstraint
+from sqlalchemy.orm import Mapped, mapped_column, relationship
+
+from wander_hub.accounts.models import Owner, User
+from wander_hub.database import Base
+
+
+class Environment(Base):
+    """A named environment of an owner, with what listings show kept beside it."""
+
+    __tablename__ = "environments"
+    __table_args__ = (
+        UniqueConstraint("owner_id", "name"),
+        Index("ix_environments_listing", "listed", "updated_at", "id"),
+    )
+
+    id: Mapped[int] = mapped_column(primary_key=True)
+    owner_id: Mapped[int] = mapped_column(ForeignKey("owners.id"))
+    name: Mapped[str] = mapped_column(String(200))
+    """Normalised as PEP 503 says."""
+    listed: Mapped[bool]
+    """False for a plain package that the index serves and no listing shows (the SDK, the client)."""
+    latest_version: Mapped[str] = mapped_column(String(100))
+    summary: Mapped[str] = mapped_column(Text)
+    tags: Mapped[list[str]] = mapped_column(JSON)
+    search_text: Mapped[str] = mapped_column(Text)
+    """Lower-case owner, name, tags and summary of the newest version."""
+    version_count: Mapped[int]
+    run_count: Mapped[int]
+    best_reward: Mapped[float | None]
+    best_model: Mapped[str | None] = mapped_column(Text)
+    created_at: Mapped[datetime]
+    updated_at: Mapped[datetime]
+    owner: Mapped[Owner] = relationship(lazy="raise")
+
+
+class Version(Base):
+    """One immutable version; everything but the publisher's check was read from its files."""
+
+    __tablename__ = "versions"
+    __table_args__ = (UniqueConstraint("environment_id", "version"),)
+
+    id: Mapped[int] = mapped_column(primary_key=True)
+    environment_id: Mapped[int] = mapped_column(ForeignKey("environments.id"))
+    version: Mapped[str] = mapped_column(String(100))
+    """In PEP 440's normal form."""
+    summary: Mapped[str] = mapped_column(Text)
+    requires_python: Mapped[str | None] = mapped_column(Text)
+    requires_dist: Mapped[list[str]] = mapped_column(JSON)
+    license: Mapped[str | None] = mapped_column(Text)
+    tags: Mapped[list[str]] = mapped_column(JSON)
+    entry_point: Mapped[str | None] = mapped_column(Text)
+    readme: Mapped[str] = mapped_column(Text)
+    readme_html: Mapped[str] = mapped_column(Text)
+    """Rendered and sanitised at upload."""
+    check_summary: Mapped[dict[str, Any] | None] = mapped_column(JSON(none_as_null=True))
+    """A `CheckSummary` that the publisher stated with the first wheel."""
+    yanked: Mapped[bool]
+    yanked_reason: Mapped[str | None] = mapped_column(Text)
+    uploaded_at: Mapped[datetime]
+    uploaded_by_id: Mapped[int | None] = mapped_column(ForeignKey("users.id"))
+    """None for what the hub itself published."""
+    environment: Mapped[Environment] = relationship(lazy="raise")
+    uploaded_by: Mapped[User | None] = relationship(lazy="raise")
+    files: Mapped[list[File]] = relationship(
+        back_populates="version", lazy="raise", order_by="File.filename.desc()"
+    )
+
+
+class File(Base):
+    """One distribution file of a version."""
+
+    __tablename__ = "files"
+    __table_args__ = (UniqueConstraint("environment_id", "filename"),)
+
+    id: Mapped[int] = mapped_column(primary_key=True)
+    environment_id: Mapped[int] = mapped_column(ForeignKey("environments.id"))
+    version_id: Mapped[int] = mapped_column(ForeignKey("versions.id"), index=True)
+    filename: Mapped[str] = mapped_column(String(255))
+    kind: Mapped[str] = mapped_column(String(8))
+    size: Mapped[int] = mapped_column(BigInteger)
+    sha256: Mapped[str] = mapped_column(String(64))
+    core_metadata: Mapped[str | None] = mapped_column(Text)
+    """The wheel's METADATA as text (it is valid UTF-8); None for a source archive."""
+    core_metadata_sha256: Mapped[str | None] = mapped_column(String(64))
+    uploaded_at: Mapped[datetime]
+    version: Mapped[Version] = relationship(back_populates="files", lazy="raise")

@@ -1,0 +1,158 @@
+"""Environments as the outside sees them."""
+
+from __future__ import annotations
+
+from packaging.version import Version as ParsedVersion
+from sqlalchemy.orm import Session
+from wander.wire import (
+    CheckSummary,
+    EnvironmentDetail,
+    EnvironmentPage,
+    EnvironmentSummary,
+    FileInfo,
+    VersionDetail,
+)
+
+from wander_hub import names
+from wander_hub.accounts import repository as accounts
+from wander_hub.environments import repository
+from wander_hub.environments.models import Environment, File, Version
+from wander_hub.environments.schemas import EnvironmentFilter, Position
+from wander_hub.problems import HubProblem
+
+HUB_ITSELF = "the hub"
+"""Who published what no user did."""
+
+
+def listing(session: Session, wanted: EnvironmentFilter) -> EnvironmentPage:
+    """Return one page of environments."""
+    found = list(repository.page(session, wanted))
+    rows = found[: wanted.limit]
+    more = len(found) > wanted.limit
+    following = Position(rows[-1].updated_at, str(rows[-1].id)).cursor() if more else None
+    return EnvironmentPage(data=[summary_of(one) for one in rows], next=following)
+
+
+def detail(session: Session, owner: str, name: str, base_url: str) -> EnvironmentDetail:
+    """Return one environment with its newest version."""
+    environment = find(session, owner, name)
+    versions = newest_first(list(repository.versions_of(session, environment)))
+    latest = next(one for one in versions if one.version == environment.latest_version)
+    return EnvironmentDetail(
+        **summary_of(environment).model_dump(),
+        created_at=environment.created_at,
+        readme=latest.readme,
+        latest=version_detail(environment, latest, base_url),
+        all_versions=[one.version for one in versions],
+    )
+
+
+def find(session: Session, owner: str, name: str) -> Environment:
+    """Return an environment or raise a 404 that suggests near names."""
+    owner, name = names.normalise_owner(owner), names.normalise_environment(name)
+    environment = repository.environment_named(session, owner, name)
+    if environment is not None:
+        return environment
+    close = suggestions(session, owner, name)
+    hint = f"did you mean {' or '.join(f'`{one}`' for one in close)}?" if close else None
+    raise HubProblem(404, "environment_not_found", f"there is no environment `{owner}/{name}`", hint=hint)
+
+
+def suggestions(session: Session, owner: str, name: str) -> list[str]:
+    """Return up to three environments whose names look like the given one."""
+    known = repository.names_of_all(session)
+    same_name = [f"{one}/{other}" for one, other in known if other == name]
+    close = names.near(f"{owner}/{name}", [f"{one}/{other}" for one, other in known])
+    return list(dict.fromkeys(same_name + close))[:3]
+
+
+def find_version(session: Session, environment: Environment, version: str) -> Version:
+    """Return a version (`latest` means the newest) or raise a 404 that names those there are."""
+    wanted = environment.latest_version if version == "latest" else _normal(version)
+    found = repository.version_of(session, environment, wanted)
+    if found is not None:
+        return found
+    label = f"{environment.owner.name}/{environment.name}"
+    raise HubProblem(
+        404,
+        "version_not_found",
+        f"`{label}` has no version `{version}`",
+        hint=f"the newest is `{label}@{environment.latest_version}`",
+    )
+
+
+def require_owner(session: Session, owner: str) -> None:
+    """Raise a 404 when nobody has that name."""
+    if accounts.owner_named(session, owner) is None:
+        close = names.near(owner, accounts.owner_names(session))
+        hint = f"did you mean {' or '.join(f'`{one}`' for one in close)}?" if close else None
+        raise HubProblem(404, "owner_not_found", f"there is no owner `{owner}`", hint=hint)
+
+
+def newest_first(versions: list[Version]) -> list[Version]:
+    """Order versions as PEP 440 does, newest first."""
+    return sorted(versions, key=lambda one: ParsedVersion(one.version), reverse=True)
+
+
+def latest_of(versions: list[Version]) -> Version:
+    """Return the version that `latest` means: the newest that is neither yanked nor a pre-release, if any."""
+    ordered = newest_first(versions)
+    live = [one for one in ordered if not one.yanked] or ordered
+    final = [one for one in live if not ParsedVersion(one.version).is_prerelease]
+    return (final or live)[0]
+
+
+def summary_of(environment: Environment) -> EnvironmentSummary:
+    """Return the row of a listing."""
+    return EnvironmentSummary(
+        owner=environment.owner.name,
+        name=environment.name,
+        latest_version=environment.latest_version,
+        summary=environment.summary,
+        tags=environment.tags,
+        updated_at=environment.updated_at,
+        versions=environment.version_count,
+        runs=environment.run_count,
+        best_reward=environment.best_reward,
+        best_model=environment.best_model,
+    )
+
+
+def version_detail(environment: Environment, version: Version, base_url: str) -> VersionDetail:
+    """Return a version with the addresses of its files."""
+    return VersionDetail(
+        owner=environment.owner.name,
+        name=environment.name,
+        version=version.version,
+        summary=version.summary,
+        requires_python=version.requires_python,
+        requires_dist=version.requires_dist,
+        license=version.license,
+        tags=version.tags,
+        entry_point=version.entry_point,
+        uploaded_at=version.uploaded_at,
+        uploaded_by=version.uploaded_by.name if version.uploaded_by else HUB_ITSELF,
+        yanked=version.yanked,
+        yanked_reason=version.yanked_reason,
+        files=[file_info(environment, one, base_url) for one in version.files],
+        check=CheckSummary.model_validate(version.check_summary) if version.check_summary else None,
+    )
+
+
+def file_info(environment: Environment, file: File, base_url: str) -> FileInfo:
+    """Return a file with its address."""
+    return FileInfo(
+        filename=file.filename,
+        kind="wheel" if file.kind == "wheel" else "sdist",
+        size=file.size,
+        sha256=file.sha256,
+        url=f"{base_url}/{environment.owner.name}/files/{environment.name}/{file.filename}",
+        uploaded_at=file.uploaded_at,
+    )
+
+
+def _normal(version: str) -> str:
+    try:
+        return str(ParsedVersion(version))
+    except ValueError:
+        return version

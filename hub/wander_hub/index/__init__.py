@@ -1,0 +1,1 @@
+"""The standard package index of every owner, rendered on write."""

@@ -1,0 +1,22 @@
+"""Table of rendered index pages."""
+
+from __future__ import annotations
+
+from sqlalchemy import ForeignKey, LargeBinary, String
+from sqlalchemy.orm import Mapped, mapped_column
+
+from wander_hub.database import Base
+
+
+class IndexPage(Base):
+    """The bytes of one index page in both formats, written with the change that they show."""
+
+    __tablename__ = "index_pages"
+
+    owner_id: Mapped[int] = mapped_column(ForeignKey("owners.id"), primary_key=True)
+    project: Mapped[str] = mapped_column(String(200), primary_key=True)
+    """Normalised name; empty for the owner's list of projects."""
+    html: Mapped[bytes] = mapped_column(LargeBinary)
+    html_etag: Mapped[str] = mapped_column(String(64))
+    json: Mapped[bytes] = mapped_column(LargeBinary)
+    json_etag: Mapped[str] = mapped_column(String(64))

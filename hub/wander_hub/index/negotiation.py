@@ -1,0 +1,59 @@
+"""Content negotiation of the simple API (PEP 691), q-values and parameters included."""
+
+from __future__ import annotations
+
+JSON_V1 = "application/vnd.pypi.simple.v1+json"
+HTML_V1 = "application/vnd.pypi.simple.v1+html"
+PLAIN_HTML = "text/html"
+
+_OFFERS = {
+    JSON_V1: JSON_V1,
+    "application/vnd.pypi.simple.latest+json": JSON_V1,
+    HTML_V1: HTML_V1,
+    "application/vnd.pypi.simple.latest+html": HTML_V1,
+    PLAIN_HTML: PLAIN_HTML,
+}
+"""What may be asked for, and what is then answered. On a tie the plainest wins."""
+
+_PREFERENCE = (PLAIN_HTML, HTML_V1, JSON_V1)
+
+
+def negotiated(accept: str | None, wanted: str | None = None) -> str | None:
+    """Return the media type to answer with, None for 406; `?format=` outranks the header."""
+    if wanted is not None:
+        return _OFFERS.get(wanted.replace(" ", "+").strip().lower())
+    ranges = _ranges(accept or "*/*")
+    best, best_quality = None, 0.0
+    for offer in _PREFERENCE:
+        quality = max(_quality(name, ranges) for name, answer in _OFFERS.items() if answer == offer)
+        if quality > best_quality:
+            best, best_quality = offer, quality
+    return best
+
+
+def _ranges(accept: str) -> dict[str, float]:
+    ranges: dict[str, float] = {}
+    for part in accept.split(","):
+        name, *parameters = (piece.strip() for piece in part.split(";"))
+        if name:
+            ranges[name.lower()] = _q(parameters)
+    return ranges
+
+
+def _q(parameters: list[str]) -> float:
+    for parameter in parameters:
+        key, _, value = parameter.partition("=")
+        if key.strip().lower() == "q":
+            try:
+                return min(max(float(value), 0.0), 1.0)
+            except ValueError:
+                return 0.0
+    return 1.0
+
+
+def _quality(name: str, ranges: dict[str, float]) -> float:
+    """The most specific range that covers a type decides, so `q=0` really forbids."""
+    for pattern in (name, f"{name.split('/')[0]}/*", "*/*"):
+        if pattern in ranges:
+            return ranges[pattern]
+    return 0.0

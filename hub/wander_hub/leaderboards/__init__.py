@@ -1,0 +1,1 @@
+"""Leaderboards: runs that may be compared, with ranks as ranges."""

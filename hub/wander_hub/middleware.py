@@ -1,0 +1,55 @@
+"""What every answer carries: a request id, and headers that keep browsers strict."""
+
+from __future__ import annotations
+
+import re
+import secrets
+
+from starlette.datastructures import MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+REQUEST_ID_HEADER = "X-Request-ID"
+PAGE_CSP = (
+    "default-src 'none'; style-src 'self'; img-src 'self' data:; form-action 'self'; "
+    "base-uri 'none'; frame-ancestors 'none'"
+)
+BROWSER_HEADERS = {
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "same-origin",
+    "Content-Security-Policy": PAGE_CSP,
+}
+
+_USABLE_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
+
+
+class AnswerHeaders:
+    """Plain ASGI middleware, so that streamed answers stay streams."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Name the request and complete the headers of its answer."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        request_id = _given_id(scope) or secrets.token_hex(8)
+        scope.setdefault("state", {})["request_id"] = request_id
+
+        async def send_completed(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                headers = MutableHeaders(scope=message)
+                headers[REQUEST_ID_HEADER] = request_id
+                for name, value in BROWSER_HEADERS.items():
+                    headers.setdefault(name, value)
+            await send(message)
+
+        await self._app(scope, receive, send_completed)
+
+
+def _given_id(scope: Scope) -> str | None:
+    """A proxy in front may have named the request already."""
+    for name, value in scope["headers"]:
+        if name == b"x-request-id" and _USABLE_ID.fullmatch(text := value.decode("latin-1")):
+            return str(text)
+    return None

@@ -1,0 +1,65 @@
+"""Names: what an owner and an environment may be called, and the close ones to suggest."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterable
+
+from packaging.utils import canonicalize_name
+
+RESERVED_OWNERS = frozenset(
+    {
+        *("about", "account", "accounts", "api", "assets", "auth", "blog", "boards", "compare", "docs"),
+        *("environments", "explore", "favicon.ico", "files", "health", "help", "integrity", "leaderboard"),
+        *(
+            "leaderboards",
+            "legacy",
+            "login",
+            "logout",
+            "me",
+            "new",
+            "oidc",
+            "openapi",
+            "openapi.json",
+            "orgs",
+        ),
+        *("owners", "robots.txt", "root", "runs", "search", "settings", "signup", "simple", "static"),
+        *("status", "system", "tokens", "user", "users", "well-known", "www"),
+    }
+)
+"""First path segments that the hub needs itself, now or later."""
+
+RESERVED_ENVIRONMENTS = frozenset(
+    {
+        *("api", "files", "legacy", "leaderboard", "members", "new"),
+        *("runs", "settings", "simple", "static", "tokens"),
+    }
+)
+"""Second path segments that the hub needs itself, now or later."""
+
+_OWNER = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,37}[a-z0-9])?")
+
+
+def normalise_owner(name: str) -> str:
+    """Return the spelling under which an owner is stored."""
+    return name.strip().lower()
+
+
+def owner_fault(name: str) -> str | None:
+    """Say what is wrong with a new owner's name; None when it may be used."""
+    if not _OWNER.fullmatch(name):
+        return "may hold 1 to 39 of a-z, 0-9 and `-`, and neither begin nor end with `-`"
+    if name in RESERVED_OWNERS:
+        return "is reserved"
+    return None
+
+
+def normalise_environment(name: str) -> str:
+    """Return the spelling under which an environment is stored (PEP 503)."""
+    return canonicalize_name(name)
+
+
+def near(name: str, known: Iterable[str], count: int = 3) -> list[str]:
+    """Return the known names that look like the given one, closest first."""
+    return difflib.get_close_matches(name, list(known), n=count, cutoff=0.6)

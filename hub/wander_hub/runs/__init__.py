@@ -1,0 +1,1 @@
+"""Runs: posted run folders, validated and summarised by the hub itself."""

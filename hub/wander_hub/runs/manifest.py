@@ -1,0 +1,117 @@
+"""Checks on a posted manifest: what it pins must exist on this hub, and be what this hub serves."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+
+from pydantic import ValidationError
+from sqlalchemy.orm import Session
+from wander.types import canonical_json
+from wander.wire import RunManifest, RunSummary, VerificationLevel
+
+from wander_hub.environments import service as environments
+from wander_hub.environments.models import Environment, Version
+from wander_hub.problems import HubProblem
+
+_RUN_ID = re.compile(r"[0-9A-Za-z][0-9A-Za-z_-]{7,63}")
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+_LONGEST_NAME = 300
+_MOST_ROLLOUTS = 1_000_000
+
+
+def parsed(text: bytes) -> RunManifest:
+    """Return the manifest or refuse it."""
+    try:
+        manifest = RunManifest.model_validate_json(text)
+        canonical_json(manifest.environment.arguments)
+    except ValidationError as error:
+        errors = [
+            {"loc": [str(part) for part in one["loc"]], "msg": one["msg"]}
+            for one in error.errors(include_url=False, include_input=False, include_context=False)[:20]
+        ]
+        first = errors[0]
+        fault = f"{'.'.join(first['loc'])}: {first['msg']}"
+        raise HubProblem(422, "bad_manifest", f"run.json: {fault}", errors=errors) from error
+    except ValueError as error:
+        raise bad_manifest(f"the environment's arguments: {error}") from error
+    _check_values(manifest)
+    return manifest
+
+
+def _check_values(manifest: RunManifest) -> None:
+    if not _RUN_ID.fullmatch(manifest.run_id):
+        raise bad_manifest("run_id must be 8 to 64 of a-z, A-Z, 0-9, `-` and `_`")
+    if not _SHA256.fullmatch(manifest.task_set_sha256):
+        raise bad_manifest("task_set_sha256 is not a SHA-256 in hexadecimal")
+    for label, value in (("model.name", manifest.model.name), ("model.kind", manifest.model.kind)):
+        if not value.strip() or len(value) > _LONGEST_NAME or _CONTROL.search(value):
+            raise bad_manifest(f"{label} must be 1 to {_LONGEST_NAME} printable characters")
+    if manifest.rollouts_per_example > _MOST_ROLLOUTS:
+        raise bad_manifest(f"rollouts_per_example is over {_MOST_ROLLOUTS:,}")
+    if len(set(manifest.example_ids)) != len(manifest.example_ids):
+        raise bad_manifest("example_ids holds one example twice")
+    if any(not one or len(one) > _LONGEST_NAME or "\x00" in one for one in manifest.example_ids):
+        raise bad_manifest(f"an example id is empty or longer than {_LONGEST_NAME} characters")
+    if manifest.kind == "evaluation" and not manifest.example_ids:
+        raise bad_manifest("an evaluation plays at least one example")
+
+
+def bad_manifest(fault: str) -> HubProblem:
+    """Return the refusal of a manifest."""
+    return HubProblem(422, "bad_manifest", f"run.json: {fault}")
+
+
+def pinned_version(session: Session, manifest: RunManifest) -> tuple[Environment, Version]:
+    """Return the environment version that a manifest pins; refuse one that this hub does not serve."""
+    pin = manifest.environment
+    if pin.owner is None or pin.version is None:
+        raise HubProblem(
+            422,
+            "local_environment",
+            f"the run used `{pin.name}` from a local path, which nobody else can get",
+            hint="run `wander publish`, evaluate `owner/name`, then post that run",
+        )
+    try:
+        environment = environments.find(session, pin.owner, pin.name)
+        version = environments.find_version(session, environment, pin.version)
+    except HubProblem as problem:
+        hint = problem.hint or "publish the environment to this hub first (`wander publish`)"
+        raise HubProblem(422, problem.code, problem.detail, hint=hint) from problem
+    wheels = [file.sha256 for file in version.files if file.kind == "wheel"]
+    if pin.wheel_sha256 is not None and pin.wheel_sha256 not in wheels:
+        label = f"{environment.owner.name}/{environment.name}@{version.version}"
+        raise HubProblem(
+            409,
+            "wheel_mismatch",
+            f"the run used a wheel of `{label}` with other bytes than this hub's",
+            hint=f"run `wander install {label}` from this hub and evaluate again",
+        )
+    return environment, version
+
+
+def level_of(manifest: RunManifest, summary: RunSummary) -> tuple[VerificationLevel, str]:
+    """Return the verification level that the rollouts alone support, and why it is not higher."""
+    if manifest.kind == "training":
+        return "claimed", "a training run: its metrics are as the trainer reported them"
+    missing = summary.expected - summary.rollouts
+    if missing or summary.failed:
+        parts = [
+            f"{missing} missing" if missing else "",
+            f"{summary.failed} failed" if summary.failed else "",
+        ]
+        faults = " and ".join(part for part in parts if part)
+        return "claimed", f"of {summary.expected} expected rollouts {faults}"
+    if manifest.environment.wheel_sha256 is None:
+        return "claimed", "the manifest does not say which wheel was used"
+    return "complete", "every expected rollout is here; the hub computed all aggregates from them"
+
+
+def protocol_digest(manifest: RunManifest) -> str:
+    """Return the digest of what runs on one task set must share to be compared."""
+    protocol = {
+        "arguments": manifest.environment.arguments,
+        "rollouts_per_example": manifest.rollouts_per_example,
+    }
+    return hashlib.sha256(canonical_json(protocol).encode()).hexdigest()

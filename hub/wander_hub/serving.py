@@ -1,0 +1,143 @@
+"""Runs the hub under uvicorn: port first, then database, then requests, and a graceful end."""
+
+from __future__ import annotations
+
+import copy
+import errno
+import logging
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import uvicorn
+from uvicorn.config import LOGGING_CONFIG
+
+from wander_hub.accounts.service import first_administrator
+from wander_hub.app import create_app
+from wander_hub.database import Database
+from wander_hub.settings import Settings
+
+_GRACE_SECONDS = 10
+_BACKLOG = 2048
+INTERRUPTED = 130
+"""Exit status after Ctrl-C; SIGTERM ends with 0."""
+
+
+def serve(
+    settings: Settings,
+    *,
+    host: str,
+    port: int,
+    token_file: Path | None = None,
+    exit_with_parent: bool = False,
+    access_log: bool = True,
+) -> None:
+    """Serve until interrupted. Exits with status 2 when the port or the data folder cannot be used."""
+    listener = _listener(host, port)
+    address = _address(host, listener.getsockname()[1])
+    settings.data.mkdir(parents=True, exist_ok=True)
+    database = Database(settings.resolved_database_url)
+    database.migrate()
+    _first_start(database, token_file)
+    logging.basicConfig(level=logging.INFO, format="%(levelname)s: %(message)s", stream=sys.stderr)
+    logging.getLogger("alembic").setLevel(logging.WARNING)
+    config = uvicorn.Config(
+        create_app(settings, database=database),
+        log_level="info" if access_log else "warning",
+        access_log=access_log,
+        log_config=_log_config(),
+        proxy_headers=True,
+        server_header=False,
+        timeout_graceful_shutdown=_GRACE_SECONDS,
+    )
+    server = _AnnouncingServer(config, address)
+    if exit_with_parent:
+        threading.Thread(target=_follow_parent, args=(server,), daemon=True).start()
+    # After its graceful end uvicorn raises the signal again for the handler that was there before.
+    signal.signal(signal.SIGTERM, lambda *_: None)
+    try:
+        server.run(sockets=[listener])
+    except KeyboardInterrupt:
+        raise SystemExit(INTERRUPTED) from None
+
+
+class _AnnouncingServer(uvicorn.Server):
+    """Says where the hub listens once it can answer, and not before."""
+
+    def __init__(self, config: uvicorn.Config, address: str) -> None:
+        super().__init__(config)
+        self._address = address
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Start, then say so."""
+        await super().startup(sockets)
+        if self.started:
+            sys.stderr.write(f"the hub listens on {self._address}\n")
+            sys.stderr.flush()
+
+
+def _log_config() -> dict[str, Any]:
+    """Return uvicorn's logging with requests on standard error, where everything but data goes."""
+    config = copy.deepcopy(LOGGING_CONFIG)
+    config["handlers"]["access"]["stream"] = "ext://sys.stderr"
+    return config
+
+
+def _listener(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((host, port))
+        listener.listen(_BACKLOG)
+    except OSError as error:
+        listener.close()
+        if error.errno in (errno.EADDRINUSE, errno.EACCES, errno.EADDRNOTAVAIL):
+            reason = "is taken" if error.errno == errno.EADDRINUSE else f"cannot be used ({error.strerror})"
+            hint = "stop what listens there, or choose another with `--port`"
+            sys.stderr.write(f"error: `{host}` port {port} {reason}\n\nhint: {hint}\n")
+            raise SystemExit(2) from error
+        raise
+    return listener
+
+
+def _address(host: str, port: int) -> str:
+    shown = f"[{host}]" if ":" in host else host
+    return f"http://{shown}:{port}"
+
+
+def _first_start(database: Database, token_file: Path | None) -> None:
+    """Add the administrator on an empty hub; its token is kept by nobody but the reader."""
+    with database.write() as session:
+        secret = first_administrator(session)
+        if secret is None:
+            return
+        if token_file is not None:
+            _write_secret(token_file, secret)
+    if token_file is not None:
+        sys.stderr.write(f"added the administrator `admin`; its token is in `{token_file}`\n")
+        return
+    sys.stderr.write("added the administrator `admin`; this token is shown once:\n")
+    sys.stdout.write(secret + "\n")
+    sys.stdout.flush()
+
+
+def _write_secret(path: Path, secret: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with os.fdopen(handle, "w") as file:
+        file.write(secret + "\n")
+    temporary.replace(path)
+
+
+def _follow_parent(server: uvicorn.Server) -> None:
+    parent = os.getppid()
+    while os.getppid() == parent:
+        time.sleep(0.5)
+    server.should_exit = True

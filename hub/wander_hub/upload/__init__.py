@@ -1,0 +1,1 @@
+"""Uploads: one pipeline of small named checks, then store, then commit."""

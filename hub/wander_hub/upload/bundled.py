@@ -1,0 +1,120 @@
+"""The hub's own packages: the SDK, the client and the classic API (`verifiers`), under the owner `wander`.
+
+So a machine that reaches only this hub and a package mirror can install the command
+(`pip install --extra-index-url HUB/wander/simple/ wander-client`). From a source checkout the wheels are
+built (reproducibly: the same sources give the same bytes); from an installation they are packed again from
+the installed files. While a version is being developed its wheel changes, and the newest build is served:
+these are the only files on a hub that are ever replaced.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import logging
+import subprocess
+import sys
+import tempfile
+import zipfile
+from importlib.metadata import Distribution, PackageNotFoundError, distribution
+from pathlib import Path
+from urllib.parse import urlsplit
+from urllib.request import url2pathname
+
+from sqlalchemy.orm import Session
+
+from wander_hub.accounts import repository as accounts
+from wander_hub.accounts.service import new_owner
+from wander_hub.database import Database
+from wander_hub.problems import HubProblem
+from wander_hub.settings import Settings
+from wander_hub.storage import Storage, digest_of
+from wander_hub.upload import checks, service
+from wander_hub.upload.schemas import Limits, Upload
+
+logger = logging.getLogger("wander_hub")
+
+BUNDLED_OWNER = "wander"
+BUNDLED_DISTRIBUTIONS = ("wander-sdk", "wander-client", "verifiers")
+_EPOCH = (2020, 2, 2, 0, 0, 0)
+_NOT_SHIPPED = {"RECORD", "INSTALLER", "REQUESTED", "direct_url.json", "uv_cache.json", "uv_build.json"}
+
+
+def publish_bundled(database: Database, storage: Storage, settings: Settings) -> list[str]:
+    """Publish what is installed beside the hub; return the file names that were new."""
+    fresh: list[str] = []
+    with tempfile.TemporaryDirectory(prefix="wander-hub-") as folder:
+        for name in BUNDLED_DISTRIBUTIONS:
+            try:
+                wheel = wheel_of(distribution(name), Path(folder))
+                fresh += _publish(wheel, database, storage, settings)
+            except subprocess.CalledProcessError as error:
+                logger.warning("`%s` is not offered by this hub: %s", name, error.stderr.decode()[-2000:])
+            except (PackageNotFoundError, FileNotFoundError, HubProblem) as error:
+                logger.warning("`%s` is not offered by this hub: %s", name, error)
+    return fresh
+
+
+def ensure_owner(session: Session) -> None:
+    """Make the owner of the hub's own packages, so that nobody else can take its name."""
+    if accounts.owner_named(session, BUNDLED_OWNER) is None:
+        new_owner(session, BUNDLED_OWNER)
+
+
+def wheel_of(installed: Distribution, folder: Path) -> Path:
+    """Return a wheel of an installed distribution, made in `folder`."""
+    source = source_folder(installed)
+    return _built(source, folder) if source else _packed(installed, folder)
+
+
+def source_folder(installed: Distribution) -> Path | None:
+    """Return the sources of an editable installation, None for an ordinary one."""
+    text = installed.read_text("direct_url.json")
+    if text is None:
+        return None
+    origin = json.loads(text)
+    if not origin.get("dir_info", {}).get("editable"):
+        return None
+    return Path(url2pathname(urlsplit(origin["url"]).path))
+
+
+def _built(source: Path, folder: Path) -> Path:
+    before = set(folder.glob("*.whl"))
+    command = [sys.executable, "-m", "hatchling", "build", "--target", "wheel", "--directory", str(folder)]
+    subprocess.run(command, cwd=source, check=True, capture_output=True)  # noqa: S603 - our own command
+    return (set(folder.glob("*.whl")) - before).pop()
+
+
+def _packed(installed: Distribution, folder: Path) -> Path:
+    """Pack the files that RECORD lists into a wheel again; scripts are made anew by each installer."""
+    name = installed.metadata["Name"].replace("-", "_")
+    stem = f"{name}-{installed.version}"
+    wheel = folder / f"{stem}-py3-none-any.whl"
+    rows: list[str] = []
+    with zipfile.ZipFile(wheel, "w", zipfile.ZIP_DEFLATED) as archive:
+        for file in sorted(installed.files or [], key=str):
+            if ".." in file.parts or file.suffix == ".pyc" or file.name in _NOT_SHIPPED:
+                continue
+            content = Path(str(file.locate())).read_bytes()
+            digest = base64.urlsafe_b64encode(hashlib.sha256(content).digest()).rstrip(b"=").decode()
+            rows.append(f"{file.as_posix()},sha256={digest},{len(content)}")
+            archive.writestr(zipfile.ZipInfo(file.as_posix(), _EPOCH), content, zipfile.ZIP_DEFLATED)
+        record = f"{stem}.dist-info/RECORD"
+        listing = "\n".join([*rows, f"{record},,", ""])
+        archive.writestr(zipfile.ZipInfo(record, _EPOCH), listing, zipfile.ZIP_DEFLATED)
+    return wheel
+
+
+def _publish(wheel: Path, database: Database, storage: Storage, settings: Settings) -> list[str]:
+    with wheel.open("rb") as body:
+        sha256, size = digest_of(body)
+        upload = Upload(BUNDLED_OWNER, wheel.name, body, size, sha256)
+        limits = Limits(settings.max_upload_bytes, settings.max_unpacked_bytes, settings.max_members)
+        package = checks.checked(upload, limits, environment=False)
+        storage.put(body)
+    with database.write() as session:
+        owner = accounts.owner_named(session, BUNDLED_OWNER)
+        assert owner is not None
+        published = service.publish(session, owner, package, user_id=None, listed=False, replace=True)
+    return [wheel.name] if published.created else []

@@ -1,0 +1,61 @@
+"""Takes multipart bodies apart, counting bytes as they arrive so that no limit is noticed too late.
+
+File parts go to temporary files on disk, which vanish with the request.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import asynccontextmanager
+
+from fastapi import Request
+from starlette.datastructures import FormData
+from starlette.formparsers import MultiPartException, MultiPartParser
+
+from wander_hub.problems import HubProblem
+
+_FIELD_BYTES = 8 * 1024 * 1024
+"""Limit of one text field: twine sends the whole README as one."""
+_OVERHEAD = 16 * 1024 * 1024
+"""What a form may hold beside its files."""
+
+
+@asynccontextmanager
+async def multipart_form(request: Request, *, max_bytes: int, max_files: int) -> AsyncIterator[FormData]:
+    """Give the parsed form; raise 413 past the limit, 415 or 400 for what is no form."""
+    content_type = request.headers.get("content-type", "")
+    if not content_type.lower().startswith("multipart/form-data"):
+        raise HubProblem(415, "not_a_form", "the body must be multipart/form-data")
+    declared = request.headers.get("content-length", "")
+    if declared.isdecimal() and int(declared) > max_bytes + _OVERHEAD:
+        raise too_large(max_bytes)
+    parser = MultiPartParser(
+        request.headers,
+        _counted(request, max_bytes + _OVERHEAD),
+        max_files=max_files,
+        max_fields=2000,
+        max_part_size=_FIELD_BYTES,
+    )
+    try:
+        form = await parser.parse()
+    except (MultiPartException, KeyError, UnicodeDecodeError) as error:
+        raise HubProblem(400, "bad_form", f"the form cannot be read: {error}") from error
+    try:
+        yield form
+    finally:
+        await form.close()
+
+
+def too_large(max_bytes: int) -> HubProblem:
+    """Return the refusal of a body over the limit."""
+    limit = f"{max_bytes / (1024 * 1024):,.0f} MiB"
+    return HubProblem(413, "too_large", f"the upload is over this hub's limit of {limit}")
+
+
+async def _counted(request: Request, max_bytes: int) -> AsyncGenerator[bytes, None]:
+    seen = 0
+    async for chunk in request.stream():
+        seen += len(chunk)
+        if seen > max_bytes:
+            raise too_large(max_bytes - _OVERHEAD)
+        yield chunk

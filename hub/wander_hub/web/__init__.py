@@ -1,0 +1,1 @@
+"""Server-rendered pages; every one works without a script."""

@@ -1,0 +1,185 @@
+"""Charts as inline SVG: no script, colours from the style sheet so that they follow the theme.
+
+Marks have classes, never inline styles, which the content security policy forbids. Nothing is sampled away
+unseen: a curve with more points than pixels keeps the least and the greatest of each bucket and says so.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from markupsafe import Markup
+from wander.wire import Histogram
+
+from wander_hub.web.text import number
+
+_BUCKETS = 240
+
+
+@dataclass(frozen=True)
+class Axis:
+    """A linear scale from values to pixels."""
+
+    low: float
+    high: float
+    start: float
+    end: float
+
+    def __call__(self, value: float) -> float:
+        """Return the pixel of a value."""
+        span = self.high - self.low or 1.0
+        return self.start + (value - self.low) / span * (self.end - self.start)
+
+
+def histogram(data: Histogram, mean: float | None) -> Markup:
+    """Draw the distribution of rewards with its mean."""
+    width, height, left, bottom = 640, 190, 8, 40
+    tallest = max([*data.counts, 1])
+    axis = Axis(data.edges[0], data.edges[-1], left, width - left)
+    if data.edges[0] == data.edges[-1]:
+        axis = Axis(data.edges[0] - 0.5, data.edges[0] + 0.5, left, width - left)
+    bars = []
+    for low, high, count in zip(data.edges, data.edges[1:], data.counts, strict=False):
+        tall = (height - bottom - 18) * count / tallest
+        start, end = axis(low), max(axis(high), axis(low) + 2)
+        label = f"{number(low)} to {number(high)}: {count} rollouts"
+        bars.append(
+            f'<rect class="bar" x="{start + 0.5:.1f}" y="{height - bottom - tall:.1f}" '
+            f'width="{max(end - start - 1, 1):.1f}" height="{tall:.1f}"><title>{label}</title></rect>'
+        )
+        if count:
+            bars.append(
+                f'<text class="tick" x="{(start + end) / 2:.1f}" y="{height - bottom - tall - 4:.1f}" '
+                f'text-anchor="middle">{count}</text>'
+            )
+    ticks = "".join(_tick(axis, value, height - bottom) for value in _round_ticks(axis.low, axis.high))
+    marker = _mean_marker(axis, mean, height - bottom) if mean is not None else ""
+    base = (
+        f'<line class="axis" x1="{left}" x2="{width - left}" y1="{height - bottom}" y2="{height - bottom}"/>'
+    )
+    title = f"Histogram of {sum(data.counts)} rewards, mean {number(mean)}"
+    return _svg(width, height, "chart", title, "".join(bars) + base + ticks + marker)
+
+
+def interval_bar(mean: float, low: float, high: float, axis_low: float, axis_high: float) -> Markup:
+    """Draw a mean and its interval on an axis that all rows of a table share."""
+    width, height = 200, 20
+    axis = Axis(axis_low, axis_high, 6, width - 6)
+    zero = ""
+    if axis_low < 0 < axis_high:
+        zero = f'<line class="grid" x1="{axis(0):.1f}" x2="{axis(0):.1f}" y1="0" y2="{height}"/>'
+    body = (
+        f'<line class="grid" x1="6" x2="{width - 6}" y1="10" y2="10"/>{zero}'
+        f'<line class="interval" x1="{axis(low):.1f}" x2="{axis(high):.1f}" y1="10" y2="10"/>'
+        f'<circle class="dot" cx="{axis(mean):.1f}" cy="10" r="3.5"/>'
+    )
+    return _svg(width, height, "interval-chart", f"{number(mean)} [{number(low)}, {number(high)}]", body)
+
+
+def outcome_bar(parts: Sequence[tuple[str, str, int]]) -> Markup:
+    """Draw shares of one whole: (class, label, count)."""
+    width, height = 640, 14
+    total = sum(count for _, _, count in parts) or 1
+    body, position = "", 0.0
+    for css, label, count in parts:
+        share = width * count / total
+        body += (
+            f'<rect class="{css}" x="{position:.1f}" y="0" width="{share:.1f}" height="{height}">'
+            f"<title>{count} {label}</title></rect>"
+        )
+        position += share
+    title = ", ".join(f"{count} {label}" for _, label, count in parts)
+    return _svg(width, height, "outcome-chart", title, body, stretch=True)
+
+
+def curve(name: str, points: Sequence[tuple[float, float]]) -> Markup:
+    """Draw one metric over the steps."""
+    width, height, left, bottom, top = 420, 180, 52, 26, 10
+    finite = [(x, y) for x, y in points if math.isfinite(y)]
+    if not finite:
+        return Markup("")
+    shown = _bucketed(finite)
+    lowest, highest = min(y for _, y in finite), max(y for _, y in finite)
+    if lowest == highest:
+        lowest, highest = lowest - 0.5, highest + 0.5
+    across = Axis(finite[0][0], finite[-1][0], left, width - 8)
+    up = Axis(lowest, highest, height - bottom, top)
+    path = " ".join(f"{across(x):.1f},{up(y):.1f}" for x, y in shown)
+    grid = "".join(
+        f'<line class="grid" x1="{left}" x2="{width - 8}" y1="{up(value):.1f}" y2="{up(value):.1f}"/>'
+        f'<text class="tick" x="{left - 6}" y="{up(value) + 4:.1f}" text-anchor="end">'
+        f"{_tick_text(value)}</text>"
+        for value in _round_ticks(lowest, highest, 4)
+    )
+    steps = "".join(
+        _tick(across, value, height - bottom) for value in _round_ticks(across.low, across.high, 5)
+    )
+    line = f'<polyline class="curve" points="{path}"/>' if len(shown) > 1 else ""
+    last_x, last_y = finite[-1]
+    dot = f'<circle class="dot" cx="{across(last_x):.1f}" cy="{up(last_y):.1f}" r="3"/>'
+    title = f"{name}: {number(finite[0][1])} at step {finite[0][0]:g}, {number(last_y)} at step {last_x:g}"
+    return _svg(width, height, "chart", title, grid + steps + line + dot)
+
+
+def is_bucketed(points: Sequence[tuple[float, float]]) -> bool:
+    """Tell whether a curve has more points than are drawn."""
+    return len(points) > 2 * _BUCKETS
+
+
+def _bucketed(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
+    if not is_bucketed(points):
+        return list(points)
+    step = math.ceil(len(points) / _BUCKETS)
+    kept: list[tuple[float, float]] = []
+    for start in range(0, len(points), step):
+        bucket = points[start : start + step]
+        ends = {min(bucket, key=lambda one: one[1]), max(bucket, key=lambda one: one[1])}
+        kept += sorted(ends)
+    return kept
+
+
+def _round_ticks(low: float, high: float, most: int = 6) -> list[float]:
+    """Return at most so many round values inside a range."""
+    span = high - low
+    if span <= 0 or not math.isfinite(span):
+        return [low]
+    rough = span / most
+    power = 10.0 ** math.floor(math.log10(rough))
+    step = next(power * factor for factor in (1, 2, 5, 10) if power * factor >= rough * 0.999)
+    first = math.ceil(low / step - 1e-9)
+    last = math.floor(high / step + 1e-9)
+    return [round(place * step, 12) + 0.0 for place in range(first, last + 1)]
+
+
+def _tick(axis: Axis, value: float, base: float) -> str:
+    place = axis(value)
+    return (
+        f'<line class="axis" x1="{place:.1f}" x2="{place:.1f}" y1="{base}" y2="{base + 4}"/>'
+        f'<text class="tick" x="{place:.1f}" y="{base + 17}" text-anchor="middle">{_tick_text(value)}</text>'
+    )
+
+
+def _tick_text(value: float) -> str:
+    return f"{value:g}".replace("-", "−")
+
+
+def _mean_marker(axis: Axis, mean: float, base: float) -> str:
+    place = axis(mean)
+    anchor = "end" if place > (axis.start + axis.end) / 2 else "start"
+    shift = -5 if anchor == "end" else 5
+    return (
+        f'<line class="mean" x1="{place:.1f}" x2="{place:.1f}" y1="4" y2="{base}"/>'
+        f'<text class="mean-label" x="{place + shift:.1f}" y="{base + 34}" text-anchor="{anchor}">'
+        f"mean {number(mean)}</text>"
+    )
+
+
+def _svg(width: int, height: int, css: str, title: str, body: str, *, stretch: bool = False) -> Markup:
+    head = Markup('<svg class="{}" viewBox="0 0 {} {}" role="img" aria-label="{}"').format(
+        css, width, height, title
+    )
+    ratio = ' preserveAspectRatio="none"' if stretch else ""
+    size = f' width="{width}" height="{height}"{ratio}'
+    return head + Markup(f"{size}>{body}</svg>")  # noqa: S704 - only numbers inside

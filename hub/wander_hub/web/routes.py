@@ -1,0 +1,178 @@
+"""The pages. Every one is plain HTML from the server; reading, searching and paging need no script."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import APIRouter, Path, Query, Request
+from fastapi.routing import APIRoute
+from starlette.responses import RedirectResponse, Response
+from wander.wire import Problem
+
+from wander_hub import names
+from wander_hub.boundary import BaseUrl, HubStorage, ReadSession, database_of
+from wander_hub.environments import service as environments
+from wander_hub.environments.schemas import EnvironmentFilter
+from wander_hub.http_answers import IMMUTABLE, REVALIDATE
+from wander_hub.runs import service as runs
+from wander_hub.web import service, transcript
+from wander_hub.web.templates import STYLE_DIGEST, STYLE_SHEET, page
+
+router = APIRouter(include_in_schema=False)
+
+_PER_PAGE = 50
+Cursor = Annotated[str | None, Query(max_length=300)]
+Offset = Annotated[int, Query(ge=0, le=2**31)]
+
+
+@router.get("/")
+def home(
+    request: Request,
+    session: ReadSession,
+    base_url: BaseUrl,
+    q: Annotated[str, Query(max_length=200)] = "",
+    tag: Annotated[str | None, Query(max_length=80)] = None,
+    cursor: Cursor = None,
+) -> Response:
+    """Search box, counts, environments."""
+    wanted = EnvironmentFilter(q=q, tag=tag, limit=_PER_PAGE, cursor=cursor)
+    view = service.home(session, base_url, wanted)
+    following = service.query_string(q=q, tag=tag, cursor=view.found.next) if view.found.next else None
+    return page(request, "home.html", view=view, q=q, tag=tag, following=following, first=cursor is None)
+
+
+@router.get("/static/wander.css")
+def style_sheet(request: Request, v: str = "") -> Response:
+    """The one style sheet."""
+    caching = IMMUTABLE if v == STYLE_DIGEST else REVALIDATE
+    return Response(STYLE_SHEET, media_type="text/css", headers={"Cache-Control": caching})
+
+
+@router.get("/robots.txt")
+def robots() -> Response:
+    """Pages may be read by machines; downloads need not be crawled."""
+    return Response("User-agent: *\nDisallow: /api/\n", media_type="text/plain")
+
+
+@router.get("/runs")
+def list_runs(
+    request: Request,
+    session: ReadSession,
+    base_url: BaseUrl,
+    environment: Annotated[str | None, Query(max_length=250)] = None,
+    model: Annotated[str | None, Query(max_length=300)] = None,
+    cursor: Cursor = None,
+) -> Response:
+    """Runs, newest first."""
+    found = runs.listing(
+        session, base_url, environment=environment, model=model, limit=_PER_PAGE, cursor=cursor
+    )
+    following = None
+    if found.next:
+        following = service.query_string(environment=environment, model=model, cursor=found.next)
+    return page(
+        request, "runs.html", runs=found.data, environment=environment, model=model, following=following
+    )
+
+
+@router.get("/runs/{run_id}")
+def show_run(
+    request: Request,
+    session: ReadSession,
+    storage: HubStorage,
+    base_url: BaseUrl,
+    run_id: str,
+    offset: Offset = 0,
+    sort: str = "number",
+    only: str = "all",
+) -> Response:
+    """One run: what it pinned, its numbers, its rollouts."""
+    query = service.checked_query(offset, sort, only)
+    view = service.run(session, storage, base_url, run_id, query)
+    return page(request, "run.html", view=view, query_string=service.query_string)
+
+
+@router.get("/runs/{run_id}/rollouts/{number}")
+def show_rollout(
+    request: Request,
+    session: ReadSession,
+    storage: HubStorage,
+    base_url: BaseUrl,
+    run_id: str,
+    number: Annotated[int, Path(ge=0, le=2**31)],
+) -> Response:
+    """One rollout: what was said, and why it got its reward."""
+    view = service.rollout(session, storage, base_url, run_id, number)
+    messages, omitted = transcript.shown_messages(view.rollout)
+    parts, metrics = transcript.reward_parts(view.rollout, view.run.manifest)
+    return page(
+        request, "rollout.html", view=view, messages=messages, omitted=omitted, parts=parts, metrics=metrics
+    )
+
+
+@router.get("/{owner}")
+def show_owner(request: Request, session: ReadSession, owner: str, cursor: Cursor = None) -> Response:
+    """One owner's environments."""
+    name = names.normalise_owner(owner)
+    environments.require_owner(session, name)
+    if name != owner:
+        return RedirectResponse(f"/{name}", 301)
+    wanted = EnvironmentFilter(owner=name, limit=_PER_PAGE, cursor=cursor)
+    found = environments.listing(session, wanted)
+    packages = service.packages_of(session, name)
+    following = service.query_string(cursor=found.next) if found.next else None
+    return page(request, "owner.html", owner=name, found=found, packages=packages, following=following)
+
+
+@router.get("/{owner}/{name}")
+@router.get("/{owner}/{name}/versions/{version}")
+def show_environment(
+    request: Request, session: ReadSession, base_url: BaseUrl, owner: str, name: str, version: str = "latest"
+) -> Response:
+    """One environment: what it is, how to run it, who published what, and its best results."""
+    moved = _canonical(owner, name)
+    if moved is not None:
+        return RedirectResponse(moved, 301)
+    view = service.environment(session, base_url, owner, name, version)
+    return page(request, "environment.html", view=view)
+
+
+@router.get("/{owner}/{name}/leaderboard")
+def show_leaderboard(
+    request: Request,
+    session: ReadSession,
+    base_url: BaseUrl,
+    owner: str,
+    name: str,
+    version: Annotated[str | None, Query(max_length=100)] = None,
+    task_set: Annotated[str | None, Query(max_length=64)] = None,
+) -> Response:
+    """One leaderboard."""
+    moved = _canonical(owner, name)
+    if moved is not None:
+        return RedirectResponse(f"{moved}/leaderboard", 301)
+    view = service.leaderboard(session, base_url, owner, name, version, task_set)
+    return page(request, "leaderboard.html", view=view)
+
+
+def problem_page(request: Request, problem: Problem, headers: dict[str, str]) -> Response:
+    """Draw a problem for a person; a missing page suggests near names."""
+    suggestions: list[str] = []
+    if problem.status == 404:
+        with database_of(request).read() as session:
+            suggestions = service.problem_suggestions(session, request.url.path)
+    answer = page(request, "problem.html", status=problem.status, problem=problem, suggestions=suggestions)
+    for name, value in headers.items():
+        answer.headers[name] = value
+    return answer
+
+
+def _canonical(owner: str, name: str) -> str | None:
+    """Return where a differently spelt name lives; None when it is spelt right."""
+    right = f"/{names.normalise_owner(owner)}/{names.normalise_environment(name)}"
+    return right if right != f"/{owner}/{name}" else None
+
+
+for _route in router.routes:
+    if isinstance(_route, APIRoute) and _route.methods is not None:
+        _route.methods.add("HEAD")  # what can be read can be asked about

@@ -1,0 +1,282 @@
+"""Gathers what each page shows, from the services that the API uses."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import urlencode
+
+from sqlalchemy.orm import Session
+from wander.types import EnvironmentInfo, Rollout, canonical_json
+from wander.wire import (
+    EnvironmentPage,
+    EnvironmentSummary,
+    Leaderboard,
+    LeaderboardRow,
+    MetricSummary,
+    RolloutRow,
+    RunDetail,
+    RunManifest,
+    VersionDetail,
+)
+
+from wander_hub.accounts import repository as accounts
+from wander_hub.environments import repository as environment_repository
+from wander_hub.environments import service as environments
+from wander_hub.environments.models import Version
+from wander_hub.environments.schemas import EnvironmentFilter
+from wander_hub.leaderboards import repository as board_repository
+from wander_hub.leaderboards import service as leaderboards
+from wander_hub.leaderboards.schemas import Board
+from wander_hub.problems import HubProblem
+from wander_hub.runs import repository as run_repository
+from wander_hub.runs import service as runs
+from wander_hub.storage import Storage
+from wander_hub.web.schemas import Curve, RolloutQuery
+from wander_hub.web.training import METRICS_FILE, curves
+
+_RECENT_RUNS = 10
+_METRIC_COLUMNS = 5
+_CURVES_BYTES = 16 * 1024 * 1024
+_NEAR_SIBLINGS = 64
+
+
+@dataclass(frozen=True)
+class HomeView:
+    """The first page."""
+
+    found: EnvironmentPage
+    environments: int
+    runs: int
+    recent: list[RunDetail]
+
+
+@dataclass(frozen=True)
+class EnvironmentView:
+    """One environment's page."""
+
+    summary: EnvironmentSummary
+    listed: bool
+    """False for a plain package, which nobody evaluates."""
+    version: VersionDetail
+    versions: list[VersionDetail]
+    readme_html: str
+    info: EnvironmentInfo | None
+    """What the environment said about itself in the newest run of this version; None without a run."""
+    board: Leaderboard
+    axis: tuple[float, float]
+    """Common to the board's intervals."""
+    recent: list[RunDetail]
+    digest: str
+    """SHA-256 of the wheel; empty when there is none."""
+
+
+@dataclass(frozen=True)
+class BoardView:
+    """One leaderboard page."""
+
+    summary: EnvironmentSummary
+    board: Leaderboard
+    boards: list[Board]
+    versions: list[str]
+    metrics: list[str]
+    axis: tuple[float, float]
+
+
+@dataclass(frozen=True)
+class RunView:
+    """One run's page."""
+
+    run: RunDetail
+    label: str
+    rows: list[RolloutRow]
+    matching: int
+    query: RolloutQuery
+    weights: dict[str, float]
+    metrics: dict[str, MetricSummary]
+    """In the order in which the environment declares its functions."""
+    command: str
+    curves: list[Curve]
+
+
+@dataclass(frozen=True)
+class RolloutView:
+    """One rollout's page."""
+
+    run: RunDetail
+    label: str
+    rollout: Rollout
+    number: int
+    siblings: list[RolloutRow]
+
+
+def home(session: Session, base_url: str, wanted: EnvironmentFilter) -> HomeView:
+    """Return the environments found, the hub's counts and its newest runs."""
+    return HomeView(
+        found=environments.listing(session, wanted),
+        environments=environment_repository.count_listed(session),
+        runs=run_repository.count_runs(session),
+        recent=runs.listing(session, base_url, limit=_RECENT_RUNS).data,
+    )
+
+
+def environment(session: Session, base_url: str, owner: str, name: str, version: str) -> EnvironmentView:
+    """Return everything about one version of an environment."""
+    found = environments.find(session, owner, name)
+    versions = environments.newest_first(list(environment_repository.versions_of(session, found)))
+    chosen = environments.find_version(session, found, version)
+    recent = runs.listing(
+        session, base_url, environment=f"{found.owner.name}/{found.name}", limit=_RECENT_RUNS
+    )
+    detail = environments.version_detail(found, chosen, base_url)
+    wheels = [file.sha256 for file in detail.files if file.kind == "wheel"]
+    board = leaderboards.leaderboard(session, found, base_url)
+    return EnvironmentView(
+        summary=environments.summary_of(found),
+        listed=found.listed,
+        version=detail,
+        versions=[environments.version_detail(found, one, base_url) for one in versions],
+        readme_html=chosen.readme_html.removeprefix(f"<h1>{found.name}</h1>").lstrip(),
+        info=_info(session, chosen),
+        board=board,
+        axis=_common_axis(board.rows),
+        recent=recent.data,
+        digest=wheels[0] if wheels else "",
+    )
+
+
+def leaderboard(
+    session: Session, base_url: str, owner: str, name: str, version: str | None, task_set: str | None
+) -> BoardView:
+    """Return a board with what it takes to draw it."""
+    found = environments.find(session, owner, name)
+    board = leaderboards.leaderboard(session, found, base_url, version=version, task_set=task_set)
+    chosen = environments.find_version(session, found, board.version)
+    versions = environments.newest_first(list(environment_repository.versions_of(session, found)))
+    metrics = _metric_columns(session, chosen, board)
+    return BoardView(
+        summary=environments.summary_of(found),
+        board=board,
+        boards=list(board_repository.boards_of(session, chosen.id, None)),
+        versions=[one.version for one in versions],
+        metrics=metrics,
+        axis=_common_axis(board.rows),
+    )
+
+
+def run(session: Session, storage: Storage, base_url: str, run_id: str, query: RolloutQuery) -> RunView:
+    """Return a run with one page of its rollouts."""
+    found = runs.find(session, run_id)
+    detail = runs.detail_of(found, base_url)
+    rows, matching = run_repository.rollouts_matching(
+        session, run_id, sort=query.sort, only=query.only, offset=query.offset, limit=query.limit
+    )
+    weights = {one.name: one.weight for one in detail.manifest.environment.info.reward_functions}
+    metrics = detail.summary.metrics
+    ordered = [name for name in weights if name in metrics] + [
+        name for name in metrics if name not in weights
+    ]
+    return RunView(
+        run=detail,
+        label=f"{found.environment.owner.name}/{found.environment.name}",
+        rows=[runs.row_of(one) for one in rows],
+        matching=matching,
+        query=query,
+        weights=weights,
+        metrics={name: metrics[name] for name in ordered},
+        command=reproduce_command(detail.manifest),
+        curves=_curves(storage, detail),
+    )
+
+
+def rollout(session: Session, storage: Storage, base_url: str, run_id: str, number: int) -> RolloutView:
+    """Return one rollout and the others of its example."""
+    found = runs.find(session, run_id)
+    whole = runs.rollout(session, storage, run_id, number)
+    spread = min(found.rollouts_per_example, _NEAR_SIBLINGS)
+    near = run_repository.siblings(session, run_id, whole.example_id, number, spread)
+    return RolloutView(
+        run=runs.detail_of(found, base_url),
+        label=f"{found.environment.owner.name}/{found.environment.name}",
+        rollout=whole,
+        number=number,
+        siblings=[runs.row_of(one) for one in near],
+    )
+
+
+def reproduce_command(manifest: RunManifest) -> str:
+    """Return the command that makes the same run again, model endpoint aside."""
+    pin, sampling = manifest.environment, manifest.sampling.given()
+    words = ["wander", "eval", f"{pin.owner}/{pin.name}@{pin.version}", "-m", manifest.model.name]
+    if manifest.model.base_url:
+        words += ["-b", manifest.model.base_url]
+    words += ["-n", str(len(manifest.example_ids)), "-r", str(manifest.rollouts_per_example)]
+    if manifest.split != "eval":
+        words += ["--split", manifest.split]
+    if manifest.seed:
+        words += ["--seed", str(manifest.seed)]
+    for key, option in (("temperature", "-t"), ("top_p", "--top-p"), ("max_tokens", "--max-tokens")):
+        if key in sampling:
+            words += [option, str(sampling.pop(key))]
+    if sampling:
+        words += ["--sampling", canonical_json(sampling)]
+    if pin.arguments:
+        words += ["--args", canonical_json(pin.arguments)]
+    return shlex.join(words)
+
+
+def packages_of(session: Session, owner: str) -> list[str]:
+    """Return what an owner's index offers, plain packages included."""
+    found = accounts.owner_named(session, owner)
+    return list(environment_repository.packages_of(session, found.id)) if found else []
+
+
+def problem_suggestions(session: Session, path: str) -> list[str]:
+    """Return near environments for a path that looks like `owner/name`."""
+    parts = path.strip("/").split("/")
+    if len(parts) < 2:
+        known = environment_repository.names_of_all(session)
+        return [f"{owner}/{name}" for owner, name in known if name == parts[0]][:3]
+    return environments.suggestions(session, parts[0], parts[1])
+
+
+def _info(session: Session, version: Version) -> EnvironmentInfo | None:
+    newest = run_repository.newest_of_version(session, version.id)
+    return runs.manifest_of(newest).environment.info if newest else None
+
+
+def _metric_columns(session: Session, version: Version, board: Leaderboard) -> list[str]:
+    """Return the metrics that get a column: in the environment's order, as many as a page is wide."""
+    info = _info(session, version)
+    declared = [one.name for one in info.reward_functions] if info else []
+    known = set().union(*(row.metrics for row in board.rows)) if board.rows else set()
+    return [name for name in dict.fromkeys([*declared, *sorted(known)]) if name in known][:_METRIC_COLUMNS]
+
+
+def _common_axis(rows: Sequence[LeaderboardRow]) -> tuple[float, float]:
+    if not rows:
+        return 0.0, 1.0
+    low = min(0.0, *(row.reward_low for row in rows))
+    return low, max(1.0, *(row.reward_high for row in rows))
+
+
+def _curves(storage: Storage, detail: RunDetail) -> list[Curve]:
+    for one in detail.artifacts:
+        if one.name == METRICS_FILE and one.size <= _CURVES_BYTES:
+            return curves(storage.read(one.sha256))
+    return []
+
+
+def checked_query(offset: int, sort: str, only: str) -> RolloutQuery:
+    """Return the query of a run's page or refuse it."""
+    if sort not in {"number", "reward", "-reward"} or only not in {"all", "scored", "failed"}:
+        raise HubProblem(422, "invalid_request", "the list of rollouts has no such order or filter")
+    return RolloutQuery(offset=offset, sort=sort, only=only)
+
+
+def query_string(**values: Any) -> str:
+    """Return the values that are set as a query."""
+    given = {key: value for key, value in values.items() if value not in (None, "", 0)}
+    return f"?{urlencode(given)}" if given else ""

@@ -1,0 +1,59 @@
+"""The template environment, the style sheet, and answers made from them."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, Response
+from wander.types import canonical_json
+
+from wander_hub import __version__
+from wander_hub.boundary import base_url_of
+from wander_hub.http_answers import REVALIDATE, not_modified
+from wander_hub.web import charts, text
+
+_HERE = Path(__file__).parent
+STYLE_SHEET = (_HERE / "static" / "wander.css").read_bytes()
+STYLE_DIGEST = hashlib.sha256(STYLE_SHEET).hexdigest()[:12]
+
+_templates = Environment(
+    loader=FileSystemLoader(_HERE / "templates"),
+    autoescape=True,
+    undefined=StrictUndefined,
+    trim_blocks=True,
+    lstrip_blocks=True,
+)
+_templates.filters |= {
+    "canonical": canonical_json,
+    "compact": text.compact,
+    "count": text.count,
+    "duration": text.duration,
+    "moment": text.moment,
+    "number": text.number,
+    "shortened": text.shortened,
+    "size": text.size,
+    "visible": text.visible,
+}
+_templates.globals |= {
+    "histogram": charts.histogram,
+    "hub_version": __version__,
+    "interval_bar": charts.interval_bar,
+    "outcome_bar": charts.outcome_bar,
+    "score_digits": text.score_digits,
+    "style_digest": STYLE_DIGEST,
+}
+
+
+def page(request: Request, template: str, *, status: int = 200, **values: Any) -> Response:
+    """Render a page; a browser that holds the same one gets a 304."""
+    base_url = base_url_of(request)
+    html = _templates.get_template(template).render(base_url=base_url, path=request.url.path, **values)
+    body = html.encode("utf-8", "replace")
+    headers = {"ETag": f'"{hashlib.sha256(body).hexdigest()[:32]}"', "Cache-Control": REVALIDATE}
+    if status == 200 and (same := not_modified(request, headers["ETag"], headers)) is not None:
+        return same
+    return HTMLResponse(body, status, headers=headers)

@@ -1,0 +1,95 @@
+"""Shows text that others wrote: control characters become visible, numbers get the decimals they deserve."""
+
+from __future__ import annotations
+
+import math
+import re
+from datetime import UTC, datetime
+
+from markupsafe import Markup, escape
+
+_HIDDEN = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u00ad\u061c\u200b\u200e\u200f\u2028-\u202e\u2060-\u2069\ufeff]"
+    "|[\ufff0-\ufffb]|[\ud800-\udfff]"
+)
+"""What has no picture or reorders its neighbours; tab, line feed and the joiners of emoji stay."""
+
+_MINUTE, _HOUR, _DAY = 60, 3600, 86400
+
+
+def visible(text: str) -> Markup:
+    """Escape text for HTML and write every hidden character as its code, so that none can deceive."""
+    parts: list[Markup] = []
+    end = 0
+    for match in _HIDDEN.finditer(text):
+        parts += [escape(text[end : match.start()]), _code(match.group())]
+        end = match.end()
+    return Markup("").join([*parts, escape(text[end:])])
+
+
+def _code(character: str) -> Markup:
+    return Markup('<span class="hidden-character">U+{:04X}</span>').format(ord(character))
+
+
+def number(value: float | None, digits: int = 3) -> str:
+    """Return a number with at most so many decimals; a dash for none."""
+    if value is None or not math.isfinite(value):
+        return "–"
+    text = f"{value:.{digits}f}"
+    return text.replace("-", "−") if float(text) != 0 else f"{0:.{digits}f}"
+
+
+def compact(value: float) -> str:
+    """Return a number of any magnitude with three significant digits."""
+    return f"{value:.3g}".replace("-", "−")
+
+
+def score_digits(low: float | None, high: float | None) -> int:
+    """Return how many decimals a mean deserves: one more than its half-width can tell."""
+    if low is None or high is None or high <= low:
+        return 3
+    return min(max(1 - math.floor(math.log10((high - low) / 2)), 1), 4)
+
+
+def count(value: float | None) -> str:
+    """Return a whole number with thin separators; a dash for none."""
+    return "–" if value is None else f"{value:,.0f}".replace(",", "\u2009")
+
+
+def size(value: int) -> str:
+    """Return a number of bytes for people."""
+    amount, unit = float(value), "B"
+    for larger in ("kB", "MB", "GB"):
+        if amount < 1000:
+            break
+        amount, unit = amount / 1000, larger
+    return f"{amount:.0f} {unit}" if unit == "B" else f"{amount:.1f} {unit}"
+
+
+def moment(value: datetime) -> Markup:
+    """Return a `<time>` with the full stamp behind a date."""
+    stamp = value.astimezone(UTC)
+    return Markup('<time datetime="{}" title="{}">{}</time>').format(
+        stamp.isoformat(timespec="seconds"), f"{stamp:%Y-%m-%d %H:%M:%S} UTC", f"{stamp:%Y-%m-%d}"
+    )
+
+
+def duration(seconds: float | None) -> str:
+    """Return a time span for people."""
+    if seconds is None:
+        return "–"
+    if seconds < 1:
+        return f"{seconds * 1000:.0f} ms"
+    if seconds < _MINUTE:
+        return f"{seconds:.1f} s"
+    if seconds < _HOUR:
+        return f"{seconds / _MINUTE:.1f} min"
+    return f"{seconds / _HOUR:.1f} h" if seconds < _DAY else f"{seconds / _DAY:.1f} d"
+
+
+def shortened(text: str, length: int = 60) -> str:
+    """Cut the middle out of a long text."""
+    if len(text) <= length:
+        return text
+    head = (length - 1) // 2
+    return f"{text[:head]}…{text[len(text) - (length - 1 - head) :]}"

@@ -1,0 +1,84 @@
+"""Turns a rollout into what its page shows: messages with their turns, and the parts of its reward."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from wander.types import Message, Rollout, Turn
+from wander.wire import RunManifest
+
+from wander_hub.runs.reading import message_text
+from wander_hub.web.schemas import RewardPart, ShownMessage, ToolCall
+from wander_hub.web.text import count, duration
+
+_MOST_MESSAGES = 400
+"""Messages of one rollout on a page."""
+_LONGEST_TEXT = 60_000
+"""Characters of one message on a page; the JSON has the rest."""
+_FOLD_LINES = 20
+_FOLD_CHARACTERS = 2500
+
+
+def shown_messages(rollout: Rollout) -> tuple[list[ShownMessage], int]:
+    """Return the messages of prompt and episode, and how many more there are than a page can show."""
+    prompt = rollout.prompt[:_MOST_MESSAGES]
+    messages = [_shown(message, number, None, "user") for number, message in enumerate(prompt)]
+    replies = sum(1 for message in rollout.completion if message.get("role") == "assistant")
+    turns = iter(rollout.turns if len(rollout.turns) == replies else [])
+    episode = rollout.completion[: _MOST_MESSAGES - len(messages)]
+    for number, message in enumerate(episode, len(messages)):
+        turn = next(turns, None) if message.get("role") == "assistant" else None
+        messages.append(_shown(message, number, turn, "environment"))
+    return messages, len(rollout.prompt) + len(rollout.completion) - len(messages)
+
+
+def reward_parts(rollout: Rollout, manifest: RunManifest) -> tuple[list[RewardPart], list[RewardPart]]:
+    """Return the weighted reward functions and the metrics, in the environment's order."""
+    weights = {one.name: one.weight for one in manifest.environment.info.reward_functions}
+    names = list(dict.fromkeys([*weights, *rollout.metrics]))
+    parts = [RewardPart(name, rollout.metrics.get(name), weights.get(name)) for name in names]
+    return [one for one in parts if one.weight], [one for one in parts if not one.weight]
+
+
+def _shown(message: Message, number: int, turn: Turn | None, user_role: str) -> ShownMessage:
+    role = str(message.get("role", "?"))
+    text = message_text(message)
+    long = text.count("\n") > _FOLD_LINES or len(text) > _FOLD_CHARACTERS
+    return ShownMessage(
+        role=user_role if role == "user" else role,
+        number=number,
+        text=text[:_LONGEST_TEXT],
+        omitted=max(len(text) - _LONGEST_TEXT, 0),
+        reasoning=str(message.get("reasoning_content") or "")[:_LONGEST_TEXT],
+        tool_calls=[_tool_call(one) for one in message.get("tool_calls") or [] if isinstance(one, dict)],
+        name=str(message.get("name") or message.get("tool_call_id") or "")[:100],
+        note=_note(turn),
+        folded=long and role != "assistant",
+    )
+
+
+def _tool_call(call: dict[str, Any]) -> ToolCall:
+    function = call.get("function")
+    function = function if isinstance(function, dict) else call
+    arguments = function.get("arguments", "")
+    if isinstance(arguments, str):
+        try:
+            arguments = json.loads(arguments)
+        except ValueError:
+            return ToolCall(str(function.get("name", "?")), arguments[:_LONGEST_TEXT])
+    text = json.dumps(arguments, indent=2, ensure_ascii=False)
+    return ToolCall(str(function.get("name", "?")), text[:_LONGEST_TEXT])
+
+
+def _note(turn: Turn | None) -> str:
+    if turn is None:
+        return ""
+    parts = []
+    if turn.usage.completion_tokens:
+        parts.append(f"{count(turn.usage.completion_tokens)} tokens")
+    if turn.model_seconds:
+        parts.append(duration(turn.model_seconds))
+    if turn.finish_reason != "stop":
+        parts.append(turn.finish_reason)
+    return " · ".join(parts)
