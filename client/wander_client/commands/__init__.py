@@ -1,0 +1,96 @@
+'''The commands of `wander`, registered by name and imported only when they run.
+
+To add a command:
+
+1. Write `wander_client/commands/<name>.py` with a module-level `app`:
+
+       from wander_client.command import command_app
+       from wander_client.invocation import current
+
+       app = command_app()
+
+       @app.command()
+       def search(query: Annotated[str, typer.Argument(help="words to look for")] = "") -> int | None:
+           """Find environments on the hub.
+
+           \b
+           wander search tic
+           wander search --owner acme --json
+           """
+           here = current()                          # here.output, here.settings, here.credentials
+           with here.hub() as hub:
+               page = hub.environments(query=query)
+           here.output.answer(page.data, lambda: here.output.table([...], [...]))
+           return None                               # or an exit status of wander_client.errors
+
+   One `@app.command()` makes `wander <name>`; several make `wander <name> <sub>` (then say
+   `command_app(help="...", group=True)`).
+2. Add one line to `COMMANDS` below: name -> (module, one-line help, section of `wander --help`).
+
+Rules: import heavy things (wander.*, rich, httpx, torch) inside functions; raise `wander_client.errors` or
+`wander.errors` and never print them; data goes through `output.answer` (which does `--json`), everything
+else through `output.note/warn/progress/next`, which write to stderr. `--json --plain --quiet --color
+--no-progress --hub --debug` are taken off the line before the command sees it: don't declare them.
+Async work: `asyncio.run(...)`; Ctrl-C arrives as `KeyboardInterrupt`: keep what is done, then raise
+`Interrupted("...", hint="the command that resumes")`.
+'''
+
+from __future__ import annotations
+
+import importlib
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import typer
+
+
+@dataclass(frozen=True)
+class CommandEntry:
+    """Where a command lives and what `wander --help` says about it."""
+
+    module: str
+    summary: str
+    section: str
+
+
+WRITE, FIND, RUN, TRAIN = "write", "find", "run", "train"
+
+COMMANDS: dict[str, CommandEntry] = {
+    "new": CommandEntry("new", "start an environment package that runs at once", WRITE),
+    "check": CommandEntry("check", "find faults in an environment before others do", WRITE),
+    "login": CommandEntry("login", "store a hub's token, checked at once", WRITE),
+    "whoami": CommandEntry("whoami", "say whose token is in use", WRITE),
+    "logout": CommandEntry("logout", "forget a hub's token", WRITE),
+    "publish": CommandEntry("publish", "build an environment and upload it", WRITE),
+    "import": CommandEntry("import_", "bring in results and environments of other libraries", WRITE),
+    "search": CommandEntry("search", "find environments on the hub", FIND),
+    "info": CommandEntry("info", "show one environment or version", FIND),
+    "install": CommandEntry("install", "install an environment into its own virtual environment", FIND),
+    "list": CommandEntry("list", "list installed environments", FIND),
+    "uninstall": CommandEntry("uninstall", "remove an installed environment", FIND),
+    "eval": CommandEntry("eval", "evaluate a model on an environment", RUN),
+    "view": CommandEntry("view", "read the rollouts of a run", RUN),
+    "runs": CommandEntry("runs", "list the runs of this machine", RUN),
+    "post": CommandEntry("post", "put a run on the hub's leaderboard", RUN),
+    "leaderboard": CommandEntry("leaderboard", "show an environment's leaderboard", RUN),
+    "play": CommandEntry("play", "play an environment yourself", RUN),
+    "model": CommandEntry("model", "make or fetch a model", TRAIN),
+    "data": CommandEntry("data", "turn rollouts into training rows", TRAIN),
+    "sft": CommandEntry("sft", "fine-tune a model on filtered rollouts", TRAIN),
+    "train": CommandEntry("train", "improve a policy by GRPO on an environment", TRAIN),
+}
+
+SECTIONS = {
+    WRITE: "write and publish",
+    FIND: "find and install",
+    RUN: "evaluate and compare",
+    TRAIN: "train",
+}
+
+
+def load(name: str) -> typer.Typer:
+    """Import a command's module and return its application."""
+    module = importlib.import_module(f"wander_client.commands.{COMMANDS[name].module}")
+    app: typer.Typer = module.app
+    return app

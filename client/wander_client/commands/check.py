@@ -1,0 +1,65 @@
+"""`wander check`: find faults in an environment before others do."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from wander_client.command import command_app
+from wander_client.errors import FAILED, OK
+from wander_client.invocation import current
+
+if TYPE_CHECKING:
+    from wander.checks import CheckResult
+
+app = command_app()
+
+SIGNS = {"pass": ("ok", None), "warn": ("warn", "warning"), "fail": ("FAULT", "error"), "skip": ("-", None)}
+
+
+@app.command()
+def check(
+    environment: Annotated[str, typer.Argument(help="./folder, or owner/name[@version]")] = ".",
+    argument: Annotated[list[str] | None, typer.Option("-a", "--arg", help="environment: KEY=VALUE")] = None,
+    args: Annotated[str | None, typer.Option("--args", help="environment arguments, a JSON object")] = None,
+    strict: Annotated[bool, typer.Option("--strict", help="warnings are faults")] = False,
+) -> int:
+    """Find faults in an environment before others do; no model is needed.
+
+    \b
+    wander check .
+    wander check wander/tictactoe --json
+
+    It is loaded twice, in processes that differ in hash seed and time zone, and played by scripted players:
+    right ones, silent ones, cheating ones. What one process played, the other plays again and compares. Exit
+    status 1 means that a fault was found.
+    """
+    from wander.checks import check_environment
+
+    from wander_client.environments import locate, parse_arguments
+
+    output = current().output
+    location = locate(environment)
+    report = check_environment(
+        location.folder or location.target, parse_arguments(argument or [], args), python=location.python
+    )
+    for each in report.checks:
+        _show(each)
+    bad = {"fail", "warn"} if strict else {"fail"}
+    faults = [each for each in report.checks if each.status in bad]
+    looked = [each for each in report.checks if each.status != "skip"]
+    said = f"{len(faults)} of {len(looked)} checks failed" if faults else f"{len(looked)} checks passed"
+    output.answer({**report.model_dump(mode="json", by_alias=True), "passed": not faults}, said)
+    return FAILED if faults else OK
+
+
+def _show(check: CheckResult) -> None:
+    output = current().output
+    sign, style = SIGNS[check.status]
+    said = check.message or check.title
+    if check.example_id is not None:
+        said += f" (example `{check.example_id}`)"
+    output.line(f"{sign:<6} {check.id:<20} {said}", style=style)
+    if check.status in ("warn", "fail"):
+        output.line(f"{'':<6} {'':<20} {check.doc}", style="hint")

@@ -1,0 +1,87 @@
+"""`wander info`: one environment or version, as the hub knows it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from wander_client.command import command_app
+from wander_client.invocation import current
+
+if TYPE_CHECKING:
+    from wander.wire import EnvironmentDetail, VersionDetail
+
+    from wander_client.packaging.store import Installed
+
+app = command_app()
+
+
+@app.command()
+def info(
+    environment: Annotated[str, typer.Argument(help="owner/name or owner/name@version")],
+    readme: Annotated[bool, typer.Option("--readme", help="print the README and nothing else")] = False,
+) -> None:
+    """Show one environment or version.
+
+    \b
+    wander info wander/tictactoe
+    wander info wander/tictactoe@0.1.0 --json
+    wander info wander/tictactoe --readme
+    """
+    from wander_client.packaging.resolve import parse_name
+    from wander_client.packaging.store import EnvironmentStore
+
+    here = current()
+    name = parse_name(environment)
+    with here.hub() as hub:
+        detail = hub.environment(name.owner, name.name)
+        version = hub.version(name.owner, name.name, name.version) if name.version else detail.latest
+    local = EnvironmentStore(here.settings.data_dir).find(name, here.settings.hub)
+    data = {
+        **detail.model_dump(mode="json"),
+        "version": version.model_dump(mode="json"),
+        "installed": [one.record.version for one in local],
+    }
+    if readme:
+        here.output.answer(data, detail.readme)
+        return
+    here.output.answer(data, lambda: _show(detail, version, local))
+    exact = f"{name.owner}/{name.name}" + (f"@{name.version}" if name.version else "")
+    here.output.next(f"wander eval {exact} -m MODEL")
+
+
+def _show(detail: EnvironmentDetail, version: VersionDetail, local: list[Installed]) -> None:
+    output = current().output
+    output.line(f"{detail.owner}/{detail.name} {version.version}", style="bold")
+    if version.summary:
+        output.line(version.summary)
+    output.line()
+    best = f"{detail.best_reward:.4g} by {detail.best_model}" if detail.best_reward is not None else ""
+    facts: list[tuple[str, str]] = [
+        ("tags", ", ".join(version.tags)),
+        ("licence", version.license or ""),
+        ("python", version.requires_python or ""),
+        ("needs", ", ".join(version.requires_dist)),
+        ("published", f"{version.uploaded_at:%Y-%m-%d %H:%M} UTC by {version.uploaded_by}"),
+        *_check(version),
+        ("yanked", (version.yanked_reason or "yes") if version.yanked else ""),
+        ("versions", ", ".join(detail.all_versions)),
+        ("installed", ", ".join(one.record.version for one in local) or "no"),
+        ("runs", str(detail.runs)),
+        ("best", best),
+    ]
+    facts += [(file.kind, f"{file.filename}  sha256:{file.sha256}") for file in version.files]
+    for label, text in facts:
+        if text:
+            output.line(f"{label:<10} {text}")
+
+
+def _check(version: VersionDetail) -> list[tuple[str, str]]:
+    """Return what the publisher says of the check: the counts, then what did not pass, a line each."""
+    check = version.check
+    if check is None:
+        return [("check", "not checked")]
+    said = f"checked by the publisher with wander {check.wander}: {check.counts}"
+    faults = [each for each in check.findings if each.status != "skip"]
+    return [("check", said), *(("", f"{each.status} {each.id} {each.message}".rstrip()) for each in faults)]

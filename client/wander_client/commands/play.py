@@ -1,0 +1,88 @@
+"""`wander play`: play an environment yourself, seeing exactly what a model sees."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from wander_client.command import command_app
+from wander_client.errors import FAILED, Interrupted, NotFound, UsageError
+from wander_client.invocation import current
+
+if TYPE_CHECKING:
+    from typing import Any
+
+    from wander.clients.base import Client
+    from wander.types import Rollout
+
+app = command_app()
+
+
+@app.command()
+def play(
+    environment: Annotated[str, typer.Argument(help="owner/name[@version], or ./folder")],
+    example: Annotated[int, typer.Option("-e", "--example", min=0, help="position of the example")] = 0,
+    split: Annotated[str, typer.Option(help="eval or train")] = "eval",
+    seed: Annotated[int, typer.Option(help="the run's seed")] = 0,
+    wrap: Annotated[str | None, typer.Option(help="put what you type into this text, at {}")] = None,
+    argument: Annotated[list[str] | None, typer.Option("-a", "--arg", help="environment: KEY=VALUE")] = None,
+    args: Annotated[str | None, typer.Option("--args", help="environment arguments, a JSON object")] = None,
+) -> int | None:
+    """Play one example yourself; the terminal shows exactly what a model sees.
+
+    \b
+    wander play wander/tictactoe
+    wander play wander/tictactoe --example 3 --wrap '<think>.</think><move>{}</move>'
+
+    One line is one answer (write \\\\n for a line break). End of input (Ctrl-D) leaves the game.
+    """
+    from wander_client.environments import parse_arguments
+    from wander_client.player import PlayerClient
+
+    here = current()
+    if split not in ("train", "eval"):
+        raise UsageError(f"`--split {split}` is unknown", hint="use `eval` or `train`")
+    if wrap is not None and "{}" not in wrap:
+        raise UsageError(
+            "`--wrap` has no `{}` for what you type", hint="write `--wrap '<answer>{}</answer>'`"
+        )
+    if here.output.json:
+        raise UsageError("`wander play` talks to a person", hint="`wander eval --json` is for programs")
+    client = PlayerClient(here.output, wrap=wrap)
+    rollout = asyncio.run(
+        _play(environment, parse_arguments(argument or [], args), split, example, seed, client)
+    )
+    if client.left:
+        raise Interrupted("you left the game; nothing was saved")
+    return _show_end(rollout)
+
+
+async def _play(
+    environment: str, arguments: dict[str, Any], split: str, position: int, seed: int, client: Client
+) -> Rollout:
+    from wander_client.environments import open_environment
+
+    async with open_environment(environment, arguments) as opened:
+        rows = await opened.handle.examples("train" if split == "train" else "eval", position, 1)
+        if not rows:
+            raise NotFound(f"the {split} split has no example {position}", hint="try `--example 0`")
+        return await opened.handle.rollout(client, rows[0], run_seed=seed)
+
+
+def _show_end(rollout: Rollout) -> int | None:
+    from wander_client.reports import message_text
+
+    output = current().output
+    if rollout.failure is not None:
+        output.line(f"failed at the {rollout.failure.boundary}: {rollout.failure.message}", style="error")
+        return FAILED
+    if rollout.completion and rollout.completion[-1].get("role") != "assistant":
+        output.line()
+        output.line(message_text(rollout.completion[-1]))
+    output.line()
+    output.line(f"ended: {rollout.stop_reason}, reward {rollout.reward}", style="bold")
+    for name, value in rollout.metrics.items():
+        output.line(f"  {name:<24} {value:.4g}")
+    return None

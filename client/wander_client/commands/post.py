@@ -1,0 +1,136 @@
+"""`wander post`: put a run on the hub's leaderboard."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from wander_client.command import command_app
+from wander_client.invocation import current
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from wander.evals.store import RunFolder
+    from wander.wire import RunDetail
+
+app = command_app()
+
+ARTIFACTS = ("metrics.jsonl", "*.png", "*.svg")
+
+
+@app.command()
+def post(
+    run: Annotated[str | None, typer.Argument(help="folder, run id, or nothing for the newest run")] = None,
+    incomplete: Annotated[
+        bool, typer.Option("--incomplete", help="post it though rollouts are missing")
+    ] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="show what would be sent")] = False,
+) -> None:
+    """Put a run on the hub's leaderboard: its manifest and every rollout, for all to read.
+
+    \b
+    wander post runs/RUN --dry-run
+    wander post runs/RUN
+
+    The hub derives every number again from the rollouts. Posting the same run twice changes nothing.
+    """
+    from wander_client.environments import require_published
+    from wander_client.runs import run_folder
+
+    here = current()
+    folder = run_folder(run)
+    manifest = folder.manifest
+    name = require_published(
+        manifest.environment,
+        hint="publish it with `wander publish`, then evaluate it by its name: `wander eval OWNER/NAME`",
+    )
+    if not incomplete:
+        _require_complete(folder)
+    files = _files(folder)
+    _refuse_secrets(folder)
+    for path in files:
+        here.output.note(f"  {path.stat().st_size:>12,}  {path.name}")
+    data = {
+        "run_id": manifest.run_id,
+        "environment": str(name),
+        "files": [{"filename": path.name, "size": path.stat().st_size} for path in files],
+        "dry_run": dry_run,
+    }
+    if dry_run:
+        here.output.answer(data, f"would post {manifest.run_id} to {here.settings.hub} ({name})")
+        return
+    with here.hub(login=True) as hub:
+        detail = hub.post_run(files[0], files[1], files[2:])
+    here.output.answer({**data, **detail.model_dump(mode="json", by_alias=True)}, _lines(detail))
+    here.output.note(detail.url)
+    here.output.next(f"wander leaderboard {name.owner}/{name.name}")
+
+
+def _require_complete(folder: RunFolder) -> None:
+    """Refuse a run that could still be completed here: once posted, it never changes."""
+    from wander_client.errors import ClientError
+    from wander_client.evaluations import resume_command
+
+    expected = folder.manifest.expected_rollouts
+    present = sum(1 for _ in folder.rollouts())
+    if present < expected and folder.manifest.kind == "evaluation":
+        raise ClientError(
+            f"{expected - present} of {expected} rollouts are missing, and a posted run never changes",
+            hint=f"complete it with `{resume_command(folder.path)}`, or post it as it is with `--incomplete`",
+            code="incomplete_run",
+        )
+
+
+def _files(folder: RunFolder) -> list[Path]:
+    """Return manifest, rollouts and artifacts, in the order in which they are sent."""
+    from wander_client.errors import NotFound
+
+    rollouts = [folder.path / name for name in ("rollouts.jsonl", "rollouts.jsonl.zst")]
+    present = [path for path in rollouts if path.is_file()]
+    if not present:
+        raise NotFound(
+            f"`{folder.path}` has no rollouts",
+            hint=f"play them: `wander eval --resume {folder.path}`",
+            code="no_rollouts",
+        )
+    artifacts = sorted(path for pattern in ARTIFACTS for path in folder.path.glob(pattern))
+    return [folder.path / "run.json", present[0], *artifacts]
+
+
+def _refuse_secrets(folder: RunFolder) -> None:
+    """Refuse to publish this machine's own tokens, should a tool have printed one."""
+    import os
+
+    from wander.evals.jsonl import blocks
+
+    from wander_client.errors import ClientError
+
+    here = current()
+    credential = here.credentials.get(here.settings.hub)
+    secrets = {name: os.environ.get(name, "") for name in ("OPENAI_API_KEY", "HF_TOKEN", "WANDER_TOKEN")}
+    secrets["the stored hub token"] = credential.token if credential else ""
+    wanted = {name: value.encode() for name, value in secrets.items() if len(value) >= 12}
+    rest = b""
+    for path in (folder.path / "run.json", *folder.path.glob("rollouts.jsonl*")):
+        for block in blocks(path):
+            for name, value in wanted.items():
+                if value in rest + block:
+                    raise ClientError(
+                        f"`{path.name}` holds the value of {name}",
+                        hint="revoke that secret; this run must not be posted",
+                        code="secret_found",
+                    )
+            rest = block[-256:]
+
+
+def _lines(detail: RunDetail) -> str:
+    from wander_client.reports import interval
+
+    why = f": {detail.level_reason}" if detail.level_reason else ""
+    return (
+        f"posted {detail.run_id}  reward {interval(detail.summary)}\n"
+        f"level   {detail.level}{why}\n"
+        f"digest  sha256:{detail.sha256}"
+    )

@@ -1,0 +1,153 @@
+"""`wander publish`: build an environment and upload it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from wander_client.command import command_app
+from wander_client.errors import NotFound, UsageError
+from wander_client.invocation import current
+
+if TYPE_CHECKING:
+    from wander.wire import CheckSummary
+
+    from wander_client.packaging.publish import BuiltPackage, Distribution
+
+app = command_app()
+
+SHOWN_FILES = 30
+TOLD_BY_THE_BUILD = {"package.license", "package.sdk"}
+"""Checks whose warnings were given when the wheel was read."""
+
+
+@app.command()
+def publish(
+    path: Annotated[Path, typer.Argument(help="the environment's folder")] = Path(),
+    owner: Annotated[str | None, typer.Option(help="publish under this owner")] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="build, check and show, send nothing")] = False,
+    no_check: Annotated[bool, typer.Option("--no-check", help="publish without `wander check`")] = False,
+) -> None:
+    """Build an environment, check it and upload it.
+
+    \b
+    wander publish ./wordle --dry-run
+    wander publish ./wordle
+    wander publish ./wordle --owner acme --json
+
+    Versions never change: the same bytes again are fine, other bytes need a new version. What `wander
+    check` faults is not published; the environment's page says what it found, or that nothing was checked.
+    """
+    from wander_client.packaging import publish as publishing
+
+    here = current()
+    folder = path.expanduser().resolve()
+    if not folder.is_dir():
+        raise NotFound(f"the folder `{path}` does not exist", hint="`wander new NAME` makes an environment")
+    publishing.require_project(folder)
+    under = owner if dry_run else _owner(owner)
+    here.output.note(f"building {folder.name}")
+    with publishing.built(folder) as package:
+        for warning in package.warnings:
+            here.output.warn(warning)
+        _show_contents(package)
+        to_send = under is None or dry_run or _is_new(under, package)
+        check = _checked(folder, path) if to_send and not no_check else None
+        sent: list[Distribution] = []
+        if under is not None and not dry_run and to_send:
+            here.output.note(f"uploading to {here.settings.hub}")
+            with here.hub(login=True) as hub:
+                sent = publishing.upload(hub, under, package, check)
+        _answer(package, under, sent, check, dry_run=dry_run)
+
+
+def _owner(wanted: str | None) -> str:
+    """Return the owner to publish under; checks the token before anything is built."""
+    here = current()
+    with here.hub(login=True) as hub:
+        who = hub.whoami()
+    if wanted is not None:
+        return wanted.lower()
+    if len(who.owners) == 1:
+        return who.owners[0]
+    if who.user in who.owners:
+        return who.user
+    raise UsageError(
+        f"`{who.user}` may publish under {len(who.owners)} owners", hint="choose one with `--owner NAME`"
+    )
+
+
+def _show_contents(package: BuiltPackage) -> None:
+    output = current().output
+    output.note(f"{package.name} {package.version}")
+    shown = sorted(package.members, key=lambda item: item[0])
+    for name, size in shown[:SHOWN_FILES]:
+        output.note(f"  {size:>9,}  {name}")
+    if len(shown) > SHOWN_FILES:
+        output.note(f"  ... and {len(shown) - SHOWN_FILES} more files")
+
+
+def _is_new(owner: str, package: BuiltPackage) -> bool:
+    """Tell whether the hub lacks a file, before the seconds that a check takes; raises for other bytes."""
+    from wander_client.packaging.publish import missing_files
+
+    with current().hub(login=True) as hub:
+        return bool(missing_files(hub, owner, package))
+
+
+def _checked(folder: Path, given: Path) -> CheckSummary:
+    """Check what is about to be sent and show the outcome in one line, with one more for each warning."""
+    from wander_client.packaging.checked import line_of, require_sound, summary_of
+
+    output = current().output
+    output.note(f"checking {folder.name}, which takes a few seconds")
+    report = require_sound(folder, given)
+    for each in report.checks:
+        if each.status == "warn" and each.id not in TOLD_BY_THE_BUILD:
+            output.warn(line_of(each))
+    summary = summary_of(report)
+    output.note(f"wander check: {summary.counts}")
+    return summary
+
+
+def _answer(
+    package: BuiltPackage,
+    owner: str | None,
+    sent: list[Distribution],
+    check: CheckSummary | None,
+    *,
+    dry_run: bool,
+) -> None:
+    from packaging.utils import canonicalize_name
+
+    here = current()
+    name = f"{owner}/{canonicalize_name(package.name)}" if owner else canonicalize_name(package.name)
+    files = [package.wheel, package.sdist]
+    data: dict[str, Any] = {
+        "environment": name,
+        "version": package.version,
+        "hub": here.settings.hub,
+        "dry_run": dry_run,
+        "files": [
+            {
+                "filename": file.path.name,
+                "kind": file.kind,
+                "size": file.size,
+                "sha256": file.sha256,
+                "sent": file in sent,
+            }
+            for file in files
+        ],
+        "members": [{"path": path, "size": size} for path, size in package.members],
+        "check": check,
+        "url": f"{here.settings.hub}/{name}" if owner else None,
+    }
+    verb = "would publish" if dry_run else "published" if sent else "already published"
+    lines = [f"{verb} {name} {package.version}"]
+    lines += [f"  {file.path.name}  {file.size:,} bytes  sha256:{file.sha256}" for file in files]
+    here.output.answer(data, "\n".join(lines))
+    if not dry_run:
+        here.output.note(f"{here.settings.hub}/{name}")
+        here.output.next(f"wander install {name}")

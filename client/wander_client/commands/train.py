@@ -1,0 +1,94 @@
+"""`wander train`: improve a policy by GRPO on an environment."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from wander_client.command import command_app
+from wander_client.errors import Interrupted, UsageError
+from wander_client.invocation import current
+
+if TYPE_CHECKING:
+    from wander.train.grpo import GRPOResult
+
+    from wander_client.training import TrainingCommand
+
+app = command_app()
+
+
+@app.command()
+def train(
+    environment: Annotated[str | None, typer.Argument(help="owner/name[@version], or ./folder")] = None,
+    config: Annotated[Path | None, typer.Argument(help="settings, TOML")] = None,
+    model: Annotated[str | None, typer.Option("-m", "--model", help="smollm2, or a folder")] = None,
+    steps: Annotated[int | None, typer.Option(min=1)] = None,
+    setting: Annotated[
+        list[str] | None, typer.Option("--set", help="section.field=value; may repeat")
+    ] = None,
+    argument: Annotated[list[str] | None, typer.Option("-a", "--arg", help="environment: KEY=VALUE")] = None,
+    out: Annotated[Path | None, typer.Option("-o", "--out", help="the run's folder")] = None,
+    resume: Annotated[Path | None, typer.Option(help="go on with this run; needs nothing else")] = None,
+) -> None:
+    """Improve a policy by GRPO on an environment.
+
+    \b
+    wander train wander/tictactoe grpo.toml
+    wander train wander/tictactoe grpo.toml --model models/ttt-sft/model --steps 50
+    wander train ./my-env --model smollm2 --set algorithm.loss=cispo
+    wander train --resume runs/RUN
+
+    The run's folder holds the manifest, metrics.jsonl, learning curves, sample rollouts and the model.
+    The first Ctrl-C finishes the step and keeps a checkpoint to resume from.
+    """
+    from wander_client import training
+
+    if resume is not None:
+        return _run(training.stored_command(resume), resume, resuming=True)
+    if environment is None:
+        raise UsageError("the environment is missing", hint="run `wander train --help` for examples")
+    overrides = [*(setting or []), *([f"schedule.steps={steps}"] if steps else [])]
+    command = training.new_command(environment, config, model, overrides, argument or [])
+    return _run(command, out or training.new_run_dir(command), resuming=False)
+
+
+def _run(command: TrainingCommand, folder: Path, *, resuming: bool) -> None:
+    from wander_client import training
+
+    output = current().output
+    settings = command.settings
+    output.note(
+        f"training {settings.model.path} on {command.environment}: {settings.schedule.steps} steps of "
+        f"{settings.batch.groups} examples x {settings.batch.group_size} rollouts\nsaving to {folder}"
+    )
+    lines = training.StepLines("training", ("reward", "entropy", "groups_without_variance"))
+    with lines:
+        result = training.run_training(command, folder, lines.show, resume=resuming)
+    if result.interrupted:
+        raise Interrupted(
+            f"interrupted after step {result.steps}; a checkpoint and the model so far are in `{folder}`",
+            hint=f"go on with `wander train --resume {folder}`",
+        )
+    _report(result, folder, training.draw_curves(folder, command))
+
+
+def _report(result: GRPOResult, folder: Path, plots: list[Path]) -> None:
+    output = current().output
+    data: dict[str, Any] = {
+        "run_dir": str(folder),
+        "model": str(result.model),
+        "steps": result.steps,
+        "rollouts": result.rollouts,
+        "first_reward": result.first_reward,
+        "final_reward": result.final_reward,
+        "seconds": result.seconds,
+        "plots": [str(plot) for plot in plots],
+    }
+    output.answer(
+        data,
+        f"{result.model}: reward {result.first_reward:.3f} -> {result.final_reward:.3f}, "
+        f"{result.steps} steps, {result.rollouts} rollouts, {result.seconds:.0f} s",
+    )
+    output.next(f"wander eval ENVIRONMENT -m {result.model}", f"wander post {folder}")

@@ -1,0 +1,30 @@
+"""`wander whoami`: whose token is in use."""
+
+from __future__ import annotations
+
+from wander_client.command import command_app
+from wander_client.invocation import current
+
+app = command_app()
+
+
+@app.command()
+def whoami() -> None:
+    """Say whose token is in use, on which hub.
+
+    \b
+    wander whoami
+    wander whoami --json
+    """
+    here = current()
+    with here.hub(login=True) as hub:
+        who = hub.whoami()
+    credential = here.credentials.get(here.settings.hub)
+    origin = credential.origin if credential else ""
+
+    def show() -> None:
+        here.output.line(f"{who.user} on {here.settings.hub}" + (" (administrator)" if who.admin else ""))
+        here.output.line(f"may publish as: {', '.join(who.owners) or 'nobody yet'}")
+        here.output.line(f"token: {who.token.name} ({who.token.prefix}...) from {origin}")
+
+    here.output.answer({"hub": here.settings.hub, **who.model_dump(), "token_from": origin}, show)

@@ -1,0 +1,90 @@
+"""API tokens, one per hub: `WANDER_TOKEN`, else `credentials.json` in the config folder with mode 0600."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from wander_client.errors import ClientError
+
+FILE_NAME = "credentials.json"
+TOKEN_VARIABLE = "WANDER_TOKEN"  # noqa: S105 - the variable's name, not a secret
+
+
+@dataclass(frozen=True)
+class Credential:
+    """A token and where it came from."""
+
+    token: str
+    origin: str
+
+    def __repr__(self) -> str:
+        return f"Credential(token='...', origin={self.origin!r})"
+
+
+class CredentialStore:
+    """Reads and writes the credential file; never prints a token."""
+
+    def __init__(self, config_dir: Path, environ: Mapping[str, str] | None = None) -> None:
+        self.path = config_dir / FILE_NAME
+        self._environ = os.environ if environ is None else environ
+
+    def get(self, hub: str) -> Credential | None:
+        """Return the token for a hub: the variable wins over the file."""
+        token = self._environ.get(TOKEN_VARIABLE, "").strip()
+        if token:
+            return Credential(token, TOKEN_VARIABLE)
+        stored = self._read().get(hub)
+        return Credential(stored, str(self.path)) if stored else None
+
+    def set(self, hub: str, token: str) -> None:
+        """Store the token of a hub."""
+        self._write({**self._read(), hub: token})
+
+    def remove(self, hub: str) -> bool:
+        """Forget the token of a hub; False when there was none."""
+        tokens = self._read()
+        if tokens.pop(hub, None) is None:
+            return False
+        self._write(tokens)
+        return True
+
+    def hubs(self) -> list[str]:
+        """Return the hubs that have a stored token."""
+        return sorted(self._read())
+
+    def too_open(self) -> bool:
+        """True when other users of the machine may read the file."""
+        try:
+            return bool(stat.S_IMODE(self.path.stat().st_mode) & 0o077)
+        except FileNotFoundError:
+            return False
+
+    def _read(self) -> dict[str, str]:
+        try:
+            stored = json.loads(self.path.read_text(encoding="utf-8"))
+            tokens = stored["tokens"]
+            return {str(hub): str(token) for hub, token in tokens.items()}
+        except FileNotFoundError:
+            return {}
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise ClientError(
+                f"`{self.path}` is no credential file", hint="remove it and run `wander login`"
+            ) from error
+
+    def _write(self, tokens: dict[str, str]) -> None:
+        self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        # mkstemp makes the file 0600 before the first byte is in it.
+        handle, name = tempfile.mkstemp(dir=self.path.parent, prefix=".credentials-")
+        try:
+            with os.fdopen(handle, "w", encoding="utf-8") as file:
+                json.dump({"tokens": tokens}, file, indent=1)
+            os.replace(name, self.path)
+        except BaseException:
+            Path(name).unlink(missing_ok=True)
+            raise

@@ -1,0 +1,225 @@
+"""Open an environment for evaluation, training or play: installed from the hub, or from a folder.
+
+    async with open_environment("acme/wordle", {"words": 5}) as opened:
+        opened.handle     # EnvironmentHandle: examples, rollout
+        opened.pin        # EnvironmentPin for the manifest
+
+`owner/name[@version]` is installed first when it is absent. It runs in a process and a virtual environment of
+its own; a folder runs in a process of its own with this interpreter; `in_process=True` runs either here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from wander_client.errors import ClientError, Unavailable, UsageError
+from wander_client.invocation import current
+from wander_client.packaging.resolve import EnvironmentName, parse_environment
+
+if TYPE_CHECKING:
+    from wander.handle import EnvironmentHandle
+    from wander.wire import EnvironmentPin
+
+    from wander_client.packaging.store import Installed
+
+
+@dataclass(frozen=True)
+class Location:
+    """Where an environment lies, before anything of it runs."""
+
+    spec: str
+    """As the user wrote it."""
+    target: str
+    """What the loader takes: the environment's name, or the folder's path."""
+    python: Path
+    """The interpreter to run it with."""
+    installed: Installed | None = None
+    folder: Path | None = None
+
+    @property
+    def label(self) -> str:
+        """Short name for files and plan lines: `owner/name` or the folder's name."""
+        if self.installed is not None:
+            return f"{self.installed.record.owner}/{self.installed.record.name}"
+        return self.folder.name if self.folder is not None else self.target
+
+
+@dataclass(frozen=True)
+class OpenedEnvironment:
+    """A loaded environment and what a manifest says about it."""
+
+    handle: EnvironmentHandle
+    pin: EnvironmentPin
+    location: Location
+
+
+def locate(spec: str) -> Location:
+    """Find what a word means, installing `owner/name` when it is absent."""
+    found = parse_environment(spec)
+    if isinstance(found, Path):
+        return Location(spec, str(found), Path(sys.executable), folder=found)
+    installed = ensure_installed(found)
+    return Location(spec, installed.record.name, installed.python, installed=installed)
+
+
+def ensure_installed(name: EnvironmentName) -> Installed:
+    """Return the installed environment; asks the hub only when that is needed."""
+    from wander_client.packaging.install import install
+    from wander_client.packaging.store import EnvironmentStore
+
+    here = current()
+    store = EnvironmentStore(here.settings.data_dir)
+    # A virtual environment dies with the Python it was made from; such a one is made again.
+    present = [one for one in store.find(name, here.settings.hub) if one.python.exists()]
+    if name.version is not None and present:
+        return present[-1]
+    try:
+        with here.hub() as hub:
+            installed, fresh = install(hub, store, here.settings.cache_dir, name, warn=here.output.warn)
+    except Unavailable as error:
+        if not present:
+            raise
+        here.output.warn(f"{error}; using the installed {present[-1].name}, which may not be the newest")
+        return present[-1]
+    if fresh:
+        record = installed.record
+        here.output.note(f"installed {installed.name} (sha256:{record.wheel_sha256[:12]}) from {record.hub}")
+    return installed
+
+
+@contextlib.asynccontextmanager
+async def open_environment(
+    spec: str | Location,
+    arguments: Mapping[str, Any] | None = None,
+    *,
+    in_process: bool = False,
+    pass_environ: Iterable[str] = (),
+    log_path: Path | None = None,
+) -> AsyncIterator[OpenedEnvironment]:
+    """Yield the loaded environment; raises `wander.errors.LoadError` with the cause when it does not load.
+
+    `pass_environ` names the variables of this process that the environment may see; `log_path` takes what it
+    prints (by default a file in the cache folder).
+    """
+    location = locate(spec) if isinstance(spec, str) else spec
+    given = dict(arguments or {})
+    with _blaming_arguments(given):
+        if in_process:
+            handle = _start_here(location, given)
+        else:
+            handle = await _start_worker(location, given, pass_environ, log_path or default_log(location))
+    try:
+        yield OpenedEnvironment(handle, environment_pin(location, handle, given), location)
+    finally:
+        await handle.close()
+
+
+def environment_pin(
+    location: Location, handle: EnvironmentHandle, arguments: Mapping[str, Any]
+) -> EnvironmentPin:
+    """Return what pins the environment in a manifest."""
+    from wander.wire import EnvironmentPin
+
+    if location.installed is None:
+        return EnvironmentPin(
+            name=handle.info.name, path=location.target, arguments=dict(arguments), info=handle.info
+        )
+    record = location.installed.record
+    return EnvironmentPin(
+        owner=record.owner,
+        name=record.name,
+        version=record.version,
+        wheel_sha256=record.wheel_sha256,
+        lock_sha256=record.lock_sha256,
+        arguments=dict(arguments),
+        info=handle.info,
+    )
+
+
+@contextlib.contextmanager
+def _blaming_arguments(given: Mapping[str, Any]) -> Iterator[None]:
+    """Tell arguments that the environment refuses (wrong usage) from an environment that is broken."""
+    from wander.errors import LoadError
+
+    try:
+        yield
+    except LoadError as error:
+        refused = "raised `ConfigError" in str(error) or (error.hint or "").startswith("it takes ")
+        if not given or not refused:
+            raise
+        raise UsageError(str(error), hint=error.hint, code="bad_arguments") from error
+
+
+def default_log(location: Location) -> Path:
+    """Return where the environment's prints go when no run has a folder for them."""
+    folder = current().settings.cache_dir / "logs"
+    return folder / f"{location.label.replace('/', '--')}.log"
+
+
+async def _start_worker(
+    location: Location, arguments: dict[str, Any], pass_environ: Iterable[str], log_path: Path
+) -> EnvironmentHandle:
+    from wander.worker.host import WorkerEnvironment
+
+    log_path.parent.mkdir(parents=True, exist_ok=True)
+    return await WorkerEnvironment.start(
+        location.python,
+        location.target,
+        arguments=arguments,
+        path=location.folder,
+        environ=pass_environ,
+        log_path=log_path,
+    )
+
+
+def _start_here(location: Location, arguments: dict[str, Any]) -> EnvironmentHandle:
+    if location.folder is None:
+        raise UsageError(
+            f"`--in-process` takes a folder, `{location.spec}` is installed in an environment of its own",
+            hint="leave `--in-process` out, or give the folder of the source",
+        )
+    from wander.environment import LocalEnvironment
+    from wander.loading import load_path
+
+    return LocalEnvironment(load_path(location.folder, **arguments))
+
+
+def parse_arguments(pairs: list[str], whole: str | None) -> dict[str, Any]:
+    """Return environment arguments from `KEY=VALUE` words (JSON values where they are) and one object."""
+    import json
+
+    arguments: dict[str, Any] = {}
+    example = "write `--args '{\"size\": 3}'`"
+    if whole:
+        try:
+            parsed = json.loads(whole)
+        except ValueError as error:
+            raise UsageError(f"`--args` is no JSON: {error}", hint=example) from error
+        if not isinstance(parsed, dict):
+            raise UsageError("`--args` is no JSON object", hint=example)
+        arguments.update(parsed)
+    for pair in pairs:
+        key, equals, value = pair.partition("=")
+        if not equals or not key.isidentifier():
+            raise UsageError(f"`-a {pair}` is not KEY=VALUE", hint="write `-a size=3 -a name=text`")
+        try:
+            arguments[key] = json.loads(value)
+        except ValueError:
+            arguments[key] = value
+    return arguments
+
+
+def require_published(opened_pin: EnvironmentPin, hint: str) -> EnvironmentName:
+    """Return the hub name of a pin; a run on a folder's environment has none."""
+    if opened_pin.owner is None or opened_pin.version is None:
+        raise ClientError(
+            f"this run used the folder `{opened_pin.path}`, not a published version",
+            hint=hint,
+            code="local_environment",
+        )
+    return EnvironmentName(opened_pin.owner, opened_pin.name, opened_pin.version)

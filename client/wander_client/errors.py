@@ -1,0 +1,110 @@
+"""Every error the command raises, and the exit status each one ends with.
+
+ClientError            1   the thing asked about failed
+|- UsageError          2   wrong arguments; a prompt that nobody can answer
+|- NotFound            3   no such environment, version, run, model or file
+|- LoginRequired       4   no token, or the hub refused it
+|- Unavailable         5   network or server; a retry may help
+'- Interrupted       130   Ctrl-C or SIGTERM; says what was kept
+
+Partial success (6) is no error: the command prints its answer and returns `PARTIAL`.
+Only `main` prints errors and chooses the exit status.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+OK = 0
+FAILED = 1
+USAGE = 2
+NOT_FOUND = 3
+LOGIN = 4
+UNAVAILABLE = 5
+PARTIAL = 6
+INTERRUPTED = 130
+
+EXIT_CODES: dict[int, str] = {
+    OK: "ok",
+    FAILED: "the thing asked about failed: a check found faults, a score is below --fail-under",
+    USAGE: "wrong usage: unknown option, bad value, a question that nobody can answer here",
+    NOT_FOUND: "not found: environment, version, run, model or file",
+    LOGIN: "login needed, or the hub refused the token",
+    UNAVAILABLE: "network or server trouble; a retry may help",
+    PARTIAL: "partial: some rollouts failed, the results are kept",
+    INTERRUPTED: "interrupted; what was kept is printed",
+}
+
+
+class ClientError(Exception):
+    """Base of the command's errors: a message, what to do next, a stable code, an exit status."""
+
+    status: ClassVar[int] = FAILED
+    default_code: ClassVar[str] = "failed"
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        hint: str | None = None,
+        code: str | None = None,
+        retryable: bool = False,
+        detail: str | None = None,
+        request_id: str | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.hint = hint
+        self.code = code or self.default_code
+        self.retryable = retryable
+        self.detail = detail
+        """Evidence printed between the error line and the hint."""
+        self.request_id = request_id
+
+
+class UsageError(ClientError):
+    """Wrong arguments, or a prompt that nobody can answer."""
+
+    status: ClassVar[int] = USAGE
+    default_code: ClassVar[str] = "usage"
+
+
+class NotFound(ClientError):
+    """No such environment, version, run, model or file."""
+
+    status: ClassVar[int] = NOT_FOUND
+    default_code: ClassVar[str] = "not_found"
+
+
+class LoginRequired(ClientError):
+    """No token, or the hub refused it."""
+
+    status: ClassVar[int] = LOGIN
+    default_code: ClassVar[str] = "login_required"
+
+
+class Unavailable(ClientError):
+    """Network or server trouble; a retry may help."""
+
+    status: ClassVar[int] = UNAVAILABLE
+    default_code: ClassVar[str] = "unavailable"
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        hint: str | None = None,
+        code: str | None = None,
+        retryable: bool = True,
+        detail: str | None = None,
+        request_id: str | None = None,
+    ) -> None:
+        super().__init__(
+            message, hint=hint, code=code, retryable=retryable, detail=detail, request_id=request_id
+        )
+
+
+class Interrupted(ClientError):
+    """Stopped by Ctrl-C or SIGTERM; the message says what was kept."""
+
+    status: ClassVar[int] = INTERRUPTED
+    default_code: ClassVar[str] = "interrupted"

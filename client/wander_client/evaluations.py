@@ -1,0 +1,247 @@
+"""Run an evaluation from the command line's settings, and continue one from its folder."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import re
+import secrets
+import shlex
+import signal
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from pydantic import Field, ValidationError
+from wander.types import Record, SamplingArgs
+
+from wander_client.environments import Location, locate, open_environment
+from wander_client.errors import ClientError, Interrupted, NotFound, Unavailable, UsageError
+from wander_client.invocation import current
+from wander_client.models import KEY_VARIABLE, open_model, require_model
+from wander_client.packaging.resolve import looks_like_path
+
+if TYPE_CHECKING:
+    from wander.clients.base import Client
+    from wander.evals.runner import EvaluationPlan, EvaluationResult, Progress
+    from wander.evals.stopping import StopRequest
+
+COMMAND_FILE = "command.json"
+"""The settings of the command, in the run's folder, so that `--resume` needs nothing else."""
+LOG_FILE = "environment.log"
+"""What the environment printed."""
+
+
+class EvaluationSettings(Record):
+    """What `wander eval` was asked for."""
+
+    environment: str
+    """`owner/name@version`, exact, or the absolute path of a folder."""
+    model: str
+    base_url: str | None = None
+    key_variable: str = KEY_VARIABLE
+    arguments: dict[str, Any] = Field(default_factory=dict)
+    num_examples: int | None = 20
+    """None means all of the split."""
+    rollouts_per_example: int = 1
+    concurrency: int = 32
+    split: Literal["train", "eval"] = "eval"
+    seed: int = 0
+    sampling: SamplingArgs = Field(default_factory=SamplingArgs)
+    in_process: bool = False
+    pass_environ: list[str] = Field(default_factory=list)
+    """Names of the variables that the environment may see."""
+    device: str | None = None
+
+    def plan(self) -> EvaluationPlan:
+        """Return the plan for the evaluator."""
+        from wander.evals.runner import EvaluationPlan
+
+        return EvaluationPlan(
+            num_examples=self.num_examples,
+            rollouts_per_example=self.rollouts_per_example,
+            split=self.split,
+            seed=self.seed,
+            sampling=self.sampling,
+            concurrency=self.concurrency,
+        )
+
+
+def stored_settings(run_dir: Path) -> EvaluationSettings:
+    """Return the settings a run was started with."""
+    path = run_dir / COMMAND_FILE
+    try:
+        return EvaluationSettings.model_validate_json(path.read_bytes())
+    except FileNotFoundError:
+        known = "it was not started by `wander eval`" if (run_dir / "run.json").exists() else "it is no run"
+        raise NotFound(
+            f"`{run_dir}` cannot be resumed: {known}", hint="`wander runs` lists the runs here", code="no_run"
+        ) from None
+    except ValidationError as error:
+        raise ClientError(f"`{path}` was changed and cannot be read", detail=str(error)) from error
+
+
+def settled(settings: EvaluationSettings) -> tuple[EvaluationSettings, Location]:
+    """Make the settings independent of the folder they were typed in and of newer versions."""
+    location = locate(settings.environment)
+    exact = str(location.installed.name) if location.installed else str(location.folder)
+    model = settings.model
+    bare = model.removeprefix("hf:")
+    if settings.base_url is None and (looks_like_path(bare) or Path(bare, "config.json").is_file()):
+        model = str(Path(bare).expanduser().resolve())
+    return settings.model_copy(update={"environment": exact, "model": model}), location
+
+
+def new_run_dir(runs_dir: Path, location: Location, model: str) -> Path:
+    """Return a fresh folder name: `<env>--<model>--<id>`, sortable by time within one model."""
+    stamp = datetime.now(UTC).strftime("%Y%m%d-%H%M%S")
+    parts = (location.label, _short(model), f"{stamp}-{secrets.token_hex(2)}")
+    return runs_dir / "--".join(re.sub(r"[^A-Za-z0-9._=-]+", "-", part).strip("-.") for part in parts)
+
+
+async def run_evaluation(
+    settings: EvaluationSettings,
+    location: Location,
+    run_dir: Path,
+    *,
+    resume: bool,
+    on_start: Callable[[Any], None],
+    on_progress: Callable[[Progress], None],
+) -> EvaluationResult:
+    """Play the evaluation into the folder; the first Ctrl-C ends it in order."""
+    from wander.evals.runner import evaluate
+    from wander.evals.stopping import StopRequest
+
+    log_path = current().settings.cache_dir / "logs" / f"{run_dir.name}.log"
+    stop = StopRequest()
+    require_model(settings.model, settings.base_url, settings.key_variable)
+    async with contextlib.AsyncExitStack() as stack:
+        stack.callback(_keep_log, log_path, run_dir)
+        environment = await stack.enter_async_context(
+            open_environment(
+                location,
+                settings.arguments,
+                in_process=settings.in_process,
+                pass_environ=settings.pass_environ,
+                log_path=log_path,
+            )
+        )
+        client = open_model(
+            settings.model,
+            base_url=settings.base_url,
+            key_variable=settings.key_variable,
+            location=location,
+            device=settings.device,
+        )
+        stack.push_async_callback(client.close)
+        await _check(client)
+        on_start(environment)
+        write_settings(run_dir, settings)
+        with stopping_on_signals(stop):
+            return await evaluate(
+                environment.handle,
+                client,
+                settings.plan(),
+                run_dir,
+                environment.pin,
+                resume=resume,
+                on_progress=on_progress,
+                stop=stop,
+            )
+
+
+def _keep_log(log_path: Path, run_dir: Path) -> None:
+    """Move what the environment printed into the run's folder, if there is one and it printed anything."""
+    if not log_path.exists():
+        return
+    if log_path.stat().st_size == 0:
+        log_path.unlink()
+    elif run_dir.is_dir():
+        with (run_dir / LOG_FILE).open("ab") as kept:
+            kept.write(log_path.read_bytes())
+        log_path.unlink()
+
+
+async def _check(client: Client) -> None:
+    """Find out that a model cannot be used before a folder is made for its run."""
+    check = getattr(client, "check", None)
+    if check is not None:
+        await check()
+
+
+def write_settings(run_dir: Path, settings: EvaluationSettings) -> None:
+    """Put the settings into the run's folder, whole or not at all."""
+    run_dir.mkdir(parents=True, exist_ok=True)
+    work = run_dir / f".{COMMAND_FILE}"
+    work.write_text(settings.model_dump_json(indent=1), encoding="utf-8")
+    work.replace(run_dir / COMMAND_FILE)
+
+
+@contextlib.contextmanager
+def stopping_on_signals(stop: StopRequest) -> Iterator[None]:
+    """Turn SIGINT and SIGTERM into a request to stop; the second one is urgent."""
+    loop = asyncio.get_running_loop()
+    caught = []
+    for number in (signal.SIGINT, signal.SIGTERM):
+        with contextlib.suppress(RuntimeError, ValueError):  # not the main thread: signals are not ours
+            loop.add_signal_handler(number, stop.request)
+            caught.append(number)
+    try:
+        yield
+    finally:
+        for number in caught:
+            loop.remove_signal_handler(number)
+
+
+def interrupted(result: EvaluationResult) -> Interrupted:
+    """Return the error that says what an interrupted evaluation kept."""
+    summary = result.summary
+    return Interrupted(
+        f"interrupted; {summary.rollouts} of {summary.expected} rollouts are kept in `{result.run_dir}`",
+        hint=f"go on with `{resume_command(result.run_dir)}`",
+    )
+
+
+def all_failed(result: EvaluationResult) -> ClientError:
+    """Return the error for a run in which no rollout could be scored."""
+    from wander_client.reports import failure_reasons
+
+    reasons = failure_reasons(result.run_dir) if result.run_dir is not None else []
+    kind = Unavailable if set(result.summary.failures) == {"model"} else ClientError
+    return kind(
+        f"all {result.summary.rollouts} rollouts failed; they are kept in `{result.run_dir}`",
+        hint=f"mend the cause, then play them again with `{resume_command(result.run_dir)}`",
+        code="all_failed",
+        detail="\n".join(f"{count} x {reason}" for reason, count in reasons),
+    )
+
+
+def resume_command(run_dir: Path | None) -> str:
+    """Return the command that continues a run."""
+    return f"wander eval --resume {shlex.quote(str(run_dir))}"
+
+
+def sampling_of(given: dict[str, Any], extra: str | None) -> SamplingArgs:
+    """Return sampling arguments from options and a JSON object of further ones."""
+    more: Any = {}
+    if extra:
+        try:
+            more = json.loads(extra)
+        except ValueError as error:
+            raise UsageError(f"`--sampling` is no JSON: {error}") from error
+        if not isinstance(more, dict):
+            raise UsageError("`--sampling` is no JSON object", hint="write `--sampling '{\"min_p\": 0.1}'`")
+    try:
+        return SamplingArgs(**{**more, **{key: value for key, value in given.items() if value is not None}})
+    except ValidationError as error:
+        first = error.errors()[0]
+        name = ".".join(str(part) for part in first["loc"])
+        raise UsageError(f"sampling argument `{name}`: {first['msg'].lower()}") from error
+
+
+def _short(model: str) -> str:
+    if looks_like_path(model):
+        return Path(model).name
+    return model.removeprefix("hf:").removeprefix("scripted:").rpartition("/")[2]

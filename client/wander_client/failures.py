@@ -1,0 +1,102 @@
+"""Turns any exception into a `ClientError`: message, hint, stable code, exit status."""
+
+from __future__ import annotations
+
+import errno
+import os
+import sys
+import tempfile
+import time
+import traceback
+from pathlib import Path
+
+from wander_client.errors import (
+    ClientError,
+    Interrupted,
+    LoginRequired,
+    NotFound,
+    Unavailable,
+    UsageError,
+)
+
+_OS_HINTS = {
+    errno.ENOSPC: ("disk_full", "free some space and run the command again; what was written before is kept"),
+    errno.EDQUOT: ("disk_full", "free some of your quota and run the command again"),
+    errno.EACCES: ("permission_denied", "check the owner and mode of that path"),
+    errno.EPERM: ("permission_denied", "check the owner and mode of that path"),
+    errno.EROFS: ("read_only", "choose a place that can be written"),
+    errno.EADDRINUSE: ("port_taken", "choose another port, or stop what listens there"),
+    errno.EISDIR: ("is_a_folder", "pass a file"),
+    errno.ENOTDIR: ("not_a_folder", "pass a folder"),
+}
+
+
+def explain(error: BaseException, command: str = "wander") -> ClientError:
+    """Return the error as the user shall see it."""
+    if isinstance(error, ClientError):
+        return error
+    if isinstance(error, KeyboardInterrupt):
+        return Interrupted("interrupted")
+    if hasattr(error, "format_message"):  # click's and typer's usage errors share only this method
+        return UsageError(_usage_message(error.format_message()), hint=f"run `wander {command} --help`")
+    explained = _from_sdk(error) or _from_httpx(error)
+    if explained is not None:
+        return explained
+    if isinstance(error, FileNotFoundError):
+        return NotFound(
+            f"`{error.filename}` does not exist", hint="check the spelling of the path", code="file_not_found"
+        )
+    if isinstance(error, OSError) and error.errno in _OS_HINTS:
+        code, hint = _OS_HINTS[error.errno]
+        where = f": `{error.filename}`" if error.filename else ""
+        return ClientError(f"{(error.strerror or 'system error').lower()}{where}", hint=hint, code=code)
+    return _unexpected(error)
+
+
+def _usage_message(message: str) -> str:
+    text = message.strip().rstrip(".").replace("'", "`")
+    return text[:1].lower() + text[1:]
+
+
+def _from_sdk(error: BaseException) -> ClientError | None:
+    if "wander.errors" not in sys.modules:
+        return None
+    from wander import errors as sdk
+
+    kinds: list[tuple[type[Exception], type[ClientError]]] = [
+        (sdk.AuthenticationFailed, LoginRequired),
+        (sdk.ModelError, Unavailable),
+        (sdk.ConfigError, UsageError),
+        (sdk.WanderError, ClientError),
+    ]
+    for theirs, ours in kinds:
+        if isinstance(error, theirs):
+            hint = getattr(error, "hint", None)
+            return ours(str(error), hint=hint, code=_snake_case(type(error).__name__))
+    return None
+
+
+def _from_httpx(error: BaseException) -> ClientError | None:
+    if "httpx" not in sys.modules:
+        return None
+    import httpx
+
+    if not isinstance(error, httpx.HTTPError | httpx.InvalidURL | httpx.StreamError):
+        return None
+    return Unavailable(f"the request failed: {error or type(error).__name__}", hint="try again in a moment")
+
+
+def _snake_case(name: str) -> str:
+    return "".join(f"_{c.lower()}" if c.isupper() else c for c in name).lstrip("_")
+
+
+def _unexpected(error: BaseException) -> ClientError:
+    """Save the traceback: it is a fault of ours, and the report needs it."""
+    text = "".join(traceback.format_exception(error))
+    path = Path(tempfile.gettempdir()) / f"wander-{os.getpid()}-{int(time.time())}.log"
+    try:
+        path.write_text(text, encoding="utf-8")
+        hint = f"this is a bug in wander; the traceback is in `{path}` (or run again with `--debug`)"
+    except OSError:
+        hint = "this is a bug in wander; run again with `--debug` for the traceback"
+    return ClientError(f"unexpected {type(error).__name__}: {error}", hint=hint, code="internal")

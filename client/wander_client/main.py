@@ -1,0 +1,192 @@
+"""The `wander` command: the only place that prints errors and chooses the exit status.
+
+`wander --help`, `wander --version` and `wander help exit-codes` import nothing heavy; every other line
+imports exactly the module of its command.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+import os
+import signal
+import sys
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, NoReturn
+
+from wander_client import __version__
+from wander_client.commands import COMMANDS, SECTIONS, load
+from wander_client.errors import EXIT_CODES, UsageError
+from wander_client.invocation import CommonOptions, Invocation, set_current
+from wander_client.output import MODES, Mode, Output, choose_mode
+
+if TYPE_CHECKING:
+    import httpx
+
+TOPICS = {"exit-codes": "what the exit status means"}
+
+
+def main(argv: Sequence[str] | None = None, *, transport: httpx.BaseTransport | None = None) -> int:
+    """Run one command line and return its exit status.
+
+    `transport` carries the requests to the hub in place of the network.
+    """
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    output = Output("json" if "--json" in arguments else "plain")
+    debug = "--debug" in arguments
+    try:
+        options, rest = take_common_options(arguments)
+        mode = choose_mode(options.mode, os.environ, terminal=sys.stdout.isatty())
+        output = Output(mode, color=options.color, progress=options.progress)
+        with _terminated_like_interrupted():
+            return _dispatch(Invocation(options, output, transport), rest)
+    except BrokenPipeError:
+        # The reader went away (`wander search | head`); nothing is left to tell it.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001 - the one place that catches everything
+        from wander_client.failures import explain
+
+        if debug:
+            import traceback
+
+            traceback.print_exc()
+        explained = explain(error, output.command)
+        output.error(explained)
+        return explained.status
+    finally:
+        set_current(None)
+
+
+def take_common_options(arguments: Sequence[str]) -> tuple[CommonOptions, list[str]]:
+    """Split the options that every command takes from the rest of the line; `--` ends the search."""
+    mode: Mode | None = None
+    values: dict[str, str] = {}
+    progress, debug = True, False
+    rest: list[str] = []
+    words = iter(arguments)
+    for word in words:
+        name, equals, value = word.partition("=")
+        if word == "--":
+            rest.extend([word, *words])
+        elif word in ("--json", "--plain", "--quiet", "-q"):
+            wanted: Mode = next((m for m in MODES if word == f"--{m}"), "quiet")
+            mode = "json" if "json" in (mode, wanted) else wanted
+        elif word == "--no-progress":
+            progress = False
+        elif word == "--debug":
+            debug = True
+        elif name in ("--color", "--hub"):
+            values[name] = value if equals else _value_after(name, words)
+        else:
+            rest.append(word)
+    color = values.get("--color", "auto")
+    if color not in ("auto", "always", "never"):
+        raise UsageError(f"`--color {color}` is unknown", hint="use `auto`, `always` or `never`")
+    return CommonOptions(mode, color, progress, values.get("--hub"), debug), rest
+
+
+def _value_after(name: str, words: Iterator[str]) -> str:
+    value = next(words, None)
+    if value is None or value.startswith("--"):
+        raise UsageError(f"`{name}` needs a value", hint="run `wander --help`")
+    return value
+
+
+def _dispatch(invocation: Invocation, arguments: list[str]) -> int:
+    output = invocation.output
+    name = arguments[0] if arguments else "--help"
+    if name in ("--help", "-h", "help"):
+        return _help(output, arguments[1:])
+    if name in ("--version", "-V"):
+        output.command = "version"
+        output.answer({"wander": __version__, "python": sys.version.split()[0]}, f"wander {__version__}")
+        return 0
+    if name not in COMMANDS:
+        _unknown(name, list(COMMANDS), "command", "wander --help")
+    set_current(invocation)
+    output.command = name
+    return _run_command(name, arguments[1:])
+
+
+def _run_command(name: str, arguments: list[str]) -> int:
+    import typer
+
+    command = typer.main.get_command(load(name))
+    if command.epilog is None:
+        from wander_client.command import COMMON_HELP
+
+        command.epilog = COMMON_HELP
+    try:
+        with command.make_context(f"wander {name}", list(arguments)) as context:
+            status = command.invoke(context)
+    except typer.Exit as stop:
+        return int(stop.exit_code)
+    return status if isinstance(status, int) else 0
+
+
+def _help(output: Output, topics: list[str]) -> int:
+    if not topics:
+        output.command = "help"
+        commands = {name: entry.summary for name, entry in COMMANDS.items()}
+        output.answer({"commands": commands, "topics": TOPICS}, lambda: _overview(output))
+        return 0
+    topic = topics[0]
+    if topic == "exit-codes":
+        output.command = "help"
+        rows = [{"code": code, "meaning": text} for code, text in EXIT_CODES.items()]
+        output.answer(
+            {"exit_codes": rows}, "\n".join(f"{code:>4}  {text}" for code, text in EXIT_CODES.items())
+        )
+        return 0
+    if topic not in COMMANDS:
+        _unknown(topic, [*COMMANDS, *TOPICS], "topic", "wander --help")
+    return _run_command(topic, ["--help"])
+
+
+def _overview(output: Output) -> None:
+    output.line("Publish, install, evaluate and train on environments for language models.")
+    output.line()
+    for example in (
+        "wander new my-env                        start an environment",
+        "wander install wander/tictactoe          get one by name",
+        "wander eval wander/tictactoe -m smollm2  evaluate a model on it",
+        "wander post runs/RUN                     put the result on the leaderboard",
+    ):
+        output.line(f"  {example}")
+    for section, title in SECTIONS.items():
+        output.line()
+        output.line(f"{title}:", style="bold")
+        for name, entry in COMMANDS.items():
+            if entry.section == section:
+                output.line(f"  {name:<12} {entry.summary}")
+    output.line()
+    for line in (
+        "common options, at any place:",
+        "  --json --plain -q/--quiet --color auto|always|never --no-progress --hub URL --debug",
+        "  --version    -h/--help",
+        "",
+        "more: `wander COMMAND --help`, `wander help exit-codes`",
+    ):
+        output.line(line)
+
+
+def _unknown(name: str, known: list[str], what: str, listing: str) -> NoReturn:
+    near = difflib.get_close_matches(name, known, n=2, cutoff=0.55)
+    meant = " or ".join(f"`{word}`" for word in near)
+    hint = f"did you mean {meant}?" if near else f"run `{listing}` for the list"
+    raise UsageError(f"no {what} is called `{name}`", hint=hint, code=f"unknown_{what}")
+
+
+@contextlib.contextmanager
+def _terminated_like_interrupted() -> Iterator[None]:
+    """Treat SIGTERM as Ctrl-C, so that what is done is kept."""
+    try:
+        before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    except ValueError:  # not the main thread: signals belong to whoever embeds us
+        yield
+        return
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

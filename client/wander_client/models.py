@@ -1,0 +1,125 @@
+"""What a model's name on the command line means.
+
+scripted:MODULE:FUNCTION   a function of the environment's package, in a process of its own
+hf:NAME, hf:FOLDER         a Hugging Face model in this process
+./FOLDER                   the same, a checkpoint folder
+smollm2                    SmolLM2-135M-Instruct, fetched on first use
+NAME -b URL                any OpenAI-compatible endpoint; without -b OPENAI_BASE_URL, else api.openai.com
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from wander_client.errors import LoginRequired, NotFound, UsageError
+from wander_client.invocation import current
+from wander_client.packaging.resolve import looks_like_path
+
+if TYPE_CHECKING:
+    from wander.clients.base import Client
+
+    from wander_client.environments import Location
+
+KEY_VARIABLE = "OPENAI_API_KEY"
+OPENAI_URL = "https://api.openai.com/v1"
+
+
+def open_model(
+    spec: str,
+    *,
+    base_url: str | None = None,
+    key_variable: str = KEY_VARIABLE,
+    location: Location | None = None,
+    device: str | None = None,
+) -> Client:
+    """Return the client that a model's name means; `location` is needed for `scripted:` alone."""
+    require_model(spec, base_url, key_variable)
+    if spec.startswith("scripted:"):
+        return _scripted(spec, location)
+    if base_url is not None:
+        return _endpoint(spec, base_url, key_variable)
+    if is_local_model(spec):
+        current().output.note(f"loading {spec}")
+        from wander.clients.transformers import TransformersClient
+
+        return TransformersClient(_local(spec), device=device)
+    return _endpoint(spec, None, key_variable)
+
+
+def require_model(spec: str, base_url: str | None, key_variable: str = KEY_VARIABLE) -> None:
+    """Raise what is wrong with a model's name, as far as that can be known without loading or asking it."""
+    if not spec.strip():
+        raise UsageError("the model's name is empty", hint="pass `-m NAME`; see `wander eval --help`")
+    if spec.startswith("scripted:"):
+        return
+    if base_url is None and is_local_model(spec):
+        _local(spec)
+    else:
+        _require_endpoint(spec, base_url, key_variable)
+
+
+def is_local_model(spec: str) -> bool:
+    """Return whether the name means a model that runs in this process."""
+    return spec == "smollm2" or spec.startswith("hf:") or looks_like_path(spec) or _is_checkpoint(Path(spec))
+
+
+def _local(spec: str) -> str:
+    name = spec.removeprefix("hf:")
+    if (looks_like_path(name) or spec == name) and name != "smollm2":
+        folder = Path(name).expanduser()
+        if not folder.is_dir():
+            raise NotFound(
+                f"the model folder `{name}` does not exist",
+                hint="`wander model --help` says how to make or fetch one",
+                code="model_not_found",
+            )
+        if not _is_checkpoint(folder):
+            raise NotFound(
+                f"`{name}` is no checkpoint: it has no `config.json`",
+                hint="pass the folder that holds `config.json` and the weights",
+                code="model_not_found",
+            )
+        return str(folder.resolve())
+    return name
+
+
+def _is_checkpoint(folder: Path) -> bool:
+    return (folder / "config.json").is_file()
+
+
+def _require_endpoint(name: str, base_url: str | None, key_variable: str) -> str:
+    """Return the endpoint's URL; raises when it is none, or when its key is missing."""
+    url = base_url or os.environ.get("OPENAI_BASE_URL") or OPENAI_URL
+    if not os.environ.get(key_variable) and url == OPENAI_URL:
+        raise LoginRequired(
+            f"`{name}` is no model of this machine, and `{key_variable}` is not set for `{url}`",
+            hint="pass `-b URL` for another endpoint, or `hf:NAME` or a folder for a local model",
+            code="no_api_key",
+        )
+    if not url.startswith(("http://", "https://")):
+        raise UsageError(f"`{url}` is no endpoint URL", hint="pass one like `-b http://127.0.0.1:8000/v1`")
+    return url
+
+
+def _endpoint(name: str, base_url: str | None, key_variable: str) -> Client:
+    url = _require_endpoint(name, base_url, key_variable)
+    from wander.clients.openai import OpenAIClient
+
+    return OpenAIClient(name, base_url=url, api_key=os.environ.get(key_variable))
+
+
+def _scripted(spec: str, location: Location | None) -> Client:
+    if location is None:
+        raise UsageError("a scripted model needs its environment", hint="name the environment first")
+    from wander_client.scripted import ScriptedProcessClient
+
+    return ScriptedProcessClient(spec, location)
+
+
+def scripted_path(location: Location) -> list[str]:
+    """Return the folders in which a folder's own modules are found."""
+    if location.folder is None:
+        return []
+    return [str(place) for place in (location.folder, location.folder / "src") if place.is_dir()]

@@ -1,0 +1,1 @@
+"""Build, publish, resolve and install environment packages."""

@@ -1,0 +1,48 @@
+"""Published environments that ask for `verifiers`: they get the hub's package of that name.
+
+It serves the classic API (0.1.3 to 0.3.1) and nothing of upstream, whose newest releases lack it. Whatever
+range or pin a package or its dependencies give, the resolver is told to take that wheel. A package that was
+written for later releases keeps upstream's.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
+from packaging.utils import canonicalize_name
+from packaging.version import Version
+
+PROJECT = "verifiers"
+NEWEST = Version("0.3.1")
+"""The last release of the API that is served."""
+EXTRAS = frozenset({"rg", "ta"})
+"""Extras of upstream that bring what an environment imports."""
+_LOWER_BOUNDS = (">=", "==", "~=", ">", "===")
+
+
+def requirement_of(requires_dist: list[str]) -> Requirement | None:
+    """Return what a package says about `verifiers`, or None."""
+    for text in requires_dist:
+        requirement = Requirement(text)
+        if canonicalize_name(requirement.name) == PROJECT:
+            return requirement
+    return None
+
+
+def wants_later(specifier: SpecifierSet) -> bool:
+    """Tell whether only releases after the classic API will do."""
+    lowest = [
+        (Version(each.version.removesuffix(".*")), each.operator)
+        for each in specifier
+        if each.operator in _LOWER_BOUNDS
+    ]
+    return any(bound > NEWEST or (bound == NEWEST and operator == ">") for bound, operator in lowest)
+
+
+def override(wheel: Path, requirement: Requirement | None) -> str:
+    """Return the line that makes the resolver take the wheel, with the extras that are asked for."""
+    extras = sorted(requirement.extras & EXTRAS) if requirement is not None else []
+    shown = f"[{','.join(extras)}]" if extras else ""
+    return f"{PROJECT}{shown} @ {wheel.as_uri()}\n"

@@ -1,0 +1,290 @@
+"""Install an exact version from a hub into a virtual environment of its own.
+
+The hub names one wheel with its digest; `wander-sdk` and `wander-client` come from the hub's own index
+(`/wander/simple/`) when it serves them, everything else from the user's index. The first kind is resolved by
+direct URL: no index can offer another package under those names. What was resolved is locked with hashes
+before anything is installed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import platform
+import shutil
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from packaging.requirements import InvalidRequirement, Requirement
+from packaging.specifiers import SpecifierSet
+from packaging.tags import sys_tags
+from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel_filename
+from packaging.version import Version
+from wander.wire import FileInfo, VersionDetail
+
+from wander_client.api import HubApi
+from wander_client.errors import ClientError, NotFound
+from wander_client.packaging import classic
+from wander_client.packaging.resolve import EnvironmentName
+from wander_client.packaging.store import LOCK, RECORD, EnvironmentStore, Installed, InstalledRecord
+from wander_client.packaging.uv import index_arguments, run_uv
+
+HUB_OWNER = "wander"
+"""The owner under which a hub serves the packages it runs with."""
+HUB_PACKAGES = ("wander-sdk", "wander-client")
+
+
+@dataclass(frozen=True)
+class Wheel:
+    """A wheel that the hub lists, downloaded and checked."""
+
+    project: str
+    version: str
+    path: Path
+    url: str
+    sha256: str
+
+
+def exact_version(hub: HubApi, name: EnvironmentName) -> VersionDetail:
+    """Return the version that a name means; a yanked version only when it is named exactly."""
+    if name.version is None:
+        latest = hub.environment(name.owner, name.name).latest
+        if latest.yanked:
+            raise NotFound(
+                f"every version of `{name}` is yanked",
+                hint=f"name one exactly if you must: `{name}@{latest.version}`",
+                code="yanked",
+                detail=latest.yanked_reason,
+            )
+        return latest
+    return hub.version(name.owner, name.name, name.version)
+
+
+def install(
+    hub: HubApi,
+    store: EnvironmentStore,
+    cache_dir: Path,
+    name: EnvironmentName,
+    *,
+    force: bool = False,
+    warn: Callable[[str], None] = lambda text: None,
+) -> tuple[Installed, bool]:
+    """Install what the name means, unless it is there; returns it and whether anything was done."""
+    detail = exact_version(hub, name)
+    if detail.yanked:
+        warn(f"`{name}` was yanked" + (f": {detail.yanked_reason}" if detail.yanked_reason else ""))
+    exact = EnvironmentName(detail.owner, detail.name, detail.version)
+    wheel_file = _wheel_file(detail)
+    _require_python(detail)
+    place = store.place(exact, wheel_file.sha256)
+    with store.locked(exact):
+        if (place / RECORD).is_file() and not force:
+            present = [one for one in store.find(exact, hub.url) if one.path == place]
+            if present and present[0].python.exists():
+                return present[0], False
+        wheel = _fetch(hub, cache_dir, canonicalize_name(detail.name), wheel_file)
+        own = [wheel, *_hub_packages(hub, cache_dir, detail, warn)]
+        shim = _classic_package(hub, cache_dir, detail)
+        with store.staged(place) as work:
+            record = _make(hub, work, detail, own, shim)
+    return Installed(place, record), True
+
+
+def _make(
+    hub: HubApi, work: Path, detail: VersionDetail, own: list[Wheel], shim: Wheel | None
+) -> InstalledRecord:
+    """Resolve, lock and install into `work`."""
+    what = f"{detail.owner}/{detail.name}@{detail.version}"
+    overrides = ""
+    if shim is not None:
+        overrides = classic.override(shim.path, classic.requirement_of(detail.requires_dist))
+    lock = _resolve(work, own, what, overrides)
+    python = work / "venv" / "bin" / "python"
+    run_uv(
+        ["venv", "--quiet", "--relocatable", "--no-project", "--python", sys.executable, str(work / "venv")],
+        doing="making the virtual environment",
+    )
+    run_uv(
+        ["pip", "sync", "--quiet", "--python", str(python), *index_arguments(), str(lock)],
+        doing=f"installing `{what}`",
+    )
+    _make_portable(lock, [*own, *([] if shim is None else [shim])])
+    freeze = run_uv(["pip", "list", "--format", "json", "--python", str(python)], doing="listing packages")
+    record = InstalledRecord(
+        hub=hub.url,
+        owner=detail.owner,
+        name=detail.name,
+        version=detail.version,
+        wheel=own[0].path.name,
+        wheel_sha256=own[0].sha256,
+        wheel_url=own[0].url,
+        lock_sha256=hashlib.sha256(lock.read_bytes()).hexdigest(),
+        sdk=_sdk_version(freeze, what),
+        python=platform.python_version(),
+        entry_point=detail.entry_point,
+        installed_at=datetime.now(UTC),
+    )
+    (work / RECORD).write_text(record.model_dump_json(indent=1), encoding="utf-8")
+    return record
+
+
+def _resolve(work: Path, own: list[Wheel], what: str, overrides: str) -> Path:
+    """Write the lock of the hub's wheels and everything they need."""
+    requirements, overriding = work / "requirements.in", work / "overrides.txt"
+    requirements.write_text("".join(f"{wheel.project} @ {wheel.path.as_uri()}\n" for wheel in own))
+    overriding.write_text(overrides)
+    lock = work / LOCK
+    run_uv(
+        [
+            "pip", "compile", "--quiet", "--no-header", "--format", "pylock.toml", "--python", sys.executable,
+            *index_arguments(), "--override", str(overriding), str(requirements), "--output-file", str(lock),
+        ],
+        doing=f"resolving the dependencies of `{what}`",
+    )  # fmt: skip
+    requirements.unlink()
+    overriding.unlink()
+    return lock
+
+
+def _make_portable(lock: Path, own: list[Wheel]) -> None:
+    """Name the hub's URLs in the lock instead of this machine's cache."""
+    text = lock.read_text(encoding="utf-8")
+    for wheel in own:
+        text = text.replace(f'path = "{wheel.path}"', f'url = "{wheel.url}"')
+    lock.write_text(text, encoding="utf-8")
+
+
+def _wheel_file(detail: VersionDetail) -> FileInfo:
+    """Return the wheel of a version that this Python can install."""
+    supported = {tag: rank for rank, tag in enumerate(sys_tags())}
+    ranked = []
+    for file in detail.files:
+        if file.kind == "wheel":
+            tags = parse_wheel_filename(file.filename)[3]
+            ranked += [(supported[tag], file.filename, file) for tag in tags if tag in supported]
+    if not ranked:
+        listed = "\n".join(file.filename for file in detail.files) or "no files at all"
+        raise NotFound(
+            f"`{detail.owner}/{detail.name}` {detail.version} has no wheel for this machine",
+            hint="ask its owner to publish a pure Python wheel",
+            code="no_wheel",
+            detail=listed,
+        )
+    return min(ranked, key=lambda item: item[:2])[2]
+
+
+def _require_python(detail: VersionDetail) -> None:
+    here = platform.python_version()
+    what = f"`{detail.owner}/{detail.name}` {detail.version}"
+    if detail.requires_python and not SpecifierSet(detail.requires_python).contains(here, prereleases=True):
+        raise ClientError(
+            f"{what} needs Python {detail.requires_python}, this is {here}",
+            hint="install wander-client under such a Python, or choose another version of the environment",
+            code="python_version",
+        )
+
+
+def _hub_packages(
+    hub: HubApi, cache_dir: Path, detail: VersionDetail, warn: Callable[[str], None]
+) -> list[Wheel]:
+    """Return the hub's own packages that the environment needs, and always the SDK."""
+    wanted = _requirements(detail)
+    wheels = []
+    for project in HUB_PACKAGES:
+        if project != "wander-sdk" and project not in wanted:
+            continue
+        files = hub.index_files(HUB_OWNER, project)
+        if files is None:
+            warn(f"`{hub.url}` does not serve `{project}`: it comes from your package index")
+            continue
+        wheels.append(_fetch(hub, cache_dir, project, _newest(project, files, wanted.get(project))))
+    return wheels
+
+
+def _classic_package(hub: HubApi, cache_dir: Path, detail: VersionDetail) -> Wheel | None:
+    """Return the hub's `verifiers`, which stands in for upstream's wherever the classic API will do."""
+    wanted = _requirements(detail).get(classic.PROJECT)
+    if wanted is not None and classic.wants_later(wanted):
+        return None
+    files = hub.index_files(HUB_OWNER, classic.PROJECT)
+    if files is None:
+        return None  # this hub does not serve it
+    return _fetch(hub, cache_dir, classic.PROJECT, _newest(classic.PROJECT, files, None))
+
+
+def _requirements(detail: VersionDetail) -> dict[str, SpecifierSet]:
+    found: dict[str, SpecifierSet] = {}
+    for text in detail.requires_dist:
+        try:
+            requirement = Requirement(text)
+        except InvalidRequirement as error:
+            raise ClientError(
+                f"`{detail.owner}/{detail.name}` {detail.version} requires `{text}`, which names nothing",
+                hint="ask its owner to publish a corrected version",
+            ) from error
+        if requirement.marker is None or requirement.marker.evaluate({"extra": ""}):
+            found[canonicalize_name(requirement.name)] = requirement.specifier
+    return found
+
+
+def _newest(project: str, files: list[dict[str, Any]], wanted: SpecifierSet | None) -> FileInfo:
+    """Return the newest wheel of the hub's index page that the specifier allows."""
+    found: list[tuple[Version, dict[str, Any]]] = []
+    for file in files:
+        try:
+            version = parse_wheel_filename(file["filename"])[1]
+        except InvalidWheelFilename:
+            continue
+        if not file.get("yanked") and (wanted is None or wanted.contains(version, prereleases=True)):
+            found.append((version, file))
+    if not found:
+        served = ", ".join(str(file["filename"]) for file in files) or "nothing"
+        raise ClientError(
+            f"the hub serves no `{project}` that fits `{wanted}`",
+            hint="the environment was written for another version of Wander than this hub's",
+            code="incompatible_sdk",
+            detail=f"served: {served}",
+        )
+    _, best = max(found, key=lambda item: item[0])
+    digest = best.get("hashes", {}).get("sha256")
+    if not digest:
+        raise ClientError(f"the hub lists `{best['filename']}` without a digest", code="no_digest")
+    return FileInfo(
+        filename=best["filename"],
+        kind="wheel",
+        size=int(best.get("size") or 0),
+        sha256=digest,
+        url=best["url"],
+        uploaded_at=datetime.now(UTC),
+    )
+
+
+def _fetch(hub: HubApi, cache_dir: Path, project: str, file: FileInfo) -> Wheel:
+    """Return a file of the hub from the cache, downloading it first when it is not there."""
+    try:
+        version = parse_wheel_filename(file.filename)[1]
+    except InvalidWheelFilename as error:
+        raise ClientError(f"the hub lists `{file.filename}`, which is no wheel") from error
+    target = cache_dir / "wheels" / file.sha256 / file.filename
+    if target.is_file() and hashlib.sha256(target.read_bytes()).hexdigest() != file.sha256:
+        shutil.rmtree(target.parent)
+    if not target.is_file():
+        hub.download(file.url, target, file.sha256)
+    url = hub.absolute(file.url)
+    return Wheel(project, str(version), target.resolve(), url, file.sha256)
+
+
+def _sdk_version(listing: str, what: str) -> str:
+    import json
+
+    for package in json.loads(listing):
+        if canonicalize_name(package["name"]) == "wander-sdk":
+            return str(package["version"])
+    raise ClientError(
+        f"`{what}` does not depend on `wander-sdk`",
+        hint="ask its owner to add `wander-sdk` to the package's dependencies",
+        code="no_sdk",
+    )

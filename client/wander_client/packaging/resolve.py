@@ -1,0 +1,78 @@
+"""What a name on the command line means: `owner/name[@version]` on the hub, or a folder.
+
+A folder must look like one (`.`, `./x`, `../x`, `/x`, `~/x`). `owner/name` is never taken from the disk and a
+bare `name` is never looked up anywhere, so neither a folder that happens to exist nor a public package of
+the same name can take the place of the environment that was meant.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from packaging.utils import canonicalize_name
+from packaging.version import InvalidVersion, Version
+
+from wander_client.errors import NotFound, UsageError
+
+_OWNER = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,37}[a-z0-9])?")
+_NAME = re.compile(r"[a-z0-9](?:[a-z0-9._-]*[a-z0-9])?", re.IGNORECASE)
+
+
+@dataclass(frozen=True)
+class EnvironmentName:
+    """An environment on the hub."""
+
+    owner: str
+    name: str
+    """In the normal form of package names: lower case, dashes."""
+    version: str | None = None
+    """Exact version in its normal form; None means the newest."""
+
+    def __str__(self) -> str:
+        return f"{self.owner}/{self.name}" + (f"@{self.version}" if self.version else "")
+
+
+def looks_like_path(spec: str) -> bool:
+    """Return whether a word names a folder rather than an environment on the hub."""
+    return spec in (".", "..", "~") or spec.startswith(("./", "../", "/", "~/"))
+
+
+def parse_name(spec: str) -> EnvironmentName:
+    """Parse `owner/name[@version]`; anything else is a usage error that says what was meant."""
+    whole, at, version = spec.strip().partition("@")
+    owner, slash, name = whole.partition("/")
+    if not slash:
+        raise UsageError(
+            f"`{spec}` names no owner",
+            hint=f"write `owner/{whole}` (`wander search {whole}` finds it), or `./{whole}` for a folder",
+        )
+    if not _OWNER.fullmatch(owner.lower()) or not _NAME.fullmatch(name):
+        folder = f"; for a folder write `./{whole}`" if Path(whole).is_dir() else ""
+        raise UsageError(
+            f"`{spec}` is no environment name", hint=f"write `owner/name` or `owner/name@version`{folder}"
+        )
+    return EnvironmentName(owner.lower(), canonicalize_name(name), _version(spec, version) if at else None)
+
+
+def parse_environment(spec: str) -> EnvironmentName | Path:
+    """Return the name of an environment on the hub, or the folder that the word names."""
+    if not looks_like_path(spec):
+        return parse_name(spec)
+    folder = Path(spec).expanduser().resolve()
+    if not folder.is_dir():
+        raise NotFound(f"the folder `{spec}` does not exist", hint="`wander new NAME` makes an environment")
+    return folder
+
+
+def _version(spec: str, version: str) -> str | None:
+    if version == "latest":
+        return None
+    try:
+        return str(Version(version))
+    except InvalidVersion:
+        raise UsageError(
+            f"`{version}` in `{spec}` is no version",
+            hint="write one like `0.1.0`, or none for the newest",
+        ) from None

@@ -1,0 +1,119 @@
+"""Runs uv, which builds, resolves and installs for us, with the indexes configured for pip or uv."""
+
+from __future__ import annotations
+
+import configparser
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from wander_client.errors import ClientError, Unavailable
+
+# When one of these is set the user has configured uv itself, and pip's settings say nothing.
+_UV_INDEX_VARIABLES = ("UV_INDEX", "UV_DEFAULT_INDEX", "UV_INDEX_URL", "UV_EXTRA_INDEX_URL", "UV_FIND_LINKS")
+_NETWORK_SIGNS = ("error sending request", "dns error", "connection refused", "timed out", "failed to fetch")
+
+
+def uv_binary() -> str:
+    """Return the path of uv: the one installed with us, else the one on PATH."""
+    try:
+        from uv import find_uv_bin
+
+        return str(find_uv_bin())
+    except (ImportError, FileNotFoundError):
+        found = shutil.which("uv")
+    if found is None:
+        raise ClientError("uv is not installed", hint="run `pip install uv`", code="uv_missing")
+    return found
+
+
+def run_uv(arguments: Sequence[str], *, doing: str, environ: Mapping[str, str] | None = None) -> str:
+    """Run uv and return its stdout; a failure becomes an error that shows what uv said."""
+    base = dict(os.environ if environ is None else environ)
+    base.update({"UV_NO_PROGRESS": "1", "NO_COLOR": "1"})
+    certificates = pip_options(base).get("cert")
+    if certificates and "SSL_CERT_FILE" not in base:
+        base["SSL_CERT_FILE"] = certificates[-1]
+    base.pop("VIRTUAL_ENV", None)
+    done = subprocess.run(  # noqa: S603 - uv's own path and our arguments, no shell
+        [uv_binary(), *arguments],
+        capture_output=True,
+        text=True,
+        env=base,
+        check=False,
+        stdin=subprocess.DEVNULL,
+    )
+    if done.returncode == 0:
+        return done.stdout
+    said = _without_noise(done.stderr) or _without_noise(done.stdout)
+    if any(sign in said.lower() for sign in _NETWORK_SIGNS):
+        raise Unavailable(
+            f"{doing} failed: a package index did not answer",
+            hint="check the network and your pip or uv index settings, then try again",
+            code="index_unreachable",
+            detail=said,
+        )
+    raise ClientError(f"{doing} failed", detail=said, code="uv_failed", hint="uv's own words are above")
+
+
+def index_arguments(environ: Mapping[str, str] | None = None) -> list[str]:
+    """Return uv arguments for the indexes of pip's configuration, which uv does not read by itself."""
+    environ = os.environ if environ is None else environ
+    if any(environ.get(name) for name in _UV_INDEX_VARIABLES):
+        return []
+    options = pip_options(environ)
+    arguments: list[str] = []
+    if options.get("no-index", [""])[-1].lower() in ("1", "true", "yes", "on"):
+        arguments.append("--no-index")
+    elif options.get("index-url"):
+        arguments += ["--default-index", options["index-url"][-1]]
+    for url in options.get("extra-index-url", []):
+        arguments += ["--index", url]
+    for place in options.get("find-links", []):
+        arguments += ["--find-links", place]
+    return arguments
+
+
+def pip_options(environ: Mapping[str, str]) -> dict[str, list[str]]:
+    """Return pip's index options from its files and variables, each as a list of values."""
+    options: dict[str, list[str]] = {}
+    parser = configparser.RawConfigParser()
+    for path in _pip_files(environ):
+        try:
+            parser.read(path, encoding="utf-8")
+        except (configparser.Error, UnicodeDecodeError) as error:
+            raise ClientError(
+                f"`{path}` is no pip configuration", hint="correct it", detail=str(error)
+            ) from error
+    for section in ("global", "install"):
+        if parser.has_section(section):
+            options.update({name: value.split() for name, value in parser.items(section) if value})
+    for name in ("index-url", "extra-index-url", "find-links", "no-index", "cert"):
+        value = environ.get(f"PIP_{name.upper().replace('-', '_')}")
+        if value:
+            options[name] = value.split()
+    return options
+
+
+def _pip_files(environ: Mapping[str, str]) -> list[Path]:
+    """Return pip's files, the weakest first, in pip's order: global, user, site, PIP_CONFIG_FILE."""
+    chosen = environ.get("PIP_CONFIG_FILE")
+    if chosen == os.devnull:
+        return []
+    home = Path(environ.get("HOME", "~")).expanduser()
+    xdg = Path(environ.get("XDG_CONFIG_HOME") or home / ".config")
+    mac = sys.platform == "darwin"
+    files = [Path("/Library/Application Support/pip/pip.conf") if mac else Path("/etc/xdg/pip/pip.conf")]
+    files += [Path("/etc/pip.conf"), home / ".pip" / "pip.conf", xdg / "pip" / "pip.conf"]
+    if mac:
+        files.append(home / "Library" / "Application Support" / "pip" / "pip.conf")
+    files.append(Path(sys.prefix) / "pip.conf")
+    return [*files, *([Path(chosen)] if chosen else [])]
+
+
+def _without_noise(text: str) -> str:
+    lines = [line for line in text.strip().splitlines() if not line.startswith("warning: `VIRTUAL_ENV")]
+    return "\n".join(lines[-25:])

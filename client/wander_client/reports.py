@@ -1,0 +1,147 @@
+"""How runs and rollouts read in a terminal."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from wander.types import Message, Rollout
+    from wander.wire import RolloutRow, RunSummary
+
+    from wander_client.output import Cell, Output
+
+BAR_WIDTH = 30
+
+
+def show_summary(summary: RunSummary, output: Output) -> None:
+    """Print score, counts, metrics and reward histogram of a run."""
+    output.line(f"reward  {interval(summary)}", style="bold")
+    output.line(
+        f"scored  {summary.rollouts - summary.failed} of {summary.expected} rollouts, "
+        f"{summary.examples} examples, {summary.failed} failed, {summary.truncated} truncated"
+    )
+    if summary.stop_reasons:
+        reasons = sorted(summary.stop_reasons.items(), key=lambda item: -item[1])
+        output.line("ended   " + ", ".join(f"{name} {count}" for name, count in reasons))
+    tokens = summary.usage
+    if tokens.completion_tokens:
+        output.line(f"tokens  {tokens.prompt_tokens:,} read, {tokens.completion_tokens:,} written")
+    if summary.metrics:
+        output.line()
+        rows: list[list[Cell]] = [
+            [name, one.mean, one.std, one.count] for name, one in summary.metrics.items()
+        ]
+        output.table(["metric", "mean", "std", "count"], rows)
+    if summary.histogram is not None and output.human:
+        output.line()
+        _show_histogram(summary, output)
+
+
+def failure_reasons(run_dir: Path, most: int = 3) -> list[tuple[str, int]]:
+    """Return the commonest reasons for which rollouts of a run failed, each with its count."""
+    from wander.evals.store import RunFolder
+
+    failures = [one.failure for one in RunFolder.open(run_dir).rollouts() if one.failure is not None]
+    reasons = Counter(f"{f.boundary}: {f.type}: {shortened(f.message, 160)}" for f in failures)
+    return reasons.most_common(most)
+
+
+def interval(summary: RunSummary) -> str:
+    """Return the mean reward with its 95 % interval."""
+    if summary.reward_mean is None:
+        return "none: no rollout was scored"
+    text = f"{summary.reward_mean:.4f}"
+    if summary.reward_low is not None and summary.reward_high is not None:
+        text += f"  [{summary.reward_low:.4f}, {summary.reward_high:.4f}]"
+    return text
+
+
+def _show_histogram(summary: RunSummary, output: Output) -> None:
+    histogram = summary.histogram
+    if histogram is None:
+        return
+    most = max(histogram.counts, default=0)
+    for low, high, count in zip(histogram.edges, histogram.edges[1:], histogram.counts, strict=False):
+        if not count:
+            continue
+        bar = "█" * round(BAR_WIDTH * count / most) if most else ""
+        output.line(f"{low:>8.3f} to {high:<8.3f} {count:>6}  {bar}")
+
+
+def rollout_row(row: RolloutRow) -> list[Cell]:
+    """Return a rollout's row in a list of rollouts."""
+    ended = f"failed: {row.failure}" if row.failure else row.stop_reason or ""
+    said = shortened(row.preview)
+    return [row.number, row.example_id, row.index, row.reward, row.turns, ended, said]
+
+
+ROLLOUT_COLUMNS = ["#", "example", "index", "reward", "turns", "ended", "last answer"]
+
+
+def show_rollout(number: int, rollout: Rollout, output: Output) -> None:
+    """Print one rollout whole: what was asked, every turn, why it ended and what it scored."""
+    reward = "none" if rollout.reward is None else f"{rollout.reward:.4f}"
+    output.line(
+        f"rollout {number}: example {rollout.example_id}, index {rollout.index}, reward {reward}",
+        style="bold",
+    )
+    for message in rollout.prompt:
+        _show_message(message, output, "")
+    turn = 0
+    for message in rollout.completion:
+        mark = ""
+        if message.get("role") == "assistant":
+            mark = _turn_facts(rollout, turn)
+            turn += 1
+        _show_message(message, output, mark)
+    output.line()
+    if rollout.failure is not None:
+        failure = rollout.failure
+        output.line(f"failed at the {failure.boundary}: {failure.type}: {failure.message}", style="error")
+    else:
+        output.line(f"ended: {rollout.stop_reason}" + (", truncated" if rollout.truncated else ""))
+    if rollout.answer not in ("", None):
+        output.line(f"expected: {rollout.answer}")
+    for name, value in rollout.metrics.items():
+        output.line(f"  {name:<24} {value:.4g}")
+
+
+def _turn_facts(rollout: Rollout, turn: int) -> str:
+    if turn >= len(rollout.turns):
+        return ""
+    fact = rollout.turns[turn]
+    tokens = f", {fact.usage.completion_tokens} tokens" if fact.usage.completion_tokens else ""
+    return f"turn {turn + 1}{tokens}, {fact.model_seconds:.2f} s"
+
+
+def _show_message(message: Message, output: Output, mark: str) -> None:
+    role = str(message.get("role", "?"))
+    output.line()
+    output.line(f"-- {role}" + (f" ({mark})" if mark else ""), style="hint")
+    if message.get("reasoning_content"):
+        output.line(f"[reasoning] {message['reasoning_content']}", style="dim")
+    output.line(message_text(message))
+    for call in message.get("tool_calls") or []:
+        function = call.get("function", {})
+        output.line(f"[calls] {function.get('name')}({function.get('arguments')})")
+
+
+def message_text(message: Message) -> str:
+    """Return the text of a message, whatever form its content has."""
+    content = message.get("content")
+    if isinstance(content, list):
+        parts = [
+            part.get("text", f"[{part.get('type', 'part')}]") for part in content if isinstance(part, dict)
+        ]
+        return "\n".join(str(part) for part in parts)
+    return "" if content is None else str(content)
+
+
+def shortened(text: str, width: int = 60) -> str:
+    """Return one line of at most `width` characters, cut in the middle."""
+    from wander_client.output import cut
+
+    return cut(" ".join(text.split()), width)

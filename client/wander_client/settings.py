@@ -1,0 +1,124 @@
+"""Where the command's settings come from: flag, then WANDER_* variable, then the user's file, then default.
+
+Without any of the first three the hub is the one logged in to, if there is exactly one such.
+
+The user's file is `settings.toml` in the platform's config folder (or the one `WANDER_CONFIG_DIR` names):
+
+    hub = "https://hub.example.org"      # or the name of one below
+    [hubs]
+    work = "https://wander.example.org"
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from urllib.parse import urlsplit, urlunsplit
+
+import platformdirs
+
+from wander_client.credentials import CredentialStore
+from wander_client.errors import ClientError, UsageError
+
+DEFAULT_HUB = "http://127.0.0.1:8600"
+"""Where `wander-hub serve` listens unless told otherwise."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The resolved settings of one invocation."""
+
+    hub: str
+    """Base URL of the hub, no trailing slash."""
+    hub_origin: str
+    """Where the URL came from: a flag, a variable, a file or the default."""
+    config_dir: Path
+    """Credentials and the user's settings file."""
+    data_dir: Path
+    """Installed environments and pulled models."""
+    cache_dir: Path
+    runs_dir: Path
+    """Where runs are saved; `runs` in the working directory by default."""
+    hubs: dict[str, str] = field(default_factory=dict)
+    """Named hubs of the user's file."""
+
+
+def load_settings(hub: str | None = None, environ: Mapping[str, str] | None = None) -> Settings:
+    """Resolve the settings; `hub` is the value of `--hub`, a URL or a name of the user's file."""
+    environ = os.environ if environ is None else environ
+    config_dir = _folder(environ, "WANDER_CONFIG_DIR", platformdirs.user_config_path("wander"))
+    path = config_dir / "settings.toml"
+    stored = _read(path)
+    hubs = stored.get("hubs", {})
+    if not isinstance(hubs, dict) or not all(isinstance(url, str) for url in hubs.values()):
+        raise UsageError(
+            f"`hubs` in `{path}` is no table of URLs", hint='write `[hubs]` and `name = "URL"` lines'
+        )
+    choices = [
+        (hub, "--hub"),
+        (environ.get("WANDER_HUB"), "WANDER_HUB"),
+        (stored.get("hub"), str(path)),
+        (_only_login(config_dir), "the only login"),
+        (DEFAULT_HUB, "default"),
+    ]
+    value, origin = next((str(value), origin) for value, origin in choices if value)
+    return Settings(
+        hub=hub_url(hubs.get(value, value)),
+        hub_origin=origin,
+        config_dir=config_dir,
+        data_dir=_folder(environ, "WANDER_DATA_DIR", platformdirs.user_data_path("wander")),
+        cache_dir=_folder(environ, "WANDER_CACHE_DIR", platformdirs.user_cache_path("wander")),
+        runs_dir=_folder(environ, "WANDER_RUNS_DIR", Path("runs")),
+        hubs={name: hub_url(url) for name, url in hubs.items()},
+    )
+
+
+def hub_url(value: str) -> str:
+    """Return the normal form of a hub's URL; credentials inside it are refused."""
+    parts = urlsplit(value if "://" in value else f"{_usual_scheme(value)}://{value}")
+    try:
+        port = parts.port
+    except ValueError:
+        port = -1
+    if parts.scheme not in ("http", "https") or not parts.hostname or port == -1:
+        raise UsageError(f"`{value}` is no hub URL", hint="pass one like `--hub https://hub.example.org`")
+    if "://" not in value and "." not in value and ":" not in value and value != "localhost":
+        raise UsageError(
+            f"no hub is named `{value}`", hint="pass its URL, or name it under `[hubs]` in `settings.toml`"
+        )
+    if parts.username or parts.password:
+        raise UsageError("a hub URL must hold no user or password", hint="run `wander login` instead")
+    return urlunsplit((parts.scheme, parts.netloc, parts.path.rstrip("/"), "", ""))
+
+
+def _usual_scheme(host: str) -> str:
+    """A hub on this machine has no certificate."""
+    return "http" if re.match(r"(localhost|127\.\d+\.\d+\.\d+|\[::1\])(:|/|$)", host) else "https"
+
+
+def _only_login(config_dir: Path) -> str | None:
+    """Return the hub that the user is logged in to when there is one alone."""
+    try:
+        hubs = CredentialStore(config_dir, environ={}).hubs()
+    except ClientError:  # told when a token is needed; a command that needs none goes on
+        return None
+    return hubs[0] if len(hubs) == 1 else None
+
+
+def _folder(environ: Mapping[str, str], variable: str, default: Path) -> Path:
+    return Path(environ[variable]).expanduser() if environ.get(variable) else default
+
+
+def _read(path: Path) -> dict[str, object]:
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return {}
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise UsageError(
+            f"`{path}` is not valid TOML: {error}", hint="correct the file or remove it"
+        ) from error

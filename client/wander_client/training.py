@@ -1,0 +1,154 @@
+"""Run training from the command line's settings, and continue a run from its folder."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator, Callable, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from pydantic import ValidationError
+from wander.train.config import GRPOSettings, read_settings
+from wander.types import Record
+
+from wander_client.environments import OpenedEnvironment, locate, open_environment, parse_arguments
+from wander_client.errors import ClientError, NotFound
+from wander_client.invocation import current
+
+if TYPE_CHECKING:
+    from wander.handle import EnvironmentHandle
+    from wander.train.grpo import GRPOResult
+    from wander.wire import EnvironmentPin
+
+    from wander_client.output import Progress
+
+COMMAND_FILE = "command.json"
+"""The settings of the command, in the run's folder, so that `--resume` needs nothing else."""
+
+
+class TrainingCommand(Record):
+    """What `wander train` was asked for."""
+
+    environment: str
+    """`owner/name@version`, exact, or the absolute path of a folder."""
+    label: str
+    """Short name of the environment for folders and titles."""
+    settings: GRPOSettings
+
+
+def new_command(
+    environment: str,
+    config: Path | None,
+    model: str | None,
+    overrides: Sequence[str],
+    arguments: Sequence[str],
+) -> TrainingCommand:
+    """Resolve what was typed: the environment to an exact version, the model's folder to a full path."""
+    given: dict[str, dict[str, Any]] = {"model": {"path": model}} if model else {}
+    settings = read_settings(GRPOSettings, config, overrides, **given)
+    section = settings.environment.model_copy(
+        update={
+            "arguments": {**settings.environment.arguments, **parse_arguments(list(arguments), None)},
+        }
+    )
+    path = settings.model.model_copy(update={"path": model_path(settings.model.path)})
+    settings = settings.model_copy(update={"environment": section, "model": path})
+    location = locate(environment)
+    exact = str(location.installed.name) if location.installed else str(location.folder)
+    return TrainingCommand(environment=exact, label=location.label, settings=settings)
+
+
+def stored_command(folder: Path) -> TrainingCommand:
+    """Return the command a run was started with."""
+    path = folder / COMMAND_FILE
+    try:
+        return TrainingCommand.model_validate_json(path.read_bytes())
+    except FileNotFoundError:
+        raise NotFound(
+            f"`{folder}` is no training run of `wander train`",
+            hint="`wander runs` lists the runs here",
+            code="no_run",
+        ) from None
+    except ValidationError as error:
+        raise ClientError(f"`{path}` was changed and cannot be read", detail=str(error)) from error
+
+
+def new_run_dir(command: TrainingCommand) -> Path:
+    """Return a fresh folder under the runs folder, named after environment and model."""
+    from wander.models.loading import model_name
+
+    from wander_client.evaluations import new_run_dir
+
+    name = command.settings.model.path
+    shown = model_name(Path(name)) if Path(name).is_dir() else name
+    return new_run_dir(current().settings.runs_dir, locate(command.environment), f"grpo-{shown}")
+
+
+def model_path(name: str) -> str:
+    """Return a model's name as it can be used from any folder."""
+    folder = Path(name).expanduser()
+    return str(folder.resolve()) if folder.is_dir() else name.removeprefix("hf:")
+
+
+def run_training(
+    command: TrainingCommand, folder: Path, show: Callable[[dict[str, Any]], None], *, resume: bool
+) -> GRPOResult:
+    """Train, with the environment in a process of its own."""
+    from wander.train.grpo import train_grpo
+
+    opened: list[OpenedEnvironment] = []
+
+    @contextlib.asynccontextmanager
+    async def opener() -> AsyncIterator[EnvironmentHandle]:
+        arguments = command.settings.environment.arguments
+        async with open_environment(command.environment, arguments) as environment:
+            opened.append(environment)
+            yield environment.handle
+
+    def pin() -> EnvironmentPin:
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / COMMAND_FILE).write_text(command.model_dump_json(indent=2) + "\n", encoding="utf-8")
+        return opened[0].pin
+
+    return train_grpo(opener, command.settings, folder, pin=pin, progress=show, resume=resume)
+
+
+def draw_curves(folder: Path, command: TrainingCommand) -> list[Path]:
+    """Draw the run's learning curves where the packages for it are installed."""
+    from wander.errors import MissingExtra
+    from wander.train.plots import draw_learning_curve
+    from wander.train.record import read_metrics
+
+    try:
+        return draw_learning_curve(read_metrics(folder), folder, title=f"GRPO on {command.label}")
+    except MissingExtra as error:
+        current().output.warn(f"{error}; {error.hint}")
+        return []
+
+
+class StepLines:
+    """Shows the steps of a training run: a progress line on stderr, or one JSON object a step."""
+
+    def __init__(self, title: str, metrics: Sequence[str]) -> None:
+        self.title = title
+        self.metrics = metrics
+        self._bar: Progress | None = None
+        self._stack = contextlib.ExitStack()
+
+    def __enter__(self) -> StepLines:
+        self._bar = self._stack.enter_context(current().output.progress(self.title, None, unit="steps"))
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stack.__exit__(kind, error, trace)
+
+    def show(self, entry: dict[str, Any]) -> None:
+        """Show one step."""
+        if self._bar is None:
+            return
+        self._bar.total = entry["steps"]
+        known = [name for name in self.metrics if isinstance(entry.get(name), int | float)]
+        self._bar.update(entry["step"], "  ".join(f"{name} {entry[name]:.3f}" for name in known))
