@@ -1,0 +1,186 @@
+"""Tic-tac-toe: the model plays X against an opponent that is anything from random to optimal."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from wander import Example, Messages, MultiTurnEnv, ProceduralRows, Rubric, State, XMLParser, stop
+from wander.errors import ConfigError
+from wander.parsers import message_text
+from wander.seeding import derived_rng, derived_seed
+
+from tictactoe.game import EMPTY, best_moves, free_cells, is_over, placed, shown, winner
+from tictactoe.players import Player, optimal
+
+__all__ = ["TicTacToeEnv", "load_environment"]
+
+SYSTEM_PROMPT = (
+    "You play tic-tac-toe as X. Free cells show their number. "
+    "Think briefly, then choose a free cell. Answer in this form:\n"
+    "<think>your reason</think><move>number</move>"
+)
+TAGS = ("<think>", "</think>", "<move>", "</move>")
+INVALID_MOVE_PENALTY = -0.1
+REFERENCE_SCORES = {
+    "optimal player, random opponent": 1.139,
+    "optimal player, optimal opponent": 0.7,
+    "random player, random opponent": 0.689,
+    "random player, optimal opponent": 0.258,
+}
+"""Mean rewards of `tictactoe.players` over the 1,000 default eval examples, run seed 0."""
+
+
+class TicTacToeEnv(MultiTurnEnv):
+    """The game; an opponent's move depends only on the run's seed, the example's seed and the board."""
+
+    def setup_state(self, state: State) -> None:
+        """Set up the board of the example, where O may have moved already."""
+        state["board"] = state["info"]["board"]
+        state["invalid_moves"] = 0
+        state["result"] = None
+
+    def env_response(self, messages: Messages, state: State) -> Messages:
+        """Play the model's move and the opponent's reply; an invalid move costs the turn only."""
+        board, move = state["board"], self.read_move(messages[-1])
+        if move not in free_cells(board):
+            state["invalid_moves"] += 1
+            return [{"role": "user", "content": f"Invalid move.\n{shown(board)}"}]
+        board = placed(board, move, "X")
+        if not is_over(board):
+            board = placed(board, self.opponent_move(board, state), "O")
+        state["board"] = board
+        if not is_over(board):
+            return [{"role": "user", "content": shown(board)}]
+        state["result"] = {"X": "won", "O": "lost", None: "drawn"}[winner(board)]
+        said = {"won": "You win.", "lost": "You lose.", "drawn": "Draw."}[state["result"]]
+        state["final_env_response"] = [{"role": "user", "content": f"{said}\n{shown(board)}"}]
+        return []
+
+    @stop
+    def game_over(self, state: State) -> bool:
+        """Hold when somebody has won or no cell is free."""
+        return state["result"] is not None
+
+    def gold(self, example: Example) -> Player:
+        """Return the optimal player: it earns a high reward in every game."""
+        return optimal
+
+    def read_move(self, message: dict[str, Any]) -> int:
+        """Return the cell that the last move tag names, or -1 when there is none."""
+        said = self.parser.parse_answer(message_text(message))
+        return int(said) if said is not None and said in list("012345678") else -1
+
+    def opponent_move(self, board: str, state: State) -> int:
+        """Return a random free cell, with the example's probability, else one of the best moves."""
+        rng = self.rng(state, "opponent", board)
+        careless = rng.random() < state["info"]["random_move_prob"]
+        return rng.choice(free_cells(board) if careless else best_moves(board, "O"))
+
+
+def outcome(state: State) -> float:
+    """1 for a win, 0.5 for a draw, 0 for a loss or a game that ran out of turns."""
+    return {"won": 1.0, "drawn": 0.5}.get(state["result"], 0.0)
+
+
+def format(state: State) -> float:
+    """Share of turns in which think and move tags stand once each and in order."""
+    texts = [message_text(turn.message) for turn in state.turns]
+    return sum(is_well_formed(text) for text in texts) / len(texts) if texts else 0.0
+
+
+def invalid_move_penalty(state: State) -> float:
+    """-0.1 for a game with any invalid move."""
+    return INVALID_MOVE_PENALTY if state["invalid_moves"] else 0.0
+
+
+def won(state: State) -> bool:
+    """Tell whether X has three in a line."""
+    return bool(state["result"] == "won")
+
+
+def drawn(state: State) -> bool:
+    """Tell whether the board is full without a line."""
+    return bool(state["result"] == "drawn")
+
+
+def lost(state: State) -> bool:
+    """Tell whether O has three in a line."""
+    return bool(state["result"] == "lost")
+
+
+def invalid_moves(state: State) -> int:
+    """Count the turns that named no free cell."""
+    return int(state["invalid_moves"])
+
+
+def turns(state: State) -> int:
+    """Count the model's turns."""
+    return len(state.turns)
+
+
+def is_well_formed(text: str) -> bool:
+    """Tell whether each tag stands exactly once, in order."""
+    places = [text.find(tag) for tag in TAGS]
+    return places == sorted(places) and all(text.count(tag) == 1 for tag in TAGS)
+
+
+def load_environment(
+    num_examples: int = 1000,
+    min_random_move_prob: float = 0.0,
+    max_random_move_prob: float = 1.0,
+    max_turns: int = 8,
+    num_groups: int = 1,
+    seed: int = 0,
+) -> TicTacToeEnv:
+    """Return the environment; the train and the eval split have `num_examples` different games each.
+
+    Example i belongs to stratum i mod `num_groups`; its opponent plays a random move with a probability drawn
+    from that stratum's equal slice of [`min_random_move_prob`, `max_random_move_prob`].
+    """
+    if not 0 <= min_random_move_prob <= max_random_move_prob <= 1:
+        raise ConfigError(
+            f"random move probabilities from {min_random_move_prob} to {max_random_move_prob} are no range",
+            hint="give 0 <= min_random_move_prob <= max_random_move_prob <= 1",
+        )
+    if num_groups < 1 or num_examples < 1:
+        raise ConfigError(f"`num_groups` ({num_groups}) and `num_examples` ({num_examples}) must be positive")
+
+    def rows(split: str) -> ProceduralRows:
+        def row_at(index: int) -> dict[str, Any]:
+            example_seed = derived_seed("tictactoe", seed, split, index)
+            stratum = index % num_groups
+            share = (stratum + derived_rng(example_seed, "difficulty").random()) / num_groups
+            careless = min_random_move_prob + share * (max_random_move_prob - min_random_move_prob)
+            return opening_row(example_seed, stratum, careless)
+
+        return ProceduralRows(row_at, num_examples)
+
+    return TicTacToeEnv(
+        dataset=rows("train"),
+        eval_dataset=rows("eval"),
+        max_turns=max_turns,
+        system_prompt=SYSTEM_PROMPT,
+        parser=XMLParser(["think", "move"], answer_field="move"),
+        rubric=Rubric(
+            [outcome, format, invalid_move_penalty, won, drawn, lost, invalid_moves, turns],
+            [1.0, 0.2, 1.0, 0.0, 0.0, 0.0, 0.0, 0.0],
+        ),
+        strata=num_groups,
+        summary="Play tic-tac-toe as X against an opponent that is anything from random to optimal.",
+        tags=("game", "multi-turn", "train", "eval"),
+        reference_scores=REFERENCE_SCORES,
+        reward_bounds=(INVALID_MOVE_PENALTY, 1.2),
+    )
+
+
+def opening_row(example_seed: int, stratum: int, random_move_prob: float) -> dict[str, Any]:
+    """Return the row of one game; a coin decides whether O has made the first move."""
+    rng = derived_rng(example_seed, "opening")
+    # Every first move of a perfect player is a draw, so a best one and a random one are drawn alike.
+    board = placed(EMPTY, rng.choice(best_moves(EMPTY, "O")), "O") if rng.random() < 0.5 else EMPTY
+    return {
+        "question": shown(board),
+        "info": {"board": board, "random_move_prob": random_move_prob},
+        "seed": example_seed,
+        "stratum": stratum,
+    }
