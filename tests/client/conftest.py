@@ -1,0 +1,86 @@
+"""The command in this process, on folders of its own; the hub is the real application over ASGI."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from command_line import ENVIRONMENT, HubRoom, HubTransport, Result, Wander
+from starlette.testclient import TestClient
+from wander_client.main import main
+
+HUB_URL = "http://testserver"
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Folders and variables of a user who has set nothing."""
+    for name in (
+        "WANDER_HUB",
+        "WANDER_TOKEN",
+        "WANDER_OUTPUT",
+        "OPENAI_API_KEY",
+        "OPENAI_BASE_URL",
+        "FORCE_COLOR",
+    ):
+        monkeypatch.delenv(name, raising=False)
+    for name in ("CONFIG", "DATA", "CACHE", "RUNS"):
+        monkeypatch.setenv(f"WANDER_{name}_DIR", str(tmp_path / name.lower()))
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
+def wander(home: Path, capsys: pytest.CaptureFixture[str]) -> Wander:
+    """Run a command line in this process."""
+
+    def run(*words: str) -> Result:
+        capsys.readouterr()
+        status = main(words)
+        out, err = capsys.readouterr()
+        return Result(status, out, err)
+
+    return run
+
+
+@pytest.fixture
+def folder(home: Path) -> Path:
+    """An environment's folder."""
+    place = home / "say-env"
+    place.mkdir()
+    (place / "say_env.py").write_text(ENVIRONMENT)
+    (place / "README.md").write_text("# say-env\n")
+    (place / "pyproject.toml").write_text(
+        '[project]\nname = "say-env"\nversion = "0.1.0"\nreadme = "README.md"\nlicense = "MIT"\n'
+        'dependencies = ["wander-sdk"]\n'
+        '[project.entry-points."wander.environments"]\nsay-env = "say_env:load_environment"\n'
+    )
+    return place
+
+
+@pytest.fixture
+def hub(home: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Iterator[HubRoom]:
+    """A hub with the administrator `admin`; `hub.wander` runs commands against it."""
+    from wander_hub.accounts import service as accounts
+    from wander_hub.app import create_app
+    from wander_hub.database import Database
+    from wander_hub.settings import Settings
+
+    (home / "hub").mkdir()
+    settings = Settings(data=home / "hub", bundled_packages=False)
+    database = Database(settings.resolved_database_url)
+    database.migrate()
+    with database.write() as session:
+        token = accounts.first_administrator(session)
+    assert token is not None
+    monkeypatch.setenv("WANDER_HUB", HUB_URL)
+    with TestClient(create_app(settings, database=database), base_url=HUB_URL) as client:
+
+        def run(*words: str) -> Result:
+            capsys.readouterr()
+            status = main(words, transport=HubTransport(client))
+            out, err = capsys.readouterr()
+            return Result(status, out, err)
+
+        yield HubRoom(client, token, run)

@@ -1,0 +1,201 @@
+"""The frame of the command: exit statuses, common options, help, unknown words, import cost."""
+
+from __future__ import annotations
+
+import errno
+import subprocess
+import sys
+from pathlib import Path
+
+import httpx
+import pytest
+from command_line import Wander
+from wander.errors import (
+    AuthenticationFailed,
+    ConfigError,
+    EndpointUnreachable,
+    LoadError,
+    MissingExtra,
+    RunError,
+)
+from wander_client import errors
+from wander_client.commands import COMMANDS, SECTIONS, load
+from wander_client.failures import explain
+from wander_client.main import main, take_common_options
+
+
+def test_help_lists_every_command_under_its_section(wander: Wander) -> None:
+    result = wander("--help")
+    assert result.status == 0
+    assert result.err == ""
+    for name, entry in COMMANDS.items():
+        assert f"  {name:<12} {entry.summary}" in result.out
+    assert all(f"{title}:" in result.out for title in SECTIONS.values())
+
+
+def test_no_word_at_all_shows_the_help(wander: Wander) -> None:
+    assert wander().out == wander("--help").out
+
+
+@pytest.mark.parametrize("name", sorted(COMMANDS))
+def test_every_command_has_help_with_an_example_and_the_common_options(name: str, wander: Wander) -> None:
+    load(name)
+    result = wander(name, "--help")
+    assert result.status == 0
+    assert f"wander {name}" in result.out
+    assert "--json" in result.out
+
+
+def test_help_of_a_command_can_be_asked_both_ways(wander: Wander) -> None:
+    assert wander("help", "search").out == wander("search", "--help").out
+
+
+def test_version_as_text_and_as_json(wander: Wander) -> None:
+    assert wander("--version").out == "wander 0.1.0\n"
+    result = wander("--version", "--json")
+    assert result.json["schema"] == "wander.version/1"
+    assert result.data["wander"] == "0.1.0"
+
+
+def test_the_exit_codes_are_documented_and_unique(wander: Wander) -> None:
+    result = wander("help", "exit-codes", "--json")
+    assert [row["code"] for row in result.data["exit_codes"]] == [0, 1, 2, 3, 4, 5, 6, 130]
+    assert wander("help", "exit-codes").out.count("\n") == 8
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "code"),
+    [
+        (errors.ClientError("x"), 1, "failed"),
+        (errors.UsageError("x"), 2, "usage"),
+        (errors.NotFound("x"), 3, "not_found"),
+        (errors.LoginRequired("x"), 4, "login_required"),
+        (errors.Unavailable("x"), 5, "unavailable"),
+        (errors.Interrupted("x"), 130, "interrupted"),
+        (KeyboardInterrupt(), 130, "interrupted"),
+        (LoadError("x"), 1, "load_error"),
+        (RunError("x"), 1, "run_error"),
+        (ConfigError("x"), 2, "config_error"),
+        (MissingExtra("train", needed_for="training"), 1, "missing_extra"),
+        (AuthenticationFailed("x"), 4, "authentication_failed"),
+        (EndpointUnreachable("x"), 5, "endpoint_unreachable"),
+        (httpx.ConnectError("x"), 5, "unavailable"),
+        (FileNotFoundError(errno.ENOENT, "no such file", "a.txt"), 3, "file_not_found"),
+        (OSError(errno.ENOSPC, "No space left on device", "a.txt"), 1, "disk_full"),
+        (PermissionError(errno.EACCES, "denied", "a.txt"), 1, "permission_denied"),
+        (OSError(errno.EADDRINUSE, "Address already in use"), 1, "port_taken"),
+    ],
+)
+def test_every_kind_of_error_has_its_exit_status_and_code(
+    error: BaseException, status: int, code: str
+) -> None:
+    explained = explain(error)
+    assert (explained.status, explained.code) == (status, code)
+
+
+def test_a_missing_extra_says_what_to_install() -> None:
+    assert "wander-sdk[train]" in str(explain(MissingExtra("train", needed_for="training")).hint)
+
+
+def test_a_bug_of_ours_leaves_its_traceback_in_a_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    try:
+        raise ZeroDivisionError("oh")
+    except ZeroDivisionError as error:
+        explained = explain(error)
+    assert explained.code == "internal"
+    (log,) = tmp_path.iterdir()
+    assert "ZeroDivisionError: oh" in log.read_text()
+    assert str(log) in str(explained.hint)
+
+
+@pytest.mark.parametrize(
+    ("words", "part"),
+    [
+        (["evla"], "did you mean `eval`"),
+        (["instal"], "did you mean `install`"),
+        (["zzz"], "run `wander --help`"),
+        (["help", "exit-code"], "did you mean `exit-codes`"),
+    ],
+)
+def test_a_typo_is_answered_with_what_was_meant(words: list[str], part: str, wander: Wander) -> None:
+    result = wander(*words)
+    assert result.status == 2
+    assert result.out == ""
+    assert part in result.err
+
+
+def test_an_unknown_option_is_a_usage_error_in_our_shape(wander: Wander) -> None:
+    result = wander("search", "--ownr", "me")
+    assert result.status == 2
+    assert result.err.startswith("error: no such option: --ownr")
+    assert "hint: run `wander search --help`" in result.err
+    assert wander("search", "--ownr", "me", "--json").json["error"]["code"] == "usage"
+
+
+@pytest.mark.parametrize(
+    ("words", "mode", "hub", "rest"),
+    [
+        (["info", "a/b", "--json"], "json", None, ["info", "a/b"]),
+        (["--json", "-q", "info"], "json", None, ["info"]),
+        (["-q", "info"], "quiet", None, ["info"]),
+        (["--hub=http://h:1", "info"], None, "http://h:1", ["info"]),
+        (["info", "--hub", "work"], None, "work", ["info"]),
+        (["info", "--", "--json"], None, None, ["info", "--", "--json"]),
+    ],
+)
+def test_common_options_stand_anywhere(
+    words: list[str], mode: str | None, hub: str | None, rest: list[str]
+) -> None:
+    options, left = take_common_options(words)
+    assert (options.mode, options.hub, left) == (mode, hub, rest)
+
+
+@pytest.mark.parametrize("words", [["info", "--hub"], ["info", "--hub", "--json"], ["--color", "red"]])
+def test_a_common_option_without_a_good_value_is_refused(words: list[str], wander: Wander) -> None:
+    assert wander(*words).status == 2
+
+
+def test_debug_shows_the_traceback(wander: Wander) -> None:
+    assert "Traceback" in wander("zzz", "--debug").err
+    assert "Traceback" not in wander("zzz").err
+
+
+def test_the_help_imports_nothing_heavy() -> None:
+    heavy = ("typer", "rich", "httpx", "pydantic", "wander", "torch", "uv", "platformdirs")
+    code = (
+        "import sys; from wander_client.main import main; main(['--help']); "
+        f"print([m for m in {heavy!r} if m in sys.modules], file=sys.stderr)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stderr.strip() == "[]"
+
+
+def test_python_m_is_the_command_and_its_status_is_the_exit_status() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "wander_client", "nonsense"], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: ")
+
+
+def test_main_forgets_the_invocation_when_it_ends(wander: Wander) -> None:
+    from wander_client.invocation import current
+
+    wander("list")
+    with pytest.raises(RuntimeError, match="no command is running"):
+        current()
+
+
+def test_a_closed_pipe_ends_quietly() -> None:
+    code = "from wander_client.main import main; import sys; sys.exit(main(['--help']))"
+    done = subprocess.run(
+        ["sh", "-c", f'"{sys.executable}" -c "{code}" | true; :'], capture_output=True, text=True, check=True
+    )
+    assert "Traceback" not in done.stderr
+
+
+def test_the_status_is_an_int(home: Path) -> None:
+    assert main(["--version"]) == 0

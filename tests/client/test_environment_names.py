@@ -1,0 +1,82 @@
+"""What a word on the command line means; nothing but an explicit path is taken from the disk."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from packaging.utils import canonicalize_name
+from packaging.version import Version
+from wander_client.errors import NotFound, UsageError
+from wander_client.packaging.resolve import EnvironmentName, looks_like_path, parse_environment, parse_name
+
+owners = st.from_regex(r"[a-z0-9]([a-z0-9-]{0,30}[a-z0-9])?", fullmatch=True)
+names = st.from_regex(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,30}[A-Za-z0-9])?", fullmatch=True)
+versions = st.from_regex(r"[0-9]{1,3}(\.[0-9]{1,3}){0,2}((a|b|rc)[0-9]{1,2})?(\.post[0-9])?", fullmatch=True)
+
+
+@given(owners, names, versions)
+def test_an_exact_name_is_read_in_its_normal_form(owner: str, name: str, version: str) -> None:
+    found = parse_name(f"{owner}/{name}@{version}")
+    assert found == EnvironmentName(owner, canonicalize_name(name), str(Version(version)))
+    assert parse_name(str(found)) == found
+
+
+@given(owners, names)
+def test_no_version_and_latest_both_mean_the_newest(owner: str, name: str) -> None:
+    assert parse_name(f"{owner}/{name}").version is None
+    assert parse_name(f"{owner}/{name}@latest").version is None
+
+
+@given(st.text())
+def test_any_other_text_is_a_usage_error_or_a_name(text: str) -> None:
+    try:
+        found = parse_name(text)
+    except UsageError:
+        return
+    assert parse_name(str(found)) == found
+    assert found.owner not in ("", ".", "..")
+    assert "/" not in found.name
+
+
+@pytest.mark.parametrize(
+    "spec",
+    ["", "/", "a/", "/b", "a/b/c", "a b/c", "-a/b", "a-/b", "a/-b", "../b", "a/..", "a/b@", "a/b@x", "a@1"],
+)
+def test_what_is_no_name_is_refused(spec: str) -> None:
+    with pytest.raises(UsageError):
+        parse_name(spec)
+
+
+def test_dash_underscore_dot_and_case_name_one_environment() -> None:
+    assert {parse_name(f"Acme/{name}") for name in ("Reverse_Text", "reverse-text", "reverse.text")} == {
+        EnvironmentName("acme", "reverse-text")
+    }
+
+
+def test_a_bare_name_is_never_looked_up_anywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "wordle").mkdir()
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UsageError, match="names no owner"):
+        parse_environment("wordle")
+
+
+def test_a_folder_cannot_take_the_place_of_a_published_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "acme" / "wordle").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    assert parse_environment("acme/wordle") == EnvironmentName("acme", "wordle")
+    assert parse_environment("./acme/wordle") == tmp_path / "acme" / "wordle"
+
+
+@pytest.mark.parametrize("spec", [".", "..", "./x", "../x", "/x", "~/x", "~"])
+def test_paths_look_like_paths(spec: str) -> None:
+    assert looks_like_path(spec)
+
+
+def test_a_missing_folder_is_not_found(tmp_path: Path) -> None:
+    with pytest.raises(NotFound, match="does not exist"):
+        parse_environment(str(tmp_path / "nope"))

@@ -1,0 +1,285 @@
+"""`wander eval`, `view` and `runs` on a folder's environment: real worker processes, scripted models."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from chat_endpoint import chat_endpoint
+from command_line import Result, Wander
+
+
+def evaluate(wander: Wander, folder: Path, function: str = "solver", *words: str) -> Result:
+    return wander("eval", str(folder), "-m", f"scripted:say_env:{function}", *words)
+
+
+def test_a_perfect_player_gets_the_full_reward(wander: Wander, folder: Path, home: Path) -> None:
+    result = evaluate(wander, folder, "solver", "-n", "4", "-r", "2", "--json")
+    assert result.status == 0, result.out
+    assert result.json["schema"] == "wander.eval/1"
+    assert result.data["summary"]["reward_mean"] == 1.0
+    assert result.data["summary"]["rollouts"] == 8
+    run = Path(result.data["run_dir"])
+    assert run.parent == home / "runs"
+    assert run.name.startswith("say-env--say_env-solver--")
+    manifest = json.loads((run / "run.json").read_text())
+    assert manifest["environment"]["path"] == str(folder)
+    assert manifest["model"]["name"] == "scripted:say_env:solver"
+    assert (run / "rollouts.jsonl.zst").exists()
+
+
+def test_the_plan_comes_first_and_the_next_command_last(wander: Wander, folder: Path) -> None:
+    result = evaluate(wander, folder, "solver", "-n", "4")
+    assert result.out.startswith("reward  1.0000")
+    lines = result.err.splitlines()
+    assert lines[0].startswith(f"evaluating scripted:say_env:solver on {folder.name}: 4 examples x 1 = 4")
+    assert lines[-2].startswith("next: wander view ")
+    assert lines[-1].startswith("next: wander publish ")
+
+
+def test_arguments_reach_the_environment(wander: Wander, folder: Path) -> None:
+    by_pair = evaluate(wander, folder, "solver", "--all", "-a", "size=3", "--json")
+    by_object = evaluate(wander, folder, "solver", "--all", "--args", '{"size": 3}', "--json")
+    assert by_pair.data["summary"]["rollouts"] == by_object.data["summary"]["rollouts"] == 3
+    assert by_pair.data["environment"]["arguments"] == {"size": 3}
+
+
+def test_in_process_gives_the_same_result(wander: Wander, folder: Path) -> None:
+    outside = evaluate(wander, folder, "breaks_on_three", "--json").data["summary"]
+    inside = evaluate(wander, folder, "breaks_on_three", "--in-process", "--json").data["summary"]
+    for summary in (outside, inside):
+        for name in ("seconds_mean", "usage"):
+            summary.pop(name)
+    assert inside == outside
+
+
+def test_some_failed_rollouts_mean_status_6_and_keep_the_rest(wander: Wander, folder: Path) -> None:
+    result = evaluate(wander, folder, "breaks_on_three", "--json")
+    assert result.status == 6
+    assert result.data["summary"]["failed"] == 1
+    assert result.data["summary"]["reward_mean"] == 1.0
+    assert "the reward function broke" in " ".join(result.json["warnings"])
+    listed = wander("view", "--failed", "--json").data
+    assert listed["matching"] == 1
+    assert listed["rollouts"][0]["example_id"] == "3"
+    shown = wander("view", "--rollout", "3/0")
+    assert "failed at the rubric" in shown.out
+
+
+def test_a_score_below_the_bound_means_status_1(wander: Wander, folder: Path) -> None:
+    assert evaluate(wander, folder, "solver", "--fail-under", "1.0").status == 0
+    result = evaluate(wander, folder, "wrong", "--fail-under", "0.5", "--json")
+    assert (result.status, result.data["passed"]) == (1, False)
+
+
+def test_a_model_that_always_fails_means_status_5(wander: Wander, folder: Path) -> None:
+    result = evaluate(wander, folder, "raises", "-n", "3", "--json")
+    assert result.status == 5
+    assert result.json["error"]["code"] == "all_failed"
+    assert "no idea" in wander("view", "--rollout", "0").out
+
+
+@pytest.mark.parametrize(
+    ("function", "part"),
+    [("nope", "has no function `nope`"), ("solver:x", "say_env:solver"), ("", "does not name a function")],
+)
+def test_a_scripted_model_that_is_none_is_named(
+    function: str, part: str, wander: Wander, folder: Path, home: Path
+) -> None:
+    result = evaluate(wander, folder, function)
+    assert result.status == (3 if function else 2)
+    assert part in result.err
+    assert not (home / "runs").exists()
+
+
+def test_an_endpoint_is_asked_with_the_key_of_its_variable(
+    wander: Wander, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MY_KEY", "sk-mine")
+    with chat_endpoint(lambda messages: messages[-1]["content"].removeprefix("say ")) as endpoint:
+        result = wander(
+            "eval", str(folder), "-m", "echo", "-b", endpoint.base_url, "-n", "5", "-t", "0.5",
+            "--max-tokens", "9", "--sampling", '{"min_p": 0.1}', "--key-variable", "MY_KEY", "--json",
+        )  # fmt: skip
+    assert result.data["summary"]["reward_mean"] == 1.0
+    assert result.data["model"]["base_url"] == endpoint.base_url
+    assert endpoint.keys == {"Bearer sk-mine"}
+    body = endpoint.requests[0]
+    assert (body["temperature"], body["max_tokens"], body["min_p"]) == (0.5, 9, 0.1)
+    assert "sk-mine" not in "".join(path.read_text() for path in Path(result.data["run_dir"]).glob("*.json"))
+
+
+def test_an_endpoint_that_is_down_means_status_5(wander: Wander, folder: Path) -> None:
+    result = wander("eval", str(folder), "-m", "x", "-b", "http://127.0.0.1:9/v1", "--json")
+    assert result.status == 5
+    assert result.json["error"]["code"] == "endpoint_unreachable"
+
+
+def test_an_endpoint_that_answers_garbage_means_status_5(wander: Wander, folder: Path) -> None:
+    with chat_endpoint(lambda messages: b'{"hello": 1}') as endpoint:
+        result = wander("eval", str(folder), "-m", "x", "-b", endpoint.base_url, "--all", "--json")
+    assert result.status == 5
+
+
+@pytest.mark.parametrize(
+    ("words", "status", "part"),
+    [
+        (["eval"], 2, "the environment is missing"),
+        (["eval", "./say-env"], 2, "`-m MODEL` is missing"),
+        (["eval", "say-env", "-m", "x"], 2, "names no owner"),
+        (["eval", "./nope", "-m", "x"], 3, "does not exist"),
+        (["eval", "./say-env", "-m", "x", "--split", "test"], 2, "--split test"),
+        (["eval", "./say-env", "-m", "x", "-n", "0"], 2, "-n"),
+        (["eval", "./say-env", "-m", "x", "-a", "size"], 2, "KEY=VALUE"),
+        (["eval", "./say-env", "-m", "x", "--args", "[1]"], 2, "no JSON object"),
+        (["eval", "./say-env", "-m", "x", "--args", "{"], 2, "no JSON"),
+        (["eval", "./say-env", "-m", "x", "--top-p", "7"], 2, "top_p"),
+        (["eval", "./say-env", "-m", "x", "--sampling", "3"], 2, "no JSON object"),
+        (["eval", "./say-env", "-m", "gpt-x"], 4, "OPENAI_API_KEY"),
+        (["eval", "./say-env", "-m", "x", "-b", "nowhere"], 2, "no endpoint URL"),
+        (["eval", "./say-env", "-m", "./no-model"], 3, "no-model"),
+        (["eval", "./say-env", "-m", "./say-env"], 3, "no checkpoint"),
+        (["eval", "./say-env", "-m", " "], 2, "name is empty"),
+        (["eval", "./say-env", "-m", "scripted:say_env:solver", "-a", "bogus=1"], 2, "it takes `size"),
+        (["eval", "--resume", "nothing"], 3, "no run"),
+        (["view"], 3, "`wander eval` makes one"),
+        (["view", "x/y"], 3, "no run is called"),
+        (["post"], 3, "`wander eval` makes one"),
+        (["uninstall", "a/b"], 3, "not installed"),
+        (["play", "./say-env", "--wrap", "x"], 2, "{}"),
+    ],
+)
+def test_bad_input_is_answered_with_its_status_and_a_hint(
+    words: list[str], status: int, part: str, wander: Wander, folder: Path
+) -> None:
+    result = wander(*words)
+    assert result.status == status, result.err
+    assert part in result.err
+    assert result.out == ""
+    error = wander(*words, "--json").json["error"]
+    assert error["code"]
+    assert error["message"][0] not in "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
+
+
+@pytest.mark.parametrize(
+    ("module", "part"),
+    [
+        ("", "has no function `load_environment`"),
+        ("def load_environment():\n    return 3\n", "returned a `int`"),
+        ("def load_environment():\n    raise ValueError('no luck')\n", "no luck"),
+        ("import nothing_of_the_kind\n", "nothing_of_the_kind"),
+        ("def load_environment(:\n", "SyntaxError"),
+    ],
+)
+def test_a_package_that_gives_no_environment_fails_with_the_cause(
+    module: str, part: str, wander: Wander, folder: Path
+) -> None:
+    (folder / "say_env.py").write_text(module)
+    for words in (["eval", str(folder), "-m", "x", "-b", "http://127.0.0.1:9/v1"], ["check", str(folder)]):
+        result = wander(*words)
+        assert result.status == 1
+        assert part in result.err + result.out
+
+
+def test_a_folder_that_holds_a_run_is_not_overwritten(wander: Wander, folder: Path, home: Path) -> None:
+    out = str(home / "mine")
+    assert evaluate(wander, folder, "solver", "--out", out).status == 0
+    before = (home / "mine" / "run.json").read_bytes()
+    result = evaluate(wander, folder, "solver", "--out", out)
+    assert result.status == 2
+    assert "--resume" in result.err
+    assert (home / "mine" / "run.json").read_bytes() == before
+
+
+def test_a_finished_run_resumes_to_the_same_result(wander: Wander, folder: Path, home: Path) -> None:
+    first = evaluate(wander, folder, "solver", "--out", str(home / "mine"), "--json").data
+    again = wander("eval", "--resume", str(home / "mine"), "--json").data
+    assert again["resumed"] == first["summary"]["rollouts"]
+    assert again["summary"]["reward_mean"] == first["summary"]["reward_mean"]
+    assert again["run_id"] == first["run_id"]
+
+
+def start(home: Path, *words: str) -> subprocess.Popen[str]:
+    """Start the command as a process of its own."""
+    return subprocess.Popen(
+        [sys.executable, "-m", "wander_client", *words],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=home,
+        env={**os.environ, "PYTHONUNBUFFERED": "1"},
+    )
+
+
+def wait_for_rollouts(process: subprocess.Popen[str], run: Path, count: int) -> None:
+    """Return when the run has that many rollouts on disk."""
+    give_up = time.monotonic() + 60
+    while time.monotonic() < give_up:
+        assert process.poll() is None, process.communicate()
+        file = run / "rollouts.jsonl"
+        if file.exists() and file.read_bytes().count(b"\n") >= count:
+            return
+        time.sleep(0.05)
+    raise AssertionError(f"{run} did not get {count} rollouts")
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_evaluation_keeps_its_rollouts_and_resumes(
+    number: signal.Signals, wander: Wander, folder: Path, home: Path
+) -> None:
+    run = home / "mine"
+    process = start(home, "eval", str(folder), "-m", "scripted:say_env:slow", "-c", "1", "--out", str(run))
+    wait_for_rollouts(process, run, 2)
+    process.send_signal(number)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 130, err
+    assert out == ""
+    assert f"wander eval --resume {run}" in err
+    kept = (run / "rollouts.jsonl").read_bytes()
+    refused = wander("post", str(run), "--json")
+    assert refused.json["error"]["code"] in ("incomplete_run", "local_environment")
+    result = wander("eval", "--resume", str(run), "--json")
+    assert result.status == 0
+    assert result.data["resumed"] == kept.count(b"\n") >= 2
+    assert result.data["summary"]["rollouts"] == 8
+
+
+def test_runs_and_view_read_what_eval_wrote(wander: Wander, folder: Path) -> None:
+    evaluate(wander, folder, "wrong", "-n", "2")
+    evaluate(wander, folder, "solver", "-n", "3")
+    rows = wander("runs", "--json").data
+    assert [(row["model"], row["rollouts"], row["reward_mean"]) for row in rows] == [
+        ("scripted:say_env:solver", 3, 1.0),
+        ("scripted:say_env:wrong", 2, 0.0),
+    ]
+    newest = wander("view", "--json").data
+    assert newest["run_id"] == rows[0]["run_id"]
+    assert [row["number"] for row in newest["rollouts"]] == [0, 1, 2]
+    by_id = wander("view", rows[1]["run_id"], "--rollout", "1")
+    assert "say 1" in by_id.out
+    assert "expected: 1" in by_id.out
+    assert wander("view", rows[1]["run_id"], "--rollout", "7").status == 3
+    assert wander("view", "--rollout", "x").status == 2
+    assert wander("view", "--sort", "luck").status == 2
+    lines = wander("view", "--sort", "-reward").out.splitlines()
+    assert lines[0].split("\t")[:4] == ["#", "example", "index", "reward"]
+
+
+def test_play_lets_a_person_answer(wander: Wander, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import io
+
+    monkeypatch.setattr("sys.stdin", io.StringIO("2\n"))
+    result = wander("play", str(folder), "--example", "2")
+    assert result.status == 0
+    assert "say 2" in result.out
+    assert "reward 1.0" in result.out
+    monkeypatch.setattr("sys.stdin", io.StringIO(""))
+    assert wander("play", str(folder)).status == 130
+    monkeypatch.setattr("sys.stdin", io.StringIO("1\n"))
+    assert wander("play", str(folder), "--example", "99").status == 3

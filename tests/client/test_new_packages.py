@@ -1,0 +1,134 @@
+"""`wander new`: every kind of package imports, passes its own tests and its checks, and can be evaluated."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+from chat_endpoint import chat_endpoint
+from command_line import Wander
+from wander.loading import load_path
+from wander_client.packaging.kinds import KINDS
+
+NEEDS = {"mcp": "mcp"}
+"""The module that the extra of a kind brings."""
+HEADINGS = [
+    "What it tests",
+    "Prompt",
+    "Actions",
+    "Rewards",
+    "Start",
+    "End",
+    "Arguments",
+    "A sample rollout",
+    "Reference scores",
+]
+CHECKED = ("rewards.gold", "rewards.empty", "rewards.noop", "rewards.injection", "determinism.replay")
+"""What is looked at in every kind that needs no judge."""
+
+
+@pytest.fixture(params=list(KINDS))
+def kind(request: pytest.FixtureRequest) -> str:
+    kind: str = request.param
+    needed = NEEDS.get(kind)
+    if needed is not None and importlib.util.find_spec(needed) is None:
+        pytest.skip(f"`{needed}` is not installed")
+    return kind
+
+
+@pytest.fixture
+def made(kind: str, wander: Wander, home: Path) -> Path:
+    """A new package of the kind, with a module name that nothing else has imported."""
+    folder = home / f"new-{kind}"
+    result = wander("new", f"./new-{kind}", "--kind", kind, "--json")
+    assert result.status == 0, result.err
+    written = sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
+    assert sorted(result.data["files"]) == written
+    return folder
+
+
+def module_of(folder: Path) -> str:
+    return folder.name.replace("-", "_")
+
+
+def test_a_new_package_passes_its_own_tests_and_the_linter(made: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-W", "error", "-p", "no:asyncio", "-p", "no:cacheprovider"],
+        cwd=made, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout
+    assert int(re.findall(r"(\d+) passed", done.stdout)[0]) >= 3
+    linted = subprocess.run(
+        [sys.executable, "-m", "ruff", "check", "--isolated", "--no-cache", "--line-length", "110",
+         "--select", "E,F,W,B,UP,RUF,SIM", "."],
+        cwd=made, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert linted.returncode == 0, linted.stdout
+
+
+def test_a_new_package_passes_every_check(kind: str, made: Path, wander: Wander) -> None:
+    checked = wander("check", f"./{made.name}", "--strict", "--json")
+    assert checked.status == 0, checked.out
+    assert checked.data["passed"] is True
+    found = {each["id"]: each["status"] for each in checked.data["checks"]}
+    looked_at = CHECKED if kind != "judge" else ("rewards.empty", "determinism.declared")
+    assert [found[check] for check in looked_at] == ["pass"] * len(looked_at)
+
+
+def test_a_new_packages_player_wins(kind: str, made: Path, wander: Wander) -> None:
+    command = ["eval", f"./{made.name}", "-m", f"scripted:{module_of(made)}:solver", "-n", "3", "--json"]
+    with chat_endpoint(lambda messages: '{"verdict": "yes"}') as judge:
+        options = ["-a", f"judge_url={judge.base_url}"] if kind == "judge" else []
+        result = wander(*command, *options)
+    assert result.status == 0, result.err
+    assert result.data["summary"]["failed"] == 0
+    assert result.data["summary"]["reward_mean"] >= 1.0
+
+
+def test_a_new_packages_readme_and_metadata_fit_its_environment(kind: str, made: Path) -> None:
+    project = tomllib.loads((made / "pyproject.toml").read_text())
+    env = load_path(made)
+    about = project["project"]
+    assert about["description"] == env.info.summary
+    assert about["dependencies"] == [KINDS[kind].requirement]
+    members = project["tool"]["hatch"]["build"]["targets"]["wheel"]["only-include"]
+    assert sorted(members) == sorted(path.name for path in made.glob("*.py"))
+    readme = (made / "README.md").read_text()
+    assert [line[3:] for line in readme.splitlines() if line.startswith("## ")] == HEADINGS
+    rewards = readme.split("## Rewards")[1].split("## Start")[0]
+    named = [each.name for each in env.info.reward_functions]
+    assert [name for name in named if f"`{name}`" not in rewards] == []
+    arguments = readme.split("## Arguments")[1].split("## A sample")[0]
+    assert [
+        name for name in ("num_examples", "seed") if kind != "judge" and f"`{name}`" not in arguments
+    ] == []
+    text = "".join(path.read_text() for path in made.rglob("*") if path.suffix in (".py", ".md", ".toml"))
+    assert re.findall(r"@(?!stop)\w+@?", text) == [], "every place of a template is filled in"
+
+
+def test_the_help_lists_every_kind_with_a_line(wander: Wander) -> None:
+    shown = wander("new", "--help").out
+    assert [
+        name for name, kind in KINDS.items() if not re.search(rf"(?m)^ +{name} +{kind.line}$", shown)
+    ] == []
+    refused = wander("new", "x", "--kind", "triple")
+    assert refused.status == 2
+    assert [name for name in KINDS if f"`{name}`" not in refused.err] == []
+
+
+def test_a_new_package_never_overwrites(wander: Wander, home: Path) -> None:
+    (home / "mine").mkdir()
+    (home / "mine" / "work.txt").write_text("years of it")
+    result = wander("new", "mine", "--json")
+    assert (result.status, result.json["error"]["code"]) == (1, "folder_not_empty")
+    assert [path.name for path in (home / "mine").iterdir()] == ["work.txt"]
+    (home / "empty").mkdir()
+    assert wander("new", "empty").status == 0
+    assert wander("new", "games/deep", "--kind", "multi-turn").status == 0
+    assert (home / "games" / "deep" / "deep.py").is_file()
+    assert sorted(path.name for path in home.iterdir() if path.name.startswith(".")) == []

@@ -1,0 +1,209 @@
+"""New packages, their checks, what is sent when one is published, and which wheels an install takes."""
+
+from __future__ import annotations
+
+import hashlib
+import sys
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+from command_line import ENVIRONMENT, HubRoom, Wander, make_wheel
+from packaging.specifiers import SpecifierSet
+from wander.wire import FileInfo, VersionDetail
+from wander_client.errors import ClientError, NotFound, UsageError
+from wander_client.packaging import install, publish
+from wander_client.packaging.publish import BuiltPackage, Distribution
+from wander_client.packaging.resolve import EnvironmentName
+from wander_client.packaging.scaffold import package_name
+from wander_client.packaging.store import RECORD, EnvironmentStore, InstalledRecord
+
+
+@pytest.mark.parametrize("word", ["1st", "wander", "tests", "größe", "a b", "-", "wander_sdk"])
+def test_what_cannot_be_a_package_is_refused(word: str) -> None:
+    with pytest.raises(UsageError):
+        package_name(word)
+
+
+def test_check_ends_with_status_1_for_a_fault(wander: Wander, folder: Path) -> None:
+    assert wander("check", str(folder)).out.splitlines()[0].startswith("ok")
+    (folder / "say_env.py").write_text(ENVIRONMENT.replace('f"say {n}"', 'f"say {n} {hash(str(n))}"'))
+    result = wander("check", str(folder), "--json")
+    assert (result.status, result.data["passed"]) == (1, False)
+    assert wander("check", str(folder)).status == 1
+
+
+def inspected(wheel: Path) -> BuiltPackage:
+    content = wheel.read_bytes()
+    built = Distribution(wheel, "wheel", hashlib.sha256(content).hexdigest(), len(content))
+    return publish._inspected(built, built)
+
+
+def test_what_is_published_is_read_from_the_wheel(tmp_path: Path) -> None:
+    package = inspected(make_wheel(tmp_path))
+    assert (package.name, package.version, package.warnings) == ("say-env", "0.1.0", [])
+    assert ("say_env.py", len(ENVIRONMENT)) in package.members
+
+
+def test_a_wheel_without_an_environment_is_not_sent(tmp_path: Path) -> None:
+    with pytest.raises(ClientError, match="has no `load_environment`"):
+        inspected(make_wheel(tmp_path, module="x = 1\n"))
+
+
+def test_publishing_again_sends_nothing_and_other_bytes_are_refused(hub: HubRoom, tmp_path: Path) -> None:
+    from wander_client.api import HubApi
+
+    api = HubApi("http://testserver", hub.token, transport=hub.transport)
+    package = inspected(make_wheel(tmp_path))
+    package = BuiltPackage(**{**vars(package), "sdist": package.wheel})
+    assert {file.path.name for file in publish.upload(api, "admin", package)} == {package.wheel.path.name}
+    assert publish.upload(api, "admin", package) == []
+    other = inspected(make_wheel(tmp_path, module=ENVIRONMENT + "\n"))
+    with pytest.raises(ClientError) as caught:
+        publish.upload(api, "admin", other)
+    assert (caught.value.status, caught.value.code) == (1, "version_exists")
+
+
+@pytest.mark.parametrize(
+    ("text", "status"),
+    [(None, 2), ("[project", 1), ("[tool.x]\n", 1), ("[project]\nversion = '1'\n", 1)],
+)
+def test_a_folder_that_is_no_package_is_not_published(
+    text: str | None, status: int, wander: Wander, home: Path
+) -> None:
+    (home / "x").mkdir()
+    if text is not None:
+        (home / "x" / "pyproject.toml").write_text(text)
+    result = wander("publish", "./x", "--dry-run")
+    assert result.status == status
+    assert "pyproject.toml" in result.err
+    assert "hint: " in result.err or text == "[project"
+
+
+def detail(
+    *filenames: str, requires_python: str | None = None, requires: tuple[str, ...] = ()
+) -> VersionDetail:
+    files = [
+        FileInfo(
+            filename=name, kind="wheel", size=1, sha256="0" * 64, url="/x", uploaded_at=datetime.now(UTC)
+        )
+        for name in filenames
+    ]
+    return VersionDetail(
+        owner="a", name="b", version="1.0", uploaded_at=datetime.now(UTC), uploaded_by="a",
+        files=files, requires_python=requires_python, requires_dist=list(requires),
+    )  # fmt: skip
+
+
+def test_a_wheel_for_this_machine_is_chosen() -> None:
+    tag = f"cp{sys.version_info.major}{sys.version_info.minor}"
+    found = install._wheel_file(
+        detail("b-1.0-cp27-cp27m-win32.whl", "b-1.0-py3-none-any.whl", f"b-1.0-{tag}-none-any.whl")
+    )
+    assert found.filename == f"b-1.0-{tag}-none-any.whl"
+    with pytest.raises(NotFound, match="no wheel for this machine"):
+        install._wheel_file(detail("b-1.0-cp27-cp27m-win32.whl"))
+
+
+def test_another_python_is_told_of_before_anything_is_downloaded() -> None:
+    with pytest.raises(ClientError, match="needs Python >=99"):
+        install._require_python(detail(requires_python=">=99"))
+
+
+def test_the_requirements_of_this_machine_count() -> None:
+    found = install._requirements(
+        detail(requires=("Wander_SDK>=0.1", "x; python_version < '3'", "y; extra == 'dev'", "z==2"))
+    )
+    assert {name: str(specifier) for name, specifier in found.items()} == {"wander-sdk": ">=0.1", "z": "==2"}
+    with pytest.raises(ClientError, match="names nothing"):
+        install._requirements(detail(requires=("!!",)))
+
+
+def index_file(version: str, **more: object) -> dict[str, object]:
+    name = f"wander_sdk-{version}-py3-none-any.whl"
+    return {"filename": name, "url": f"http://h/{name}", "hashes": {"sha256": "1" * 64}, **more}
+
+
+def test_the_newest_sdk_that_fits_is_taken_from_the_hub() -> None:
+    files = [
+        index_file("0.2"),
+        index_file("0.10"),
+        index_file("0.11", yanked=True),
+        {"filename": "wander_sdk-0.1.tar.gz"},
+    ]
+    assert install._newest("wander-sdk", files, None).filename == "wander_sdk-0.10-py3-none-any.whl"
+    assert install._newest("wander-sdk", files, SpecifierSet("<0.5")).filename.startswith("wander_sdk-0.2")
+    with pytest.raises(ClientError, match="serves no `wander-sdk` that fits"):
+        install._newest("wander-sdk", files, SpecifierSet(">=9"))
+    with pytest.raises(ClientError, match="without a digest"):
+        install._newest("wander-sdk", [index_file("0.2", hashes={})], None)
+
+
+def record(version: str, sha256: str = "a" * 64, hub: str = "http://h") -> InstalledRecord:
+    return InstalledRecord(
+        hub=hub, owner="acme", name="wordle", version=version, wheel="w.whl", wheel_sha256=sha256,
+        wheel_url="http://h/w.whl", lock_sha256="b" * 64, sdk="0.1.0", python="3.11",
+        installed_at=datetime.now(UTC),
+    )  # fmt: skip
+
+
+def put(store: EnvironmentStore, version: str, **more: str) -> Path:
+    """Install by hand: the store sees a folder once it is whole."""
+    made = record(version, **more)
+    place = store.place(EnvironmentName("acme", "wordle", version), made.wheel_sha256)
+    with store.staged(place) as work:
+        (work / RECORD).write_text(made.model_dump_json())
+    return place
+
+
+def test_an_environment_is_there_whole_or_not_at_all(tmp_path: Path) -> None:
+    store = EnvironmentStore(tmp_path)
+    place = store.place(EnvironmentName("acme", "wordle", "1.0"), "a" * 64)
+
+    def fail_half_way() -> None:
+        with store.staged(place) as work:
+            (work / RECORD).write_text(record("1.0").model_dump_json())
+            assert store.all() == []
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        fail_half_way()
+    assert store.all() == []
+    assert list(place.parent.iterdir()) == []
+    assert put(store, "1.0") == place
+    assert put(store, "1.0") == place
+    assert [path.name for path in place.parent.iterdir()] == [place.name]
+
+
+def test_installed_versions_are_found_by_name_version_and_hub(tmp_path: Path) -> None:
+    store = EnvironmentStore(tmp_path)
+    for version in ("1.10", "1.9"):
+        put(store, version)
+    put(store, "2.0", hub="http://other", sha256="c" * 64)
+    name = EnvironmentName("acme", "wordle")
+    assert [one.record.version for one in store.find(name, "http://h")] == ["1.9", "1.10"]
+    assert [one.record.version for one in store.find(name, "http://other")] == ["2.0"]
+    assert store.find(EnvironmentName("acme", "wordle", "3.0"), "http://h") == []
+    for one in store.all():
+        store.remove(one)
+    assert store.all() == []
+    assert not (tmp_path / "environments" / "acme").exists()
+
+
+def test_list_and_uninstall_show_and_remove_what_is_installed(wander: Wander, home: Path) -> None:
+    store = EnvironmentStore(home / "data")
+    put(store, "1.0")
+    put(store, "1.1")
+    assert [one["version"] for one in wander("list", "--json").data] == ["1.0", "1.1"]
+    assert wander("uninstall", "acme/wordle@1.0", "--json").data[0]["version"] == "1.0"
+    assert wander("uninstall", "acme/wordle").out == "uninstalled acme/wordle@1.1\n"
+    assert wander("list", "--json").data == []
+    assert wander("list").out.startswith("environment\t")
+
+
+def test_a_damaged_record_is_named(wander: Wander, home: Path) -> None:
+    place = put(EnvironmentStore(home / "data"), "1.0")
+    (place / RECORD).write_text("{")
+    result = wander("list", "--json")
+    assert (result.status, result.json["error"]["code"]) == (1, "damaged")
+    assert str(place) in result.json["error"]["hint"]

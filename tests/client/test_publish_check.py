@@ -1,0 +1,114 @@
+"""`wander publish` checks what it sends, and the hub is told what the check found."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from command_line import ENVIRONMENT, HubRoom
+from package_mirror import build_mirror
+from wander.checks.report import CHECKS, CheckReport, result
+from wander_client.packaging.checked import MESSAGE_LENGTH, summary_of
+
+BROKEN = Path(__file__).parent.parent / "sdk" / "broken_environments"
+PROJECT = """
+[build-system]
+requires = ["hatchling"]
+build-backend = "hatchling.build"
+
+[project]
+name = "say-env"
+version = "0.1.0"
+description = "Say a number."
+readme = "README.md"
+dependencies = ["wander-sdk"]
+
+[project.entry-points."wander.environments"]
+say-env = "say_env:load_environment"
+
+[tool.hatch.build.targets.wheel]
+only-include = ["say_env.py"]
+"""
+
+
+@pytest.fixture(scope="module")
+def mirror(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return build_mirror(tmp_path_factory.mktemp("mirror"), ["hatchling"])
+
+
+@pytest.fixture
+def publisher(hub: HubRoom, mirror: str, monkeypatch: pytest.MonkeyPatch) -> HubRoom:
+    """A hub, and a machine that is logged in and builds with what the mirror has."""
+    monkeypatch.setenv("WANDER_TOKEN", hub.token)
+    monkeypatch.setenv("UV_DEFAULT_INDEX", mirror)
+    return hub
+
+
+@pytest.fixture
+def package(folder: Path) -> Path:
+    """An environment without a licence, which is a warning, and without other faults."""
+    (folder / "pyproject.toml").write_text(PROJECT)
+    (folder / "README.md").write_text("# say-env\n\n" + "Say the number that the question names. " * 10)
+    return folder
+
+
+def stored(publisher: HubRoom) -> dict | None:
+    return publisher.http.get("/api/v1/environments/admin/say-env/versions/0.1.0").json()["check"]
+
+
+def test_what_the_check_found_is_published_and_shown(publisher: HubRoom, package: Path) -> None:
+    sent = publisher.wander("publish", str(package), "--json")
+    assert sent.status == 0, sent.out
+    check = sent.data["check"]
+    assert stored(publisher) == check
+    assert (check["failed"], check["warned"]) == (0, 1)
+    assert sum(check[name] for name in ("passed", "warned", "failed", "skipped")) == len(CHECKS)
+    warned = next(each for each in check["findings"] if each["status"] == "warn")
+    assert warned["id"] == "package.license"
+    assert str(package) not in str(check), "the hub is not told where the publisher keeps files"
+    shown = publisher.wander("info", "admin/say-env").out
+    assert "checked by the publisher with wander" in shown
+    assert "warn package.license" in shown
+    assert publisher.wander("info", "admin/say-env", "--json").data["version"]["check"] == check
+    again = publisher.wander("publish", str(package), "--json").data
+    assert (again["check"], [file["sent"] for file in again["files"]]) == (None, [False, False])
+
+
+def test_a_broken_environment_is_not_published_unless_asked(publisher: HubRoom, package: Path) -> None:
+    (package / "say_env.py").write_text((BROKEN / "hash_rows.py").read_text())
+    refused = publisher.wander("publish", str(package))
+    assert refused.status == 1
+    assert "say_env.py" in refused.err, "what would have been sent is shown"
+    assert "dataset.stable: " in refused.err
+    assert f"`wander check {package}`" in refused.err
+    assert "`--no-check` publishes all the same" in refused.err
+    error = publisher.wander("publish", str(package), "--dry-run", "--json").json["error"]
+    assert (error["code"], "dataset.stable: " in error["detail"]) == ("check_failed", True)
+    assert publisher.http.get("/api/v1/environments").json()["data"] == []
+    sent = publisher.wander("publish", str(package), "--no-check", "--json")
+    assert (sent.status, sent.data["check"], stored(publisher)) == (0, None, None)
+    shown = publisher.wander("info", "admin/say-env").out
+    assert "not checked" in shown
+
+
+def test_a_dry_run_checks_and_needs_no_hub(publisher: HubRoom, package: Path) -> None:
+    result = publisher.wander("publish", str(package), "--dry-run", "--hub", "http://127.0.0.1:9")
+    assert result.status == 0, result.err
+    assert "wander check: " in result.err
+    assert " passed, 1 warning" in result.err
+
+
+def test_other_bytes_are_refused_before_a_check_is_run(publisher: HubRoom, package: Path) -> None:
+    assert publisher.wander("publish", str(package), "--no-check").status == 0
+    (package / "say_env.py").write_text(ENVIRONMENT + "\n")
+    refused = publisher.wander("publish", str(package))
+    assert (refused.status, "checking" in refused.err) == (1, False)
+    assert "exists with other bytes" in refused.err
+
+
+def test_no_message_is_too_long_or_too_strange_for_the_hub() -> None:
+    found = [result(check, "warn", "\ud800" * 9_000) for check in CHECKS]
+    report = CheckReport(schema="wander.check/1", target="x", checks=found)
+    text = summary_of(report).model_dump_json()
+    assert len(text.encode()) < 64 * 1024
+    assert MESSAGE_LENGTH * "?" in text

@@ -1,0 +1,151 @@
+"""`wander model`, `data`, `sft` and `train` on the bundled tic-tac-toe, its environment in a real process."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from pathlib import Path
+
+import pytest
+import torch
+from command_line import Wander
+
+TICTACTOE = str(Path(__file__).parents[2] / "environments" / "tictactoe")
+SETTINGS = """
+[environment.arguments]
+num_examples = 32
+num_groups = 4
+
+[batch]
+rollouts = 16
+group_size = 4
+rows_at_once = 16
+
+[sampling]
+max_tokens = 8
+
+[schedule]
+steps = 3
+learning_rate = 1e-3
+
+[output]
+rollouts_every = 1
+"""
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+@pytest.fixture
+def games(wander: Wander, home: Path) -> Path:
+    """A run of an optimal player."""
+    done = wander(
+        *("eval", TICTACTOE, "-m", "scripted:tictactoe.players:optimal", "-n", "40", "--split", "train"),
+        *("--out", "games", "-a", "num_examples=40"),
+    )
+    assert done.status == 0, done.err
+    return home / "games"
+
+
+@pytest.fixture
+def tiny(wander: Wander, games: Path, home: Path) -> Path:
+    made = wander(
+        *("model", "new", "tiny", "--transcripts", str(games), "--out", "tiny"),
+        *("--hidden", "32", "--layers", "1", "--vocabulary", "330"),
+    )
+    assert made.status == 0, made.err
+    return home / "tiny"
+
+
+def test_data_says_what_it_dropped(wander: Wander, games: Path, home: Path) -> None:
+    done = wander("data", str(games), "--where", "won==1", "--out", "rows.jsonl", "--json")
+    data = done.data
+    rows = [json.loads(line) for line in (home / "rows.jsonl").read_text().splitlines()]
+    assert data["rollouts"] == 40
+    assert 0 < data["kept"] == len(rows) < 40
+    assert data["dropped"]["not won==1"] + data["dropped"].get("repeated conversation", 0) == 40 - len(rows)
+    nothing = wander("data", str(games), "--min-reward", "5", "--out", "none.jsonl")
+    assert nothing.status == 1
+    assert not (home / "none.jsonl").exists()
+    assert "nothing is left of 40 rollouts" in nothing.err
+
+
+def test_a_model_is_made_from_an_environment_alone(wander: Wander, home: Path) -> None:
+    done = wander(
+        *("model", "new", "tiny", "--environment", TICTACTOE, "--out", "m", "--episodes", "12"),
+        *("--hidden", "32", "--layers", "1", "--json"),
+    )
+    assert done.data["transcripts"] == 12
+    assert done.data["parameters"] > 10_000
+    assert (home / "m" / "config.json").is_file()
+    again = wander("model", "new", "tiny", "--environment", TICTACTOE, "--out", "m", "--episodes", "2")
+    assert again.status != 0
+    assert "`m` exists already" in again.err
+
+
+def test_wrong_words_are_usage_errors(wander: Wander, home: Path) -> None:
+    assert wander("model", "new", "huge", "--environment", TICTACTOE, "--out", "m").status == 2
+    assert wander("model", "new", "tiny", "--out", "m").status == 2
+    assert wander("model", "pull", "gpt-7").status == 2
+    assert wander("train").status == 2
+    assert wander("train", "--resume", "nowhere").status == 3
+    missing = wander("sft", "none.jsonl", "--model", "smollm2", "--out", "s")
+    assert missing.status != 0
+    assert "`none.jsonl`" in missing.err
+    unknown = wander("train", TICTACTOE, "--model", "./nowhere")
+    assert "no folder `./nowhere`" in unknown.err
+
+
+def test_sft_then_train_then_resume(wander: Wander, games: Path, tiny: Path, home: Path) -> None:
+    assert wander("data", str(games), "--out", "rows.jsonl").status == 0
+    tuned = wander("sft", "rows.jsonl", "--model", "tiny", "--out", "sft", "--steps", "5", "--json")
+    assert tuned.data["steps"] == 5
+    assert tuned.data["final_loss"] < tuned.data["first_loss"]
+    assert (home / "sft" / "model" / "config.json").is_file()
+
+    (home / "grpo.toml").write_text(SETTINGS)
+    done = wander("train", TICTACTOE, "grpo.toml", "--model", "sft/model", "--out", "run", "--json")
+    assert done.status == 0, done.out
+    assert done.data["steps"] == 3
+    assert done.data["rollouts"] == 48
+    manifest = json.loads((home / "run" / "run.json").read_text())
+    assert manifest["kind"] == "training"
+    assert manifest["environment"]["arguments"] == {"num_examples": 32, "num_groups": 4}
+    assert manifest["training"]["schedule"]["steps"] == 3
+    assert len((home / "run" / "metrics.jsonl").read_text().splitlines()) == 3
+    assert {"learning_curve.svg", "learning_curve.png", "model", "rollouts.jsonl.zst"} <= {
+        path.name for path in (home / "run").iterdir()
+    }
+    assert wander("view", "run").status == 0
+    played = wander("eval", TICTACTOE, "-m", "run/model", "-n", "4", "--max-tokens", "8", "--json")
+    assert played.data["model"]["name"] == "run"
+    assert played.data["summary"]["failed"] == 0
+
+
+def test_an_interrupt_keeps_a_checkpoint_to_resume_from(
+    wander: Wander, tiny: Path, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from wander_client import training
+
+    show = training.StepLines.show
+
+    def interrupt(lines: training.StepLines, entry: dict[str, object]) -> None:
+        show(lines, entry)
+        if entry["step"] == 1:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    (home / "grpo.toml").write_text(SETTINGS)
+    monkeypatch.setattr(training.StepLines, "show", interrupt)
+    stopped = wander("train", TICTACTOE, "grpo.toml", "--model", "tiny", "--out", "run")
+    assert stopped.status == 130
+    assert "wander train --resume run" in stopped.err
+    monkeypatch.setattr(training.StepLines, "show", show)
+    resumed = wander("train", "--resume", "run", "--json")
+    assert resumed.data["steps"] == 3
+    steps = [json.loads(line)["step"] for line in (home / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert steps == [1, 2, 3]
+    listed = wander("model", "list", "--json")
+    assert listed.status == 0

@@ -1,0 +1,98 @@
+"""What exists is documented, and short pages stay short."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from markdown_it import MarkdownIt
+from markdown_page import blocks
+from wander.train.config import GRPOSettings, SFTSettings, read_settings
+from wander.types import Rollout
+from wander.wire import RunManifest, RunSummary
+from wander_client.commands import COMMANDS
+from wander_client.errors import EXIT_CODES
+from wander_client.packaging.kinds import KINDS
+from wander_client.settings import load_settings
+from wander_hub.settings import Settings
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = [ROOT / name for name in ("README.md", "AGENTS.md", "CHANGELOG.md")] + sorted(
+    (ROOT / "docs").glob("*.md")
+)
+
+
+def words(page: str) -> set[str]:
+    return set(re.findall(r"[A-Za-z0-9_]+(?:-[a-z]+)*", (ROOT / page).read_text()))
+
+
+def test_every_command_is_documented():
+    text = (ROOT / "docs/cli.md").read_text()
+    assert [name for name in COMMANDS if f"`wander {name}" not in text] == []
+
+
+def test_every_kind_of_environment_is_in_the_guide():
+    text = (ROOT / "docs/authoring.md").read_text()
+    assert [kind for kind in KINDS if f"\n**{kind}** " not in text] == []
+
+
+def test_every_exit_status_is_documented():
+    rows = re.findall(r"(?m)^\| `(\d+)` \|", (ROOT / "docs/cli.md").read_text())
+    assert [int(row) for row in rows] == list(EXIT_CODES)
+
+
+def test_every_setting_of_the_hub_is_documented():
+    known = words("docs/self-hosting.md")
+    assert [name for name in Settings.model_fields if f"WANDER_HUB_{name.upper()}" not in known] == []
+
+
+@pytest.mark.parametrize("record", [RunManifest, RunSummary, Rollout])
+def test_every_field_of_the_run_record_is_documented(record):
+    known = words("docs/run-record.md")
+    fields = {field.alias or name for name, field in record.model_fields.items()}
+    assert sorted(fields - known) == []
+
+
+def test_the_settings_file_that_is_shown_is_understood(tmp_path):
+    shown = next(block for block in blocks(ROOT / "docs/cli.md") if block.file == "settings.toml")
+    (tmp_path / "settings.toml").write_text(shown.text)
+    settings = load_settings(environ={"WANDER_CONFIG_DIR": str(tmp_path)})
+    assert settings.hub == "https://wander.example.org"
+
+
+@pytest.mark.parametrize("file", sorted((ROOT / "examples").rglob("*.toml")), ids=lambda file: file.stem)
+def test_training_settings_in_examples_are_understood(file):
+    kind = SFTSettings if "sft" in file.stem else GRPOSettings
+    assert read_settings(kind, file, model={"path": "any"}).model.path == "any"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_links_lead_somewhere(page):
+    links = [
+        child.attrs["href"]
+        for token in MarkdownIt().parse(page.read_text())
+        for child in token.children or []
+        if child.type == "link_open"
+    ]
+    local = [link.partition("#")[0] for link in links if "://" not in link and not link.startswith("#")]
+    assert [link for link in local if not (page.parent / link).exists()] == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_pages_stay_short(page):
+    assert len(page.read_text().split()) <= 1200
+
+
+def test_the_map_of_agents_fits_a_screenful_or_two():
+    assert len((ROOT / "AGENTS.md").read_text().splitlines()) <= 150
+
+
+def test_the_first_screen_of_the_readme_is_the_loop():
+    text = (ROOT / "README.md").read_text()
+    fences = [token for token in MarkdownIt().parse(text) if token.type == "fence"]
+    loop = next(token for token in fences if token.info.startswith("console"))
+    assert len(loop.content.splitlines()) <= 15
+    assert loop.map[1] <= 45, "the loop ends on the first screen"
+    for verb in ("publish", "install", "eval", "post", "leaderboard", "train"):
+        assert f"wander {verb}" in loop.content

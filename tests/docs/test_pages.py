@@ -1,0 +1,103 @@
+"""Every code block of the README and of docs/ runs against a real hub."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+from chat_endpoint import chat_endpoint
+from live_hub import clean_environment, free_port, live_hub
+from markdown_page import PageRun, Step, blocks, steps, unmatched
+from package_mirror import build_mirror
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+INSTALL_LINES = ("git clone", "cd wander", "make ", "source .venv/bin/activate", "pip install", "uv tool")
+"""What a `sh` block may hold: the install lines, which CI has carried out before any test runs."""
+
+
+@pytest.fixture(scope="session")
+def mirror(tmp_path_factory) -> str:
+    return build_mirror(tmp_path_factory.mktemp("mirror"), ["wander-sdk", "wander-client", "hatchling"])
+
+
+def starts_its_own_hub(page: Path) -> bool:
+    return any("wander-hub serve" in block.text for block in blocks(page) if block.language == "console")
+
+
+def reversing(messages: list[dict]) -> str:
+    return f"<reversed_text>{messages[-1]['content'][::-1]}</reversed_text>"
+
+
+@pytest.fixture(scope="session")
+def endpoint() -> Iterator[str]:
+    """What answers at the endpoint that the pages show."""
+    with chat_endpoint(reversing) as running:
+        yield running.base_url
+
+
+@pytest.fixture
+def page_run(request, tmp_path, mirror, endpoint) -> Iterator[PageRun]:
+    """A copy of the checkout's environments, a private home, and a hub where the page expects one."""
+    folder, home = tmp_path / "page", tmp_path / "home"
+    ignored = shutil.ignore_patterns("__pycache__", "build", "dist")
+    shutil.copytree(ROOT / "environments", folder / "environments", ignore=ignored)
+    environment = {
+        **clean_environment(),
+        "HOME": str(home),
+        "WANDER_CONFIG_DIR": str(home / "config"),
+        "WANDER_DATA_DIR": str(home / "data"),
+        "UV_DEFAULT_INDEX": mirror,
+    }
+    with ExitStack() as stack:
+        if starts_its_own_hub(request.param):
+            port = str(free_port())
+        else:
+            hub = stack.enter_context(live_hub(tmp_path / "hub"))
+            environment["WANDER_TOKEN"], port = hub.token, str(hub.port)
+        environment["WANDER_HUB"] = f"http://127.0.0.1:{port}"
+        addresses = {
+            "127.0.0.1:8600": f"127.0.0.1:{port}",
+            "--port 8600": f"--port {port}",
+            "http://127.0.0.1:8000/v1": endpoint,
+        }
+        run = PageRun(folder, environment, addresses)
+        stack.callback(run.close)
+        yield run
+
+
+@pytest.mark.timeout(900)  # the README's page trains, on however few cores there are
+@pytest.mark.parametrize("page_run", PAGES, indirect=True, ids=lambda page: page.stem)
+def test_every_block_of_the_page_runs(page_run, request):
+    page = request.node.callspec.params["page_run"]
+    found = blocks(page)
+    for block in found:
+        page_run.run(block)
+    assert found or page.stem == "index", f"{page.name} shows nothing to run"
+
+
+def test_blocks_that_do_not_run_hold_install_lines_alone():
+    lines = [
+        (str(block), line)
+        for page in PAGES
+        for block in blocks(page)
+        if block.language == "sh"
+        for line in block.text.splitlines()
+        if line.strip() and not line.startswith("#")
+    ]
+    assert [row for row in lines if not row[1].startswith(INSTALL_LINES)] == []
+
+
+def test_steps_and_their_output_are_told_apart():
+    text = "$ wander one \\\n    --two\n  shown\n\n$ wander three\n"
+    assert steps(text) == [Step("wander one \\\n    --two", ["  shown"]), Step("wander three", [])]
+
+
+def test_shown_output_is_compared_in_order():
+    printed = "published admin/x 0.1.0\nat http://127.0.0.1:1/x\ndone\n"
+    assert unmatched(["published ... 0.1.0", "...", "done"], printed) is None
+    assert unmatched(["done", "published ... 0.1.0"], printed) == "published ... 0.1.0"
+    assert unmatched(["published"], printed) == "published"

@@ -1,0 +1,85 @@
+"""A small HTTP server that speaks the OpenAI chat protocol: the one edge that cannot be real in a test."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+Reply = Callable[[list[dict[str, Any]]], str | bytes]
+"""Takes the messages; returns the completion's text, or bytes to answer with instead of a completion."""
+
+
+@dataclass
+class ChatEndpoint:
+    """A running endpoint."""
+
+    base_url: str
+    requests: list[dict[str, Any]] = field(default_factory=list)
+    """Bodies of the requests answered so far."""
+    keys: set[str] = field(default_factory=set)
+    """The `Authorization` headers seen."""
+
+
+def completion(model: str, text: str) -> bytes:
+    """Return the body of a chat completion."""
+    usage = {"prompt_tokens": 10, "completion_tokens": len(text) // 4 + 1}
+    usage["total_tokens"] = sum(usage.values())
+    choice = {"index": 0, "finish_reason": "stop", "message": {"role": "assistant", "content": text}}
+    answer = {"id": "chatcmpl-1", "object": "chat.completion", "created": 0, "model": model}
+    return json.dumps({**answer, "choices": [choice], "usage": usage}).encode()
+
+
+@contextmanager
+def chat_endpoint(reply: Reply, delay: float = 0.0) -> Iterator[ChatEndpoint]:
+    """Serve `reply` on a free port; `delay` seconds pass before each answer."""
+
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def do_POST(self) -> None:
+            body = json.loads(self.rfile.read(int(self.headers["content-length"])))
+            endpoint.keys.add(self.headers.get("authorization", ""))
+            time.sleep(delay)
+            answer = reply(body["messages"])
+            endpoint.requests.append(body)
+            self._answer(answer if isinstance(answer, bytes) else completion(body["model"], answer))
+
+        def do_GET(self) -> None:
+            self._answer(json.dumps({"object": "list", "data": [{"id": "echo", "object": "model"}]}).encode())
+
+        def _answer(self, body: bytes) -> None:
+            try:
+                self.send_response(200)
+                self.send_header("content-type", "application/json")
+                self.send_header("content-length", str(len(body)))
+                self.end_headers()
+                self.wfile.write(body)
+            except (BrokenPipeError, ConnectionResetError):
+                self.close_connection = True  # the caller was killed, which is what some tests are about
+
+        def log_message(self, *args: object) -> None:
+            """Keep the test's output clean."""
+
+    class Server(ThreadingHTTPServer):
+        daemon_threads = True
+        request_queue_size = 128
+
+        def handle_error(self, request: Any, client_address: Any) -> None:
+            """A caller that is killed in the middle of a request is no error of the endpoint."""
+
+    server = Server(("127.0.0.1", 0), Handler)
+    endpoint = ChatEndpoint(f"http://127.0.0.1:{server.server_address[1]}/v1")
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True)
+    thread.start()
+    try:
+        yield endpoint
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()

@@ -1,0 +1,99 @@
+"""A real hub: `wander-hub serve` as a process of its own on a free port, with an administrator's token."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+
+BIN = Path(sys.executable).parent
+ADMIN = "admin"
+
+
+def free_port() -> int:
+    """Return a port that nothing listens on now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def clean_environment() -> dict[str, str]:
+    """Return this process's environment without settings of Wander, pip, uv or a proxy."""
+    dropped = ("WANDER_", "PIP_", "UV_", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "PYTHON", "VIRTUAL_ENV")
+    kept = {name: value for name, value in os.environ.items() if not name.upper().startswith(dropped)}
+    path = f"{BIN}{os.pathsep}{os.environ['PATH']}"
+    return {**kept, "PATH": path, "PIP_CONFIG_FILE": os.devnull, "NO_COLOR": "1", "OMP_NUM_THREADS": "1"}
+
+
+@dataclass
+class LiveHub:
+    """A hub that answers at `url`."""
+
+    url: str
+    token: str
+    data: Path
+    process: subprocess.Popen[bytes]
+    log: Path
+
+    @property
+    def port(self) -> int:
+        """The port it listens on."""
+        return int(self.url.rpartition(":")[2])
+
+    def get(self, path: str, **options: object) -> httpx.Response:
+        """Ask the hub as its administrator."""
+        headers = {"Authorization": f"Bearer {self.token}"}
+        return httpx.get(f"{self.url}{path}", headers=headers, timeout=30, **options)
+
+
+def hub_command(data: Path, *arguments: str) -> tuple[list[str], dict[str, str]]:
+    """Return a `wander-hub` command line and its environment."""
+    return [str(BIN / "wander-hub"), *arguments], {**clean_environment(), "WANDER_HUB_DATA": str(data)}
+
+
+def make_token(data: Path, user: str = ADMIN) -> str:
+    """Make an API token for a user of the hub in `data`, by the operator's command."""
+    command, environment = hub_command(data, "token", "create", user)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    return next(word for word in done.stdout.split() if word.startswith("wnd_"))
+
+
+@contextmanager
+def live_hub(data: Path) -> Iterator[LiveHub]:
+    """Start a hub on an empty or existing data folder, wait until it answers, stop it in the end."""
+    data.mkdir(parents=True, exist_ok=True)
+    url = f"http://127.0.0.1:{free_port()}"
+    command, environment = hub_command(data, "serve", "--port", url.rpartition(":")[2])
+    log = data / "serve.log"
+    with log.open("wb") as out:
+        process = subprocess.Popen(
+            command, env=environment, stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT
+        )
+    try:
+        wait_until_healthy(url, process, log)
+        yield LiveHub(url, make_token(data), data, process, log)
+    finally:
+        process.send_signal(signal.SIGTERM)
+        process.wait(timeout=30)
+
+
+def wait_until_healthy(url: str, process: subprocess.Popen[bytes], log: Path) -> None:
+    """Return when the hub answers; fail with its log when it ended or never does."""
+    give_up = time.monotonic() + 60
+    while time.monotonic() < give_up:
+        assert process.poll() is None, f"the hub stopped:\n{log.read_text()}"
+        try:
+            if httpx.get(f"{url}/health", timeout=5).status_code == 200:
+                return
+        except httpx.TransportError:
+            time.sleep(0.1)
+    raise AssertionError(f"the hub does not answer at {url}:\n{log.read_text()}")

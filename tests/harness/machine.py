@@ -1,0 +1,94 @@
+"""A user's machine: a private home, the installed commands, an index of packages, and one hub to talk to."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from live_hub import BIN, LiveHub, clean_environment
+
+SECONDS = 200
+
+
+@dataclass
+class Machine:
+    """Where commands run; two machines share nothing but the hub."""
+
+    home: Path
+    hub: LiveHub
+    mirror: str
+    extra: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """The variables that its commands see."""
+        return {
+            **clean_environment(),
+            "HOME": str(self.home),
+            "WANDER_CONFIG_DIR": str(self.home / "config"),
+            "WANDER_DATA_DIR": str(self.home / "data"),
+            "WANDER_CACHE_DIR": str(self.home / "cache"),
+            "WANDER_HUB": self.hub.url,
+            "WANDER_TOKEN": self.hub.token,
+            "UV_DEFAULT_INDEX": self.mirror,
+            "PIP_INDEX_URL": self.mirror,
+            "PIP_NO_CACHE_DIR": "1",
+            **self.extra,
+        }
+
+    def command(self, name: str, *arguments: object) -> list[str]:
+        """Return the command line of an installed command."""
+        return [str(BIN / name), *map(str, arguments)]
+
+    def run(self, name: str, *arguments: object, **options: Any) -> subprocess.CompletedProcess[str]:
+        """Run an installed command in the home folder, whatever its exit status."""
+        return subprocess.run(
+            self.command(name, *arguments),
+            cwd=options.pop("cwd", self.home),
+            env=options.pop("env", self.environment),
+            capture_output=True,
+            text=True,
+            stdin=subprocess.DEVNULL,
+            timeout=SECONDS,
+            **options,
+        )
+
+    def start(self, name: str, *arguments: object) -> subprocess.Popen[str]:
+        """Start an installed command and return at once."""
+        return subprocess.Popen(
+            self.command(name, *arguments),
+            cwd=self.home,
+            env=self.environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def wander(self, *arguments: object) -> dict[str, Any]:
+        """Run `wander ... --json`, which has to succeed, and return its data."""
+        done = self.run("wander", *arguments, "--json")
+        assert done.returncode == 0, f"wander {' '.join(map(str, arguments))}\n{done.stdout}{done.stderr}"
+        data: dict[str, Any] = json.loads(done.stdout)["data"]
+        return data
+
+    def refused(self, status: int, *arguments: object, **options: Any) -> str:
+        """Run `wander`, which has to fail with this status, an error and a hint; return what it said."""
+        done = self.run("wander", *arguments, **options)
+        said = f"{done.stdout}{done.stderr}"
+        assert done.returncode == status, f"exit status {done.returncode}, not {status}\n{said}"
+        assert "error: " in done.stderr, said
+        assert "hint: " in done.stderr, said
+        assert "Traceback" not in said, said
+        assert "this is a bug" not in said, said
+        return done.stderr
+
+    def fresh_venv(self, name: str) -> Path:
+        """Make an empty virtual environment; return its Python."""
+        folder = self.home / name
+        subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder)], check=True)
+        return folder / "bin" / "python"

@@ -1,0 +1,90 @@
+"""Who may import whom: environments -> sdk <- client, hub -> sdk, and nothing imports the hub."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+
+OURS = {"wander", "wander_client", "wander_hub"}
+ALLOWED = {
+    "sdk": {"wander"},
+    "client": {"wander", "wander_client"},
+    "hub": {"wander", "wander_hub"},
+    "compat": {"wander"},
+    "environments": {"wander"},
+    "migrations": {"wander_hub"},
+}
+HUB_READS = {"wander.wire", "wander.types", "wander.errors", "wander.evals"}
+"""What the hub may take from the SDK: wire models, values, errors, and the aggregates it recomputes."""
+
+
+def imported(tree: ast.AST) -> Iterator[tuple[str, int]]:
+    """Yield the dotted module of every import, wherever in the file, with its line."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from ((alias.name, node.lineno) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
+            if node.module in OURS:
+                yield from ((f"{node.module}.{alias.name}", node.lineno) for alias in node.names)
+            else:
+                yield node.module, node.lineno
+
+
+def rooms(sources) -> Iterator[tuple[str, str, str, int]]:
+    for source in sources:
+        room = source.path.split("/")[0]
+        if room in ALLOWED and not source.is_test:
+            for module, line in imported(source.tree):
+                yield room, source.path, module, line
+
+
+def test_the_arrows_hold(sources):
+    crossed = [
+        f"{path}:{line} imports {module}"
+        for room, path, module, line in rooms(sources)
+        if module.split(".")[0] in OURS - ALLOWED[room]
+    ]
+    assert crossed == []
+
+
+def test_the_hub_reads_only_wire_models_and_aggregates_of_the_sdk(sources):
+    crossed = [
+        f"{path}:{line} imports {module}"
+        for room, path, module, line in rooms(sources)
+        if room == "hub"
+        and module.split(".")[0] == "wander"
+        and module not in ("wander", "wander.__version__")
+        and ".".join(module.split(".")[:2]) not in HUB_READS
+    ]
+    assert crossed == []
+
+
+def test_an_environment_imports_no_other_environment(sources, members):
+    names = {member.name.replace("-", "_"): member.folder.name for member in members if member.is_environment}
+    crossed = [
+        f"{path}:{line} imports {module}"
+        for room, path, module, line in rooms(sources)
+        if room == "environments"
+        and module.split(".")[0] in names
+        and names[module.split(".")[0]] != path.split("/")[1]
+    ]
+    assert crossed == []
+
+
+def test_bare_folders_are_never_imported(sources):
+    """From the root `import hub` works by accident: the folder is a namespace package."""
+    bare = {"hub", "client", "sdk", "environments", "migrations", "tests", "benchmarks", "scripts"}
+    found = [
+        f"{source.path}:{line} imports {module}"
+        for source in sources
+        for module, line in imported(source.tree)
+        if module.split(".")[0] in bare
+    ]
+    assert found == []
+
+
+def test_the_arrow_check_sees_every_form_of_import():
+    tree = ast.parse(
+        "def f():\n    from wander_hub import models\nimport wander.evals.store as s\nfrom . import x"
+    )
+    assert sorted(imported(tree)) == [("wander.evals.store", 3), ("wander_hub.models", 2)]

@@ -1,0 +1,164 @@
+"""Users, owners and tokens, and the administrator's command on a hub that is being served."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from typer.testing import CliRunner
+from wander_hub import cli, names, security
+from wander_hub.accounts import repository, service
+from wander_hub.problems import HubProblem
+
+
+def test_a_token_is_well_formed_and_checks_itself():
+    token = security.new_token()
+    assert token.startswith("wnd_")
+    assert len(token) == security.TOKEN_LENGTH
+    assert security.well_formed(token)
+    assert security.new_token() != token
+    for place in (4, 20, len(token) - 1):
+        other = "a" if token[place] != "a" else "b"
+        assert not security.well_formed(token[:place] + other + token[place + 1 :])
+    assert not security.well_formed(token[:-1])
+    assert not security.well_formed("")
+
+
+@given(st.text(max_size=80))
+def test_no_header_breaks_the_reading_of_tokens(text):
+    found = security.token_from_header(text)
+    assert found is None or isinstance(found, str)
+    assert not security.well_formed(text) or len(text) == security.TOKEN_LENGTH
+
+
+def test_the_database_holds_no_secret(hub):
+    with sqlite3.connect(hub.settings.data / "hub.db") as connection:
+        dump = "\n".join(connection.iterdump())
+    for token in hub.tokens.values():
+        assert token not in dump
+        assert security.token_hash(token) in dump
+    connection.close()
+
+
+async def test_a_revoked_token_is_refused_at_once(hub):
+    prefix = hub.tokens["bob"][:10]
+    with hub.database.write() as session:
+        service.revoke_token(session, prefix)
+    answer = await hub.get("/api/v1/whoami", headers=hub.auth("bob"))
+    assert (answer.status_code, answer.json()["code"]) == (401, "bad_token")
+    assert answer.headers["www-authenticate"].startswith("Bearer")
+    public = await hub.get("/api/v1/environments", headers=hub.auth("bob"))
+    assert public.status_code == 200
+
+
+async def test_use_of_a_token_is_noted(hub):
+    assert (await hub.get("/api/v1/whoami", headers=hub.auth())).json()["token"]["last_used_at"] is None
+    assert (await hub.get("/api/v1/whoami", headers=hub.auth())).json()["token"]["last_used_at"]
+
+
+@pytest.mark.parametrize(
+    "name", ["api", "simple", "runs", "-a", "a-", "a_b", "a.b", "a/b", "", "x" * 40, "é", "..", "a b"]
+)
+def test_names_that_no_owner_may_have(hub, name):
+    with pytest.raises(HubProblem) as refusal, hub.database.write() as session:
+        service.add_user(session, name)
+    assert refusal.value.code == "bad_name"
+
+
+@pytest.mark.parametrize("name", ["alice", "ALICE", "wander", "admin"])
+def test_names_that_are_taken(hub, name):
+    with pytest.raises(HubProblem) as refusal, hub.database.write() as session:
+        service.add_user(session, name)
+    assert refusal.value.code == "name_taken"
+
+
+def test_every_first_segment_of_the_hub_is_reserved(hub):
+    from fastapi.routing import iter_route_contexts
+
+    app = hub.client._transport.app
+    paths = [context.path for context in iter_route_contexts(app.routes)]
+    first = {path.split("/")[1] for path in paths if "{" not in path.split("/")[1]} - {""}
+    assert first <= names.RESERVED_OWNERS
+    second = {
+        path.split("/")[2] for path in paths if path.startswith("/{owner}/") and "{" not in path.split("/")[2]
+    }
+    assert second <= names.RESERVED_ENVIRONMENTS
+
+
+def test_a_failed_write_leaves_nothing(hub):
+    def add_twice() -> None:
+        with hub.database.write() as session:
+            service.add_user(session, "carol")
+            service.add_user(session, "carol")
+
+    with pytest.raises(HubProblem):
+        add_twice()
+    with hub.database.read() as session:
+        assert repository.user_named(session, "carol") is None
+
+
+@pytest.fixture
+def command(hub, monkeypatch):
+    """Run the administrator's command on the hub's data; return its outcome."""
+    monkeypatch.setenv("WANDER_HUB_DATA", str(hub.settings.data))
+
+    def run(*words: str):
+        return CliRunner().invoke(cli.app, list(words))
+
+    return run
+
+
+async def test_add_user_and_token_by_command(hub, command):
+    added = command("user", "add", "carol", "--owner", "team", "--json")
+    assert json.loads(added.stdout) == {"name": "carol", "admin": False, "owners": ["carol", "team"]}
+    created = json.loads(command("token", "create", "carol", "--name", "ci", "--json").stdout)
+    headers = {"Authorization": f"Bearer {created['token']}"}
+    whoami = (await hub.get("/api/v1/whoami", headers=headers)).json()
+    assert (whoami["user"], whoami["owners"], whoami["token"]["name"]) == ("carol", ["carol", "team"], "ci")
+    rows = json.loads(command("token", "list", "--user", "carol", "--json").stdout)["data"]
+    assert [(row["name"], row["revoked"]) for row in rows] == [("ci", False)]
+    assert created["token"] not in command("token", "list").stdout
+    assert command("token", "revoke", rows[0]["prefix"]).exit_code == 0
+    assert (await hub.get("/api/v1/whoami", headers=headers)).status_code == 401
+
+
+def test_lists_are_tables_or_json(command):
+    plain = command("user", "list").stdout.splitlines()
+    assert plain[0] == "name\tadmin\towners\tcreated_at"
+    assert [line.split("\t")[:3] for line in plain[1:]] == [
+        ["admin", "yes", "admin"],
+        ["alice", "no", "alice"],
+        ["bob", "no", "bob"],
+    ]
+    assert len(json.loads(command("user", "list", "--json").stdout)["data"]) == 3
+    assert json.loads(command("version", "--json").stdout)["version"]
+
+
+@pytest.mark.parametrize(
+    ("words", "status", "said"),
+    [
+        (["user", "add", "alice"], 1, "`alice` is taken"),
+        (["user", "add", "api"], 1, "is reserved"),
+        (["token", "create", "nobody"], 1, "wander-hub user add nobody"),
+        (["token", "revoke", "wnd_none"], 1, "wnd_none"),
+        (["user", "list", "--data", "/dev/null/x"], 2, "data folder"),
+    ],
+)
+def test_refusals_of_the_command(command, monkeypatch, capsys, words, status, said):
+    monkeypatch.setattr("sys.argv", ["wander-hub", *words])
+    with pytest.raises(SystemExit) as stopped:
+        cli.main()
+    assert stopped.value.code == status
+    error = capsys.readouterr().err
+    assert error.startswith("error: ")
+    assert said in error
+
+
+def test_help_of_every_command(command):
+    for words in ([], ["serve"], ["migrate"], ["user"], ["user", "add"], ["token"], ["token", "create"]):
+        answer = command(*words, "--help")
+        assert answer.exit_code == 0
+        assert "Usage" in answer.stdout

@@ -1,0 +1,91 @@
+"""What a publisher states of `wander check`: stored with the wheel, shown as such, or refused."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from alembic import command
+from sqlalchemy import text
+from wander.wire import CheckSummary
+from wander_hub.database import Database, alembic_config
+
+HTML = {"Accept": "text/html"}
+FINDINGS = [
+    {"id": "sources.clock", "status": "warn", "message": "read by <b>time</b>\u202e"},
+    {"id": "rewards.gold", "status": "skip", "message": "no answer"},
+]
+
+
+def stated(**changes) -> dict[str, str]:
+    """Return the field of the form."""
+    summary = {"wander": "0.1.0", "passed": 26, "warned": 1, "failed": 0, "skipped": 1, "findings": FINDINGS}
+    return {"wander_check": json.dumps(summary | changes)}
+
+
+async def version_of(hub) -> dict:
+    return (await hub.get("/api/v1/environments/alice/reverse-text/versions/latest")).json()
+
+
+async def test_the_check_comes_with_the_wheel_and_is_shown_as_the_publishers(hub, wheel_spec):
+    answer = await hub.upload(wheel_spec.build(), wheel_spec.wheel_name, fields=stated())
+    assert answer.status_code == 200, answer.text
+    check = CheckSummary.model_validate((await version_of(hub))["check"])
+    assert answer.json()["check"] == check.model_dump()
+    assert (check.wander, check.counts) == ("0.1.0", "26 passed, 1 warning, 1 skipped")
+    page = (await hub.get("/alice/reverse-text", headers=HTML)).text
+    assert "checked by the publisher with wander 0.1.0: 26 passed, 1 warning, 1 skipped" in page
+    assert page.index("Stated by the author") < page.index("checked by the publisher")
+    assert "read by &lt;b&gt;time&lt;/b&gt;" in page
+    assert "U+202E" in page
+    assert "rewards.gold" not in page, "what was skipped is only counted"
+
+
+@pytest.mark.parametrize("fields", [{}, {"wander_check": ""}])
+async def test_a_package_of_twine_or_uv_is_not_checked(hub, wheel_spec, fields):
+    answer = await hub.upload(wheel_spec.build(), wheel_spec.wheel_name, fields=fields)
+    assert (answer.status_code, answer.json()["check"]) == (200, None)
+    page = (await hub.get("/alice/reverse-text", headers=HTML)).text
+    assert "not checked" in page
+    assert "checked by the publisher" not in page
+
+
+async def test_what_was_stated_first_stays(hub, wheel_spec):
+    await hub.upload(wheel_spec.build(), wheel_spec.wheel_name, fields=stated())
+    again = await hub.upload(wheel_spec.build(), wheel_spec.wheel_name, fields=stated(passed=28))
+    assert again.headers["x-wander-upload"] == "unchanged"
+    assert (await version_of(hub))["check"]["passed"] == 26
+
+
+@pytest.mark.parametrize(
+    "field",
+    [
+        "nonsense",
+        "null",
+        "[]",
+        r'{"wander": "\ud800"}',
+        stated(wander="<script>")["wander_check"],
+        stated(passed=-1)["wander_check"],
+        stated(warned=0)["wander_check"],
+        stated(stars=5)["wander_check"],
+        stated(findings=[{"id": "A b", "status": "warn"}])["wander_check"],
+        stated(findings=[*FINDINGS, {"id": "x", "status": "pass"}])["wander_check"],
+        stated()["wander_check"] + " " * 70_000,
+    ],
+    ids=range(11),
+)
+async def test_what_is_no_summary_is_refused_before_anything_is_stored(hub, wheel_spec, field):
+    answer = await hub.upload(wheel_spec.build(), wheel_spec.wheel_name, fields={"wander_check": field})
+    assert (answer.status_code, answer.json()["code"]) == (422, "bad_check_report"), answer.text
+    assert "--no-check" in answer.json()["hint"]
+    assert (await hub.get("/api/v1/environments")).json()["data"] == []
+
+
+async def test_versions_from_before_the_column_are_not_checked(hub, wheel_spec, tmp_path):
+    await hub.upload(wheel_spec.build(), wheel_spec.wheel_name, fields=stated())
+    with hub.database.engine.execution_options(writes=True).begin() as connection:
+        command.downgrade(alembic_config(connection), "0001")
+        names = connection.execute(text("SELECT name FROM pragma_table_info('versions')")).scalars().all()
+        assert "check_summary" not in names
+    Database(hub.database.url).migrate()
+    assert (await version_of(hub))["check"] is None

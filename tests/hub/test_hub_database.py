@@ -1,0 +1,108 @@
+"""Schema, sessions and concurrency."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from alembic import command
+from alembic.autogenerate import compare_metadata
+from alembic.migration import MigrationContext
+from sqlalchemy import inspect, text
+from sqlalchemy.exc import InvalidRequestError
+from wander_hub.database import Base, Database, UtcDateTime, alembic_config, migrations_folder
+from wander_hub.environments import repository as environments
+
+
+def test_models_equal_migrations(hub):
+    with hub.database.engine.connect() as connection:
+        command.check(alembic_config(connection))
+        context = MigrationContext.configure(connection, opts={"compare_type": False})
+        assert compare_metadata(context, Base.metadata) == []
+
+
+def test_migrations_go_down_and_up_again(tmp_path):
+    database = Database(f"sqlite:///{tmp_path / 'hub.db'}")
+    database.migrate()
+    tables = set(inspect(database.engine).get_table_names())
+    with database.engine.execution_options(writes=True).begin() as connection:
+        command.downgrade(alembic_config(connection), "base")
+    assert inspect(database.engine).get_table_names() == ["alembic_version"]
+    database.migrate()
+    database.migrate()
+    assert set(inspect(database.engine).get_table_names()) == tables
+    database.close()
+
+
+def test_migrations_are_where_the_checkout_keeps_them():
+    assert (migrations_folder() / "env.py").is_file()
+
+
+def test_sqlite_is_set_up_for_a_server(hub):
+    with hub.database.read() as session:
+        assert session.execute(text("PRAGMA journal_mode")).scalar() == "wal"
+        assert session.execute(text("PRAGMA foreign_keys")).scalar() == 1
+        assert session.execute(text("PRAGMA busy_timeout")).scalar() == 15000
+
+
+def test_a_naive_time_never_reaches_the_database(hub):
+    from datetime import datetime
+
+    with pytest.raises(ValueError, match="naive"):
+        UtcDateTime().process_bind_param(datetime(2026, 1, 1), hub.database.engine.dialect)
+
+
+async def test_relationships_are_never_loaded_by_accident(hub):
+    await hub.publish()
+    with hub.database.read() as session:
+        environment = environments.environment_named(session, "alice", "reverse-text")
+        version = environments.version_of(session, environment, "0.1.0")
+        with pytest.raises(InvalidRequestError, match="environment"):
+            _ = version.environment
+
+
+async def test_concurrent_uploads_of_one_version_have_one_winner(hub, make_wheel):
+    specs = [make_wheel(summary=f"Candidate {number}.") for number in range(6)]
+    answers = await asyncio.gather(*(hub.upload(spec.build(), spec.wheel_name) for spec in specs))
+    assert sorted(answer.status_code for answer in answers) == [200] + [409] * 5
+    winner = next(answer for answer in answers if answer.status_code == 200).json()
+    stored = (await hub.get("/api/v1/environments/alice/reverse-text/versions/0.1.0")).json()
+    assert stored["summary"] == winner["summary"]
+    assert len(stored["files"]) == 1
+
+
+async def test_concurrent_posts_of_one_run_are_one_run(hub, run_of):
+    manifest, rollouts = run_of(await hub.publish())
+    answers = await asyncio.gather(*(hub.post_run(manifest, rollouts) for _ in range(5)))
+    assert sorted(answer.status_code for answer in answers) == [200] * 4 + [201]
+    assert (await hub.get("/api/v1/environments/alice/reverse-text")).json()["runs"] == 1
+
+
+async def test_reads_go_on_while_a_write_is_open(hub):
+    await hub.publish()
+    with hub.database.write() as session:
+        session.execute(text("UPDATE users SET admin = admin"))
+        answer = await hub.get("/api/v1/environments")
+        assert len(answer.json()["data"]) == 1
+
+
+async def test_a_page_takes_few_statements(hub, run_of):
+    from sqlalchemy import event
+
+    manifest, rollouts = run_of(await hub.publish())
+    await hub.post_run(manifest, rollouts)
+    counted: list[str] = []
+
+    def count(connection, cursor, statement, *rest):
+        counted.append(statement)
+
+    event.listen(hub.database.engine, "before_cursor_execute", count)
+    run = f"/runs/{manifest['run_id']}"
+    environment = ("/alice/reverse-text", "/alice/reverse-text/leaderboard")
+    for path in ("/", "/alice", *environment, run, f"{run}/rollouts/1"):
+        counted.clear()
+        answer = await hub.get(path, headers={"Accept": "text/html"})
+        assert answer.status_code == 200
+        queries = [one for one in counted if one.startswith("SELECT")]
+        assert len(queries) <= 20, (path, len(queries))
+    event.remove(hub.database.engine, "before_cursor_execute", count)

@@ -1,0 +1,175 @@
+"""The whole HTTP interface: every route known, guarded and documented; every error a problem."""
+
+from __future__ import annotations
+
+import re
+
+import httpx
+import pytest
+from fastapi.routing import iter_route_contexts
+from sqlalchemy.exc import OperationalError
+from wander_hub.app import create_app
+from wander_hub.problems import HubProblem
+
+MUTATING = {"POST", "PUT", "PATCH", "DELETE"}
+
+
+def routes(hub) -> list[tuple[str, str]]:
+    """Return (method, path) of every route of the running application."""
+    app = hub.client._transport.app
+    return [
+        (method, context.path)
+        for context in iter_route_contexts(app.routes)
+        for method in sorted(context.methods or ())
+    ]
+
+
+def filled(path: str) -> str:
+    values = {"owner": "alice", "name": "reverse-text", "project": "reverse-text", "version": "0.1.0"}
+    return re.sub(r"{(\w+)[^}]*}", lambda match: values.get(match[1], "1"), path)
+
+
+async def test_each_mutating_route_demands_a_token(hub):
+    mutating = [(method, path) for method, path in routes(hub) if method in MUTATING]
+    assert sorted(mutating) == [
+        ("POST", "/api/v1/runs"),
+        ("POST", "/{owner}/legacy"),
+        ("POST", "/{owner}/legacy/"),
+    ]
+    for method, path in mutating:
+        for headers in ({}, {"Authorization": "Bearer wnd_wrong"}, {"Authorization": "Digest x"}):
+            answer = await hub.client.request(method, filled(path), headers=headers, content=b"")
+            assert answer.status_code == 401, (method, path)
+            assert answer.json()["code"] in ("token_required", "bad_token")
+            assert "www-authenticate" in answer.headers
+
+
+async def test_no_read_changes_anything_and_none_fails(hub):
+    for method, path in routes(hub):
+        if method not in ("GET", "HEAD"):
+            continue
+        answer = await hub.client.request(method, filled(path), headers={"Accept": "*/*"})
+        assert answer.status_code < 500, (method, path, answer.text)
+        assert answer.headers["x-request-id"]
+
+
+async def test_openapi_documents_every_machine_route_and_its_errors(hub):
+    document = (await hub.get("/openapi.json")).json()
+    documented = {(method.upper(), path) for path, methods in document["paths"].items() for method in methods}
+    machine = {
+        (method, path)
+        for method, path in routes(hub)
+        if path.startswith(("/api/", "/health")) and method != "HEAD"
+    }
+    assert machine <= documented
+    assert ("POST", "/{owner}/legacy/") in documented
+    assert ("GET", "/{owner}/simple/{project}/") in documented
+    for path, methods in document["paths"].items():
+        for method, operation in methods.items():
+            assert operation["summary"], (method, path)
+            for status, response in operation["responses"].items():
+                if status.startswith("4"):
+                    schema = response["content"]["application/problem+json"]["schema"]
+                    assert schema == {"$ref": "#/components/schemas/Problem"}, (path, status)
+                if status == "422":
+                    assert "HTTPValidationError" not in str(response)
+    body = document["paths"]["/api/v1/runs"]["post"]["requestBody"]["content"]["multipart/form-data"]
+    assert set(body["schema"]["properties"]) == {"manifest", "rollouts", "artifacts"}
+
+
+async def test_no_page_of_a_third_party_documents_the_interface(hub):
+    for path in ("/docs", "/redoc", "/api/docs"):
+        assert (await hub.get(path)).status_code == 404
+
+
+async def test_errors_are_problems_with_the_request_id(hub):
+    answer = await hub.get("/api/v1/environments", params={"limit": 0}, headers={"X-Request-ID": "mine-1"})
+    assert answer.headers["content-type"] == "application/problem+json"
+    problem = answer.json()
+    assert (problem["status"], problem["code"], problem["request_id"]) == (422, "invalid_request", "mine-1")
+    assert problem["errors"][0]["loc"] == ["query", "limit"]
+    assert answer.headers["x-request-id"] == "mine-1"
+    odd = await hub.get("/health", headers={"X-Request-ID": "two words\tand more"})
+    assert odd.headers["x-request-id"] != "two words\tand more"
+    wrong_method = await hub.client.delete("/api/v1/runs")
+    assert (wrong_method.status_code, wrong_method.json()["code"]) == (405, "method_not_allowed")
+    nowhere = await hub.get("/a/b/c/d/e")
+    assert (nowhere.status_code, nowhere.json()["code"]) == (404, "not_found")
+
+
+async def test_pages_and_data_are_chosen_by_what_is_accepted(hub):
+    page = await hub.get("/nobody/nothing", headers={"Accept": "text/html"})
+    assert page.headers["content-type"].startswith("text/html")
+    for path in ("/api/v1/runs/none", "/nobody/simple/x/"):
+        answer = await hub.get(path, headers={"Accept": "text/html"})
+        assert answer.headers["content-type"] == "application/problem+json"
+
+
+@pytest.mark.parametrize(
+    ("failure", "status", "code"),
+    [
+        (OSError(28, "No space left on device"), 507, "storage_full"),
+        (OperationalError("INSERT", {}, Exception("database or disk is full")), 507, "storage_full"),
+        (OperationalError("SELECT", {}, Exception("disk I/O error")), 500, "internal_error"),
+        (RuntimeError("secret detail"), 500, "internal_error"),
+        (HubProblem(409, "taken", "it is"), 409, "taken"),
+    ],
+)
+async def test_failures_inside_become_problems_without_their_details(hub, failure, status, code):
+    app = create_app(hub.settings, database=hub.database)
+
+    @app.get("/api/v1/broken")
+    def broken() -> None:
+        raise failure
+
+    transport = httpx.ASGITransport(app=app, raise_app_exceptions=False)
+    async with httpx.AsyncClient(transport=transport, base_url="http://hub.test") as client:
+        answer = await client.get("/api/v1/broken")
+    assert (answer.status_code, answer.json()["code"]) == (status, code)
+    assert "secret" not in answer.text
+    assert answer.headers["x-request-id"]
+
+
+async def test_answers_are_strict_with_browsers(hub):
+    for path in ("/", "/health", "/openapi.json", "/nothing-here"):
+        headers = (await hub.get(path)).headers
+        assert "default-src 'none'" in headers["content-security-policy"]
+        assert headers["x-content-type-options"] == "nosniff"
+        assert "set-cookie" not in headers
+
+
+async def test_public_url_is_used_in_addresses(hub, settings, run_of):
+    sha256 = await hub.publish()
+    elsewhere = settings.model_copy(update={"public_url": "https://hub.example/"})
+    app = create_app(elsewhere, database=hub.database)
+    transport = httpx.ASGITransport(app=app)
+    async with httpx.AsyncClient(transport=transport, base_url="http://inside") as client:
+        version = (await client.get("/api/v1/environments/alice/reverse-text")).json()["latest"]
+        page = await client.get("/alice/reverse-text", headers={"Accept": "text/html"})
+    url = version["files"][0]["url"]
+    assert url == "https://hub.example/alice/files/reverse-text/reverse_text-0.1.0-py3-none-any.whl"
+    assert version["files"][0]["sha256"] == sha256
+    assert "https://hub.example/alice/simple/" in page.text
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/api/v1/runs/x/rollouts/99999999999999999999999",
+        "/runs/x/rollouts/99999999999999999999999",
+        "/api/v1/environments?q=%00",
+        "/api/v1/environments?cursor=%00",
+        "/api/v1/runs?model=%00%ff",
+        "/%00/%00",
+        "/alice/simple/%00/",
+        "/alice/files/%2e%2e/%2e%2e",
+        "/runs?cursor=MjAyNi0wMS0wMVQwMDowMDowMCswMDowMCA5OTk5OTk5OTk5OTk5OTk5OTk5OTk5OTk5",
+        "/?cursor=MjAyNi0wMS0wMVQwMDowMDowMCswMDowMCA5OTk5OTk5OTk5OTk5OTk5OTk5OTk5OTk5",
+        "/alice/reverse-text/leaderboard?version=%F0%9F%8E%B2&task_set=%25",
+    ],
+)
+async def test_odd_values_never_break_the_hub(hub, path):
+    await hub.publish()
+    for accept in ("text/html", "application/json"):
+        answer = await hub.get(path, headers={"Accept": accept})
+        assert answer.status_code in (200, 400, 404, 406, 422), answer.text

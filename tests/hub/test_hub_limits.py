@@ -1,0 +1,75 @@
+"""Limits are settings, and hold while bytes arrive."""
+
+from __future__ import annotations
+
+import pytest
+from wander_hub.settings import Settings
+
+
+@pytest.fixture
+def settings(tmp_path):
+    return Settings(
+        data=tmp_path / "data",
+        bundled_packages=False,
+        max_upload_bytes=20_000,
+        max_unpacked_bytes=50_000,
+        max_members=10,
+        max_run_bytes=20_000,
+        max_manifest_bytes=4_000,
+        max_artifact_bytes=1_000,
+        max_artifacts=2,
+    )
+
+
+async def test_file_over_the_limit(hub, make_wheel):
+    noise = bytes(range(256)) * 200
+    spec = make_wheel(files={"noise.bin": b"".join(bytes([b ^ k % 251]) for k, b in enumerate(noise))})
+    body = spec.build()
+    padded = body + b"\0" * 20_001
+    answer = await hub.upload(padded, spec.wheel_name)
+    assert (answer.status_code, answer.json()["code"]) == (413, "too_large")
+
+
+async def test_request_over_the_limit_stops_early(hub):
+    sent = 0
+
+    async def endless():
+        nonlocal sent
+        head = (
+            b'--b\r\nContent-Disposition: form-data; name="content"; filename="a-1-py3-none-any.whl"\r\n\r\n'
+        )
+        yield head
+        while sent < 200 * 1024 * 1024:
+            sent += 1024 * 1024
+            yield b"\0" * (1024 * 1024)
+
+    headers = hub.auth() | {"Content-Type": "multipart/form-data; boundary=b"}
+    answer = await hub.client.post("/alice/legacy/", content=endless(), headers=headers)
+    assert (answer.status_code, answer.json()["code"]) == (413, "too_large")
+    assert sent < 40 * 1024 * 1024
+
+
+async def test_bomb_and_member_count(hub, make_wheel):
+    bomb = make_wheel(files={"zeros.bin": b"\0" * 60_000})
+    answer = await hub.upload(bomb.build(), bomb.wheel_name)
+    assert (answer.status_code, answer.json()["code"]) == (413, "too_large_unpacked")
+    crowd = make_wheel(files={f"m{number}.py": b"" for number in range(12)})
+    answer = await hub.upload(crowd.build(), crowd.wheel_name)
+    assert answer.json()["code"] == "too_many_members"
+
+
+async def test_run_limits(hub, run_of):
+    sha256 = await hub.publish()
+    manifest, rollouts = run_of(sha256)
+    rollouts[0]["completion"][0]["content"] = "a" * 30_000
+    plain = await hub.post_run(manifest, rollouts)
+    packed = await hub.post_run(manifest, rollouts, compress=True)
+    assert (plain.status_code, packed.status_code) == (413, 413)
+    manifest["notes"] = "n" * 5_000
+    assert (await hub.post_run(manifest, [])).status_code == 413
+    manifest["notes"] = ""
+    fine = run_of(sha256)[1]
+    big = await hub.post_run(manifest, fine, artifacts={"a.png": b"x" * 2_000})
+    assert big.status_code == 413
+    many = await hub.post_run(manifest, fine, artifacts={f"{n}.png": b"x" for n in range(4)})
+    assert (many.status_code, many.json()["code"]) == (400, "bad_form")

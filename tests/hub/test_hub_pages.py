@@ -1,0 +1,243 @@
+"""Pages: they show what the API says, need no script, and no text of others can act in them."""
+
+from __future__ import annotations
+
+import io
+import re
+from html.parser import HTMLParser
+
+import pytest
+
+HTML = {"Accept": "text/html,application/xhtml+xml"}
+HOSTILE = '<script>alert(1)</script><img src=x onerror="alert(2)">\u202e\x1b[31m\x00'
+
+
+class Tags(HTMLParser):
+    """Collects tags, attributes and ids; fails on a mismatched nesting of block tags."""
+
+    VOID = frozenset({"meta", "link", "input", "br", "hr", "img"})
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.seen: list[tuple[str, dict[str, str | None]]] = []
+
+    def handle_starttag(self, tag, attrs):
+        self.seen.append((tag, dict(attrs)))
+        if tag not in self.VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag, attrs):
+        self.seen.append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag):
+        if tag in self.VOID:
+            return
+        if tag == "p" and "p" not in self.open:
+            return
+        assert self.open, f"</{tag}> closes nothing"
+        assert self.open.pop() == tag
+
+
+def parsed(answer) -> Tags:
+    tags = Tags()
+    tags.feed(answer.text)
+    assert tags.open == []
+    return tags
+
+
+@pytest.fixture
+async def posted(hub, make_wheel, run_of):
+    """A hub with an environment and runs whose every text is hostile."""
+    spec = make_wheel(
+        summary="Reverse <b>it</b>", readme=f"# Reverse text\n\n{HOSTILE.replace(chr(0), '')}\n"
+    )
+    sha256 = await hub.publish(spec)
+    for number, model in enumerate(["tiny", "other <i>model</i>"]):
+        manifest, rollouts = run_of(
+            sha256, reward=[0.0, 0.5, 1.0, 1.0, 1.0, 0.5], run_id=f"01RUN{number:021d}", model=model
+        )
+        manifest["environment"]["info"]["reward_functions"].append({"name": "<u>f</u>", "weight": 0.5})
+        for line in rollouts:
+            line["metrics"]["<u>f</u>"] = 0.25
+            line["completion"][0]["content"] = HOSTILE
+            line["completion"][0]["tool_calls"] = [
+                {"function": {"name": HOSTILE, "arguments": '{"a": "<b>"}'}}
+            ]
+            line["prompt"][0]["content"] = [{"type": "text", "text": HOSTILE}]
+            line["stop_reason"] = HOSTILE
+            line["answer"] = {"text": HOSTILE}
+        answer = await hub.post_run(manifest, rollouts)
+        assert answer.status_code == 201, answer.text
+    return hub
+
+
+PAGES = [
+    "/",
+    "/?q=reverse",
+    "/?tag=text",
+    "/?q=nothing-like-it",
+    "/alice",
+    "/wander",
+    "/alice/reverse-text",
+    "/alice/reverse-text/versions/0.1.0",
+    "/alice/reverse-text/leaderboard",
+    "/runs",
+    "/runs?environment=alice/reverse-text",
+    "/runs?model=tiny",
+    "/runs/01RUN000000000000000000000",
+    "/runs/01RUN000000000000000000000?sort=-reward&only=scored",
+    "/runs/01RUN000000000000000000000?only=failed",
+    "/runs/01RUN000000000000000000000/rollouts/0",
+    "/runs/01RUN000000000000000000000/rollouts/5",
+]
+
+
+@pytest.mark.parametrize("path", PAGES)
+async def test_page_is_whole_and_inert(posted, path):
+    answer = await posted.get(path, headers=HTML)
+    assert answer.status_code == 200
+    assert answer.headers["content-type"].startswith("text/html")
+    assert "script" not in answer.headers["content-security-policy"].replace("script-src", "")
+    tags = parsed(answer)
+    names = {tag for tag, _ in tags.seen}
+    assert not names & {"script", "iframe", "object", "style", "img"}
+    for _, attributes in tags.seen:
+        assert not any(name.startswith("on") or name == "style" for name in attributes)
+        for name in ("href", "src", "action"):
+            target = attributes.get(name) or ""
+            assert re.match(r"(/|\?|#|http://hub\.test/|data:image/svg)", target) or not target, target
+    assert not re.search("[\x00-\x08\x0b-\x1f\x7f\u202e]", answer.text)
+    assert any(tag == "h1" for tag, _ in tags.seen)
+
+
+async def test_empty_hub_says_what_to_do(hub):
+    for path, words in {"/": "wander publish", "/runs": "wander post", "/alice": "published no"}.items():
+        answer = await hub.get(path, headers=HTML)
+        assert answer.status_code == 200
+        assert words in answer.text
+        parsed(answer)
+
+
+async def test_environment_page_shows_commands_digest_and_results(posted):
+    page = (await posted.get("/alice/reverse-text", headers=HTML)).text
+    assert "wander install alice/reverse-text@0.1.0" in page
+    assert "http://hub.test/alice/simple/" in page
+    detail = (await posted.get("/api/v1/environments/alice/reverse-text")).json()
+    assert detail["latest"]["files"][0]["sha256"] in page
+    assert "other &lt;i&gt;model&lt;/i&gt;" in page
+    assert "Reverse &lt;b&gt;it&lt;/b&gt;" in page
+
+
+async def test_leaderboard_page_draws_an_interval_a_row(posted):
+    page = (await posted.get("/alice/reverse-text/leaderboard", headers=HTML)).text
+    assert page.count('class="interval-chart"') == 2
+    assert "1–2" in page
+
+
+async def test_leaderboard_without_runs_says_how_to_make_one(hub):
+    await hub.publish()
+    page = await hub.get("/alice/reverse-text/leaderboard", headers=HTML)
+    assert page.status_code == 200
+    assert "wander eval alice/reverse-text@0.1.0" in page.text
+
+
+async def test_run_page_gives_the_command_and_the_histogram(posted):
+    page = (await posted.get("/runs/01RUN000000000000000000000", headers=HTML)).text
+    assert "wander eval alice/reverse-text@0.1.0 -m tiny -n 3 -r 2 --seed 7 -t 1.0" in page
+    assert 'class="chart"' in page
+    assert "-n 3 -r 2" in page
+    assert "/rollouts.jsonl" in page
+
+
+async def test_rollout_page_explains_the_reward_and_links_siblings(posted):
+    page = (await posted.get("/runs/01RUN000000000000000000000/rollouts/2", headers=HTML)).text
+    assert "&lt;script&gt;alert(1)" in page
+    assert "U+202E" in page
+    assert 'href="/runs/01RUN000000000000000000000/rollouts/1"' in page
+    assert 'href="/runs/01RUN000000000000000000000/rollouts/3"' in page
+    assert "0.125" in page  # the contribution of a function of weight 0.5 and value 0.25
+
+
+async def test_training_page_draws_curves_and_shows_plots(hub, run_of):
+    sha256 = await hub.publish()
+    manifest, _ = run_of(sha256, reward=[], examples=0, kind="training", training={"steps": 2})
+    lines = b'{"step": 1, "reward": 0.1, "loss": NaN}\nnot json\n{"step": 2, "reward": 0.4, "kl": 0.0}\n[1]\n'
+    artifacts = {"metrics.jsonl": lines, "curve.svg": b"<svg xmlns='http://www.w3.org/2000/svg'/>"}
+    answer = await hub.post_run(manifest, None, artifacts=artifacts)
+    assert answer.status_code == 201, answer.text
+    page = await hub.get(f"/runs/{manifest['run_id']}", headers=HTML)
+    tags = parsed(page)
+    images = [attributes["src"] for tag, attributes in tags.seen if tag == "img"]
+    assert images == [f"/api/v1/runs/{manifest['run_id']}/artifacts/curve.svg"]
+    assert page.text.count('class="chart"') == 1
+    assert "0.1 → 0.4" in page.text
+
+
+async def test_a_very_long_rollout_is_cut_with_a_word(hub, run_of):
+    manifest, rollouts = run_of(await hub.publish())
+    rollouts[0]["completion"] = [{"role": "user", "content": f"message {n}"} for n in range(1000)]
+    rollouts[0]["completion"][0]["content"] = "x" * 100_000
+    assert (await hub.post_run(manifest, rollouts)).status_code == 201
+    page = await hub.get(f"/runs/{manifest['run_id']}/rollouts/0", headers=HTML)
+    assert page.text.count('<article class="message') == 400
+    assert "601 more messages" in page.text
+    assert "40\u2009000 more characters" in page.text
+    parsed(page)
+
+
+async def test_pages_answer_head(posted):
+    for path in PAGES:
+        answer = await posted.client.head(path, headers=HTML)
+        assert answer.status_code == 200
+
+
+async def test_a_plain_package_is_not_shown_as_an_environment(hub, make_wheel):
+    from wander_hub.accounts import repository
+    from wander_hub.upload import checks, service
+    from wander_hub.upload.schemas import Limits, Upload
+
+    spec = make_wheel(name="wander-sdk", entry_points=None, files={"wander/__init__.py": b""})
+    body = io.BytesIO(spec.build())
+    upload = Upload("wander", spec.wheel_name, body, len(body.getvalue()), "0" * 64)
+    package = checks.checked(upload, Limits(10**6, 10**6, 100), environment=False)
+    with hub.database.write() as session:
+        owner = repository.owner_named(session, "wander")
+        service.publish(session, owner, package, user_id=None, listed=False)
+    page = (await hub.get("/wander/wander-sdk", headers=HTML)).text
+    assert "wander install" not in page
+    assert "wander-sdk==0.1.0" in page
+
+
+async def test_missing_page_suggests_near_names(posted):
+    answer = await posted.get("/alice/revers-text", headers=HTML)
+    assert answer.status_code == 404
+    assert '<a href="/alice/reverse-text">' in answer.text
+    other = await posted.get("/bob/reverse-text", headers=HTML)
+    assert '<a href="/alice/reverse-text">' in other.text
+    script = await posted.get("/bob/reverse-text")
+    assert script.headers["content-type"] == "application/problem+json"
+
+
+async def test_names_are_redirected_to_their_right_spelling(posted):
+    answer = await posted.get("/Alice/Reverse_Text", headers=HTML)
+    assert (answer.status_code, answer.headers["location"]) == (301, "/alice/reverse-text")
+
+
+async def test_page_answers_304_to_who_holds_it(posted):
+    first = await posted.get("/alice/reverse-text", headers=HTML)
+    again = await posted.get("/alice/reverse-text", headers=HTML | {"If-None-Match": first.headers["etag"]})
+    assert again.status_code == 304
+    assert again.content == b""
+
+
+async def test_style_sheet_is_served_and_small(hub):
+    page = await hub.get("/", headers=HTML)
+    href = re.search(r'href="(/static/wander\.css\?v=\w+)"', page.text)
+    assert href
+    answer = await hub.get(href[1])
+    assert answer.headers["content-type"].startswith("text/css")
+    assert "immutable" in answer.headers["cache-control"]
+    assert len(answer.content) < 15_000
+    assert b"@import" not in answer.content
+    assert b"http" not in answer.content

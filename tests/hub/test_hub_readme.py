@@ -1,0 +1,111 @@
+"""READMEs of strangers: rendered, sanitised, and unable to reach out."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from wander_hub.environments.readme import rendered
+from wander_hub.web import text
+
+
+def html(markdown: str) -> str:
+    return rendered(markdown, "text/markdown")
+
+
+def test_markdown_with_tables_code_and_details():
+    table, code = "| a | b |\n|---|--:|\n| 1 | 2 |", "```python\nx < 1\n```"
+    page = html(f"# Title\n\n{table}\n\n{code}\n\n<details><summary>s</summary>t</details>")
+    assert "<h1>Title</h1>" in page
+    assert '<th align="right">b</th>' in page
+    assert "x &lt; 1" in page
+    assert "<details><summary>s</summary>t</details>" in page
+
+
+@pytest.mark.parametrize(
+    "hostile",
+    [
+        "<script>alert(1)</script>",
+        '<a href="javascript:alert(1)">x</a>',
+        "[x](javascript:alert(1))",
+        "[x](data:text/html;base64,PHNjcmlwdD4=)",
+        '<p onclick="alert(1)" style="position:fixed" class="top" id="main">x</p>',
+        "<svg><script>alert(1)</script></svg><math><mtext></mtext></math>",
+        '<iframe src="https://evil.example"></iframe>',
+        '<form action="https://evil.example"><input name="token"></form>',
+        "<style>body { display: none }</style>",
+        '<img src="https://evil.example/pixel.png" onerror="alert(1)">',
+        "![track](https://evil.example/pixel.png)",
+        '<img alt="<script>" src="x">',
+        "<<script>script>alert(1)<</script>/script>",
+        '<meta http-equiv="refresh" content="0;url=https://evil.example">',
+    ],
+)
+def test_nothing_in_it_can_act(hostile):
+    page = html(f"before\n\n{hostile}\n\nafter").lower()
+    for forbidden in ("<script", "<iframe", "<form", "<input", "<img", "<svg", "<style", "<meta"):
+        assert forbidden not in page
+    for forbidden in (
+        ' onclick="',
+        ' onerror="',
+        'href="javascript',
+        'href="data',
+        ' style="',
+        ' id="',
+        ' class="top',
+    ):
+        assert forbidden not in page
+    assert "before" in page
+    assert "after" in page
+
+
+def test_remote_images_become_links():
+    page = html("![curve](https://plots.example/a.png) ![local](plot.png)")
+    assert '<a href="https://plots.example/a.png" rel="nofollow noopener noreferrer">[curve]</a>' in page
+    assert "<em>[local]</em>" in page
+
+
+def test_other_formats_are_shown_as_written():
+    assert rendered("Title\n=====\n<b>", "text/x-rst") == "<pre>Title\n=====\n&lt;b&gt;</pre>"
+    assert rendered("  ", "text/plain") == ""
+
+
+@given(st.text(max_size=300))
+def test_no_text_breaks_the_renderer(markdown):
+    page = html(markdown)
+    assert "<script" not in page.lower()
+    assert "\x00" not in page
+
+
+@given(st.text(max_size=200))
+def test_visible_text_keeps_everything_but_hidden_characters(given_text):
+    shown = str(text.visible(given_text))
+    for hidden in ("\x00", "\x1b", "\u202e", "\u2066"):
+        assert hidden not in shown
+    assert shown.count('<span class="hidden-character">') == shown.count("<span")
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [(None, "–"), (float("nan"), "–"), (0.5, "0.500"), (-0.5, "−0.500"), (-0.0001, "0.000"), (12, "12.000")],
+)
+def test_numbers(value, shown):
+    assert text.number(value) == shown
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "digits"), [(None, 1, 3), (0.5, 0.5, 3), (0.4, 0.6, 2), (0.49, 0.51, 3), (0, 10, 1)]
+)
+def test_a_score_has_the_decimals_its_interval_supports(low, high, digits):
+    assert text.score_digits(low, high) == digits
+
+
+def test_spans_and_sizes():
+    assert [text.duration(value) for value in (None, 0.25, 5, 90, 7200, 200_000)] == [
+        "–", "250 ms", "5.0 s", "1.5 min", "2.0 h", "2.3 d",
+    ]  # fmt: skip
+    assert [text.size(value) for value in (12, 1500, 2_500_000, 3_000_000_000)] == [
+        "12 B", "1.5 kB", "2.5 MB", "3.0 GB",
+    ]  # fmt: skip
+    assert text.shortened("abcdefghij", 5) == "ab…ij"
+    assert text.compact(0.0003) == "0.0003"

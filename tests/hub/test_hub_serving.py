@@ -1,0 +1,169 @@
+"""The server as a process: first start, second start, taken port, end; and what its wheel ships."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import socket
+import stat
+import subprocess
+import sys
+import tarfile
+import threading
+import time
+import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+import pytest
+from wander_hub import security
+
+COMMAND = [sys.executable, "-m", "wander_hub.cli"]
+HUB = Path(__file__).parents[2] / "hub"
+
+
+@contextmanager
+def served(data: Path, *words: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """Start a hub on a free port and give its process and address once it answers."""
+    process = subprocess.Popen(
+        [*COMMAND, "serve", "--port", "0", "--data", str(data), *words],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=os.environ | {"WANDER_HUB_BUNDLED_PACKAGES": "false"},
+    )
+    watchdog = threading.Timer(60, process.kill)
+    watchdog.start()
+    try:
+        address = ""
+        assert process.stderr
+        for line in process.stderr:
+            if match := re.search(r"listens on (http://\S+)", line):
+                address = match[1]
+                break
+        assert address, "the hub ended before it listened"
+        drain = threading.Thread(target=process.stderr.read, daemon=True)
+        drain.start()
+        yield process, address
+        process.send_signal(signal.SIGTERM)
+        process.wait(30)
+        drain.join(10)
+    finally:
+        watchdog.cancel()
+        if process.poll() is None:
+            process.kill()
+        process.wait()
+        assert process.stdout
+        assert process.stderr
+        process.stdout.close()
+        process.stderr.close()
+
+
+def test_first_start_prints_a_token_once_and_ends_well(tmp_path):
+    with served(tmp_path / "data") as (process, address):
+        token = process.stdout.readline().strip()
+        assert security.well_formed(token)
+        answer = httpx.get(f"{address}/api/v1/whoami", headers={"Authorization": f"Bearer {token}"})
+        assert answer.json()["user"] == "admin"
+        assert httpx.get(f"{address}/health").json()["status"] == "ok"
+    assert process.returncode == 0
+    with served(tmp_path / "data") as (process, address):
+        answer = httpx.get(f"{address}/api/v1/whoami", headers={"Authorization": f"Bearer {token}"})
+        assert answer.json()["admin"] is True
+        process.send_signal(signal.SIGINT)
+        assert process.wait(30) == 130
+        assert process.stdout.read() == ""
+
+
+def test_token_file_is_private(tmp_path):
+    file = tmp_path / "keys" / "token"
+    with served(tmp_path / "data", "--token-file", str(file)) as (_process, address):
+        assert stat.S_IMODE(file.stat().st_mode) == 0o600
+        token = file.read_text().strip()
+        answer = httpx.get(f"{address}/api/v1/whoami", headers={"Authorization": f"Bearer {token}"})
+        assert answer.status_code == 200
+
+
+def run(*words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([*COMMAND, *words], capture_output=True, text=True, timeout=60, check=False)
+
+
+def test_a_taken_port_is_said_and_leaves_no_data(tmp_path):
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        answer = run("serve", "--port", str(port), "--data", str(tmp_path / "data"))
+    assert answer.returncode == 2
+    assert answer.stderr.startswith(f"error: `127.0.0.1` port {port} is taken")
+    assert "--port" in answer.stderr
+    assert not (tmp_path / "data").exists()
+
+
+@pytest.mark.parametrize("kind", ["file", "broken database"])
+def test_an_unusable_data_folder_is_said(tmp_path, kind):
+    data = tmp_path / "data"
+    if kind == "file":
+        data.write_text("not a folder")
+    else:
+        data.mkdir()
+        (data / "hub.db").write_text("not a database, but longer than the header of one" * 40)
+    answer = run("serve", "--port", "0", "--data", str(data))
+    assert answer.returncode == 2
+    assert answer.stderr.startswith("error: ")
+    assert "Traceback" not in answer.stderr
+
+
+def test_a_bad_setting_is_said(tmp_path, monkeypatch):
+    monkeypatch.setenv("WANDER_HUB_MAX_UPLOAD_BYTES", "-1")
+    answer = run("serve", "--port", "0", "--data", str(tmp_path))
+    assert answer.returncode == 2
+    assert "max_upload_bytes" in answer.stderr
+
+
+def test_the_wheel_and_the_source_archive_ship_the_migrations(tmp_path):
+    command = [sys.executable, "-m", "hatchling", "build", "--directory", str(tmp_path)]
+    subprocess.run(command, cwd=HUB, check=True, capture_output=True)
+    (wheel,), (sdist,) = tmp_path.glob("*.whl"), tmp_path.glob("*.tar.gz")
+    with zipfile.ZipFile(wheel) as archive:
+        shipped = archive.namelist()
+    assert "wander_hub/migrations/env.py" in shipped
+    assert any(re.fullmatch(r"wander_hub/migrations/versions/0001_\w+\.py", name) for name in shipped)
+    assert "wander_hub/web/templates/base.html" in shipped
+    assert "wander_hub/web/static/wander.css" in shipped
+    with tarfile.open(sdist) as archive:
+        archive.extractall(tmp_path, filter="data")
+    (unpacked,) = (path for path in tmp_path.iterdir() if path.is_dir())
+    again = [*command[:-1], str(tmp_path / "again"), "--target", "wheel"]
+    subprocess.run(again, cwd=unpacked, check=True, capture_output=True)
+    with zipfile.ZipFile(next((tmp_path / "again").glob("*.whl"))) as archive:
+        assert sorted(archive.namelist()) == sorted(shipped)
+
+
+PARENT = """
+import subprocess, sys, time
+with open(sys.argv[1], "w") as log:
+    hub = subprocess.Popen(sys.argv[2:], stdout=log, stderr=log)
+while hub.poll() is None and "listens on" not in open(sys.argv[1]).read():
+    time.sleep(0.05)
+"""
+
+
+def test_the_hub_ends_with_the_process_that_started_it(tmp_path, monkeypatch):
+    monkeypatch.setenv("WANDER_HUB_BUNDLED_PACKAGES", "false")
+    log = tmp_path / "log"
+    serve = [*COMMAND, "serve", "--port", "0", "--data", str(tmp_path / "data"), "--exit-with-parent"]
+    subprocess.run([sys.executable, "-c", PARENT, str(log), *serve], check=True, timeout=60)
+    match = re.search(r"listens on (http://\S+)", log.read_text())
+    assert match
+    for _ in range(300):
+        try:
+            httpx.get(f"{match[1]}/health", timeout=5)
+        except httpx.ConnectError:
+            break
+        time.sleep(0.1)
+    else:
+        pytest.fail("the hub outlived its parent")

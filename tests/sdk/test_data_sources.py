@@ -1,0 +1,230 @@
+"""Rows come out of every source as they went in, lazily, and shuffles leave the stored order alone."""
+
+from __future__ import annotations
+
+import csv
+import json
+import random
+import sys
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from wander.data_sources import (
+    CsvRows,
+    JsonlRows,
+    ParquetRows,
+    file_rows,
+    hugging_face_rows,
+    procedural_rows,
+    shuffled,
+    without_nulls,
+)
+from wander.dataset import Dataset
+from wander.errors import DatasetError, MissingExtra
+from wander.types import task_set_digest
+
+MIXED = [
+    {"question": "a", "answer": "1", "info": {"level": 1}},
+    {"question": "b", "answer": "2", "info": {"hint": {"x": None, "y": [{"z": 1}, {}]}}},
+    {"question": "c", "answer": "3"},
+]
+JSON_VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**53), 2**53) | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=8,
+)
+ROWS = st.lists(st.dictionaries(st.text(min_size=1), JSON_VALUES, max_size=4), max_size=8)
+
+
+def written_jsonl(path, rows):
+    path.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), encoding="utf-8")
+    return path
+
+
+@pytest.fixture
+def parquet(tmp_path):
+    """Return a function that writes rows to a Parquet file with two rows a group."""
+    pyarrow = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    def write(rows):
+        path = tmp_path / "rows.parquet"
+        parquet.write_table(pyarrow.Table.from_pylist(rows), path, row_group_size=2)
+        return path
+
+    return write
+
+
+@given(ROWS)
+def test_json_lines_come_back_as_they_were_written(tmp_path_factory, rows):
+    path = written_jsonl(tmp_path_factory.mktemp("rows") / "rows.jsonl", rows)
+    read = JsonlRows(path)
+    assert list(read) == rows
+    assert [read[index] for index in reversed(range(len(rows)))] == rows[::-1]
+    assert read[:2] == rows[:2]
+
+
+def test_blank_lines_and_a_byte_order_mark_are_no_rows(tmp_path):
+    path = tmp_path / "rows.jsonl"
+    path.write_bytes(b'\xef\xbb\xbf{"a": 1}\n\n  \n{"a": 2}')
+    assert list(JsonlRows(path)) == [{"a": 1}, {"a": 2}]
+
+
+@pytest.mark.parametrize(("line", "reason"), [("{broken", "not JSON"), ("[1]", "a `list`, not an object")])
+def test_a_bad_json_line_is_named_by_its_number(tmp_path, line, reason):
+    path = tmp_path / "rows.jsonl"
+    path.write_text(f'{{"a": 1}}\n\n{line}\n')
+    with pytest.raises(DatasetError, match=f"line 3: {reason}"):
+        list(JsonlRows(path))
+
+
+def test_a_file_is_opened_when_its_first_row_is_asked_for(tmp_path):
+    path = tmp_path / "rows.jsonl"
+    dataset = Dataset(JsonlRows(path))
+    with pytest.raises(DatasetError, match="cannot read") as caught:
+        dataset.examples()
+    assert "relative to the module" in caught.value.hint
+    written_jsonl(path, MIXED)
+    assert [example.answer for example in dataset.examples()] == ["1", "2", "3"]
+
+
+def test_parquet_rows_keep_absent_keys_absent(parquet):
+    read = ParquetRows(parquet(MIXED))
+    assert len(read) == 3
+    assert read[2] == {"question": "c", "answer": "3"}
+    assert list(read) == [without_nulls(row) for row in MIXED]
+    assert read[-1] == read[2]
+    assert read[1:] == [read[1], read[2]]
+    with pytest.raises(IndexError):
+        read[3]
+
+
+def test_parquet_nulls_are_kept_when_asked_for(parquet):
+    assert ParquetRows(parquet(MIXED), keep_nulls=True)[2]["info"] is None
+
+
+def test_a_file_that_is_not_parquet_says_so(tmp_path):
+    pytest.importorskip("pyarrow")
+    path = tmp_path / "rows.parquet"
+    path.write_text("no")
+    with pytest.raises(DatasetError, match="is not Parquet"):
+        len(ParquetRows(path))
+
+
+def test_parquet_without_its_extra_names_the_install_line(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    with pytest.raises(MissingExtra) as caught:
+        len(ParquetRows(tmp_path / "rows.parquet"))
+    assert "wander-sdk[data]" in caught.value.hint
+
+
+CELLS = st.text(st.characters(exclude_characters="\x00", exclude_categories=("Cs",)))
+
+
+@given(st.lists(st.tuples(CELLS, CELLS), max_size=8))
+def test_csv_values_are_the_text_that_was_written(tmp_path_factory, rows):
+    path = tmp_path_factory.mktemp("rows") / "rows.csv"
+    with path.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file, quoting=csv.QUOTE_ALL)
+        writer.writerows([("question", "answer"), *rows])
+    assert list(CsvRows(path)) == [{"question": question, "answer": answer} for question, answer in rows]
+
+
+def test_csv_columns_convert_and_short_rows_lack_keys(tmp_path):
+    path = tmp_path / "rows.csv"
+    path.write_text("question,answer,stratum\na,1.5,2\nb,2.5\n")
+    assert list(CsvRows(path, convert={"answer": float})) == [
+        {"question": "a", "answer": 1.5, "stratum": 2},
+        {"question": "b", "answer": 2.5},
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("question,answer\na,1,2\n", "line 2: 3 values for 2 columns"),
+        ("question,seed\na,x\n", "line 2: `seed` cannot be `x`"),
+        ('question,seed\n"a', "not CSV"),
+    ],
+)
+def test_a_bad_csv_line_is_named_by_its_number(tmp_path, text, reason):
+    path = tmp_path / "rows.csv"
+    path.write_text(text)
+    with pytest.raises(DatasetError, match=reason):
+        list(CsvRows(path))
+
+
+def test_the_suffix_chooses_the_reader(tmp_path, parquet):
+    written_jsonl(tmp_path / "rows.jsonl", MIXED)
+    (tmp_path / "rows.tsv").write_text("question\tanswer\na, b\t1\n")
+    assert file_rows(tmp_path / "rows.jsonl")[0] == MIXED[0]
+    assert file_rows(tmp_path / "rows.tsv")[0] == {"question": "a, b", "answer": "1"}
+    assert file_rows(parquet(MIXED))[0] == MIXED[0]
+    with pytest.raises(DatasetError, match="no known kind"):
+        file_rows("rows.xlsx")
+
+
+def test_hugging_face_rows_lose_what_arrow_filled_in():
+    datasets = pytest.importorskip("datasets")
+    rows = [row | {"info": row.get("info", {})} for row in MIXED]
+    loaded = datasets.Dataset.from_list(rows)
+    assert loaded[0]["info"] != rows[0]["info"], "Arrow no longer merges structs"
+    assert list(hugging_face_rows(loaded)()) == [without_nulls(row) for row in rows]
+    assert list(hugging_face_rows(loaded.to_iterable_dataset())()) == [without_nulls(row) for row in rows]
+    assert Dataset(hugging_face_rows(loaded)).examples(1, 1)[0].answer == "2"
+
+
+def test_a_hub_dataset_without_the_extra_names_the_install_line(monkeypatch):
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    rows = hugging_face_rows("openai/gsm8k")
+    with pytest.raises(MissingExtra) as caught:
+        rows()
+    assert "wander-sdk[huggingface]" in caught.value.hint
+
+
+def addition(index, seed):
+    first, second = random.Random(seed).choices(range(100), k=2)
+    return {"question": f"{first} + {second}", "answer": str(first + second), "example_id": f"sum-{index}"}
+
+
+@given(st.integers(0, 10_000), st.integers(0, 2**64))
+def test_a_procedural_row_depends_on_its_position_and_the_seed_alone(index, seed):
+    endless = Dataset(procedural_rows(addition, seed=seed))
+    assert endless.length is None
+    (example,) = endless.examples(index, 1)
+    start = max(0, index - 3)
+    again = Dataset(procedural_rows(addition, seed=seed)).examples(start, 4)
+    assert example == again[index - start]
+    assert example.example_id == f"sum-{index}"
+
+
+def test_another_seed_gives_other_procedural_rows_and_a_length_ends_them():
+    first, second = (Dataset(procedural_rows(addition, seed=seed, length=20)) for seed in (1, 2))
+    assert first.length == 20
+    assert [each.answer for each in first] != [each.answer for each in second]
+    assert task_set_digest(first.examples()) == task_set_digest(
+        Dataset(procedural_rows(addition, seed=1, length=20)).examples()
+    )
+
+
+@given(st.integers(0, 40), st.integers())
+def test_a_shuffle_is_a_permutation_that_leaves_the_stored_order_alone(length, seed):
+    dataset = Dataset([{"question": str(number)} for number in range(length)])
+    stored = dataset.examples()
+    mixed = shuffled(dataset, seed)
+    assert mixed == shuffled(list(reversed(stored)), seed)
+    assert sorted(mixed, key=lambda example: example.index) == stored
+    assert dataset.examples() == stored
+
+
+def test_a_part_is_shuffled_as_the_whole_is_and_seeds_differ():
+    dataset = Dataset([{"question": str(number)} for number in range(50)])
+    whole, part = shuffled(dataset, 3), shuffled(dataset.examples(10, 20), 3)
+    assert part == [example for example in whole if 10 <= example.index < 30]
+    assert whole != shuffled(dataset, 4) != dataset.examples()
+
+
+def test_an_endless_dataset_cannot_be_shuffled():
+    with pytest.raises(DatasetError, match="endless"):
+        shuffled(Dataset(procedural_rows(addition)), 0)

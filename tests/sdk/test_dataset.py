@@ -1,0 +1,249 @@
+"""Rows become examples: every source, every column, every mistake."""
+
+from __future__ import annotations
+
+import datetime
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from wander import SingleTurnEnv
+from wander.dataset import Dataset, ProceduralRows
+from wander.errors import DatasetError
+from wander.seeding import derived_seed
+from wander.types import task_set_digest
+
+
+def questions(count: int) -> list[dict]:
+    return [{"question": f"q{index}"} for index in range(count)]
+
+
+def generator():
+    yield from questions(3)
+
+
+class Lazy:
+    """A sequence that remembers which rows were read, as a memory-mapped table would."""
+
+    def __init__(self, count: int) -> None:
+        self.count, self.read = count, []
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __getitem__(self, index: int) -> dict:
+        self.read.append(index)
+        return {"question": f"q{index}"}
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        questions(3),
+        tuple(questions(3)),
+        generator,
+        generator(),
+        iter(questions(3)),
+        lambda: questions(3),
+        Lazy(3),
+        lambda: Lazy(3),
+        ProceduralRows(lambda index: {"question": f"q{index}"}, 3),
+        lambda: ProceduralRows(lambda index: {"question": f"q{index}"}, 3),
+    ],
+    ids=["list", "tuple", "function", "generator", "iterator", "builder", "table", "lazy", "rows", "made"],
+)
+def test_every_source_gives_the_same_examples(rows):
+    dataset = Dataset(rows)
+    assert [example.prompt[0]["content"] for example in dataset.examples(1, 5)] == ["q1", "q2"]
+    assert dataset.length == 3
+    assert [example.example_id for example in dataset] == ["0", "1", "2"]
+    assert dataset.examples() == dataset.examples(0, 3)
+    assert dataset.examples(3) == dataset.examples(7, 2) == []
+    assert dataset[2].index == 2
+    for index in (3, -1):
+        with pytest.raises(IndexError):
+            dataset[index]
+
+
+def test_a_builder_runs_once_and_only_when_rows_are_needed():
+    built = []
+
+    def build():
+        built.append(1)
+        return questions(2)
+
+    dataset = Dataset(build)
+    assert built == []
+    assert (dataset.length, len(dataset.examples()), len(list(dataset))) == (2, 2, 2)
+    assert built == [1]
+
+
+def test_only_the_rows_asked_for_are_read():
+    rows = Lazy(10**9)
+    dataset = Dataset(rows)
+    assert dataset.length == 10**9
+    assert dataset[123_456_789].example_id == "123456789"
+    assert rows.read == [123_456_789]
+
+    def endless():
+        index = 0
+        while True:
+            yield {"question": f"q{index}"}
+            index += 1
+
+    assert [each.index for each in Dataset(endless).examples(2, 2)] == [2, 3]
+
+
+def test_an_endless_dataset_has_no_length_and_no_end():
+    dataset = Dataset(ProceduralRows(lambda index: {"question": str(index)}))
+    assert dataset.length is None
+    assert dataset[10**6].prompt[0]["content"] == "1000000"
+    with pytest.raises(DatasetError, match="is endless") as caught:
+        dataset.examples()
+    assert caught.value.hint == "say how many examples to take"
+    assert SingleTurnEnv(ProceduralRows(lambda index: {"question": "q"})).info.train_examples is None
+
+
+def test_columns_with_a_meaning_and_the_others():
+    row = {
+        "prompt": [{"role": "user", "content": "hi"}],
+        "answer": {"any": ["json"]},
+        "info": {"a": 1},
+        "example_id": 42,
+        "seed": 7,
+        "stratum": 2,
+        "difficulty": "hard",
+        "task": "greeting",
+    }
+    example = Dataset([row], split="train")[0]
+    assert (example.example_id, example.seed, example.stratum, example.split) == ("42", 7, 2, "train")
+    assert (example.answer, example.info) == ({"any": ["json"]}, {"a": 1})
+    assert example.columns == {"difficulty": "hard", "task": "greeting"}
+    assert type(example).model_validate(example.model_dump()) == example
+
+
+def test_what_is_absent_has_a_default():
+    example = Dataset([{"question": 5, "answer": None, "info": None, "seed": None}], seed=9)[0]
+    assert (example.answer, example.info, example.stratum, example.columns) == ("", {}, None, {})
+    assert example.seed == derived_seed("example", 9, "eval", "0")
+    assert example.prompt == [{"role": "user", "content": "5"}]
+
+
+def test_seeds_differ_by_environment_seed_split_and_row():
+    seeds = {
+        example.seed
+        for split in ("train", "eval")
+        for seed in (0, 1)
+        for example in Dataset(questions(3), split=split, seed=seed)
+    }
+    assert len(seeds) == 12
+
+
+def test_info_may_be_json_text():
+    assert Dataset([{"question": "q", "info": '{"a": [1]}'}])[0].info == {"a": [1]}
+    assert Dataset([{"question": "q", "info": ""}])[0].info == {}
+
+
+def test_the_prompt_is_built_from_system_prompt_few_shot_and_question():
+    shots = [{"role": "user", "content": "1+1"}, {"role": "assistant", "content": "2"}]
+    arguments = {"system_prompt": "Add.", "few_shot": shots}
+    built = Dataset([{"question": "2+2"}], **arguments)[0].prompt
+    assert [message["content"] for message in built] == ["Add.", "1+1", "2", "2+2"]
+    own = Dataset([{"prompt": "2+2", "question": "ignored"}], **arguments)[0].prompt
+    assert [message["content"] for message in own] == ["Add.", "2+2"]
+    system = [{"role": "system", "content": "Mine."}, {"role": "user", "content": "2+2"}]
+    assert Dataset([{"prompt": system}], **arguments)[0].prompt == system
+    built[1]["content"] = "changed"
+    assert shots[0]["content"] == "1+1"
+
+
+def test_examples_share_nothing_with_the_authors_rows():
+    rows = [{"question": "q", "info": {"list": [1]}}]
+    dataset = Dataset(rows)
+    example = dataset[0]
+    rows[0]["info"]["list"].append(2)
+    assert example.info == {"list": [1]}
+    assert dataset[0] is example
+
+
+def test_rows_keep_their_own_keys():
+    rows = [{"question": "a", "info": {"x": 1}}, {"question": "b", "info": {"y": 2}, "extra": 1}]
+    first, second = Dataset(rows)
+    assert (first.info, second.info) == ({"x": 1}, {"y": 2})
+    assert (first.columns, second.columns) == ({}, {"extra": 1})
+
+
+@pytest.mark.parametrize(
+    ("row", "said"),
+    [
+        ("text", "row 0 of the eval dataset is a `str`, not a dictionary"),
+        ({}, "has neither `prompt` nor `question`"),
+        ({"answer": "4"}, "has neither `prompt` nor `question`"),
+        ({"prompt": []}, "`prompt` must be text or a non-empty list"),
+        ({"prompt": 5}, "`prompt` must be text or a non-empty list"),
+        ({"prompt": ["hi"]}, "message 0 of `prompt` has no known `role`"),
+        ({"prompt": [{"role": "robot", "content": "hi"}]}, "message 0 of `prompt` has no known `role`"),
+        ({"question": "q", "info": "{"}, "`info` is text but not JSON"),
+        ({"question": "q", "info": [1]}, "`info` must be a dictionary"),
+        ({"question": "q", "info": "[1]"}, "`info` must be a dictionary"),
+        ({"question": "q", "seed": "1"}, "`seed` must be a whole number"),
+        ({"question": "q", "seed": True}, "`seed` must be a whole number"),
+        ({"question": "q", "stratum": 0.5}, "`stratum` must be a whole number"),
+        ({"question": "q", "when": datetime.date(2026, 1, 1)}, "column `when` is not a JSON value"),
+        ({"question": "q", "answer": float("nan")}, "column `answer` is not a JSON value"),
+        ({"question": "q", 5: "x"}, "a column whose name is not text"),
+    ],
+)
+def test_a_row_that_cannot_become_an_example_is_told(row, said):
+    with pytest.raises(DatasetError) as caught:
+        Dataset([row])[0]
+    assert said in str(caught.value)
+
+
+def test_a_bad_row_does_not_spoil_the_others():
+    dataset = Dataset([{"question": "a"}, {}, {"question": "c"}])
+    assert (dataset[0].example_id, dataset[2].example_id) == ("0", "2")
+    with pytest.raises(DatasetError, match="row 1"):
+        dataset.examples()
+
+
+@pytest.mark.parametrize("ids", [("a", "a"), (1, "1"), (None, "0")])
+def test_example_ids_are_unique(ids):
+    rows = [{"question": "q", "example_id": each} for each in ids]
+    with pytest.raises(DatasetError, match="rows 0 and 1 of the eval dataset share the example_id"):
+        Dataset(rows).examples()
+    with pytest.raises(DatasetError, match="share the example_id"):
+        Dataset(ProceduralRows(lambda index: rows[index])).examples(0, 2)
+
+
+@pytest.mark.parametrize("rows", ["text", b"bytes", {"question": "q"}])
+def test_what_is_no_list_of_rows_is_refused_at_once(rows):
+    with pytest.raises(DatasetError, match="not a list of rows"):
+        SingleTurnEnv(rows)
+
+
+@pytest.mark.parametrize("built", [None, 5, {"question": "q"}])
+def test_a_builder_that_builds_no_rows_is_told(built):
+    with pytest.raises(DatasetError, match="not rows"):
+        Dataset(lambda: built).examples()
+
+
+def test_negative_positions_are_refused():
+    for arguments in ((-1, 1), (0, -1)):
+        with pytest.raises(DatasetError, match="must not be negative"):
+            Dataset(questions(2)).examples(*arguments)
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=6,
+)
+
+
+@given(st.lists(st.dictionaries(st.text(), JSON, max_size=4), max_size=5))
+def test_any_json_row_survives_and_digests_alike(columns):
+    rows = [{"question": "q", "extra": each} for each in columns]
+    first, second = Dataset(rows).examples(), Dataset(iter(rows)).examples()
+    assert [example.columns["extra"] for example in first] == columns
+    assert task_set_digest(first) == task_set_digest(second)

@@ -1,0 +1,18 @@
+"""The benchmark runs: every contender that needs nothing installed, and the table."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+BENCHMARK = Path(__file__).parents[2] / "benchmarks" / "evaluator.py"
+
+
+def test_the_evaluator_benchmark_prints_its_table() -> None:
+    command = [sys.executable, str(BENCHMARK), "--quick", "--n", "40", "--concurrency", "8"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=240)
+    assert done.returncode == 0, done.stderr
+    rows = [line.split("|")[1].strip() for line in done.stdout.splitlines() if line.startswith("|")]
+    for name in ("bare aiohttp", "wander", "wander, saving", "wander, worker", "share of bare aiohttp"):
+        assert name in rows

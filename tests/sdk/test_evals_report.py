@@ -1,0 +1,93 @@
+"""Reports of runs, and manifests."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+from wander.errors import ConfigError, MissingExtra
+from wander.evals.manifest import new_manifest
+from wander.evals.report import markdown, reward_histogram_chart, score, text_lines
+from wander.evals.statistics import summarise
+from wander.types import EnvironmentInfo, Example, Failure, Rollout, Usage
+from wander.wire import EnvironmentPin, ModelPin, RunManifest, RunSummary
+
+
+def manifest(name: str = "echo") -> RunManifest:
+    pin = EnvironmentPin(
+        owner="alice", name=name, version="1.2", info=EnvironmentInfo(name=name, kind="single_turn")
+    )
+    examples = [Example(example_id=str(i), index=i, seed=i, prompt=[]) for i in range(4)]
+    return new_manifest(environment=pin, model=ModelPin(name="m", kind="k"), examples=examples)
+
+
+def summary(*rewards: float, metric: str = "exact") -> RunSummary:
+    rollouts = [
+        Rollout(
+            example_id=str(i),
+            index=0,
+            seed=i,
+            prompt=[],
+            completion=[],
+            reward=reward,
+            metrics={metric: reward},
+            stop_reason="max_turns_reached",
+            usage=Usage(prompt_tokens=1000, completion_tokens=5),
+        )
+        for i, reward in enumerate(rewards)
+    ]
+    failure = Failure(boundary="model", type="RateLimited", message="429")
+    rollouts.append(Rollout(example_id="x", index=0, seed=0, prompt=[], completion=[], failure=failure))
+    return summarise(rollouts, expected=len(rollouts))
+
+
+def test_the_text_says_score_counts_failures_metrics_and_shape() -> None:
+    text = "\n".join(text_lines(manifest(), summary(0.0, 0.5, 1.0)))
+    assert text.startswith("m on alice/echo 1.2\nreward    0.5000 (95 % interval ")
+    assert "4 of 4: 4 examples, 1 each; 1 failed" in text
+    assert "failed    model 1" in text
+    assert "max_turns_reached 3" in text
+    assert "3,000 read, 15 written" in text
+    assert "exact      0.5000     0.5000       3" in text
+    assert text.count("#" * 30) == 3
+
+
+def test_without_scores_the_report_says_so() -> None:
+    assert score(summary()) == "none: no rollout was scored"
+    assert "too few" in score(summary(0.3))
+    assert "no rollout was scored" in markdown(manifest(), summary())
+
+
+def test_markdown_keeps_foreign_names_in_their_cells() -> None:
+    hostile = "a|b\n<script>`x`"
+    section = markdown(manifest(hostile), summary(0.0, 1.0, metric=hostile))
+    assert "<script>" not in section.replace("\\<script\\>", "")
+    for line in section.splitlines():
+        if line.startswith("| a"):
+            assert line.replace("\\|", "").count("|") == 5
+
+
+def test_every_bin_that_holds_something_shows() -> None:
+    lines = text_lines(manifest(), summary(*[0.0] * 500, 1.0))
+    assert lines[-1].endswith("1  #")
+
+
+@pytest.mark.parametrize("rewards", [(0.0, 0.5, 1.0), (0.25, 0.25)])
+@pytest.mark.parametrize(("suffix", "start"), [(".svg", b"<svg"), (".png", b"\x89PNG")])
+def test_the_histogram_is_drawn(
+    tmp_path: Path, suffix: str, start: bytes, rewards: tuple[float, ...]
+) -> None:
+    path = tmp_path / f"rewards{suffix}"
+    reward_histogram_chart(summary(*rewards), path)
+    assert path.read_bytes().startswith(start)
+
+
+def test_what_cannot_be_drawn_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ConfigError, match=r"rewards\.txt"):
+        reward_histogram_chart(summary(1.0), tmp_path / "rewards.txt")
+    with pytest.raises(ConfigError, match="no rollout was scored"):
+        reward_histogram_chart(summary(), tmp_path / "rewards.svg")
+    monkeypatch.setitem(sys.modules, "altair", None)
+    with pytest.raises(MissingExtra, match="chart"):
+        reward_histogram_chart(summary(1.0), tmp_path / "rewards.svg")

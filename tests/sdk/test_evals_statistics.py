@@ -1,0 +1,187 @@
+"""Aggregates and intervals, against scipy and by simulation."""
+
+from __future__ import annotations
+
+import random
+import statistics as reference
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import stats
+from wander.evals import student_t
+from wander.evals.statistics import RunningSummary, histogram, summarise, wilson_interval
+from wander.types import Boundary, Failure, Rollout, Turn, Usage
+
+
+def scored(example: object, reward: float | None, index: int = 0, **fields: object) -> Rollout:
+    base = {"example_id": str(example), "index": index, "seed": 0, "prompt": [], "completion": []}
+    return Rollout.model_validate(base | {"reward": reward} | fields)
+
+
+def failed(example: object, boundary: Boundary = "model") -> Rollout:
+    return scored(example, None, failure=Failure(boundary=boundary, type="X", message="x"))
+
+
+@pytest.mark.parametrize("df", [1, 2, 3, 4, 7, 12, 29, 30, 99, 1000, 54321, 10**6])
+@pytest.mark.parametrize("p", [0.6, 0.9, 0.975, 0.9995])
+def test_quantiles_agree_with_scipy(df: int, p: float) -> None:
+    assert student_t.quantile(p, df) == pytest.approx(stats.t.ppf(p, df), rel=1e-9)
+
+
+@given(st.floats(-50, 50), st.integers(1, 5000))
+def test_distribution_function_agrees_with_scipy(t: float, df: int) -> None:
+    assert student_t.cdf(t, df) == pytest.approx(stats.t.cdf(t, df), rel=1e-9, abs=1e-14)
+
+
+@pytest.mark.parametrize("call", [lambda: student_t.cdf(1, 0), lambda: student_t.quantile(1.0, 3)])
+def test_the_distribution_refuses_what_it_cannot_answer(call: object) -> None:
+    with pytest.raises(ValueError, match="must"):
+        call()  # type: ignore[operator]
+
+
+def test_examples_weigh_the_same_however_many_rollouts_were_scored() -> None:
+    rows = [scored("a", 1.0), scored("a", 0.0, 1), scored("a", 0.2, 2), scored("b", 0.8), failed("b")]
+    summary = summarise(rows, expected=6)
+    assert summary.reward_mean == pytest.approx((0.4 + 0.8) / 2)
+    assert (summary.rollouts, summary.expected, summary.failed) == (5, 6, 1)
+    assert summary.failures == {"model": 1}
+    assert summary.examples == 2
+
+
+def test_graded_interval_is_scipys_t_interval_over_example_means() -> None:
+    generator = random.Random(3)
+    means = [generator.random() for _ in range(12)]
+    rows = [scored(i, mean + shift, j) for i, mean in enumerate(means) for j, shift in enumerate((-0.1, 0.1))]
+    summary = summarise(rows, expected=24)
+    low, high = stats.t.interval(0.95, 11, loc=reference.fmean(means), scale=stats.sem(means))
+    assert summary.reward_low == pytest.approx(low)
+    assert summary.reward_high == pytest.approx(high)
+
+
+@pytest.mark.parametrize(("hits", "n"), [(0, 5), (5, 5), (1, 10), (37, 100), (999, 1000)])
+def test_binary_interval_of_single_rollouts_is_scipys_wilson(hits: int, n: int) -> None:
+    summary = summarise([scored(i, float(i < hits)) for i in range(n)], expected=n)
+    expected = stats.binomtest(hits, n).proportion_ci(method="wilson")
+    assert summary.reward_low == pytest.approx(expected.low, abs=1e-12)
+    assert summary.reward_high == pytest.approx(expected.high, abs=1e-12)
+
+
+def test_unanimous_examples_do_not_pretend_to_certainty() -> None:
+    summary = summarise([scored(i, 1.0, j) for i in range(4) for j in range(50)], expected=200)
+    low, high = wilson_interval(1.0, 4)
+    assert (summary.reward_low, summary.reward_high) == (low, high)
+    assert low < 0.6
+
+
+def coverage(rollouts: int, spread: float, *, binary: bool, examples: int, runs: int = 400) -> float:
+    """Share of simulated runs whose interval holds the true mean of 0.5."""
+    generator = random.Random(20260101)
+    held = 0
+    for _ in range(runs):
+        running = RunningSummary()
+        for example in range(examples):
+            chance = 0.5 + generator.choice((-spread, spread))
+            for index in range(rollouts):
+                noise = generator.random()
+                reward = float(noise < chance) if binary else chance + noise - 0.5
+                running.add(scored(example, reward, index))
+        summary = running.summary(expected=0)
+        assert summary.reward_low is not None
+        assert summary.reward_high is not None
+        held += summary.reward_low <= 0.5 <= summary.reward_high
+    return held / runs
+
+
+@pytest.mark.parametrize("binary", [True, False])
+@pytest.mark.parametrize(("examples", "rollouts", "spread"), [(10, 8, 0.4), (40, 4, 0.4), (30, 4, 0.0)])
+def test_intervals_cover_the_true_mean(binary: bool, examples: int, rollouts: int, spread: float) -> None:
+    # 95 % nominal; 400 runs give a standard error of 1.1 points.
+    assert 0.915 <= coverage(rollouts, spread, binary=binary, examples=examples) <= 1.0
+
+
+def test_one_example_speaks_for_itself_and_one_rollout_for_nothing() -> None:
+    graded = summarise([scored("a", r, i) for i, r in enumerate((0.1, 0.5, 0.6))], expected=3)
+    low, high = stats.t.interval(0.95, 2, loc=0.4, scale=stats.sem((0.1, 0.5, 0.6)))
+    assert (graded.reward_low, graded.reward_high) == (pytest.approx(low), pytest.approx(high))
+    single = summarise([scored("a", 0.3)], expected=1)
+    assert (single.reward_mean, single.reward_low, single.reward_high) == (0.3, None, None)
+    binary = summarise([scored("a", 1.0, i) for i in range(8)], expected=8)
+    assert (binary.reward_low, binary.reward_high) == wilson_interval(1.0, 8)
+
+
+def test_equal_graded_rewards_give_a_point() -> None:
+    summary = summarise([scored(i, 0.25) for i in range(6)], expected=6)
+    assert (summary.reward_low, summary.reward_mean, summary.reward_high) == (0.25, 0.25, 0.25)
+    assert summary.histogram is not None
+    assert summary.histogram.counts == [6]
+
+
+def test_nothing_and_only_failures() -> None:
+    assert summarise([], expected=4).reward_mean is None
+    summary = summarise([failed("a"), failed("b", "tool"), failed("b", "tool")], expected=4)
+    assert summary.reward_mean is None
+    assert summary.histogram is None
+    assert summary.failures == {"model": 1, "tool": 2}
+
+
+@pytest.mark.parametrize("reward", [None, float("nan"), float("inf"), -1e308])
+def test_a_rollout_without_a_usable_reward_counts_as_failed(reward: float | None) -> None:
+    summary = summarise([scored("a", 1.0), scored("b", reward)], expected=2)
+    assert summary.failures == {"rubric": 1}
+    assert summary.reward_mean == 1.0
+
+
+def test_metrics_turns_usage_and_stop_reasons() -> None:
+    turn = Turn(message={"role": "assistant", "content": ""}, context_messages=1)
+    rows = [
+        scored(
+            i,
+            float(i),
+            metrics={"m": v, "n": 1.0} if i else {"m": v, "n": float("nan")},
+            turns=[turn] * i,
+            stop_reason="done" if i else None,
+            truncated=i == 2,
+            usage=Usage(prompt_tokens=i, completion_tokens=1),
+            seconds=float(i),
+        )
+        for i, v in enumerate((1.0, 2.0, 4.0))
+    ]
+    summary = summarise(rows, expected=3)
+    assert summary.metrics["m"].mean == pytest.approx(7 / 3)
+    assert summary.metrics["m"].std == pytest.approx(reference.stdev((1.0, 2.0, 4.0)))
+    assert summary.metrics["n"].count == 2
+    assert summary.turns_mean == 1.0
+    assert summary.usage == Usage(prompt_tokens=3, completion_tokens=3)
+    assert summary.stop_reasons == {"done": 2, "unknown": 1}
+    assert summary.truncated == 1
+    assert summary.seconds_mean == 1.0
+
+
+rewards = st.floats(-1e6, 1e6, allow_nan=False) | st.sampled_from([0.0, 1.0])
+
+
+@settings(max_examples=80, deadline=None)
+@given(st.lists(st.tuples(st.integers(0, 5), rewards), min_size=1, max_size=40))
+def test_any_rewards_give_an_ordered_interval_and_a_full_histogram(rows: list[tuple[int, float]]) -> None:
+    running = RunningSummary()
+    for i, (example, reward) in enumerate(rows):
+        running.add(scored(example, reward, i))
+    summary = running.summary(expected=len(rows))
+    assert summary.reward_mean is not None
+    assert running.reward_mean == pytest.approx(summary.reward_mean, rel=1e-6, abs=1e-6)
+    if summary.reward_low is not None and summary.reward_high is not None:
+        assert summary.reward_low <= summary.reward_mean <= summary.reward_high
+    assert summary.histogram is not None
+    assert sum(summary.histogram.counts) == len(rows)
+    assert len(summary.histogram.edges) == len(summary.histogram.counts) + 1
+    assert summary.histogram.edges == sorted(summary.histogram.edges)
+
+
+def test_histogram_bins_hold_their_edges() -> None:
+    result = histogram([0.0, 0.04, 0.05, 0.5, 0.999, 1.0])
+    assert result.edges[0] == 0.0
+    assert result.edges[-1] == 1.0
+    assert result.counts[0] == 2
+    assert result.counts[1] == 1
+    assert result.counts[-1] == 2

@@ -1,0 +1,198 @@
+"""From a name, a module or a path to an environment, and the true cause when there is none."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+import textwrap
+
+import pytest
+from wander import SingleTurnEnv, load_environment
+from wander.errors import LoadError
+from wander.loading import installed_environments, load_path
+
+GOOD = """
+    from wander import SingleTurnEnv
+
+    def load_environment(num_examples: int = 2, level="easy"):
+        return SingleTurnEnv([{"question": level}] * num_examples)
+"""
+OTHER = """
+    from wander import SingleTurnEnv
+
+    def make():
+        return SingleTurnEnv([{"question": "made"}], name="own-name")
+"""
+
+
+@pytest.fixture
+def place(tmp_path, monkeypatch):
+    """A folder on `sys.path`, whose modules are forgotten afterwards."""
+    before = set(sys.modules)
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
+    importlib.invalidate_caches()
+    yield tmp_path
+    for name in set(sys.modules) - before:
+        del sys.modules[name]
+
+
+def written(folder, name: str, text: str):
+    path = folder / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(textwrap.dedent(text))
+    return path
+
+
+def installed(folder, distribution: str, entry: str, version: str = "1.2.0") -> None:
+    """Write what an installer leaves behind: metadata with an entry point."""
+    meta = f"{distribution.replace('-', '_')}-{version}.dist-info"
+    written(folder, f"{meta}/METADATA", f"Metadata-Version: 2.1\nName: {distribution}\nVersion: {version}\n")
+    written(folder, f"{meta}/entry_points.txt", f"[wander.environments]\n{entry}\n")
+
+
+def failure(name: str, **arguments) -> LoadError:
+    with pytest.raises(LoadError) as caught:
+        load_environment(name, **arguments)
+    return caught.value
+
+
+def test_a_module_with_load_environment_is_enough(place):
+    written(place, "plain_env.py", GOOD)
+    env = load_environment("plain-env", num_examples=3)
+    assert isinstance(env, SingleTurnEnv)
+    assert (env.info.name, env.info.train_examples) == ("plain-env", 3)
+    assert env.info.arguments == {"num_examples": 3}
+
+
+@pytest.mark.parametrize(
+    "name", ["made-env", "made_env", "Made.Env", "alice/made-env", "alice/made-env@1.2.0"]
+)
+def test_an_entry_point_is_found_by_its_name(place, name):
+    written(place, "other_module.py", OTHER)
+    installed(place, "made-env", "made-env = other_module:make")
+    assert load_environment(name).name == "own-name"
+    assert "made-env" in installed_environments()
+
+
+def test_an_entry_point_without_a_function_means_load_environment(place):
+    written(place, "plain_env.py", GOOD)
+    installed(place, "short", "short = plain_env")
+    assert load_environment("short").name == "short"
+
+
+def test_another_version_than_the_installed_one_is_refused(place):
+    written(place, "other_module.py", OTHER)
+    installed(place, "made-env", "made-env = other_module:make")
+    error = failure("alice/made-env@2.0.0")
+    assert str(error) == "`made-env` 1.2.0 is installed, not 2.0.0"
+    assert error.hint == "run `wander install alice/made-env@2.0.0`"
+
+
+def test_two_packages_with_one_name_are_told_apart(place):
+    installed(place, "first", "same = first_module:make")
+    installed(place, "second", "same = second_module:make")
+    error = failure("same")
+    assert "several installed packages" in str(error)
+    assert "first_module:make, second_module:make" in str(error)
+
+
+def test_an_unknown_name_is_told_with_near_ones(place):
+    installed(place, "wordle-env", "wordle-env = wordle:load_environment")
+    error = failure("wordle-emv")
+    assert str(error) == "there is no environment `wordle-emv` here"
+    assert error.hint == "did you mean `wordle-env`?"
+    assert "run `wander install OWNER/quite-different`" in (failure("quite-different").hint or "")
+    assert "there is no environment" in str(failure("no.such.module"))
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("import not_there_at_all", "`bad_env` needs the module `not_there_at_all`, which is not installed"),
+        ("1 / 0", "importing `bad_env` raised `ZeroDivisionError: division by zero`"),
+        ("def broken(:", "importing `bad_env` raised `SyntaxError"),
+        ("import sys; sys.exit(2)", "importing `bad_env` raised `SystemExit: 2`"),
+        ("x = 1", "`bad_env` has no function `load_environment`"),
+        ("load_environment = 5", "`bad_env` has no function `load_environment`"),
+        ("def load_environment(): raise OSError('no file')", "raised `OSError: no file`"),
+        ("def load_environment(): raise SystemExit(1)", "raised `SystemExit: 1`"),
+        ("def load_environment(): pass", "returned a `NoneType`, not an environment"),
+        ("async def load_environment(): pass", "returned a `coroutine`, not an environment"),
+    ],
+)
+def test_the_true_cause_is_told(place, text, said):
+    written(place, "bad_env.py", text)
+    assert said in str(failure("bad-env"))
+
+
+def test_the_cause_is_chained_and_a_hint_is_handed_on(place):
+    written(place, "bad_env.py", "import not_there_at_all")
+    assert isinstance(failure("bad-env").__cause__, ModuleNotFoundError)
+    written(place, "sad_env.py", "import wander\ndef load_environment(): return wander.SingleTurnEnv()")
+    assert failure("sad-env").hint == "pass `dataset=` or `eval_dataset=`"
+
+
+def test_wrong_arguments_are_told_with_those_accepted(place):
+    written(place, "plain_env.py", GOOD)
+    error = failure("plain-env", examples=3)
+    assert "got an unexpected keyword argument 'examples'" in str(error)
+    assert error.hint == "it takes `num_examples: int = 2`, `level='easy'`"
+    written(place, "bare_env.py", "def load_environment(): pass")
+    assert failure("bare-env", x=1).hint == "it takes no arguments"
+    written(place, "needy_env.py", "def load_environment(path): pass")
+    assert "missing a required argument: 'path'" in str(failure("needy-env"))
+
+
+def test_a_project_folder_is_loaded_by_its_entry_point(place):
+    project = """
+        [project]
+        name = "from-project"
+        [project.entry-points."wander.environments"]
+        from-project = "project_module:make"
+    """
+    for layout in ("flat", "src"):
+        folder = place / layout
+        source = folder if layout == "flat" else folder / "src"
+        module = f"project_{layout}"
+        written(folder, "pyproject.toml", project.replace("project_module", module))
+        written(source, f"{module}.py", OTHER.replace('name="own-name"', ""))
+        assert load_path(folder).name == "from-project"
+
+
+def test_a_project_without_entry_point_is_loaded_by_its_name(place):
+    written(place / "b", "pyproject.toml", '[project]\nname = "named-env"\n')
+    written(place / "b", "named_env/__init__.py", GOOD)
+    assert load_path(place / "b", level="hard").dataset()[0].prompt[0]["content"] == "hard"
+    written(place / "folder_env", "folder_env.py", GOOD)
+    assert load_path(str(place / "folder_env")).name == "folder_env"
+
+
+def test_a_file_and_a_name_that_is_a_path_are_loaded(place, monkeypatch):
+    path = written(place / "files", "file_env.py", GOOD)
+    assert load_path(path).name == "file_env"
+    monkeypatch.chdir(place)
+    assert load_environment("./files/file_env.py", num_examples=1).info.train_examples == 1
+    assert load_environment(str(path)).name == "file_env"
+
+
+def test_paths_that_hold_no_environment_are_told(place):
+    def said(path) -> str:
+        with pytest.raises(LoadError) as caught:
+            load_path(path)
+        return f"{caught.value} {caught.value.hint}"
+
+    assert "is neither a folder nor a Python file" in said(place / "nothing")
+    assert "is neither a folder nor a Python file" in said(written(place, "notes.txt", "hi"))
+    (place / "empty").mkdir()
+    assert "has no module `empty` write `empty.py`" in said(place / "empty")
+    written(place / "torn", "pyproject.toml", "[project")
+    assert "is not valid TOML" in said(place / "torn")
+    entries = '[project.entry-points."wander.environments"]\na = "a:f"\nb = "b:f"\n'
+    written(place / "two", "pyproject.toml", entries)
+    assert "declares 2 environments" in said(place / "two")
+
+
+def test_a_module_of_the_same_name_from_elsewhere_is_not_taken_for_it(place):
+    load_path(written(place / "one", "twin_env.py", GOOD))
+    with pytest.raises(LoadError, match="`twin_env` was found in"):
+        load_path(written(place / "two", "twin_env.py", GOOD))

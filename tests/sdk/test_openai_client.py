@@ -1,0 +1,340 @@
+"""The OpenAI client against a real HTTP server: what it sends, what it makes of every answer."""
+
+from __future__ import annotations
+
+import asyncio
+import email.utils
+import json
+import time
+from collections.abc import AsyncIterator
+from typing import Any
+
+import openai
+import pytest
+from aiohttp import web
+from wander import SamplingArgs
+from wander.clients.base import ModelRequest
+from wander.clients.openai import OpenAIClient, retry_after
+from wander.errors import (
+    AuthenticationFailed,
+    ConfigError,
+    ContextOverflow,
+    EndpointUnreachable,
+    InvalidResponse,
+    ModelError,
+    RateLimited,
+)
+
+
+def request(text: str = "hello", **fields: Any) -> ModelRequest:
+    return ModelRequest(rollout_id="0/0", turn=0, messages=[{"role": "user", "content": text}], **fields)
+
+
+@pytest.fixture
+async def client(chat_server: Any) -> AsyncIterator[OpenAIClient]:
+    made = OpenAIClient("m", chat_server.url, "key-1", max_retries=2, timeout=5)
+    made.retry_seconds = 0.01
+    yield made
+    await made.close()
+
+
+async def test_it_sends_what_it_was_asked_and_reads_the_answer(
+    chat_server: Any, client: OpenAIClient
+) -> None:
+    call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+    chat_server.script = lambda body, number: {
+        "role": "assistant",
+        "content": None,
+        "reasoning": "hm",
+        "tool_calls": [call],
+    }
+    tools = [{"type": "function", "function": {"name": "f", "parameters": {}}}]
+    sampling = SamplingArgs(temperature=0.5, max_tokens=7, min_p=0.1)  # type: ignore[call-arg]
+    response = await client.complete(request(tools=tools, sampling=sampling))
+    assert chat_server.requests == [
+        {
+            "model": "m",
+            "messages": [{"role": "user", "content": "hello"}],
+            "temperature": 0.5,
+            "max_tokens": 7,
+            "min_p": 0.1,
+            "tools": tools,
+        }
+    ]
+    assert chat_server.headers[0]["Authorization"] == "Bearer key-1"
+    assert response.message == {
+        "role": "assistant",
+        "content": "",
+        "reasoning_content": "hm",
+        "tool_calls": [call],
+    }
+    assert response.finish_reason == "tool_calls"
+    assert (response.usage.prompt_tokens, response.usage.completion_tokens) == (10, 5)
+
+
+async def test_a_seed_differs_between_siblings_and_repeats_itself(
+    chat_server: Any, client: OpenAIClient
+) -> None:
+    sampling = SamplingArgs(seed=3)
+    for seed in (1, 2, 1):
+        await client.complete(request(sampling=sampling, seed=seed))
+    sent = [body["seed"] for body in chat_server.requests]
+    assert sent[0] == sent[2] != sent[1]
+    assert all(0 <= seed < 2**31 for seed in sent)
+    await client.complete(request(seed=1))
+    assert "seed" not in chat_server.requests[-1]
+
+
+@pytest.mark.parametrize("send", [True, False])
+async def test_reasoning_goes_back_only_on_request(chat_server: Any, send: bool) -> None:
+    client = OpenAIClient("m", chat_server.url, send_reasoning=send)
+    earlier = {"role": "assistant", "content": "a", "reasoning_content": "r"}
+    asked = ModelRequest(rollout_id="0/0", turn=1, messages=[earlier])
+    await client.complete(asked)
+    await client.close()
+    assert ("reasoning_content" in chat_server.requests[0]["messages"][0]) is send
+    assert earlier["reasoning_content"] == "r"
+
+
+async def test_token_ids_are_kept_where_the_server_gives_them(chat_server: Any, client: OpenAIClient) -> None:
+    body = {
+        "prompt_token_ids": [1, 2],
+        "choices": [
+            {
+                "message": {"content": "x"},
+                "token_ids": [3],
+                "logprobs": {"content": [{"token": "x", "logprob": -0.5}]},
+                "finish_reason": None,
+            }
+        ],
+    }
+    chat_server.script = lambda _, number: web.json_response(body)
+    response = await client.complete(request())
+    assert response.tokens is not None
+    assert response.tokens.model_dump() == {
+        "prompt_ids": [1, 2],
+        "completion_ids": [3],
+        "logprobs": [-0.5],
+    }
+    assert response.finish_reason == "stop"
+
+
+@pytest.mark.parametrize(
+    ("fault", "error", "retryable", "attempts", "says"),
+    [
+        ("401", AuthenticationFailed, False, 1, "bad key"),
+        ("403", AuthenticationFailed, False, 1, "no access"),
+        ("404", ModelError, False, 1, "does not exist"),
+        ("429", RateLimited, True, 3, "slow down"),
+        ("500", ModelError, True, 3, "kaboom"),
+        ("html", InvalidResponse, False, 1, "Welcome"),
+        ("truncated", InvalidResponse, True, 1, "broken JSON"),
+        ("empty", InvalidResponse, True, 1, "empty body"),
+        ("no_choices", InvalidResponse, False, 1, "no chat completion"),
+        ("error_in_200", InvalidResponse, True, 1, "upstream is busy"),
+        ("list", InvalidResponse, False, 1, "no chat completion"),
+        ("number_content", InvalidResponse, False, 1, "no chat completion"),
+        ("context", ContextOverflow, False, 1, "maximum context length"),
+        ("cut_off", EndpointUnreachable, True, 3, "no answer from .* broke in the middle"),
+    ],
+)
+async def test_every_fault_has_its_error(
+    chat_server: Any,
+    client: OpenAIClient,
+    faults: dict[str, Any],
+    fault: str,
+    error: type[ModelError],
+    retryable: bool,
+    attempts: int,
+    says: str,
+) -> None:
+    chat_server.script = lambda body, number: faults[fault]
+    with pytest.raises(error, match=says) as caught:
+        await client.complete(request())
+    assert type(caught.value) is error
+    assert caught.value.retryable is retryable
+    assert len(chat_server.requests) == attempts
+    assert "<" not in str(caught.value).replace("<locals>", "")
+    assert caught.value.hint or error in (ContextOverflow, ModelError)
+
+
+@pytest.mark.parametrize("fault", ["500", "429", "cut_off"])
+async def test_what_passes_is_retried(
+    chat_server: Any, client: OpenAIClient, faults: dict[str, Any], fault: str
+) -> None:
+    chat_server.script = lambda body, number: faults[fault] if number < 3 else "at last"
+    assert (await client.complete(request())).message["content"] == "at last"
+
+
+async def test_retry_after_holds_every_request_of_the_client(chat_server: Any, client: OpenAIClient) -> None:
+    refused = web.Response(status=429, headers={"Retry-After": "0.3"})
+    chat_server.script = lambda body, number: refused if number == 1 else "ok"
+    first = asyncio.create_task(client.complete(request()))
+    await chat_server.asked.wait()
+    await asyncio.sleep(0.05)
+    started = time.monotonic()
+    await client.complete(request())
+    assert time.monotonic() - started > 0.15
+    await first
+
+
+async def test_a_hanging_endpoint_ends_in_a_time_out(chat_server: Any, faults: dict[str, Any]) -> None:
+    chat_server.script = lambda body, number: faults["hang"]
+    client = OpenAIClient("m", chat_server.url, timeout=0.1, max_retries=1)
+    client.retry_seconds = 0.01
+    with pytest.raises(ModelError, match="no answer in time") as caught:
+        await client.complete(request())
+    await client.close()
+    assert caught.value.retryable
+    assert len(chat_server.requests) == 2
+
+
+async def test_where_nothing_listens_the_error_names_the_address(unused_tcp_port: int) -> None:
+    url = f"http://user:secret@127.0.0.1:{unused_tcp_port}/v1"
+    client = OpenAIClient("m", url, max_retries=1)
+    client.retry_seconds = 0.01
+    for call in (client.complete(request()), client.check()):
+        with pytest.raises(EndpointUnreachable, match=f"`http://127.0.0.1:{unused_tcp_port}/v1`") as caught:
+            await call
+        assert "/v1" in (caught.value.hint or "")
+    await client.close()
+
+
+async def test_an_unknown_host_is_unreachable() -> None:
+    client = OpenAIClient("m", "http://no-such-host.invalid/v1", max_retries=0)
+    with pytest.raises(EndpointUnreachable, match="no-such-host"):
+        await client.complete(request())
+    await client.close()
+
+
+@pytest.mark.parametrize("url", ["localhost:8000", "ftp://x/v1", "http://", "/v1"])
+def test_what_is_no_address_is_refused(url: str) -> None:
+    with pytest.raises(ConfigError, match="not the address"):
+        OpenAIClient("m", url)
+
+
+async def test_a_cancelled_call_ends_at_once(
+    chat_server: Any, client: OpenAIClient, faults: dict[str, Any]
+) -> None:
+    chat_server.script = lambda body, number: faults["hang"]
+    call = asyncio.create_task(client.complete(request()))
+    await chat_server.asked.wait()
+    call.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await call
+
+
+async def test_check_is_free_where_models_are_listed(chat_server: Any, client: OpenAIClient) -> None:
+    await client.check()
+    assert chat_server.requests == []
+
+
+@pytest.mark.parametrize("fault", ["401", "403"])
+async def test_check_tells_of_a_refused_key(
+    chat_server: Any, client: OpenAIClient, faults: dict[str, Any], fault: str
+) -> None:
+    chat_server.models = faults[fault]
+    with pytest.raises(AuthenticationFailed):
+        await client.check()
+
+
+@pytest.mark.parametrize(("fault", "error"), [("404", ModelError), ("html", InvalidResponse)])
+async def test_check_asks_for_one_token_where_no_models_are_listed(
+    chat_server: Any, client: OpenAIClient, faults: dict[str, Any], fault: str, error: type[ModelError]
+) -> None:
+    chat_server.models = faults["404"]
+    await client.check()
+    assert chat_server.requests[0]["max_tokens"] == 1
+    chat_server.script = lambda body, number: faults[fault]
+    with pytest.raises(error):
+        await client.check()
+
+
+async def test_description_and_environment_hold_no_secret(
+    chat_server: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OPENAI_BASE_URL", chat_server.url.replace("//", "//me:pw@") + "?key=1")
+    monkeypatch.setenv("OPENAI_API_KEY", "secret")
+    client = OpenAIClient("m")
+    assert client.describe() == {"kind": "OpenAIClient", "model": "m", "base_url": chat_server.url}
+    await client.check()
+    await client.close()
+    assert "secret" not in json.dumps(client.describe())
+
+
+async def test_it_sends_through_the_openai_package_where_asked(
+    chat_server: Any, faults: dict[str, Any]
+) -> None:
+    sdk = openai.AsyncOpenAI(api_key="k", base_url=chat_server.url)
+    client = OpenAIClient.from_sdk(sdk, "m", max_retries=1)
+    client.retry_seconds = 0.01
+    assert client.base_url == chat_server.url
+    await client.check()
+    assert (await client.complete(request())).message == {"role": "assistant", "content": "ok"}
+    assert chat_server.headers[-1]["Authorization"] == "Bearer k"
+    for fault, error in (("401", AuthenticationFailed), ("500", ModelError), ("html", InvalidResponse)):
+        chat_server.script = lambda body, number, fault=fault: faults[fault]
+        with pytest.raises(error):
+            await client.complete(request())
+    await chat_server.stop()
+    with pytest.raises(EndpointUnreachable):
+        await client.complete(request())
+    await sdk.close()
+
+
+async def test_azure_addresses_are_left_to_the_openai_package(chat_server: Any) -> None:
+    sdk = openai.AsyncAzureOpenAI(
+        api_key="k", api_version="1", azure_endpoint=chat_server.url.removesuffix("/v1")
+    )
+    client = OpenAIClient.from_sdk(sdk, "deployed", max_retries=0)
+    with pytest.raises(ModelError, match="404"):
+        await client.complete(request())
+    await sdk.close()
+
+
+async def test_large_requests_and_answers_pass(chat_server: Any, client: OpenAIClient) -> None:
+    text = "x" * 5_000_000
+    chat_server.script = lambda body, number: body["messages"][0]["content"]
+    response = await client.complete(request(text))
+    assert response.message["content"] == text
+
+
+async def test_the_connections_can_be_bounded(chat_server: Any) -> None:
+    chat_server.delay = 0.02
+    client = OpenAIClient("m", chat_server.url, max_connections=3)
+    await asyncio.gather(*(client.complete(request(str(i))) for i in range(12)))
+    await client.close()
+    assert chat_server.most_in_flight <= 3
+
+
+def test_a_client_serves_one_loop_after_another(unused_tcp_port: int) -> None:
+    client = OpenAIClient("m", f"http://127.0.0.1:{unused_tcp_port}/v1", max_retries=0)
+
+    async def call() -> None:
+        with pytest.raises(EndpointUnreachable):
+            await client.complete(request())
+        await client.close()
+
+    for _ in range(2):
+        asyncio.run(call())
+
+
+@pytest.mark.parametrize(
+    ("headers", "seconds"),
+    [
+        ({"retry-after": "2"}, 2.0),
+        ({"retry-after": "0.5"}, 0.5),
+        ({"retry-after-ms": "250", "retry-after": "9"}, 0.25),
+        ({"retry-after": "soon"}, None),
+        ({"retry-after": "-3"}, None),
+        ({}, None),
+    ],
+)
+def test_retry_after_forms(headers: dict[str, str], seconds: float | None) -> None:
+    assert retry_after(headers) == seconds
+
+
+def test_retry_after_dates() -> None:
+    later = email.utils.formatdate(time.time() + 30, usegmt=True)
+    assert 25 < (retry_after({"retry-after": later}) or 0) <= 31
+    assert retry_after({"retry-after": email.utils.formatdate(0, usegmt=True)}) == 0.0

@@ -1,0 +1,55 @@
+"""`import wander` gives the names and loads no more than they need."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import subprocess
+import sys
+
+import pytest
+import wander
+
+PROBE = """
+import json, sys
+import wander
+light = sorted(name for name in sys.modules)
+wander.SingleTurnEnv, wander.MultiTurnEnv, wander.ScriptedClient, wander.load_environment
+print(json.dumps([light, sorted(sys.modules)]))
+"""
+HEAVY = {"torch", "openai", "aiohttp", "datasets", "fastapi", "sqlalchemy", "transformers", "numpy"}
+
+
+@pytest.fixture(scope="module")
+def loaded() -> list[set[str]]:
+    done = subprocess.run([sys.executable, "-c", PROBE], capture_output=True, text=True, check=True)
+    return [set(names) for names in json.loads(done.stdout)]
+
+
+def test_nothing_heavy_is_loaded_by_the_import_or_by_writing_an_environment(loaded):
+    for names in loaded:
+        assert names & HEAVY == set()
+
+
+def test_environments_are_loaded_when_they_are_used(loaded):
+    at_import, after_use = loaded
+    assert {name for name in at_import if name.startswith("wander.")} == {"wander.errors", "wander.types"}
+    assert "wander.envs.single_turn" in after_use
+
+
+@pytest.mark.parametrize("name", wander.__all__)
+def test_every_exported_name_is_there(name):
+    assert getattr(wander, name) is not None
+    assert name in dir(wander)
+
+
+def test_the_namespace_is_small_and_says_what_it_lacks():
+    assert len(set(wander.__all__)) == len(wander.__all__) <= 40
+    with pytest.raises(AttributeError, match="module `wander` has no attribute `Nothing`"):
+        _ = wander.Nothing
+
+
+def test_lazy_names_have_the_home_they_say():
+    for name, home in wander._HOMES.items():
+        assert name in wander.__all__
+        assert getattr(importlib.import_module(home), name) is getattr(wander, name)

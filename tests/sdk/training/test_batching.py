@@ -1,0 +1,93 @@
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Sequence
+
+import pytest
+from wander.clients.batching import Batcher
+
+
+class Squares:
+    """Squares numbers and remembers the batches."""
+
+    def __init__(self) -> None:
+        self.batches: list[list[int]] = []
+        self.threads: set[int] = set()
+        self.error: Exception | None = None
+
+    def run(self, numbers: Sequence[int]) -> list[int]:
+        self.batches.append(list(numbers))
+        self.threads.add(threading.get_ident())
+        if self.error is not None:
+            raise self.error
+        return [number * number for number in numbers]
+
+    def batcher(self, quiet: float | None = None, size: int = 100) -> Batcher[int, int]:
+        return Batcher(self.run, order=lambda n: n, max_batch_size=size, quiet_seconds=quiet)
+
+
+async def test_a_batch_waits_for_every_rollout_in_flight_and_is_ordered() -> None:
+    squares = Squares()
+    batcher = squares.batcher()
+    for name in "abc":
+        batcher.begin(name)
+    early = [asyncio.ensure_future(batcher.submit(name, n)) for name, n in (("a", 3), ("b", 1))]
+    await asyncio.sleep(0.05)
+    assert squares.batches == []
+    assert await batcher.submit("c", 2) == 4
+    assert await asyncio.gather(*early) == [9, 1]
+    assert squares.batches == [[1, 2, 3]]
+    assert squares.threads != {threading.get_ident()}
+    batcher.close()
+
+
+async def test_the_end_of_a_rollout_releases_those_that_wait() -> None:
+    squares = Squares()
+    batcher = squares.batcher()
+    batcher.begin("a")
+    batcher.begin("b")
+    waiting = asyncio.ensure_future(batcher.submit("a", 5))
+    await asyncio.sleep(0.02)
+    assert not waiting.done()
+    batcher.end("b")
+    assert await waiting == 25
+    batcher.close()
+
+
+async def test_a_full_batch_and_a_quiet_time_start_it_too() -> None:
+    squares = Squares()
+    batcher = squares.batcher(quiet=0.05, size=2)
+    for name in "abcd":
+        batcher.begin(name)
+    jobs = [asyncio.ensure_future(batcher.submit(name, n)) for n, name in enumerate("abc")]
+    assert await asyncio.gather(*jobs) == [0, 1, 4]
+    assert squares.batches == [[0, 1], [2]]
+    batcher.close()
+
+
+async def test_an_error_reaches_every_request_of_its_batch_and_no_other() -> None:
+    squares = Squares()
+    batcher = squares.batcher()
+    squares.error = ValueError("out of memory")
+    jobs = await asyncio.gather(batcher.submit("a", 1), batcher.submit("b", 2), return_exceptions=True)
+    assert all(isinstance(job, ValueError) for job in jobs)
+    squares.error = None
+    assert await batcher.submit("a", 3) == 9
+    batcher.close()
+
+
+async def test_a_cancelled_request_is_left_out() -> None:
+    squares = Squares()
+    batcher = squares.batcher()
+    batcher.begin("a")
+    batcher.begin("b")
+    waiting = asyncio.ensure_future(batcher.submit("a", 5))
+    await asyncio.sleep(0)
+    waiting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+    batcher.end("a")
+    assert await batcher.submit("b", 6) == 36
+    assert squares.batches == [[6]]
+    batcher.close()

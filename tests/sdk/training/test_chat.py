@@ -1,0 +1,140 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from wander.errors import InvalidResponse
+from wander.models.chat import ChatFormat, Conversation, content_text
+from wander.models.loading import LoadedModel, load_model
+from wander.models.sampling import end_of_turn_ids
+
+CHATML = (
+    "{% for message in messages %}"
+    "{{ '<|' + message['role'] + '|>\n' + message['content'] + '<|end|>' + '\n' }}"
+    "{% endfor %}{% if add_generation_prompt %}{{ '<|assistant|>\n' }}{% endif %}"
+)
+TRIMMING = CHATML.replace("message['content']", "message['content'] | trim")
+FORGETFUL = (
+    "{% for message in messages %}{{ '<|' + message['role'] + '|>' }}"
+    "{% if message['role'] == 'assistant' and not loop.last %}{{ message['content'].split('</think>')[-1] }}"
+    "{% else %}{{ message['content'] }}{% endif %}{{ '<|end|>' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"
+)
+COUNTING = "{{ messages | length }}" + CHATML
+ENDLESS = CHATML.replace("'<|end|>' + '\n'", "'\n'")
+
+
+@pytest.fixture
+def loaded(tiny: Path) -> LoadedModel:
+    return load_model(tiny, device="cpu")
+
+
+def form_of(loaded: LoadedModel, template: str | None = None) -> ChatFormat:
+    if template is not None:
+        loaded.tokenizer.chat_template = template
+    return ChatFormat(loaded.tokenizer, end_of_turn_ids(loaded.model, loaded.tokenizer))
+
+
+def talk(*contents: str) -> list[dict[str, Any]]:
+    roles = ["user", "assistant"] * len(contents)
+    return [{"role": role, "content": content} for role, content in zip(roles, contents, strict=False)]
+
+
+def grown(form: ChatFormat, messages: list[dict[str, Any]], completions: list[list[int]]) -> Conversation:
+    conversation = form.start(messages[:1])
+    for number, ids in enumerate(completions):
+        form.append_completion(conversation, ids)
+        form.append_messages(conversation, messages[: 2 * number + 3])
+    return conversation
+
+
+@pytest.mark.parametrize("template", [None, CHATML])
+def test_a_grown_conversation_is_the_rendered_one(loaded: LoadedModel, template: str | None) -> None:
+    form = form_of(loaded, template)
+    end = loaded.tokenizer.eos_token_id
+    messages = talk("Machine 1.", "<pull>3</pull>", "It paid 1.0. Pull again.", "<pull>0</pull>", "Done.")
+    completions = [[*form.encode(messages[i]["content"]), end] for i in (1, 3)]
+    conversation = grown(form, messages, completions)
+    assert loaded.tokenizer.decode(conversation.ids) == form.render(messages)
+    sampled = [token for token, own in zip(conversation.ids, conversation.mask, strict=True) if own]
+    assert sampled == completions[0] + completions[1]
+
+
+def test_sampled_ids_are_kept_even_when_the_tokenizer_would_split_otherwise(loaded: LoadedModel) -> None:
+    form = form_of(loaded)
+    spelled = [token for letter in "<pull>2</pull>" for token in form.encode(letter)]
+    assert spelled != form.encode("<pull>2</pull>")
+    messages = talk("Machine 1.", "<pull>2</pull>", "It paid 0.5. Pull again.")
+    conversation = grown(form, messages, [[*spelled, loaded.tokenizer.eos_token_id]])
+    start = len(form.start(messages[:1]).ids)
+    assert conversation.ids[start : start + len(spelled)] == spelled
+
+
+def test_a_completion_that_was_cut_is_ended_by_the_environment(loaded: LoadedModel) -> None:
+    form = form_of(loaded, CHATML)
+    messages = talk("Machine 1.", "<pull>", "It paid 0. Pull again.")
+    conversation = grown(form, messages, [form.encode("<pull>")])
+    assert loaded.tokenizer.decode(conversation.ids) == form.render(messages)
+    ends = [own for token, own in zip(conversation.ids, conversation.mask, strict=True)
+            if token == loaded.tokenizer.eos_token_id]  # fmt: skip
+    assert ends == [0, 0, 0]
+
+
+def test_a_template_may_trim_what_was_said(loaded: LoadedModel) -> None:
+    form = form_of(loaded, TRIMMING)
+    end = loaded.tokenizer.eos_token_id
+    said = [*form.encode(" <pull>1</pull>\n"), end]
+    conversation = grown(form, talk("Machine 1.", " <pull>1</pull>\n", "It paid 0.2."), [said])
+    assert [t for t, own in zip(conversation.ids, conversation.mask, strict=True) if own] == said
+    assert loaded.tokenizer.decode(conversation.ids).endswith(
+        "\n<|user|>\nIt paid 0.2.<|end|>\n<|assistant|>\n"
+    )
+
+
+@pytest.mark.parametrize("template", [FORGETFUL, COUNTING])
+def test_a_template_that_rewrites_history_is_refused(loaded: LoadedModel, template: str) -> None:
+    form = form_of(loaded, template)
+    messages = talk("Machine 1.", "<think>hm</think><pull>1</pull>", "It paid 0.2.")
+    said = [*form.encode(messages[1]["content"]), loaded.tokenizer.eos_token_id]
+    with pytest.raises(InvalidResponse, match="rewrites earlier messages"):
+        grown(form, messages, [said])
+
+
+@pytest.mark.parametrize("template", [None, CHATML])
+def test_transcripts_learn_the_assistants_tokens_and_their_ends_only(
+    loaded: LoadedModel, template: str | None
+) -> None:
+    form = form_of(loaded, template)
+    end = loaded.tokenizer.eos_token_id
+    messages = talk("Machine 1.", "<pull>3</pull>", "It paid 1.0. Pull again.", "<pull>0</pull>")
+    whole = form.transcript(messages)
+    learnt = [token for token, own in zip(whole.ids, whole.mask, strict=True) if own]
+    assert learnt == [*form.encode("<pull>3</pull>"), end, *form.encode("<pull>0</pull>"), end]
+    assert form.render(messages, prompt=False).startswith(loaded.tokenizer.decode(whole.ids))
+
+
+def test_transcripts_need_an_answer_and_a_template_that_closes_it(loaded: LoadedModel) -> None:
+    with pytest.raises(InvalidResponse, match="without an assistant message"):
+        form_of(loaded).transcript(talk("Machine 1."))
+    with pytest.raises(InvalidResponse, match="does not close"):
+        form_of(loaded, ENDLESS).transcript(talk("Machine 1.", "<pull>3</pull>"))
+
+
+def test_a_tokenizer_without_template_gets_a_plain_one(loaded: LoadedModel) -> None:
+    loaded.tokenizer.chat_template = None
+    text = form_of(loaded).render(talk("Hello"))
+    assert text == "<|user|>\nHello<|end|>\n<|assistant|>\n"
+
+
+def test_content_parts_are_joined_and_pictures_refused() -> None:
+    assert content_text([{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]) == "ab"
+    assert content_text(None) == ""
+    with pytest.raises(InvalidResponse, match="image_url"):
+        content_text([{"type": "image_url", "image_url": {}}])
+
+
+def test_a_template_that_raises_is_reported(loaded: LoadedModel) -> None:
+    form = form_of(loaded, "{{ raise_exception('roles must alternate') }}")
+    with pytest.raises(InvalidResponse, match="roles must alternate"):
+        form.render(talk("Hello"))

@@ -1,0 +1,60 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from wander.train.trainer import StepLog, newest_checkpoint, replaced_folder
+
+
+def log_step(log: StepLog, step: int, **logs: Any) -> None:
+    log.on_log(None, SimpleNamespace(global_step=step, max_steps=3), None, logs={"loss": 0.5, **logs})
+
+
+def test_every_line_is_json_and_a_mean_over_nothing_is_null(tmp_path: Path) -> None:
+    shown: list[dict[str, Any]] = []
+    log = StepLog(tmp_path / "metrics.jsonl", shown.append)
+    log.extra = lambda: {"reward": float("nan"), "turns": 2}
+    log_step(log, 1, grad_norm=float("inf"), note="text is left out")
+    log.on_log(None, SimpleNamespace(global_step=1, max_steps=3), None, logs={"train_runtime": 3.0})
+    lines = (tmp_path / "metrics.jsonl").read_text().splitlines()
+    expected = {"step": 1, "steps": 3, "loss": 0.5, "grad_norm": None, "reward": None, "turns": 2}
+    assert [json.loads(line, parse_constant=float) for line in lines] == [expected] == shown
+
+
+def test_a_resumed_log_keeps_the_steps_of_its_checkpoint(tmp_path: Path) -> None:
+    log = StepLog(tmp_path / "metrics.jsonl")
+    for step in (1, 2, 3):
+        log_step(log, step)
+    resumed = StepLog(tmp_path / "metrics.jsonl", keep=tmp_path / "checkpoints" / "checkpoint-2")
+    log_step(resumed, 3, reward=1.0)
+    entries = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert [entry["step"] for entry in entries] == [1, 2, 3]
+    assert entries[-1]["reward"] == 1.0
+    assert resumed.entries == entries
+
+
+def test_the_newest_checkpoint_is_that_of_the_highest_step(tmp_path: Path) -> None:
+    assert newest_checkpoint(tmp_path) is None
+    for step in (2, 10, 9):
+        (tmp_path / "checkpoints" / f"checkpoint-{step}").mkdir(parents=True)
+        if step != 10:
+            (tmp_path / "checkpoints" / f"checkpoint-{step}" / "trainer_state.json").write_text("{}")
+    found = newest_checkpoint(tmp_path)
+    assert found is not None
+    assert found.name == "checkpoint-9"
+
+
+def test_a_folder_is_replaced_whole_or_not_at_all(tmp_path: Path) -> None:
+    for text in ("one", "two"):
+        with replaced_folder(tmp_path / "model") as made:
+            (made / "weights").write_text(text)
+    try:
+        with replaced_folder(tmp_path / "model") as made:
+            (made / "weights").write_text("three")
+            raise OSError("disk full")
+    except OSError:
+        pass
+    assert (tmp_path / "model" / "weights").read_text() == "two"
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]

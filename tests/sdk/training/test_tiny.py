@@ -1,0 +1,138 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from wander.errors import ConfigError
+from wander.models.chat import ChatFormat
+from wander.models.loading import load_model, model_name, resolve_model, weights_digest
+from wander.models.sampling import end_of_turn_ids
+from wander.models.tiny import TinySize, create_tiny
+from wander.models.tokenizer import parts, train_tokenizer
+
+SMALL = TinySize(hidden=32, layers=1, heads=2, key_value_heads=1, intermediate=32, vocabulary=300)
+
+
+def board_transcripts(count: int = 40) -> list[list[dict[str, Any]]]:
+    marks = ["X", "O", "0", "4", "8"]
+    return [
+        [
+            {"role": "system", "content": "You play as X. Answer <move>number</move>."},
+            {"role": "user", "content": " ".join(marks[(i + j) % 5] for j in range(9))},
+            {"role": "assistant", "content": f"<think>take corner {i % 9}</think><move>{i % 9}</move>"},
+        ]
+        for i in range(count)
+    ]
+
+
+def test_cells_tags_and_phrases_are_single_tokens() -> None:
+    tokenizer = train_tokenizer(board_transcripts())
+    pieces = [tokenizer.decode([i]) for i in tokenizer.encode("<think>take corner 4</think><move>4</move>")]
+    assert pieces == ["<think>", "take corner ", "4", "</think>", "<move>", "4", "</move>"]
+    assert [tokenizer.decode([i]) for i in tokenizer.encode("X O 4 8")] == ["X ", "O ", "4 ", "8"]
+
+
+def test_parts_cover_the_text_in_order() -> None:
+    text = "You play as X. A<b>1 | 2</b>, 34\nO'Brien <x"
+    assert "".join(piece for _, piece in parts(text)) == text
+    assert ("tag", "<b>") in parts(text)
+    assert ("cell", "1 | ") in parts(text)
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.text(max_size=80))
+def test_any_text_survives_the_tokenizer(text: str) -> None:
+    tokenizer = _tokenizer()
+    assert tokenizer.decode(tokenizer.encode(text)) == text
+
+
+_made: list[Any] = []
+
+
+def _tokenizer() -> Any:
+    if not _made:
+        _made.append(train_tokenizer(board_transcripts()))
+    return _made[0]
+
+
+def test_same_seed_gives_the_same_bytes_and_another_seed_other_weights(tmp_path: Path) -> None:
+    texts = board_transcripts()
+    one = create_tiny(texts, tmp_path / "one", seed=3, size=SMALL)
+    two = create_tiny(texts, tmp_path / "two", seed=3, size=SMALL)
+    other = create_tiny(texts, tmp_path / "other", seed=4, size=SMALL)
+    assert weights_digest(one) == weights_digest(two) != weights_digest(other)
+    assert (one / "tokenizer.json").read_bytes() == (two / "tokenizer.json").read_bytes()
+
+
+def test_making_a_model_leaves_the_callers_random_state_alone(tmp_path: Path) -> None:
+    torch.manual_seed(1)
+    expected = torch.rand(3)
+    torch.manual_seed(1)
+    create_tiny(board_transcripts(), tmp_path / "model", size=SMALL)
+    assert torch.equal(torch.rand(3), expected)
+
+
+def test_default_size_has_about_a_million_parameters(tmp_path: Path) -> None:
+    model = load_model(create_tiny(board_transcripts(), tmp_path / "model"), device="cpu").model
+    assert 700_000 < model.num_parameters() < 1_200_000
+
+
+def test_existing_folder_is_refused_and_kept(tmp_path: Path) -> None:
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "mine.txt").write_text("keep")
+    with pytest.raises(ConfigError, match="exists already"):
+        create_tiny(board_transcripts(), tmp_path / "model", size=SMALL)
+    assert (tmp_path / "model" / "mine.txt").read_text() == "keep"
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]
+
+
+def test_tokenizer_needs_transcripts_and_room() -> None:
+    with pytest.raises(ConfigError, match="at least one transcript"):
+        train_tokenizer([])
+    with pytest.raises(ConfigError, match="no room"):
+        train_tokenizer(board_transcripts(), vocabulary=200)
+
+
+def test_generation_markers_agree_with_our_own_mask(tmp_path: Path) -> None:
+    loaded = load_model(create_tiny(board_transcripts(), tmp_path / "model", size=SMALL), device="cpu")
+    form = ChatFormat(loaded.tokenizer, end_of_turn_ids(loaded.model, loaded.tokenizer))
+    messages = [
+        *board_transcripts(1)[0],
+        {"role": "user", "content": "O X 4"},
+        {"role": "assistant", "content": "8"},
+    ]
+    whole = form.transcript(messages)
+    theirs = loaded.tokenizer.apply_chat_template(
+        messages, return_assistant_tokens_mask=True, return_dict=True
+    )
+    assert theirs["input_ids"] == whole.ids
+    assert theirs["assistant_masks"] == whole.mask
+
+
+def test_names_resolve_to_folders_with_a_telling_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = create_tiny(board_transcripts(), tmp_path / "ttt-grpo" / "model", size=SMALL)
+    assert resolve_model(folder) == (str(folder), "ttt-grpo")
+    assert model_name(tmp_path / "ttt-grpo") == "ttt-grpo"
+    with pytest.raises(ConfigError, match="holds no model"):
+        resolve_model(tmp_path)
+    with pytest.raises(ConfigError, match="no folder"):
+        resolve_model("./nowhere")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError, match="no folder"):
+        resolve_model("ttt-grpo/modle")
+    assert resolve_model("elsewhere/model") == ("elsewhere/model", "elsewhere/model")
+
+
+def test_weights_digest_changes_with_the_bytes(tmp_path: Path) -> None:
+    assert weights_digest(tmp_path) is None
+    (tmp_path / "model.safetensors").write_bytes(b"one")
+    first = weights_digest(tmp_path)
+    (tmp_path / "model.safetensors").write_bytes(b"two")
+    assert first is not None
+    assert weights_digest(tmp_path) != first

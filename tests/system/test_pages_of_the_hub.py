@@ -1,0 +1,106 @@
+"""The hub's pages as readers get them: every link answers, and a real browser shows no fault."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from html.parser import HTMLParser
+from typing import Any
+from urllib.parse import urldefrag, urljoin
+
+import httpx
+import pytest
+from chat_endpoint import chat_endpoint
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+FLAGS = [
+    "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
+    "--disable-component-update", "--disable-sync",
+]  # fmt: skip
+MOST_PAGES = 60
+
+
+class Links(HTMLParser):
+    """Collects what a page points to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[str] = []
+        self.images_without_text = 0
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        given = dict(attrs)
+        self.found += [value for name in ("href", "src") if (value := given.get(name))]
+        self.images_without_text += tag == "img" and "alt" not in given
+
+
+@pytest.fixture(scope="module")
+def posted(bundled) -> str:
+    """A hub with a posted run; returns the run's id."""
+    bundled.wander("install", "admin/reverse-text")
+    with chat_endpoint(lambda messages: "<reversed_text><b>bold</b></reversed_text>") as endpoint:
+        run = bundled.home / "runs" / "for-pages"
+        model = ["-m", "hostile<script>", "-b", endpoint.base_url]
+        bundled.wander("eval", "admin/reverse-text", *model, "-n", 4, "--out", run)
+    return bundled.wander("post", run)["run_id"]
+
+
+@contextmanager
+def browser_page(width: int) -> Iterator[Any]:
+    """Open a page in a headless Chromium."""
+    from playwright.sync_api import sync_playwright
+
+    flags = [*FLAGS, "--no-sandbox"] if os.geteuid() == 0 else FLAGS
+    with sync_playwright() as driver:
+        browser = driver.chromium.launch(executable_path=CHROMIUM, args=flags)
+        try:
+            yield browser.new_page(viewport={"width": width, "height": 900})
+        finally:
+            browser.close()
+
+
+def pages_to_look_at(run_id: str) -> list[str]:
+    return ["/", "/admin/reverse-text", "/admin/reverse-text/leaderboard", f"/runs/{run_id}"]
+
+
+def test_every_link_of_the_pages_answers(hub, posted):
+    seen, waiting = set(), [f"{hub.url}/"]
+    with httpx.Client(follow_redirects=True, timeout=30) as browser:
+        while waiting and len(seen) < MOST_PAGES:
+            address = waiting.pop(0)
+            if address in seen:
+                continue
+            seen.add(address)
+            answer = browser.get(address)
+            assert answer.status_code == 200, address
+            if answer.headers["content-type"].startswith("text/html"):
+                links = Links()
+                links.feed(answer.text)
+                assert links.images_without_text == 0, address
+                targets = [urldefrag(urljoin(address, link)).url for link in links.found]
+                waiting += [one for one in targets if one.startswith(hub.url) and one not in seen]
+    missing = [page for page in pages_to_look_at(posted) if f"{hub.url}{page}" not in seen]
+    assert missing == [], "every page is reached from the first"
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine; the links are tested without one")
+@pytest.mark.parametrize("width", [1280, 390], ids=["desk", "phone"])
+def test_a_browser_shows_the_pages_without_a_fault(hub, posted, width):
+    with browser_page(width) as page:
+        faults: list[str] = []
+        page.on("console", lambda message: faults.append(message.text) if message.type == "error" else None)
+        page.on("pageerror", lambda error: faults.append(str(error)))
+        page.on("requestfailed", lambda request: faults.append(f"{request.url} failed"))
+        for path in pages_to_look_at(posted):
+            answer = page.goto(f"{hub.url}{path}")
+            assert answer.status == 200
+            assert page.locator("h1").count() == 1, path
+            wide = page.evaluate(
+                "document.documentElement.scrollWidth - document.documentElement.clientWidth"
+            )
+            assert wide <= 0, f"{path} is {wide} pixels wider than a window of {width}"
+        page.goto(f"{hub.url}/runs/{posted}")
+        assert page.get_by_text("hostile<script>").count() >= 1, "names are shown, not run"
+        assert faults == []

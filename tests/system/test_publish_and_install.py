@@ -1,0 +1,133 @@
+"""Publish with `wander`, twine and uv; install with `wander`, pip and uv into fresh virtual environments."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import zipfile
+from pathlib import Path
+
+import pytest
+from live_hub import BIN
+
+LOADS = "import reverse_text; print(type(reverse_text.load_environment()).__name__)"
+
+
+@pytest.fixture
+def package(machine) -> Path:
+    """A new environment, named for its test's machine alone."""
+    name = f"rhyme-{machine.home.parent.name.strip('_').replace('_', '-')[-12:].strip('-')}".lower()
+    machine.wander("new", machine.home / name)
+    return machine.home / name
+
+
+def upload_url(hub) -> str:
+    return f"{hub.url}/admin/legacy/"
+
+
+def built(machine, package: Path) -> list[Path]:
+    folder = machine.home / "dist"
+    done = machine.run("uv", "build", "--quiet", "--no-build-isolation", "--out-dir", folder, package)
+    assert done.returncode == 0, done.stderr
+    return sorted(path for path in folder.iterdir() if path.suffix in (".whl", ".gz"))
+
+
+def test_wander_publishes_what_a_second_machine_installs_by_name(machine, bundled):
+    installed = machine.wander("install", "admin/tictactoe")
+    assert "tictactoe" in json.dumps(installed)
+    listed = json.dumps(machine.wander("list"))
+    assert "tictactoe" in listed
+    python = next(machine.home.glob("data/**/bin/python"))
+    code = "import tictactoe, wander; print(wander.__file__)"
+    done = subprocess.run([python, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert str(machine.home) in done.stdout, "the environment has an SDK of its own, from the hub"
+
+
+def test_twine_uploads_and_the_hub_reads_the_wheel(machine, package, hub):
+    files = built(machine, package)
+    upload = ["upload", "--non-interactive", "--disable-progress-bar", "--repository-url", upload_url(hub)]
+    upload += ["--username", "__token__", "--password", hub.token]
+    done = machine.run("twine", *upload, *files)
+    assert done.returncode == 0, done.stdout + done.stderr
+    shown = machine.wander("info", f"admin/{package.name}")
+    assert "0.1.0" in json.dumps(shown)
+    again = machine.run("twine", *upload, *files)
+    assert again.returncode == 0, "the same bytes again are fine"
+
+
+def test_uv_publishes(machine, package, hub):
+    files = built(machine, package)
+    done = machine.run("uv", "publish", "--publish-url", upload_url(hub), "--token", hub.token, *files)
+    assert done.returncode == 0, done.stderr
+    assert machine.wander("search", package.name)
+
+
+def test_pip_installs_from_the_index_of_the_owner(machine, bundled, hub):
+    python = machine.fresh_venv("pip-venv")
+    indexes = ["--index-url", machine.mirror, "--extra-index-url", f"{hub.url}/wander/simple/"]
+    indexes += ["--extra-index-url", f"{hub.url}/admin/simple/"]
+    done = machine.run("pip", "--python", python, "install", "--quiet", *indexes, "reverse-text")
+    assert done.returncode == 0, done.stderr
+    loaded = subprocess.run([python, "-c", LOADS], capture_output=True, text=True)
+    assert loaded.stdout.strip() == "SingleTurnEnv", loaded.stderr
+
+
+def test_uv_installs_from_the_index_of_the_owner(machine, bundled, hub):
+    python = machine.fresh_venv("uv-venv")
+    indexes = ["--index", f"{hub.url}/admin/simple/", "--index", f"{hub.url}/wander/simple/"]
+    done = machine.run("uv", "pip", "install", "--python", python, *indexes, "reverse-text==0.1.0")
+    assert done.returncode == 0, done.stderr
+    loaded = subprocess.run([python, "-c", LOADS], capture_output=True, text=True)
+    assert loaded.stdout.strip() == "SingleTurnEnv", loaded.stderr
+
+
+def test_the_command_itself_installs_from_the_hub_and_a_mirror(machine, hub):
+    python = machine.fresh_venv("command-venv")
+    index = ["--index", f"{hub.url}/wander/simple/"]
+    done = machine.run("uv", "pip", "install", "--python", python, *index, "wander-client")
+    assert done.returncode == 0, done.stderr
+    command = [python.with_name("wander"), "search", "--json"]
+    searched = subprocess.run(command, capture_output=True, text=True, env=machine.environment)
+    assert searched.returncode == 0, searched.stderr
+    assert str(BIN) != str(python.parent)
+
+
+def test_other_bytes_under_a_published_version_are_refused(machine, package):
+    machine.wander("publish", package)
+    assert machine.run("wander", "publish", package).returncode == 0, "the same bytes again are fine"
+    readme = package / "README.md"
+    readme.write_text(readme.read_text() + "\nmore\n")
+    said = machine.refused(1, "publish", package)
+    assert "0.1.0" in said
+
+
+def test_a_file_that_is_no_wheel_is_refused_by_name(machine, package, hub):
+    wheel = next(path for path in built(machine, package) if path.suffix == ".whl")
+    broken = wheel.with_name(wheel.name)
+    broken.write_bytes(b"PK\x03\x04 this is no archive")
+    login = ["--publish-url", upload_url(hub), "--token", hub.token]
+    done = machine.run("uv", "publish", *login, broken)
+    assert done.returncode != 0
+    assert machine.run("wander", "info", f"admin/{package.name}").returncode == 3, "nothing was published"
+
+
+def test_a_wheel_whose_record_lies_is_refused(machine, package, hub):
+    wheel = next(path for path in built(machine, package) if path.suffix == ".whl")
+    forged = machine.home / wheel.name
+    with zipfile.ZipFile(wheel) as good, zipfile.ZipFile(forged, "w") as bad:
+        for member in good.infolist():
+            content = good.read(member)
+            bad.writestr(member, content + b"\n# more\n" if member.filename.endswith(".py") else content)
+    done = machine.run("uv", "publish", "--publish-url", upload_url(hub), "--token", hub.token, forged)
+    assert done.returncode != 0
+    assert "RECORD" in done.stderr + done.stdout
+    shutil.rmtree(machine.home / "dist")
+
+
+def test_a_package_without_load_environment_is_refused(machine, package):
+    module = next(path for path in package.rglob("*.py") if "tests" not in path.parts)
+    module.write_text('"""Nothing to load."""\n')
+    said = machine.refused(1, "publish", package)
+    assert "load_environment" in said
