@@ -1,0 +1,36 @@
+"""The least that any evaluator could do: post the same requests over aiohttp and read the answers."""
+
+from __future__ import annotations
+
+import asyncio
+
+import aiohttp
+from stopwatch import arguments, measured
+
+
+async def main() -> None:
+    given = arguments()
+    connector = aiohttp.TCPConnector(limit=0)
+    async with aiohttp.ClientSession(connector=connector) as session:
+
+        async def one(number: int) -> None:
+            body = {"model": "instant", "messages": [{"role": "user", "content": f"What is {number}+1?"}]}
+            async with session.post(f"{given.url}/chat/completions", json=body) as response:
+                answer = await response.json()
+                assert answer["choices"][0]["message"]["content"]
+
+        async def work(numbers: range) -> None:
+            jobs = iter(numbers)
+
+            async def worker() -> None:
+                for number in jobs:
+                    await one(number)
+
+            await asyncio.gather(*(worker() for _ in range(min(given.concurrency, len(numbers)))))
+
+        await work(range(8))
+        with measured(given.n):
+            await work(range(given.n))
+
+
+asyncio.run(main())
