@@ -7,7 +7,6 @@ imports exactly the module of its command.
 from __future__ import annotations
 
 import contextlib
-import difflib
 import os
 import signal
 import sys
@@ -19,6 +18,7 @@ from wander_client.commands import COMMANDS, SECTIONS, load
 from wander_client.errors import EXIT_CODES, UsageError
 from wander_client.invocation import CommonOptions, Invocation, set_current
 from wander_client.output import MODES, Mode, Output, choose_mode
+from wander_client.suggestions import did_you_mean
 
 if TYPE_CHECKING:
     import httpx
@@ -172,9 +172,7 @@ def _overview(output: Output) -> None:
 
 
 def _unknown(name: str, known: list[str], what: str, listing: str) -> NoReturn:
-    near = difflib.get_close_matches(name, known, n=2, cutoff=0.55)
-    meant = " or ".join(f"`{word}`" for word in near)
-    hint = f"did you mean {meant}?" if near else f"run `{listing}` for the list"
+    hint = did_you_mean(name, known, cutoff=0.55) or f"run `{listing}` for the list"
     raise UsageError(f"no {what} is called `{name}`", hint=hint, code=f"unknown_{what}")
 
 

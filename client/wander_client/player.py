@@ -5,18 +5,23 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections.abc import Callable
+from typing import Any
 
 from wander.clients.base import Client, ModelRequest, ModelResponse
 from wander.errors import ModelError
+from wander.types import Message
 
+from wander_client.errors import UsageError
 from wander_client.output import Output
 from wander_client.reports import message_text
+from wander_client.typed_calls import described, example_call, parse_call
 
 
 class PlayerClient(Client):
     """Shows the new messages of every turn and asks for the answer, one line.
 
-    `wrap` turns what is typed into what the environment expects: `{}` stands for the typed text.
+    `wrap` turns what is typed into what the environment expects: `{}` stands for the typed text. Where the
+    environment offers tools they are listed first, and `/call NAME key=value` calls one.
     """
 
     model = "human"
@@ -27,28 +32,83 @@ class PlayerClient(Client):
         self._output = output
         self._wrap = wrap
         self._read = read or _read_line
-        self._shown = 0
+        self._seen: list[Message] = []
+        self._tools: list[dict[str, Any]] = []
         self.left = False
         """True once the person closed the input."""
 
     async def complete(self, request: ModelRequest) -> ModelResponse:
         """Print what is new and return the person's answer; raises `ModelError` at the end of the input."""
-        for message in request.messages[self._shown :]:
-            if message.get("role") != "assistant":
-                self._output.line()
-                self._output.line(f"-- {message.get('role')}", style="hint")
-                self._output.line(message_text(message))
-        self._shown = len(request.messages)
+        new = [one for one in self._unseen(request.messages) if one.get("role") != "assistant"]
+        for message in new:
+            show_message(message, self._output)
+        tools = request.tools or []
+        if tools != self._tools:
+            self._tools = tools
+            self._show_tools()
         self._output.line()
-        typed = await asyncio.to_thread(self._read)
-        if not typed:
-            self.left = True
-            raise ModelError("the player left")
-        text = typed.rstrip("\r\n").replace("\\n", "\n")
+        while True:
+            typed = await asyncio.to_thread(self._read)
+            if not typed or typed.strip() == "/quit":
+                self.left = True
+                raise ModelError("the player left")
+            answer = self._answer(typed.rstrip("\r\n"), call_id=f"call_{request.turn}")
+            if answer is not None:
+                reason = "tool_calls" if "tool_calls" in answer else "stop"
+                return ModelResponse(message=answer, finish_reason=reason)
+
+    def _unseen(self, messages: list[Message]) -> list[Message]:
+        """Return what follows the messages shown before; all of it when another conversation goes on."""
+        same = 0
+        while same < min(len(messages), len(self._seen)) and messages[same] == self._seen[same]:
+            same += 1
+        self._seen = list(messages)
+        return messages[same:]
+
+    def _answer(self, line: str, call_id: str) -> Message | None:
+        """Return the message that a line means; None for a line that only asked for something."""
+        word, _, rest = line.strip().partition(" ")
+        if word in ("/tools", "/help"):
+            self._show_tools()
+            return None
+        if word == "/call":
+            try:
+                return parse_call(rest, self._tools).as_message(call_id)
+            except UsageError as error:
+                # A slip at the keyboard costs no turn, unlike a call that the environment refuses.
+                self._output.error(error)
+                return None
+        text = line.replace("\\n", "\n")
         if self._wrap is not None:
             text = self._wrap.replace("{}", text)
             self._output.line(text, style="dim")
-        return ModelResponse(message={"role": "assistant", "content": text})
+        return {"role": "assistant", "content": text}
+
+    def _show_tools(self) -> None:
+        output = self._output
+        output.line()
+        if not self._tools:
+            output.line("this environment offers no tools; a line is an answer, `/quit` leaves")
+            return
+        output.line("-- tools", style="hint")
+        for tool in self._tools:
+            first, *rest = described(tool)
+            output.line(first, style="bold")
+            for line in rest:
+                output.line(line)
+        output.line()
+        output.line(
+            f"call one with `{example_call(self._tools[0])}` (or a JSON object after the name); "
+            "any other line is your answer; `/tools` lists them again, `/quit` leaves",
+            style="dim",
+        )
+
+
+def show_message(message: Message, output: Output) -> None:
+    """Print one message as the environment sent it."""
+    output.line()
+    output.line(f"-- {message.get('role')}", style="hint")
+    output.line(message_text(message))
 
 
 def _read_line() -> str:

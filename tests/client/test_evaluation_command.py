@@ -269,17 +269,3 @@ def test_runs_and_view_read_what_eval_wrote(wander: Wander, folder: Path) -> Non
     assert wander("view", "--sort", "luck").status == 2
     lines = wander("view", "--sort", "-reward").out.splitlines()
     assert lines[0].split("\t")[:4] == ["#", "example", "index", "reward"]
-
-
-def test_play_lets_a_person_answer(wander: Wander, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import io
-
-    monkeypatch.setattr("sys.stdin", io.StringIO("2\n"))
-    result = wander("play", str(folder), "--example", "2")
-    assert result.status == 0
-    assert "say 2" in result.out
-    assert "reward 1.0" in result.out
-    monkeypatch.setattr("sys.stdin", io.StringIO(""))
-    assert wander("play", str(folder)).status == 130
-    monkeypatch.setattr("sys.stdin", io.StringIO("1\n"))
-    assert wander("play", str(folder), "--example", "99").status == 3

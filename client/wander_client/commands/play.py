@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from wander.clients.base import Client
-    from wander.types import Rollout
+    from wander.types import Message, Rollout
 
 app = command_app()
 
@@ -36,7 +36,13 @@ def play(
     wander play wander/tictactoe
     wander play wander/tictactoe --example 3 --wrap '<think>.</think><move>{}</move>'
 
-    One line is one answer (write \\\\n for a line break). End of input (Ctrl-D) leaves the game.
+    One line is one answer (write \\\\n for a line break). End of input (Ctrl-D) or /quit leaves the game.
+
+    \b
+    Where the environment has tools, they are listed with their arguments, and a line may also be:
+      /call NAME key=value ...   call a tool; text with spaces in quotes
+      /call NAME {"key": ...}    the same, the arguments as a JSON object
+      /tools                     list the tools again
     """
     from wander_client.environments import parse_arguments
     from wander_client.player import PlayerClient
@@ -72,17 +78,26 @@ async def _play(
 
 
 def _show_end(rollout: Rollout) -> int | None:
-    from wander_client.reports import message_text
+    from wander_client.player import show_message
 
     output = current().output
     if rollout.failure is not None:
         output.line(f"failed at the {rollout.failure.boundary}: {rollout.failure.message}", style="error")
         return FAILED
-    if rollout.completion and rollout.completion[-1].get("role") != "assistant":
-        output.line()
-        output.line(message_text(rollout.completion[-1]))
+    for message in _last_words(rollout):
+        show_message(message, output)
     output.line()
     output.line(f"ended: {rollout.stop_reason}, reward {rollout.reward}", style="bold")
     for name, value in rollout.metrics.items():
         output.line(f"  {name:<24} {value:.4g}")
     return None
+
+
+def _last_words(rollout: Rollout) -> list[Message]:
+    """Return what the environment said after the player's last answer."""
+    said: list[Message] = []
+    for message in reversed(rollout.completion):
+        if message.get("role") == "assistant":
+            break
+        said.append(message)
+    return said[::-1]
