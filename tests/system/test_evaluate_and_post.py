@@ -54,8 +54,8 @@ def slow_run(machine, bundled):
 
 
 def living_processes(home: Path) -> list[str]:
-    listed = subprocess.run(["ps", "-eo", "pid=,args="], capture_output=True, text=True, check=True).stdout
-    return [line for line in listed.splitlines() if str(home) in line and "ps -eo" not in line]
+    listed = subprocess.run(["ps", "-ewwo", "pid=,args="], capture_output=True, text=True, check=True).stdout
+    return [line for line in listed.splitlines() if str(home) in line and "ps -ewwo" not in line]
 
 
 def test_a_model_behind_an_endpoint_is_evaluated_posted_and_ranked(machine, bundled, hub):
