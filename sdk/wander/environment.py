@@ -21,6 +21,7 @@ from typing import Any, ClassVar
 from wander.clients.base import Client
 from wander.dataset import Dataset, ProceduralRows, Rows
 from wander.envs.calls import ModelCalls
+from wander.envs.faults import is_fault
 from wander.envs.hooks import CLEANUP, TEARDOWN, call_hook, described, marked_methods
 from wander.errors import (
     BoundaryError,
@@ -295,7 +296,9 @@ class Environment(ABC):
             state["stop_reason"] = "context_overflow"
         except BoundaryError as error:
             _fail(state, error)
-        except (Exception, SystemExit) as error:  # noqa: BLE001 - recorded as the rollout's failure
+        except BaseException as error:
+            if not is_fault(error):
+                raise
             _fail(state, EnvironmentFault(described(error, "play")))
 
     async def _cleaned_up(self, state: State) -> None:
@@ -309,14 +312,18 @@ class Environment(ABC):
     async def _scored(self, state: State) -> None:
         try:
             score = await self.rubric.score(state, self.parser)
-        except (Exception, SystemExit) as error:  # noqa: BLE001 - recorded; a rubric may override `score`
+        except BaseException as error:  # a rubric may override `score`
+            if not is_fault(error):
+                raise
             score = Score(reward=None, error=RubricError(described(error, "score")))
         _keep_score(state, score)
 
     async def _scored_together(self, states: Sequence[State]) -> None:
         try:
             scores = await self.rubric.score_group(states, self.parser)
-        except (Exception, SystemExit) as error:  # noqa: BLE001 - recorded; a rubric may override `score_group`
+        except BaseException as error:  # a rubric may override `score_group`
+            if not is_fault(error):
+                raise
             scores = [Score(reward=None, error=RubricError(described(error, "score_group"))) for _ in states]
         for state, score in zip(states, scores, strict=True):
             _keep_score(state, score)

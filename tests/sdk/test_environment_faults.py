@@ -299,3 +299,51 @@ async def test_failed_rollouts_are_not_scored():
 async def test_a_failed_rollout_can_be_written_and_read():
     rollout = await played(InResponse())
     assert type(rollout).model_validate_json(rollout.model_dump_json()) == rollout
+
+
+class Panic(BaseException):
+    """As extension modules raise it: no `Exception`."""
+
+
+@pytest.mark.parametrize("error", [Panic("poisoned"), asyncio.CancelledError("nobody asked")])
+@pytest.mark.parametrize(
+    ("place", "boundary"),
+    [
+        ("setup_state", "environment"),
+        ("env_response", "environment"),
+        ("never", "environment"),
+        ("tidy", "environment"),
+        ("reward", "rubric"),
+    ],
+)
+async def test_what_is_no_exception_is_a_failure_too(place, boundary, error):
+    def raising(*_):
+        raise error
+
+    def reward(state):
+        raising()
+
+    def plain(self, state):
+        return False
+
+    never, tidy = (raising if place == name else plain for name in ("never", "tidy"))
+    hooks = {"never": stop(never), "tidy": cleanup(tidy)}
+    if place in ("setup_state", "env_response"):
+        hooks[place] = raising
+    env = type("Env", (Base,), hooks)(rubric=Rubric([reward if place == "reward" else constant]))
+    failure = (await played(env)).failure
+    assert failure is not None
+    assert failure.boundary == boundary
+    assert type(error).__name__ in failure.message
+    assert env.cleaned == 1
+
+
+def test_an_interrupt_by_the_keyboard_is_nobodys_fault():
+    class Interrupted(Base):
+        def env_response(self, messages, state):
+            raise KeyboardInterrupt
+
+    env = Interrupted()
+    with pytest.raises(KeyboardInterrupt):
+        # Driven without a loop, which an interrupt would end.
+        env.rollout(ScriptedClient(["a", "b"]), env.dataset()[0]).send(None)

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import PurePath
 from typing import Any, TypeVar, overload
 
+from wander.envs.faults import is_fault
 from wander.errors import BoundaryError, EnvironmentFault
 from wander.types import Message, Messages, canonical_json
 
@@ -86,7 +87,9 @@ async def call_hook(hook: Callable[..., Any], *arguments: Any) -> Any:
             result = await result
     except BoundaryError:
         raise
-    except (Exception, SystemExit) as error:
+    except BaseException as error:
+        if not is_fault(error):
+            raise
         raise EnvironmentFault(described(error, getattr(hook, "__name__", "hook"))) from error
     return result
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
 from wander.dataset import ProceduralRows, Rows
+from wander.envs.faults import is_fault
 from wander.envs.hooks import call_hook, described, stop
 from wander.envs.metrics import report_metric
 from wander.envs.multi_turn import MultiTurnEnv
@@ -122,7 +123,9 @@ class ToolEnv(MultiTurnEnv):
             content = await self.call_tool(tool, arguments, state)
         except BoundaryError:
             raise
-        except (Exception, SystemExit) as error:
+        except BaseException as error:
+            if not is_fault(error):
+                raise
             if isinstance(error, self.stop_errors):
                 raise ToolError(described(error, call.name)) from error
             state["public"]["tool_errors"] = state["public"].get("tool_errors", 0) + 1

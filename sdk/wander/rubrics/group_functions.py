@@ -10,6 +10,7 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, get_origin
 
+from wander.envs.faults import is_fault
 from wander.envs.hooks import described
 from wander.errors import RubricError
 from wander.rubrics.score import Score, checked_reward
@@ -107,7 +108,9 @@ async def _called(function: RewardFunction, group: Sequence[Mapping[str, Any]]) 
         items = None if isinstance(result, str | bytes | Mapping) else list(result)
     except RubricError:
         raise
-    except (Exception, SystemExit) as error:
+    except BaseException as error:
+        if not is_fault(error):
+            raise
         raise RubricError(described(error, function.name)) from error
     if items is None or len(items) != len(group):
         raise RubricError(

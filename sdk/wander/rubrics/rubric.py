@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from wander.envs.faults import is_fault
 from wander.envs.hooks import described
 from wander.errors import ConfigError, RubricError
 from wander.parsers import Parser
@@ -92,7 +93,9 @@ class RewardFunction:
                 result = await result
         except RubricError:
             raise
-        except (Exception, SystemExit) as error:
+        except BaseException as error:
+            if not is_fault(error):
+                raise
             raise RubricError(described(error, self.name)) from error
         return checked_reward(result, self.name)
 
