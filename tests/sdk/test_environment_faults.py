@@ -8,7 +8,7 @@ import sys
 import pytest
 from wander import MultiTurnEnv, Rubric, ScriptedClient
 from wander.clients.base import Client
-from wander.envs.hooks import cleanup, stop
+from wander.envs.hooks import call_hook, cleanup, stop
 from wander.errors import EndpointUnreachable, ModelError, SandboxError, ToolError
 
 ROWS = [{"question": "go", "answer": "x"}]
@@ -339,11 +339,9 @@ async def test_what_is_no_exception_is_a_failure_too(place, boundary, error):
 
 
 def test_an_interrupt_by_the_keyboard_is_nobodys_fault():
-    class Interrupted(Base):
-        def env_response(self, messages, state):
-            raise KeyboardInterrupt
+    def interrupted():
+        raise KeyboardInterrupt
 
-    env = Interrupted()
     with pytest.raises(KeyboardInterrupt):
         # Driven without a loop, which an interrupt would end.
-        env.rollout(ScriptedClient(["a", "b"]), env.dataset()[0]).send(None)
+        call_hook(interrupted).send(None)
