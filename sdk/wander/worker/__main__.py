@@ -1,4 +1,4 @@
-"""`python -m wander.worker --socket PATH`: run one environment for the host that listens there.
+"""`python -m wander.worker --socket PATH` (or `--fd N`): run one environment for the host that listens there.
 
 Started by `wander.worker.host`; not meant for people. Standard output and error are the host's log file.
 The process ends when the host closes the connection, says so, or dies: `--lifeline` is a pipe whose other end
@@ -13,9 +13,11 @@ import asyncio
 import contextlib
 import os
 import signal
+import socket
 import sys
 import threading
 import time
+from typing import Any
 
 from websockets.asyncio.client import unix_connect
 
@@ -31,14 +33,16 @@ _LAST_SECONDS = 6.0
 def main() -> int:
     """Serve one host; return the exit status."""
     parser = argparse.ArgumentParser(prog="python -m wander.worker", description=__doc__)
-    parser.add_argument("--socket", required=True, help="Unix socket on which the host listens")
+    host = parser.add_mutually_exclusive_group(required=True)
+    host.add_argument("--socket", help="Unix socket on which the host listens")
+    host.add_argument("--fd", type=int, help="inherited descriptor of a socket that is connected to the host")
     parser.add_argument("--lifeline", type=int, help="descriptor of a pipe that closes when the host ends")
     given = parser.parse_args()
     if given.lifeline is not None:
         threading.Thread(target=_watch, args=(given.lifeline,), name="lifeline", daemon=True).start()
     loop = asyncio.new_event_loop()
     asyncio.set_event_loop(loop)
-    service, asked = loop.run_until_complete(_greeted(given.socket))
+    service, asked = loop.run_until_complete(_greeted(given.socket, given.fd))
     if asked is None:
         return 1
     # Outside of the running loop, since environments are known to call `asyncio.run` while they load.
@@ -53,8 +57,9 @@ def main() -> int:
     return 0
 
 
-async def _greeted(socket: str) -> tuple[Service, Load | None]:
-    connection = await unix_connect(socket, "ws://localhost/", max_queue=None, proxy=None, **OPTIONS)
+async def _greeted(path: str | None, fd: int | None) -> tuple[Service, Load | None]:
+    where: dict[str, Any] = {"path": path} if fd is None else {"sock": socket.socket(fileno=fd)}
+    connection = await unix_connect(uri="ws://localhost/", max_queue=None, proxy=None, **where, **OPTIONS)
     service = Service(Channel(connection))
     return service, await service.greet()
 
