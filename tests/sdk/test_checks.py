@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from wander.checks import CHECKS, CheckReport, check_environment
-from wander.checks.findings import first_difference
+from wander.evals.replay import first_difference
 from wander.checks.package import check_package
 from wander.checks.players import written_answer
 from wander.checks.report import result

@@ -8,7 +8,7 @@ import subprocess
 import sys
 
 import pytest
-from wander.checks.findings import first_difference
+from wander.evals.replay import first_difference
 from wander.types import Rollout
 
 PROGRAM = """

@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import Any
 
 from wander.checks.records import PlayRecord, ProbeResult, RowRead
 from wander.checks.report import CheckResult, Status, result
 from wander.checks.rewards import reward_findings
 from wander.checks.sources import SourceUse
-from wander.types import Rollout, canonical_json
+from wander.evals.replay import first_difference
 
 SLOW_IMPORT = 5.0
 """Seconds of importing after which a check warns; generous, since the machine may have other things to do."""
-
-COMPARED = ("prompt", "completion", "stop_reason", "truncated", "failure", "reward", "metrics", "info")
-"""What must be the same in every playing of a rollout; times are not."""
 
 _DECLARED = "not compared: it declares `deterministic=False`"
 _JUDGED = "not compared: its judge is not asked here"
@@ -218,31 +214,6 @@ def _same(check: str, played: list[PlayRecord], again: list[PlayRecord]) -> Chec
         if difference is not None:
             return result(check, "fail", f"{_who(play)}: {difference}", example_id=play.rollout.example_id)
     return result(check, "pass", f"{len(played)} rollouts compared")
-
-
-def first_difference(recorded: Rollout, again: Rollout) -> str | None:
-    """Return what differs first between two playings of a rollout, or None."""
-    for name in COMPARED:
-        one, other = getattr(recorded, name), getattr(again, name)
-        if isinstance(one, list):
-            for number, (left, right) in enumerate(zip(one, other, strict=False)):
-                if _canonical(left) != _canonical(right):
-                    return f"message {number} of the {name} is {_excerpt(right)}, not {_excerpt(left)}"
-            if len(one) != len(other):
-                return f"the {name} has {len(other)} messages, not {len(one)}"
-        elif _canonical(one) != _canonical(other):
-            return f"the {name} is {_excerpt(other)}, not {_excerpt(one)}"
-    return None
-
-
-def _canonical(value: Any) -> str:
-    return canonical_json(value.model_dump() if hasattr(value, "model_dump") else value)
-
-
-def _excerpt(value: Any) -> str:
-    content = value.get("content") if isinstance(value, dict) and "role" in value else value
-    text = content if isinstance(content, str) else _canonical(content)
-    return f"`{text[:120]}...`" if len(text) > 120 else f"`{text}`"
 
 
 def _key(play: PlayRecord) -> tuple[str, int, str]:

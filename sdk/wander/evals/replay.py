@@ -1,0 +1,320 @@
+"""Play a recorded run again from its completions, and compare every rollout with its record.
+
+A rollout of a deterministic environment is a pure function of environment version, arguments, example, seed
+and completions, so the second playing must give the same messages, metrics and reward, bit for bit. What is
+compared is listed in `COMPARED`; times and token counts are not.
+
+Failed rollouts are not compared: what broke them (an endpoint, a killed process) is no part of that function.
+They count as `failed`, and a run that has any is no further verified than `claimed`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
+from itertools import groupby, islice
+from typing import Any, Literal
+
+from pydantic import Field
+
+from wander.clients.replay import ReplayClient
+from wander.errors import RunError
+from wander.handle import EnvironmentHandle
+from wander.seeding import derived_rng
+from wander.types import Example, Record, Rollout, task_set_digest
+from wander.wire import RunManifest
+
+COMPARED = (
+    "seed",
+    "prompt",
+    "answer",
+    "completion",
+    "stop_reason",
+    "truncated",
+    "failure",
+    "reward",
+    "metrics",
+    "info",
+)
+"""What must be the same in every playing of a rollout, in the order in which a difference is told."""
+SHOWN = 100
+"""Most divergences that a report tells one by one."""
+_CHUNK = 256
+"""Rollouts that are held in memory at once, where rewards do not compare those of a group."""
+_PAGE = 1000
+
+Verdict = Literal["same", "differs", "failed"]
+OnReplayed = Callable[[int, int], None]
+"""Takes the rollouts played again so far and how many of them differ."""
+
+
+class Divergence(Record):
+    """One rollout that came out otherwise."""
+
+    example_id: str
+    index: int
+    difference: str
+    """What differs first, with both values."""
+
+
+class ReplayReport(Record):
+    """What playing a run again came to."""
+
+    run_id: str
+    expected: int
+    """Rollouts that a complete run holds."""
+    recorded: int
+    """Rollouts on record."""
+    replayed: int
+    """Rollouts that were played again and compared."""
+    same: int
+    differing: int
+    failed: int
+    """Recorded as failed, so not compared."""
+    sampled: bool = False
+    """True when only a random sample was played again."""
+    divergences: list[Divergence] = Field(default_factory=list)
+    """The first ones, in the order of the record."""
+    refused: str | None = None
+    """Why nothing could be compared; None when it was."""
+    seconds: float = 0.0
+
+    @property
+    def level(self) -> Literal["claimed", "complete", "replayed"]:
+        """The verification level that this report supports; a sample supports no more than `complete`."""
+        if self.recorded < self.expected or self.failed:
+            return "claimed"
+        whole = not self.sampled and self.refused is None and not self.differing
+        return "replayed" if whole and self.replayed == self.expected else "complete"
+
+
+async def replay_run(
+    environment: EnvironmentHandle,
+    manifest: RunManifest,
+    rollouts: Iterable[Rollout],
+    *,
+    sample: int | None = None,
+    sample_seed: int = 0,
+    concurrency: int = 64,
+    on_replayed: OnReplayed | None = None,
+) -> ReplayReport:
+    """Play the rollouts of a run again and compare them with their record.
+
+    - `rollouts`: each key at most once; read in pieces, so that a long run needs little memory, except where
+      reward functions compare the rollouts of a group.
+    - `sample`: play only so many rollouts again (of whole groups), drawn with `sample_seed`.
+
+    The report's `refused` says why a run cannot be compared: the environment declares that it is not
+    deterministic, or its examples are not those of the manifest. Raises `RunError` for a rollout that the
+    manifest does not hold.
+    """
+    started = time.monotonic()
+    replay = _Replay(environment, manifest, concurrency, on_replayed)
+    examples = await replay.examples()
+    refused = replay.refusal(examples)
+    chosen = None if refused else _sampled(manifest, environment.info.group_rewards, sample, sample_seed)
+    for chunk in _chunks(rollouts, whole=environment.info.group_rewards):
+        await replay.add(chunk, examples, chosen, compare=refused is None)
+    return replay.report(refused, sampled=chosen is not None, seconds=time.monotonic() - started)
+
+
+def first_difference(recorded: Rollout, again: Rollout) -> str | None:
+    """Return what differs first between two playings of a rollout, or None."""
+    for name in COMPARED:
+        one, other = getattr(recorded, name), getattr(again, name)
+        if isinstance(one, list) and isinstance(other, list):
+            for number, (left, right) in enumerate(zip(one, other, strict=False)):
+                if _differ(left, right):
+                    return f"message {number} of the {name} is {_excerpt(right)}, not {_excerpt(left)}"
+            if len(one) != len(other):
+                return f"the {name} has {len(other)} messages, not {len(one)}"
+        elif _differ(one, other):
+            return f"the {name} is {_excerpt(other)}, not {_excerpt(one)}"
+    return None
+
+
+class _Replay:
+    """The state of one replay while it runs."""
+
+    def __init__(
+        self,
+        environment: EnvironmentHandle,
+        manifest: RunManifest,
+        concurrency: int,
+        on_replayed: OnReplayed | None,
+    ) -> None:
+        self._environment = environment
+        self._manifest = manifest
+        self._slots = asyncio.Semaphore(max(1, concurrency))
+        self._on_replayed = on_replayed
+        self._seen: set[tuple[str, int]] = set()
+        self._wanted = set(manifest.example_ids)
+        self._recorded = self._replayed = self._failed = self._differing = 0
+        self._divergences: list[Divergence] = []
+
+    async def examples(self) -> dict[str, Example]:
+        """Return the manifest's examples by id, in its order, without those that the environment lacks."""
+        found: dict[str, Example] = {}
+        async for example in _read(self._environment, self._manifest):
+            if example.example_id in self._wanted:
+                found[example.example_id] = example
+                if len(found) == len(self._wanted):
+                    break
+        return {name: found[name] for name in self._manifest.example_ids if name in found}
+
+    def refusal(self, examples: dict[str, Example]) -> str | None:
+        """Return why this run cannot be compared, or None."""
+        if not self._environment.info.deterministic:
+            return f"`{self._environment.info.name}` declares that it is not deterministic"
+        missing = next((name for name in self._manifest.example_ids if name not in examples), None)
+        if missing is not None:
+            return f"`{self._environment.info.name}` has no example `{missing}`"
+        if task_set_digest(list(examples.values())) != self._manifest.task_set_sha256:
+            return "the examples are not those of the run: their digest is another one"
+        return None
+
+    async def add(
+        self,
+        rollouts: Sequence[Rollout],
+        examples: dict[str, Example],
+        chosen: set[tuple[str, int]] | None,
+        *,
+        compare: bool,
+    ) -> None:
+        """Take some of the run's rollouts: count them and, where asked, play them again."""
+        for rollout in rollouts:
+            self._count(rollout)
+        playable = [each for each in rollouts if each.failure is None]
+        self._failed += len(rollouts) - len(playable)
+        if not compare:
+            return
+        if chosen is not None:
+            playable = [each for each in playable if each.key in chosen]
+        groups: Iterable[list[Rollout]] = [[each] for each in playable]
+        if self._environment.info.group_rewards:
+            playable.sort(key=lambda each: each.key)
+            groups = [list(group) for _, group in groupby(playable, key=lambda each: each.example_id)]
+        client = ReplayClient(playable)
+        async with asyncio.TaskGroup() as tasks:
+            for group in groups:
+                await self._slots.acquire()
+                tasks.create_task(self._compare(client, examples[group[0].example_id], group))
+
+    def report(self, refused: str | None, *, sampled: bool, seconds: float) -> ReplayReport:
+        """Return what was found."""
+        return ReplayReport(
+            run_id=self._manifest.run_id,
+            expected=self._manifest.expected_rollouts,
+            recorded=self._recorded,
+            replayed=self._replayed,
+            same=self._replayed - self._differing,
+            differing=self._differing,
+            failed=self._failed,
+            sampled=sampled,
+            divergences=sorted(self._divergences, key=lambda each: (each.example_id, each.index)),
+            refused=refused,
+            seconds=seconds,
+        )
+
+    def _count(self, rollout: Rollout) -> None:
+        held = rollout.example_id in self._wanted and 0 <= rollout.index < self._manifest.rollouts_per_example
+        if not held:
+            name = f"{rollout.example_id}/{rollout.index}"
+            raise RunError(f"rollout `{name}` does not belong to the run: its manifest holds no such key")
+        if rollout.key in self._seen:
+            raise RunError(f"rollout `{rollout.example_id}/{rollout.index}` stands twice in the run")
+        self._seen.add(rollout.key)
+        self._recorded += 1
+
+    async def _compare(self, client: ReplayClient, example: Example, recorded: list[Rollout]) -> None:
+        try:
+            again = await self._played(client, example, [each.index for each in recorded])
+        finally:
+            self._slots.release()
+        for one, other in zip(recorded, again, strict=True):
+            difference = first_difference(one, other)
+            self._replayed += 1
+            if difference is not None:
+                self._differing += 1
+                if len(self._divergences) < SHOWN:
+                    self._divergences.append(
+                        Divergence(example_id=one.example_id, index=one.index, difference=difference)
+                    )
+        if self._on_replayed is not None:
+            self._on_replayed(self._replayed, self._differing)
+
+    async def _played(self, client: ReplayClient, example: Example, indices: list[int]) -> list[Rollout]:
+        manifest = self._manifest
+        if self._environment.info.group_rewards:
+            return await self._environment.rollout_group(
+                client, example, indices=indices, run_seed=manifest.seed, sampling=manifest.sampling
+            )
+        rollout = await self._environment.rollout(
+            client, example, index=indices[0], run_seed=manifest.seed, sampling=manifest.sampling
+        )
+        return [rollout]
+
+
+async def _read(environment: EnvironmentHandle, manifest: RunManifest) -> AsyncIterator[Example]:
+    """Yield the examples of the manifest's split, in pages; of an endless one as many as the run can name."""
+    info = environment.info
+    size = info.eval_examples if manifest.split == "eval" else info.train_examples
+    end = len(manifest.example_ids) if size is None else size
+    for start in range(0, end, _PAGE):
+        page = await environment.examples(manifest.split, start, min(_PAGE, end - start))
+        for example in page:
+            yield example
+        if not page:
+            return
+
+
+def _sampled(manifest: RunManifest, groups: bool, size: int | None, seed: int) -> set[tuple[str, int]] | None:
+    """Draw the keys to play again: whole groups where rewards compare them; None means all."""
+    if size is None or size >= manifest.expected_rollouts:
+        return None
+    numbers = range(manifest.rollouts_per_example)
+    draw = derived_rng(seed, "replayed sample", manifest.run_id)
+    if groups:
+        names = draw.sample(manifest.example_ids, max(1, size // manifest.rollouts_per_example))
+        return {(name, index) for name in names for index in numbers}
+    keys = [(name, index) for name in manifest.example_ids for index in numbers]
+    return set(draw.sample(keys, size))
+
+
+def _chunks(rollouts: Iterable[Rollout], *, whole: bool) -> Iterator[list[Rollout]]:
+    """Yield the rollouts in pieces, or all at once."""
+    stream = iter(rollouts)
+    while chunk := list(stream if whole else islice(stream, _CHUNK)):
+        yield chunk
+
+
+def _differ(one: Any, other: Any) -> bool:
+    # Equal values are the common case, and comparing them costs a tenth of writing them as JSON.
+    with suppress(TypeError):
+        if type(one) is type(other) and one == other and not _has_lookalikes(one):
+            return False
+    return _canonical(one) != _canonical(other)
+
+
+def _has_lookalikes(value: Any) -> bool:
+    """Tell whether Python may call this equal to a value that JSON writes otherwise (1, 1.0, True)."""
+    if isinstance(value, dict):
+        return any(_has_lookalikes(each) for each in value.values())
+    if isinstance(value, list | tuple):
+        return any(_has_lookalikes(each) for each in value)
+    return not isinstance(value, str) and value is not None
+
+
+def _canonical(value: Any) -> str:
+    plain = value.model_dump() if hasattr(value, "model_dump") else value
+    # Unlike what is stored, what was played just now may hold NaN, or an object that is no JSON.
+    return json.dumps(plain, sort_keys=True, ensure_ascii=False, separators=(",", ":"), default=repr)
+
+
+def _excerpt(value: Any) -> str:
+    content = value.get("content") if isinstance(value, dict) and "role" in value else value
+    text = content if isinstance(content, str) else _canonical(content)
+    return f"`{text[:120]}...`" if len(text) > 120 else f"`{text}`"

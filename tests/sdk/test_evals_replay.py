@@ -1,0 +1,225 @@
+"""A run is played again from its record: what was played comes out the same, what was forged does not."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+from typing import Any
+
+import pytest
+from wander import LocalEnvironment, Rollout, Rubric, ScriptedClient, SingleTurnEnv, load_environment
+from wander.clients.base import ModelRequest
+from wander.clients.scripted import scripted_client_from_spec
+from wander.errors import ModelError, RunError
+from wander.evals.replay import ReplayReport, first_difference, replay_run
+from wander.evals.runner import EvaluationPlan, EvaluationResult, evaluate
+from wander.evals.store import RunFolder
+from wander.types import Failure
+from wander.wire import EnvironmentPin
+
+
+def exact(completion: list[dict[str, Any]], answer: str) -> float:
+    return float(completion[-1]["content"] == answer)
+
+
+def environment(rubric: Rubric | None = None, **options: Any) -> LocalEnvironment:
+    rows = [{"question": f"{i}?", "answer": str(i)} for i in range(6)]
+    return LocalEnvironment(
+        SingleTurnEnv(eval_dataset=rows, rubric=rubric or Rubric([exact]), name="echo", **options)
+    )
+
+
+def answers(request: ModelRequest) -> str:
+    number = int(str(request.messages[-1]["content"]).rstrip("?"))
+    return str(number if number % 2 else number + 1)
+
+
+async def played(env: LocalEnvironment, client: Any = answers, rollouts: int = 2) -> EvaluationResult:
+    client = client if hasattr(client, "complete") else ScriptedClient(client)
+    plan = EvaluationPlan(num_examples=None, rollouts_per_example=rollouts, max_retries=0)
+    return await evaluate(env, client, plan, None, EnvironmentPin(name=env.info.name, info=env.info))
+
+
+async def replayed(result: EvaluationResult, *, env: LocalEnvironment | None = None, **options: Any) -> Any:
+    rollouts = options.pop("rollouts", result.rollouts)
+    return await replay_run(env or environment(), result.manifest, rollouts, **options)
+
+
+async def test_what_was_played_comes_out_the_same() -> None:
+    told: list[tuple[int, int]] = []
+    report = await replayed(await played(environment()), on_replayed=lambda *now: told.append(now))
+    assert report.level == "replayed"
+    assert (report.replayed, report.same, report.differing, report.failed) == (12, 12, 0, 0)
+    assert told[-1] == (12, 0)
+
+
+@pytest.mark.parametrize("concurrency", [1, 50])
+@pytest.mark.parametrize("chunk", [1, 5, 256])
+async def test_games_replay_from_a_folder(
+    chunk: int, concurrency: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("wander.evals.replay._CHUNK", chunk)
+    env = LocalEnvironment(load_environment("tictactoe"))
+    player = scripted_client_from_spec("tictactoe.players:careless")
+    plan = EvaluationPlan(num_examples=15, rollouts_per_example=2, seed=3)
+    pin = EnvironmentPin(name="tictactoe", info=env.info)
+    await evaluate(env, player, plan, tmp_path / "run", pin)
+    folder = RunFolder.open(tmp_path / "run")
+    again = LocalEnvironment(load_environment("tictactoe"))
+    report = await replay_run(again, folder.manifest, folder.rollouts(), concurrency=concurrency)
+    assert report.level == "replayed", report.divergences
+    assert report.same == 30
+
+
+FORGERIES: dict[str, tuple[dict[str, Any], str]] = {
+    "reward": ({"reward": 1.0}, "the reward is `0.0`, not `1.0`"),
+    "metric": ({"metrics": {"exact": 1.0}}, 'the metrics is `{"exact":0.0}`, not `{"exact":1.0}`'),
+    "metric added": ({"metrics": {"exact": 0.0, "more": 1.0}}, "the metrics is"),
+    "seed": ({"seed": 5}, "the seed is"),
+    "prompt": ({"prompt": [{"role": "user", "content": "1?"}]}, "message 0 of the prompt is `0?`, not `1?`"),
+    "answer": ({"answer": "1"}, "the answer is `0`, not `1`"),
+    "completion": (
+        {"completion": [{"role": "assistant", "content": "0"}]},
+        "message 0 of the completion is `1`, not `0`",
+    ),
+    "a message more": (
+        {"completion": [{"role": "assistant", "content": "1"}, {"role": "user", "content": "good"}]},
+        "the completion has 1 messages, not 2",
+    ),
+    "stop reason": ({"stop_reason": "won"}, "the stop_reason is"),
+    "truncated": ({"truncated": True}, "the truncated is `false`, not `true`"),
+    "info": ({"info": {"won": True}}, 'the info is `{}`, not `{"won":true}`'),
+    "turns dropped": ({"turns": []}, "the"),
+    "number for truth": ({"metrics": {"exact": False}}, "the metrics is"),
+}
+
+
+@pytest.mark.parametrize("name", FORGERIES)
+async def test_a_forged_rollout_is_found_and_its_siblings_are_not_blamed(name: str) -> None:
+    result = await played(environment())
+    changes, said = FORGERIES[name]
+    position = next(i for i, each in enumerate(result.rollouts) if each.key == ("0", 1))
+    result.rollouts[position] = result.rollouts[position].model_copy(update=changes)
+    report = await replayed(result)
+    assert report.level == "complete"
+    assert [(each.example_id, each.index) for each in report.divergences] == [("0", 1)]
+    assert report.divergences[0].difference.startswith(said)
+    assert (report.same, report.differing) == (11, 1)
+
+
+async def test_a_changed_completion_with_its_turn_still_tells_the_false_reward() -> None:
+    result = await played(environment())
+    forged = result.rollouts[0].model_copy(deep=True)
+    forged.completion[0]["content"] = forged.turns[0].message["content"] = "nonsense"
+    forged.reward, forged.metrics = 1.0, {"exact": 1.0}
+    report = await replayed(result, rollouts=[forged, *result.rollouts[1:]])
+    assert [each.difference for each in report.divergences] == ["the reward is `0.0`, not `1.0`"]
+
+
+async def test_missing_rollouts_leave_a_run_claimed() -> None:
+    result = await played(environment())
+    report = await replayed(result, rollouts=result.rollouts[1:])
+    assert (report.level, report.recorded, report.expected, report.same) == ("claimed", 11, 12, 11)
+
+
+async def test_failed_rollouts_are_counted_and_not_compared() -> None:
+    def failing(request: ModelRequest) -> str:
+        if request.messages[-1]["content"] == "3?":
+            raise ModelError("the endpoint was down")
+        return "1"
+
+    result = await played(environment(), failing)
+    report = await replayed(result)
+    assert (report.level, report.failed, report.same, report.differing) == ("claimed", 2, 10, 0)
+
+
+async def test_a_rollout_that_claims_success_but_breaks_is_found() -> None:
+    def broken(completion: list[dict[str, Any]], answer: str) -> float:
+        raise ValueError("no")
+
+    result = await played(environment())
+    report = await replayed(result, env=environment(Rubric([broken])))
+    assert report.differing == 12
+    assert report.divergences[0].difference.startswith("the failure is")
+    assert isinstance((await played(environment(Rubric([broken])))).rollouts[0].failure, Failure)
+
+
+async def test_hidden_randomness_is_caught() -> None:
+    numbers = itertools.count()
+
+    def moody(completion: list[dict[str, Any]]) -> float:
+        return float(next(numbers))
+
+    env = environment(Rubric([moody]))
+    report = await replayed(await played(env), env=env)
+    assert (report.level, report.same) == ("complete", 0)
+
+
+async def test_keys_that_the_manifest_does_not_hold_are_refused() -> None:
+    result = await played(environment())
+    first = result.rollouts[0]
+    for changes in ({"example_id": "77"}, {"index": 2}, {"index": -1}):
+        with pytest.raises(RunError, match="does not belong to the run"):
+            await replayed(result, rollouts=[first.model_copy(update=changes)])
+    with pytest.raises(RunError, match="stands twice"):
+        await replayed(result, rollouts=[first, first])
+
+
+async def test_another_task_set_is_refused_with_its_reason() -> None:
+    result = await played(environment())
+    other = result.manifest.model_copy(update={"task_set_sha256": "0" * 64})
+    report = await replay_run(environment(), other, result.rollouts)
+    assert report.refused == "the examples are not those of the run: their digest is another one"
+    assert (report.replayed, report.level) == (0, "complete")
+    missing = result.manifest.model_copy(update={"example_ids": ["nowhere", *result.manifest.example_ids]})
+    report = await replay_run(environment(), missing, result.rollouts)
+    assert report.refused == "`echo` has no example `nowhere`"
+
+
+async def test_an_environment_that_declares_outside_observations_is_not_compared() -> None:
+    env = environment(deterministic=False)
+    report = await replayed(await played(env), env=env)
+    assert report.refused == "`echo` declares that it is not deterministic"
+    assert (report.replayed, report.level) == (0, "complete")
+
+
+async def test_a_sample_is_drawn_by_its_seed_and_raises_no_level() -> None:
+    result = await played(environment())
+    report: ReplayReport = await replayed(result, sample=5)
+    assert (report.replayed, report.sampled, report.level) == (5, True, "complete")
+    forged = [each.model_copy(update={"reward": 9.0}) for each in result.rollouts]
+    found = [
+        [
+            (each.example_id, each.index)
+            for each in (await replayed(result, rollouts=forged, **one)).divergences
+        ]
+        for one in ({"sample": 5}, {"sample": 5}, {"sample": 5, "sample_seed": 1})
+    ]
+    assert found[0] == found[1] != found[2]
+    assert (await replayed(result, sample=12)).level == "replayed"
+
+
+async def test_rewards_that_compare_a_group_are_compared_by_whole_groups() -> None:
+    def rank(completions: list[list[dict[str, Any]]]) -> list[float]:
+        lengths = [len(each[-1]["content"]) for each in completions]
+        return [float(sorted(lengths).index(length)) for length in lengths]
+
+    def longer(request: ModelRequest) -> str:
+        return "x" * (int(request.rollout_id.rpartition("/")[2]) + 1)
+
+    env = environment(Rubric([rank]))
+    assert env.info.group_rewards
+    result = await played(env, longer, rollouts=3)
+    assert {each.reward for each in result.rollouts} == {0.0, 1.0, 2.0}
+    shuffled = sorted(result.rollouts, key=lambda each: (-each.index, each.example_id))
+    assert (await replayed(result, env=env, rollouts=shuffled)).level == "replayed"
+    sample = await replayed(result, env=env, sample=4)
+    assert (sample.replayed, sample.same) == (3, 3)
+
+
+def test_values_that_python_calls_equal_are_told_apart() -> None:
+    one = Rollout(example_id="0", index=0, seed=0, prompt=[], completion=[], info={"n": 1})
+    for other in (True, 1.0, "1"):
+        assert first_difference(one, one.model_copy(update={"info": {"n": other}})) is not None
+    nan = one.model_copy(update={"reward": float("nan"), "info": {"n": object}})
+    assert first_difference(one, nan) is not None
