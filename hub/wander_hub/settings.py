@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from pydantic import Field
+from pydantic import Field, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from wander_hub.upload.rules import OPTIONAL, Action
 
 MIB = 1024 * 1024
 
@@ -26,17 +28,43 @@ class Settings(BaseSettings):
     """Address under which users reach the hub; unset means that of each request."""
     bundled_packages: bool = True
     """Publish the SDK and client this hub runs with under the owner `wander` at start."""
-    max_upload_bytes: int = Field(default=100 * MIB, gt=0)
+    max_upload_bytes: int = Field(default=100 * MIB, gt=0, lt=4096 * MIB)
     """Limit of one distribution file, and of the request that carries it."""
-    max_unpacked_bytes: int = Field(default=1024 * MIB, gt=0)
+    version_open_days: int = Field(default=14, ge=0)
+    """After so many days a version takes no further files: who steals a token cannot add to an old one."""
+    max_unpacked_bytes: int = Field(default=1024 * MIB, gt=0, lt=4096 * MIB)
     """Limit of the sum of the members of one distribution file."""
-    max_members: int = Field(default=20_000, gt=0)
-    """Limit of the number of members of one distribution file."""
+    max_members: int = Field(default=20_000, gt=0, le=65_534)
+    """Limit of the number of members of one distribution file; more would need ZIP64."""
+    max_compression_ratio: int = Field(default=50, gt=0)
+    """How many times its own size a distribution file may unpack to."""
+    compression_ratio_from_bytes: int = Field(default=16 * MIB, ge=0)
+    """Below this sum of its members a file may be compressed at any ratio."""
+    max_metadata_bytes: int = Field(default=8 * MIB, gt=0)
+    """Limit of each of METADATA, RECORD, entry_points.txt, PKG-INFO and pyproject.toml."""
+    max_readme_bytes: int = Field(default=2 * MIB, gt=0)
+    max_summary_chars: int = Field(default=512, gt=0)
+    max_field_chars: int = Field(default=4096, gt=0)
+    """Limit of each other value in the metadata; a licence's text may have sixteen times as much."""
+    max_field_values: int = Field(default=1000, gt=0)
+    """Limit of the values of one repeated field, such as requirements."""
+    max_path_chars: int = Field(default=512, gt=0, le=4096)
+    """Limit of a member's path."""
+    upload_policy: dict[str, Action] = Field(default_factory=dict)
+    """Actions of optional rules: `{"startup_file": "refuse"}`. The rules: docs/upload-rules.md."""
     max_run_bytes: int = Field(default=1024 * MIB, gt=0)
     """Limit of one posted run: of the request, and of its rollouts once decompressed."""
     max_manifest_bytes: int = Field(default=32 * MIB, gt=0)
     max_artifact_bytes: int = Field(default=32 * MIB, gt=0)
     max_artifacts: int = Field(default=32, ge=0)
+
+    @field_validator("upload_policy")
+    @classmethod
+    def _names_optional_rules(cls, policy: dict[str, Action]) -> dict[str, Action]:
+        for code in policy:
+            if code not in OPTIONAL:
+                raise ValueError(f"`{code}` is no optional rule; these are: {', '.join(OPTIONAL)}")
+        return policy
 
     @property
     def resolved_database_url(self) -> str:

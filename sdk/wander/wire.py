@@ -186,6 +186,14 @@ class CheckSummary(Record):
         return ", ".join(parts)
 
 
+class UploadWarning(Record):
+    """Something in a file that its hub accepts and does not like; docs/upload-rules.md has the rules."""
+
+    code: str = Field(pattern=r"^[a-z0-9_]{1,64}$")
+    detail: str = Field(default="", max_length=2000)
+    hint: str | None = None
+
+
 class VersionDetail(Record):
     """One immutable version; all metadata was read from its files."""
 
@@ -206,6 +214,8 @@ class VersionDetail(Record):
     files: list[FileInfo] = Field(default_factory=list)
     check: CheckSummary | None = None
     """Stated by the publisher; None when nothing was stated, so when `wander publish` was not to check."""
+    warnings: list[UploadWarning] = Field(default_factory=list)
+    """What the hub flagged in the file just uploaded; empty in every other answer."""
 
 
 class EnvironmentSummary(Record):
