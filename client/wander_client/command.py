@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import typer
 
 COMMON_HELP = """\b
@@ -28,6 +30,15 @@ def command_app(help: str | None = None, *, group: bool = False) -> typer.Typer:
     if group:
         app.callback()(_keep_group)
     return app
+
+
+def typed_options(context: typer.Context) -> dict[str, Any]:
+    """Return the options and arguments that stand on the command line, by the name of their parameter."""
+    return {
+        name: value
+        for name, value in context.params.items()
+        if getattr(context.get_parameter_source(name), "name", "") == "COMMANDLINE"
+    }
 
 
 def _keep_group() -> None:

@@ -27,6 +27,9 @@ if TYPE_CHECKING:
     from wander.clients.base import Client
     from wander.evals.runner import EvaluationPlan, EvaluationResult, Progress
     from wander.evals.stopping import StopRequest
+    from wander.types import EnvironmentInfo
+
+    from wander_client.environments import OpenedEnvironment
 
 COMMAND_FILE = "command.json"
 """The settings of the command, in the run's folder, so that `--resume` needs nothing else."""
@@ -54,6 +57,8 @@ class EvaluationSettings(Record):
     pass_environ: list[str] = Field(default_factory=list)
     """Names of the variables that the environment may see."""
     device: str | None = None
+    environment_files: dict[str, str] | None = None
+    """Digests of the files of a folder's environment; None in runs of a published one, and in older runs."""
 
     def plan(self) -> EvaluationPlan:
         """Return the plan for the evaluator."""
@@ -107,12 +112,15 @@ async def run_evaluation(
     run_dir: Path,
     *,
     resume: bool,
+    allow_changed_code: bool = False,
     on_start: Callable[[Any], None],
     on_progress: Callable[[Progress], None],
 ) -> EvaluationResult:
     """Play the evaluation into the folder; the first Ctrl-C ends it in order."""
     from wander.evals.runner import evaluate
     from wander.evals.stopping import StopRequest
+
+    from wander_client.resuming import source_digests
 
     log_path = current().settings.cache_dir / "logs" / f"{run_dir.name}.log"
     stop = StopRequest()
@@ -137,8 +145,13 @@ async def run_evaluation(
         )
         stack.push_async_callback(client.close)
         await _check(client)
+        _require_examples(environment.handle.info, settings.split)
+        if resume:
+            await _require_same_environment(settings, environment, run_dir, allow=allow_changed_code)
         on_start(environment)
-        write_settings(run_dir, settings)
+        files = source_digests(location.folder) if location.folder else None
+        write_settings(run_dir, settings.model_copy(update={"environment_files": files}))
+        stack.callback(_forget_unbegun, run_dir)
         with stopping_on_signals(stop):
             return await evaluate(
                 environment.handle,
@@ -150,6 +163,52 @@ async def run_evaluation(
                 on_progress=on_progress,
                 stop=stop,
             )
+
+
+def _require_examples(info: EnvironmentInfo, split: str) -> None:
+    """Refuse a split without examples before a folder is made for its run."""
+    counts = {"eval": info.eval_examples, "train": info.train_examples}
+    if counts[split] != 0:
+        return
+    other = "train" if split == "eval" else "eval"
+    hint = (
+        f"`--split {other}` has {counts[other]}" if counts[other] else "look at what `load_environment` reads"
+    )
+    raise UsageError(f"the {split} split of `{info.name}` has no examples", hint=hint, code="no_examples")
+
+
+async def _require_same_environment(
+    settings: EvaluationSettings, environment: OpenedEnvironment, run_dir: Path, *, allow: bool
+) -> None:
+    """Refuse to go on with other code than the run's, unless it has the same examples and `allow` is true."""
+    from wander.evals.runner import planned_examples
+    from wander.evals.store import RunFolder
+    from wander.types import task_set_digest
+
+    from wander_client.resuming import changed_files, environment_changed, source_digests
+
+    folder = environment.location.folder
+    if folder is None or settings.environment_files is None or not (run_dir / "run.json").exists():
+        return
+    changed = changed_files(settings.environment_files, source_digests(folder))
+    if not changed:
+        return
+    examples = await planned_examples(environment.handle, settings.plan())
+    same = task_set_digest(examples) == RunFolder.open(run_dir).manifest.task_set_sha256
+    if not same or not allow:
+        raise environment_changed(
+            changed, examples_changed=not same, folder=shlex.quote(str(folder)), model=settings.model
+        )
+    current().output.warn(f"the environment's files changed since this run began: {', '.join(changed[:5])}")
+
+
+def _forget_unbegun(run_dir: Path) -> None:
+    """Leave no folder behind for a run that never began."""
+    if (run_dir / "run.json").exists():
+        return
+    with contextlib.suppress(OSError):  # the folder holds something of the user's: it stays
+        (run_dir / COMMAND_FILE).unlink(missing_ok=True)
+        run_dir.rmdir()
 
 
 def _keep_log(log_path: Path, run_dir: Path) -> None:

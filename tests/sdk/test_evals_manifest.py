@@ -11,6 +11,7 @@ import pytest
 from wander import Example, SamplingArgs, ScriptedClient
 from wander.clients.openai import OpenAIClient
 from wander.evals.manifest import (
+    differences_in_words,
     differing_pins,
     git_state,
     model_pin,
@@ -124,3 +125,12 @@ def test_the_state_of_the_repository_is_told(tmp_path: Path, monkeypatch: pytest
 )
 def test_what_keeps_a_run_from_being_continued(change: dict[str, object], fields: list[str]) -> None:
     assert differing_pins(manifest(), manifest(**change)) == fields
+
+
+def test_what_differs_is_said_in_words() -> None:
+    fields = ["example_ids", "task_set_sha256", "environment.arguments.size", "environment.version", "seed"]
+    assert differences_in_words(fields) == (
+        "the examples, the environment's arguments, the environment or its version, the seed"
+    )
+    every = differing_pins(manifest(), manifest(seed=1, examples=EXAMPLES[:1]))
+    assert "_" not in differences_in_words([*every, "anything.else"])

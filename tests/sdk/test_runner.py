@@ -250,15 +250,15 @@ async def test_a_run_that_died_just_before_its_end_is_closed(tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("change", "field"),
     [
-        ({"seed": 1}, "`seed`"),
-        ({"num_examples": 5}, "`task_set_sha256`"),
-        ({"rollouts_per_example": 2}, "`rollouts_per_example`"),
-        ({"sampling": SamplingArgs(temperature=0.5)}, "`sampling.temperature`"),
-        ({"version": "2"}, "`environment.version`"),
-        ({"client": ScriptedClient(answer_of, model="other")}, "`model.name`"),
+        ({"seed": 1}, "the seed"),
+        ({"num_examples": 5}, "the examples"),
+        ({"rollouts_per_example": 2}, "the number of rollouts of each example"),
+        ({"sampling": SamplingArgs(temperature=0.5)}, "the sampling"),
+        ({"version": "2"}, "the environment or its version"),
+        ({"client": ScriptedClient(answer_of, model="other")}, "the model"),
         (
             {"environment": echo_environment(rubric=Rubric([exact], [2.0]))},
-            "`environment.info.reward_functio",
+            "what the environment says of itself",
         ),
     ],
 )

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from wander_client.command import command_app
+from wander_client.command import command_app, typed_options
 from wander_client.errors import FAILED, OK, PARTIAL, UsageError
 from wander_client.invocation import current
 
@@ -21,22 +21,25 @@ if TYPE_CHECKING:
 app = command_app()
 
 DEFAULT_EXAMPLES = 20
-KEY_VARIABLE = "OPENAI_API_KEY"
+
+BaseUrl = Annotated[str | None, typer.Option("-b", "--base-url", help="OpenAI-compatible endpoint")]
+Examples = Annotated[int, typer.Option("-n", "--num-examples", "--limit", min=1, help="examples to play")]
+PassEnv = Annotated[
+    list[str] | None, typer.Option("--pass-env", help="variable that the environment may see")
+]
+ChangedCode = Annotated[
+    bool, typer.Option("--allow-changed-code", help="resume though files of ./folder changed")
+]
 
 
 @app.command(name="eval")
 def evaluate(
+    context: typer.Context,
     environment: Annotated[str | None, typer.Argument(help="owner/name[@version], or ./folder")] = None,
     model: Annotated[str | None, typer.Option("-m", "--model", help="see above")] = None,
-    base_url: Annotated[
-        str | None, typer.Option("-b", "--base-url", help="OpenAI-compatible endpoint")
-    ] = None,
-    key_variable: Annotated[
-        str, typer.Option(help="variable that holds the endpoint's key")
-    ] = "OPENAI_API_KEY",
-    num_examples: Annotated[
-        int, typer.Option("-n", "--num-examples", "--limit", min=1, help="examples to play")
-    ] = DEFAULT_EXAMPLES,
+    base_url: BaseUrl = None,
+    key_variable: Annotated[str, typer.Option(help="variable of the endpoint's key")] = "OPENAI_API_KEY",
+    num_examples: Examples = DEFAULT_EXAMPLES,
     all_examples: Annotated[bool, typer.Option("--all", help="play every example of the split")] = False,
     rollouts: Annotated[int, typer.Option("-r", "--rollouts", min=1, help="rollouts of each example")] = 1,
     concurrency: Annotated[int, typer.Option("-c", "--concurrency", min=1, help="rollouts at once")] = 32,
@@ -50,10 +53,9 @@ def evaluate(
     args: Annotated[str | None, typer.Option("--args", help="environment arguments, a JSON object")] = None,
     out: Annotated[Path | None, typer.Option(help="the run's folder")] = None,
     resume: Annotated[Path | None, typer.Option(help="go on with this run; needs nothing else")] = None,
+    allow_changed_code: ChangedCode = False,
     in_process: Annotated[bool, typer.Option("--in-process", help="run a folder in this process")] = False,
-    pass_env: Annotated[
-        list[str] | None, typer.Option("--pass-env", help="variable that the environment may see")
-    ] = None,
+    pass_env: PassEnv = None,
     device: Annotated[str | None, typer.Option(help="for a model in this process: cpu, cuda, mps")] = None,
     fail_under: Annotated[float | None, typer.Option(help="exit 1 when the reward is lower")] = None,
 ) -> int:
@@ -76,14 +78,14 @@ def evaluate(
     from wander_client import evaluations
     from wander_client.environments import parse_arguments
 
+    typed = typed_options(context)
     if resume is not None:
-        settings = evaluations.stored_settings(resume)
-        if base_url is not None:
-            settings = settings.model_copy(update={"base_url": base_url})
-        return _play(settings, resume, fail_under, resuming=True)
+        return _go_on(resume, typed, fail_under, allow_changed_code=allow_changed_code)
     if environment is None or model is None:
         missing = "the environment" if environment is None else "`-m MODEL`"
         raise UsageError(f"{missing} is missing", hint="run `wander eval --help` for examples")
+    if all_examples and "num_examples" in typed:
+        raise UsageError("`-n` and `--all` contradict each other", hint="pass one of the two")
     settings = evaluations.EvaluationSettings(
         environment=environment,
         model=model,
@@ -102,7 +104,18 @@ def evaluate(
         pass_environ=pass_env or [],
         device=device,
     )
-    return _play(settings, out, fail_under, resuming=False)
+    return _play(settings, out, fail_under, exactly="num_examples" in typed)
+
+
+def _go_on(
+    run_dir: Path, typed: dict[str, Any], fail_under: float | None, *, allow_changed_code: bool
+) -> int:
+    from wander_client import evaluations
+    from wander_client.resuming import continued
+
+    stored = evaluations.stored_settings(run_dir)
+    settings = continued(stored, typed, run_dir, evaluations.resume_command(run_dir))
+    return _play(settings, run_dir, fail_under, resuming=True, allow_changed_code=allow_changed_code)
 
 
 def _split(word: str) -> Literal["train", "eval"]:
@@ -113,7 +126,16 @@ def _split(word: str) -> Literal["train", "eval"]:
     raise UsageError(f"`--split {word}` is unknown", hint="use `eval` or `train`")
 
 
-def _play(settings: EvaluationSettings, out: Path | None, fail_under: float | None, *, resuming: bool) -> int:
+def _play(
+    settings: EvaluationSettings,
+    out: Path | None,
+    fail_under: float | None,
+    *,
+    resuming: bool = False,
+    allow_changed_code: bool = False,
+    exactly: bool = False,
+) -> int:
+    """Play and report; `exactly` says that the number of examples is the user's own."""
     from wander_client import evaluations
 
     output = current().output
@@ -127,6 +149,8 @@ def _play(settings: EvaluationSettings, out: Path | None, fail_under: float | No
 
         def on_start(opened: OpenedEnvironment) -> None:
             output.note(_plan_line(settings, location, opened, run_dir))
+            if exactly and (fewer := _fewer(settings, opened)):
+                output.note(fewer)
 
         def on_progress(progress: Progress) -> None:
             bar.total = progress.total
@@ -136,7 +160,13 @@ def _play(settings: EvaluationSettings, out: Path | None, fail_under: float | No
 
         result = asyncio.run(
             evaluations.run_evaluation(
-                settings, location, run_dir, resume=resuming, on_start=on_start, on_progress=on_progress
+                settings,
+                location,
+                run_dir,
+                resume=resuming,
+                allow_changed_code=allow_changed_code,
+                on_start=on_start,
+                on_progress=on_progress,
             )
         )
     if result.torn:
@@ -149,9 +179,7 @@ def _play(settings: EvaluationSettings, out: Path | None, fail_under: float | No
 def _plan_line(
     settings: EvaluationSettings, location: Location, opened: OpenedEnvironment, run_dir: Path
 ) -> str:
-    info = opened.handle.info
-    available = info.eval_examples if settings.split == "eval" else info.train_examples
-    known = [number for number in (settings.num_examples, available) if number is not None]
+    known = [number for number in (settings.num_examples, _available(settings, opened)) if number is not None]
     count = min(known) if known else 0
     version = f" {opened.pin.version}" if opened.pin.version else ""
     examples = f"{count} examples x {settings.rollouts_per_example}"
@@ -160,6 +188,19 @@ def _plan_line(
         f"{count * settings.rollouts_per_example} rollouts, seed {settings.seed}, "
         f"{settings.concurrency} at once\nsaving to {run_dir}"
     )
+
+
+def _available(settings: EvaluationSettings, opened: OpenedEnvironment) -> int | None:
+    info = opened.handle.info
+    return info.eval_examples if settings.split == "eval" else info.train_examples
+
+
+def _fewer(settings: EvaluationSettings, opened: OpenedEnvironment) -> str | None:
+    """Return what to say when fewer examples exist than were asked for."""
+    available, wanted = _available(settings, opened), settings.num_examples
+    if available is None or wanted is None or available >= wanted:
+        return None
+    return f"the {settings.split} split has {available} examples, not {wanted}: all of them are played"
 
 
 def _report(result: EvaluationResult, fail_under: float | None) -> int:

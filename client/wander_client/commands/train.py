@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from wander_client.command import command_app
+from wander_client.command import command_app, typed_options
 from wander_client.errors import Interrupted, UsageError
 from wander_client.invocation import current
 
@@ -21,6 +21,7 @@ app = command_app()
 
 @app.command()
 def train(
+    context: typer.Context,
     environment: Annotated[str | None, typer.Argument(help="owner/name[@version], or ./folder")] = None,
     config: Annotated[Path | None, typer.Argument(help="settings, TOML")] = None,
     model: Annotated[str | None, typer.Option("-m", "--model", help="smollm2, or a folder")] = None,
@@ -46,6 +47,13 @@ def train(
     from wander_client import training
 
     if resume is not None:
+        others = sorted(typed_options(context).keys() - {"resume"})
+        if others:
+            raise UsageError(
+                f"a run goes on with the settings it was begun with: {', '.join(others)} cannot change",
+                hint=f"go on with `wander train --resume {resume}` alone, or leave `--resume` out",
+                code="other_settings",
+            )
         return _run(training.stored_command(resume), resume, resuming=True)
     if environment is None:
         raise UsageError("the environment is missing", hint="run `wander train --help` for examples")

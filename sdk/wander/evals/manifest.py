@@ -120,6 +120,33 @@ def differing_pins(one: RunManifest, other: RunManifest) -> list[str]:
     return sorted(_differences(_pins(one), _pins(other)))
 
 
+def differences_in_words(fields: Sequence[str]) -> str:
+    """Return what `differing_pins` found as a person says it: `the examples, the model's weights`."""
+    said = [next(words for start, words in _WORDS if field.startswith(start)) for field in fields]
+    return ", ".join(dict.fromkeys(said))
+
+
+_WORDS = (
+    ("kind", "the kind of run"),
+    ("environment.lock_sha256", "the packages that the environment runs with"),
+    ("environment.arguments", "the environment's arguments"),
+    ("environment.info", "what the environment says of itself"),
+    ("environment", "the environment or its version"),
+    ("model.weights_sha256", "the model's weights"),
+    ("model.chat_template_sha256", "the model's chat template"),
+    ("model", "the model"),
+    ("sampling", "the sampling"),
+    ("split", "the split"),
+    ("example_ids", "the examples"),
+    ("task_set_sha256", "the examples"),
+    ("rollouts_per_example", "the number of rollouts of each example"),
+    ("seed", "the seed"),
+    ("training", "the training settings"),
+    ("", "its settings"),
+)
+"""What the fields of a manifest are called; of two that fit a name the first counts."""
+
+
 def _pins(manifest: RunManifest) -> dict[str, Any]:
     """The part of a manifest that decides its rollouts."""
     return manifest.model_dump(

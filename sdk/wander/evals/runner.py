@@ -20,7 +20,7 @@ from typing import Any
 
 from wander.clients.base import Client
 from wander.errors import ConfigError, DatasetError, RunError
-from wander.evals.manifest import differing_pins, model_pin, new_manifest
+from wander.evals.manifest import differences_in_words, differing_pins, model_pin, new_manifest
 from wander.evals.statistics import RunningSummary, summarise
 from wander.evals.stopping import FailureWatch, StopRequest
 from wander.evals.store import RunFolder
@@ -171,8 +171,8 @@ def _folder(run_dir: Path | None, manifest: RunManifest, *, resume: bool) -> Run
     differing = differing_pins(folder.manifest, manifest)
     if differing:
         raise RunError(
-            f"`{run_dir}` cannot be resumed: it differs in {', '.join(f'`{name}`' for name in differing)}",
-            hint="repeat the settings in its `run.json`, or start a new run in another folder",
+            f"`{run_dir}` cannot be resumed: other than when it began are {differences_in_words(differing)}",
+            hint="start a new run in another folder",
         )
     return folder
 

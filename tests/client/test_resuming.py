@@ -1,0 +1,171 @@
+"""`wander eval --resume`: what contradicts the run is refused, in the words of the command line."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import typer
+from command_line import Result, Wander
+from wander_client.command import typed_options
+from wander_client.commands.eval import app
+from wander_client.errors import UsageError
+from wander_client.evaluations import EvaluationSettings, stored_settings
+from wander_client.resuming import changed_files, continued, source_digests
+
+Resume = Callable[..., Result]
+SOLVER = "scripted:say_env:solver"
+
+
+@pytest.fixture
+def run_dir(wander: Wander, folder: Path, home: Path) -> Path:
+    """A run of three examples, temperature 0.5, of which the third failed."""
+    place = home / "mine"
+    words = ("-n", "4", "-t", "0.5", "-a", "size=6", "--sampling", '{"min_p": 0.1}', "--out", str(place))
+    assert wander("eval", "./say-env", "-m", "scripted:say_env:breaks_on_three", *words).status == 6
+    return place
+
+
+@pytest.fixture
+def resume(wander: Wander, run_dir: Path) -> Resume:
+    def run(*words: str) -> Result:
+        return wander("eval", "--resume", str(run_dir), *words)
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["-n", "5"], "`-n 5`: the run has `-n 4`"),
+        (["--all"], "`--all`: the run has `-n 4`"),
+        (["-r", "2"], "`-r 2`: the run has `-r 1`"),
+        (["--seed", "7"], "`--seed 7`: the run has `--seed 0`"),
+        (["--split", "train"], "`--split train`: the run has `--split eval`"),
+        (["-t", "1"], "`-t 1.0`: the run has `-t 0.5`"),
+        (["--top-p", "0.9"], "`--top-p 0.9`: the run was begun without it"),
+        (["--max-tokens", "9"], "`--max-tokens 9`: the run was begun without it"),
+        (["--sampling", '{"min_p": 0.2}'], "`min_p` of `--sampling` is 0.2: the run has `min_p=0.1`"),
+        (["-m", SOLVER], f"`-m {SOLVER}`: the run has `-m scripted:say_env:breaks_on_three`"),
+        (["-a", "size=7"], "`-a size=7`: the run has `-a size=6`"),
+        (["--args", '{"speed": 1}'], "`-a speed=1`: the run was begun without it"),
+        (["--out", "elsewhere"], "`--out elsewhere`: the run lies in"),
+        (["."], "environment `.`: the run has"),
+    ],
+)
+def test_an_option_that_contradicts_the_run_is_refused_by_its_name(
+    words: list[str], said: str, run_dir: Path
+) -> None:
+    command = typer.main.get_command(app)
+    with command.make_context("wander eval", [*words, "--resume", str(run_dir)]) as context:
+        typed = typed_options(context)
+    with pytest.raises(UsageError) as refused:
+        continued(stored_settings(run_dir), typed, run_dir, "wander eval --resume mine")
+    assert said in (refused.value.detail or "")
+    assert "wander eval --resume mine" in (refused.value.hint or "")
+
+
+def test_the_refusal_names_every_difference_and_plays_nothing(resume: Resume, run_dir: Path) -> None:
+    before = {path.name: path.read_bytes() for path in run_dir.iterdir()}
+    result = resume("-n", "5", "--seed", "7", "--json")
+    assert result.status == 2
+    error = result.json["error"]
+    assert error["code"] == "other_settings"
+    assert error["detail"].splitlines() == [
+        "`-n 5`: the run has `-n 4`",
+        "`--seed 7`: the run has `--seed 0`",
+    ]
+    assert {path.name: path.read_bytes() for path in run_dir.iterdir()} == before
+
+
+def test_what_agrees_with_the_run_or_changes_no_rollout_may_be_said(resume: Resume) -> None:
+    model = "scripted:say_env:breaks_on_three"
+    same = ("./say-env", "-m", model, "-n", "4", "-t", "0.5", "-a", "size=6", "--seed", "0", "--out", "mine")
+    result = resume(*same, "-c", "2", "--fail-under", "0.5", "--json")
+    assert result.status == 6, result.out
+    assert result.data["resumed"] == 3
+
+
+def test_a_version_need_not_be_repeated() -> None:
+    stored = EvaluationSettings(environment="acme/say@0.1.0", model="hf:a/b")
+    run_dir = Path("mine")
+    for environment in ("acme/say", "acme/say@0.1.0", "acme/say@latest", "acme/Say"):
+        settings = continued(stored, {"environment": environment, "model": "a/b"}, run_dir, "")
+        assert settings == stored
+    for environment in ("acme/say@0.2.0", "other/say", "."):
+        with pytest.raises(UsageError):
+            continued(stored, {"environment": environment}, run_dir, "")
+
+
+def test_changed_code_is_told_and_allowed_by_an_option(resume: Resume, folder: Path) -> None:
+    module = folder / "say_env.py"
+    module.write_text(module.read_text().replace('== "break"', '== "never again"'))
+    refused = resume()
+    assert refused.status == 1
+    assert "the environment's files changed since this run began; its examples are the same" in refused.err
+    assert "  say_env.py" in refused.err
+    assert f"wander eval {folder} -m scripted:say_env:breaks_on_three" in refused.err
+    assert "--allow-changed-code" in refused.err
+    assert "sha256" not in refused.err
+    allowed = resume("--allow-changed-code", "--json")
+    assert allowed.status == 0, allowed.out
+    assert "files changed since this run began: say_env.py" in allowed.json["warnings"][0]
+    assert resume("--json").status == 0, "what was allowed once is what the run is made of"
+
+
+def test_other_examples_are_refused_whatever_is_allowed(resume: Resume, folder: Path) -> None:
+    module = folder / "say_env.py"
+    module.write_text(module.read_text().replace('f"say {n}"', 'f"please say {n}"'))
+    for words in ((), ("--allow-changed-code",)):
+        refused = resume(*words, "--json").json["error"]
+        assert refused["code"] == "environment_changed"
+        assert refused["message"].endswith("and so did its examples")
+        assert "start a new run" in refused["hint"]
+
+
+def test_what_is_no_source_does_not_count(folder: Path) -> None:
+    before = source_digests(folder)
+    assert set(before) == {"say_env.py", "README.md", "pyproject.toml"}
+    for name in (
+        "__pycache__/x.pyc",
+        ".git/config",
+        "runs/a/run.json",
+        "mine/run.json",
+        "env/pyvenv.cfg",
+        ".env",
+    ):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text("x")
+    assert changed_files(before, source_digests(folder)) == []
+    (folder / "data").mkdir()
+    (folder / "data" / "rows.jsonl").write_text("{}")
+    (folder / "README.md").unlink()
+    (folder / "dangling").symlink_to("nowhere")
+    assert changed_files(before, source_digests(folder)) == ["README.md", "dangling", "data/rows.jsonl"]
+
+
+def test_a_training_run_goes_on_with_nothing_but_its_own_settings(wander: Wander) -> None:
+    result = wander("train", "--resume", "runs/x", "--steps", "5", "-m", "tiny")
+    assert result.status == 2
+    assert "model, steps cannot change" in result.err
+
+
+def test_contradicting_numbers_of_examples_are_refused(wander: Wander, folder: Path) -> None:
+    result = wander("eval", "./say-env", "-m", SOLVER, "-n", "3", "--all")
+    assert result.status == 2
+    assert "`-n` and `--all` contradict each other" in result.err
+
+
+def test_fewer_examples_than_asked_for_are_said(wander: Wander, folder: Path) -> None:
+    said = "the eval split has 2 examples, not 3: all of them are played"
+    assert said in wander("eval", "./say-env", "-m", SOLVER, "-n", "3", "-a", "size=2").err
+    assert "all of them are played" not in wander("eval", "./say-env", "-m", SOLVER, "-a", "size=2").err
+
+
+def test_a_split_without_examples_leaves_no_run_behind(wander: Wander, folder: Path, home: Path) -> None:
+    result = wander("eval", "./say-env", "-m", SOLVER, "-a", "size=0")
+    assert result.status == 2
+    assert "the eval split of `say-env` has no examples" in result.err
+    assert "hint: " in result.err
+    assert not (home / "runs").exists() or not list((home / "runs").iterdir())
