@@ -211,6 +211,12 @@ class HubApi:
         """Return one whole rollout of a posted run."""
         return self._get(f"/api/v1/runs/{_part(run_id)}/rollouts/{number}", Rollout)
 
+    def rollouts(self, run_id: str) -> Iterator[Rollout]:
+        """Yield every whole rollout of a posted run, as they arrive."""
+        with self._stream(f"/api/v1/runs/{_part(run_id)}/rollouts.jsonl") as response:
+            for line in response.iter_lines():
+                yield Rollout.model_validate_json(line)
+
     def leaderboard(
         self, owner: str, name: str, *, version: str | None = None, task_set: str | None = None
     ) -> Leaderboard:

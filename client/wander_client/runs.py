@@ -31,6 +31,10 @@ class FoundRun(Protocol):
         """Return one whole rollout by the number of its row; raises `NotFound`."""
         ...
 
+    def rollouts(self) -> Iterator[Rollout]:
+        """Yield every whole rollout, in the order of the record."""
+        ...
+
 
 class LocalRun:
     """A run folder of this machine."""
@@ -67,6 +71,10 @@ class LocalRun:
             code="rollout_not_found",
         )
 
+    def rollouts(self) -> Iterator[Rollout]:
+        """Yield every whole rollout, in the order of the record."""
+        return self._folder.rollouts()
+
 
 class PostedRun:
     """A run on the hub."""
@@ -85,6 +93,11 @@ class PostedRun:
         """Return one whole rollout by the number of its row; raises `NotFound`."""
         with current().hub() as hub:
             return hub.rollout(self.place, number)
+
+    def rollouts(self) -> Iterator[Rollout]:
+        """Yield every whole rollout, in the order of the record."""
+        with current().hub() as hub:
+            yield from hub.rollouts(self.place)
 
 
 def _row(rollout: Rollout) -> RolloutRow:

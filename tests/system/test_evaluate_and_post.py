@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import time
@@ -66,7 +67,11 @@ def test_a_model_behind_an_endpoint_is_evaluated_posted_and_ranked(machine, bund
                 "eval", "admin/reverse-text", "-m", name, "-b", endpoint.base_url, "-n", 12, "--out", run
             )
             assert len(endpoint.requests) == 12
-        machine.wander("post", run)
+        posted = machine.wander("post", run)
+        shutil.rmtree(run)
+        # From what the hub stores alone, as a stranger would.
+        again = machine.wander("replay", posted["run_id"])
+        assert (again["level"], again["same"], again["differing"]) == ("replayed", 12, 0)
     rows = machine.wander("leaderboard", "admin/reverse-text")["rows"]
     assert [row["model"] for row in rows] == ["reverser", "repeater"]
     assert rows[0]["reward_mean"] == 1.0

@@ -1,0 +1,94 @@
+"""`wander replay`: play a run again from its record and compare every rollout."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from wander_client.command import command_app
+from wander_client.errors import FAILED, OK
+from wander_client.invocation import current
+
+if TYPE_CHECKING:
+    from wander.evals.replay import ReplayReport
+
+    from wander_client.output import Output
+    from wander_client.runs import FoundRun
+
+app = command_app()
+
+
+@app.command()
+def replay(
+    run: Annotated[str | None, typer.Argument(help="folder, run id, or nothing for the newest run")] = None,
+    sample: Annotated[
+        int | None, typer.Option("--sample", min=1, help="play only so many rollouts, drawn at random")
+    ] = None,
+    seed: Annotated[int, typer.Option(help="draws the sample")] = 0,
+    env: Annotated[
+        Path | None, typer.Option("--env", help="this folder instead of the pinned environment")
+    ] = None,
+    concurrency: Annotated[int, typer.Option("-c", "--concurrency", min=1, help="rollouts at once")] = 64,
+    in_process: Annotated[bool, typer.Option("--in-process", help="run a folder in this process")] = False,
+) -> int:
+    """Play a run again from its recorded completions, without a model, and compare every rollout.
+
+    \b
+    wander replay runs/RUN
+    wander replay RUN_ID --sample 100
+    wander replay runs/RUN --env ./my-env       # what does my change do to recorded games?
+
+    Messages, metrics and rewards must come out the same, bit for bit. Exit status 1 means that they do
+    not, or that the environment cannot be replayed.
+    """
+    from wander_client.replaying import pinned_location, replayed
+    from wander_client.runs import find_run
+
+    output = current().output
+    found = find_run(run)
+    location = pinned_location(found.manifest.environment, folder=env)
+    with output.progress("replaying", found.manifest.expected_rollouts, unit="rollouts") as bar:
+        report = asyncio.run(
+            replayed(
+                location,
+                found.manifest,
+                found.rollouts(),
+                sample=sample,
+                seed=seed,
+                concurrency=concurrency,
+                in_process=in_process,
+                on_replayed=lambda done, differ: bar.update(done, f"{differ} differ" if differ else ""),
+            )
+        )
+    data = {"level": report.level, **report.model_dump(mode="json")}
+    output.answer(data, lambda: show_replay(report, output))
+    if report.differing:
+        _next(found, report, output)
+    return FAILED if report.differing or report.refused else OK
+
+
+def show_replay(report: ReplayReport, output: Output) -> None:
+    """Print what a replay came to: the counts, then the first rollouts that differ."""
+    if report.refused is not None:
+        output.line(f"not replayed: {report.refused}")
+        return
+    of = f"a sample of {report.replayed}" if report.sampled else f"{report.replayed}"
+    output.line(f"replayed  {of} of {report.expected} rollouts in {report.seconds:.1f} s")
+    output.line(f"same      {report.same}")
+    output.line(f"differ    {report.differing}", style="error" if report.differing else None)
+    if report.failed:
+        output.line(f"failed    {report.failed}, not compared")
+    if report.recorded < report.expected:
+        output.line(f"missing   {report.expected - report.recorded}")
+    for one in report.divergences[:10]:
+        output.line(f"  {one.example_id}/{one.index}: {one.difference}")
+    if len(report.divergences) > 10:
+        output.line(f"  and {report.differing - 10} more: `--json` names {len(report.divergences)}")
+
+
+def _next(found: FoundRun, report: ReplayReport, output: Output) -> None:
+    first = report.divergences[0]
+    output.next(f"wander view {found.place} --rollout {first.example_id}/{first.index}")

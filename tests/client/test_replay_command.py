@@ -1,0 +1,77 @@
+"""`wander replay` on a folder's environment: real worker processes, real run folders."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from command_line import Wander
+from wander.evals.jsonl import blocks
+
+
+@pytest.fixture
+def run(wander: Wander, folder: Path) -> Path:
+    done = wander("eval", str(folder), "-m", "scripted:say_env:wrong", "-n", "6", "-r", "2", "--json")
+    assert done.status == 0, done.out
+    return Path(done.data["run_dir"])
+
+
+def changed(run: Path, **fields: object) -> tuple[str, int]:
+    """Change the first rollout on record; return its key."""
+    packed = run / "rollouts.jsonl.zst"
+    lines = b"".join(blocks(packed)).splitlines()
+    first = {**json.loads(lines[0]), **fields}
+    packed.unlink()
+    (run / "rollouts.jsonl").write_bytes(b"\n".join([json.dumps(first).encode(), *lines[1:], b""]))
+    return first["example_id"], first["index"]
+
+
+def test_a_run_comes_out_the_same(wander: Wander, run: Path) -> None:
+    done = wander("replay", str(run), "--json")
+    assert done.status == 0, done.out
+    assert done.json["schema"] == "wander.replay/1"
+    assert done.data["level"] == "replayed"
+    assert (done.data["same"], done.data["differing"], done.data["expected"]) == (12, 0, 12)
+    newest = wander("replay")
+    assert newest.status == 0
+    assert newest.out.startswith("replayed  12 of 12 rollouts in ")
+    assert "differ    0" in newest.out
+
+
+def test_a_forged_reward_is_named(wander: Wander, run: Path) -> None:
+    example, index = changed(run, reward=1.0)
+    done = wander("replay", str(run))
+    assert done.status == 1
+    assert f"{example}/{index}: the reward is `0.0`, not `1.0`" in done.out
+    assert "same      11" in done.out
+    assert f"next: wander view {run} --rollout {example}/{index}" in done.err
+
+
+def test_a_sample_says_that_it_is_one(wander: Wander, run: Path) -> None:
+    done = wander("replay", str(run), "--sample", "3")
+    assert done.status == 0
+    assert done.out.startswith("replayed  a sample of 3 of 12 rollouts")
+
+
+def test_what_a_change_of_the_environment_does_to_recorded_games(
+    wander: Wander, run: Path, folder: Path, tmp_path: Path
+) -> None:
+    other = tmp_path / "other"
+    other.mkdir()
+    for path in folder.iterdir():
+        if path.is_file():
+            (other / path.name).write_text(path.read_text().replace("return float(", "return 2 * float(1 + "))
+    done = wander("replay", str(run), "--env", str(other), "--json")
+    assert done.status == 1
+    assert done.data["differing"] == 12
+    assert wander("replay", str(run), "--env", str(folder), "--in-process").status == 0
+
+
+def test_a_lost_folder_and_an_unknown_run_are_said(wander: Wander, run: Path, folder: Path) -> None:
+    folder.rename(folder.with_name("moved"))
+    lost = wander("replay", str(run))
+    assert lost.status == 3
+    assert f"the run used the folder `{folder}`, which is not here" in lost.err
+    assert "--env FOLDER" in lost.err
+    assert wander("replay", "runs/nowhere").status == 3
