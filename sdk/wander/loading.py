@@ -7,6 +7,7 @@ An environment package names its factory in the entry point group `wander.enviro
 from __future__ import annotations
 
 import difflib
+import functools
 import importlib
 import importlib.util
 import inspect
@@ -189,12 +190,25 @@ def _holds(folder: Path, module: str) -> bool:
 
 def _factory(module: ModuleType, attribute: str) -> Callable[..., Any]:
     factory = getattr(module, attribute, None)
+    if factory is None or isinstance(factory, type):
+        factory = _taskset_factory(module, factory) or factory
     if not callable(factory):
         raise LoadError(
             f"`{module.__name__}` has no function `{attribute}`",
             hint=f"write `def {attribute}(**arguments) -> wander.Environment:` in it",
         )
-    return factory  # type: ignore[no-any-return]
+    return factory
+
+
+def _taskset_factory(module: ModuleType, named: type | None) -> Callable[..., Any] | None:
+    """Return what loads a task set of `verifiers.v1`: the class that is named, or the one exported."""
+    from wander.compat.taskset_marks import is_taskset, taskset_in
+
+    if taskset_in(module) is None if named is None else not is_taskset(named):
+        return None
+    from wander.compat.taskset_adapter import load_taskset
+
+    return functools.partial(load_taskset, module.__name__)
 
 
 def _made(name: str, factory: Callable[..., Any], arguments: dict[str, Any]) -> Environment:
@@ -228,6 +242,10 @@ def _ours(env: Any) -> Any:
         from wander.compat.adapter import AdaptedEnvironment
 
         return AdaptedEnvironment(env)
+    if "verifiers.v1.env.Env" in classes:
+        from wander.compat.taskset_adapter import TasksetEnvironment
+
+        return TasksetEnvironment(env)
     if any(name.startswith("verifiers.") for name in classes):
         raise LoadError(
             "the environment was loaded with the upstream `verifiers`, which hosts its own environments only",

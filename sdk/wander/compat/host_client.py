@@ -45,13 +45,16 @@ class HostClient(Client):
     ) -> Response:
         """Return the host's answer to a prompt; raises the classic API's errors."""
         offered = [tool.openai() for tool in tools or []] or None
-        number, answer = await self._answered(wire_messages(prompt), sampling_args, offered)
+        number, answer = await self.answered(wire_messages(prompt), sampling_args, offered)
         return self._response(number, answer)
 
-    async def _answered(
+    async def answered(
         self, messages: list[dict[str, Any]], sampling: dict[str, Any], tools: list[dict[str, Any]] | None
     ) -> tuple[int, ModelResponse]:
-        """Ask the host and keep the turn; then the global generators are set for what comes next."""
+        """Ask the host and keep the turn; then the global generators are set for what comes next.
+
+        Returns the turn's number and the answer; raises the classic API's errors.
+        """
         state, number = self._calls.state, self._asked
         self._asked += 1
         started = time.perf_counter()
@@ -119,23 +122,25 @@ class HostClient(Client):
         """Answer as `AsyncOpenAI().chat.completions.create` does; the model is always the host's."""
         from openai.types.chat import ChatCompletion
 
-        number, answer = await self._answered(wire_messages(messages), options, tools)
+        number, answer = await self.answered(wire_messages(messages), options, tools)
+        return ChatCompletion.model_validate(self.completion(number, answer))
+
+    def completion(self, number: int, answer: ModelResponse) -> dict[str, Any]:
+        """Return the host's answer number `number` in the form of an endpoint's chat completion."""
         message = {**answer.message, "role": "assistant"}
         message.setdefault("content", None)
-        return ChatCompletion.model_validate(
-            {
-                "id": f"{self._calls.rollout_id}/{number}",
-                "object": "chat.completion",
-                "created": 0,
-                "model": self._calls.client.model,
-                "choices": [{"index": 0, "message": message, "finish_reason": answer.finish_reason}],
-                "usage": {
-                    "prompt_tokens": answer.usage.prompt_tokens,
-                    "completion_tokens": answer.usage.completion_tokens,
-                    "total_tokens": answer.usage.prompt_tokens + answer.usage.completion_tokens,
-                },
-            }
-        )
+        return {
+            "id": f"{self._calls.rollout_id}/{number}",
+            "object": "chat.completion",
+            "created": 0,
+            "model": self._calls.client.model,
+            "choices": [{"index": 0, "message": message, "finish_reason": answer.finish_reason}],
+            "usage": {
+                "prompt_tokens": answer.usage.prompt_tokens,
+                "completion_tokens": answer.usage.completion_tokens,
+                "total_tokens": answer.usage.prompt_tokens + answer.usage.completion_tokens,
+            },
+        }
 
     def with_options(self, **_: Any) -> HostClient:
         """Return the client itself: time limits and retries are the host's."""

@@ -1,0 +1,104 @@
+"""The program of a `verifiers.v1` task set that brings none: a chat with the task's tools.
+
+Imported where the real library is installed. It is the library's own `null` harness, except that a task
+without tools is played in this process, which the library allows for: a program a rollout costs 1.5 s of
+CPU. With tools the library's program runs, under this interpreter, which has all that it imports.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import sys
+from typing import Any
+
+NAME = "wander_chat"
+"""The harness's id, which the library imports as a module."""
+
+UNKNOWN_TOOL = "error: unknown tool {name!r}"
+
+
+def chat_harness() -> str:
+    """Make the harness known to the library; returns its id."""
+    if NAME not in sys.modules:
+        sys.modules[NAME] = _module()
+    return NAME
+
+
+def _module() -> Any:
+    from types import ModuleType
+
+    null = importlib.import_module("verifiers.v1.harnesses.null").NullHarness
+    result = importlib.import_module("verifiers.v1.runtimes").ProgramResult
+    to_wire = importlib.import_module("verifiers.v1.dialects.chat").message_to_wire
+
+    class ChatHarness(null):  # type: ignore[misc, valid-type]
+        """Answers a task by conversation alone."""
+
+        async def setup(self, runtime: Any) -> None:
+            """Nothing is prepared: the program's packages are this interpreter's."""
+
+        async def launch(
+            self,
+            ctx: Any,
+            trace: Any,
+            runtime: Any,
+            endpoint: str,
+            secret: str,
+            mcp_urls: dict[str, str],
+            data: Any,
+            **options: Any,
+        ) -> Any:
+            """Play one segment of the conversation."""
+            if mcp_urls:
+                runtime.prepare_uv_script = _prepared_here(runtime)
+                return await super().launch(ctx, trace, runtime, endpoint, secret, mcp_urls, data, **options)
+            system, prompt = self.resolve_prompt(data)
+            messages = [{"role": "system", "content": system}] if system else []
+            if isinstance(prompt, str):
+                messages.append({"role": "user", "content": prompt})
+            else:
+                messages += [to_wire(message) for message in prompt or []]
+            failed = await _chat(f"{endpoint}/chat/completions", secret, ctx.model, messages)
+            return result(exit_code=1 if failed else 0, stdout="", stderr=failed)
+
+    module = ModuleType(NAME)
+    module.ChatHarness = ChatHarness  # type: ignore[attr-defined]
+    module.__all__ = ["ChatHarness"]  # type: ignore[attr-defined]
+    ChatHarness.__module__ = NAME
+    return module
+
+
+async def _chat(url: str, secret: str, model: str, messages: list[dict[str, Any]]) -> str:
+    """Ask until the model calls no tool, of which there are none; returns what failed, or nothing."""
+    import aiohttp
+
+    headers = {"authorization": f"Bearer {secret}"}
+    timeout = aiohttp.ClientTimeout(total=None)
+    async with aiohttp.ClientSession(headers=headers, timeout=timeout) as session:
+        while True:
+            async with session.post(url, json={"model": model, "messages": messages}) as answer:
+                if answer.status != 200:
+                    return f"the model's endpoint answered {answer.status}: {await answer.text()}"
+                said = (await answer.json())["choices"][0]["message"]
+            messages.append({name: value for name, value in said.items() if value is not None})
+            if not said.get("tool_calls"):
+                return ""
+            messages += [_refusal(call) for call in said["tool_calls"]]
+
+
+def _refusal(call: dict[str, Any]) -> dict[str, Any]:
+    name = call["function"]["name"]
+    return {"role": "tool", "tool_call_id": call["id"], "content": UNKNOWN_TOOL.format(name=name)}
+
+
+def _prepared_here(runtime: Any) -> Any:
+    """Return what stands in for the library's preparation of a program with uv and an index."""
+
+    async def prepare(script: str | bytes, env: Any = None, **_: Any) -> list[str]:
+        content = script.encode() if isinstance(script, str) else script
+        path = f".wander-{hashlib.sha256(content).hexdigest()[:16]}.py"
+        await runtime.write(path, content)
+        return [sys.executable, path]
+
+    return prepare
