@@ -8,7 +8,7 @@ from typing import Any
 
 from wander.clients.base import Client, ModelRequest, ModelResponse
 from wander.envs.hooks import described
-from wander.errors import ModelError
+from wander.errors import BoundaryError, ModelError
 from wander.seeding import derived_seed
 from wander.types import Messages, SamplingArgs, State, Turn
 
@@ -75,7 +75,7 @@ class ModelCalls:
     async def _answer(self, request: ModelRequest) -> ModelResponse:
         try:
             return await self.client.complete(request)
-        except ModelError:
+        except BoundaryError:
             raise
         except Exception as error:
             raise ModelError(described(error, f"{type(self.client).__name__}.complete")) from error

@@ -17,14 +17,17 @@ import socket
 import sys
 import threading
 import time
+from pathlib import Path
 from typing import Any
 
 from websockets.asyncio.client import unix_connect
 
 from wander.errors import WanderError
 from wander.worker.channel import OPTIONS, Channel
+from wander.worker.guard import keep_from_children, take_no_interrupts
 from wander.worker.protocol import Load
 from wander.worker.service import Service, load
+from wander.worker.watch import LAST_WORDS
 
 _LAST_SECONDS = 6.0
 """How long an orphaned worker may tear down before it is ended."""
@@ -40,9 +43,10 @@ def main() -> int:
     given = parser.parse_args()
     if given.lifeline is not None:
         threading.Thread(target=_watch, args=(given.lifeline,), name="lifeline", daemon=True).start()
+    take_no_interrupts()
     loop = asyncio.new_event_loop()
     asyncio.set_event_loop(loop)
-    service, asked = loop.run_until_complete(_greeted(given.socket, given.fd))
+    service, asked = loop.run_until_complete(_greeted(given.socket, given.fd, given.lifeline))
     if asked is None:
         return 1
     # Outside of the running loop, since environments are known to call `asyncio.run` while they load.
@@ -52,15 +56,17 @@ def main() -> int:
         loop.run_until_complete(service.refuse(error))
         return 1
     asyncio.set_event_loop(loop)
-    if not loop.run_until_complete(service.serve(environment)):
+    if not loop.run_until_complete(service.serve(environment, end=_end_group)):
         _end_group()
     return 0
 
 
-async def _greeted(path: str | None, fd: int | None) -> tuple[Service, Load | None]:
+async def _greeted(path: str | None, fd: int | None, lifeline: int | None) -> tuple[Service, Load | None]:
     where: dict[str, Any] = {"path": path} if fd is None else {"sock": socket.socket(fileno=fd)}
-    connection = await unix_connect(uri="ws://localhost/", max_queue=None, proxy=None, **where, **OPTIONS)
-    service = Service(Channel(connection))
+    connection = await unix_connect(uri="ws://localhost/", proxy=None, **where, **OPTIONS)
+    own = connection.transport.get_extra_info("socket").fileno()
+    keep_from_children([own] if lifeline is None else [own, lifeline])
+    service = Service(Channel(connection), None if path is None else Path(path).with_name(LAST_WORDS))
     return service, await service.greet()
 
 

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 from websockets.asyncio.connection import Connection
 from websockets.exceptions import ConnectionClosed
+from websockets.frames import CloseCode
 
-_FRAME = 1 << 20
+FRAME = 1 << 20
 """A frame is closed once it is this long, so that one read does not hold everything up."""
+QUEUE_LIMIT = 8 << 20
+"""So many bytes may wait to be sent before `room` makes senders wait."""
 
 OPTIONS: dict[str, Any] = {
     # Nothing is gained by compressing on one machine, and images make messages of any size.
@@ -20,7 +23,11 @@ OPTIONS: dict[str, Any] = {
     "ping_interval": None,
     "close_timeout": 1,
 }
-"""How both ends open the websocket."""
+"""How both ends open the websocket. A side that does not trust the other sets `max_size`.
+
+Frames that were not read yet are bounded by websockets' own queue (16), then by the kernel's buffers: whoever
+sends faster than the other side reads has to wait.
+"""
 
 
 class Channel:
@@ -29,16 +36,25 @@ class Channel:
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
         self._waiting: list[bytes] = []
+        self._size = 0
         self._awake = asyncio.Event()
+        self._sent = asyncio.Event()
         self._ended = False
+        self.too_long = False
+        """Set when the connection ended over a message longer than this side takes."""
 
     def send(self, message: str) -> None:
-        """Queue one message of one line.
-
-        The queue needs no bound of its own: each rollout has at most one message under way in each direction.
-        """
-        self._waiting.append(message.encode())
+        """Queue one message of one line; whoever may send many of them waits for `room` before."""
+        line = message.encode()
+        self._waiting.append(line)
+        self._size += len(line)
         self._awake.set()
+
+    async def room(self) -> None:
+        """Wait while much is queued that the other side has not taken."""
+        while self._size > QUEUE_LIMIT and not self._ended:
+            self._sent.clear()
+            await self._sent.wait()
 
     async def run(self) -> None:
         """Write what is queued, frame by frame, until the connection closes."""
@@ -47,7 +63,7 @@ class Channel:
             self._awake.clear()
             while self._waiting:
                 try:
-                    await self._connection.send(self._frame())
+                    await self._write()
                 except ConnectionClosed:
                     return
 
@@ -58,31 +74,45 @@ class Channel:
                 frame = await self._connection.recv(decode=False)
                 for line in frame.split(b"\n"):
                     yield line
-        except ConnectionClosed:
+        except ConnectionClosed as closed:
+            self.too_long = closed.sent is not None and closed.sent.code == CloseCode.MESSAGE_TOO_BIG
             self.stop()
 
     def stop(self) -> None:
         """Let `run` end; nothing more is written."""
         self._ended = True
         self._awake.set()
+        self._sent.set()
 
     async def close(self) -> None:
         """Send what is queued and close the connection."""
         try:
             while self._waiting:
-                await self._connection.send(self._frame())
+                await self._write()
         except ConnectionClosed:
             return
         await self._connection.close()
+
+    async def _write(self) -> None:
+        frame = self._frame()
+        # In parts, a long frame lets heartbeats through.
+        await self._connection.send(frame if len(frame) <= 2 * FRAME else parts(frame))
+        self._sent.set()
 
     def _frame(self) -> bytes:
         """Take the next messages from the queue: as many as fit, at least one."""
         size, count = 0, 0
         for message in self._waiting:
             size += len(message) + 1
-            if count and size > _FRAME:
+            if count and size > FRAME:
                 break
             count += 1
         frame = b"\n".join(self._waiting[:count])
         del self._waiting[:count]
+        self._size -= len(frame) - (count - 1)
         return frame
+
+
+def parts(frame: bytes) -> Iterator[bytes]:
+    """Cut a frame into parts of moderate length."""
+    return (frame[start : start + FRAME] for start in range(0, len(frame), FRAME))

@@ -1,9 +1,10 @@
 """The messages between a host and the worker that runs one environment.
 
 Every message is one JSON object on one line; a websocket frame carries one or more lines, whatever was
-waiting when it left. The first message is the worker's `Hello`; the host refuses another protocol version.
-Then `Load`, answered by `Loaded` or `LoadFailed`, then any number of requests at once, matched by `id`. The
-worker asks for completions with `Complete`: every model call is the host's, and no key enters the worker.
+waiting when it left. The first message is the worker's `Hello`; the host refuses another protocol version
+with `Refused`. Else comes `Load`, answered by `Loaded` or `LoadFailed`, then any number of requests at once,
+matched by `id`. The worker asks for completions with `Complete`: every model call is the host's, and no key
+enters the worker.
 """
 
 from __future__ import annotations
@@ -15,10 +16,14 @@ from pydantic import Field, TypeAdapter
 from wander.clients.base import ModelRequest, ModelResponse
 from wander.errors import ConfigError, DatasetError, LoadError, ModelError, WanderError, model_error_type
 from wander.handle import Split
-from wander.types import EnvironmentInfo, Example, Record, Rollout, SamplingArgs
+from wander.types import Boundary, EnvironmentInfo, Example, Record, Rollout, SamplingArgs
 
-PROTOCOL = 1
+PROTOCOL = 2
 """Raised whenever a message changes; host and worker must agree."""
+MESSAGE_LIMIT = 256 << 20
+"""Most bytes of one message that a host takes. A rollout that asks or answers more fails by itself."""
+PAGE_BYTES = 16 << 20
+"""About how much one page of examples may take; always one example at least."""
 
 
 class Fault(Record):
@@ -60,8 +65,15 @@ class Hello(Record):
     pid: int
 
 
+class Refused(Record):
+    """Host: it does not work with this worker, which writes the reason to its log and ends."""
+
+    type: Literal["refused"] = "refused"
+    reason: str
+
+
 class Load(Record):
-    """Host: load the environment. Exactly one of `target` and `path` is given."""
+    """Host: load the environment. At most one of `target` and `path` is given; without, the worker knows."""
 
     type: Literal["load"] = "load"
     target: str | None = None
@@ -69,6 +81,12 @@ class Load(Record):
     path: str | None = None
     """A project folder or a Python file."""
     arguments: dict[str, Any] = Field(default_factory=dict)
+    rollout_timeout: float | None = None
+    """Seconds after which a rollout has failed; None means never."""
+    stall_seconds: float = 10.0
+    """How long code of a rollout that is past its time may keep everything else from going on."""
+    message_limit: int = MESSAGE_LIMIT
+    """Most bytes of one message that the host takes."""
 
 
 class Loaded(Record):
@@ -85,6 +103,30 @@ class LoadFailed(Record):
     fault: Fault
 
 
+class Ping(Record):
+    """Host: show that the event loop turns."""
+
+    type: Literal["ping"] = "ping"
+
+
+class Pong(Record):
+    """Worker: it turns."""
+
+    type: Literal["pong"] = "pong"
+
+
+class LastWords(Record):
+    """Why a worker ended itself; left beside its socket, since the loop of the connection stands still."""
+
+    play: int | None
+    """The id of the `Play` whose code stood in the way of all others, where that is known."""
+    boundary: Boundary = "environment"
+    seconds: float
+    """For how long."""
+    where: str = ""
+    """In which line."""
+
+
 class GetExamples(Record):
     """Host: send some examples."""
 
@@ -96,7 +138,7 @@ class GetExamples(Record):
 
 
 class Examples(Record):
-    """Worker: the examples asked for, or why there are none."""
+    """Worker: the first of the examples asked for, as many as a page holds, or why there are none."""
 
     type: Literal["examples"] = "examples"
     id: int
@@ -171,9 +213,11 @@ class Close(Record):
     type: Literal["close"] = "close"
 
 
-ToWorker = Annotated[Load | GetExamples | Play | Cancel | Completed | Close, Field(discriminator="type")]
+ToWorker = Annotated[
+    Load | Refused | Ping | GetExamples | Play | Cancel | Completed | Close, Field(discriminator="type")
+]
 ToHost = Annotated[
-    Hello | Loaded | LoadFailed | Examples | Played | PartEnded | Complete, Field(discriminator="type")
+    Hello | Loaded | LoadFailed | Pong | Examples | Played | PartEnded | Complete, Field(discriminator="type")
 ]
 
 to_worker: TypeAdapter[ToWorker] = TypeAdapter(ToWorker)

@@ -3,22 +3,28 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import platform
 import sys
-import traceback
-from collections.abc import AsyncIterator
+import time
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+from pydantic import ValidationError
 
 from wander import __version__
 from wander.clients.base import ModelRequest, ModelResponse
 from wander.clients.proxy import ProxyClient
 from wander.environment import LocalEnvironment
-from wander.errors import LoadError, WanderError
+from wander.errors import EnvironmentFault, LoadError, WanderError
 from wander.loading import load_environment, load_path
 from wander.outside_calls import ROLLOUT, attribute_openai_calls
-from wander.types import Failure, Rollout
+from wander.types import Boundary, Example, Failure, Rollout
 from wander.worker.channel import Channel
+from wander.worker.guard import log_line, log_trace
 from wander.worker.protocol import (
+    PAGE_BYTES,
     PROTOCOL,
     Cancel,
     Close,
@@ -28,14 +34,19 @@ from wander.worker.protocol import (
     Fault,
     GetExamples,
     Hello,
+    LastWords,
     Load,
     Loaded,
     LoadFailed,
     PartEnded,
+    Ping,
     Play,
     Played,
+    Pong,
+    Refused,
     to_worker,
 )
+from wander.worker.watch import PLAY, Watch
 
 _TEARDOWN_SECONDS = 5.0
 
@@ -43,10 +54,18 @@ _TEARDOWN_SECONDS = 5.0
 class Service:
     """One worker: greet, load, then serve until the host says `Close` or is gone."""
 
-    def __init__(self, channel: Channel) -> None:
+    def __init__(self, channel: Channel, last_words: Path | None = None) -> None:
+        """Speak over a channel; `last_words` is where the host looks when the worker ended itself."""
         self._channel = channel
         self._lines: AsyncIterator[bytes] = channel.lines()
+        self._last_words = last_words
+        self._load = Load()
         self._plays: dict[int, asyncio.Task[None]] = {}
+        self._begun: dict[int, float] = {}
+        self._cancelled: set[int] = set()
+        """Plays that the host does not want any more; all others are answered, whatever is raised."""
+        self._asking: set[int] = set()
+        """Plays that were interrupted while they waited for the model."""
         self._calls: dict[int, asyncio.Future[ModelResponse]] = {}
         self._next_call = 0
         self._others: set[asyncio.Task[None]] = set()
@@ -59,15 +78,24 @@ class Service:
         )
         self._channel.send(hello.model_dump_json())
         async for line in self._lines:
-            message = to_worker.validate_json(line)
-            return message if isinstance(message, Load) else None
+            try:
+                message = to_worker.validate_json(line)
+            except ValidationError:
+                message = Refused(reason=f"the host sent what is no message of protocol {PROTOCOL}")
+            if isinstance(message, Load):
+                self._load = message
+                return message
+            if isinstance(message, Refused):
+                log_line(message.reason)
+            return None
         return None
 
-    async def serve(self, environment: LocalEnvironment) -> bool:
+    async def serve(self, environment: LocalEnvironment, end: Callable[[], None]) -> bool:
         """Answer the host, then tear the environment down; True when the host said `Close`, False when it
-        went away.
+        went away. `end` ends the process at once: the code of a rollout past its time held everything up.
         """
         closed = False
+        self._watch(end, getattr(environment.env, "timeout_seconds", None))
         self._channel.send(Loaded.model_construct(info=environment.info).model_dump_json())
         async for line in self._lines:
             message = to_worker.validate_json(line)
@@ -77,7 +105,10 @@ class Service:
                 self._start_play(environment, message)
             elif isinstance(message, Cancel):
                 if message.id in self._plays:
+                    self._cancelled.add(message.id)
                     self._plays[message.id].cancel()
+            elif isinstance(message, Ping):
+                self._channel.send(Pong().model_dump_json())
             elif isinstance(message, GetExamples):
                 task = asyncio.create_task(self._examples(environment, message))
                 self._others.add(task)
@@ -96,7 +127,27 @@ class Service:
     def _start_play(self, environment: LocalEnvironment, asked: Play) -> None:
         task = asyncio.create_task(self._play(environment, asked))
         self._plays[asked.id] = task
-        task.add_done_callback(lambda _: self._plays.pop(asked.id, None))
+        self._begun[asked.id] = time.monotonic()
+        task.add_done_callback(lambda _: self._forget(asked.id))
+
+    def _forget(self, play: int) -> None:
+        del self._plays[play], self._begun[play]
+        self._cancelled.discard(play)
+        self._asking.discard(play)
+
+    def _watch(self, end: Callable[[], None], playing_limit: float | None) -> None:
+        def with_last_words(words: LastWords) -> None:
+            if self._last_words is not None:
+                self._last_words.write_text(words.model_dump_json(), encoding="utf-8")
+            end()
+
+        Watch(
+            asyncio.get_running_loop(),
+            self._begun,
+            with_last_words,
+            limits=(self._load.rollout_timeout, playing_limit),
+            stall_seconds=self._load.stall_seconds,
+        ).start()
 
     async def _play(self, environment: LocalEnvironment, asked: Play) -> None:
         async def ask(request: ModelRequest) -> ModelResponse:
@@ -113,15 +164,41 @@ class Service:
         client = ProxyClient(ask, asked.model, recorded, ended)
         attribute_openai_calls()
         ROLLOUT.set(asked.rollout_ids[0])
+        PLAY.set(asked.id)
+        limit = asyncio.timeout(self._load.rollout_timeout)
         try:
-            rollouts = await _rollouts(environment, client, asked)
+            async with limit:
+                rollouts = await _rollouts(environment, client, asked)
             self._send_played(asked, rollouts)
-        except (Exception, SystemExit) as error:  # noqa: BLE001 - the host gets it as the rollout's failure
-            traceback.print_exc()
-            self._send_played(asked, [_failed(asked, index, error) for index in asked.indices])
+        except BaseException as error:
+            if asked.id in self._cancelled:
+                raise
+            if limit.expired():
+                failure = self._overdue(asked.id)
+            else:
+                log_trace()
+                failure = _failure(error)
+            self._send_played(asked, _failed(asked, failure))
+
+    def _overdue(self, play: int) -> Failure:
+        boundary: Boundary = "model" if play in self._asking else "environment"
+        message = f"it was not over after {self._load.rollout_timeout:g} s"
+        return Failure(boundary=boundary, type="RolloutTimeout", message=message)
 
     def _send_played(self, asked: Play, rollouts: list[Rollout]) -> None:
-        self._channel.send(Played.model_construct(id=asked.id, rollouts=rollouts).model_dump_json())
+        text = Played.model_construct(id=asked.id, rollouts=rollouts).model_dump_json()
+        if self._too_long(text):
+            failure = _failure(self._oversize("the record of this rollout", text))
+            text = Played(id=asked.id, rollouts=_failed(asked, failure)).model_dump_json()
+        self._channel.send(text)
+
+    def _too_long(self, text: str) -> bool:
+        limit = self._load.message_limit
+        return len(text) * 4 > limit and len(text.encode()) > limit
+
+    def _oversize(self, what: str, text: str) -> EnvironmentFault:
+        size, limit = len(text.encode()), self._load.message_limit
+        return EnvironmentFault(f"{what} has {size:,} bytes, more than the {limit:,} that a message may have")
 
     async def _ask(self, play: int, request: ModelRequest) -> ModelResponse:
         self._next_call += 1
@@ -129,9 +206,15 @@ class Service:
         answer: asyncio.Future[ModelResponse] = asyncio.get_running_loop().create_future()
         self._calls[call] = answer
         try:
-            asked = Complete.model_construct(id=call, play=play, request=request)
-            self._channel.send(asked.model_dump_json())
+            text = Complete.model_construct(id=call, play=play, request=request).model_dump_json()
+            if self._too_long(text):
+                raise self._oversize("the conversation", text)
+            await self._channel.room()
+            self._channel.send(text)
             return await answer
+        except asyncio.CancelledError:
+            self._asking.add(play)
+            raise
         finally:
             del self._calls[call]
 
@@ -147,25 +230,35 @@ class Service:
 
     async def _examples(self, environment: LocalEnvironment, asked: GetExamples) -> None:
         try:
-            found = await environment.examples(asked.split, asked.start, asked.count)
-            text = Examples.model_construct(id=asked.id, examples=found).model_dump_json()
-        except (Exception, SystemExit) as error:  # noqa: BLE001 - the host raises it
+            text = self._page(asked.id, await environment.examples(asked.split, asked.start, asked.count))
+        except BaseException as error:  # noqa: BLE001 - the host raises it
             if not isinstance(error, WanderError):
-                traceback.print_exc()
+                log_trace()
             text = Examples(id=asked.id, fault=Fault.of(error)).model_dump_json()
         self._channel.send(text)
+
+    def _page(self, number: int, examples: list[Example]) -> str:
+        """Write the first examples: all of them, or as many as make a message of moderate size."""
+        text = Examples.model_construct(id=number, examples=examples).model_dump_json()
+        while len(text) > PAGE_BYTES and len(examples) > 1:
+            examples = examples[: max(1, len(examples) * PAGE_BYTES // len(text))]
+            text = Examples.model_construct(id=number, examples=examples).model_dump_json()
+        if self._too_long(text):
+            raise self._oversize(f"example `{examples[0].example_id}`", text)
+        return text
 
     async def _end(self, environment: LocalEnvironment) -> None:
         """Cancel what plays, tear down within a bounded time, and send what is left."""
         tasks = list(self._plays.values())
+        self._cancelled.update(self._plays)
         for task in tasks:
             task.cancel()
         try:
             async with asyncio.timeout(_TEARDOWN_SECONDS):
                 await asyncio.gather(*tasks, return_exceptions=True)
                 await environment.close()
-        except (Exception, SystemExit):  # noqa: BLE001 - goes to the log; nobody waits for an answer
-            traceback.print_exc()
+        except BaseException:  # noqa: BLE001 - goes to the log; nobody waits for an answer
+            log_trace()
         await self._channel.close()
         for task in self._others:
             task.cancel()
@@ -179,14 +272,16 @@ def load(asked: Load) -> LocalEnvironment:
             return LocalEnvironment(load_path(asked.path, **asked.arguments))
         return LocalEnvironment(load_environment(asked.target or "", **asked.arguments))
     except WanderError:
-        traceback.print_exc()
+        log_trace()
         raise
-    except (Exception, SystemExit) as error:
-        traceback.print_exc()
+    except BaseException as error:
+        log_trace()
         raise LoadError(f"loading raised `{type(error).__name__}: {error}`") from error
     finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
+        # An environment may have closed or replaced the streams.
+        with contextlib.suppress(Exception):
+            sys.stdout.flush()
+            sys.stderr.flush()
 
 
 async def _rollouts(environment: LocalEnvironment, client: ProxyClient, asked: Play) -> list[Rollout]:
@@ -211,15 +306,21 @@ async def _rollouts(environment: LocalEnvironment, client: ProxyClient, asked: P
     return [rollout]
 
 
-def _failed(asked: Play, index: int, error: BaseException) -> Rollout:
-    """A rollout that broke outside the places where its own loop catches failures."""
-    return Rollout(
-        example_id=asked.example.example_id,
-        index=index,
-        seed=asked.example.seed,
-        prompt=asked.example.prompt,
-        completion=[],
-        failure=Failure(
-            boundary="environment", type=type(error).__name__, message=str(error) or type(error).__name__
-        ),
-    )
+def _failure(error: BaseException) -> Failure:
+    """What broke outside the places where the rollout's own loop catches failures."""
+    kind = type(error).__name__
+    return Failure(boundary="environment", type=kind, message=str(error) or kind)
+
+
+def _failed(asked: Play, failure: Failure) -> list[Rollout]:
+    return [
+        Rollout(
+            example_id=asked.example.example_id,
+            index=index,
+            seed=asked.example.seed,
+            prompt=asked.example.prompt,
+            completion=[],
+            failure=failure,
+        )
+        for index in asked.indices
+    ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import secrets
 import shutil
 import tempfile
 from collections.abc import Coroutine, Iterable, Mapping
@@ -18,7 +19,8 @@ from wander.clients.base import Client, ModelRequest
 from wander.errors import LoadError, ModelError
 from wander.handle import Split
 from wander.types import EnvironmentInfo, Example, Failure, Rollout, SamplingArgs
-from wander.worker.channel import OPTIONS, Channel
+from wander.worker.channel import FRAME, OPTIONS, Channel
+from wander.worker.leftovers import MARK, end_marked
 from wander.worker.process import WorkerProcess
 from wander.worker.protocol import (
     PROTOCOL,
@@ -30,14 +32,19 @@ from wander.worker.protocol import (
     Fault,
     GetExamples,
     Hello,
+    LastWords,
     Load,
     Loaded,
     LoadFailed,
     PartEnded,
+    Ping,
     Play,
     Played,
+    Pong,
+    Refused,
     to_host,
 )
+from wander.worker.watch import LAST_WORDS
 
 T = TypeVar("T")
 
@@ -47,6 +54,10 @@ CLOSE_SECONDS = 8.0
 """How long a worker may tear its environment down."""
 EXIT_SECONDS = 3.0
 """How long its process may then take to end."""
+_MOST_CALLS = 1000
+"""Model calls that one rollout may have under way; more are a flood."""
+_PING_ROUNDS = 6
+"""How many times half of `stall_seconds` a worker may take to answer when a rollout is past its time."""
 
 
 @dataclass(frozen=True)
@@ -69,6 +80,8 @@ class _Playing:
     asked: Play
     client: Client
     result: asyncio.Future[list[Rollout]]
+    begun: float
+    """On the loop's clock."""
     calls: set[asyncio.Task[None]] = field(default_factory=set)
 
 
@@ -88,6 +101,8 @@ class WorkerSession:
         self._playing: dict[int, _Playing] = {}
         self._examples: dict[int, asyncio.Future[list[Example]]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
+        self._pong = False
+        self._held_up = False
         self.info: EnvironmentInfo
         self.lost: str | None = None
         """How the worker ended, once it has, in words fit for a public record."""
@@ -97,7 +112,8 @@ class WorkerSession:
     @classmethod
     async def start(cls, options: WorkerOptions) -> WorkerSession:
         """Start a worker and have it load its environment; raises `LoadError`, leaving no process."""
-        listening = await _Listening.open()
+        listening = await _Listening.open(options.load.message_limit)
+        mark = secrets.token_hex(8)
         process: WorkerProcess | None = None
         session: WorkerSession | None = None
         try:
@@ -106,7 +122,7 @@ class WorkerSession:
                 listening.path,
                 environ=options.environ,
                 log_path=options.log_path,
-                variables=options.variables,
+                variables={**options.variables, MARK: mark},
             )
             async with asyncio.timeout(options.startup_timeout):
                 connection = await _unless_ended(process, listening.connected())
@@ -118,6 +134,7 @@ class WorkerSession:
             if session is not None:
                 await session._abandon()
             await listening.close()
+            end_marked(mark)
             if isinstance(error, TimeoutError):
                 seconds = f"{options.startup_timeout:g} s"
                 raise _load_error(f"the environment was not loaded within {seconds}", process) from None
@@ -127,7 +144,7 @@ class WorkerSession:
                     hint="install the environment again: its virtual environment is incomplete",
                 ) from error
             raise
-        session._serve(listening)
+        session._serve(listening, mark)
         return session
 
     async def examples(self, split: Split, start: int, count: int) -> list[Example]:
@@ -169,7 +186,8 @@ class WorkerSession:
             sampling=sampling,
             model=client.model,
         )
-        running = _Playing(asked, client, asyncio.get_running_loop().create_future())
+        loop = asyncio.get_running_loop()
+        running = _Playing(asked, client, loop.create_future(), begun=loop.time())
         self._playing[asked.id] = running
         self._channel.send(asked.model_dump_json())
         try:
@@ -195,7 +213,7 @@ class WorkerSession:
         async for line in self._lines:
             answer = to_host.validate_json(line)
             if isinstance(answer, Hello):
-                _check_protocol(answer)
+                self._check_protocol(answer)
                 self._channel.send(self._options.load.model_dump_json())
             if isinstance(answer, Loaded):
                 self.info = answer.info
@@ -208,22 +226,69 @@ class WorkerSession:
         await self._process.wait()
         raise _ended_early(self._process)
 
-    def _serve(self, listening: _Listening) -> None:
+    def _check_protocol(self, hello: Hello) -> None:
+        """Raise `LoadError` for a worker that speaks otherwise, and tell it so, for its log."""
+        if hello.protocol == PROTOCOL:
+            return
+        said = (
+            f"the environment's wander-sdk {hello.wander} speaks protocol {hello.protocol}, this wander-sdk "
+            f"{__version__} speaks {PROTOCOL}"
+        )
+        self._channel.send(Refused(reason=f"refused by the host: {said}").model_dump_json())
+        hint = "install the environment again, or upgrade wander-sdk in its virtual environment"
+        if hello.protocol > PROTOCOL:
+            hint = "upgrade this one: `pip install -U wander-sdk wander-client`"
+        raise LoadError(said, hint=hint)
+
+    def _serve(self, listening: _Listening, mark: str) -> None:
         """Handle what the worker sends, until it ends."""
 
         async def serve() -> None:
             ending = None
+            limit = self._options.load.rollout_timeout
+            watching = None if limit is None else asyncio.create_task(self._watch(limit))
             try:
-                async for line in self._lines:
-                    self._received(line)
+                await _until_ended(self._process, self._read())
+                if self._channel.too_long:
+                    most = self._options.load.message_limit
+                    ending = f"sent a message of more than {most:,} bytes and was ended"
             except ValidationError as error:
                 ending = f"sent what is no message of this protocol ({error.title}) and was ended"
             finally:
+                if watching is not None:
+                    watching.cancel()
                 self._channel.stop()
-                await self._ended(ending)
+                await self._process.end(grace=0 if ending else EXIT_SECONDS)
+                self._ended(ending, listening.last_words())
                 await listening.close()
+                end_marked(mark)
 
         self._spawn(serve())
+
+    async def _read(self) -> None:
+        async for line in self._lines:
+            self._received(line)
+
+    async def _watch(self, limit: float) -> None:
+        """End a worker that cannot even end itself: its code keeps its other threads from running too."""
+        pause = self._options.load.stall_seconds / 2
+        loop = asyncio.get_running_loop()
+        while True:
+            await asyncio.sleep(pause)
+            oldest = next(iter(self._playing.values()), None)
+            if oldest is None or loop.time() - oldest.begun < limit + 4 * pause:
+                continue
+            self._pong = False
+            self._channel.send(Ping().model_dump_json())
+            # Counted in turns of this loop, which may have been held up as well.
+            for _ in range(_PING_ROUNDS):
+                await asyncio.sleep(pause)
+                if self._pong:
+                    break
+            else:
+                self._held_up = True
+                self._process.kill()
+                return
 
     def _received(self, line: bytes) -> None:
         message = to_host.validate_json(line)
@@ -237,6 +302,8 @@ class WorkerSession:
             running = self._playing.get(message.play)
             if running is not None and message.rollout_id in running.asked.rollout_ids:
                 running.client.end(message.rollout_id)
+        elif isinstance(message, Pong):
+            self._pong = True
         elif isinstance(message, Examples):
             answer = self._examples.get(message.id)
             if answer is None or answer.done():
@@ -250,6 +317,13 @@ class WorkerSession:
         running = self._playing.get(asked.play)
         if running is None:
             return  # cancelled meanwhile
+        if len(running.calls) >= _MOST_CALLS * len(running.asked.indices):
+            if not running.result.done():
+                self._channel.send(Cancel(id=asked.play).model_dump_json())
+                reason = f"it asked for more than {_MOST_CALLS} completions at once"
+                example, indices = running.asked.example, running.asked.indices
+                running.result.set_result(failed_rollouts(example, indices, "TooManyCalls", reason))
+            return
         call = asyncio.create_task(self._call(running.client, asked.id, asked.request))
         running.calls.add(call)
         call.add_done_callback(running.calls.discard)
@@ -267,16 +341,20 @@ class WorkerSession:
             text = Completed(id=number, fault=Fault(type="ModelError", message=message)).model_dump_json()
         self._channel.send(text)
 
-    async def _ended(self, ending: str | None) -> None:
-        """The connection is gone or useless: end the process and answer everything that waits."""
-        await self._process.end(grace=0 if ending else EXIT_SECONDS)
+    def _ended(self, ending: str | None, words: LastWords | None) -> None:
+        """Answer everything that waits: the process has ended."""
+        if words is not None or self._held_up:
+            ending = "was ended, since the code of a rollout past its time let nothing else go on"
         self.lost = f"the environment's process {ending or self._process.ending()}"
         self.lost_reason = _with_log(self.lost, self._process)
         for running in list(self._playing.values()):
-            if not running.result.done():
-                running.result.set_result(
-                    lost_rollouts(running.asked.example, running.asked.indices, self.lost)
-                )
+            asked = running.asked
+            if running.result.done():
+                continue
+            if words is not None and asked.id == words.play:
+                running.result.set_result(_held_up(asked, words))
+            else:
+                running.result.set_result(lost_rollouts(asked.example, asked.indices, self.lost))
         for answer in list(self._examples.values()):
             if not answer.done():
                 answer.set_exception(WorkerLost(self.lost))
@@ -309,12 +387,18 @@ class _Listening:
         self._done = asyncio.Event()
 
     @classmethod
-    async def open(cls) -> _Listening:
+    async def open(cls, message_limit: int) -> _Listening:
         listening = cls(_short_folder())
-        listening._server = await unix_serve(
-            listening._accept, str(listening.path), max_queue=None, **OPTIONS
-        )
+        options = {**OPTIONS, "max_size": message_limit + FRAME}
+        listening._server = await unix_serve(listening._accept, str(listening.path), **options)
         return listening
+
+    def last_words(self) -> LastWords | None:
+        """Return why the worker ended itself, if it did."""
+        try:
+            return LastWords.model_validate_json((self._folder / LAST_WORDS).read_bytes())
+        except (OSError, ValidationError):
+            return None
 
     async def connected(self) -> ServerConnection:
         """Wait for the worker."""
@@ -334,15 +418,6 @@ class _Listening:
         await self._done.wait()
 
 
-def _check_protocol(hello: Hello) -> None:
-    if hello.protocol != PROTOCOL:
-        raise LoadError(
-            f"the environment's wander-sdk {hello.wander} speaks protocol {hello.protocol}, this wander-sdk "
-            f"{__version__} speaks {PROTOCOL}",
-            hint="install the environment again, or upgrade wander-sdk in its virtual environment",
-        )
-
-
 def _short_folder() -> Path:
     """Make a folder of mode 0700 whose path leaves room for a socket; macOS has long temporary paths."""
     folder = Path(tempfile.mkdtemp(prefix="wander-"))
@@ -350,6 +425,22 @@ def _short_folder() -> Path:
         folder.rmdir()
         folder = Path(tempfile.mkdtemp(prefix="wander-", dir="/tmp"))
     return folder
+
+
+async def _until_ended(process: WorkerProcess, reading: Coroutine[Any, Any, None]) -> None:
+    """Read until the connection ends, or the process has: its children may hold the connection open."""
+    task, ended = asyncio.create_task(reading), asyncio.create_task(process.wait())
+    try:
+        both: Iterable[asyncio.Task[None]] = (task, ended)
+        await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
+        # What it said last may still be on its way.
+        await asyncio.wait({task}, timeout=1.0)
+        if task.done():
+            task.result()
+    finally:
+        task.cancel()
+        ended.cancel()
+        await asyncio.gather(task, ended, return_exceptions=True)
 
 
 async def _unless_ended(process: WorkerProcess, work: Coroutine[Any, Any, T]) -> T:
@@ -387,6 +478,17 @@ def lost_rollouts(
 ) -> list[Rollout]:
     """Return the records of rollouts whose worker ended."""
     return failed_rollouts(example, indices, WorkerLost.__name__, reason, retryable=retryable)
+
+
+def _held_up(asked: Play, words: LastWords) -> list[Rollout]:
+    """Return the records of the rollout that kept its worker from going on."""
+    where = f" ({words.where})" if words.where else ""
+    reason = f"past its time, its code let nothing else go on for {words.seconds:g} s{where}"
+    rollouts = failed_rollouts(asked.example, asked.indices, "RolloutTimeout", reason)
+    for rollout in rollouts:
+        assert rollout.failure is not None
+        rollout.failure.boundary = words.boundary
+    return rollouts
 
 
 def failed_rollouts(
