@@ -72,6 +72,7 @@ COMMANDS: dict[str, CommandEntry] = {
     "eval": CommandEntry("eval", "evaluate a model on an environment", RUN),
     "view": CommandEntry("view", "read the rollouts of a run", RUN),
     "runs": CommandEntry("runs", "list the runs of this machine", RUN),
+    "compare": CommandEntry("compare", "tell whether one run does better than another", RUN),
     "replay": CommandEntry("replay", "play a run again from its record and compare", RUN),
     "post": CommandEntry("post", "put a run on the hub's leaderboard", RUN),
     "leaderboard": CommandEntry("leaderboard", "show an environment's leaderboard", RUN),

@@ -1,0 +1,135 @@
+"""Compare two runs of one task set, example by example.
+
+Two means with intervals that overlap may still differ clearly, since both runs met the same examples: the
+difference of each example's means has a far smaller spread than the means themselves. So the comparison is
+paired: the 95 % interval and the two-sided p-value are those of Student's t over the examples' differences
+(Miller 2024, "Adding Error Bars to Evals", arXiv:2411.00640, section 4).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from math import sqrt
+
+from pydantic import Field
+
+from wander.errors import RunError
+from wander.evals import student_t
+from wander.evals.manifest import differing_pins
+from wander.evals.statistics import t_interval
+from wander.types import Record, Rollout
+from wander.wire import RunManifest
+
+POWER = 0.8
+"""Chance of finding a difference of the detectable size."""
+_FREE = ("model.",)
+"""What two runs may differ in and still answer one question: who does better."""
+
+
+class ExampleDifference(Record):
+    """One example's mean rewards in both runs."""
+
+    example_id: str
+    before: float
+    after: float
+
+    @property
+    def difference(self) -> float:
+        """How much better the second run did."""
+        return self.after - self.before
+
+
+class Comparison(Record):
+    """How a second run differs from a first one on the examples that both scored."""
+
+    before: float
+    """Mean reward of the first run over the shared examples."""
+    after: float
+    difference: float
+    low: float | None
+    high: float | None
+    """95 % interval of the difference; None for a single example."""
+    p_value: float | None
+    """Two-sided, of no difference; None for a single example."""
+    detectable: float | None
+    """The smallest true difference that so many examples show with a power of 80 %."""
+    examples: int
+    """Examples that both runs scored."""
+    unshared: int
+    """Examples that only one run scored."""
+    wins: int
+    """Examples on which the second run did better."""
+    losses: int
+    ties: int
+    differing: list[str] = Field(default_factory=list)
+    """What the runs do not share beside the model, by dotted names of the manifest."""
+    by_example: list[ExampleDifference] = Field(default_factory=list)
+    """Sorted: the largest loss first."""
+
+    @property
+    def significant(self) -> bool:
+        """Whether the interval excludes zero."""
+        return self.low is not None and self.high is not None and (self.low > 0 or self.high < 0)
+
+
+def compare_runs(
+    one: RunManifest, before: Iterable[Rollout], other: RunManifest, after: Iterable[Rollout]
+) -> Comparison:
+    """Compare two runs by the examples that both scored; raises `RunError` when they share none."""
+    first, second = _means(before), _means(after)
+    shared = [name for name in one.example_ids if name in first and name in second]
+    if not shared:
+        raise RunError(
+            "the runs share no scored example", hint="compare runs of one environment, split and seed"
+        )
+    pairs = [ExampleDifference(example_id=name, before=first[name], after=second[name]) for name in shared]
+    differences = [pair.difference for pair in pairs]
+    low, high = t_interval(differences)
+    count = len(shared)
+    mean = sum(differences) / count
+    return Comparison(
+        before=sum(pair.before for pair in pairs) / count,
+        after=sum(pair.after for pair in pairs) / count,
+        difference=mean,
+        low=low,
+        high=high,
+        p_value=_p_value(differences, mean),
+        detectable=_detectable(differences, mean),
+        examples=count,
+        unshared=len(first.keys() ^ second.keys()),
+        wins=sum(value > 0 for value in differences),
+        losses=sum(value < 0 for value in differences),
+        ties=sum(value == 0 for value in differences),
+        differing=[name for name in differing_pins(one, other) if not name.startswith(_FREE)],
+        by_example=sorted(pairs, key=lambda pair: (pair.difference, pair.example_id)),
+    )
+
+
+def _means(rollouts: Iterable[Rollout]) -> dict[str, float]:
+    sums: dict[str, tuple[float, int]] = {}
+    for rollout in rollouts:
+        if rollout.failure is None and rollout.reward is not None:
+            total, count = sums.get(rollout.example_id, (0.0, 0))
+            sums[rollout.example_id] = total + rollout.reward, count + 1
+    return {name: total / count for name, (total, count) in sums.items()}
+
+
+def _standard_error(values: list[float], mean: float) -> float:
+    return sqrt(sum((value - mean) ** 2 for value in values) / (len(values) - 1) / len(values))
+
+
+def _p_value(values: list[float], mean: float) -> float | None:
+    if len(values) < 2:
+        return None
+    error = _standard_error(values, mean)
+    if error == 0:
+        return 1.0 if mean == 0 else 0.0
+    return 2 * student_t.cdf(-abs(mean / error), len(values) - 1)
+
+
+def _detectable(values: list[float], mean: float) -> float | None:
+    """Solve for the difference at which the t test's power is `POWER`, in the usual approximation."""
+    if len(values) < 2:
+        return None
+    df = len(values) - 1
+    return (student_t.quantile(0.975, df) + student_t.quantile(POWER, df)) * _standard_error(values, mean)
