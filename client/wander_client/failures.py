@@ -66,6 +66,7 @@ def _from_sdk(error: BaseException) -> ClientError | None:
     kinds: list[tuple[type[Exception], type[ClientError]]] = [
         (sdk.AuthenticationFailed, LoginRequired),
         (sdk.ModelError, Unavailable),
+        (sdk.ModelNotFound, NotFound),
         (sdk.ConfigError, UsageError),
         (sdk.WanderError, ClientError),
     ]

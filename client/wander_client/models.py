@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from wander_client.errors import LoginRequired, NotFound, UsageError
 from wander_client.invocation import current
 from wander_client.packaging.resolve import looks_like_path
+from wander_client.suggestions import did_you_mean
 
 if TYPE_CHECKING:
     from wander.clients.base import Client
@@ -24,6 +25,14 @@ if TYPE_CHECKING:
 
 KEY_VARIABLE = "OPENAI_API_KEY"
 OPENAI_URL = "https://api.openai.com/v1"
+NAMED = ("smollm2", "smollm2-135m-instruct")
+"""Names of models that are fetched on first use."""
+KINDS = """\
+NAME -b URL                any OpenAI-compatible endpoint (key: OPENAI_API_KEY)
+smollm2, hf:NAME, ./DIR    a model in this process
+scripted:MODULE:FUNCTION   a function of the environment's package"""
+_OPENAI_SCHEME = "ft"
+"""What OpenAI's own names of fine-tuned models begin with."""
 
 
 def open_model(
@@ -62,12 +71,17 @@ def require_model(spec: str, base_url: str | None, key_variable: str = KEY_VARIA
 
 def is_local_model(spec: str) -> bool:
     """Return whether the name means a model that runs in this process."""
-    return spec == "smollm2" or spec.startswith("hf:") or looks_like_path(spec) or _is_checkpoint(Path(spec))
+    named = spec.lower() in NAMED or spec.startswith("hf:")
+    return named or looks_like_path(spec) or _is_checkpoint(Path(spec))
 
 
 def _local(spec: str) -> str:
     name = spec.removeprefix("hf:")
-    if (looks_like_path(name) or spec == name) and name != "smollm2":
+    if not name.strip():
+        raise UsageError("`hf:` names no model", hint="write `hf:ORGANISATION/NAME`")
+    if name.lower() in NAMED:
+        return NAMED[0]
+    if looks_like_path(name) or spec == name:
         folder = Path(name).expanduser()
         if not folder.is_dir():
             raise NotFound(
@@ -92,15 +106,42 @@ def _is_checkpoint(folder: Path) -> bool:
 def _require_endpoint(name: str, base_url: str | None, key_variable: str) -> str:
     """Return the endpoint's URL; raises when it is none, or when its key is missing."""
     url = base_url or os.environ.get("OPENAI_BASE_URL") or OPENAI_URL
-    if not os.environ.get(key_variable) and url == OPENAI_URL:
-        raise LoginRequired(
-            f"`{name}` is no model of this machine, and `{key_variable}` is not set for `{url}`",
-            hint="pass `-b URL` for another endpoint, or `hf:NAME` or a folder for a local model",
-            code="no_api_key",
-        )
+    if url == OPENAI_URL:
+        _require_name_of_openai(name, key_variable)
     if not url.startswith(("http://", "https://")):
         raise UsageError(f"`{url}` is no endpoint URL", hint="pass one like `-b http://127.0.0.1:8000/v1`")
     return url
+
+
+def _require_name_of_openai(name: str, key_variable: str) -> None:
+    """Raise for a name that was meant for something else than OpenAI's endpoint, or that has no key there."""
+    scheme, colon, rest = name.partition(":")
+    if colon and scheme != _OPENAI_SCHEME:
+        meant = did_you_mean(scheme, ("hf", "scripted"), cutoff=0.5)
+        raise UsageError(
+            f"`{scheme}:` is no kind of model",
+            hint=meant.replace("`?", f":{rest}`?")
+            if meant
+            else "pass `-b URL` for a model of another endpoint",
+            code="unknown_kind_of_model",
+            detail=KINDS,
+        )
+    if os.environ.get(key_variable):
+        return
+    meant = did_you_mean(name, NAMED, cutoff=0.75)
+    if meant or Path(name).is_dir():
+        raise NotFound(
+            f"there is no model `{name}` on this machine",
+            hint=meant or f"`{name}` is a folder, but has no `config.json`",
+            code="model_not_found",
+            detail=KINDS,
+        )
+    raise LoginRequired(
+        f"`{name}` is no model of this machine, and `{key_variable}` is not set for `{OPENAI_URL}`",
+        hint="pass `-b URL` for another endpoint, or `hf:NAME` or a folder for a local model",
+        code="no_api_key",
+        detail=KINDS,
+    )
 
 
 def _endpoint(name: str, base_url: str | None, key_variable: str) -> Client:

@@ -4,6 +4,7 @@ WanderError                    has `.hint`: what to do next, as a command where 
 |- LoadError                   a package or module that gives no usable environment
 |- DatasetError                rows that cannot become examples
 |- ConfigError                 arguments or settings that contradict each other
+|  '- ModelNotFound            a model's name that leads nowhere
 |- MissingExtra                an optional dependency is absent; names the install line
 |- RunError                    a run folder that cannot be read, resumed or written
 '- BoundaryError               raised inside a rollout; becomes `Rollout.failure`, never a score
@@ -48,6 +49,10 @@ class ConfigError(WanderError):
 
 class RunError(WanderError):
     """A run folder that cannot be read, resumed or written."""
+
+
+class ModelNotFound(ConfigError):
+    """A model's name that leads nowhere."""
 
 
 class MissingExtra(WanderError):

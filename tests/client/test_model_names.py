@@ -1,0 +1,116 @@
+"""What `-m` means: a slip is answered at once, with what was meant or with the kinds of model there are."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+from command_line import Wander
+from wander_client.commands.eval import evaluate
+from wander_client.errors import ClientError, LoginRequired, NotFound, UsageError
+from wander_client.failures import explain
+from wander_client.models import KINDS, is_local_model, require_model
+
+
+@pytest.fixture(autouse=True)
+def no_key(home: Path) -> None:
+    """Nothing about an endpoint is set."""
+
+
+@pytest.mark.parametrize("name", ["smolm2", "smollm", "Smollm-2", "smollm3"])
+def test_a_mistyped_name_gets_the_right_one(name: str) -> None:
+    with pytest.raises(NotFound) as refused:
+        require_model(name, None)
+    assert refused.value.hint == "did you mean `smollm2`?"
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [
+        ("script:say_env:solver", "did you mean `scripted:say_env:solver`?"),
+        ("hff:a/b", "did you mean `hf:a/b`?"),
+        ("ollama:llama", "pass `-b URL`"),
+    ],
+)
+def test_an_unknown_kind_of_model_gets_the_list(
+    name: str, hint: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for key in ("", "sk-x"):
+        monkeypatch.setenv("OPENAI_API_KEY", key)
+        with pytest.raises(UsageError) as refused:
+            require_model(name, None)
+        assert refused.value.detail == KINDS
+        assert hint in (refused.value.hint or "")
+
+
+def test_names_of_endpoints_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    require_model("llama3:8b", "http://127.0.0.1:11434/v1")
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-x")
+    require_model("gpt-x", None)
+    require_model("ft:gpt-x:acme::1", None)
+    monkeypatch.setenv("OPENAI_BASE_URL", "http://127.0.0.1:11434/v1")
+    require_model("llama3:8b", None)
+
+
+def test_a_name_without_a_key_gets_the_list_too() -> None:
+    with pytest.raises(LoginRequired) as refused:
+        require_model("gpt-x", None)
+    assert refused.value.detail == KINDS
+
+
+def test_the_help_shows_the_same_list() -> None:
+    help_text = " ".join((evaluate.__doc__ or "").split())
+    assert [line for line in KINDS.splitlines() if " ".join(line.split()) not in help_text] == []
+
+
+@pytest.mark.parametrize("name", ["smollm2", "SmolLM2", "SmolLM2-135M-Instruct", "hf:a/b", "./x"])
+def test_what_runs_in_this_process(name: str) -> None:
+    assert is_local_model(name)
+
+
+def test_an_empty_repository_is_refused() -> None:
+    with pytest.raises(UsageError, match="names no model"):
+        require_model("hf:", None)
+
+
+def test_a_folder_that_is_no_checkpoint_is_said(home: Path) -> None:
+    (home / "tiny").mkdir()
+    with pytest.raises(NotFound) as refused:
+        require_model("tiny", None)
+    assert "config.json" in (refused.value.hint or "")
+
+
+def test_an_unknown_model_to_pull_is_answered(wander: Wander) -> None:
+    assert "did you mean `smollm2`?" in wander("model", "pull", "smolm2").err
+
+
+class Silent:
+    """Stands in for Hugging Face's API on a machine without a network."""
+
+    def model_info(self, *args: object, **options: object) -> None:
+        raise OSError("[Errno -2] Name or service not known")
+
+
+def test_hugging_face_out_of_reach_is_said_at_once(
+    wander: Wander, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import huggingface_hub
+
+    monkeypatch.setattr(huggingface_hub, "HfApi", Silent)
+    asked: list[str] = []
+    monkeypatch.setattr(time, "sleep", lambda seconds: asked.append(str(seconds)))
+    result = wander("eval", "./say-env", "-m", "hf:nobody/none", "--json")
+    assert result.status == 5
+    error = result.json["error"]
+    assert error["code"] == "endpoint_unreachable"
+    assert "`nobody/none` is not in the cache" in error["message"]
+    assert error["retryable"]
+    assert asked == [], "nothing was tried again"
+
+
+def test_a_model_that_is_nowhere_is_not_found() -> None:
+    from wander.errors import ModelNotFound
+
+    explained: ClientError = explain(ModelNotFound("`x` is nothing", hint="look"))
+    assert (explained.status, explained.code, explained.hint) == (3, "model_not_found", "look")
