@@ -11,6 +11,7 @@ from starlette.concurrency import run_in_threadpool
 
 from wander_hub import __version__, health
 from wander_hub.accounts import routes as accounts
+from wander_hub.boundary import undeclared_routes
 from wander_hub.database import Database
 from wander_hub.environments import routes as environments
 from wander_hub.index import routes as index
@@ -69,6 +70,8 @@ def create_app(
         web.router,
     ):
         app.include_router(router)
+    if undeclared := undeclared_routes(app.routes):
+        raise RuntimeError(f"these routes do not say who may use them: {', '.join(undeclared)}")
     app.add_middleware(AnswerHeaders)
     install_handlers(app, web.problem_page)
     return app

@@ -7,19 +7,24 @@ dependency through a thread.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Annotated
 
 from fastapi import Depends, Request
+from fastapi.dependencies.models import Dependant
+from fastapi.routing import APIRoute, iter_route_contexts
 from sqlalchemy.orm import Session
+from starlette.routing import BaseRoute
 
 from wander_hub import security
 from wander_hub.accounts import service
-from wander_hub.accounts.schemas import Identity
+from wander_hub.accounts.schemas import Identity, Permission
 from wander_hub.database import Database
 from wander_hub.problems import HubProblem
 from wander_hub.settings import Settings
 from wander_hub.storage import Storage
+
+_SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 
 
 def settings_of(request: Request) -> Settings:
@@ -47,26 +52,29 @@ def base_url_of(request: Request) -> str:
 
 def read_session(request: Request) -> Iterator[Session]:
     """Give a session that cannot change anything for good."""
-    with database_of(request).read() as session:
+    with database_of(request).read(optional_identity(request)) as session:
         yield session
 
 
 def write_session(request: Request) -> Iterator[Session]:
     """Give a session that commits when the route returns."""
-    with database_of(request).write() as session:
+    with database_of(request).write(optional_identity(request)) as session:
         yield session
 
 
 def optional_identity(request: Request) -> Identity | None:
     """Return the caller, None for an anonymous one; a bad token is a 401 even where none is needed."""
+    known: Identity | None = getattr(request.state, "identity", None)
     secret = security.token_from_header(request.headers.get("authorization"))
-    if secret is None:
-        return None
+    if secret is None or known is not None:
+        return known
     try:
-        return service.authenticate(database_of(request), secret)
+        request.state.identity = service.authenticate(database_of(request), secret)
     except HubProblem as refusal:
         refusal.headers = challenge(request)
         raise
+    identity: Identity = request.state.identity
+    return identity
 
 
 def required_identity(request: Request) -> Identity:
@@ -78,6 +86,52 @@ def required_identity(request: Request) -> Identity:
             401, "token_required", "this needs an API token", hint=hint, headers=challenge(request)
         )
     return identity
+
+
+class Needs:
+    """What a route that changes something demands: a caller whose token is meant for it.
+
+    Every such route has one among its dependencies, or the hub does not start (`undeclared_routes`). Whether
+    the caller's role allows it is for the service to decide, in the transaction that makes the change.
+    """
+
+    def __init__(self, permission: Permission) -> None:
+        self.permission: Permission = permission
+
+    def __call__(self, request: Request) -> Identity:
+        """Return the caller; raise a 401 without a token, a 403 for one of another scope."""
+        identity = required_identity(request)
+        if self.permission not in identity.token.scopes:
+            scopes = ", ".join(f"`{one}`" for one in identity.token.scopes)
+            raise HubProblem(
+                403,
+                "token_scope",
+                f"this needs a token of scope `{self.permission}`; this one has {scopes}",
+                hint=f"make one with `wander token new NAME --scope {self.permission}`",
+            )
+        return identity
+
+
+def mutating_routes(routes: Iterable[BaseRoute]) -> Iterator[tuple[str, str, Needs | None]]:
+    """Yield method, path and declared permission of every route that may change something."""
+    for context in iter_route_contexts(list(routes)):
+        route = context.original_route
+        needs = _needs_of(route.dependant) if isinstance(route, APIRoute) else None
+        for method in sorted(set(getattr(route, "methods", None) or ()) - _SAFE_METHODS):
+            yield method, context.path or "", needs
+
+
+def undeclared_routes(routes: Iterable[BaseRoute]) -> list[str]:
+    """Return the routes that may change something and do not say who may."""
+    return [f"{method} {path}" for method, path, needs in mutating_routes(routes) if needs is None]
+
+
+def _needs_of(dependant: Dependant) -> Needs | None:
+    for one in dependant.dependencies:
+        found = one.call if isinstance(one.call, Needs) else _needs_of(one)
+        if found is not None:
+            return found
+    return None
 
 
 def challenge(request: Request) -> dict[str, str]:
@@ -105,6 +159,9 @@ async def _base_url(request: Request) -> str:
 ReadSession = Annotated[Session, Depends(read_session, scope="function")]
 WriteSession = Annotated[Session, Depends(write_session, scope="function")]
 Caller = Annotated[Identity, Depends(required_identity)]
+Poster = Annotated[Identity, Depends(Needs("results"))]
+Publisher = Annotated[Identity, Depends(Needs("publish"))]
+Manager = Annotated[Identity, Depends(Needs("manage"))]
 HubDatabase = Annotated[Database, Depends(_database)]
 HubStorage = Annotated[Storage, Depends(_storage)]
 HubSettings = Annotated[Settings, Depends(_settings)]

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from alembic import command
 from alembic.config import Config
@@ -19,7 +19,15 @@ from sqlalchemy import Connection, DateTime, Dialect, MetaData, TypeDecorator, c
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import DeclarativeBase, Session, sessionmaker
 
+if TYPE_CHECKING:
+    from wander_hub.accounts.schemas import Identity
+
 Result = TypeVar("Result")
+
+READER = "reader"
+"""Under this key a session knows whose eyes it has; every statement on environments asks for it."""
+_OBJECTS_LOCK = 7_403_926_551
+"""Any number that nothing else locks."""
 
 
 class UtcDateTime(TypeDecorator[datetime]):
@@ -70,7 +78,14 @@ class Database:
         self.url = url
         sqlite = url.startswith("sqlite")
         options: dict[str, Any] = {"connect_args": {"check_same_thread": False}} if sqlite else {}
-        self.engine = create_engine(url, pool_size=10, max_overflow=40, pool_pre_ping=not sqlite, **options)
+        self.engine = create_engine(
+            url,
+            pool_size=10,
+            max_overflow=40,
+            pool_pre_ping=not sqlite,
+            hide_parameters=True,  # values of a failed statement stay out of logs
+            **options,
+        )
         if sqlite:
             event.listen(self.engine, "connect", _prepare_sqlite)
             event.listen(self.engine, "begin", _begin_sqlite)
@@ -78,28 +93,39 @@ class Database:
         self._write = sessionmaker(self.engine.execution_options(writes=True), expire_on_commit=False)
 
     @contextmanager
-    def read(self) -> Iterator[Session]:
-        """Give a session whose work is thrown away."""
-        with self._read() as session:
+    def read(self, reader: Identity | None = None) -> Iterator[Session]:
+        """Give a session whose work is thrown away; it sees what `reader` may see: for None the public."""
+        with self._read(info={READER: reader}) as session:
             yield session
 
     @contextmanager
-    def write(self) -> Iterator[Session]:
+    def write(self, reader: Identity | None = None) -> Iterator[Session]:
         """Give a session that commits when the block ends well, and rolls back otherwise."""
-        with self._write() as session, session.begin():
+        with self._write(info={READER: reader}) as session, session.begin():
             yield session
 
-    def committed(self, work: Callable[[Session], Result]) -> Result:
+    def committed(self, work: Callable[[Session], Result], reader: Identity | None = None) -> Result:
         """Do `work` in a writing session; when another request got in between, once more from the start.
 
         A constraint that breaks twice is raised: then it is not a race.
         """
         try:
-            with self.write() as session:
+            with self.write(reader) as session:
                 return work(session)
         except IntegrityError:
-            with self.write() as session:
+            with self.write(reader) as session:
                 return work(session)
+
+    def lock_objects(self, session: Session, *, exclusive: bool) -> None:
+        """Keep objects that a transaction counts on from being deleted until it ends.
+
+        Who adds a row that points to an object takes the lock shared and looks once more that the object is
+        there; who deletes objects takes it exclusive and looks once more that no row points to them. On
+        SQLite a writing transaction is alone anyhow.
+        """
+        if self.engine.dialect.name == "postgresql":
+            lock = "pg_advisory_xact_lock" if exclusive else "pg_advisory_xact_lock_shared"
+            session.execute(text(f"SELECT {lock}(:key)"), {"key": _OBJECTS_LOCK})
 
     def healthy(self) -> bool:
         """Tell whether the database answers."""

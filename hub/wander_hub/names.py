@@ -60,6 +60,13 @@ def normalise_environment(name: str) -> str:
     return canonicalize_name(name)
 
 
+def distribution_of(filename: str) -> str:
+    """Return the normalised name of the distribution that a checked file name belongs to."""
+    wheel = filename.endswith(".whl")
+    stem = filename.partition("-")[0] if wheel else filename.removesuffix(".tar.gz").rpartition("-")[0]
+    return canonicalize_name(stem)
+
+
 def near(name: str, known: Iterable[str], count: int = 3) -> list[str]:
     """Return the known names that look like the given one, closest first."""
     return difflib.get_close_matches(name, list(known), n=count, cutoff=0.6)

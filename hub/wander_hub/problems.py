@@ -11,13 +11,14 @@ import logging
 from collections.abc import Callable
 from http import HTTPStatus
 from typing import Any
+from urllib.parse import quote
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from obstore.exceptions import BaseError
 from sqlalchemy.exc import DataError, IntegrityError, OperationalError
 from starlette.exceptions import HTTPException
-from starlette.responses import JSONResponse, Response
+from starlette.responses import JSONResponse, RedirectResponse, Response
 from wander.wire import Problem
 
 from wander_hub.middleware import BROWSER_HEADERS, REQUEST_ID_HEADER
@@ -53,6 +54,15 @@ class HubProblem(Exception):
         self.hint = hint
         self.errors = errors
         self.headers = headers or {}
+
+
+class Moved(Exception):
+    """What was asked for has another address now; answered with a redirect that keeps the method."""
+
+    def __init__(self, owner: str, name: str) -> None:
+        super().__init__(f"{owner}/{name}")
+        self.owner = owner
+        self.name = name
 
 
 def documented(*statuses: int) -> dict[int | str, dict[str, Any]]:
@@ -97,9 +107,29 @@ def install_handlers(app: FastAPI, render_page: PageRenderer) -> None:
         return answer(request, problem_of(error))
 
     app.add_exception_handler(HubProblem, on_hub_problem)
+    app.add_exception_handler(Moved, _redirect)
     for kind in _HANDLED:
         app.add_exception_handler(kind, on_anything)
     app.add_exception_handler(Exception, on_anything)
+
+
+def _redirect(request: Request, error: Exception) -> Response:
+    """Answer with the same path under the new owner and name; the route's parameters tell the old ones."""
+    assert isinstance(error, Moved)
+    params = request.path_params
+    old = [params["owner"], params.get("name") or params.get("project")]
+    new = [error.owner, error.name]
+    segments = request.url.path.split("/")
+    start = 0
+    for was, becomes in zip(old, new, strict=True):
+        start = segments.index(was, start)
+        segments[start] = becomes
+        start += 1
+    query = f"?{request.url.query}" if request.url.query else ""
+    status = 301 if request.method in {"GET", "HEAD"} else 308
+    address = "/".join(quote(one) for one in segments) + query
+    # Names may move back, so nobody may remember this for good.
+    return RedirectResponse(address, status, headers={"Cache-Control": "no-cache"})
 
 
 def problem_of(error: Exception) -> HubProblem:

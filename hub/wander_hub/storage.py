@@ -6,8 +6,12 @@ points to. Writing the same content twice is harmless.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
-from collections.abc import AsyncIterator
+import re
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 from typing import BinaryIO
 
@@ -15,11 +19,29 @@ import obstore
 from obstore.store import LocalStore, MemoryStore, ObjectStore, from_url
 
 CHUNK = 1024 * 1024
+_KEY = re.compile(r"sha256/([0-9a-f]{2})/([0-9a-f]{62})")
 
 
 def object_key(sha256: str) -> str:
     """Return where content with this digest lies."""
     return f"sha256/{sha256[:2]}/{sha256[2:]}"
+
+
+def digest_in(path: str) -> str | None:
+    """Return the digest that a key stands for; None for anything that is no object's key."""
+    found = _KEY.fullmatch(path)
+    return found[1] + found[2] if found else None
+
+
+@dataclass(frozen=True)
+class StoredObject:
+    """Something that lies in the store."""
+
+    path: str
+    sha256: str | None
+    """As its key says; None when the key is not one of the hub's."""
+    size: int
+    modified_at: datetime
 
 
 def digest_of(file: BinaryIO) -> tuple[str, int]:
@@ -56,6 +78,29 @@ class Storage:
         if self._size(sha256) != size:
             obstore.put(self._store, object_key(sha256), file)
         return sha256
+
+    def ensure(self, sha256: str | None, file: BinaryIO) -> None:
+        """Store a file once more should its object have been deleted since `put`."""
+        if sha256 is not None and self._size(sha256) is None:
+            self.put(file)
+
+    def delete(self, sha256: str) -> None:
+        """Remove an object; one that is not there is fine."""
+        with contextlib.suppress(FileNotFoundError):
+            obstore.delete(self._store, object_key(sha256))
+
+    def objects(self) -> Iterator[StoredObject]:
+        """Yield what lies in the store, in no order; anything else than an object has no digest."""
+        for batch in obstore.list(self._store):
+            for one in batch:
+                yield StoredObject(one["path"], digest_in(one["path"]), one["size"], one["last_modified"])
+
+    def digest(self, sha256: str) -> str:
+        """Return the SHA-256 that an object's bytes really have."""
+        found = hashlib.sha256()
+        for chunk in obstore.get(self._store, object_key(sha256)).stream(min_chunk_size=CHUNK):
+            found.update(bytes(chunk))
+        return found.hexdigest()
 
     def read(self, sha256: str, start: int = 0, length: int | None = None) -> bytes:
         """Return the whole content or a part of it."""

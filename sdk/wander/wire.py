@@ -16,6 +16,12 @@ from wander.types import EnvironmentInfo, Record, SamplingArgs, Usage
 RUN_SCHEMA: Literal["wander.run/1"] = "wander.run/1"
 
 VerificationLevel = Literal["claimed", "complete", "rescored", "replayed", "rerun"]
+Role = Literal["reader", "maintainer", "owner"]
+"""What somebody may do: read and post results; also publish, yank and deprecate; also everything else."""
+TokenScope = Literal["read", "results", "publish", "manage"]
+"""What a token may be used for; each one also reads. A token never does more than its user may."""
+ProjectStatus = Literal["active", "deprecated", "archived", "quarantined"]
+"""As PEP 792 has it: an archived environment takes no uploads, a quarantined one also offers no files."""
 
 
 class EnvironmentPin(Record):
@@ -61,6 +67,35 @@ class Platform(Record):
     git_dirty: bool | None = None
 
 
+class EndpointUse(Record):
+    """How the endpoints of a run were asked, those of judges that ask through the host included."""
+
+    calls: int = 0
+    """Model calls, each counted once however often it was sent."""
+    retries: int = 0
+    """How often one was sent again after a lost connection, a time-out or an error of the server."""
+    refusals: int = 0
+    """How often one was sent again because the endpoint said that it is asked too much (429, 503, 529)."""
+    paused_seconds: float = 0.0
+    """How long the endpoint kept everybody waiting for that."""
+
+    def __add__(self, other: EndpointUse) -> EndpointUse:
+        return EndpointUse(
+            calls=self.calls + other.calls,
+            retries=self.retries + other.retries,
+            refusals=self.refusals + other.refusals,
+            paused_seconds=round(self.paused_seconds + other.paused_seconds, 3),
+        )
+
+    def __sub__(self, other: EndpointUse) -> EndpointUse:
+        return EndpointUse(
+            calls=self.calls - other.calls,
+            retries=self.retries - other.retries,
+            refusals=self.refusals - other.refusals,
+            paused_seconds=round(self.paused_seconds - other.paused_seconds, 3),
+        )
+
+
 class RunManifest(Record):
     """`run.json`: everything that pins a run, written before the first rollout."""
 
@@ -82,6 +117,8 @@ class RunManifest(Record):
     platform: Platform
     training: dict[str, Any] | None = None
     """The resolved training configuration, for training runs."""
+    endpoints: EndpointUse | None = None
+    """Over all parts of a resumed run; a part that was killed is missing. None where no endpoint was asked."""
     notes: str = ""
 
     @property
@@ -211,6 +248,9 @@ class VersionDetail(Record):
     uploaded_by: str
     yanked: bool = False
     yanked_reason: str | None = None
+    deleted_at: datetime | None = None
+    """Set for a tombstone: its files are gone, and its number is never given again."""
+    deleted_reason: str | None = None
     files: list[FileInfo] = Field(default_factory=list)
     check: CheckSummary | None = None
     """Stated by the publisher; None when nothing was stated, so when `wander publish` was not to check."""
@@ -231,6 +271,8 @@ class EnvironmentSummary(Record):
     runs: int
     best_reward: float | None = None
     best_model: str | None = None
+    private: bool = False
+    status: ProjectStatus = "active"
 
 
 class EnvironmentDetail(EnvironmentSummary):
@@ -241,7 +283,12 @@ class EnvironmentDetail(EnvironmentSummary):
     """Markdown or plain text, as published."""
     latest: VersionDetail
     all_versions: list[str]
-    """Newest first."""
+    """Newest first, without deleted ones."""
+    status_reason: str | None = None
+    successor: str | None = None
+    """`owner/name` to use instead of a deprecated environment."""
+    parent: str | None = None
+    """`owner/name@version` that this one was forked from; None also where the reader may not see it."""
 
 
 class ArtifactInfo(Record):
@@ -340,6 +387,93 @@ class TokenInfo(Record):
     prefix: str
     created_at: datetime
     last_used_at: datetime | None = None
+    scopes: list[TokenScope] = Field(default_factory=lambda: ["read", "results", "publish", "manage"])
+    target: str | None = None
+    """`owner` or `owner/name` that the token is good for; None for everything its user may touch."""
+    expires_at: datetime | None = None
+    revoked: bool = False
+
+
+class NewToken(Record):
+    """Asks for a token."""
+
+    name: str = Field(min_length=1, max_length=80)
+    """What it is for."""
+    scopes: list[TokenScope] = Field(min_length=1)
+    target: str | None = Field(default=None, max_length=250)
+    """`owner` or `owner/name`."""
+    days: int | None = Field(default=90, ge=1, le=3650)
+    """Until it expires; None for never."""
+
+
+class CreatedToken(TokenInfo):
+    """A fresh token with its secret, which is shown this once."""
+
+    token: str
+
+
+class TokenList(Record):
+    """The caller's tokens."""
+
+    data: list[TokenInfo]
+
+
+class Member(Record):
+    """Somebody with a role on an owner or an environment."""
+
+    user: str
+    role: Role
+    through: Literal["owner", "environment"]
+    """Whether the role is on all of the owner's environments or on this one."""
+
+
+class MemberList(Record):
+    """Who may do what with an owner or an environment."""
+
+    data: list[Member]
+
+
+class NewRole(Record):
+    """Gives somebody a role."""
+
+    role: Role
+
+
+class OwnerSettings(Record):
+    """What holds for an owner's new environments."""
+
+    private_by_default: bool
+
+
+class NewVisibility(Record):
+    """Makes an environment private or public."""
+
+    private: bool
+
+
+class NewStatus(Record):
+    """Changes the status of an environment; `active` takes deprecation, archiving or quarantine back."""
+
+    status: ProjectStatus
+    reason: str | None = Field(default=None, max_length=500)
+    successor: str | None = Field(default=None, max_length=250)
+    """`owner/name`, for a deprecated environment."""
+
+
+class Reason(Record):
+    """Why something is yanked or deleted."""
+
+    reason: str | None = Field(default=None, max_length=500)
+
+
+class NewPlace(Record):
+    """Where an environment goes, or a copy of it: a transfer, a renaming, a fork."""
+
+    owner: str = Field(max_length=39)
+    name: str | None = Field(default=None, max_length=200)
+    """None keeps the name; a fork always does, since its files carry it."""
+    version: str | None = Field(default=None, max_length=100)
+    """Of a fork: the version to start from, by default the newest."""
 
 
 class Whoami(Record):

@@ -194,6 +194,7 @@ async def test_pages_answer_head(posted):
 
 async def test_a_plain_package_is_not_shown_as_an_environment(hub, make_wheel):
     from wander_hub.accounts import repository
+    from wander_hub.accounts.schemas import HUB
     from wander_hub.upload import checks, service
     from wander_hub.upload.schemas import Limits, Upload
 
@@ -201,9 +202,9 @@ async def test_a_plain_package_is_not_shown_as_an_environment(hub, make_wheel):
     body = io.BytesIO(spec.build())
     upload = Upload("wander", spec.wheel_name, body, len(body.getvalue()), "0" * 64)
     package = checks.checked(upload, Limits(10**6, 10**6, 100), environment=False)
-    with hub.database.write() as session:
+    with hub.database.write(HUB) as session:
         owner = repository.owner_named(session, "wander")
-        service.publish(session, owner, package, user_id=None, listed=False)
+        service.publish(session, owner, package, HUB, listed=False)
     page = (await hub.get("/wander/wander-sdk", headers=HTML)).text
     assert "wander install" not in page
     assert "wander-sdk==0.1.0" in page

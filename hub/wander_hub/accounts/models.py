@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 from datetime import datetime
+from typing import TYPE_CHECKING
 
 from sqlalchemy import ForeignKey, String
 from sqlalchemy.orm import Mapped, mapped_column, relationship
+from wander.wire import Role
 
 from wander_hub.database import Base
+
+if TYPE_CHECKING:
+    from wander_hub.environments.models import Environment
 
 
 class User(Base):
@@ -20,6 +25,7 @@ class User(Base):
     admin: Mapped[bool]
     created_at: Mapped[datetime]
     memberships: Mapped[list[Membership]] = relationship(back_populates="user", lazy="raise")
+    grants: Mapped[list[Grant]] = relationship(back_populates="user", lazy="raise")
 
 
 class Owner(Base):
@@ -29,18 +35,32 @@ class Owner(Base):
 
     id: Mapped[int] = mapped_column(primary_key=True)
     name: Mapped[str] = mapped_column(String(39), unique=True)
+    private_by_default: Mapped[bool] = mapped_column(default=False)
+    """New environments of this owner are private unless the publisher says otherwise."""
     created_at: Mapped[datetime]
 
 
 class Membership(Base):
-    """A user may publish under an owner."""
+    """What a user may do with all environments of an owner."""
 
     __tablename__ = "memberships"
 
     owner_id: Mapped[int] = mapped_column(ForeignKey("owners.id"), primary_key=True)
     user_id: Mapped[int] = mapped_column(ForeignKey("users.id"), primary_key=True, index=True)
+    role: Mapped[Role] = mapped_column(String(12))
     user: Mapped[User] = relationship(back_populates="memberships", lazy="raise")
     owner: Mapped[Owner] = relationship(lazy="raise")
+
+
+class Grant(Base):
+    """What a user may do with one environment, beside what the owner's membership gives."""
+
+    __tablename__ = "grants"
+
+    environment_id: Mapped[int] = mapped_column(ForeignKey("environments.id"), primary_key=True)
+    user_id: Mapped[int] = mapped_column(ForeignKey("users.id"), primary_key=True, index=True)
+    role: Mapped[Role] = mapped_column(String(12))
+    user: Mapped[User] = relationship(back_populates="grants", lazy="raise")
 
 
 class Token(Base):
@@ -56,4 +76,14 @@ class Token(Base):
     created_at: Mapped[datetime]
     last_used_at: Mapped[datetime | None]
     revoked_at: Mapped[datetime | None]
+    expires_at: Mapped[datetime | None]
+    """None for a token that lives until it is revoked."""
+    scope: Mapped[str] = mapped_column(String(40))
+    """Words of `TokenScope`, separated by spaces."""
+    owner_id: Mapped[int | None] = mapped_column(ForeignKey("owners.id"))
+    """Good for this owner's environments alone."""
+    environment_id: Mapped[int | None] = mapped_column(ForeignKey("environments.id"))
+    """Good for this environment alone."""
     user: Mapped[User] = relationship(lazy="raise")
+    owner: Mapped[Owner | None] = relationship(lazy="raise")
+    environment: Mapped[Environment | None] = relationship(lazy="raise")

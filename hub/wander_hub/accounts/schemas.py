@@ -1,10 +1,20 @@
-"""What the rest of the hub knows about a caller."""
+"""Who a caller is and what it may do: the one place that weighs roles against tokens."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Literal, get_args
 
-from wander.wire import TokenInfo
+from wander.wire import Role, TokenInfo, TokenScope
+
+Permission = Literal["read", "results", "publish", "manage"]
+"""Each is also the scope that a token needs for it."""
+
+ALL_SCOPES: tuple[TokenScope, ...] = get_args(TokenScope)
+_RANK: dict[Role, int] = {"reader": 1, "maintainer": 2, "owner": 3}
+_NEEDED: dict[Permission, int] = {"read": 1, "results": 1, "publish": 2, "manage": 3}
 
 
 @dataclass(frozen=True)
@@ -14,10 +24,67 @@ class Identity:
     user_id: int
     user: str
     admin: bool
-    owners: tuple[str, ...]
-    """Owners this user belongs to, sorted."""
     token: TokenInfo
+    roles: Mapping[int, Role] = field(default_factory=dict)
+    """By owner id: the user's role on all environments of that owner."""
+    grants: Mapping[int, Role] = field(default_factory=dict)
+    """By environment id: the user's role on that one alone."""
+    owners: tuple[str, ...] = ()
+    """Owners under which this token may publish something, sorted."""
+    only_owner: int | None = None
+    """Id of the owner that the token is good for; None for any."""
+    only_environment: int | None = None
+    """Id of the environment that the token is good for; None for any."""
 
-    def may_publish_under(self, owner: str) -> bool:
-        """Tell whether the caller may publish under an owner."""
-        return self.admin or owner in self.owners
+    def may(self, permission: Permission, owner_id: int, environment_id: int, *, private: bool) -> bool:
+        """Tell whether the caller may do this to an environment."""
+        open_to_all = not private and _NEEDED[permission] == 1
+        if permission == "read" and open_to_all:
+            return True
+        covered = self.covers(permission, owner_id, environment_id)
+        return covered and (open_to_all or self.rank_on(owner_id, environment_id) >= _NEEDED[permission])
+
+    def may_as_owner(self, permission: Permission, owner_id: int) -> bool:
+        """Tell whether the caller may do this to everything of an owner, new environments included."""
+        return self.covers(permission, owner_id, None) and self.rank_on(owner_id, None) >= _NEEDED[permission]
+
+    def covers(self, permission: Permission, owner_id: int, environment_id: int | None) -> bool:
+        """Tell whether the token is meant for this, whatever its user may."""
+        if permission != "read" and permission not in self.token.scopes:
+            return False
+        if self.only_environment is not None:
+            return environment_id == self.only_environment
+        return self.only_owner in (None, owner_id)
+
+    def rank_on(self, owner_id: int, environment_id: int | None) -> int:
+        """Return the user's rank: 0 for none, then reader, maintainer and owner."""
+        if self.admin:
+            return _RANK["owner"]
+        given = [self.roles.get(owner_id)]
+        if environment_id is not None:
+            given.append(self.grants.get(environment_id))
+        return max((_RANK[role] for role in given if role is not None), default=0)
+
+    @property
+    def whole(self) -> bool:
+        """Tell whether the token may do everything that its user may, so also make other tokens."""
+        return "manage" in self.token.scopes and self.only_owner is None and self.only_environment is None
+
+    @property
+    def administers(self) -> bool:
+        """Tell whether the caller speaks for the whole hub."""
+        return self.admin and self.whole
+
+
+HUB = Identity(
+    user_id=0,
+    user="the hub",
+    admin=True,
+    token=TokenInfo(name="the hub", prefix="", created_at=datetime.fromtimestamp(0, UTC)),
+)
+"""The hub's own work, which reads everything: checks, repairs, its bundled packages."""
+
+
+def outranks(role: Role, other: Role) -> bool:
+    """Tell whether a role gives more than another."""
+    return _RANK[role] > _RANK[other]

@@ -1,18 +1,20 @@
-"""Who somebody is, and who may do what."""
+"""Users, owners and tokens: who somebody is."""
 
 from __future__ import annotations
 
 import hmac
+from dataclasses import replace
 from datetime import timedelta
 
 from sqlalchemy.orm import Session
-from wander.wire import TokenInfo
+from wander.wire import CreatedToken, Role, TokenInfo
 
 from wander_hub import names, security
 from wander_hub.accounts import repository
 from wander_hub.accounts.models import Membership, Owner, Token, User
-from wander_hub.accounts.schemas import Identity
+from wander_hub.accounts.schemas import ALL_SCOPES, Identity, outranks
 from wander_hub.database import Database, now
+from wander_hub.environments.models import Environment
 from wander_hub.problems import HubProblem
 
 _LAST_USE_PRECISION = timedelta(minutes=1)
@@ -29,16 +31,24 @@ def add_user(session: Session, name: str, *, admin: bool = False) -> User:
     owner = Owner(name=name, created_at=now())
     session.add_all([user, owner])
     session.flush()
-    session.add(Membership(owner_id=owner.id, user_id=user.id))
+    session.add(Membership(owner_id=owner.id, user_id=user.id, role="owner"))
     return user
 
 
-def add_member(session: Session, owner_name: str, user: User) -> Owner:
-    """Let a user publish under an owner, which is made when it does not exist yet."""
+def add_member(session: Session, owner_name: str, user: User, role: Role | None = None) -> Owner:
+    """Give a user a role on an owner, which is made when it does not exist yet.
+
+    Without a role it is `owner` for a fresh owner and `maintainer` for one that others have already.
+    """
     owner_name = names.normalise_owner(owner_name)
-    owner = repository.owner_named(session, owner_name) or new_owner(session, owner_name)
-    if session.get(Membership, (owner.id, user.id)) is None:
-        session.add(Membership(owner_id=owner.id, user_id=user.id))
+    known = repository.owner_named(session, owner_name)
+    owner = known or new_owner(session, owner_name)
+    membership = session.get(Membership, (owner.id, user.id))
+    if membership is None:
+        given = role or ("maintainer" if known else "owner")
+        session.add(Membership(owner_id=owner.id, user_id=user.id, role=given))
+    elif role is not None:
+        membership.role = role
     return owner
 
 
@@ -52,26 +62,73 @@ def new_owner(session: Session, name: str) -> Owner:
     return owner
 
 
-def add_token(session: Session, user: User, name: str) -> str:
+def add_token(
+    session: Session,
+    user: User,
+    name: str,
+    *,
+    scopes: tuple[str, ...] = ALL_SCOPES,
+    owner: Owner | None = None,
+    environment: Environment | None = None,
+    days: int | None = None,
+) -> str:
     """Make a token for a user and return its secret, which is not kept."""
-    secret = security.new_token()
-    session.add(
-        Token(
-            user_id=user.id,
-            name=name,
-            prefix=security.shown_prefix(secret),
-            sha256=security.token_hash(secret),
-            created_at=now(),
-        )
+    secret, _ = _new_token(
+        session, user.id, name, scopes=scopes, owner=owner, environment=environment, days=days
     )
     return secret
 
 
-def revoke_token(session: Session, prefix: str) -> Token:
-    """End a token, named by the prefix that listings show."""
-    found = [one for one in repository.tokens_of(session, None) if one.prefix == prefix]
+def created_token(
+    session: Session,
+    user_id: int,
+    name: str,
+    *,
+    scopes: tuple[str, ...],
+    owner: Owner | None,
+    environment: Environment | None,
+    days: int | None,
+) -> CreatedToken:
+    """Make a token and return it with its secret."""
+    secret, token = _new_token(
+        session, user_id, name, scopes=scopes, owner=owner, environment=environment, days=days
+    )
+    return CreatedToken(**token_info(token).model_dump(), token=secret)
+
+
+def _new_token(
+    session: Session,
+    user_id: int,
+    name: str,
+    *,
+    scopes: tuple[str, ...],
+    owner: Owner | None,
+    environment: Environment | None,
+    days: int | None,
+) -> tuple[str, Token]:
+    secret = security.new_token()
+    token = Token(
+        user_id=user_id,
+        name=name,
+        prefix=security.shown_prefix(secret),
+        sha256=security.token_hash(secret),
+        scope=" ".join(one for one in ALL_SCOPES if one in scopes),
+        owner=owner,
+        environment=environment,
+        expires_at=None if days is None else now() + timedelta(days=days),
+        created_at=now(),
+    )
+    session.add(token)
+    session.flush()
+    return secret, token
+
+
+def revoke_token(session: Session, prefix: str, *, user: str | None = None) -> Token:
+    """End a token, named by the prefix that listings show; `user` refuses the tokens of others."""
+    found = [one for one in repository.tokens_of(session, user) if one.prefix == prefix]
     if len(found) != 1:
-        raise HubProblem(404, "token_not_found", f"no token has the prefix `{prefix}`")
+        hint = "`wander token list` and `wander-hub token list` show prefixes"
+        raise HubProblem(404, "token_not_found", f"no token has the prefix `{prefix[:40]}`", hint=hint)
     found[0].revoked_at = found[0].revoked_at or now()
     return found[0]
 
@@ -84,52 +141,67 @@ def first_administrator(session: Session) -> str | None:
 
 
 def authenticate(database: Database, secret: str) -> Identity:
-    """Return whose token this is and note its use; raise a 401 for anything but a live token."""
+    """Return whose token this is and note its use; raise a 401 for anything but a live token.
+
+    The token is looked up by its hash, so how long that takes tells nothing about any token.
+    """
     if not security.well_formed(secret):
         hint = "a token begins with `wnd_`; copy it whole"
         raise HubProblem(401, "bad_token", "the token is malformed", hint=hint)
     sha256 = security.token_hash(secret)
     with database.read() as session:
         token = repository.token_hashed(session, sha256)
-    if token is None or not hmac.compare_digest(token.sha256, sha256) or token.revoked_at is not None:
-        hint = "ask for a new one (`wander-hub token create`), then run `wander login`"
-        raise HubProblem(401, "bad_token", "the token is unknown or revoked", hint=hint)
+        if token is None or not hmac.compare_digest(token.sha256, sha256) or token.revoked_at is not None:
+            hint = "ask for a new one (`wander-hub token create`), then run `wander login`"
+            raise HubProblem(401, "bad_token", "the token is unknown or revoked", hint=hint)
+        if token.expires_at is not None and token.expires_at <= now():
+            hint = "make a new one with `wander token new`, then run `wander login`"
+            raise HubProblem(401, "token_expired", "the token has expired", hint=hint)
+        identity = identity_of(session, token)
     _note_use(database, token)
-    return identity_of(token)
+    return identity
 
 
-def identity_of(token: Token) -> Identity:
+def identity_of(session: Session, token: Token) -> Identity:
     """Return the caller that a loaded token stands for."""
-    return Identity(
-        user_id=token.user.id,
-        user=token.user.name,
-        admin=token.user.admin,
-        owners=tuple(sorted(one.owner.name for one in token.user.memberships)),
+    user = token.user
+    identity = Identity(
+        user_id=user.id,
+        user=user.name,
+        admin=user.admin,
         token=token_info(token),
+        roles={one.owner_id: one.role for one in user.memberships},
+        grants={one.environment_id: one.role for one in user.grants},
+        only_owner=token.owner_id,
+        only_environment=token.environment_id,
     )
+    publishing = {
+        one.owner.name for one in user.memberships if identity.may_as_owner("publish", one.owner_id)
+    }
+    single = {one.environment_id for one in user.grants if outranks(one.role, "reader")}
+    single |= {token.environment_id} if token.environment_id is not None else set()
+    owner_ids = repository.owners_of_environments(session, sorted(single))
+    publishing |= {
+        owner.name for one, owner in owner_ids.items() if identity.may("publish", owner.id, one, private=True)
+    }
+    return replace(identity, owners=tuple(sorted(publishing)))
 
 
 def token_info(token: Token) -> TokenInfo:
     """Return a token without its secret."""
+    target = token.owner.name if token.owner else None
+    if token.environment is not None:
+        target = f"{token.environment.owner.name}/{token.environment.name}"
     return TokenInfo(
         name=token.name,
         prefix=token.prefix,
         created_at=token.created_at,
         last_used_at=token.last_used_at,
+        scopes=[one for one in ALL_SCOPES if one in token.scope.split()],
+        target=target,
+        expires_at=token.expires_at,
+        revoked=token.revoked_at is not None,
     )
-
-
-def publishing_owner(session: Session, identity: Identity, name: str) -> Owner:
-    """Return the owner that the caller may publish under; raise 404 or 403 otherwise."""
-    owner = repository.owner_named(session, name)
-    if owner is None:
-        mine = ", ".join(f"`{one}`" for one in identity.owners)
-        hint = f"you may publish under {mine}" if mine else None
-        raise HubProblem(404, "owner_not_found", f"there is no owner `{name}`", hint=hint)
-    if not identity.may_publish_under(name):
-        hint = f"you may publish under {', '.join(f'`{one}`' for one in identity.owners)}"
-        raise HubProblem(403, "not_permitted", f"`{identity.user}` may not publish under `{name}`", hint=hint)
-    return owner
 
 
 def _note_use(database: Database, token: Token) -> None:

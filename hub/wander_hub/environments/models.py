@@ -38,7 +38,32 @@ class Environment(Base):
     best_model: Mapped[str | None] = mapped_column(Text)
     created_at: Mapped[datetime]
     updated_at: Mapped[datetime]
+    private: Mapped[bool] = mapped_column(default=False)
+    """Only those with a role on it or on its owner see that it exists."""
+    status: Mapped[str] = mapped_column(String(12), default="active")
+    """active, deprecated or archived; what the hub's administrator imposes stands beside it."""
+    status_reason: Mapped[str | None] = mapped_column(Text)
+    successor: Mapped[str | None] = mapped_column(Text)
+    """`owner/name` of what to use instead of a deprecated environment."""
+    quarantine_reason: Mapped[str | None] = mapped_column(Text)
+    """Set by an administrator: nothing of it can be installed, and nothing published."""
+    deleted_at: Mapped[datetime | None]
+    """The row stays for ever, so that nobody else can take the name."""
+    parent_id: Mapped[int | None] = mapped_column(ForeignKey("environments.id"))
+    """The environment that this one was forked from."""
+    parent_version: Mapped[str | None] = mapped_column(String(100))
     owner: Mapped[Owner] = relationship(lazy="raise")
+
+
+class FormerName(Base):
+    """A name that an environment had before it was renamed or handed over; it leads there for ever."""
+
+    __tablename__ = "former_names"
+
+    owner_id: Mapped[int] = mapped_column(ForeignKey("owners.id"), primary_key=True)
+    name: Mapped[str] = mapped_column(String(200), primary_key=True)
+    environment_id: Mapped[int] = mapped_column(ForeignKey("environments.id"))
+    moved_at: Mapped[datetime]
 
 
 class Version(Base):
@@ -64,6 +89,9 @@ class Version(Base):
     """A `CheckSummary` that the publisher stated with the first wheel."""
     yanked: Mapped[bool]
     yanked_reason: Mapped[str | None] = mapped_column(Text)
+    deleted_at: Mapped[datetime | None]
+    """Its files are gone; the row and theirs stay, so that neither number nor file names come back."""
+    deleted_reason: Mapped[str | None] = mapped_column(Text)
     uploaded_at: Mapped[datetime]
     uploaded_by_id: Mapped[int | None] = mapped_column(ForeignKey("users.id"))
     """None for what the hub itself published."""
@@ -86,7 +114,7 @@ class File(Base):
     filename: Mapped[str] = mapped_column(String(255))
     kind: Mapped[str] = mapped_column(String(8))
     size: Mapped[int] = mapped_column(BigInteger)
-    sha256: Mapped[str] = mapped_column(String(64))
+    sha256: Mapped[str] = mapped_column(String(64), index=True)
     core_metadata: Mapped[str | None] = mapped_column(Text)
     """The wheel's METADATA as text (it is valid UTF-8); None for a source archive."""
     core_metadata_sha256: Mapped[str | None] = mapped_column(String(64))

@@ -4,25 +4,65 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from sqlalchemy import ColumnElement, Select, and_, func, or_, select
-from sqlalchemy.orm import Session, joinedload, selectinload
+from sqlalchemy import ColumnElement, Select, and_, func, or_, select, true
+from sqlalchemy.orm import Session, contains_eager, joinedload, selectinload
 from sqlalchemy.sql.base import ExecutableOption
 
 from wander_hub.accounts.models import Owner
-from wander_hub.environments.models import Environment, File, Version
+from wander_hub.accounts.schemas import Identity
+from wander_hub.database import READER
+from wander_hub.environments.models import Environment, File, FormerName, Version
 from wander_hub.environments.schemas import EnvironmentFilter, Position
 
 _ROW_DIGITS = 18
 
 
-def visible() -> Select[Environment]:
+def readable(session: Session) -> ColumnElement[bool]:
+    """Return the condition on environments that holds for those the session's reader may see.
+
+    A session that was opened for nobody sees what is public, so forgetting the caller shows too little.
+    """
+    reader: Identity | None = session.info.get(READER)
+    if reader is None:
+        return Environment.private.is_(False)
+    mine = [Environment.owner_id.in_(reader.roles) | Environment.id.in_(reader.grants)]
+    if reader.admin:
+        mine = [true()]
+    if reader.only_owner is not None:
+        mine.append(Environment.owner_id == reader.only_owner)
+    if reader.only_environment is not None:
+        mine.append(Environment.id == reader.only_environment)
+    return or_(Environment.private.is_(False), and_(*mine))
+
+
+def visible(session: Session) -> Select[Environment]:
     """Return the statement every read builds on: the environments the caller may see, owner loaded."""
-    return select(Environment).join(Environment.owner).options(joinedload(Environment.owner))
+    query = select(Environment).join(Environment.owner).options(contains_eager(Environment.owner))
+    return query.where(readable(session))
 
 
 def environment_named(session: Session, owner: str, name: str) -> Environment | None:
-    """Return one environment or package."""
-    return session.scalar(visible().where(Owner.name == owner, Environment.name == name))
+    """Return one environment or package by its present name."""
+    return session.scalar(visible(session).where(Owner.name == owner, Environment.name == name))
+
+
+def environment_once_named(session: Session, owner: str, name: str) -> Environment | None:
+    """Return the environment that had this name before it was renamed or handed over."""
+    former = select(FormerName.environment_id).join(Owner, FormerName.owner_id == Owner.id)
+    ids = former.where(Owner.name == owner, FormerName.name == name).scalar_subquery()
+    return session.scalar(visible(session).where(Environment.id == ids))
+
+
+def taken(session: Session, owner_id: int, name: str) -> Environment | FormerName | None:
+    """Return what holds a name, seen or unseen, present or former: names are never given twice."""
+    query = select(Environment).where(Environment.owner_id == owner_id, Environment.name == name)
+    present = session.scalar(query.options(joinedload(Environment.owner)))
+    return present or session.get(FormerName, (owner_id, name))
+
+
+def environment_numbered(session: Session, environment_id: int) -> Environment | None:
+    """Return an environment that the caller may see."""
+    return session.scalar(visible(session).where(Environment.id == environment_id))
 
 
 def lock_environment(session: Session, environment: Environment) -> None:
@@ -33,14 +73,16 @@ def lock_environment(session: Session, environment: Environment) -> None:
 def names_of_all(session: Session) -> Sequence[tuple[str, str]]:
     """Return (owner, name) of every listed environment."""
     rows = session.execute(
-        select(Owner.name, Environment.name).join(Environment.owner).where(Environment.listed)
+        select(Owner.name, Environment.name)
+        .join(Environment.owner)
+        .where(Environment.listed, readable(session))
     )
     return [(owner, name) for owner, name in rows]
 
 
 def page(session: Session, wanted: EnvironmentFilter) -> Sequence[Environment]:
     """Return up to `limit + 1` environments, most recently updated first."""
-    query = visible().where(Environment.listed, *_conditions(wanted))
+    query = visible(session).where(Environment.listed, *_conditions(wanted))
     if wanted.cursor:
         at = Position.from_cursor(wanted.cursor)
         row = int(at.row) if at.row.isdecimal() and len(at.row) < _ROW_DIGITS else 0
@@ -52,13 +94,16 @@ def page(session: Session, wanted: EnvironmentFilter) -> Sequence[Environment]:
 
 def count_listed(session: Session) -> int:
     """Return the number of environments."""
-    return session.scalar(select(func.count()).select_from(Environment).where(Environment.listed)) or 0
+    query = select(func.count()).select_from(Environment).where(Environment.listed, readable(session))
+    return session.scalar(query) or 0
 
 
 def packages_of(session: Session, owner_id: int) -> Sequence[str]:
     """Return the normalised name of everything an owner's index offers."""
-    query = select(Environment.name).where(Environment.owner_id == owner_id).order_by(Environment.name)
-    return session.scalars(query).all()
+    query = select(Environment.name).where(
+        Environment.owner_id == owner_id, Environment.deleted_at.is_(None), readable(session)
+    )
+    return session.scalars(query.order_by(Environment.name)).all()
 
 
 def version_of(session: Session, environment: Environment, version: str) -> Version | None:
@@ -73,15 +118,16 @@ def versions_of(session: Session, environment: Environment) -> Sequence[Version]
     return session.scalars(query.options(*_whole_version())).all()
 
 
-def file_named(session: Session, owner: str, name: str, filename: str) -> File | None:
-    """Return one distribution file."""
-    query = (
-        select(File)
-        .join(Environment, File.environment_id == Environment.id)
-        .join(Environment.owner)
-        .where(Owner.name == owner, Environment.name == name, File.filename == filename)
-    )
-    return session.scalar(query)
+def file_of(session: Session, environment: Environment, filename: str) -> File | None:
+    """Return one distribution file, with the version it belongs to; also one whose version was deleted."""
+    query = select(File).where(File.environment_id == environment.id, File.filename == filename)
+    return session.scalar(query.options(joinedload(File.version)))
+
+
+def objects_in_use(session: Session, digests: Sequence[str]) -> set[str]:
+    """Return those of the digests that a file of a version that was not deleted has."""
+    query = select(File.sha256).join(File.version)
+    return set(session.scalars(query.where(File.sha256.in_(digests), Version.deleted_at.is_(None))))
 
 
 def _whole_version() -> tuple[ExecutableOption, ExecutableOption]:

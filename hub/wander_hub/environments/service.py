@@ -10,15 +10,18 @@ from wander.wire import (
     EnvironmentPage,
     EnvironmentSummary,
     FileInfo,
+    ProjectStatus,
     VersionDetail,
 )
 
 from wander_hub import names
 from wander_hub.accounts import repository as accounts
+from wander_hub.accounts.schemas import Identity
+from wander_hub.database import READER
 from wander_hub.environments import repository
 from wander_hub.environments.models import Environment, File, Version
 from wander_hub.environments.schemas import EnvironmentFilter, Position
-from wander_hub.problems import HubProblem
+from wander_hub.problems import HubProblem, Moved
 
 HUB_ITSELF = "the hub"
 """Who published what no user did."""
@@ -43,14 +46,60 @@ def detail(session: Session, owner: str, name: str, base_url: str) -> Environmen
         created_at=environment.created_at,
         readme=latest.readme,
         latest=version_detail(environment, latest, base_url),
-        all_versions=[one.version for one in versions],
+        all_versions=[one.version for one in versions if one.deleted_at is None],
+        status_reason=reason_of(environment),
+        successor=environment.successor if environment.status == "deprecated" else None,
+        parent=parent_of(session, environment),
     )
 
 
+def may_inspect(session: Session) -> bool:
+    """Tell whether the session's reader may take files that are in quarantine."""
+    reader: Identity | None = session.info.get(READER)
+    return reader is not None and reader.administers
+
+
+def status_of(environment: Environment) -> ProjectStatus:
+    """Return the status in the words of PEP 792; what an administrator imposes goes before."""
+    if environment.quarantine_reason is not None:
+        return "quarantined"
+    status: ProjectStatus = environment.status  # type: ignore[assignment]
+    return status
+
+
+def reason_of(environment: Environment) -> str | None:
+    """Return why the environment has its status."""
+    if environment.quarantine_reason is not None:
+        return environment.quarantine_reason
+    return environment.status_reason
+
+
+def parent_of(session: Session, environment: Environment) -> str | None:
+    """Return `owner/name@version` that an environment was forked from, where the reader may see it."""
+    if environment.parent_id is None:
+        return None
+    parent = repository.environment_numbered(session, environment.parent_id)
+    return f"{parent.owner.name}/{parent.name}@{environment.parent_version}" if parent else None
+
+
 def find(session: Session, owner: str, name: str) -> Environment:
-    """Return an environment or raise a 404 that suggests near names."""
+    """Return an environment; a former name is answered with a redirect, a deleted one with a 410."""
+    environment = resolve(session, owner, name)
+    if environment.deleted_at is not None:
+        label = f"{environment.owner.name}/{environment.name}"
+        hint = "its name is never given again; runs that used it are kept"
+        raise HubProblem(410, "environment_deleted", f"`{label}` was deleted", hint=hint)
+    present = (environment.owner.name, environment.name)
+    if present != (names.normalise_owner(owner), names.normalise_environment(name)):
+        raise Moved(*present)
+    return environment
+
+
+def resolve(session: Session, owner: str, name: str) -> Environment:
+    """Return an environment by a present or former name, even a deleted one, or raise a 404."""
     owner, name = names.normalise_owner(owner), names.normalise_environment(name)
     environment = repository.environment_named(session, owner, name)
+    environment = environment or repository.environment_once_named(session, owner, name)
     if environment is not None:
         return environment
     close = suggestions(session, owner, name)
@@ -95,9 +144,13 @@ def newest_first(versions: list[Version]) -> list[Version]:
 
 
 def latest_of(versions: list[Version]) -> Version:
-    """Return the version that `latest` means: the newest that is neither yanked nor a pre-release, if any."""
+    """Return the version that `latest` means: the newest that is neither deleted, yanked nor a pre-release.
+
+    Where no version is all of that, the last demand is dropped first, and the first last.
+    """
     ordered = newest_first(versions)
-    live = [one for one in ordered if not one.yanked] or ordered
+    present = [one for one in ordered if one.deleted_at is None] or ordered
+    live = [one for one in present if not one.yanked] or present
     final = [one for one in live if not ParsedVersion(one.version).is_prerelease]
     return (final or live)[0]
 
@@ -115,6 +168,8 @@ def summary_of(environment: Environment) -> EnvironmentSummary:
         runs=environment.run_count,
         best_reward=environment.best_reward,
         best_model=environment.best_model,
+        private=environment.private,
+        status=status_of(environment),
     )
 
 
@@ -134,9 +189,18 @@ def version_detail(environment: Environment, version: Version, base_url: str) ->
         uploaded_by=version.uploaded_by.name if version.uploaded_by else HUB_ITSELF,
         yanked=version.yanked,
         yanked_reason=version.yanked_reason,
-        files=[file_info(environment, one, base_url) for one in version.files],
+        deleted_at=version.deleted_at,
+        deleted_reason=version.deleted_reason,
+        files=[file_info(environment, one, base_url) for one in offered_files(environment, version)],
         check=CheckSummary.model_validate(version.check_summary) if version.check_summary else None,
     )
+
+
+def offered_files(environment: Environment, version: Version) -> list[File]:
+    """Return the files of a version that may be had: none of a deleted one, none under quarantine."""
+    if version.deleted_at is not None or environment.quarantine_reason is not None:
+        return []
+    return version.files
 
 
 def file_info(environment: Environment, file: File, base_url: str) -> FileInfo:
@@ -149,6 +213,28 @@ def file_info(environment: Environment, file: File, base_url: str) -> FileInfo:
         url=f"{base_url}/{environment.owner.name}/files/{environment.name}/{file.filename}",
         uploaded_at=file.uploaded_at,
     )
+
+
+def refresh(session: Session, environment: Environment) -> None:
+    """Bring what listings show up to date with the versions."""
+    versions = list(repository.versions_of(session, environment))
+    latest = latest_of(versions)
+    environment.latest_version = latest.version
+    environment.summary = latest.summary
+    environment.tags = latest.tags
+    environment.version_count = sum(one.deleted_at is None for one in versions)
+    environment.search_text = search_text(environment, latest)
+
+
+def search_text(environment: Environment, latest: Version) -> str:
+    """Return the lower-case text that a search looks through."""
+    words = [
+        f"{environment.owner.name}/{environment.name}",
+        environment.name.replace("-", " "),
+        latest.summary,
+    ]
+    tags = " ".join(f"#{tag}" for tag in latest.tags)
+    return f" {' '.join(words)} {tags} ".lower()
 
 
 def _normal(version: str) -> str:

@@ -7,9 +7,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from html import escape
 from typing import Any
+
+from wander.wire import ProjectStatus
 
 from wander_hub.environments.models import File, Version
 
@@ -18,21 +21,19 @@ _HEAD = """<!DOCTYPE html>
 <head>
 <meta charset="utf-8">
 <meta name="pypi:repository-version" content="1.4">
-<meta name="pypi:project-status" content="active">
-<title>{title}</title>
+{status}<title>{title}</title>
 </head>
 <body>
 <h1>{title}</h1>
 """
 _TAIL = "</body>\n</html>\n"
-_ROOT_HEAD = _HEAD.replace('<meta name="pypi:project-status" content="active">\n', "")
 _META = {"api-version": "1.4"}
 
 
 def root_html(owner: str, projects: Sequence[str]) -> bytes:
     """Return the list of projects."""
     links = "".join(f'<a href="{name}/">{name}</a><br>\n' for name in projects)
-    return (_ROOT_HEAD.format(title=f"Index of {escape(owner)}") + links + _TAIL).encode()
+    return (_HEAD.format(title=f"Index of {escape(owner)}", status="") + links + _TAIL).encode()
 
 
 def root_json(projects: Sequence[str]) -> bytes:
@@ -40,22 +41,40 @@ def root_json(projects: Sequence[str]) -> bytes:
     return _compact({"meta": _META, "projects": [{"name": name} for name in projects]})
 
 
-def project_html(project: str, versions: Sequence[Version]) -> bytes:
-    """Return the files of one project."""
-    links = "".join(_anchor(project, version, file) for version in versions for file in version.files)
-    return (_HEAD.format(title=f"Links for {escape(project)}") + links + _TAIL).encode()
+@dataclass(frozen=True)
+class Project:
+    """What one page of an index shows."""
+
+    name: str
+    """As the files have it, normalised."""
+    status: ProjectStatus
+    reason: str | None
+    files: Sequence[tuple[Version, File]]
+    """What may be had, in order of upload."""
 
 
-def project_json(project: str, versions: Sequence[Version]) -> bytes:
+def project_html(project: Project) -> bytes:
     """Return the files of one project."""
-    files = [_entry(project, version, file) for version in versions for file in version.files]
+    status = f'<meta name="pypi:project-status" content="{project.status}">\n'
+    if project.reason:
+        status += f'<meta name="pypi:project-status-reason" content="{escape(project.reason)}">\n'
+    links = "".join(_anchor(project.name, version, file) for version, file in project.files)
+    head = _HEAD.format(title=f"Links for {escape(project.name)}", status=status)
+    return (head + links + _TAIL).encode()
+
+
+def project_json(project: Project) -> bytes:
+    """Return the files of one project."""
+    status: dict[str, str] = {"status": project.status}
+    if project.reason:
+        status["reason"] = project.reason
     return _compact(
         {
             "meta": _META,
-            "name": project,
-            "project-status": {"status": "active"},
-            "versions": [version.version for version in versions],
-            "files": files,
+            "name": project.name,
+            "project-status": status,
+            "versions": list(dict.fromkeys(version.version for version, _ in project.files)),
+            "files": [_entry(project.name, version, file) for version, file in project.files],
         }
     )
 

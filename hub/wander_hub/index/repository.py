@@ -3,25 +3,59 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 
-from sqlalchemy import select
+from sqlalchemy import or_, select
 from sqlalchemy.orm import Session
 
 from wander_hub.accounts.models import Owner
+from wander_hub.environments.models import Environment
+from wander_hub.environments.repository import readable
 from wander_hub.index.models import IndexPage
 
 
 def stored_page(session: Session, owner: str, project: str) -> IndexPage | None:
-    """Return the stored page of a project, or with an empty name of the owner."""
+    """Return the stored page of a project that the caller may read, or with an empty name of the owner."""
     query = select(IndexPage).join(Owner, IndexPage.owner_id == Owner.id)
-    return session.scalar(query.where(Owner.name == owner, IndexPage.project == project))
+    query = query.outerjoin(Environment, IndexPage.environment_id == Environment.id)
+    seen = or_(IndexPage.environment_id.is_(None), readable(session))
+    return session.scalar(query.where(Owner.name == owner, IndexPage.project == project, seen))
 
 
-def store_page(session: Session, owner_id: int, project: str, *, html: bytes, json: bytes) -> None:
+def projects_of(session: Session, owner: str) -> Sequence[str]:
+    """Return the projects of an owner that the caller may read and that were not deleted, by name."""
+    query = select(IndexPage.project).join(Environment, IndexPage.environment_id == Environment.id)
+    query = query.join(Owner, IndexPage.owner_id == Owner.id)
+    query = query.where(Owner.name == owner, Environment.deleted_at.is_(None), readable(session))
+    return session.scalars(query.order_by(IndexPage.project)).all()
+
+
+def public_projects_of(session: Session, owner_id: int) -> Sequence[str]:
+    """Return what everybody may read of an owner's list, whoever asks."""
+    query = select(IndexPage.project).join(Environment, IndexPage.environment_id == Environment.id)
+    public = (Environment.deleted_at.is_(None), Environment.private.is_(False))
+    query = query.where(IndexPage.owner_id == owner_id, *public)
+    return session.scalars(query.order_by(IndexPage.project)).all()
+
+
+def pages_of(session: Session, environment_id: int) -> Sequence[IndexPage]:
+    """Return every page of an environment: one a name that its files ever had."""
+    return session.scalars(select(IndexPage).where(IndexPage.environment_id == environment_id)).all()
+
+
+def store_page(
+    session: Session, owner_id: int, project: str, environment_id: int | None, *, html: bytes, json: bytes
+) -> None:
     """Write or replace a page."""
     page = session.get(IndexPage, (owner_id, project))
     if page is None:
         page = IndexPage(owner_id=owner_id, project=project)
         session.add(page)
-    page.html, page.html_etag = html, hashlib.sha256(html).hexdigest()[:32]
-    page.json, page.json_etag = json, hashlib.sha256(json).hexdigest()[:32]
+    page.environment_id = environment_id
+    page.html, page.html_etag = html, etag_of(html)
+    page.json, page.json_etag = json, etag_of(json)
+
+
+def etag_of(body: bytes) -> str:
+    """Return the entity tag of a page's bytes."""
+    return hashlib.sha256(body).hexdigest()[:32]

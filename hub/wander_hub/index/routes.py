@@ -12,7 +12,7 @@ from fastapi import APIRouter, Path, Query, Request
 from starlette.responses import RedirectResponse, Response
 
 from wander_hub import names
-from wander_hub.boundary import HubDatabase, HubStorage
+from wander_hub.boundary import HubDatabase, HubStorage, optional_identity
 from wander_hub.database import Database
 from wander_hub.environments import repository as environments
 from wander_hub.environments import service as environment_service
@@ -45,19 +45,23 @@ def add_slash(request: Request, owner: str, project: str | None = None) -> Respo
     return _redirect(request, path)
 
 
-@router.get("/{owner}/simple/", responses={**_PAGES, **documented(404, 406, 422)}, response_class=Response)
+@router.get(
+    "/{owner}/simple/", responses={**_PAGES, **documented(401, 404, 406, 422)}, response_class=Response
+)
 @router.head("/{owner}/simple/", include_in_schema=False)
 def list_projects(request: Request, database: HubDatabase, owner: str, format: Format = None) -> Response:
     """List the projects of an owner (PEP 503, 691)."""
     media_type = _media_type(request, format)
-    with database.read() as session:
+    with database.read(optional_identity(request)) as session:
         environment_service.require_owner(session, owner)
-        page = service.page(session, owner, "", media_type)
+        page = service.root(session, owner, media_type)
     return _conditional(request, page)
 
 
 @router.get(
-    "/{owner}/simple/{project}/", responses={**_PAGES, **documented(404, 406, 422)}, response_class=Response
+    "/{owner}/simple/{project}/",
+    responses={**_PAGES, **documented(401, 404, 406, 422)},
+    response_class=Response,
 )
 @router.head("/{owner}/simple/{project}/", include_in_schema=False)
 def list_files(
@@ -72,14 +76,14 @@ def list_files(
     if normal != project:
         return _redirect(request, f"/{owner}/simple/{normal}/")
     media_type = _media_type(request, format)
-    with database.read() as session:
-        page = service.page(session, owner, project, media_type)
+    with database.read(optional_identity(request)) as session:
+        page = service.project(session, owner, project, media_type)
     return _conditional(request, page)
 
 
 @router.get(
     "/{owner}/files/{project}/{filename}.metadata",
-    responses={**_BYTES, **documented(404, 422)},
+    responses={**_BYTES, **documented(401, 403, 404, 410, 422)},
     response_class=Response,
 )
 @router.head("/{owner}/files/{project}/{filename}.metadata", include_in_schema=False)
@@ -87,10 +91,10 @@ def get_core_metadata(
     request: Request, database: HubDatabase, owner: str, project: str, filename: str
 ) -> Response:
     """Send a wheel's METADATA byte for byte (PEP 658)."""
-    file = _file(database, owner, project, filename)
+    file, caching = _file(request, database, owner, project, filename)
     if file.core_metadata is None:
         raise HubProblem(404, "file_not_found", f"`{filename}` is served without separate metadata")
-    headers = {"ETag": f'"{file.core_metadata_sha256}"', "Cache-Control": _caching(owner)}
+    headers = {"ETag": f'"{file.core_metadata_sha256}"', "Cache-Control": caching}
     same = not_modified(request, headers["ETag"], headers)
     body = file.core_metadata.encode()
     return same or Response(body, media_type="application/octet-stream", headers=headers)
@@ -98,7 +102,7 @@ def get_core_metadata(
 
 @router.get(
     "/{owner}/files/{project}/{filename}",
-    responses={**_BYTES, **documented(404, 416, 422)},
+    responses={**_BYTES, **documented(401, 403, 404, 410, 416, 422)},
     response_class=Response,
 )
 @router.head("/{owner}/files/{project}/{filename}", include_in_schema=False)
@@ -111,22 +115,35 @@ def get_file(
     filename: Annotated[str, Path(max_length=255)],
 ) -> Response:
     """Send a distribution file; ranges and conditional requests work."""
-    file = _file(database, owner, project, filename)
-    headers = {"Cache-Control": _caching(owner)}
+    file, caching = _file(request, database, owner, project, filename)
+    headers = {"Cache-Control": caching}
     return stored_object(request, storage, file.sha256, file.size, "application/octet-stream", headers)
 
 
-def _file(database: Database, owner: str, project: str, filename: str) -> File:
-    with database.read() as session:
-        file = environments.file_named(session, owner, project, filename)
-    if file is None:
-        raise HubProblem(404, "file_not_found", f"`{owner}/{project}` has no file `{filename}`")
-    return file
+def _file(request: Request, database: Database, owner: str, project: str, filename: str) -> tuple[File, str]:
+    """Return a file that may be had, and how long its bytes may be kept by whom."""
+    with database.read(optional_identity(request)) as session:
+        environment = environments.environment_named(session, owner, project)
+        if environment is None:
+            service.raise_if_moved(session, owner, project)
+            environment = environments.environment_once_named(session, owner, project)
+        file = environments.file_of(session, environment, filename) if environment else None
+        if environment is None or file is None:
+            detail = f"`{owner}/{project}` has no file `{filename}`"
+            raise service.missing(session, owner, detail, "file_not_found")
+        if file.version.deleted_at is not None:
+            raise HubProblem(410, "version_deleted", f"`{filename}` was deleted")
+        if environment.quarantine_reason is not None and not environment_service.may_inspect(session):
+            reason = environment.quarantine_reason
+            raise HubProblem(403, "quarantined", f"`{owner}/{project}` is in quarantine: {reason}")
+    return file, _caching(owner, private=environment.private)
 
 
-def _caching(owner: str) -> str:
+def _caching(owner: str, *, private: bool) -> str:
     """The hub's own packages may be rebuilt under one version while they are developed; nothing else may."""
-    return REVALIDATE if owner == BUNDLED_OWNER else IMMUTABLE
+    if owner == BUNDLED_OWNER:
+        return REVALIDATE
+    return IMMUTABLE.replace("public", "private") if private else IMMUTABLE
 
 
 def _media_type(request: Request, wanted: str | None) -> str:

@@ -1,61 +1,148 @@
-"""Writes an owner's index pages with each change, and finds the one that a request asks for."""
+"""Writes an owner's index pages with each change, and finds the one that a request asks for.
+
+A page belongs to a project as its files name it. Most environments have one such name; one that was renamed
+keeps the page of its former name, since the files published under that name still carry it.
+"""
 
 from __future__ import annotations
 
 from sqlalchemy.orm import Session
 
+from wander_hub import names
+from wander_hub.accounts import repository as accounts
 from wander_hub.accounts.models import Owner
+from wander_hub.accounts.schemas import Identity
+from wander_hub.database import READER
 from wander_hub.environments import repository as environments
+from wander_hub.environments import service as environment_service
 from wander_hub.environments.models import Environment
 from wander_hub.index import rendering, repository
 from wander_hub.index.negotiation import JSON_V1, PLAIN_HTML
 from wander_hub.index.schemas import StoredPage
-from wander_hub.problems import HubProblem
+from wander_hub.problems import HubProblem, Moved
+
+CHALLENGE = {"WWW-Authenticate": 'Basic realm="wander"'}
 
 
-def write_pages(session: Session, environment: Environment, *, new: bool) -> None:
-    """Render the environment's page, and the owner's list when the environment is new to it."""
+def write_pages(session: Session, environment: Environment) -> None:
+    """Render what the index shows of an environment, and the owner's list."""
+    projects = projects_of(session, environment)
+    for page in repository.pages_of(session, environment.id):
+        if page.owner_id != environment.owner_id or page.project not in projects:
+            session.delete(page)
+    session.flush()
+    for name, project in projects.items():
+        repository.store_page(
+            session,
+            environment.owner_id,
+            name,
+            environment.id,
+            html=rendering.project_html(project),
+            json=rendering.project_json(project),
+        )
+    session.flush()
+    write_root(session, environment.owner)
+
+
+def projects_of(session: Session, environment: Environment) -> dict[str, rendering.Project]:
+    """Return the projects of an environment by name; a deleted one keeps a page without files.
+
+    Without that page an installer would look for the name elsewhere, where anybody may offer it.
+    """
     versions = environments.versions_of(session, environment)
-    repository.store_page(
-        session,
-        environment.owner_id,
-        environment.name,
-        html=rendering.project_html(environment.name, versions),
-        json=rendering.project_json(environment.name, versions),
-    )
-    if new:
-        write_root(session, environment.owner)
+    every = [(version, file) for version in versions for file in version.files]
+    found = {environment.name, *(names.distribution_of(file.filename) for _, file in every)}
+    return {
+        name: rendering.Project(
+            name=name,
+            status=environment_service.status_of(environment),
+            reason=environment_service.reason_of(environment),
+            files=[
+                (version, file)
+                for version in versions
+                for file in environment_service.offered_files(environment, version)
+                if names.distribution_of(file.filename) == name
+            ],
+        )
+        for name in sorted(found)
+    }
 
 
 def write_root(session: Session, owner: Owner) -> None:
-    """Render the owner's list of projects."""
-    projects = environments.packages_of(session, owner.id)
+    """Render the owner's list of projects as the public sees it."""
+    projects = repository.public_projects_of(session, owner.id)
     repository.store_page(
         session,
         owner.id,
         "",
+        None,
         html=rendering.root_html(owner.name, projects),
         json=rendering.root_json(projects),
     )
 
 
-def page(session: Session, owner: str, project: str, media_type: str) -> StoredPage:
-    """Return the stored page; an owner who has published nothing has an empty list."""
-    stored = repository.stored_page(session, owner, project)
-    if stored is None and not project:
-        return _empty_root(owner, media_type)
+def root(session: Session, owner: str, media_type: str) -> StoredPage:
+    """Return the owner's list of projects: stored for the public, made for who may see more."""
+    if session.info.get(READER) is not None:
+        projects = repository.projects_of(session, owner)
+        if not projects:
+            _refuse_strangers(session, owner)
+        return _fresh(owner, list(projects), media_type)
+    stored = repository.stored_page(session, owner, "")
     if stored is None:
-        raise HubProblem(404, "project_not_found", f"`{owner}` offers no project `{project}`")
+        return _fresh(owner, [], media_type)
+    if stored.json == rendering.root_json([]):
+        _refuse_strangers(session, owner)
+    return _answer(stored.html, stored.html_etag, stored.json, stored.json_etag, media_type)
+
+
+def project(session: Session, owner: str, name: str, media_type: str) -> StoredPage:
+    """Return the stored page of a project."""
+    stored = repository.stored_page(session, owner, name)
+    if stored is None:
+        raise_if_moved(session, owner, name)
+        raise missing(session, owner, f"`{owner}` offers no project `{name}`", "project_not_found")
+    return _answer(stored.html, stored.html_etag, stored.json, stored.json_etag, media_type)
+
+
+def raise_if_moved(session: Session, owner: str, name: str) -> None:
+    """Redirect a name that its environment took to another owner."""
+    moved = environments.environment_once_named(session, owner, name)
+    if moved is not None and moved.owner.name != owner:
+        raise Moved(moved.owner.name, name)
+
+
+def missing(session: Session, owner: str, detail: str, code: str) -> HubProblem:
+    """Return the answer for what is not there, or not for this caller, which it must not tell apart.
+
+    Where an owner has private environments, who may read none of them gets the same 401 for every name that
+    is not public. A 404 would send installers on to the next index, where anybody may offer the name; for
+    somebody who belongs here it is right, or no dependency could ever come from elsewhere.
+    """
+    _refuse_strangers(session, owner)
+    return HubProblem(404, code, detail)
+
+
+def _refuse_strangers(session: Session, owner: str) -> None:
+    reader: Identity | None = session.info.get(READER)
+    if reader is not None and reader.admin:
+        return
+    roles = list(reader.roles) if reader else []
+    grants = list(reader.grants) if reader else []
+    if accounts.is_closed_to(session, owner, roles, grants):
+        hint = "put the token into the index's address as `https://__token__:TOKEN@...`, or into a netrc file"
+        raise HubProblem(
+            401, "token_required", "this index needs an API token", hint=hint, headers=dict(CHALLENGE)
+        )
+
+
+def _fresh(owner: str, projects: list[str], media_type: str) -> StoredPage:
+    html, json = rendering.root_html(owner, projects), rendering.root_json(projects)
+    return _answer(html, repository.etag_of(html), json, repository.etag_of(json), media_type)
+
+
+def _answer(html: bytes, html_etag: str, json: bytes, json_etag: str, media_type: str) -> StoredPage:
     if media_type == JSON_V1:
-        return StoredPage(stored.json, JSON_V1, f'"{stored.json_etag}"')
-    return StoredPage(stored.html, _html_type(media_type), f'"{stored.html_etag}"')
-
-
-def _empty_root(owner: str, media_type: str) -> StoredPage:
-    if media_type == JSON_V1:
-        return StoredPage(rendering.root_json([]), JSON_V1, '"empty-json"')
-    return StoredPage(rendering.root_html(owner, []), _html_type(media_type), '"empty-html"')
-
-
-def _html_type(media_type: str) -> str:
-    return f"{media_type}; charset=utf-8" if media_type == PLAIN_HTML else media_type
+        return StoredPage(json, JSON_V1, f'"{json_etag}"')
+    kind = f"{media_type}; charset=utf-8" if media_type == PLAIN_HTML else media_type
+    return StoredPage(html, kind, f'"{html_etag}"')

@@ -28,7 +28,7 @@ def boards_of(session: Session, version_id: int, task_set: str | None) -> Sequen
 
 def ranked_runs(session: Session, board: Board) -> Sequence[Run]:
     """Return the complete runs of a board, the best mean reward first."""
-    query = visible().where(
+    query = visible(session).where(
         Run.version_id == board.version_id,
         Run.kind == "evaluation",
         Run.level != "claimed",

@@ -74,11 +74,14 @@ def pinned_version(session: Session, manifest: RunManifest) -> tuple[Environment
             hint="run `wander publish`, evaluate `owner/name`, then post that run",
         )
     try:
-        environment = environments.find(session, pin.owner, pin.name)
+        environment = environments.resolve(session, pin.owner, pin.name)
         version = environments.find_version(session, environment, pin.version)
     except HubProblem as problem:
         hint = problem.hint or "publish the environment to this hub first (`wander publish`)"
         raise HubProblem(422, problem.code, problem.detail, hint=hint) from problem
+    if version.deleted_at is not None:
+        label = f"{environment.owner.name}/{environment.name}@{version.version}"
+        raise HubProblem(422, "version_deleted", f"`{label}` was deleted; it takes no new runs")
     wheels = [file.sha256 for file in version.files if file.kind == "wheel"]
     if pin.wheel_sha256 is not None and pin.wheel_sha256 not in wheels:
         label = f"{environment.owner.name}/{environment.name}@{version.version}"

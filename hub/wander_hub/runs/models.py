@@ -41,7 +41,7 @@ class Run(Base):
     """`run.json` as posted."""
     summary: Mapped[dict[str, Any]] = mapped_column(JSON)
     sha256: Mapped[str] = mapped_column(String(64))
-    rollouts_sha256: Mapped[str | None] = mapped_column(String(64))
+    rollouts_sha256: Mapped[str | None] = mapped_column(String(64), index=True)
     """Object with the compressed rollouts; None when there are none."""
     posted_by_id: Mapped[int] = mapped_column(ForeignKey("users.id"))
     posted_at: Mapped[datetime] = mapped_column(index=True)
@@ -84,4 +84,4 @@ class RunArtifact(Base):
     name: Mapped[str] = mapped_column(String(100), primary_key=True)
     media_type: Mapped[str] = mapped_column(String(80))
     size: Mapped[int] = mapped_column(BigInteger)
-    sha256: Mapped[str] = mapped_column(String(64))
+    sha256: Mapped[str] = mapped_column(String(64), index=True)

@@ -5,32 +5,34 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from sqlalchemy import Select, and_, func, insert, or_, select
-from sqlalchemy.orm import Session, joinedload, selectinload
+from sqlalchemy.orm import Session, contains_eager, joinedload, selectinload
 
 from wander_hub.environments.models import Environment
+from wander_hub.environments.repository import readable
 from wander_hub.environments.schemas import Position
 from wander_hub.runs.models import Run, RunArtifact, RunRollout
 from wander_hub.runs.schemas import RolloutLine
 
 
-def visible() -> Select[Run]:
+def visible(session: Session) -> Select[Run]:
     """Return the statement every read builds on: the runs the caller may see, with what a row shows."""
-    environment = joinedload(Run.environment).joinedload(Environment.owner)
-    return select(Run).options(
+    environment = contains_eager(Run.environment).contains_eager(Environment.owner)
+    query = select(Run).join(Run.environment).join(Environment.owner).where(readable(session))
+    return query.options(
         environment, joinedload(Run.version), joinedload(Run.posted_by), selectinload(Run.artifacts)
     )
 
 
 def run_named(session: Session, run_id: str) -> Run | None:
     """Return one run."""
-    return session.scalar(visible().where(Run.run_id == run_id))
+    return session.scalar(visible(session).where(Run.run_id == run_id))
 
 
 def page(
     session: Session, *, environment_id: int | None, model: str | None, limit: int, cursor: str | None
 ) -> Sequence[Run]:
     """Return up to `limit + 1` runs, newest first."""
-    query = visible()
+    query = visible(session)
     if environment_id is not None:
         query = query.where(Run.environment_id == environment_id)
     if model is not None:
@@ -44,7 +46,7 @@ def page(
 
 def count_runs(session: Session, environment_id: int | None = None) -> int:
     """Return the number of runs, of one environment or of all."""
-    query = select(func.count()).select_from(Run)
+    query = select(func.count()).select_from(Run).join(Run.environment).where(readable(session))
     if environment_id is not None:
         query = query.where(Run.environment_id == environment_id)
     return session.scalar(query) or 0
@@ -52,7 +54,7 @@ def count_runs(session: Session, environment_id: int | None = None) -> int:
 
 def newest_of_version(session: Session, version_id: int) -> Run | None:
     """Return the last posted run of a version, which knows what the environment says about itself."""
-    query = visible().where(Run.version_id == version_id)
+    query = visible(session).where(Run.version_id == version_id)
     return session.scalar(query.order_by(Run.posted_at.desc(), Run.run_id).limit(1))
 
 

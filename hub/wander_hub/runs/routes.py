@@ -15,10 +15,10 @@ from wander.wire import RolloutPage, RunDetail, RunPage
 from wander_hub.accounts.schemas import Identity
 from wander_hub.boundary import (
     BaseUrl,
-    Caller,
     HubDatabase,
     HubSettings,
     HubStorage,
+    Poster,
     ReadSession,
 )
 from wander_hub.database import Database
@@ -85,13 +85,13 @@ RunId = Annotated[str, Path(max_length=64)]
     response_model=RunDetail,
     responses={
         200: {"model": RunDetail, "description": "The very same run was posted before"},
-        **documented(400, 401, 409, 413, 415, 422, 507),
+        **documented(400, 401, 403, 409, 413, 415, 422, 507),
     },
     openapi_extra=_BODY,
 )
 async def post_run(
     request: Request,
-    caller: Caller,
+    caller: Poster,
     database: HubDatabase,
     storage: HubStorage,
     settings: HubSettings,
@@ -168,6 +168,7 @@ def get_artifact(
     request: Request, session: ReadSession, storage: HubStorage, run_id: RunId, name: str
 ) -> Response:
     """Send a file that was posted with a run."""
+    service.find(session, run_id)
     artifact = repository.artifact_named(session, run_id, name)
     if artifact is None:
         raise HubProblem(404, "artifact_not_found", f"the run has no file `{name[:100]}`")
@@ -185,7 +186,7 @@ def _post(
 ) -> tuple[RunDetail, bool]:
     posted = _posted_run(form, settings)
     run_id, created = service.post(database, storage, posted, caller, max_bytes=settings.max_run_bytes)
-    with database.read() as session:
+    with database.read(caller) as session:
         return service.detail_of(service.find(session, run_id), base_url), created
 
 

@@ -18,11 +18,12 @@ from wander.wire import (
     RunSummary,
 )
 
+from wander_hub.accounts import rights
 from wander_hub.accounts.schemas import Identity
 from wander_hub.database import Database, now
 from wander_hub.environments import repository as environment_repository
 from wander_hub.environments import service as environments
-from wander_hub.environments.models import Environment
+from wander_hub.environments.models import Environment, Version
 from wander_hub.environments.schemas import Position
 from wander_hub.leaderboards import service as leaderboards
 from wander_hub.problems import HubProblem
@@ -43,12 +44,12 @@ def post(
     Validation and storing happen before the transaction, which is then short; it checks again what the
     pinned environment is, since that is what the run is recorded under.
     """
-    with database.read() as session:
-        pinned_version(session, posted.manifest)
+    with database.read(caller) as session:
+        _permitted(session, posted, caller)
     with tempfile.TemporaryFile() as packed:
         stored = store_rollouts(posted.rollouts, posted.manifest, packed, max_bytes=max_bytes)
         sha256 = posted_digest(posted, stored)
-        with database.read() as session:
+        with database.read(caller) as session:
             if _is_known(session, posted.manifest.run_id, sha256):
                 return posted.manifest.run_id, False
         rollouts_sha256 = storage.put(packed) if stored.lines else None
@@ -58,10 +59,22 @@ def post(
     def record(session: Session) -> bool:
         if _is_known(session, posted.manifest.run_id, sha256):
             return False
+        database.lock_objects(session, exclusive=False)
+        storage.ensure(rollouts_sha256, packed)
+        for artifact in posted.artifacts:
+            storage.ensure(artifact.sha256, artifact.body)
         _add(session, posted, stored, caller, sha256, rollouts_sha256)
         return True
 
-    return posted.manifest.run_id, database.committed(record)
+    return posted.manifest.run_id, database.committed(record, caller)
+
+
+def _permitted(session: Session, posted: PostedRun, caller: Identity) -> tuple[Environment, Version]:
+    """Return what the run is recorded under; refuse a caller who may not post results there."""
+    environment, version = pinned_version(session, posted.manifest)
+    if not rights.may(caller, "results", environment):
+        raise rights.refusal(caller, "results", environment)
+    return environment, version
 
 
 def posted_digest(posted: PostedRun, stored: StoredRollouts) -> str:
@@ -77,7 +90,7 @@ def posted_digest(posted: PostedRun, stored: StoredRollouts) -> str:
 
 
 def _is_known(session: Session, run_id: str, sha256: str) -> bool:
-    known = repository.run_named(session, run_id)
+    known = session.get(Run, run_id)  # whoever may read it: ids are given once
     if known is None:
         return False
     if known.sha256 != sha256:
@@ -95,7 +108,7 @@ def _add(
     rollouts_sha256: str | None,
 ) -> None:
     manifest = posted.manifest
-    environment, version = pinned_version(session, manifest)
+    environment, version = _permitted(session, posted, caller)
     level, reason = level_of(manifest, stored.summary)
     run = Run(
         run_id=manifest.run_id,
@@ -153,7 +166,7 @@ def listing(
         owner, slash, name = environment.partition("/")
         if not slash:
             raise HubProblem(422, "invalid_request", "`environment` is written `owner/name`")
-        environment_id = environments.find(session, owner, name).id
+        environment_id = environments.resolve(session, owner, name).id
     found = list(
         repository.page(session, environment_id=environment_id, model=model, limit=limit, cursor=cursor)
     )

@@ -25,6 +25,7 @@ from urllib.request import url2pathname
 from sqlalchemy.orm import Session
 
 from wander_hub.accounts import repository as accounts
+from wander_hub.accounts.schemas import HUB
 from wander_hub.accounts.service import new_owner
 from wander_hub.database import Database
 from wander_hub.problems import HubProblem
@@ -110,11 +111,10 @@ def _publish(wheel: Path, database: Database, storage: Storage, settings: Settin
     with wheel.open("rb") as body:
         sha256, size = digest_of(body)
         upload = Upload(BUNDLED_OWNER, wheel.name, body, size, sha256)
-        limits = Limits(settings.max_upload_bytes, settings.max_unpacked_bytes, settings.max_members)
-        package = checks.checked(upload, limits, environment=False)
+        package = checks.checked(upload, Limits.of(settings), environment=False)
         storage.put(body)
-    with database.write() as session:
+    with database.write(HUB) as session:
         owner = accounts.owner_named(session, BUNDLED_OWNER)
         assert owner is not None
-        published = service.publish(session, owner, package, user_id=None, listed=False, replace=True)
+        published = service.publish(session, owner, package, HUB, listed=False, replace=True)
     return [wheel.name] if published.created else []

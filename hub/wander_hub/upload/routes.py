@@ -12,13 +12,13 @@ from starlette.responses import JSONResponse, Response
 from wander.wire import VersionDetail
 
 from wander_hub import names
-from wander_hub.accounts import service as accounts
+from wander_hub.accounts import rights
 from wander_hub.accounts.schemas import Identity
 from wander_hub.boundary import (
-    Caller,
     HubDatabase,
     HubSettings,
     HubStorage,
+    Publisher,
     base_url_of,
     database_of,
 )
@@ -52,6 +52,11 @@ _BODY: dict[str, Any] = {
                             "maxLength": checks.CHECK_BYTES,
                             "description": "a CheckSummary as JSON, with a wheel",
                         },
+                        service.VISIBILITY_FIELD: {
+                            "type": "string",
+                            "enum": ["private", "public"],
+                            "description": "of an environment that is new; else the owner's settings decide",
+                        },
                         "content": {"type": "string", "format": "binary"},
                     },
                 }
@@ -61,10 +66,10 @@ _BODY: dict[str, Any] = {
 }
 
 
-def may_upload(request: Request, owner: str, caller: Caller) -> Identity:
-    """Refuse a caller who may not publish here before a byte of the body is read."""
-    with database_of(request).read() as session:
-        accounts.publishing_owner(session, caller, names.normalise_owner(owner))
+def may_upload(request: Request, owner: str, caller: Publisher) -> Identity:
+    """Refuse a caller who may publish nothing here before a byte of the body is read."""
+    with database_of(request).read(caller) as session:
+        rights.uploading_owner(session, caller, owner)
     return caller
 
 
@@ -107,13 +112,25 @@ def _publish(
     package = checks.checked(upload, limits)
     storage.put(upload.body)
 
+    private = service.stated_visibility(upload)
+
     def record(session: Session) -> tuple[VersionDetail, bool]:
-        owner = accounts.publishing_owner(session, caller, upload.owner)
-        published = service.publish(session, owner, package, user_id=caller.user_id, check=check)
+        owner = rights.uploading_owner(session, caller, upload.owner)
+        database.lock_objects(session, exclusive=False)
+        storage.ensure(package.sha256, upload.body)
+        published = service.publish(
+            session,
+            owner,
+            package,
+            caller,
+            check=check,
+            private=private,
+            open_days=settings.version_open_days,
+        )
         detail = environment_service.version_detail(published.environment, published.version, base_url)
         return detail, published.created
 
-    return database.committed(record)
+    return database.committed(record, caller)
 
 
 def _upload_from(form: FormData, owner: str) -> Upload:
