@@ -1,9 +1,12 @@
-"""The host's handle to an environment that runs in a process of its own."""
+"""The host's handle to an environment that runs in processes of its own."""
 
 from __future__ import annotations
 
 import asyncio
+import math
+import os
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any
@@ -11,9 +14,11 @@ from typing import Any
 from wander.clients.base import Client
 from wander.errors import DatasetError, EnvironmentFault, LoadError
 from wander.handle import Split
+from wander.sandbox import SandboxPolicy
 from wander.types import EnvironmentInfo, Example, Rollout, SamplingArgs
 from wander.worker.endpoint import CallCount, HostEndpoint
-from wander.worker.protocol import Load
+from wander.worker.protocol import MESSAGE_LIMIT, Load
+from wander.worker.seat import Seat
 from wander.worker.session import WorkerLost, WorkerOptions, WorkerSession, lost_rollouts
 
 _PAGE = 500
@@ -21,24 +26,24 @@ _PAGE = 500
 
 
 class WorkerEnvironment:
-    """An environment in a worker, behind the port that hosts use (`wander.handle.EnvironmentHandle`).
+    """An environment in one or several workers, behind the port that hosts use
+    (`wander.handle.EnvironmentHandle`).
 
-    A worker that dies fails the rollouts it was playing, as retryable, and is started again for the next one,
-    up to `restarts` times in a row without a finished rollout between. After that every rollout fails with
-    `WorkerLost`, which is not retryable and ends an evaluation.
+    A rollout, or a group that is scored together, goes to the worker that plays the fewest. What comes of it
+    does not depend on how many there are. A worker that dies fails the rollouts it was playing, as retryable,
+    and is started again, up to `restarts` times in a row without a finished rollout between; the others go
+    on. When none is left, every rollout fails with `WorkerLost`, which is not retryable and ends an
+    evaluation.
     """
 
     def __init__(
-        self, options: WorkerOptions, session: WorkerSession, restarts: int, endpoint: HostEndpoint
+        self, seats: Sequence[Seat], info: EnvironmentInfo, log: Path, endpoint: HostEndpoint
     ) -> None:
-        self._options = options
+        self._seats = list(seats)
+        self._info = info
+        self._log_path = log
         self._endpoint = endpoint
-        self._session = session
-        self._restarts = restarts
-        self._restarted = 0
-        self._starting = asyncio.Lock()
         self._closed = False
-        self._info = session.info
 
     @classmethod
     async def start(
@@ -52,8 +57,14 @@ class WorkerEnvironment:
         log_path: Path,
         startup_timeout: float = 300.0,
         restarts: int = 3,
+        sandbox: SandboxPolicy | None = None,
+        workers: int = 1,
+        rollout_timeout: float | None = None,
+        stall_seconds: float = 10.0,
+        message_limit: int = MESSAGE_LIMIT,
     ) -> WorkerEnvironment:
-        """Start a worker and load an environment in it; raises `LoadError` with the true cause.
+        """Start workers and load an environment in each; raises `LoadError` with the true cause, and then
+        leaves none behind.
 
         - `python`: the interpreter of the environment's virtual environment; None means this one.
         - `target`: name of an environment installed there, or of its module; or give `path`, a project folder
@@ -62,25 +73,41 @@ class WorkerEnvironment:
           Unless `OPENAI_API_KEY` or `OPENAI_BASE_URL` is among them, OpenAI clients in its code call through
           this process, which has the key and records the answers (`wander.worker.endpoint`).
         - `log_path`: takes everything the environment prints; appended to.
+        - `sandbox`: confines it to these limits (docs/sandbox.md), or raises `SandboxError` where that cannot
+          be done. What of the host's variables is an address or a key of a model stays outside then.
+        - `workers`: how many processes share the rollouts. More than one helps where the environment's code
+          computes, or blocks its process: `automatic_workers` suggests a number.
+        - `rollout_timeout`: seconds after which a rollout fails with `RolloutTimeout`; None means never.
+          Where the environment's code then lets nothing else of its worker go on for `stall_seconds`, the
+          worker is ended; its other rollouts are retryable.
+        - `message_limit`: most bytes of one message from a worker. A rollout that needs more fails by itself.
         """
         load = Load(
             target=None if path else target,
             path=None if path is None else _absolute(path),
             arguments=arguments or {},
+            rollout_timeout=rollout_timeout,
+            stall_seconds=stall_seconds,
+            message_limit=message_limit,
         )
         passed = tuple(environ)
         endpoint = HostEndpoint.open()
         # An environment that is given the user's own key or address talks to that endpoint itself.
-        own = not endpoint.variables.keys() & set(passed)
+        own = sandbox is not None or not endpoint.variables.keys() & set(passed)
         options = WorkerOptions(
             python, load, passed, log_path, startup_timeout, variables=endpoint.variables if own else {}
         )
+        if sandbox is not None:
+            from wander.sandbox.worker import Sandbox
+
+            options = replace(options, sandbox=Sandbox(sandbox, endpoint.take, endpoint.address))
         try:
-            session = await WorkerSession.start(options)
+            sessions = await _started([options] * workers)
         except BaseException:
             await endpoint.close()
             raise
-        return cls(options, session, restarts, endpoint)
+        seats = [Seat(options, session, restarts) for session in sessions]
+        return cls(seats, sessions[0].info, log_path, endpoint)
 
     @property
     def info(self) -> EnvironmentInfo:
@@ -95,12 +122,12 @@ class WorkerEnvironment:
     @property
     def log_path(self) -> Path:
         """Where everything goes that the environment prints."""
-        return self._options.log_path
+        return self._log_path
 
     @property
     def lost_reason(self) -> str | None:
-        """How the worker ended, with the end of its log and the log's path; None while it runs."""
-        return self._session.lost_reason
+        """How a worker ended that is not back, with the end of its log and the log's path; else None."""
+        return next((seat.lost_reason for seat in self._seats if seat.lost_reason), None)
 
     async def examples(self, split: Split, start: int = 0, count: int | None = None) -> list[Example]:
         """Return `count` examples from position `start` of the stored order; None means to the end."""
@@ -113,9 +140,13 @@ class WorkerEnvironment:
         end = wanted if count is None else min(wanted, start + count)
         found: list[Example] = []
         try:
-            session = await self._alive()
-            for first in range(start, end, _PAGE):
-                found += await session.examples(split, first, min(_PAGE, end - first))
+            _, session = await self._least_loaded()
+            while start + len(found) < end:
+                first = start + len(found)
+                page = await session.examples(split, first, min(_PAGE, end - first))
+                if not page:
+                    break
+                found += page
         except WorkerLost as error:
             raise EnvironmentFault(
                 self.lost_reason or str(error), hint="look for the cause in its log"
@@ -167,46 +198,75 @@ class WorkerEnvironment:
             self._endpoint.begin(name, client.recorded(name))
         rollouts: list[Rollout] = []
         try:
-            session = await self._alive()
-            rollouts = await session.play(
-                client,
-                example,
-                indices=indices,
-                rollout_ids=names,
-                run_seed=run_seed,
-                sampling=sampling or SamplingArgs(),
-                group=group,
-            )
-        except (WorkerLost, LoadError) as error:
+            seat, session = await self._least_loaded()
+            with seat.playing(len(indices)):
+                rollouts = await session.play(
+                    client,
+                    example,
+                    indices=indices,
+                    rollout_ids=names,
+                    run_seed=run_seed,
+                    sampling=sampling or SamplingArgs(),
+                    group=group,
+                )
+        except WorkerLost as error:
             return lost_rollouts(example, indices, str(error), retryable=False)
         finally:
             for name, rollout in zip_longest(names, rollouts):
                 client.end(name)
                 self._endpoint.end(name, rollout)
         if rollouts[0].failure is None:
-            self._restarted = 0
+            seat.finished()
         return rollouts
 
     async def close(self) -> None:
-        """Tear the environment down and end its process and all that it started."""
-        async with self._starting:
-            self._closed = True
-            await self._session.close()
-            await self._endpoint.close()
+        """Tear the environment down and end its processes and all that they started."""
+        self._closed = True
+        await asyncio.gather(*(seat.close() for seat in self._seats))
+        await self._endpoint.close()
 
-    async def _alive(self) -> WorkerSession:
-        """Return a session whose worker lives, starting one where that is still allowed."""
-        if self._session.lost is None:
-            return self._session
-        async with self._starting:
-            if self._session.lost is None:
-                return self._session
-            if self._closed or self._restarted >= self._restarts:
-                raise WorkerLost(self._session.lost)
-            self._restarted += 1
-            await self._session.close()
-            self._session = await WorkerSession.start(self._options)
-            return self._session
+    async def _least_loaded(self) -> tuple[Seat, WorkerSession]:
+        """Return the live worker that plays the fewest rollouts, waiting for one that is being started.
+
+        Raises `WorkerLost` when there is none and will be none.
+        """
+        while not self._closed:
+            live = [(seat, seat.session) for seat in self._seats if seat.session is not None]
+            if live:
+                return min(live, key=lambda each: each[0].under_way)
+            filling = [seat.filling for seat in self._seats if seat.filling is not None]
+            if not filling:
+                break
+            await asyncio.wait(filling, return_when=asyncio.FIRST_COMPLETED)
+        raise WorkerLost(self._seats[0].lost)
+
+
+def automatic_workers(concurrency: int) -> int:
+    """Return how many workers suit so many rollouts at once: one for 256 of them, at most one a core."""
+    return max(1, min(os.cpu_count() or 1, math.ceil(concurrency / 256)))
+
+
+async def _started(options: Sequence[WorkerOptions]) -> list[WorkerSession]:
+    """Start a session for each; all of them live, or none does and the first error is raised.
+
+    The first one is alone: what it downloads and prepares, the others find, and what is wrong is said once.
+    """
+    first = await WorkerSession.start(options[0])
+    others = [asyncio.create_task(WorkerSession.start(each)) for each in options[1:]]
+    try:
+        sessions = [first, *await asyncio.gather(*others)]
+        if any(each.info != first.info for each in sessions):
+            raise LoadError(
+                "the workers loaded different environments", hint="install the same version for each of them"
+            )
+    except BaseException:
+        for task in others:
+            task.cancel()
+        ended = await asyncio.gather(*others, return_exceptions=True)
+        live = [each for each in ended if isinstance(each, WorkerSession)]
+        await asyncio.gather(*(each.close() for each in (first, *live)))
+        raise
+    return sessions
 
 
 def _absolute(path: Path) -> str:

@@ -6,7 +6,7 @@ import asyncio
 import secrets
 import shutil
 import tempfile
-from collections.abc import Coroutine, Iterable, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -108,6 +108,8 @@ class WorkerSession:
         """How the worker ended, once it has, in words fit for a public record."""
         self.lost_reason: str | None = None
         """The same with the end of the log and its path, for whoever runs it."""
+        self.on_lost: Callable[[], None] = lambda: None
+        """Called once the worker has ended, expected or not."""
 
     @classmethod
     async def start(cls, options: WorkerOptions) -> WorkerSession:
@@ -358,6 +360,7 @@ class WorkerSession:
         for answer in list(self._examples.values()):
             if not answer.done():
                 answer.set_exception(WorkerLost(self.lost))
+        self.on_lost()
 
     async def _abandon(self) -> None:
         for task in self._tasks:
