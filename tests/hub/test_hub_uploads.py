@@ -143,9 +143,9 @@ def wheels(make):
         "not a zip": (b"this is no archive", "not_a_wheel"),
         "empty": (b"", "empty_file"),
         "cut short": (plain.build()[:-60], "not_a_wheel"),
-        "wrong crc": (wrong_crc(plain), "not_a_wheel"),
+        "wrong crc": (wrong_crc(plain), "bad_checksum"),
         "encrypted": (encrypted(plain), "encrypted_member"),
-        "symlink": (with_symlink(plain), "symlink_member"),
+        "symlink": (with_symlink(plain), "link_member"),
         "no environment": (make(entry_points=None, files={"reverse_text.py": b"x = 1\n"}), "no_environment"),
         "loader only nested": (
             make(entry_points=None, files={"a/b/c.py": module}),
@@ -160,17 +160,17 @@ def wheels(make):
         "windows drive": (make(files={"C:/evil.py": module}), "unsafe_path"),
         "backslash": (make(files={"a\\..\\evil.py": module}), "unsafe_path"),
         "control character": (make(files={"a\nb.py": module}), "unsafe_path"),
-        "case collision": (make(files={"a.py": module, "A.py": module}), "duplicate_member"),
-        "unicode collision": (make(files={"\u00e9.py": module, "e\u0301.py": module}), "duplicate_member"),
+        "case collision": (make(files={"a.py": module, "A.py": module}), "colliding_members"),
+        "unicode collision": (make(files={"\u00e9.py": module, "e\u0301.py": module}), "colliding_members"),
         "no metadata": (make(without=("METADATA",)), "missing_metadata"),
         "no wheel file": (make(without=("WHEEL",)), "missing_metadata"),
         "no record": (make(without=("RECORD",)), "missing_metadata"),
-        "empty record": (make(record=b"\n"), "record_mismatch"),
+        "empty record": (make(record=b"\n"), "record_missing"),
         "record names more": (
             make(mutate=None, record=b"ghost.py,sha256=AAAA,1\n"),
-            "record_mismatch",
+            "record_extra",
         ),
-        "record is binary": (make(record=b"\xff\xfe,,\n"), "record_mismatch"),
+        "record is binary": (make(record=b"\xff\xfe,,\n"), "bad_record"),
         "second dist-info": (
             make(files={"reverse_text.py": module, "pip-1.0.dist-info/METADATA": b"Name: pip"}),
             "bad_dist_info",
@@ -192,7 +192,7 @@ def wheels(make):
             make(requires_dist=("wander-sdk; nonsense",)),
             "bad_metadata",
         ),
-        "long summary": (make(summary="x" * 600), "bad_metadata"),
+        "long summary": (make(summary="x" * 600), "text_too_long"),
         "bad entry points": (make(entry_points="[wander.environments\nx"), "bad_entry_points"),
         "entry point names no object": (
             make(entry_points="[wander.environments]\nx = import os; evil()\n"),
@@ -269,9 +269,9 @@ async def test_wrong_record_digest_is_caught(hub, make_wheel):
     lines[0] = b"reverse_text.py,sha256=" + digest + b",1"
     spec.record = b"\n".join(lines) + b"\n"
     answer = await hub.upload(spec.build(), spec.wheel_name)
-    assert answer.json()["code"] == "record_mismatch"
+    assert answer.json()["code"] == "record_digest"
     spec.record = b"\n".join([b"reverse_text.py,md5=aaaa,1", *good.splitlines()[1:]]) + b"\n"
-    assert (await hub.upload(spec.build(), spec.wheel_name)).json()["code"] == "record_mismatch"
+    assert (await hub.upload(spec.build(), spec.wheel_name)).json()["code"] == "record_weak_digest"
 
 
 @pytest.mark.filterwarnings("ignore:Duplicate name")
@@ -386,12 +386,12 @@ async def test_who_may_publish_where(hub, wheel_spec, owner, user, status, code)
 @pytest.mark.parametrize(
     ("body", "code"),
     [
-        (sdist({"reverse_text-0.1.0/PKG-INFO": PKG_INFO}), "no_environment"),
+        (sdist({"reverse_text-0.1.0/PKG-INFO": PKG_INFO}), "missing_pyproject"),
         (sdist({"reverse_text-0.1.0/a.py": b""}), "missing_metadata"),
         (sdist({"other-1/PKG-INFO": b""}), "bad_top_folder"),
         (sdist({"reverse_text-0.1.0/../evil": b""}), "unsafe_path"),
-        (sdist({"reverse_text-0.1.0/a": b"", "reverse_text-0.1.0/A": b""}), "duplicate_member"),
-        (sdist(link=True), "special_member"),
+        (sdist({"reverse_text-0.1.0/a": b"", "reverse_text-0.1.0/A": b""}), "colliding_members"),
+        (sdist(link=True), "link_member"),
         (sdist(metadata=b"Metadata-Version: 2.4\nName: other\nVersion: 0.1.0\n"), "name_mismatch"),
         (b"no gzip", "not_an_sdist"),
         (gzip.compress(b"no tar"), "not_an_sdist"),

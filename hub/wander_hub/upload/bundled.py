@@ -111,8 +111,7 @@ def _publish(wheel: Path, database: Database, storage: Storage, settings: Settin
     with wheel.open("rb") as body:
         sha256, size = digest_of(body)
         upload = Upload(BUNDLED_OWNER, wheel.name, body, size, sha256)
-        limits = Limits(settings.max_upload_bytes, settings.max_unpacked_bytes, settings.max_members)
-        package = checks.checked(upload, limits, environment=False)
+        package = checks.checked(upload, Limits.of(settings), environment=False)
         storage.put(body)
     with database.write(HUB) as session:
         owner = accounts.owner_named(session, BUNDLED_OWNER)

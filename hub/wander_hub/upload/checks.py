@@ -1,17 +1,18 @@
 """The gate: named checks in a fixed order, cheap before dear; the first that fails is the answer.
 
-Order: form, file name, size, digests, archive, name and version, entry point. Who the caller is was checked
-before a byte of the body was read. Nothing is taken from the form but what can be compared with the file, and
-`wander_check`, which is the publisher's word and shown as such.
+Order: form, file name, size, then one pass over the bytes that checks archive and digests together, then
+name and version, names that clash, entry point. Who the caller is was checked before a byte of the body was
+read. Nothing is taken from the form but what can be compared with the file, and `wander_check`, which is the
+publisher's word and shown as such. The reasons for a refusal are the `RULES`.
 """
 
 from __future__ import annotations
 
-import hashlib
 import hmac
 import re
-from collections.abc import Callable
-from typing import Any
+import sys
+from collections.abc import Mapping
+from dataclasses import replace
 
 from packaging.utils import (
     InvalidSdistFilename,
@@ -20,43 +21,42 @@ from packaging.utils import (
     parse_sdist_filename,
     parse_wheel_filename,
 )
-from packaging.version import InvalidVersion, Version
+from packaging.version import Version
 from pydantic import ValidationError
 from wander.wire import CheckSummary
 
 from wander_hub import names
-from wander_hub.storage import CHUNK
-from wander_hub.upload import sdist, wheel
+from wander_hub.problems import HubProblem
+from wander_hub.upload import sdist, wheel, wheel_file
 from wander_hub.upload.metadata import package_from
-from wander_hub.upload.schemas import FileName, Limits, Package, Upload, refused
+from wander_hub.upload.schemas import Contents, FileName, Findings, Limits, Package, Upload, refused
+from wander_hub.upload.stream import DIGESTS, ByteStream
 
 CHECK_FIELD = "wander_check"
 CHECK_BYTES = 64 * 1024
 """Limit of that field; a summary of all checks with long messages has a quarter."""
 _FILENAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+!-]{0,240}\.(?:whl|tar\.gz)")
-_DIGESTS: dict[str, Callable[[], Any]] = {
-    "sha256_digest": hashlib.sha256,
-    "blake2_256_digest": lambda: hashlib.blake2b(digest_size=32),
-    "md5_digest": lambda: hashlib.md5(usedforsecurity=False),
-}
+_FILE_TYPES = {"bdist_wheel": "wheel", "sdist": "sdist"}
+_WANDER_MODULES = frozenset({"wander", "wander_client", "wander_hub", "verifiers"})
 
 
 def checked(upload: Upload, limits: Limits, *, environment: bool = True) -> Package:
-    """Run every check and return what the file holds; `environment` demands that it offers one."""
+    """Run every check and return what the file holds.
+
+    `environment` demands that it offers one, and that it is none of the hub's own packages.
+    """
     check_form(upload)
     filename = check_filename(upload)
     check_size(upload, limits)
-    check_digests(upload)
-    if filename.kind == "wheel":
-        contents = wheel.read(upload.body, filename, limits)
-    else:
-        contents = sdist.read(upload.body, filename, limits)
-    package = package_from(upload, filename, contents)
-    check_identity(upload, filename, package)
+    findings = Findings(limits.policy)
+    contents = check_bytes(upload, filename, limits, findings)
+    package = package_from(upload, filename, contents, limits, findings)
+    check_identity(upload, filename, package, findings)
     check_name_allowed(package)
+    check_modules(contents, findings, own=not environment)
     if environment:
         check_environment(package)
-    return package
+    return replace(package, warnings=findings.warnings())
 
 
 def check_form(upload: Upload) -> None:
@@ -64,7 +64,10 @@ def check_form(upload: Upload) -> None:
     action = upload.fields.get(":action", "file_upload")
     version = upload.fields.get("protocol_version", "1")
     if action != "file_upload" or version != "1":
-        raise refused("bad_form", f"`:action={action}` with protocol {version} is not an upload", status=400)
+        raise refused("bad_form", f"`:action={action[:50]}` with protocol {version[:50]} is not an upload")
+    kind = upload.fields.get("filetype")
+    if kind and _FILE_TYPES.get(kind) != ("wheel" if upload.filename.endswith(".whl") else "sdist"):
+        raise refused("bad_form", f"`{upload.filename[:100]}` is no `{kind[:50]}`, as `filetype` says")
 
 
 def stated_check(upload: Upload) -> CheckSummary | None:
@@ -88,17 +91,30 @@ def check_filename(upload: Upload) -> FileName:
     """The name is one that the packaging standards know, and cannot be mistaken for a path."""
     filename = upload.filename
     if not _FILENAME.fullmatch(filename):
-        hint = "a wheel (`.whl`) or a source archive (`.tar.gz`) as `python -m build` names it"
-        raise refused("bad_filename", f"`{filename[:100]!s}` is not the name of a distribution", hint=hint)
+        detail = f"`{filename[:100]!s}` is not the name of a distribution"
+        raise refused("bad_filename", detail.encode("utf-8", "replace").decode())
     try:
-        if filename.endswith(".whl"):
-            name, version, _build, _tags = parse_wheel_filename(filename)
-            stem = "-".join(filename.split("-")[:2])
-            return FileName("wheel", name, str(version), stem)
-        name, version = parse_sdist_filename(filename)
-    except (InvalidWheelFilename, InvalidSdistFilename) as error:
-        raise refused("bad_filename", f"`{filename}`: {error}") from error
-    return FileName("sdist", name, str(version), filename.removesuffix(".tar.gz"))
+        return _wheel_name(filename) if filename.endswith(".whl") else _sdist_name(filename)
+    except (InvalidWheelFilename, InvalidSdistFilename, ValueError) as error:
+        raise refused("bad_filename", f"`{filename}`: {error!s:.300}") from error
+
+
+def _wheel_name(filename: str) -> FileName:
+    parts = filename.removesuffix(".whl").split("-")
+    tags = wheel_file.expanded("-".join(parts[-3:]))  # bounded, which the next line is not
+    name, version, build, _tags = parse_wheel_filename(filename)
+    return FileName(
+        *("wheel", name, str(version), "-".join(parts[:2])), build=parts[2] if build else "", tags=tags
+    )
+
+
+def _sdist_name(filename: str) -> FileName:
+    stem = filename.removesuffix(".tar.gz")
+    name, version = parse_sdist_filename(filename)
+    wanted = f"{name.replace('-', '_')}-{version}"
+    if stem != wanted:
+        raise ValueError(f"by PEP 625 its name is `{wanted}.tar.gz`")
+    return FileName("sdist", name, str(version), stem)
 
 
 def check_size(upload: Upload, limits: Limits) -> None:
@@ -106,59 +122,76 @@ def check_size(upload: Upload, limits: Limits) -> None:
     if upload.size == 0:
         raise refused("empty_file", f"`{upload.filename}` is empty")
     if upload.size > limits.file_bytes:
-        shown = f"{limits.file_bytes / (1024 * 1024):,.0f} MiB"
-        raise refused("too_large", f"`{upload.filename}` is over this hub's limit of {shown}", status=413)
+        allowed = f"{limits.file_bytes / (1024 * 1024):,.0f} MiB"
+        raise refused("too_large", f"`{upload.filename}` is over this hub's limit of {allowed}")
 
 
-def check_digests(upload: Upload) -> None:
+def check_bytes(upload: Upload, filename: FileName, limits: Limits, findings: Findings) -> Contents:
+    """Read the file once, from its first byte to its last, for the archive's sake and the digests'.
+
+    Where both are wrong, the digests are the answer: the file was damaged on its way.
+    """
+    given = {key: upload.fields[key].strip().lower() for key in DIGESTS if upload.fields.get(key)}
+    stream = ByteStream(upload.body, given)
+    try:
+        if filename.kind == "wheel":
+            contents = wheel.read(stream, upload.body, filename, limits, upload.size, findings)
+        else:
+            contents = sdist.read(stream, filename, limits, upload.size, findings)
+    except HubProblem:
+        check_digests(stream, given)
+        raise
+    check_digests(stream, given)
+    return contents
+
+
+def check_digests(stream: ByteStream, given: Mapping[str, str]) -> None:
     """Every digest that was given is that of the bytes that came."""
-    given = {key: upload.fields[key].strip().lower() for key in _DIGESTS if upload.fields.get(key)}
     if not given:
         return
-    running = {key: _DIGESTS[key]() for key in given}
-    upload.body.seek(0)
-    while chunk := upload.body.read(CHUNK):
-        for one in running.values():
-            one.update(chunk)
+    real = stream.digests()
     for key, value in given.items():
-        if not hmac.compare_digest(running[key].hexdigest().encode(), value.encode()):
-            hint = "the file changed on its way; send it again"
-            raise refused("digest_mismatch", f"`{key}` does not match the bytes that arrived", hint=hint)
+        if not hmac.compare_digest(real[key].encode(), value.encode(errors="replace")):
+            raise refused("digest_mismatch", f"`{key}` does not match the bytes that arrived")
 
 
-def check_identity(upload: Upload, filename: FileName, package: Package) -> None:
+def check_identity(upload: Upload, filename: FileName, package: Package, findings: Findings) -> None:
     """File name, metadata inside the file and form agree on name and version."""
     if (filename.name, filename.version) != (package.name, package.version):
         inside = f"`{package.name}` {package.version}"
         raise refused("name_mismatch", f"`{upload.filename}` holds the metadata of {inside}")
     claimed_name, claimed_version = upload.fields.get("name"), upload.fields.get("version")
     if claimed_name and canonicalize_name(claimed_name) != package.name:
-        raise refused("name_mismatch", f"the form says `{claimed_name}`, the file `{package.name}`")
+        raise refused("name_mismatch", f"the form says `{claimed_name[:100]}`, the file `{package.name}`")
     if claimed_version and _differs(claimed_version, package.version):
-        raise refused("version_mismatch", f"the form says {claimed_version}, the file {package.version}")
+        raise refused("version_mismatch", f"the form says {claimed_version[:100]}, not {package.version}")
     if "+" in package.version:
-        hint = "drop the part after `+`"
-        raise refused("local_version", f"{package.version} is a local version", hint=hint)
+        findings.note("local_version", f"{package.version} is a local version")
 
 
 def check_name_allowed(package: Package) -> None:
     """The name is not one that the hub's own addresses use."""
     if package.name in names.RESERVED_ENVIRONMENTS:
-        raise refused("reserved_name", f"the name `{package.name}` is reserved", hint="choose another name")
+        raise refused("reserved_name", f"the name `{package.name}` is reserved")
+
+
+def check_modules(contents: Contents, findings: Findings, *, own: bool) -> None:
+    """No module takes the place of one of Python's or, unless it is the hub's `own`, of Wander's."""
+    for module in sorted(contents.modules):
+        if module in sys.stdlib_module_names:
+            findings.note("shadows_stdlib", f"`{module}` is a module of Python itself")
+        if module in _WANDER_MODULES and not own:
+            findings.note("shadows_wander", f"`{module}` is a module of Wander")
 
 
 def check_environment(package: Package) -> None:
     """The package offers an environment: an entry point, or a module with `load_environment`."""
     if package.entry_point is None and not package.has_loader:
-        hint = (
-            'add `[project.entry-points."wander.environments"]` with `name = "module:load_environment"` '
-            "to pyproject.toml, or define `load_environment` in the module"
-        )
-        raise refused("no_environment", f"`{package.filename}` offers no environment", hint=hint)
+        raise refused("no_environment", f"`{package.filename}` offers no environment")
 
 
 def _differs(claimed: str, version: str) -> bool:
     try:
         return str(Version(claimed)) != version
-    except InvalidVersion:
+    except ValueError:  # the latter for a number with thousands of digits
         return True

@@ -1,91 +1,172 @@
-"""Checks on the members of an archive that wheels and source archives share."""
+"""Checks on the members of an archive that wheels and source archives share: paths, names, sizes, kinds."""
 
 from __future__ import annotations
 
-import ast
 import re
-import threading
 import unicodedata
-from configparser import ConfigParser
-from configparser import Error as ConfigParserError
 
-from wander_hub.upload.schemas import refused
+from wander_hub.upload.schemas import Findings, Limits, refused
 
-ENTRY_POINT_GROUP = "wander.environments"
-LOADER = "load_environment"
-MODULE_BYTES = 4 * 1024 * 1024
-"""Larger modules are not searched for `load_environment`."""
-
-_PARSING = threading.Lock()
-"""CPython 3.11 counts the depth of all threads' parses together and fails when they meet (gh-106905)."""
-_CONTROL = re.compile(r"[\x00-\x1f\x7f\\]")
-_OBJECT = re.compile(r"[A-Za-z_][\w.]*(:[A-Za-z_][\w.]*)?")
-
-
-def check_path(path: str) -> None:
-    """The path stays inside the archive, on every system."""
-    parts = path.rstrip("/").split("/")
-    absolute = path.startswith("/") or re.match(r"[A-Za-z]:", path)
-    if absolute or _CONTROL.search(path) or any(part in ("", ".", "..") for part in parts):
-        raise refused("unsafe_path", f"the member `{path[:200]!r}` has an unsafe path")
+_MAX_DEPTH = 64
+_PART_BYTES = 255
+"""What the usual file systems allow one name."""
+_SHOWN = 200
+_NOT_ON_WINDOWS = frozenset('\\:*?"<>|')
+_UNPRINTABLE = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
+"""Unicode categories of control, format (bidirectional overrides among them), surrogate and line marks."""
+_DEVICES = frozenset(
+    {"con", "prn", "aux", "nul", "conin$", "conout$"}
+    | {f"{port}{digit}" for port in ("com", "lpt") for digit in "0123456789\u00b9\u00b2\u00b3"}
+)
+_STARTUP = re.compile(r"\.(pth|start)$", re.IGNORECASE)
+_PLAIN = re.compile(r"[A-Za-z0-9_./+-]+")
+_ZIP_FORMATS = (".npz", ".docx", ".xlsx", ".pptx", ".ods", ".odt", ".keras", ".pt", ".pth")
+"""Data that happens to be a zip archive."""
+_ARCHIVE_STARTS = (b"PK\x03\x04", b"7z\xbc\xaf\x27\x1c", b"Rar!\x1a\x07")
+_ARCHIVE_NAMES = (".tar.gz", ".tgz", ".tar.bz2", ".tbz2", ".tar.xz", ".txz", ".tar.zst", ".egg", ".whl")
 
 
-class MemberNames:
-    """Remembers the names seen; refuses one that some file system would take for an earlier one."""
-
-    def __init__(self) -> None:
-        self._seen: dict[str, str] = {}
-
-    def add(self, path: str) -> None:
-        """Check one more member."""
-        check_path(path)
-        folded = unicodedata.normalize("NFC", path).casefold()
-        if folded in self._seen:
-            earlier = self._seen[folded]
-            raise refused("duplicate_member", f"the members `{earlier}` and `{path}` are one file")
-        self._seen[folded] = path
+def check_path(path: str, limits: Limits) -> None:
+    """The path stays inside the archive and means the same file on every system."""
+    if len(path) > limits.path_chars:
+        raise refused("path_too_long", f"the path `{shown(path)}` is over {limits.path_chars:,} characters")
+    parts = path.split("/")
+    if len(parts) > _MAX_DEPTH:
+        raise refused("path_too_long", f"the path `{shown(path)}` is over {_MAX_DEPTH} folders deep")
+    fault = _fault(path, parts)
+    if fault is not None:
+        raise refused("unsafe_path", f"the member `{shown(path)}` {fault}")
+    if any(len(part.encode()) > _PART_BYTES for part in parts):
+        raise refused("path_too_long", f"a part of `{shown(path)}` is over {_PART_BYTES} bytes")
 
 
-def entry_point(text: str) -> str | None:
-    """Return the object of the first entry point of our group in an `entry_points.txt`."""
-    parser = ConfigParser(delimiters=("=",), interpolation=None, strict=False)
-    parser.optionxform = str  # type: ignore[method-assign, assignment]
-    try:
-        parser.read_string(text)
-    except ConfigParserError as error:
-        raise refused("bad_entry_points", f"entry_points.txt cannot be read: {error}") from error
-    if not parser.has_section(ENTRY_POINT_GROUP):
-        return None
-    for name, value in parser.items(ENTRY_POINT_GROUP):
-        return checked_entry_point(name, value)
+def _fault(path: str, parts: list[str]) -> str | None:
+    if not path:
+        return "has no name"
+    if path.startswith("/"):
+        return "has an absolute path"
+    if not _PLAIN.fullmatch(path):
+        for character in path:
+            if unicodedata.category(character) in _UNPRINTABLE:
+                return f"has the character U+{ord(character):04X} in its path"
+            if character in _NOT_ON_WINDOWS:
+                return f"has the character `{character}` in its path"
+    for part in parts:
+        if part in ("", ".", ".."):
+            return f"has the part `{part}` in its path"
+        if part[-1] in " .":
+            return "has a part that ends with a dot or a space, which Windows drops"
+        if part.split(".")[0].rstrip(" ").casefold() in _DEVICES:
+            return f"has the part `{part}`, which Windows takes for a device"
     return None
 
 
-def checked_entry_point(name: str, value: str) -> str:
-    """Return `module:function` for an entry point; a bare module means its `load_environment`."""
-    target = value.split("[")[0].strip()
-    if not _OBJECT.fullmatch(target):
-        raise refused("bad_entry_points", f"the entry point `{name} = {value[:100]}` names no object")
-    return target if ":" in target else f"{target}:{LOADER}"
+def shown(path: str) -> str:
+    """Return a path as an answer may show it: printable and not long."""
+    return path[:_SHOWN].encode("unicode_escape").decode() if not path.isprintable() else path[:_SHOWN]
 
 
-def defines_loader(source: bytes) -> bool:
-    """Tell whether a module binds `load_environment` at its top level; it is parsed, never run."""
-    if LOADER.encode() not in source:
-        return False
-    try:
-        with _PARSING:
-            tree = ast.parse(source)
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
-        return False
-    return any(LOADER in _bound_names(statement) for statement in tree.body)
+class MemberNames:
+    """Remembers the paths seen; refuses one that some file system would take for an earlier one."""
+
+    def __init__(self, limits: Limits) -> None:
+        self._limits = limits
+        self._files: dict[str, str] = {}
+        self._folders: dict[str, str] = {}
+        self._listed: set[str] = set()
+        """Folders that are members themselves."""
+        self._count = 0
+
+    def add(self, path: str, *, is_folder: bool = False, installed: str | None = None) -> None:
+        """Check one more member; `installed` is where it goes when that is another path."""
+        self._count += 1
+        if self._count > self._limits.members:
+            raise refused("too_many_members", f"the archive has more than {self._limits.members:,} members")
+        check_path(path, self._limits)
+        place = installed or path
+        key = _folded(place)
+        if is_folder:
+            self._add_folder(key, place, path)
+            return
+        if key in self._files:
+            earlier = self._files[key]
+            code = "duplicate_member" if earlier == path else "colliding_members"
+            raise refused(code, f"the members `{shown(earlier)}` and `{shown(path)}` are one file")
+        if key in self._folders:
+            raise refused("file_and_folder", f"`{shown(path)}` is both a file and a folder")
+        self._files[key] = path
+        self._add_parents(place, path)
+
+    def _add_folder(self, key: str, place: str, path: str) -> None:
+        if key in self._files:
+            raise refused("file_and_folder", f"`{shown(path)}` is both a file and a folder")
+        if key in self._listed:
+            raise refused("duplicate_member", f"the folder `{shown(path)}` is there twice")
+        if self._folders.setdefault(key, place) != place:
+            raise refused("colliding_members", f"the folder `{shown(path)}` is spelt in two ways")
+        self._listed.add(key)
+        self._add_parents(place, path)
+
+    def _add_parents(self, place: str, path: str) -> None:
+        """Take down every folder above, up to the first known one: all paths together cost their length."""
+        while "/" in place:
+            place = place.rpartition("/")[0]
+            key = _folded(place)
+            if key in self._files:
+                raise refused("file_and_folder", f"`{shown(self._files[key])}` is both a file and a folder")
+            earlier = self._folders.get(key)
+            if earlier == place:
+                return
+            if earlier is not None:
+                detail = f"`{shown(path)}` spells the folder `{shown(earlier)}` in another way"
+                raise refused("colliding_members", detail)
+            self._folders[key] = place
 
 
-def _bound_names(statement: ast.stmt) -> set[str]:
-    if isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef):
-        return {statement.name}
-    if isinstance(statement, ast.ImportFrom):
-        return {alias.asname or alias.name for alias in statement.names}
-    if isinstance(statement, ast.Assign):
-        return {one.id for one in statement.targets if isinstance(one, ast.Name)}
-    return set()
+def _folded(path: str) -> str:
+    """Return one spelling for all that case-blind or Unicode-normalising file systems take for one."""
+    if path.isascii():
+        return path.lower()
+    return unicodedata.normalize("NFC", unicodedata.normalize("NFKD", path).casefold())
+
+
+class Budget:
+    """How much an archive may unpack to: the hub's limit, and a multiple of its own size."""
+
+    def __init__(self, limits: Limits, file_bytes: int) -> None:
+        self._limits = limits
+        self._most = max(limits.ratio_free_bytes, limits.ratio * file_bytes)
+        self._file_bytes = file_bytes
+        self._spent = 0
+
+    def spend(self, size: int, where: str) -> None:
+        """Count bytes that a member announces or a stream gives, before they are unpacked or kept."""
+        self._spent += size
+        if self._spent > self._limits.unpacked_bytes:
+            detail = f"at `{shown(where)}` the members add up to over {self._limits.unpacked_bytes:,} bytes"
+            raise refused("too_large_unpacked", detail)
+        if self._spent > self._most:
+            detail = (
+                f"at `{shown(where)}` the {self._file_bytes:,} bytes of the file are {self._spent:,}, "
+                f"over {self._limits.ratio} times as much"
+            )
+            raise refused("compression_bomb", detail)
+
+
+def note_startup(path: str, findings: Findings) -> None:
+    """Note a path that would run when Python starts; `path` is relative to site-packages."""
+    if _STARTUP.search(path):
+        findings.note("startup_file", f"`{shown(path)}` runs when Python starts")
+    name = path.split("/")[0].split(".")[0]
+    if name in ("sitecustomize", "usercustomize"):
+        findings.note("site_customization", f"`{shown(path)}` runs when Python starts")
+
+
+def note_hidden(path: str, start: bytes, findings: Findings) -> None:
+    """Note members whose content nobody can read: byte code, archives inside the archive."""
+    lowered = path.lower()
+    if lowered.endswith((".pyc", ".pyo")):
+        findings.note("bytecode", f"`{shown(path)}` is compiled")
+    packed = start.startswith(_ARCHIVE_STARTS) and not lowered.endswith(_ZIP_FORMATS)
+    if packed or start[257:262] == b"ustar" or lowered.endswith(_ARCHIVE_NAMES):
+        findings.note("nested_archive", f"`{shown(path)}` is an archive")

@@ -107,9 +107,8 @@ def _publish(
     base_url: str,
 ) -> tuple[VersionDetail, bool]:
     upload = _upload_from(form, names.normalise_owner(owner_name))
-    limits = Limits(settings.max_upload_bytes, settings.max_unpacked_bytes, settings.max_members)
     check = checks.stated_check(upload)
-    package = checks.checked(upload, limits)
+    package = checks.checked(upload, Limits.of(settings))
     storage.put(upload.body)
 
     private = service.stated_visibility(upload)
@@ -128,7 +127,7 @@ def _publish(
             open_days=settings.version_open_days,
         )
         detail = environment_service.version_detail(published.environment, published.version, base_url)
-        return detail, published.created
+        return detail.model_copy(update={"warnings": list(package.warnings)}), published.created
 
     return database.committed(record, caller)
 

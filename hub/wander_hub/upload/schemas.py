@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import BinaryIO, Literal
 
+from wander.wire import UploadWarning
+
 from wander_hub.problems import HubProblem
+from wander_hub.settings import MIB, Settings
+from wander_hub.upload.rules import OPTIONAL, RULES, Action
+
+_SHOWN_FINDINGS = 3
 
 
 @dataclass(frozen=True)
@@ -15,6 +22,38 @@ class Limits:
     file_bytes: int
     unpacked_bytes: int
     members: int
+    ratio: int = 50
+    """How many times its own size a file may unpack to, above `ratio_free_bytes`."""
+    ratio_free_bytes: int = 16 * MIB
+    metadata_bytes: int = 8 * MIB
+    """Each of METADATA, RECORD, entry_points.txt, PKG-INFO, pyproject.toml."""
+    readme_bytes: int = 2 * MIB
+    summary_chars: int = 512
+    field_chars: int = 4096
+    """Each other value in the metadata; a licence's text may have sixteen times as much."""
+    field_values: int = 1000
+    """Values of one repeated field, such as requirements."""
+    path_chars: int = 512
+    policy: Mapping[str, Action] = field(default_factory=dict)
+    """Actions that differ from the defaults of the optional rules."""
+
+    @classmethod
+    def of(cls, settings: Settings) -> Limits:
+        """Return the limits that an operator has set."""
+        return cls(
+            file_bytes=settings.max_upload_bytes,
+            unpacked_bytes=settings.max_unpacked_bytes,
+            members=settings.max_members,
+            ratio=settings.max_compression_ratio,
+            ratio_free_bytes=settings.compression_ratio_from_bytes,
+            metadata_bytes=settings.max_metadata_bytes,
+            readme_bytes=settings.max_readme_bytes,
+            summary_chars=settings.max_summary_chars,
+            field_chars=settings.max_field_chars,
+            field_values=settings.max_field_values,
+            path_chars=settings.max_path_chars,
+            policy=settings.upload_policy,
+        )
 
 
 @dataclass(frozen=True)
@@ -41,6 +80,9 @@ class FileName:
     version: str
     stem: str
     """The `{name}-{version}` part as written, which names the folders inside."""
+    build: str = ""
+    tags: frozenset[str] = frozenset()
+    """`python-abi-platform`, expanded; of wheels."""
 
 
 @dataclass(frozen=True)
@@ -53,6 +95,10 @@ class Contents:
     """`module:function` of the `wander.environments` group."""
     has_loader: bool
     """A top-level module defines `load_environment`."""
+    licence_files: frozenset[str] = frozenset()
+    """Paths that `License-File` may name: relative to where this kind of archive keeps them."""
+    modules: frozenset[str] = frozenset()
+    """Top-level names that would become importable, of wheels."""
 
 
 @dataclass(frozen=True)
@@ -77,8 +123,40 @@ class Package:
     has_loader: bool
     core_metadata: bytes | None
     """METADATA byte for byte, for wheels."""
+    warnings: tuple[UploadWarning, ...] = ()
+    """What the operator's policy flags and does not refuse."""
 
 
-def refused(code: str, detail: str, *, hint: str | None = None, status: int = 422) -> HubProblem:
-    """Return the refusal of a file."""
-    return HubProblem(status, code, detail, hint=hint)
+def refused(code: str, detail: str, *, hint: str | None = None) -> HubProblem:
+    """Return the refusal of a file under one of the `RULES`."""
+    rule = RULES[code]
+    return HubProblem(rule.status, code, detail, hint=hint or rule.remedy)
+
+
+class Findings:
+    """Collects what optional rules find; raises where the operator's policy refuses it."""
+
+    def __init__(self, policy: Mapping[str, Action] | None = None) -> None:
+        self._policy = {**OPTIONAL, **(policy or {})}
+        self._found: dict[str, list[str]] = {}
+
+    def note(self, code: str, detail: str) -> None:
+        """Take one finding down, or refuse the file because of it."""
+        action = self._policy[code]
+        if action == "refuse":
+            raise refused(code, detail)
+        if action == "flag":
+            self._found.setdefault(code, []).append(detail)
+
+    def warnings(self) -> tuple[UploadWarning, ...]:
+        """Return one warning a rule, in the order of their first finding."""
+        return tuple(
+            UploadWarning(code=code, detail=_shortened(details), hint=RULES[code].remedy)
+            for code, details in self._found.items()
+        )
+
+
+def _shortened(details: list[str]) -> str:
+    more = len(details) - _SHOWN_FINDINGS
+    shown = "; ".join(detail[:300] for detail in details[:_SHOWN_FINDINGS])
+    return f"{shown}; and {more:,} more" if more > 0 else shown

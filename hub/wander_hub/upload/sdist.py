@@ -1,111 +1,83 @@
-"""Checks on a source archive: PEP 625 name, one top folder, safe plain members, bounded size."""
+"""Checks on a source archive: one top folder, safe plain members, bounded size, PKG-INFO, pyproject.toml."""
 
 from __future__ import annotations
 
-import gzip
-import tarfile
 import tomllib
-import zlib
 from collections.abc import Iterator
-from typing import BinaryIO
 
-from wander_hub.storage import CHUNK
-from wander_hub.upload.members import (
-    ENTRY_POINT_GROUP,
-    MemberNames,
-    checked_entry_point,
-    defines_loader,
-)
-from wander_hub.upload.schemas import Contents, FileName, Limits, refused
+from wander_hub.upload import entry_points
+from wander_hub.upload.loaders import LoaderSearch
+from wander_hub.upload.members import Budget, MemberNames, note_hidden, shown
+from wander_hub.upload.schemas import Contents, FileName, Findings, Limits, refused
+from wander_hub.upload.stream import ByteStream
+from wander_hub.upload.tar_archive import TarArchive, TarMember
 
-_PROJECT_BYTES = 8 * 1024 * 1024
-_HEADER_BYTES = 4096
+_METADATA, _PROJECT = "PKG-INFO", "pyproject.toml"
 
 
-def read(body: BinaryIO, filename: FileName, limits: Limits) -> Contents:
-    """Check the archive in one forward pass and return what it holds."""
-    body.seek(0)
-    wanted = {f"{filename.stem}/PKG-INFO": b"", f"{filename.stem}/pyproject.toml": b""}
-    loader = False
-    plain = _Bounded(body, limits)
-    try:
-        with tarfile.open(fileobj=plain, mode="r|") as archive:
-            for member in _checked_members(archive, filename, limits):
-                text = _text(archive, member)
-                if member.name in wanted:
-                    wanted[member.name] = text
-                loader = loader or (_module(member.name) and defines_loader(text))
-        plain.finish()
-    except (tarfile.TarError, EOFError, OSError, zlib.error) as error:
-        raise refused("not_an_sdist", f"the file is no sound .tar.gz archive: {error}") from error
-    metadata, project = wanted.values()
-    if not metadata:
-        raise refused("missing_metadata", f"the archive has no `{filename.stem}/PKG-INFO`")
-    return Contents(metadata, _entry_point(project), loader)
-
-
-class _Bounded(gzip.GzipFile):
-    """The plain bytes of a gzip stream, headers and padding included, up to the limit."""
-
-    def __init__(self, body: BinaryIO, limits: Limits) -> None:
-        super().__init__(fileobj=body, mode="rb")
-        self._left = limits.unpacked_bytes + limits.members * _HEADER_BYTES
-
-    def read(self, size: int | None = CHUNK) -> bytes:
-        """Return the next bytes; refuse a stream over the limit."""
-        chunk = super().read(size)
-        self._left -= len(chunk)
-        if self._left < 0:
-            raise refused("too_large_unpacked", "the archive unpacks to more than the limit", status=413)
-        return chunk
-
-    def finish(self) -> None:
-        """Read to the end, which checks the stream's length and CRC."""
-        while self.read():
-            pass
-
-
-def _checked_members(
-    archive: tarfile.TarFile, filename: FileName, limits: Limits
-) -> Iterator[tarfile.TarInfo]:
-    seen, unpacked = MemberNames(), 0
-    for count, member in enumerate(archive, 1):
-        seen.add(member.name)
-        unpacked += member.size
-        if count > limits.members:
-            raise refused("too_many_members", f"the archive has more than {limits.members:,} members")
-        if unpacked > limits.unpacked_bytes:
+def read(stream: ByteStream, filename: FileName, limits: Limits, size: int, findings: Findings) -> Contents:
+    """Check the archive in one pass and return what it holds."""
+    names, loaders = MemberNames(limits), LoaderSearch()
+    texts: dict[str, bytes] = {}
+    files: set[str] = set()
+    for member, content in TarArchive(stream, Budget(limits, size)).walk():
+        names.add(member.name, is_folder=member.is_folder)
+        top, _, path = member.name.partition("/")
+        if top != filename.stem or (not path and not member.is_folder):
             raise refused(
-                "too_large_unpacked",
-                f"the members add up to over {limits.unpacked_bytes:,} bytes",
-                status=413,
+                "bad_top_folder", f"`{shown(member.name)}` lies outside the folder `{filename.stem}`"
             )
-        if member.name.split("/")[0] != filename.stem:
-            raise refused("bad_top_folder", f"`{member.name}` lies outside the folder `{filename.stem}`")
-        if member.issparse() or not (member.isfile() or member.isdir()):
-            raise refused("special_member", f"the member `{member.name}` is neither a file nor a folder")
-        yield member
+        if member.is_folder:
+            continue
+        files.add(path)
+        wanted = path in (_METADATA, _PROJECT)
+        if wanted and member.size > limits.metadata_bytes:
+            raise refused(
+                "too_large_metadata", f"`{shown(member.name)}` is over {limits.metadata_bytes:,} bytes"
+            )
+        text = _text(path, member, content, findings, keep=wanted or _may_load(path, member, loaders))
+        if wanted:
+            texts[path] = text
+        elif text:
+            loaders.look(text)
+    if _METADATA not in texts:
+        raise refused("missing_metadata", f"the archive has no `{filename.stem}/{_METADATA}`")
+    return Contents(
+        texts[_METADATA], _entry_point(texts, filename), loaders.found, licence_files=frozenset(files)
+    )
 
 
-def _text(archive: tarfile.TarFile, member: tarfile.TarInfo) -> bytes:
-    wanted = member.name.endswith((".py", "/PKG-INFO", "/pyproject.toml"))
-    if not wanted or not member.isfile() or member.size > _PROJECT_BYTES:
-        return b""
-    file = archive.extractfile(member)
-    return file.read() if file else b""
+def _text(path: str, member: TarMember, content: Iterator[bytes], findings: Findings, *, keep: bool) -> bytes:
+    """Read a member to its end; return it if it is to be kept."""
+    kept: list[bytes] = []
+    start = b""
+    for piece in content:
+        start = start or piece[:512]
+        if keep:
+            kept.append(piece)
+    note_hidden(path, start, findings)
+    return b"".join(kept)
 
 
-def _module(path: str) -> bool:
-    parts = path.split("/")[1:]
-    if parts and parts[0] == "src":
+def _may_load(path: str, member: TarMember, loaders: LoaderSearch) -> bool:
+    parts = path.split("/")
+    if parts[0] == "src":
         parts = parts[1:]
-    return (len(parts) == 1 and parts[0].endswith(".py")) or (len(parts) == 2 and parts[1] == "__init__.py")
+    is_module = (len(parts) == 1 and parts[0].endswith(".py")) or (
+        len(parts) == 2 and parts[1] == "__init__.py"
+    )
+    return is_module and loaders.wants(member.size)
 
 
-def _entry_point(project: bytes) -> str | None:
+def _entry_point(texts: dict[str, bytes], filename: FileName) -> str | None:
+    if _PROJECT not in texts:
+        raise refused("missing_pyproject", f"the archive has no `{filename.stem}/{_PROJECT}`")
     try:
-        table = tomllib.loads(project.decode())["project"]["entry-points"][ENTRY_POINT_GROUP]
-        name, value = next(iter(table.items()))
-    except (KeyError, TypeError, AttributeError, StopIteration, UnicodeDecodeError, tomllib.TOMLDecodeError):
+        project = tomllib.loads(texts[_PROJECT].decode())
+    except (UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError, ValueError) as error:
+        raise refused("missing_pyproject", f"`{_PROJECT}` is not TOML: {error!s:.200}") from error
+    try:
+        name, value = next(iter(project["project"]["entry-points"][entry_points.GROUP].items()))
+    except (KeyError, TypeError, AttributeError, StopIteration):
         return None
-    return checked_entry_point(str(name), str(value))
+    return entry_points.checked(str(name), str(value))

@@ -1,120 +1,178 @@
-"""Checks on a wheel: one pass that reads every member once, so CRC and RECORD hashes are verified too.
+"""Checks on a wheel: one pass over its bytes, in which every member is unpacked, hashed and measured.
 
-pip and uv verify neither path collisions nor RECORD hashes; an index is the only place that can.
+pip and uv verify neither path collisions nor the digests of RECORD; an index is the only place that can.
 """
 
 from __future__ import annotations
 
-import base64
-import csv
 import hashlib
-import io
-import stat
-import zipfile
-import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 from typing import BinaryIO
 
 from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
 
-from wander_hub.storage import CHUNK
-from wander_hub.upload.members import MODULE_BYTES, MemberNames, defines_loader, entry_point
-from wander_hub.upload.schemas import Contents, FileName, Limits, refused
+from wander_hub.upload import entry_points, record, wheel_file
+from wander_hub.upload.loaders import LoaderSearch
+from wander_hub.upload.members import Budget, MemberNames, note_hidden, note_startup, shown
+from wander_hub.upload.schemas import Contents, FileName, Findings, Limits, refused
+from wander_hub.upload.stream import ByteStream
+from wander_hub.upload.zip_archive import Member, ZipArchive, unpacked_again
 
-_UNRECORDED = ("RECORD", "RECORD.jws", "RECORD.p7s")
-_ALGORITHMS = {"sha256", "sha384", "sha512"}
-_METADATA_BYTES = 8 * 1024 * 1024
-
-
-def read(body: BinaryIO, filename: FileName, limits: Limits) -> Contents:
-    """Check the archive and return what it holds."""
-    body.seek(0)
-    try:
-        with zipfile.ZipFile(body) as archive:
-            check_members(archive, limits)
-            folder = check_dist_info(archive, filename)
-            check_record(archive, folder)
-            return _contents(archive, folder)
-    except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError) as error:
-        hint = "build it again with `python -m build --wheel` or `wander publish`"
-        raise refused("not_a_wheel", f"the file is no sound zip archive: {error}", hint=hint) from error
+_NEEDED = ("METADATA", "WHEEL", "RECORD")
+_READ = (*_NEEDED, "entry_points.txt")
+_LIBRARIES = ("purelib", "platlib")
+_SCHEMES = (*_LIBRARIES, "scripts", "data", "headers")
+_IMPORTABLE = (".py", ".pyc", ".so", ".pyd")
 
 
-def check_members(archive: zipfile.ZipFile, limits: Limits) -> None:
-    """Count, sizes, paths, kinds: judged from the directory alone, before anything is unpacked."""
-    members = archive.infolist()
-    if len(members) > limits.members:
-        raise refused("too_many_members", f"the archive has {len(members):,} members")
-    unpacked = sum(member.file_size for member in members)
-    if unpacked > limits.unpacked_bytes:
-        raise refused("too_large_unpacked", f"the members add up to {unpacked:,} bytes", status=413)
-    seen = MemberNames()
-    for member in members:
-        seen.add(member.orig_filename)
-        if member.flag_bits & 0x1:
-            raise refused("encrypted_member", f"the member `{member.filename}` is encrypted")
-        if stat.S_ISLNK(member.external_attr >> 16):
-            raise refused("symlink_member", f"the member `{member.filename}` is a symbolic link")
-        if member.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
-            raise refused("bad_compression", f"the member `{member.filename}` is not stored or deflated")
+@dataclass
+class _Pass:
+    """What is known while the members go by."""
+
+    filename: FileName
+    limits: Limits
+    findings: Findings
+    names: MemberNames
+    loaders: LoaderSearch = field(default_factory=LoaderSearch)
+    files: dict[str, tuple[str, int]] = field(default_factory=dict)
+    """SHA-256 as RECORD spells it, and size."""
+    members: dict[str, Member] = field(default_factory=dict)
+    texts: dict[str, bytes] = field(default_factory=dict)
+    """The metadata files, by name."""
+    modules: set[str] = field(default_factory=set)
+    scripts: list[str] = field(default_factory=list)
+    folder: str = ""
+    """The `.dist-info` folder."""
+    data: str = ""
+    """The `.data` folder."""
 
 
-def check_dist_info(archive: zipfile.ZipFile, filename: FileName) -> str:
-    """Exactly one `.dist-info`, that of the file's own name and version, with its three files."""
-    folders = {name.split("/")[0] for name in archive.namelist() if name.split("/")[0].endswith(".dist-info")}
-    if len(folders) != 1:
-        raise refused("bad_dist_info", f"a wheel has exactly one .dist-info folder, this has {len(folders)}")
-    folder = folders.pop()
-    if _identity(folder) != (filename.name, filename.version):
-        raise refused("bad_dist_info", f"the folder `{folder}` is not that of `{filename.stem}`")
-    for needed in ("METADATA", "WHEEL", "RECORD"):
-        if f"{folder}/{needed}" not in archive.NameToInfo:
-            raise refused("missing_metadata", f"the wheel has no `{folder}/{needed}`")
-    return folder
-
-
-def check_record(archive: zipfile.ZipFile, folder: str) -> None:
-    """RECORD names exactly the members, with the digests they really have."""
-    recorded = _record_rows(_small(archive, f"{folder}/RECORD"))
-    exempt = {f"{folder}/{name}" for name in _UNRECORDED}
-    members = {one.filename for one in archive.infolist() if not one.is_dir()}
-    if unrecorded := sorted(members - set(recorded) - exempt):
-        raise refused("record_mismatch", f"RECORD does not name `{unrecorded[0]}`")
-    if absent := sorted(set(recorded) - members):
-        raise refused("record_mismatch", f"RECORD names `{absent[0]}`, which is not there")
-    for path in sorted(members):
-        if path in exempt:
-            archive_member_digest(archive, path, "sha256")
-            continue
-        algorithm, _, expected = recorded[path].partition("=")
-        if algorithm not in _ALGORITHMS:
-            raise refused("record_mismatch", f"RECORD has no sha256 or better for `{path}`")
-        if archive_member_digest(archive, path, algorithm) != expected:
-            raise refused("record_mismatch", f"the digest that RECORD gives for `{path}` is wrong")
-
-
-def archive_member_digest(archive: zipfile.ZipFile, path: str, algorithm: str) -> str:
-    """Read a member to its end, which also checks its CRC, and return its digest as RECORD writes it."""
-    digest = hashlib.new(algorithm)
-    with archive.open(path) as member:
-        while chunk := member.read(CHUNK):
-            digest.update(chunk)
-    return base64.urlsafe_b64encode(digest.digest()).rstrip(b"=").decode()
-
-
-def _contents(archive: zipfile.ZipFile, folder: str) -> Contents:
+def read(
+    stream: ByteStream, body: BinaryIO, filename: FileName, limits: Limits, size: int, findings: Findings
+) -> Contents:
+    """Check the archive and return what it holds; `body` is for reading a member once more."""
+    state = _Pass(filename, limits, findings, MemberNames(limits))
+    for member, content in ZipArchive(stream, Budget(limits, size)).walk():
+        _take(state, member, content)
+    _check_folders(state)
+    record.check(
+        state.texts["RECORD"],
+        state.folder,
+        state.files,
+        lambda path: unpacked_again(body, state.members[path]),
+    )
+    wheel_file.check(state.texts["WHEEL"], filename)
     target = None
-    if f"{folder}/entry_points.txt" in archive.NameToInfo:
-        text = _small(archive, f"{folder}/entry_points.txt")
-        target = entry_point(text.decode("utf-8", "replace"))
-    modules = (one for one in archive.infolist() if _top_level_module(one.filename))
-    loader = any(defines_loader(archive.read(one)) for one in modules if one.file_size <= MODULE_BYTES)
-    return Contents(_small(archive, f"{folder}/METADATA"), target, loader)
+    if "entry_points.txt" in state.texts:
+        target = entry_points.read(state.texts["entry_points.txt"], state.scripts)
+    licences = f"{state.folder}/licenses/"
+    return Contents(
+        metadata=state.texts["METADATA"],
+        entry_point=target,
+        has_loader=state.loaders.found,
+        licence_files=frozenset(
+            path.removeprefix(licences) for path in state.files if path.startswith(licences)
+        ),
+        modules=frozenset(state.modules),
+    )
 
 
-def _top_level_module(path: str) -> bool:
-    parts = path.split("/")
-    return (len(parts) == 1 and path.endswith(".py")) or (len(parts) == 2 and parts[1] == "__init__.py")
+def _take(state: _Pass, member: Member, content: Iterator[bytes]) -> None:
+    """Take one member in: where it goes, its digest, and its bytes where they are needed."""
+    path = member.name
+    installed = _placed(state, member)
+    state.names.add(path, is_folder=member.is_folder, installed=installed)
+    if member.is_folder:
+        return
+    name = path.rpartition("/")[2]
+    is_metadata = path.count("/") == 1 and path.startswith(f"{state.folder}/") and name in _READ
+    if is_metadata and member.size > state.limits.metadata_bytes:
+        raise refused("too_large_metadata", f"`{shown(path)}` is over {state.limits.metadata_bytes:,} bytes")
+    is_loader = _top_level_module(path) and state.loaders.wants(member.size)
+    kept: list[bytes] = []
+    digest, start = hashlib.sha256(), b""
+    for piece in content:
+        start = start or piece[:512]
+        digest.update(piece)
+        if is_metadata or is_loader:
+            kept.append(piece)
+    state.files[path] = (record.spelt(digest.digest()), member.size)
+    state.members[path] = member
+    note_hidden(path, start, state.findings)
+    if is_metadata:
+        state.texts[name] = b"".join(kept)
+    elif is_loader:
+        state.loaders.look(b"".join(kept))
+
+
+def _placed(state: _Pass, member: Member) -> str | None:
+    """Say where a member is installed if not under its own path; check and note what that place means."""
+    top, slash, rest = member.name.partition("/")
+    lowered = top.lower()
+    if lowered.endswith(".dist-info"):
+        _check_dist_info(state, top, is_folder=bool(slash) or member.is_folder)
+        return None
+    if lowered.endswith(".data"):
+        return _placed_data(state, member, top, rest)
+    if not member.is_folder:
+        _note_library(state, member.name)
+    return None
+
+
+def _placed_data(state: _Pass, member: Member, folder: str, rest: str) -> str | None:
+    state.data = state.data or folder
+    scheme, _, path = rest.partition("/")
+    plain = member.is_folder and not path
+    if folder != state.data or (scheme not in _SCHEMES and not (plain and not scheme)) or not (path or plain):
+        detail = f"`{shown(member.name)}` is not below one of {', '.join(_SCHEMES)} of one `.data` folder"
+        raise refused("bad_data_folder", detail)
+    if plain:
+        return None
+    if scheme in _LIBRARIES:
+        if not member.is_folder:
+            _note_library(state, path)
+        return path
+    if not member.is_folder:
+        note_startup(path.rpartition("/")[2], state.findings)
+        if scheme == "scripts":
+            state.scripts.append(path)
+        code = "data_scripts" if scheme == "scripts" else "data_files"
+        state.findings.note(code, f"`{shown(member.name)}` is installed outside the packages")
+    return None
+
+
+def _note_library(state: _Pass, path: str) -> None:
+    """Note what a file that goes to site-packages does there."""
+    note_startup(path, state.findings)
+    if path.endswith(_IMPORTABLE):
+        state.modules.add(path.split("/")[0].split(".")[0])
+
+
+def _check_dist_info(state: _Pass, folder: str, *, is_folder: bool) -> None:
+    """There is one `.dist-info`, that of the file's own name and version."""
+    if not is_folder or not folder.endswith(".dist-info"):
+        raise refused("bad_dist_info", f"`{shown(folder)}` is not spelt as the folder it should be")
+    if state.folder and folder != state.folder:
+        detail = f"the wheel has the folders `{shown(state.folder)}` and `{shown(folder)}`, and may have one"
+        raise refused("bad_dist_info", detail)
+    if _identity(folder) != (state.filename.name, state.filename.version):
+        detail = f"the folder `{shown(folder)}` is not that of `{state.filename.stem}`"
+        raise refused("bad_dist_info", detail)
+    state.folder = folder
+
+
+def _check_folders(state: _Pass) -> None:
+    """What can be said of the folders only when all members are known."""
+    if not state.folder:
+        raise refused("bad_dist_info", "the wheel has no `.dist-info` folder")
+    for needed in _NEEDED:
+        if needed not in state.texts:
+            raise refused("missing_metadata", f"the wheel has no `{state.folder}/{needed}`")
+    stem = state.folder.removesuffix(".dist-info")
+    if state.data and state.data != f"{stem}.data":
+        raise refused("bad_data_folder", f"the folder `{shown(state.data)}` is not `{stem}.data`")
 
 
 def _identity(folder: str) -> tuple[str, str] | None:
@@ -125,17 +183,6 @@ def _identity(folder: str) -> tuple[str, str] | None:
         return None
 
 
-def _record_rows(text: bytes) -> dict[str, str]:
-    try:
-        rows = list(csv.reader(io.StringIO(text.decode())))
-    except (UnicodeDecodeError, csv.Error) as error:
-        raise refused("record_mismatch", f"RECORD cannot be read: {error}") from error
-    if any(row and len(row) != 3 for row in rows):
-        raise refused("record_mismatch", "RECORD has a row that is not of three columns")
-    return {row[0]: row[1] for row in rows if row}
-
-
-def _small(archive: zipfile.ZipFile, path: str) -> bytes:
-    if archive.NameToInfo[path].file_size > _METADATA_BYTES:
-        raise refused("too_large_metadata", f"`{path}` is over {_METADATA_BYTES:,} bytes")
-    return archive.read(path)
+def _top_level_module(path: str) -> bool:
+    parts = path.split("/")
+    return (len(parts) == 1 and path.endswith(".py")) or (len(parts) == 2 and parts[1] == "__init__.py")

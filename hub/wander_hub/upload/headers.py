@@ -1,0 +1,54 @@
+"""The lines of METADATA, PKG-INFO and WHEEL, before a parser is asked.
+
+Readers of this e-mail-like format part ways at odd lines: one ends the header there, one skips the line,
+one splits at a lone carriage return. So a header is refused unless all must read it alike.
+"""
+
+from __future__ import annotations
+
+import re
+from email.message import Message
+from email.parser import Parser
+from email.policy import compat32
+
+from wander_hub.upload.schemas import refused
+
+_FIELD = re.compile(r"[A-Za-z][A-Za-z0-9-]*:")
+_ODD = re.compile("[\x00-\x08\x0a-\x1f\x7f-\x9f\u2028\u2029]")
+
+
+def decoded(text: bytes, what: str, code: str) -> str:
+    """Return the text of a metadata file whose header lines are plain; `what` is the file's name."""
+    try:
+        whole = text.decode()
+    except UnicodeDecodeError as error:
+        raise refused(code, f"{what} is not UTF-8 at byte {error.start:,}") from error
+    if "\x00" in whole:
+        raise refused(code, f"{what} holds a NUL at character {whole.index(chr(0)):,}")
+    for number, line in enumerate(_header_lines(whole), 1):
+        if odd := _ODD.search(line):
+            detail = f"line {number} of {what} holds the character U+{ord(odd[0]):04X}"
+            raise refused(code, detail)
+        if not (_FIELD.match(line) or (line[0] in " \t" and number > 1)):
+            raise refused(code, f"line {number} of {what} is no `Field: value`: `{line[:100]}`")
+    return whole
+
+
+def _header_lines(text: str) -> list[str]:
+    """Return the lines before the first empty one."""
+    lines: list[str] = []
+    start = 0
+    while start < len(text):
+        end = text.find("\n", start)
+        end = len(text) if end < 0 else end
+        line = text[start:end].removesuffix("\r")
+        if not line:
+            break
+        lines.append(line)
+        start = end + 1
+    return lines
+
+
+def parsed(text: bytes, what: str, code: str) -> Message:
+    """Return the fields of a file that is all header, such as WHEEL."""
+    return Parser(policy=compat32).parsestr(decoded(text, what, code), headersonly=True)

@@ -1,0 +1,239 @@
+"""Walks a gzipped tar archive from its first byte to its last, so that there is one way to read it.
+
+Tar readers disagree about sizes that stand twice, folders with content, extended headers and what follows
+the end (CVE-2025-62518 is one such case). Here a name and a size stand once, only plain files and folders
+occur, extended headers may name a file and keep times and owners, and zeros alone follow the end.
+"""
+
+from __future__ import annotations
+
+import tarfile
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from wander_hub.upload.members import Budget, shown
+from wander_hub.upload.schemas import refused
+from wander_hub.upload.stream import CHUNK, ByteStream, Truncated
+
+_BLOCK = tarfile.BLOCKSIZE
+_EXTENSION_BYTES = 64 * 1024
+"""An extended header holds one path and a few numbers."""
+_PAX, _PAX_GLOBAL = tarfile.XHDTYPE, tarfile.XGLTYPE
+_LINKS = (tarfile.LNKTYPE, tarfile.SYMTYPE, tarfile.GNUTYPE_LONGLINK)
+_HARMLESS_PAX = {"path", "size", "mtime", "atime", "ctime", "uid", "gid", "uname", "gname", "comment"}
+_HARMLESS_PAX_PREFIXES = ("SCHILY.xattr.", "LIBARCHIVE.")
+"""What tar on macOS adds for attributes that nobody extracts."""
+
+
+@dataclass(frozen=True, slots=True)
+class TarMember:
+    """A file or a folder of the archive."""
+
+    name: str
+    size: int
+    is_folder: bool
+
+
+class _Gunzipped:
+    """The plain bytes of one gzip member, as many at a time as asked for."""
+
+    def __init__(self, source: ByteStream, budget: Budget) -> None:
+        self._source = source
+        self._budget = budget
+        self._inflater = zlib.decompressobj(16 + zlib.MAX_WBITS)
+        self._buffer = memoryview(b"")
+        self.offset = 0
+        self.where = "the first header"
+
+    def exactly(self, size: int) -> bytes:
+        """Return `size` bytes, at most a chunk or a header."""
+        got = self._some(size)
+        while len(got) < size:
+            more = self._some(size - len(got))
+            if not more:
+                raise Truncated(f"in the tar archive at byte {self.offset:,}")
+            got += more
+        return got
+
+    def _some(self, size: int) -> bytes:
+        """Return up to `size` bytes; none at the end of the gzip member, whose CRC is then checked."""
+        while not self._buffer and not self._inflater.eof:
+            packed = self._inflater.unconsumed_tail or self._source.read(CHUNK)
+            plain = self._inflater.decompress(packed, CHUNK)
+            if not packed and not plain:
+                raise Truncated(f"at byte {self._source.offset:,}, where its gzip stream goes on")
+            self._budget.spend(len(plain), self.where)
+            self._buffer = memoryview(plain)
+        taken = bytes(self._buffer[:size])
+        self._buffer = self._buffer[size:]
+        self.offset += len(taken)
+        return taken
+
+    def finish(self) -> None:
+        """Only zeros are left, and nothing follows the gzip member."""
+        while rest := self._some(CHUNK):
+            if rest.strip(b"\0"):
+                raise refused(
+                    "tar_framing", f"something follows the end of the tar archive at {self.offset:,}"
+                )
+        if self._inflater.unused_data or self._source.read(1):
+            raise refused("trailing_data", "bytes follow the end of the gzip stream")
+
+
+class TarArchive:
+    """One pass over an archive."""
+
+    def __init__(self, stream: ByteStream, budget: Budget) -> None:
+        self._plain = _Gunzipped(stream, budget)
+
+    def walk(self) -> Iterator[tuple[TarMember, Iterator[bytes]]]:
+        """Yield each member with its bytes, which are read to their end in any case."""
+        try:
+            while (info := self._next_header()) is not None:
+                member = self._member(info)
+                self._plain.where = member.name
+                content = self._content(member)
+                yield member, content
+                for _ in content:
+                    pass
+            self._plain.finish()
+        except (Truncated, zlib.error) as error:
+            detail = f"the file is no sound .tar.gz archive: it ends {error}"
+            if isinstance(error, zlib.error):
+                detail = f"the file is no sound .tar.gz archive: {error}"
+            raise refused("not_an_sdist", detail) from error
+
+    def _next_header(self) -> tarfile.TarInfo | None:
+        """Return the next member's header with its extended name; None at the end."""
+        pax: dict[str, str] = {}
+        long_name: str | None = None
+        while True:
+            info = self._header()
+            if info is None:
+                if pax or long_name is not None:
+                    raise refused("tar_framing", "the archive ends after an extended header")
+                return None
+            if info.type == _PAX and not pax:
+                pax = self._pax(info)
+            elif info.type == _PAX_GLOBAL:
+                self._check_global(self._pax(info))
+            elif info.type == tarfile.GNUTYPE_LONGNAME and long_name is None:
+                long_name = self._long_name(info)
+            elif info.type in (_PAX, tarfile.GNUTYPE_LONGNAME) or (pax and long_name is not None):
+                raise refused("tar_extension", f"`{shown(info.name)}` has more than one extended header")
+            else:
+                _apply(info, pax, long_name)
+                return info
+
+    def _header(self) -> tarfile.TarInfo | None:
+        at = self._plain.offset
+        block = self._plain.exactly(_BLOCK)
+        if not block.strip(b"\0"):
+            if at == 0 or self._plain.exactly(_BLOCK).strip(b"\0"):
+                raise refused("tar_framing", f"the archive does not end at byte {at:,}, as it seems to")
+            return None
+        try:
+            info = tarfile.TarInfo.frombuf(block, "utf-8", "strict")
+        except (tarfile.HeaderError, ValueError, OverflowError) as error:
+            code = "not_an_sdist" if at == 0 else "tar_framing"
+            raise refused(code, f"the tar header at byte {at:,} is malformed: {error}") from error
+        if info.size < 0:
+            raise refused("tar_framing", f"the tar header at byte {at:,} has the size {info.size}")
+        return info
+
+    def _member(self, info: tarfile.TarInfo) -> TarMember:
+        name = info.name
+        if info.type in _LINKS:
+            raise refused("link_member", f"the member `{shown(name)}` is a link to `{shown(info.linkname)}`")
+        if info.type == tarfile.GNUTYPE_SPARSE:
+            raise refused("sparse_member", f"the member `{shown(name)}` is sparse")
+        if info.type not in (tarfile.REGTYPE, tarfile.AREGTYPE, tarfile.DIRTYPE):
+            raise refused("special_member", f"the member `{shown(name)}` has the type {info.type!r}")
+        is_folder = info.type == tarfile.DIRTYPE
+        if is_folder and info.size:
+            raise refused("special_member", f"the folder `{shown(name)}` has content")
+        if not is_folder and name.endswith("/"):
+            raise refused(
+                "file_and_folder", f"`{shown(name)}` is a file by its type and a folder by its name"
+            )
+        if not is_folder and info.mode & 0o6000:
+            raise refused("special_member", f"the member `{shown(name)}` has the mode {info.mode:o}")
+        return TarMember(name.removesuffix("/") if is_folder else name, info.size, is_folder)
+
+    def _content(self, member: TarMember) -> Iterator[bytes]:
+        left = member.size
+        while left:
+            piece = self._plain.exactly(min(left, CHUNK))
+            left -= len(piece)
+            yield piece
+        if padding := -member.size % _BLOCK:
+            self._plain.exactly(padding)
+
+    def _extension(self, info: tarfile.TarInfo) -> bytes:
+        if info.size > _EXTENSION_BYTES:
+            detail = f"an extended header of {info.size:,} bytes before byte {self._plain.offset:,}"
+            raise refused("tar_extension", detail)
+        text = self._plain.exactly(info.size)
+        self._plain.exactly(-info.size % _BLOCK)
+        return text
+
+    def _long_name(self, info: tarfile.TarInfo) -> str:
+        try:
+            return self._extension(info).removesuffix(b"\0").decode()
+        except UnicodeDecodeError as error:
+            raise refused("tar_extension", "a long name is not UTF-8") from error
+
+    def _pax(self, info: tarfile.TarInfo) -> dict[str, str]:
+        try:
+            return _pax_records(self._extension(info))
+        except ValueError as error:
+            detail = f"a pax header before byte {self._plain.offset:,} is malformed: {error}"
+            raise refused("tar_extension", detail) from error
+
+    @staticmethod
+    def _check_global(records: dict[str, str]) -> None:
+        if set(records) - {"comment"}:
+            raise refused(
+                "tar_extension", f"a global pax header sets `{shown(min(records))}` for every member"
+            )
+
+
+def _pax_records(text: bytes) -> dict[str, str]:
+    """Return the records of a pax header, each `length key=value` and a line break."""
+    found: dict[str, str] = {}
+    at = 0
+    while at < len(text):
+        length, space, _ = text[at : at + 8].partition(b" ")
+        if not space or not length.isdigit() or length.startswith(b"0"):
+            raise ValueError("a record has no length")
+        end = at + int(length)
+        line = text[at + len(length) + 1 : end]
+        if end > len(text) or not line.endswith(b"\n"):
+            raise ValueError("a record ends elsewhere than it says")
+        key, equals, value = line[:-1].partition(b"=")
+        if not equals or not key:
+            raise ValueError("a record has no key")
+        name = key.decode()
+        if name in found:
+            raise ValueError(f"`{shown(name)}` is there twice")
+        found[name] = "" if name.startswith(_HARMLESS_PAX_PREFIXES) else value.decode()
+        at = end
+    return found
+
+
+def _apply(info: tarfile.TarInfo, pax: dict[str, str], long_name: str | None) -> None:
+    """Give a member the name of its extended header; refuse whatever else would change it."""
+    for key, value in pax.items():
+        if key.startswith("GNU.sparse."):
+            raise refused("sparse_member", f"the member `{shown(info.name)}` is sparse")
+        if key not in _HARMLESS_PAX and not key.startswith(_HARMLESS_PAX_PREFIXES):
+            raise refused("tar_extension", f"the pax header of `{shown(info.name)}` sets `{shown(key)}`")
+        if key == "size" and value != str(info.size):
+            detail = f"`{shown(info.name)}` has {info.size} bytes, by its pax header `{shown(value)}`"
+            raise refused("tar_extension", detail)
+    name = pax.get("path", long_name)
+    if name is not None:
+        if "\0" in name:
+            raise refused("unsafe_path", f"the member `{shown(name)}` has a NUL in its path")
+        info.name = name
