@@ -29,6 +29,8 @@ BASE_VARIABLE, KEY_VARIABLE = "OPENAI_BASE_URL", "OPENAI_API_KEY"
 USUAL_BASE = "https://api.openai.com/v1"
 _SECONDS = 600.0
 _PATHS = ("chat/completions", "completions", "responses", "embeddings")
+_MOST_CONNECTIONS = 256
+"""Connections that a sandbox may have open at a time."""
 
 
 @dataclass(frozen=True)
@@ -73,6 +75,7 @@ class HostEndpoint:
         self._records: dict[str, _Record] = defaultdict(_Record)
         self._runner: web.ServerRunner | None = None
         self._starting: asyncio.Task[None] | None = None
+        self._taking: set[asyncio.Task[None]] = set()
         self._session: aiohttp.ClientSession | None = None
         self.count = CallCount()
 
@@ -88,10 +91,24 @@ class HostEndpoint:
         return endpoint
 
     @property
+    def address(self) -> tuple[str, int]:
+        """Host and port."""
+        host, port = self._socket.getsockname()
+        return host, port
+
+    @property
     def variables(self) -> dict[str, str]:
         """The environment variables by which the worker's clients find the endpoint."""
-        port = self._socket.getsockname()[1]
-        return {BASE_VARIABLE: f"http://127.0.0.1:{port}/v1", KEY_VARIABLE: self._token}
+        host, port = self.address
+        return {BASE_VARIABLE: f"http://{host}:{port}/v1", KEY_VARIABLE: self._token}
+
+    def take(self, connection: socket.socket) -> None:
+        """Serve a connected socket as well, for a worker that can reach no address."""
+        if self._starting is None:
+            self._connected()
+        task = asyncio.get_running_loop().create_task(self._serve(connection))
+        self._taking.add(task)
+        task.add_done_callback(self._taking.discard)
 
     def begin(self, rollout_id: str, recorded: dict[str, Any] | None) -> None:
         """Announce a rollout, with what its record holds where it is played again."""
@@ -113,7 +130,7 @@ class HostEndpoint:
             return
         asyncio.get_running_loop().remove_reader(self._socket)
         if self._starting is not None:
-            await asyncio.gather(self._starting, return_exceptions=True)
+            await asyncio.gather(self._starting, *self._taking, return_exceptions=True)
         if self._session is not None:
             await self._session.close()
         if self._runner is not None:
@@ -135,6 +152,15 @@ class HostEndpoint:
         self._runner = web.ServerRunner(web.Server(self._answered), shutdown_timeout=0.5)
         await self._runner.setup()
         await web.SockSite(self._runner, self._socket).start()
+
+    async def _serve(self, connection: socket.socket) -> None:
+        assert self._starting is not None
+        await self._starting
+        server = None if self._runner is None else self._runner.server
+        if server is None or len(server.connections) >= _MOST_CONNECTIONS:
+            connection.close()
+            return
+        await asyncio.get_running_loop().connect_accepted_socket(server, connection)
 
     async def _answered(self, request: web.BaseRequest) -> web.StreamResponse:
         given = request.headers.get("authorization", "").removeprefix("Bearer ")

@@ -6,9 +6,15 @@ import asyncio
 import contextlib
 import os
 import signal
+import socket as sockets
 import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from wander.errors import WanderError
+    from wander.sandbox.worker import Sandbox
 
 ALWAYS_PASSED = ("PATH", "HOME", "LANG", "TMPDIR")
 """Environment variables that every worker gets; others only by name."""
@@ -19,9 +25,9 @@ _LOG_BYTES = 8192
 class WorkerProcess:
     """One child process in a session of its own; its output goes to the log file."""
 
-    def __init__(self, process: asyncio.subprocess.Process, lifeline: int, log_path: Path) -> None:
+    def __init__(self, process: asyncio.subprocess.Process, lifeline: int | None, log_path: Path) -> None:
         self._process = process
-        self._lifeline: int | None = lifeline
+        self._lifeline = lifeline
         self.log_path = log_path
 
     @classmethod
@@ -33,12 +39,23 @@ class WorkerProcess:
         environ: Iterable[str],
         log_path: Path,
         variables: Mapping[str, str] | None = None,
+        sandbox: Sandbox | None = None,
+        source: Path | None = None,
     ) -> WorkerProcess:
-        """Start `python -m wander.worker` (None: this interpreter); raises `OSError`.
+        """Start `python -m wander.worker` (None: this interpreter); raises `OSError` or `SandboxError`.
 
-        `environ` names variables of this process that it gets too, `variables` gives it others.
+        `environ` names variables of this process that it gets too, `variables` gives it others. `source` is
+        the folder or file that it will load, which a sandbox has to show it.
         """
         log_path.parent.mkdir(parents=True, exist_ok=True)
+        if sandbox is not None:
+            from wander.sandbox.worker import SandboxedWorker
+
+            named = {**_named(environ), **(variables or {})}
+            with _connected(socket) as connected:
+                return await SandboxedWorker.start_in(
+                    sandbox, python, connected, source=source, log_path=log_path, variables=named
+                )
         theirs, ours = os.pipe()
         try:
             with log_path.open("ab") as log:
@@ -93,6 +110,10 @@ class WorkerProcess:
             os.close(self._lifeline)
             self._lifeline = None
 
+    def not_made(self) -> WanderError | None:
+        """Return why the process could not even begin its work, where that is known."""
+        return None
+
     def ending(self) -> str:
         """Say in words how the child ended."""
         code = self._process.returncode
@@ -116,8 +137,19 @@ class WorkerProcess:
 
 def worker_environ(names: Iterable[str]) -> dict[str, str]:
     """Return the environment variables of a worker: the few it always gets, and those named."""
-    passed = {name: os.environ[name] for name in (*ALWAYS_PASSED, *names) if name in os.environ}
+    passed = _named((*ALWAYS_PASSED, *names))
     # Output reaches the log as it is made, and a crash in native code leaves a trace there.
     # Sets of text have the same order on every machine and in every run.
     python = {"PYTHONUNBUFFERED": "1", "PYTHONFAULTHANDLER": "1", "PYTHONUTF8": "1", "PYTHONHASHSEED": "0"}
     return {**python, **passed}
+
+
+def _named(names: Iterable[str]) -> dict[str, str]:
+    return {name: os.environ[name] for name in names if name in os.environ}
+
+
+def _connected(path: Path) -> sockets.socket:
+    """Return a socket that is connected to the host's own, for a child that may open none."""
+    connection = sockets.socket(sockets.AF_UNIX)
+    connection.connect(str(path))
+    return connection

@@ -9,7 +9,7 @@ import tempfile
 from collections.abc import Callable, Coroutine, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from pydantic import ValidationError
 from websockets.asyncio.server import Server, ServerConnection, unix_serve
@@ -18,6 +18,7 @@ from wander import __version__
 from wander.clients.base import Client, ModelRequest
 from wander.errors import LoadError, ModelError
 from wander.handle import Split
+from wander.sandbox.clock import OwnTime
 from wander.types import EnvironmentInfo, Example, Failure, Rollout, SamplingArgs
 from wander.worker.channel import FRAME, OPTIONS, Channel
 from wander.worker.leftovers import MARK, end_marked
@@ -46,6 +47,9 @@ from wander.worker.protocol import (
 )
 from wander.worker.watch import LAST_WORDS
 
+if TYPE_CHECKING:
+    from wander.sandbox.worker import Sandbox
+
 T = TypeVar("T")
 
 _SOCKET_LIMIT = 100
@@ -71,6 +75,7 @@ class WorkerOptions:
     startup_timeout: float
     variables: Mapping[str, str] = field(default_factory=dict)
     """Environment variables that are the worker's alone."""
+    sandbox: Sandbox | None = None
 
 
 @dataclass
@@ -125,6 +130,8 @@ class WorkerSession:
                 environ=options.environ,
                 log_path=options.log_path,
                 variables={**options.variables, MARK: mark},
+                sandbox=options.sandbox,
+                source=None if options.load.path is None else Path(options.load.path),
             )
             async with asyncio.timeout(options.startup_timeout):
                 connection = await _unless_ended(process, listening.connected())
@@ -137,6 +144,8 @@ class WorkerSession:
                 await session._abandon()
             await listening.close()
             end_marked(mark)
+            if process is not None and session is None and (cause := process.not_made()) is not None:
+                raise cause from None
             if isinstance(error, TimeoutError):
                 seconds = f"{options.startup_timeout:g} s"
                 raise _load_error(f"the environment was not loaded within {seconds}", process) from None
@@ -248,7 +257,9 @@ class WorkerSession:
         async def serve() -> None:
             ending = None
             limit = self._options.load.rollout_timeout
-            watching = None if limit is None else asyncio.create_task(self._watch(limit))
+            watching = [] if limit is None else [asyncio.create_task(self._watch(limit))]
+            if self._options.sandbox is not None:
+                watching.append(asyncio.create_task(self._bound(self._options.sandbox.policy.rollout)))
             try:
                 await _until_ended(self._process, self._read())
                 if self._channel.too_long:
@@ -257,8 +268,8 @@ class WorkerSession:
             except ValidationError as error:
                 ending = f"sent what is no message of this protocol ({error.title}) and was ended"
             finally:
-                if watching is not None:
-                    watching.cancel()
+                for each in watching:
+                    each.cancel()
                 self._channel.stop()
                 await self._process.end(grace=0 if ending else EXIT_SECONDS)
                 self._ended(ending, listening.last_words())
@@ -289,6 +300,27 @@ class WorkerSession:
                     break
             else:
                 self._held_up = True
+                self._process.kill()
+                return
+
+    async def _bound(self, limit: float) -> None:
+        """End a sandboxed worker that takes too long over a rollout or over examples, whatever it answers."""
+        own = OwnTime(limit)
+        while True:
+            await asyncio.sleep(own.tick)
+            playing = {
+                number: each.asked
+                for number, each in self._playing.items()
+                if not each.calls and not each.result.done()
+            }
+            working = {number: len(asked.indices) for number, asked in playing.items()}
+            late = own.late({**working, **dict.fromkeys(self._examples, 1)})
+            reason = f"its code took more than {limit:g} s, which the sandbox does not allow"
+            for number in late & playing.keys():
+                asked = playing[number]
+                failed = failed_rollouts(asked.example, asked.indices, "RolloutTimeout", reason)
+                self._playing[number].result.set_result(failed)
+            if late:
                 self._process.kill()
                 return
 

@@ -1,0 +1,60 @@
+"""bubblewrap's arguments: every namespace its own, a read-only system, `/tmp` as the one place to write."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+
+from wander.sandbox.policy import SandboxPolicy
+from wander.sandbox.seccomp import Machine, compiled
+from wander.sandbox.visible import Visible
+from wander.types import canonical_json
+
+SCRATCH = "/tmp"  # noqa: S108 - a file system of the sandbox's own, in memory
+_ISOLATION = (
+    *("--unshare-all", "--unshare-user", "--uid", "1000", "--gid", "1000"),
+    *("--disable-userns", "--assert-userns-disabled", "--cap-drop", "ALL"),
+    *("--hostname", "sandbox", "--new-session", "--die-with-parent"),
+    *("--proc", "/proc", "--dev", "/dev"),
+    *("--ro-bind", "/dev/null", "/proc/cmdline"),  # how the host was started
+)
+
+VARIABLES = {
+    "HOME": SCRATCH,
+    "USER": "sandbox",
+    "LOGNAME": "sandbox",
+    "LANG": "C.UTF-8",
+    "TZ": "UTC",
+    "PYTHONUNBUFFERED": "1",
+    "PYTHONFAULTHANDLER": "1",
+    "PYTHONUTF8": "1",
+    "PYTHONHASHSEED": "0",
+    "PYTHONDONTWRITEBYTECODE": "1",
+    "WANDER_SANDBOX": "bwrap",
+}
+"""The environment variables that every sandboxed worker gets, whatever the host's are."""
+
+
+def arguments(policy: SandboxPolicy, sees: Visible, sources: Sequence[str], filter_fd: int) -> list[str]:
+    """Return bubblewrap's arguments up to the command; `sources` are where the launcher finds the binds."""
+    found = [
+        part for source, path in zip(sources, sees.binds, strict=True) for part in ("--ro-bind", source, path)
+    ]
+    return [
+        *_ISOLATION,
+        *("--size", str(policy.tmp), "--tmpfs", SCRATCH, "--size", str(policy.shm), "--tmpfs", "/dev/shm"),  # noqa: S108
+        *found,
+        *(part for target, path in sees.links for part in ("--symlink", target, path)),
+        *("--chdir", SCRATCH, "--remount-ro", "/", "--seccomp", str(filter_fd), "--"),
+    ]
+
+
+def profile_digest(policy: SandboxPolicy, machine: Machine) -> str:
+    """Return what names a profile: isolation, filter and limits, without the paths of this machine."""
+    profile = {
+        "isolation": _ISOLATION,
+        "variables": VARIABLES,
+        "filter": hashlib.sha256(compiled(machine)).hexdigest(),
+        "limits": policy.limits(),
+    }
+    return hashlib.sha256(canonical_json(profile).encode()).hexdigest()

@@ -1,0 +1,218 @@
+"""Control groups: the one way to bound what all processes of a sandbox take together.
+
+Version 2 where this process may make groups (root, `Delegate=yes`, a desktop session), else version 1 where
+root may, else `systemd-run --user --scope`. Without any of them memory is bounded for each process alone,
+which a process that forks evades; the run's record says which of the two it was.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import itertools
+import os
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Literal, Protocol
+
+from wander.sandbox.policy import SandboxPolicy
+
+MemoryBound = Literal["cgroup", "process"]
+"""By what the memory is bounded: all processes together, or each by itself."""
+_PREFIX = "wander-"
+_numbers = itertools.count()
+
+
+class Group(Protocol):
+    """What bounds one sandbox."""
+
+    memory_bound: MemoryBound
+
+    @property
+    def prefix(self) -> list[str]:
+        """What the launcher's command is preceded by."""
+        ...
+
+    @property
+    def joined(self) -> list[str]:
+        """Files into which the launcher writes its process id."""
+        ...
+
+    def out_of_memory(self) -> bool:
+        """Tell whether the kernel ended a process because the group's memory was used up."""
+        ...
+
+    def close(self) -> bool:
+        """Remove the group; False while processes are left in it."""
+        ...
+
+
+class NoGroup:
+    """Limits of single processes alone."""
+
+    memory_bound: MemoryBound = "process"
+    prefix: list[str] = []  # noqa: RUF012 - part of the port
+    joined: list[str] = []  # noqa: RUF012
+
+    def out_of_memory(self) -> bool:
+        """Nobody counts."""
+        return False
+
+    def close(self) -> bool:
+        """There is nothing to remove."""
+        return True
+
+
+class ScopeGroup:
+    """A scope that the user's systemd makes."""
+
+    memory_bound: MemoryBound = "cgroup"
+    joined: list[str] = []  # noqa: RUF012 - part of the port
+
+    def __init__(self, program: str, policy: SandboxPolicy) -> None:
+        limits = (f"MemoryMax={policy.memory}", "MemorySwapMax=0", f"TasksMax={policy.processes + 8}")
+        options = [part for limit in limits for part in ("-p", limit)]
+        self.prefix = [program, "--user", "--scope", "--quiet", "--collect", *options, "--"]
+
+    def out_of_memory(self) -> bool:
+        """The scope is gone with its last process, and its counts with it."""
+        return False
+
+    def close(self) -> bool:
+        """systemd removes it."""
+        return True
+
+
+class FolderGroup:
+    """Folders of the control group file systems, one for version 2, one a controller for version 1."""
+
+    memory_bound: MemoryBound = "cgroup"
+    prefix: list[str] = []  # noqa: RUF012 - part of the port
+
+    def __init__(self, folders: list[Path], version: Literal[1, 2]) -> None:
+        self._folders = folders
+        self._events = folders[0] / ("memory.events" if version == 2 else "memory.oom_control")
+
+    @property
+    def joined(self) -> list[str]:
+        """One file a folder."""
+        return [str(folder / "cgroup.procs") for folder in self._folders]
+
+    def out_of_memory(self) -> bool:
+        """Read the kernel's count."""
+        with contextlib.suppress(OSError):
+            for line in self._events.read_text().splitlines():
+                name, _, count = line.partition(" ")
+                if name == "oom_kill":
+                    return int(count) > 0
+        return False
+
+    def close(self) -> bool:
+        """Kill what is left, and remove the folders."""
+        for folder in list(self._folders):
+            with contextlib.suppress(OSError):
+                (folder / "cgroup.kill").write_text("1")
+            with contextlib.suppress(OSError):
+                folder.rmdir()
+            if not folder.exists():
+                self._folders.remove(folder)
+        return not self._folders
+
+
+def new_group(policy: SandboxPolicy, root: Path = Path("/sys/fs/cgroup")) -> Group:
+    """Make the best group that this process may make."""
+    own = _own_groups()
+    for made in (_version_2(policy, root, own.get("")), _version_1(policy, root, own)):
+        if made is not None:
+            return made
+    program = _scopes()
+    return NoGroup() if program is None else ScopeGroup(program, policy)
+
+
+def _version_2(policy: SandboxPolicy, root: Path, own: str | None) -> FolderGroup | None:
+    """Make a group in the nearest one above this process that hands memory and pids on."""
+    if own is None or not (root / "cgroup.controllers").exists():
+        return None
+    settings = {
+        "memory.max": policy.memory,
+        "memory.swap.max": 0,
+        "memory.oom.group": 1,
+        "pids.max": policy.processes + 8,
+    }
+    here = root / own.lstrip("/")
+    for parent in (here, *here.parents):
+        if not parent.is_relative_to(root):
+            return None
+        with contextlib.suppress(OSError):
+            handed_on = set((parent / "cgroup.subtree_control").read_text().split())
+            if {"memory", "pids"} <= handed_on:
+                return _made([parent], [settings], 2)
+    return None
+
+
+def _version_1(policy: SandboxPolicy, root: Path, own: dict[str, str]) -> FolderGroup | None:
+    """Make a group below this process's own in each of two hierarchies."""
+    parents = [root / name / own.get(name, "/").lstrip("/") for name in ("memory", "pids")]
+    if not all((parent / "cgroup.procs").exists() for parent in parents):
+        return None
+    memory = {"memory.limit_in_bytes": policy.memory, "memory.memsw.limit_in_bytes": policy.memory}
+    with contextlib.suppress(OSError):
+        return _made(parents, [memory, {"pids.max": policy.processes + 8}], 1)
+    return None
+
+
+def _made(parents: list[Path], settings: list[dict[str, int]], version: Literal[1, 2]) -> FolderGroup:
+    """Make one folder a parent with its settings; raises `OSError`, leaving none."""
+    name = f"{_PREFIX}{os.getpid()}-{next(_numbers)}"
+    folders: list[Path] = []
+    try:
+        for parent, values in zip(parents, settings, strict=True):
+            _sweep(parent)
+            (parent / name).mkdir()
+            folders.append(parent / name)
+            for file, value in values.items():
+                _set(parent / name / file, value)
+    except OSError:
+        for folder in folders:
+            folder.rmdir()
+        raise
+    return FolderGroup(folders, version)
+
+
+def _set(path: Path, value: int) -> None:
+    """Write a setting; those about swap do not exist where the kernel does not count it."""
+    if path.exists() or "sw" not in path.name:
+        path.write_text(str(value))
+
+
+def _sweep(parent: Path) -> None:
+    """Remove empty groups of hosts that were killed."""
+    for left in parent.glob(f"{_PREFIX}*"):
+        pid = left.name.removeprefix(_PREFIX).partition("-")[0]
+        if not Path("/proc", pid).exists():
+            with contextlib.suppress(OSError):
+                left.rmdir()
+
+
+def _own_groups() -> dict[str, str]:
+    """Return this process's group in each hierarchy, by controller; version 2's is under the empty name."""
+    groups = {}
+    for line in Path("/proc/self/cgroup").read_text().splitlines():
+        _, controllers, path = line.split(":", 2)
+        groups.update(dict.fromkeys(controllers.split(","), path))
+    return groups
+
+
+@functools.cache
+def _scopes() -> str | None:
+    """Return `systemd-run` where the user's systemd makes scopes."""
+    program = shutil.which("systemd-run")
+    if program is None or not os.environ.get("XDG_RUNTIME_DIR"):
+        return None
+    tried = [program, "--user", "--scope", "--quiet", "--collect", "true"]
+    try:
+        done = subprocess.run(tried, capture_output=True, timeout=10, check=False)  # noqa: S603 - our own words
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return program if done.returncode == 0 else None

@@ -1,0 +1,119 @@
+"""The system call filter: a classic BPF program that the kernel runs before every call.
+
+A list of what is denied and not of what is allowed, since what Python, NumPy and their like need changes with
+every release; calls that are newer than this list do not exist in the sandbox. Every argument that a rule
+looks at is a number: the kernel shows no filter what a pointer points to, which is why `clone3` does not
+exist either (the C library then takes `clone`, whose flags can be seen).
+"""
+
+from __future__ import annotations
+
+import errno
+import struct
+from dataclasses import dataclass
+
+from wander.sandbox.syscalls import DENIED, JUDGED, NEWEST
+
+ALLOW = 0x7FFF0000
+KILL = 0x80000000
+_ERRNO = 0x00050000
+
+_LOAD, _JUMP_EQUAL, _JUMP_ABOVE, _JUMP_BITS, _AND, _RETURN = 0x20, 0x15, 0x25, 0x45, 0x54, 0x06
+_NUMBER, _MACHINE, _ARGUMENTS = 0, 4, 16
+"""Offsets in `struct seccomp_data`; arguments are eight bytes each, low half first on both machines."""
+
+CLONE_NEW_ANY = 0x7E020000
+"""Every CLONE_NEW* flag that `clone` knows: mount, cgroup, UTS, IPC, user, process, network."""
+TERMINAL_REQUESTS = (0x5412, 0x541C, 0x5423)
+"""TIOCSTI and TIOCLINUX type into a terminal, TIOCSETD loads line disciplines."""
+_AF_UNIX, _SOCK_STREAM, _SOCK_SEQPACKET = 1, 1, 5
+_X32 = 0x40000000 - 1
+
+
+@dataclass(frozen=True)
+class Machine:
+    """One kind of processor."""
+
+    column: int
+    """Where its numbers stand in the tables."""
+    audit: int
+    """What the kernel calls it (AUDIT_ARCH_*)."""
+
+
+MACHINES = {"x86_64": Machine(0, 0xC000003E), "aarch64": Machine(1, 0xC00000B7)}
+"""By `os.uname().machine`; no other has a filter, and so no sandbox."""
+
+Instruction = tuple[int, int, int, int]
+"""Code, jump where true, jump where false, operand."""
+
+
+def program(machine: Machine) -> list[Instruction]:
+    """Return the filter of a machine."""
+    code: list[Instruction] = [
+        (_LOAD, 0, 0, _MACHINE),
+        (_JUMP_EQUAL, 1, 0, machine.audit),
+        (_RETURN, 0, 0, KILL),  # 32-bit calls have numbers of their own
+        (_LOAD, 0, 0, _NUMBER),
+    ]
+    if machine.column == 0:
+        code += [(_JUMP_ABOVE, 0, 1, _X32), (_RETURN, 0, 0, KILL)]
+    code += [(_JUMP_ABOVE, 0, 1, NEWEST), _refuse(errno.ENOSYS)]
+    for numbers in DENIED.values():
+        code += _for_call(numbers[machine.column], [_refuse(errno.EPERM)])
+    for name, rule in _rules().items():
+        code += _for_call(JUDGED[name][machine.column], rule)
+    return [*code, (_RETURN, 0, 0, ALLOW)]
+
+
+def compiled(machine: Machine) -> bytes:
+    """Return the filter as the kernel reads it: an array of `struct sock_filter`."""
+    return b"".join(struct.pack("=HBBI", *instruction) for instruction in program(machine))
+
+
+def _rules() -> dict[str, list[Instruction]]:
+    """Return, for each judged call, instructions that end with its verdict."""
+    allow, refuse = (_RETURN, 0, 0, ALLOW), _refuse(errno.EPERM)
+    terminal: list[Instruction] = [_argument(1)]  # the low half alone is what the kernel looks at
+    for request in TERMINAL_REQUESTS:
+        terminal += [(_JUMP_EQUAL, 0, 1, request), refuse]
+    return {
+        "clone": [_argument(0), (_JUMP_BITS, 0, 1, CLONE_NEW_ANY), refuse, allow],
+        "clone3": [_refuse(errno.ENOSYS)],
+        "ioctl": [*terminal, allow],
+        "socket": [_refuse(errno.EAFNOSUPPORT)],
+        # Pairs that stay connected to each other; a pair of datagram sockets could send to any path.
+        "socketpair": [
+            _argument(0),
+            (_JUMP_EQUAL, 1, 0, _AF_UNIX),
+            _refuse(errno.EAFNOSUPPORT),
+            _argument(1),
+            (_AND, 0, 0, 0xF),
+            (_JUMP_EQUAL, 2, 0, _SOCK_STREAM),
+            (_JUMP_EQUAL, 1, 0, _SOCK_SEQPACKET),
+            refuse,
+            allow,
+        ],
+        # `send` is `sendto` without an address.
+        "sendto": [
+            _argument(4),
+            (_JUMP_EQUAL, 1, 0, 0),
+            refuse,
+            _argument(4, high=True),
+            (_JUMP_EQUAL, 1, 0, 0),
+            refuse,
+            allow,
+        ],
+    }
+
+
+def _for_call(number: int | None, verdict: list[Instruction]) -> list[Instruction]:
+    """Run `verdict`, which ends the program, for one call; other calls jump over it."""
+    return [] if number is None else [(_JUMP_EQUAL, 0, len(verdict), number), *verdict]
+
+
+def _argument(position: int, *, high: bool = False) -> Instruction:
+    return (_LOAD, 0, 0, _ARGUMENTS + 8 * position + (4 if high else 0))
+
+
+def _refuse(number: int) -> Instruction:
+    return (_RETURN, 0, 0, _ERRNO | number)
