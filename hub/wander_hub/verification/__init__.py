@@ -1,0 +1,1 @@
+"""Verification: the hub plays posted runs again and says what came out."""
