@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from wander_client.errors import ClientError, Unavailable, UsageError
+from wander_client.errors import ClientError, NotFound, Unavailable, UsageError
 from wander_client.invocation import current
 from wander_client.packaging.resolve import EnvironmentName, parse_environment
 
@@ -26,6 +26,10 @@ if TYPE_CHECKING:
     from wander.wire import EnvironmentPin
 
     from wander_client.packaging.store import Installed
+
+
+_TRACE = "; the whole trace is in "
+"""What a worker adds to the hint of a load that failed; a wrong argument needs no trace."""
 
 
 @dataclass(frozen=True)
@@ -62,9 +66,22 @@ def locate(spec: str) -> Location:
     """Find what a word means, installing `owner/name` when it is absent."""
     found = parse_environment(spec)
     if isinstance(found, Path):
+        _require_something(found, spec)
         return Location(spec, str(found), Path(sys.executable), folder=found)
     installed = ensure_installed(found)
     return Location(spec, installed.record.name, installed.python, installed=installed)
+
+
+def _require_something(folder: Path, given: str) -> None:
+    """Raise when a folder holds neither a project nor a module of its name: there is nothing to look at."""
+    module = folder.name.replace("-", "_")
+    marks = ("pyproject.toml", f"{module}.py", f"{module}/__init__.py", f"src/{module}/__init__.py")
+    if not any((folder / mark).exists() for mark in marks):
+        raise NotFound(
+            f"there is no environment in `{given}`: it has no `pyproject.toml` and no module `{module}`",
+            hint="`wander new NAME` makes one; `wander search` finds one that is published",
+            code="no_environment",
+        )
 
 
 def ensure_installed(name: EnvironmentName) -> Installed:
@@ -149,10 +166,13 @@ def _blaming_arguments(given: Mapping[str, Any]) -> Iterator[None]:
     try:
         yield
     except LoadError as error:
-        refused = "raised `ConfigError" in str(error) or (error.hint or "").startswith("it takes ")
+        hint = (error.hint or "").partition(_TRACE)[0]
+        refused = "raised `ConfigError" in str(error) or hint.startswith("it takes ")
         if not given or not refused:
             raise
-        raise UsageError(str(error), hint=error.hint, code="bad_arguments") from error
+        if "must be `str" in str(error):
+            hint += "; text that reads as JSON goes in quotes: `-a NAME='\"3\"'`"
+        raise UsageError(str(error), hint=hint or None, code="bad_arguments") from error
 
 
 def default_log(location: Location) -> Path:

@@ -24,6 +24,7 @@ from typing import Any
 from wander.compat.alias import serve_verifiers
 from wander.environment import Environment
 from wander.errors import LoadError
+from wander.load_arguments import cause, require_fitting
 
 GROUP = "wander.environments"
 
@@ -213,14 +214,12 @@ def _taskset_factory(module: ModuleType, named: type | None) -> Callable[..., An
 
 def _made(name: str, factory: Callable[..., Any], arguments: dict[str, Any]) -> Environment:
     """Call the factory and name the environment it returns."""
-    _check_arguments(name, factory, arguments)
+    require_fitting(name, factory, arguments)
     try:
         env = factory(**arguments)
     except (Exception, SystemExit) as error:
         hint = getattr(error, "hint", None)
-        raise LoadError(
-            f"`load_environment` of `{name}` raised `{type(error).__name__}: {error}`", hint=hint
-        ) from error
+        raise LoadError(f"`load_environment` of `{name}` raised `{cause(error)}`", hint=hint) from error
     if inspect.iscoroutine(env):
         env.close()
     env = _ours(env)
@@ -252,16 +251,3 @@ def _ours(env: Any) -> Any:
             hint="install it with `wander install`, or take `verifiers` out of this Python environment",
         )
     return env
-
-
-def _check_arguments(name: str, factory: Callable[..., Any], arguments: dict[str, Any]) -> None:
-    """Refuse arguments that the factory does not take, naming those that it does."""
-    signature = inspect.signature(factory)
-    try:
-        signature.bind(**arguments)
-    except TypeError as error:
-        accepted = ", ".join(f"`{parameter}`" for parameter in signature.parameters.values())
-        raise LoadError(
-            f"environment `{name}`: {error}",
-            hint=f"it takes {accepted}" if accepted else "it takes no arguments",
-        ) from error

@@ -147,6 +147,12 @@ def test_an_endpoint_that_answers_garbage_means_status_5(wander: Wander, folder:
         (["eval", "./say-env", "-m", "./say-env"], 3, "no checkpoint"),
         (["eval", "./say-env", "-m", " "], 2, "name is empty"),
         (["eval", "./say-env", "-m", "scripted:say_env:solver", "-a", "bogus=1"], 2, "it takes `size"),
+        (["eval", "./say-env", "-m", "scripted:say_env:solver", "-a", "siz=1"], 2, "did you mean `size`?"),
+        (["eval", "./say-env", "-m", "scripted:say_env:solver", "-a", "size=x"], 2, "`size` must be `int`"),
+        (["check", "./say-env", "-a", "size=x"], 2, "`size` must be `int`"),
+        (["play", "./say-env", "-a", "size=x"], 2, "`size` must be `int`"),
+        (["check", "."], 3, "there is no environment in `.`"),
+        (["play", "."], 3, "there is no environment in `.`"),
         (["eval", "--resume", "nothing"], 3, "no run"),
         (["view"], 3, "`wander eval` makes one"),
         (["view", "x/y"], 3, "no run is called"),
@@ -269,3 +275,30 @@ def test_runs_and_view_read_what_eval_wrote(wander: Wander, folder: Path) -> Non
     assert wander("view", "--sort", "luck").status == 2
     lines = wander("view", "--sort", "-reward").out.splitlines()
     assert lines[0].split("\t")[:4] == ["#", "example", "index", "reward"]
+
+
+def test_a_wrong_argument_shows_no_trace_and_leaves_no_run(wander: Wander, folder: Path, home: Path) -> None:
+    result = evaluate(wander, folder, "solver", "-a", "size=x")
+    assert result.err.splitlines()[-1] == "hint: it takes `size: int = 8`"
+    assert "Traceback" not in result.err
+    assert "trace" not in result.err
+    assert not (home / "runs").exists()
+
+
+def test_text_that_reads_as_a_number_can_be_passed(wander: Wander, folder: Path) -> None:
+    module = folder / "say_env.py"
+    module.write_text(module.read_text().replace("size: int = 8", 'size: int = 8, level: str = "a"'))
+    refused = evaluate(wander, folder, "solver", "-a", "level=3")
+    assert refused.status == 2
+    assert """`-a NAME='"3"'`""" in refused.err
+    assert evaluate(wander, folder, "solver", "-a", 'level="3"').status == 0
+
+
+def test_an_exception_while_rows_are_read_is_told_with_its_type(wander: Wander, folder: Path) -> None:
+    module = folder / "say_env.py"
+    lazy = "ProceduralRows(lambda n: {'question': {}['gone']}, size)"
+    text = module.read_text().replace("import Messages,", "import Messages, ProceduralRows,")
+    module.write_text(text.replace('[{"question": f"say {n}", "answer": str(n)} for n in range(size)]', lazy))
+    result = evaluate(wander, folder, "solver", "-n", "3")
+    assert result.status == 1
+    assert "KeyError" in result.err

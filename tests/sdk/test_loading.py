@@ -135,7 +135,7 @@ def test_the_cause_is_chained_and_a_hint_is_handed_on(place):
 def test_wrong_arguments_are_told_with_those_accepted(place):
     written(place, "plain_env.py", GOOD)
     error = failure("plain-env", examples=3)
-    assert "got an unexpected keyword argument 'examples'" in str(error)
+    assert "there is no argument `examples`, did you mean `num_examples`?" in str(error)
     assert error.hint == "it takes `num_examples: int = 2`, `level='easy'`"
     written(place, "bare_env.py", "def load_environment(): pass")
     assert failure("bare-env", x=1).hint == "it takes no arguments"
@@ -196,3 +196,73 @@ def test_a_module_of_the_same_name_from_elsewhere_is_not_taken_for_it(place):
     load_path(written(place / "one", "twin_env.py", GOOD))
     with pytest.raises(LoadError, match="`twin_env` was found in"):
         load_path(written(place / "two", "twin_env.py", GOOD))
+
+
+def test_arguments_are_held_against_the_annotations(place):
+    text = """
+        from __future__ import annotations
+        from pathlib import Path
+        from typing import Any, Literal
+        from wander import SingleTurnEnv
+
+        class Mine: ...
+
+        def load_environment(
+            size: int = 1, share: float = 0.5, level: Literal["easy", "hard"] = "easy",
+            pair: tuple[int, int] = (1, 2), place: Path | None = None, text: str = None,
+            mine: Mine = None, free=0, **more: Any
+        ) -> SingleTurnEnv:
+            return SingleTurnEnv([{"question": "x"}] * size)
+    """
+    written(place, "typed_env.py", text)
+    fitting = {
+        "share": 1,
+        "level": "hard",
+        "pair": [3, 4],
+        "place": "x",
+        "text": None,
+        "mine": 3,
+        "free": "a",
+    }
+    load_environment("typed-env", size=2, anything=[1], **fitting)
+    for wrong, said in [
+        ({"size": "2"}, '`size` must be `int`, not `"2"`'),
+        ({"size": 2.5}, "`size` must be `int`, not `2.5`"),
+        ({"size": None}, "`size` must be `int`, not `null`"),
+        ({"share": "high"}, "`share` must be `float`"),
+        ({"level": "odd"}, "input should be 'easy' or 'hard'"),
+        ({"pair": [1]}, "`pair` must be `tuple[int, int]`"),
+        ({"text": 3}, "`text` must be `str`, not `3`"),
+    ]:
+        error = failure("typed-env", **wrong)
+        assert said in str(error)
+        assert error.hint.startswith("it takes `size: int = 1`, `share: float = 0.5`, `level: Literal[")
+        assert "'int'" not in error.hint, "postponed annotations are shown as they were written"
+
+
+def test_names_that_only_a_type_checker_knows_do_no_harm(place):
+    text = """
+        from __future__ import annotations
+        from wander import SingleTurnEnv
+
+        def load_environment(size: Unknown = 1) -> SingleTurnEnv:
+            return SingleTurnEnv([{"question": "x"}] * size)
+    """
+    written(place, "unknown_env.py", text)
+    assert load_environment("unknown-env", size=2).info.train_examples == 2
+
+
+def test_a_failed_validation_is_told_in_one_line(place):
+    text = """
+        from pydantic import BaseModel
+
+        class Settings(BaseModel):
+            size: int
+
+        def load_environment(size):
+            return Settings(size=size)
+    """
+    written(place, "strict_env.py", text)
+    message = str(failure("strict-env", size="many"))
+    assert "raised `Settings: `size`: Input should be a valid integer" in message
+    assert "\n" not in message

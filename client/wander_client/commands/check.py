@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from wander_client.command import command_app
-from wander_client.errors import FAILED, OK
+from wander_client.errors import FAILED, OK, UsageError
 from wander_client.invocation import current
 
 if TYPE_CHECKING:
-    from wander.checks import CheckResult
+    from wander.checks import CheckReport, CheckResult
 
 app = command_app()
 
@@ -41,9 +41,10 @@ def check(
 
     output = current().output
     location = locate(environment)
-    report = check_environment(
-        location.folder or location.target, parse_arguments(argument or [], args), python=location.python
-    )
+    arguments = parse_arguments(argument or [], args)
+    report = check_environment(location.folder or location.target, arguments, python=location.python)
+    if arguments:
+        _blame_arguments(report)
     for each in report.checks:
         _show(each)
     bad = {"fail", "warn"} if strict else {"fail"}
@@ -52,6 +53,14 @@ def check(
     said = f"{len(faults)} of {len(looked)} checks failed" if faults else f"{len(looked)} checks passed"
     output.answer({**report.model_dump(mode="json", by_alias=True), "passed": not faults}, said)
     return FAILED if faults else OK
+
+
+def _blame_arguments(report: CheckReport) -> None:
+    """Raise when the environment refused the arguments, which is no fault of it."""
+    said = next((each.message for each in report.failed if each.id == "load.works"), "")
+    problem, takes, hint = said.removeprefix("LoadError: ").partition(" (it takes ")
+    if takes:
+        raise UsageError(problem, hint=f"it takes {hint.removesuffix(')')}", code="bad_arguments")
 
 
 def _show(check: CheckResult) -> None:

@@ -46,8 +46,12 @@ class Fault(Record):
 
     def load_error(self) -> WanderError:
         """Return the exception again, for what was asked while loading or reading examples."""
-        kinds: dict[str, type[WanderError]] = {"DatasetError": DatasetError, "ConfigError": ConfigError}
-        return kinds.get(self.type, LoadError)(self.message, hint=self.hint)
+        ours = (DatasetError, ConfigError, LoadError)
+        kinds: dict[str, type[WanderError]] = {kind.__name__: kind for kind in ours}
+        if self.type in kinds:
+            return kinds[self.type](self.message, hint=self.hint)
+        # An exception of the author's code: its message alone (`'size'` for a KeyError) would say nothing.
+        return LoadError(f"the environment raised `{self.type}: {self.message}`", hint=self.hint)
 
     def model_error(self) -> ModelError:
         """Return the exception again, as the model error that it was."""
