@@ -128,11 +128,11 @@ def _require_name_of_openai(name: str, key_variable: str) -> None:
         )
     if os.environ.get(key_variable):
         return
-    meant = did_you_mean(name, NAMED, cutoff=0.75)
-    if meant or Path(name).is_dir():
+    require_no_slip(name)
+    if Path(name).is_dir():
         raise NotFound(
             f"there is no model `{name}` on this machine",
-            hint=meant or f"`{name}` is a folder, but has no `config.json`",
+            hint=f"`{name}` is a folder, but has no `config.json`",
             code="model_not_found",
             detail=KINDS,
         )
@@ -142,6 +142,13 @@ def _require_name_of_openai(name: str, key_variable: str) -> None:
         code="no_api_key",
         detail=KINDS,
     )
+
+
+def require_no_slip(name: str) -> None:
+    """Raise `NotFound` for a name that nearly is the name of a model that is fetched on first use."""
+    meant = did_you_mean(name, NAMED, cutoff=0.75)
+    if meant and name.lower() not in NAMED:
+        raise NotFound(f"there is no model `{name}` on this machine", hint=meant, code="model_not_found")
 
 
 def _endpoint(name: str, base_url: str | None, key_variable: str) -> Client:

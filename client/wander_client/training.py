@@ -15,6 +15,7 @@ from wander.types import Record
 from wander_client.environments import OpenedEnvironment, locate, open_environment, parse_arguments
 from wander_client.errors import ClientError, NotFound
 from wander_client.invocation import current
+from wander_client.models import require_no_slip
 
 if TYPE_CHECKING:
     from wander.handle import EnvironmentHandle
@@ -88,7 +89,10 @@ def new_run_dir(command: TrainingCommand) -> Path:
 def model_path(name: str) -> str:
     """Return a model's name as it can be used from any folder."""
     folder = Path(name).expanduser()
-    return str(folder.resolve()) if folder.is_dir() else name.removeprefix("hf:")
+    if folder.is_dir():
+        return str(folder.resolve())
+    require_no_slip(name)
+    return name.removeprefix("hf:")
 
 
 def run_training(

@@ -69,6 +69,15 @@ def test_what_runs_in_this_process(name: str) -> None:
     assert is_local_model(name)
 
 
+def test_a_mistyped_model_to_train_is_answered_before_anything_is_loaded(
+    wander: Wander, folder: Path
+) -> None:
+    result = wander("train", "./say-env", "--model", "smolm2")
+    assert result.status == 3
+    assert "did you mean `smollm2`?" in result.err
+    assert wander("train", "./say-env", "--model", "smollm2", "--set", "schedule.stps=3").status == 2
+
+
 def test_an_empty_repository_is_refused() -> None:
     with pytest.raises(UsageError, match="names no model"):
         require_model("hf:", None)

@@ -5,6 +5,7 @@ The principal dial of GRPO is `batch.rollouts`: under about 256 rollouts a step,
 
 from __future__ import annotations
 
+import difflib
 import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -172,22 +173,49 @@ def read_settings(
                 f"`{override}` is no setting", hint="write it as `section.field=value`, for example "
                 "`schedule.steps=20`",
             )  # fmt: skip
-        target = data.setdefault(section, {})
-        *path, last = field.split(".")
+        *path, last = [section, *field.split(".")]
+        target: Any = data
         for part in path:
             target = target.setdefault(part, {})
+            if not isinstance(target, dict):
+                raise ConfigError(f"`{override}`: `{part}` is no section", hint=f"correct it in `{file}`")
         target[last] = _value(value.strip())
     for section, fields in given.items():
         data.setdefault(section, {}).update(fields)
     try:
         return kind.model_validate(data)
     except ValidationError as error:
-        problem = error.errors()[0]
-        place = ".".join(str(part) for part in problem["loc"]) or "the settings"
-        raise ConfigError(
-            f"`{place}` in {f'`{file}`' if file else 'the settings'}: {problem['msg']}",
-            hint="see `wander.train.config` for the fields and their meaning",
-        ) from error
+        raise _refusal(kind, error, f" in `{file}`" if file else "") from error
+
+
+def _refusal(kind: type[BaseModel], error: ValidationError, where: str) -> ConfigError:
+    """Say what is wrong with the first setting that is: no such name, or no such value."""
+    problem = error.errors(include_url=False, include_input=False)[0]
+    *sections, name = [str(part) for part in problem["loc"]] or [""]
+    place = ".".join([*sections, name]) or "the settings"
+    if problem["type"] != "extra_forbidden":
+        message = problem["msg"]
+        return ConfigError(
+            f"`{place}`{where}: {message[:1].lower()}{message[1:]}", hint=_taken(kind, sections)
+        )
+    near = difflib.get_close_matches(name, _fields(kind, sections), n=1)
+    hint = f"did you mean `{'.'.join([*sections, near[0]])}`?" if near else _taken(kind, sections)
+    return ConfigError(f"there is no setting `{place}`{where}", hint=hint)
+
+
+def _taken(kind: type[BaseModel], sections: Sequence[str]) -> str:
+    names = ", ".join(f"`{name}`" for name in _fields(kind, sections))
+    return f"`{'.'.join(sections)}` takes {names}" if sections else f"the sections are {names}"
+
+
+def _fields(kind: type[BaseModel], sections: Sequence[str]) -> list[str]:
+    """Return the names that a section of the settings takes."""
+    for section in sections:
+        inner = kind.model_fields[section].annotation if section in kind.model_fields else None
+        if not (isinstance(inner, type) and issubclass(inner, BaseModel)):
+            break
+        kind = inner
+    return list(kind.model_fields)
 
 
 def _read_toml(file: Path) -> dict[str, Any]:

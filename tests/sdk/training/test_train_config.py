@@ -68,3 +68,30 @@ def test_the_shipped_examples_are_valid() -> None:
     assert grpo.batch.rollouts >= 128
     assert grpo.environment.arguments["num_groups"] == grpo.batch.groups
     assert read_settings(SFTSettings, folder / "sft.toml", model=MODEL).schedule.steps > 0
+
+
+@pytest.mark.parametrize(
+    ("override", "said", "hint"),
+    [
+        ("schedule.stps=3", "there is no setting `schedule.stps`", "did you mean `schedule.steps`?"),
+        ("schedule.zzz=3", "there is no setting `schedule.zzz`", "`schedule` takes `steps`"),
+        ("bacth.rollouts=3", "there is no setting `bacth`", "did you mean `batch`?"),
+        (
+            "batch.rollouts=many",
+            "`batch.rollouts`: input should be a valid integer",
+            "`batch` takes `rollouts`",
+        ),
+    ],
+)
+def test_a_wrong_setting_is_answered_with_the_right_ones(override: str, said: str, hint: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        read_settings(GRPOSettings, None, [override], model={"path": "m"})
+    assert str(refused.value).startswith(said)
+    assert (refused.value.hint or "").startswith(hint)
+
+
+def test_a_section_that_is_none_is_said(tmp_path: Path) -> None:
+    file = tmp_path / "grpo.toml"
+    file.write_text("batch = 3\n")
+    with pytest.raises(ConfigError, match="`batch` is no section"):
+        read_settings(GRPOSettings, file, ["batch.rollouts=8"], model={"path": "m"})
