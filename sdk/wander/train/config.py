@@ -164,16 +164,15 @@ def read_settings(
     Values of overrides are TOML (`schedule.steps=5`, `algorithm.loss="cispo"`); a bare word counts as text.
     Raises `ConfigError` that names the field.
     """
-    data = _read_toml(file) if file is not None else {}
+    data: dict[str, Any] = _read_toml(file) if file is not None else {}
     for override in overrides:
         name, equals, value = override.partition("=")
-        section, dot, field = name.strip().partition(".")
-        if not (equals and dot and field):
+        *path, last = name.strip().split(".")
+        if not (equals and path and last):
             raise ConfigError(
                 f"`{override}` is no setting", hint="write it as `section.field=value`, for example "
                 "`schedule.steps=20`",
             )  # fmt: skip
-        *path, last = [section, *field.split(".")]
         target: Any = data
         for part in path:
             target = target.setdefault(part, {})
