@@ -24,6 +24,20 @@ ProjectStatus = Literal["active", "deprecated", "archived", "quarantined"]
 """As PEP 792 has it: an archived environment takes no uploads, a quarantined one also offers no files."""
 
 
+class SandboxPin(Record):
+    """By what the environment of a run was confined."""
+
+    tier: Literal["bubblewrap"] = "bubblewrap"
+    version: str
+    """Of the program that made it."""
+    profile_sha256: str
+    """Digest of the isolation, the system call filter and the limits."""
+    limits: dict[str, float] = Field(default_factory=dict)
+    """As in `wander.sandbox.SandboxPolicy`: bytes and seconds."""
+    memory_bound: Literal["cgroup", "process"]
+    """Whether the memory limit holds for all its processes together, or for each by itself."""
+
+
 class EnvironmentPin(Record):
     """Exactly which environment a run used."""
 
@@ -37,6 +51,8 @@ class EnvironmentPin(Record):
     path: str | None = None
     """Where a local environment was loaded from."""
     arguments: dict[str, Any] = Field(default_factory=dict)
+    sandbox: SandboxPin | None = None
+    """None when its process was not confined."""
     info: EnvironmentInfo
 
 
