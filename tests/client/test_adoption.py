@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import tarfile
 import tomllib
 import zipfile
@@ -11,11 +10,13 @@ from pathlib import Path
 import pytest
 from wander_client.errors import ClientError, NotFound, UsageError
 from wander_client.packaging.adoption import adopt
-from wander_client.packaging.origins import brought
+from wander_client.packaging.origins import Origin, brought, origin_in
 from wander_client.packaging.publish import built
 
 LOADER = "import verifiers as vf\n\ndef load_environment(**kwargs):\n    return vf.SingleTurnEnv(**kwargs)\n"
 FIRST = "class E(vf.MultiTurnEnv):\n    def env_response(self, messages, state):\n        return [], state\n"
+TASKSET = "import verifiers.v1 as vf\n\nclass Adder(vf.Taskset[vf.Task]):\n    pass\n\n__all__ = ['Adder']\n"
+HERE = Origin("here")
 PROJECT = '[project]\nname = "my-env"\nversion = "1.0"\ndependencies = [\n  "verifiers>=0.1.5",\n]\n'
 
 
@@ -33,17 +34,37 @@ def read(folder: Path) -> dict:
 
 def test_what_is_missing_is_written_and_the_rest_left(tmp_path):
     folder = project(tmp_path / "my-env")
-    adopted = adopt(folder, "git+https://x/y.git")
+    origin = Origin("git+https://x/y.git", revision="abc", sha256="d1", importer="ann")
+    adopted = adopt(folder, origin)
     assert (adopted.library, adopted.generation) == ("verifiers", 2)
     assert adopted.target == "my_env:load_environment"
     found = read(folder)
     assert found["project"]["entry-points"]["wander.environments"] == {"my-env": "my_env:load_environment"}
     assert found["project"]["dependencies"] == ["verifiers>=0.1.5"]
     assert found["build-system"]["build-backend"] == "hatchling.build"
-    assert "Imported into Wander from `git+https://x/y.git`" in (folder / "README.md").read_text()
+    readme = (folder / "README.md").read_text()
+    assert origin_in(readme) == "git+https://x/y.git, revision abc, sha256 d1, by ann"
     assert (folder / "my_env.py").read_text() == LOADER
-    again = adopt(folder, "git+https://x/y.git")
+    again = adopt(folder, origin)
     assert again.written == []
+
+
+def test_only_the_projects_own_tables_are_written_to(tmp_path):
+    text = (
+        "# kept\n[tool.hatch.envs.default]\ndependencies = [\n  'pytest',\n]\n\n[project]\nname = 'my-env'\n"
+        "version = '1.0'  # kept too\n\n[project.entry-points.other]\nx = 'y:z'\n"
+    )
+    folder = project(tmp_path / "my-env", text=text)
+    adopt(folder, HERE)
+    found = read(folder)
+    assert found["tool"]["hatch"]["envs"]["default"]["dependencies"] == ["pytest"]
+    assert found["project"]["dependencies"] == ["verifiers"]
+    assert set(found["project"]["entry-points"]) == {"other", "wander.environments"}
+    assert (folder / "pyproject.toml").read_text().count("# kept") == 2
+
+
+def test_a_readme_without_a_note_tells_no_origin():
+    assert origin_in("# my-env\n\nImported into Wander from nowhere.") is None
 
 
 @pytest.mark.parametrize(
@@ -56,12 +77,12 @@ def test_what_is_missing_is_written_and_the_rest_left(tmp_path):
     ],
 )
 def test_generations_are_told_apart(tmp_path, module, text, generation):
-    assert adopt(project(tmp_path / "my-env", module, text), "x").generation == generation
+    assert adopt(project(tmp_path / "my-env", module, text), HERE).generation == generation
 
 
 def test_a_bare_folder_of_code_gets_a_project_that_builds(tmp_path):
     folder = project(tmp_path / "my-env", text=None)
-    adopt(folder, "my-env")
+    adopt(folder, HERE)
     with built(folder) as package:
         assert package.name == "my-env"
         assert "my_env.py" in [name for name, _ in package.members]
@@ -70,7 +91,7 @@ def test_a_bare_folder_of_code_gets_a_project_that_builds(tmp_path):
 
 def test_a_wheel_is_unpacked_into_a_project_that_builds_the_same_code(tmp_path):
     source = project(tmp_path / "my-env", text=PROJECT + "[tool.hatch.build]\ninclude = ['my_env.py']\n")
-    adopt(source, "x")
+    adopt(source, HERE)
     with built(source) as package:
         kept = tmp_path / package.wheel.path.name
         kept.write_bytes(package.wheel.path.read_bytes())
@@ -79,28 +100,60 @@ def test_a_wheel_is_unpacked_into_a_project_that_builds_the_same_code(tmp_path):
     for origin in (kept, sdist):
         work = tmp_path / f"work-{origin.suffix}"
         work.mkdir()
-        folder = brought(str(origin), work)
-        assert adopt(folder, origin.name).target == "my_env:load_environment"
+        folder, whence = brought(str(origin), work)
+        assert whence.source == origin.name
+        assert adopt(folder, whence).target == "my_env:load_environment"
         with built(folder) as again, zipfile.ZipFile(again.wheel.path) as archive:
             assert archive.read("my_env.py").decode() == LOADER
             assert again.version == "1.0"
 
 
-def test_a_repository_is_cloned_with_its_subdirectory(tmp_path):
-    repository = tmp_path / "envs.git"
-    project(repository / "environments" / "my-env")
-    git = ["git", "-C", str(repository), "-c", "user.name=t", "-c", "user.email=t@example.org"]
-    for command in (["init", "-q", "-b", "main"], ["add", "."], ["commit", "-q", "-m", "x"]):
-        subprocess.run([*git, *command], check=True)
+def test_a_wheel_keeps_its_entry_points_and_keywords(tmp_path):
+    text = (
+        PROJECT
+        + "keywords = ['a', 'b']\n[project.scripts]\nsay = 'my_env:say'\n"
+        + "[project.entry-points.'wander.environments']\nsaid = 'my_env:other'\n"
+        + "[tool.hatch.build]\ninclude = ['my_env.py']\n"
+    )
+    source = project(tmp_path / "my-env", LOADER + "other = load_environment\n", text)
+    adopt(source, HERE)
+    with built(source) as package:
+        work = tmp_path / "work"
+        work.mkdir()
+        folder, origin = brought(str(package.wheel.path), work)
+        assert origin.sha256 == package.wheel.sha256
+    found = read(folder)["project"]
+    assert found["scripts"] == {"say": "my_env:say"}
+    assert found["keywords"] == ["a", "b"]
+    assert adopt(folder, HERE).target == "my_env:other"
+
+
+def test_a_project_described_by_setup_py_goes_on_as_its_wheel(tmp_path):
+    folder = project(tmp_path / "my-env", text=None)
+    (folder / "setup.py").write_text(
+        "from setuptools import setup\nsetup(name='my-env', version='2.1', py_modules=['my_env'],"
+        " install_requires=['verifiers>=0.1.9', 'numpy'])\n"
+    )
     work = tmp_path / "work"
     work.mkdir()
-    folder = brought(f"git+file://{repository}@main#subdirectory=environments/my-env", work)
-    assert adopt(folder, "x").name == "my-env"
-    for number, wrong in enumerate(("../..", "nowhere")):
-        other = tmp_path / f"w{number}"
-        other.mkdir()
-        with pytest.raises(NotFound):
-            brought(f"git+file://{repository}#subdirectory={wrong}", other)
+    brought_to, _ = brought(str(folder), work)
+    adopted = adopt(brought_to, HERE)
+    assert adopted.target == "my_env:load_environment"
+    found = read(brought_to)["project"]
+    assert (found["version"], found["dependencies"]) == ("2.1", ["verifiers>=0.1.9", "numpy"])
+    assert sorted(path.name for path in folder.iterdir()) == ["my_env.py", "setup.py"]
+
+
+def test_a_task_set_is_entered_by_its_class(tmp_path):
+    folder = tmp_path / "adder"
+    (folder / "adder").mkdir(parents=True)
+    (folder / "pyproject.toml").write_text("[project]\nname = 'adder'\nversion = '1'\n")
+    (folder / "adder" / "taskset.py").write_text(TASKSET.rpartition("\n__all__")[0])
+    (folder / "adder" / "__init__.py").write_text("from adder.taskset import Adder\n__all__ = ['Adder']\n")
+    adopted = adopt(folder, HERE)
+    assert (adopted.library, adopted.generation, adopted.target) == ("verifiers.v1", None, "adder:Adder")
+    with built(folder) as package:
+        assert package.name == "adder"
 
 
 def test_several_loaders_need_a_choice(tmp_path):
@@ -108,21 +161,21 @@ def test_several_loaders_need_a_choice(tmp_path):
     for name in ("one", "two"):
         (folder / f"{name}.py").write_text(LOADER)
     with pytest.raises(UsageError, match="one, two"):
-        adopt(folder, "x")
-    assert adopt(folder, "x", "two:load_environment").target == "two:load_environment"
+        adopt(folder, HERE)
+    assert adopt(folder, HERE, "two:load_environment").target == "two:load_environment"
 
 
 @pytest.mark.parametrize(
     ("module", "error"),
     [
         ("x = 1\n", NotFound),
-        (LOADER.replace("import verifiers as vf", "import verifiers.v1 as vf"), UsageError),
+        (TASKSET.rpartition("\n__all__")[0], NotFound),
         (LOADER.replace("import verifiers as vf", "import gymnasium as vf"), UsageError),
     ],
 )
 def test_what_is_no_environment_of_ours_is_refused(tmp_path, module, error):
     with pytest.raises(error):
-        adopt(project(tmp_path / "my-env", module), "x")
+        adopt(project(tmp_path / "my-env", module), HERE)
 
 
 def test_archives_that_reach_outside_are_refused(tmp_path):

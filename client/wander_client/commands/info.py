@@ -29,6 +29,7 @@ def info(
     wander info wander/tictactoe@0.1.0 --json
     wander info wander/tictactoe --readme
     """
+    from wander_client.packaging.origins import origin_in
     from wander_client.packaging.resolve import parse_name
     from wander_client.packaging.store import EnvironmentStore
 
@@ -42,6 +43,7 @@ def info(
         **detail.model_dump(mode="json"),
         "version": version.model_dump(mode="json"),
         "installed": [one.record.version for one in local],
+        "origin": origin_in(detail.readme),
     }
     if readme:
         here.output.answer(data, detail.readme)
@@ -52,6 +54,8 @@ def info(
 
 
 def _show(detail: EnvironmentDetail, version: VersionDetail, local: list[Installed]) -> None:
+    from wander_client.packaging.origins import origin_in
+
     output = current().output
     output.line(f"{detail.owner}/{detail.name} {version.version}", style="bold")
     if version.summary:
@@ -64,6 +68,7 @@ def _show(detail: EnvironmentDetail, version: VersionDetail, local: list[Install
         ("python", version.requires_python or ""),
         ("needs", ", ".join(version.requires_dist)),
         ("published", f"{version.uploaded_at:%Y-%m-%d %H:%M} UTC by {version.uploaded_by}"),
+        ("imported", origin_in(detail.readme) or ""),
         *_check(version),
         ("yanked", (version.yanked_reason or "yes") if version.yanked else ""),
         ("versions", ", ".join(detail.all_versions)),

@@ -7,25 +7,34 @@ its source; nothing of it runs here.
 from __future__ import annotations
 
 import ast
-import re
 import tomllib
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
+import tomlkit
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
 from wander_client.errors import ClientError, NotFound, UsageError
 from wander_client.packaging.classic import requirement_of
+from wander_client.packaging.origins import Origin
+from wander_client.packaging.written_for import (
+    LOADER,
+    Library,
+    bound_names,
+    defines_loader,
+    exported_by,
+    generation_of,
+    library_of,
+    parsed,
+    tasksets_of,
+)
 
-Library = Literal["wander", "verifiers", "verifiers.v1"]
-LOADER = "load_environment"
 GROUP = "wander.environments"
+BUILD_SYSTEM = {"requires": ["hatchling>=1.27"], "build-backend": "hatchling.build"}
 _SKIPPED = {"tests", "test", "docs", "examples", "scripts", "setup.py", "conftest.py"}
-_LATER_NAMES = {"UserMessage", "AssistantMessage", "ToolMessage", "tool_defs", "ClientConfig"}
-_MARKS = {"stop", "cleanup", "teardown"}
 
 
 @dataclass
@@ -43,10 +52,11 @@ class Adoption:
     """What was added, in words."""
 
 
-def adopt(folder: Path, origin: str, target: str | None = None) -> Adoption:
+def adopt(folder: Path, origin: Origin, target: str | None = None) -> Adoption:
     """See what a project folder holds and complete it in place; raises `ClientError` and its kinds.
 
-    `target` names its `module:function`, where it declares none and there are several.
+    `target` names its `module:function`, where it declares none and there are several; of a task set it is
+    `module:class`.
     """
     path = folder / "pyproject.toml"
     written: list[str] = []
@@ -59,18 +69,19 @@ def adopt(folder: Path, origin: str, target: str | None = None) -> Adoption:
     if not name:
         raise ClientError(f"`{path}` has no `name` under `[project]`", code="bad_pyproject")
     declared = project.get("entry-points", {}).get(GROUP, {})
-    target = target or next(iter(declared.values()), None) or f"{_module(folder, name)}:{LOADER}"
-    source = _source(folder, target.partition(":")[0])
-    library, generation = read_kind(source)
-    if library == "verifiers.v1":
+    target = target or next(iter(declared.values()), None) or _target(folder, name)
+    trees = list(_package(folder, target.partition(":")[0]).values())
+    library = library_of(trees)
+    if library is None:
         raise UsageError(
-            f"`{name}` is written for `verifiers.v1`, a library of its own",
-            hint="run it with that library; its `traces.jsonl` can be imported with `wander import results`",
+            f"`{name}` imports neither `wander` nor `verifiers`",
+            hint="only environments of these two libraries can be imported",
         )
+    generation = generation_of(trees) if library == "verifiers" else None
     if generation == 2 and _asks_for_models(project):
         generation = 3
     adopted = Adoption(folder, name, target, library, generation, written)
-    _complete(adopted, path, text, project, origin)
+    _complete(adopted, path, origin)
     return adopted
 
 
@@ -85,33 +96,47 @@ def _project(text: str, path: Path) -> dict[str, Any]:
 def _new_project(folder: Path) -> str:
     """Return the `pyproject.toml` of a folder that is only code."""
     name = canonicalize_name(folder.name)
-    return (
-        '[build-system]\nrequires = ["hatchling>=1.27"]\nbuild-backend = "hatchling.build"\n\n[project]\n'
-        f'name = "{name}"\nversion = "0.1.0"\nrequires-python = ">=3.11"\n\n'
-        '[tool.hatch.build]\ninclude = ["**/*"]\n'
+    return tomlkit.dumps(
+        {
+            "build-system": BUILD_SYSTEM,
+            "project": {"name": name, "version": "0.1.0", "requires-python": ">=3.11"},
+            "tool": {"hatch": {"build": {"include": ["**/*"]}}},
+        }
     )
 
 
-def _module(folder: Path, name: str) -> str:
-    """Return the dotted module that defines `load_environment`; raises `NotFound`."""
+def _target(folder: Path, name: str) -> str:
+    """Return `module:function` of the loader, or `module:class` of the task set; raises `NotFound`."""
+    trees = {_dotted(folder, path): _tree(path) for path in _sources(folder)}
+    loaders = [f"{module}:{LOADER}" for module, tree in trees.items() if defines_loader(tree)]
+    classes = tasksets_of(trees.values())
+    tasksets = [
+        f"{module}:{exported}"
+        for module, tree in trees.items()
+        for exported in exported_by(tree)
+        if exported in classes
+    ]
+    found = loaders or tasksets
+    if not found:
+        raise NotFound(f"`{name}` has no function `{LOADER}`", hint=_missing(trees), code="no_environment")
     wanted = name.replace("-", "_")
-    found = [path for path in _sources(folder) if _defines_loader(path)]
-    modules = {_dotted(folder, path): path for path in found}
-    if wanted in modules or not modules:
-        if not modules:
-            raise NotFound(
-                f"`{name}` has no function `{LOADER}`",
-                hint="it may be a library, not an environment",
-                code="no_environment",
-            )
-        return wanted
-    best = sorted(modules, key=lambda dotted: (dotted.count("."), dotted))
-    if len(best) > 1 and best[0].count(".") == best[1].count("."):
+    best = sorted(found, key=lambda each: (each.partition(":")[0] != wanted, each.count("."), each))
+    named = best[0].partition(":")[0] == wanted
+    if len(best) > 1 and not named and best[0].count(".") == best[1].count("."):
         raise UsageError(
-            f"`{name}` defines `{LOADER}` in {', '.join(best)}",
-            hint=f"name one: `--entry-point {best[0]}:{LOADER}`",
+            f"`{name}` defines an environment in {', '.join(each.partition(':')[0] for each in best)}",
+            hint=f"name one: `--entry-point {best[0]}`",
         )
     return best[0]
+
+
+def _missing(trees: dict[str, ast.Module]) -> str:
+    """Say what a package without an environment probably is."""
+    if any({"load_taskset", "load_harness"} & bound_names(tree) for tree in trees.values()):
+        return "it is written for a development release of verifiers 0.1.13 to 0.1.15, whose API was dropped"
+    if any(tasksets_of([tree]) for tree in trees.values()):
+        return "its task set must be named in the module's `__all__`"
+    return "it may be a library, not an environment"
 
 
 def _sources(folder: Path) -> list[Path]:
@@ -132,70 +157,19 @@ def _dotted(folder: Path, path: Path) -> str:
     return ".".join(parts)
 
 
-def _defines_loader(path: Path) -> bool:
-    tree = _tree(path)
-    names = {node.name for node in tree.body if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)}
-    imported = {
-        alias.asname or alias.name
-        for node in tree.body
-        if isinstance(node, ast.ImportFrom)
-        for alias in node.names
-    }
-    return LOADER in names | imported
-
-
 def _tree(path: Path) -> ast.Module:
-    try:
-        return ast.parse(path.read_text(encoding="utf-8"))
-    except (SyntaxError, UnicodeDecodeError, ValueError):
-        return ast.Module(body=[], type_ignores=[])
+    return parsed(path.read_bytes())
 
 
-def _source(folder: Path, module: str) -> list[ast.Module]:
+def _package(folder: Path, module: str) -> dict[str, ast.Module]:
     """Return the parsed sources of a module, or of the whole package that it belongs to."""
     top = module.partition(".")[0]
     for base in (folder, folder / "src"):
         if (base / f"{top}.py").is_file():
-            return [_tree(base / f"{top}.py")]
+            return {top: _tree(base / f"{top}.py")}
         if (base / top).is_dir():
-            return [_tree(path) for path in _sources(base / top)]
-    raise NotFound(f"there is no module `{module}` in `{folder}`", code="no_environment")
-
-
-def read_kind(trees: list[ast.Module]) -> tuple[Library, int | None]:
-    """Return which library an environment is written for, and which generation of the classic API."""
-    imported = {name for tree in trees for name in _imported(tree)}
-    if any(name == "verifiers.v1" or name.startswith("verifiers.v1.") for name in imported):
-        return "verifiers.v1", None
-    if any(name.partition(".")[0] == "verifiers" for name in imported):
-        return "verifiers", _generation(trees)
-    if any(name.partition(".")[0] == "wander" for name in imported):
-        return "wander", None
-    raise UsageError(
-        "the package imports neither `wander` nor `verifiers`",
-        hint="only environments of these two libraries can be imported",
-    )
-
-
-def _imported(tree: ast.Module) -> set[str]:
-    found: set[str] = set()
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom) and node.module and node.level == 0:
-            found |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
-    return found
-
-
-def _generation(trees: list[ast.Module]) -> int:
-    """Tell the generation by what it overrides and names; 2 where nothing tells."""
-    nodes = [node for tree in trees for node in ast.walk(tree)]
-    functions = [node for node in nodes if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
-    if any(_of_the_first(function) for function in functions):
-        return 1
-    names = {node.attr for node in nodes if isinstance(node, ast.Attribute)}
-    names |= {node.id for node in nodes if isinstance(node, ast.Name)}
-    return 3 if names & _LATER_NAMES else 2
+            return {_dotted(base, path): _tree(path) for path in _sources(base / top)}
+    raise NotFound(f"there is no module `{module}` in `{folder.name}`", code="no_environment")
 
 
 def _asks_for_models(project: dict[str, Any]) -> bool:
@@ -208,29 +182,22 @@ def _asks_for_models(project: dict[str, Any]) -> bool:
     return any(bound >= Version("0.1.11.dev0") for bound in lowest)
 
 
-def _of_the_first(function: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
-    arguments = [each.arg for each in function.args.args]
-    if function.name == "is_completed":
-        return "messages" in arguments
-    if function.name == "rollout":
-        return "prompt" in arguments and "input" not in arguments
-    returned = [node.value for node in ast.walk(function) if isinstance(node, ast.Return)]
-    pairs = any(isinstance(value, ast.Tuple) and len(value.elts) == 2 for value in returned)
-    return function.name == "env_response" and pairs
-
-
-def _complete(adopted: Adoption, path: Path, text: str, project: dict[str, Any], origin: str) -> None:
+def _complete(adopted: Adoption, path: Path, origin: Origin) -> None:
     """Write what the project lacks: build system, entry point, dependency, README, the note of origin."""
-    if "build-system" not in tomllib.loads(text):
-        text += '\n[build-system]\nrequires = ["hatchling>=1.27"]\nbuild-backend = "hatchling.build"\n'
+    document = tomlkit.parse(path.read_text(encoding="utf-8"))
+    project: Any = document["project"]
+    if "build-system" not in document:
+        system = tomlkit.table()
+        system.update(BUILD_SYSTEM)
+        document["build-system"] = system
         adopted.written.append("`[build-system]`")
-    if not project.get("entry-points", {}).get(GROUP):
-        name = canonicalize_name(adopted.name)
-        text += f'\n[project.entry-points."{GROUP}"]\n{name} = "{adopted.target}"\n'
+    if GROUP not in project.get("entry-points", {}):
+        groups = project.setdefault("entry-points", tomlkit.table(is_super_table=True))
+        groups[GROUP] = {canonicalize_name(adopted.name): adopted.target}
         adopted.written.append("the entry point")
     needed = "wander-sdk" if adopted.library == "wander" else "verifiers"
     if needed not in _dependencies(project):
-        text = _with_dependency(text, needed, given="dependencies" in project)
+        project.setdefault("dependencies", tomlkit.array()).insert(0, needed)
         adopted.written.append(f"the dependency on `{needed}`")
     readme = _readme(adopted.folder, project)
     if readme is None:
@@ -238,13 +205,12 @@ def _complete(adopted: Adoption, path: Path, text: str, project: dict[str, Any],
         readme.write_text(f"# {adopted.name}\n\n{project.get('description', '')}\n", encoding="utf-8")
         adopted.written.append("`README.md`")
     if not project.get("readme"):
-        text = _in_project(text, f'readme = "{readme.name}"')
-    note = f"Imported into Wander from `{origin}`; the code is as its author published it."
+        project["readme"] = readme.name
     said = readme.read_text(encoding="utf-8", errors="replace")
-    if note not in said:
-        readme.write_text(f"{said.rstrip()}\n\n---\n\n{note}\n", encoding="utf-8")
+    if origin.note not in said:
+        readme.write_text(f"{said.rstrip()}\n\n---\n\n{origin.note}\n", encoding="utf-8")
         adopted.written.append("the note of origin")
-    path.write_text(text, encoding="utf-8")
+    path.write_text(tomlkit.dumps(document), encoding="utf-8")
 
 
 def _dependencies(project: dict[str, Any]) -> set[str]:
@@ -255,16 +221,6 @@ def _dependencies(project: dict[str, Any]) -> set[str]:
         except InvalidRequirement:
             continue
     return names
-
-
-def _with_dependency(text: str, name: str, *, given: bool) -> str:
-    if not given:
-        return _in_project(text, f'dependencies = ["{name}"]')
-    return re.sub(r"(?m)^(\s*dependencies\s*=\s*\[)", rf'\g<1>"{name}", ', text, count=1)
-
-
-def _in_project(text: str, line: str) -> str:
-    return re.sub(r"(?m)^\[project\][^\n]*$", lambda found: f"{found[0]}\n{line}", text, count=1)
 
 
 def _readme(folder: Path, project: dict[str, Any]) -> Path | None:

@@ -1,8 +1,8 @@
 """Published environments that ask for `verifiers`: they get the hub's package of that name.
 
 It serves the classic API (0.1.3 to 0.3.1) and nothing of upstream, whose newest releases lack it. Whatever
-range or pin a package or its dependencies give, the resolver is told to take that wheel. A package that was
-written for later releases keeps upstream's.
+range or pin a package or its dependencies give, the resolver is told to take that wheel. A package whose
+code is written for `verifiers.v1`, or which asks for a release after 0.3.1, keeps upstream's.
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 from packaging.version import Version
+
+from wander_client.packaging.written_for import library_of, sources_of_wheel
 
 PROJECT = "verifiers"
 NEWEST = Version("0.3.1")
@@ -39,6 +41,14 @@ def wants_later(specifier: SpecifierSet) -> bool:
         if each.operator in _LOWER_BOUNDS
     ]
     return any(bound > NEWEST or (bound == NEWEST and operator == ">") for bound, operator in lowest)
+
+
+def keeps_upstream(wheel: Path, requires_dist: list[str]) -> bool:
+    """Tell whether a package needs the real library: by its code, and by the releases that it asks for."""
+    requirement = requirement_of(requires_dist)
+    if requirement is not None and wants_later(requirement.specifier):
+        return True
+    return library_of(sources_of_wheel(wheel)) == "verifiers.v1"
 
 
 def override(wheel: Path, requirement: Requirement | None) -> str:

@@ -12,9 +12,11 @@ import hashlib
 import platform
 import shutil
 import sys
+import zipfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from email.parser import BytesParser
 from pathlib import Path
 from typing import Any
 
@@ -86,22 +88,74 @@ def install(
             if present and present[0].python.exists():
                 return present[0], False
         wheel = _fetch(hub, cache_dir, canonicalize_name(detail.name), wheel_file)
-        own = [wheel, *_hub_packages(hub, cache_dir, detail, warn)]
-        shim = _classic_package(hub, cache_dir, detail)
+        needs = _needs(hub, cache_dir, wheel, detail.requires_dist, warn)
         with store.staged(place) as work:
-            record = _make(hub, work, detail, own, shim)
+            record = _make(hub, work, detail, needs)
     return Installed(place, record), True
 
 
-def _make(
-    hub: HubApi, work: Path, detail: VersionDetail, own: list[Wheel], shim: Wheel | None
-) -> InstalledRecord:
+@dataclass(frozen=True)
+class Needs:
+    """What goes into a virtual environment beside what a package index has."""
+
+    own: list[Wheel]
+    """The environment's wheel, then those of the hub's own packages that it needs."""
+    shim: Wheel | None
+    """The hub's `verifiers`, where it stands in for upstream's."""
+    overrides: str
+
+    @property
+    def wheels(self) -> list[Wheel]:
+        """Every wheel that lies in this machine's cache."""
+        return [*self.own, *([] if self.shim is None else [self.shim])]
+
+
+def try_out(
+    hub: HubApi, cache_dir: Path, work: Path, wheel: Path, warn: Callable[[str], None]
+) -> tuple[Path, Path]:
+    """Install a wheel of this machine into `work`, as `install` would once it is published.
+
+    Returns the interpreter and the lock; raises `ClientError`.
+    """
+    with zipfile.ZipFile(wheel) as archive:
+        name = next(each for each in archive.namelist() if each.endswith(".dist-info/METADATA"))
+        metadata = BytesParser().parsebytes(archive.read(name))
+    project = canonicalize_name(str(metadata["Name"]))
+    digest = hashlib.sha256(wheel.read_bytes()).hexdigest()
+    this = Wheel(project, str(metadata["Version"]), wheel.resolve(), wheel.resolve().as_uri(), digest)
+    required = [str(each) for each in metadata.get_all("Requires-Dist") or []]
+    needs = _needs(hub, cache_dir, this, required, warn)
+    python, lock = _installed(work, needs, f"{project} {this.version}")
+    return python, lock
+
+
+def _make(hub: HubApi, work: Path, detail: VersionDetail, needs: Needs) -> InstalledRecord:
     """Resolve, lock and install into `work`."""
     what = f"{detail.owner}/{detail.name}@{detail.version}"
-    overrides = ""
-    if shim is not None:
-        overrides = classic.override(shim.path, classic.requirement_of(detail.requires_dist))
-    lock = _resolve(work, own, what, overrides)
+    python, lock = _installed(work, needs, what)
+    freeze = run_uv(["pip", "list", "--format", "json", "--python", str(python)], doing="listing packages")
+    wheel = needs.own[0]
+    record = InstalledRecord(
+        hub=hub.url,
+        owner=detail.owner,
+        name=detail.name,
+        version=detail.version,
+        wheel=wheel.path.name,
+        wheel_sha256=wheel.sha256,
+        wheel_url=wheel.url,
+        lock_sha256=hashlib.sha256(lock.read_bytes()).hexdigest(),
+        sdk=_sdk_version(freeze, what),
+        python=platform.python_version(),
+        entry_point=detail.entry_point,
+        installed_at=datetime.now(UTC),
+    )
+    (work / RECORD).write_text(record.model_dump_json(indent=1), encoding="utf-8")
+    return record
+
+
+def _installed(work: Path, needs: Needs, what: str) -> tuple[Path, Path]:
+    """Lock what is needed and install it into `work/venv`; returns its interpreter and the lock."""
+    lock = _resolve(work, needs.own, what, needs.overrides)
     python = work / "venv" / "bin" / "python"
     run_uv(
         ["venv", "--quiet", "--relocatable", "--no-project", "--python", sys.executable, str(work / "venv")],
@@ -111,24 +165,8 @@ def _make(
         ["pip", "sync", "--quiet", "--python", str(python), *index_arguments(), str(lock)],
         doing=f"installing `{what}`",
     )
-    _make_portable(lock, [*own, *([] if shim is None else [shim])])
-    freeze = run_uv(["pip", "list", "--format", "json", "--python", str(python)], doing="listing packages")
-    record = InstalledRecord(
-        hub=hub.url,
-        owner=detail.owner,
-        name=detail.name,
-        version=detail.version,
-        wheel=own[0].path.name,
-        wheel_sha256=own[0].sha256,
-        wheel_url=own[0].url,
-        lock_sha256=hashlib.sha256(lock.read_bytes()).hexdigest(),
-        sdk=_sdk_version(freeze, what),
-        python=platform.python_version(),
-        entry_point=detail.entry_point,
-        installed_at=datetime.now(UTC),
-    )
-    (work / RECORD).write_text(record.model_dump_json(indent=1), encoding="utf-8")
-    return record
+    _make_portable(lock, needs.wheels)
+    return python, lock
 
 
 def _resolve(work: Path, own: list[Wheel], what: str, overrides: str) -> Path:
@@ -187,12 +225,12 @@ def _require_python(detail: VersionDetail) -> None:
         )
 
 
-def _hub_packages(
-    hub: HubApi, cache_dir: Path, detail: VersionDetail, warn: Callable[[str], None]
-) -> list[Wheel]:
-    """Return the hub's own packages that the environment needs, and always the SDK."""
-    wanted = _requirements(detail)
-    wheels = []
+def _needs(
+    hub: HubApi, cache_dir: Path, wheel: Wheel, requires_dist: list[str], warn: Callable[[str], None]
+) -> Needs:
+    """Return what an environment needs of the hub: always the SDK, and `verifiers` where ours will do."""
+    wanted = _requirements(requires_dist, f"{wheel.project} {wheel.version}")
+    own = [wheel]
     for project in HUB_PACKAGES:
         if project != "wander-sdk" and project not in wanted:
             continue
@@ -200,29 +238,28 @@ def _hub_packages(
         if files is None:
             warn(f"`{hub.url}` does not serve `{project}`: it comes from your package index")
             continue
-        wheels.append(_fetch(hub, cache_dir, project, _newest(project, files, wanted.get(project))))
-    return wheels
+        own.append(_fetch(hub, cache_dir, project, _newest(project, files, wanted.get(project))))
+    shim = None if classic.keeps_upstream(wheel.path, requires_dist) else _classic_package(hub, cache_dir)
+    overrides = "" if shim is None else classic.override(shim.path, classic.requirement_of(requires_dist))
+    return Needs(own, shim, overrides)
 
 
-def _classic_package(hub: HubApi, cache_dir: Path, detail: VersionDetail) -> Wheel | None:
+def _classic_package(hub: HubApi, cache_dir: Path) -> Wheel | None:
     """Return the hub's `verifiers`, which stands in for upstream's wherever the classic API will do."""
-    wanted = _requirements(detail).get(classic.PROJECT)
-    if wanted is not None and classic.wants_later(wanted):
-        return None
     files = hub.index_files(HUB_OWNER, classic.PROJECT)
     if files is None:
         return None  # this hub does not serve it
     return _fetch(hub, cache_dir, classic.PROJECT, _newest(classic.PROJECT, files, None))
 
 
-def _requirements(detail: VersionDetail) -> dict[str, SpecifierSet]:
+def _requirements(requires_dist: list[str], what: str) -> dict[str, SpecifierSet]:
     found: dict[str, SpecifierSet] = {}
-    for text in detail.requires_dist:
+    for text in requires_dist:
         try:
             requirement = Requirement(text)
         except InvalidRequirement as error:
             raise ClientError(
-                f"`{detail.owner}/{detail.name}` {detail.version} requires `{text}`, which names nothing",
+                f"`{what}` requires `{text}`, which names nothing",
                 hint="ask its owner to publish a corrected version",
             ) from error
         if requirement.marker is None or requirement.marker.evaluate({"extra": ""}):

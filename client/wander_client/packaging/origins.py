@@ -1,20 +1,33 @@
-"""Bring an existing package to a folder of ours: from a folder, an sdist, a wheel or a git address."""
+"""Bring an existing package to a folder of ours, with a note of where it came from.
+
+From a folder, an sdist or a wheel here; `git_origin` and `prime_origin` bring those of elsewhere.
+"""
 
 from __future__ import annotations
 
+import configparser
+import hashlib
 import re
 import shutil
-import subprocess
 import tarfile
+import tempfile
+import tomllib
 import zipfile
+from dataclasses import dataclass
+from email.message import Message
 from email.parser import BytesParser
 from pathlib import Path, PurePosixPath
+from typing import Any
+
+import tomlkit
 
 from wander_client.errors import ClientError, NotFound, UsageError
+from wander_client.packaging.uv import index_arguments, run_uv
 
 _LEFT_OUT = shutil.ignore_patterns(
     ".git",
     ".hg",
+    ".prime",
     ".venv",
     "venv",
     "__pycache__",
@@ -25,64 +38,100 @@ _LEFT_OUT = shutil.ignore_patterns(
     ".*_cache",
     "*.egg-info",
 )
-_GIT = re.compile(r"git\+|(?:https?|ssh|file)://.*\.git(?:[@#]|$)|git@")
-_CLONE_SECONDS = 300
+_OPENING = "Imported into Wander from"
+_CLOSING = "The code is as its author published it."
+_NOTE = re.compile(rf"{_OPENING} (`[^\n]*?)\. {re.escape(_CLOSING)}")
 
 
-def brought(source: str, work: Path) -> Path:
-    """Copy what a source names into `work` and return the project's folder; nothing of it is run.
+@dataclass(frozen=True)
+class Origin:
+    """Where an imported package came from."""
 
-    `git+URL[@REVISION][#subdirectory=FOLDER]` is cloned. Raises `NotFound`, `UsageError`, `ClientError`.
+    source: str
+    """Address, or the name of a folder or file without what is above it."""
+    revision: str | None = None
+    """Commit of a repository, version of another hub's environment."""
+    sha256: str | None = None
+    """Digest of the file, or of the files in the folder."""
+    importer: str | None = None
+    """User of the hub who imported it."""
+
+    @property
+    def note(self) -> str:
+        """The line that goes to the end of the README, and so to the environment's page."""
+        revision = f", revision `{self.revision}`" if self.revision else ""
+        digest = f", sha256 `{self.sha256}`" if self.sha256 else ""
+        importer = f", by `{self.importer}`" if self.importer else ""
+        return f"{_OPENING} `{self.source}`{revision}{digest}{importer}. {_CLOSING}"
+
+
+def origin_in(readme: str) -> str | None:
+    """Return what the note in a README says: address, revision, digest, importer; None without a note."""
+    found = _NOTE.findall(readme)
+    return found[-1].replace("`", "") if found else None
+
+
+def brought(source: str, work: Path) -> tuple[Path, Origin]:
+    """Copy a folder, an sdist or a wheel into `work`; returns the project's folder and its origin.
+
+    Raises `NotFound`, `UsageError`, `ClientError`.
     """
-    if _GIT.match(source):
-        return _cloned(source, work)
-    path = Path(source).expanduser()
+    path = Path(source).expanduser().resolve()
     if path.is_dir():
-        return Path(shutil.copytree(path, work / path.resolve().name, ignore=_LEFT_OUT))
+        copy = copied(path, work)
+        return project_in(copy), Origin(path.name, sha256=folder_digest(copy))
     if not path.is_file():
-        raise NotFound(
-            f"`{source}` does not exist", hint="give a folder, an sdist, a wheel, or `git+https://...`"
-        )
+        raise NotFound(f"`{source}` does not exist", hint="give a folder, an sdist or a wheel")
+    origin = Origin(path.name, sha256=hashlib.sha256(path.read_bytes()).hexdigest())
     if path.suffix == ".whl":
-        return _unpacked_wheel(path, work)
+        return unpacked_wheel(path, work), origin
     if path.name.endswith((".tar.gz", ".tgz", ".zip")):
-        return _unpacked_source(path, work)
+        return project_in(unpacked_source(path, work)), origin
     raise UsageError(f"`{source}` is no package", hint="give a folder, an sdist (.tar.gz) or a wheel (.whl)")
 
 
-def _cloned(source: str, work: Path) -> Path:
-    address, _, fragment = source.removeprefix("git+").partition("#")
-    address, revision = _split_revision(address)
-    target = work / (PurePosixPath(address).name.removesuffix(".git") or "checkout")
-    command = ["git", "clone", "--quiet", "--depth", "1"]
-    command += ["--branch", revision] if revision else []
+def copied(folder: Path, work: Path) -> Path:
+    """Copy a project's folder, without what builds and tools left in it."""
+    return Path(shutil.copytree(folder, work / folder.name, ignore=_LEFT_OUT, symlinks=True))
+
+
+def folder_digest(folder: Path) -> str:
+    """Return the sha256 of the paths and contents of all files in a folder."""
+    digest = hashlib.sha256()
+    for path in sorted(folder.rglob("*")):
+        if path.is_file() and not path.is_symlink():
+            content = hashlib.sha256(path.read_bytes()).hexdigest()
+            digest.update(f"{path.relative_to(folder).as_posix()}\n{content}\n".encode())
+    return digest.hexdigest()
+
+
+def project_in(folder: Path) -> Path:
+    """Return a folder whose project is described by `[project]`.
+
+    One described in another way (`setup.py`, `setup.cfg`, Poetry's own table) is built by its own backend,
+    and the wheel is what goes on.
+    """
     try:
-        done = subprocess.run(  # noqa: S603 - no shell; the address stands after `--`
-            [*command, "--", address, str(target)],
-            capture_output=True, text=True, timeout=_CLONE_SECONDS, stdin=subprocess.DEVNULL, check=False,
-        )  # fmt: skip
+        stated = tomllib.loads((folder / "pyproject.toml").read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise ClientError("git is not installed", hint="install git, or give a folder") from None
-    except subprocess.TimeoutExpired:
-        raise ClientError(f"cloning `{address}` took more than {_CLONE_SECONDS} s") from None
-    if done.returncode:
-        raise ClientError(f"`{address}` cannot be cloned", detail=done.stderr.strip())
-    shutil.rmtree(target / ".git", ignore_errors=True)
-    inner = re.search(r"subdirectory=([^&]+)", fragment)
-    folder = (target / inner[1]).resolve() if inner else target
-    if target.resolve() not in (folder.resolve(), *folder.resolve().parents) or not folder.is_dir():
-        raise NotFound(f"`{address}` has no folder `{inner[1] if inner else ''}`")
-    return folder
+        stated = {}
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError):
+        return folder  # said when it is read for what it holds
+    other = any((folder / name).is_file() for name in ("setup.py", "setup.cfg"))
+    if "project" in stated or not (other or "poetry" in stated.get("tool", {})):
+        return folder
+    with tempfile.TemporaryDirectory(prefix="wander-build-") as out:
+        run_uv(
+            ["build", "--quiet", "--wheel", *index_arguments(), "--out-dir", out, str(folder)],
+            doing=f"building `{folder.name}`",
+        )
+        work = folder.parent / f"{folder.name}-unpacked"
+        work.mkdir()
+        return unpacked_wheel(next(Path(out).glob("*.whl")), work)
 
 
-def _split_revision(address: str) -> tuple[str, str | None]:
-    head, at, tail = address.rpartition("@")
-    if at and head and "/" not in tail and ":" not in tail:
-        return head, tail
-    return address, None
-
-
-def _unpacked_source(path: Path, work: Path) -> Path:
+def unpacked_source(path: Path, work: Path) -> Path:
+    """Unpack an archive of sources; returns the folder with the project, its own or one folder in it."""
     try:
         if path.suffix == ".zip":
             shutil.unpack_archive(path, work)
@@ -90,64 +139,72 @@ def _unpacked_source(path: Path, work: Path) -> Path:
             with tarfile.open(path) as archive:
                 archive.extractall(work, filter="data")
     except (tarfile.TarError, OSError, zipfile.BadZipFile) as error:
-        raise ClientError(f"`{path}` cannot be unpacked: {error}") from error
+        raise ClientError(f"`{path.name}` cannot be unpacked: {error}") from error
+    if (work / "pyproject.toml").is_file():
+        return work
     folders = [each for each in work.iterdir() if each.is_dir()]
     if len(folders) != 1:
-        raise ClientError(f"`{path}` is no source distribution: it holds {len(folders)} folders")
+        raise ClientError(f"`{path.name}` is no source distribution: it holds {len(folders)} folders")
     return folders[0]
 
 
-def _unpacked_wheel(path: Path, work: Path) -> Path:
+def unpacked_wheel(path: Path, work: Path) -> Path:
     """Unpack a wheel and write the `pyproject.toml` that its metadata means."""
     folder = work / path.name.split("-")[0]
     try:
         with zipfile.ZipFile(path) as archive:
             names = [name for name in archive.namelist() if not name.endswith("/")]
             if any(PurePosixPath(name).is_absolute() or ".." in PurePosixPath(name).parts for name in names):
-                raise ClientError(f"`{path}` holds files that would land outside of it")
+                raise ClientError(f"`{path.name}` holds files that would land outside of it")
             information = next((name for name in names if name.endswith(".dist-info/METADATA")), None)
             if information is None:
-                raise ClientError(f"`{path}` has no metadata")
-            metadata = BytesParser().parsebytes(archive.read(information))
+                raise ClientError(f"`{path.name}` has no metadata")
             archive.extractall(folder)  # noqa: S202 - the names were looked at
     except (zipfile.BadZipFile, OSError) as error:
-        raise ClientError(f"`{path}` is no wheel: {error}") from error
+        raise ClientError(f"`{path.name}` is no wheel: {error}") from error
     info = folder / information.split("/")[0]
-    kept = sorted({name.split("/")[0] for name in names} - {info.name})
+    metadata = BytesParser().parsebytes((info / "METADATA").read_bytes())
+    groups = _entry_points(info / "entry_points.txt")
     shutil.rmtree(info)
-    (folder / "pyproject.toml").unlink(missing_ok=True)  # some wheels ship theirs; it may name other files
-    included = [name for name in kept if name != "pyproject.toml"]
+    # Some wheels ship their pyproject.toml, which may name other files; ours takes its place.
+    kept = sorted({name.split("/")[0] for name in names} - {info.name, "pyproject.toml"})
     body = metadata.get_payload()
     (folder / "README.md").write_text(str(body).strip() + "\n" if body else "", encoding="utf-8")
-    (folder / "pyproject.toml").write_text(
-        _project_text(
-            {
-                "name": str(metadata["Name"]),
-                "version": str(metadata["Version"]),
-                "description": str(metadata["Summary"] or ""),
-                "readme": "README.md",
-                "requires-python": str(metadata["Requires-Python"] or ">=3.11"),
-                "license": str(metadata["License-Expression"] or ""),
-                "dependencies": [
-                    str(each)
-                    for each in metadata.get_all("Requires-Dist") or []
-                    if "extra ==" not in str(each)
-                ],
-            },
-            included,
-        ),
-        encoding="utf-8",
-    )
+    included = [*(name for name in kept if not name.endswith(".data")), "README.md", "pyproject.toml"]
+    document = {
+        "build-system": {"requires": ["hatchling>=1.27"], "build-backend": "hatchling.build"},
+        "project": _project_of(metadata, groups),
+        "tool": {"hatch": {"build": {"only-include": sorted(set(included))}}},
+    }
+    (folder / "pyproject.toml").write_text(tomlkit.dumps(document), encoding="utf-8")
     return folder
 
 
-def _project_text(project: dict[str, str | list[str]], included: list[str]) -> str:
-    import json
+def _project_of(metadata: Message, groups: dict[str, dict[str, str]]) -> dict[str, Any]:
+    """Return the `[project]` table that a wheel's metadata means; requirements of extras are left out."""
+    requirements = [str(each) for each in metadata.get_all("Requires-Dist") or []]
+    scripts = {
+        {"console_scripts": "scripts", "gui_scripts": "gui-scripts"}[name]: groups.pop(name)
+        for name in ("console_scripts", "gui_scripts")
+        if name in groups
+    }
+    project = {
+        "name": str(metadata["Name"]),
+        "version": str(metadata["Version"]),
+        "description": str(metadata["Summary"] or ""),
+        "readme": "README.md",
+        "requires-python": str(metadata["Requires-Python"] or ">=3.11"),
+        "license": str(metadata["License-Expression"] or ""),
+        "keywords": [word.strip() for word in str(metadata["Keywords"] or "").split(",") if word.strip()],
+        "dependencies": [each for each in requirements if "extra ==" not in each],
+        **scripts,
+        "entry-points": groups,
+    }
+    return {name: value for name, value in project.items() if value}
 
-    # JSON text and lists of text are TOML as well.
-    lines = [f"{name} = {json.dumps(value)}" for name, value in project.items() if value]
-    return (
-        '[build-system]\nrequires = ["hatchling>=1.27"]\nbuild-backend = "hatchling.build"\n\n[project]\n'
-        + "\n".join(lines)
-        + f"\n\n[tool.hatch.build]\nonly-include = {json.dumps([*included, 'README.md', 'pyproject.toml'])}\n"
-    )
+
+def _entry_points(path: Path) -> dict[str, dict[str, str]]:
+    parser = configparser.RawConfigParser(delimiters=("=",))
+    parser.optionxform = str  # type: ignore[assignment, method-assign]
+    parser.read(path, encoding="utf-8")
+    return {name: dict(parser.items(name)) for name in parser.sections()}

@@ -50,6 +50,8 @@ class ForeignRun:
     arguments: dict[str, Any] = field(default_factory=dict)
     sampling: dict[str, Any] = field(default_factory=dict)
     base_url: str | None = None
+    owner: str | None = None
+    """Who published the environment; None where only its name is known."""
     version: str | None = None
     """The environment's."""
     started_at: datetime | None = None
@@ -88,12 +90,28 @@ class ForeignRun:
         return self.examples[example_id]
 
 
-def import_results(folder: Path, out: Path) -> RunFolder:
+@dataclass(frozen=True)
+class PublishedName:
+    """The environment version of a hub to which somebody says that results belong."""
+
+    owner: str
+    name: str
+    version: str
+
+
+def import_results(folder: Path, out: Path, published: PublishedName | None = None) -> RunFolder:
     """Write the results in a folder as a run folder; raises `RunError` for what cannot be read.
 
-    `out` must not hold a run yet. The run is finished: manifest, rollouts, summary.
+    `out` must not hold a run yet. The run is finished: manifest, rollouts, summary. `published` names the
+    environment in place of what the results call it; which wheel was used stays unknown.
     """
     foreign = read_results(folder)
+    if published is not None:
+        foreign.owner, foreign.environment, foreign.version = (
+            published.owner,
+            published.name,
+            published.version,
+        )
     run = RunFolder.create(out, manifest_of(foreign))
     try:
         for rollout in foreign.rollouts:
@@ -132,7 +150,11 @@ def manifest_of(foreign: ForeignRun) -> RunManifest:
     return RunManifest(
         run_id=new_run_id(),
         environment=EnvironmentPin(
-            name=foreign.environment, version=foreign.version, arguments=foreign.arguments, info=info
+            owner=foreign.owner,
+            name=foreign.environment,
+            version=foreign.version,
+            arguments=foreign.arguments,
+            info=info,
         ),
         model=ModelPin(name=foreign.model, kind="imported", base_url=foreign.base_url),
         sampling=_sampling(foreign.sampling),

@@ -1,0 +1,131 @@
+"""Which library a package's code is written for, read from its source; nothing of it runs here."""
+
+from __future__ import annotations
+
+import ast
+import zipfile
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Literal
+
+Library = Literal["wander", "verifiers", "verifiers.v1"]
+LOADER = "load_environment"
+TASKSETS = "verifiers.v1"
+
+_LATER_NAMES = {"UserMessage", "AssistantMessage", "ToolMessage", "tool_defs", "ClientConfig"}
+_LARGEST = 2_000_000
+"""Bytes of a source file that is still read."""
+
+
+def parsed(text: bytes | str) -> ast.Module:
+    """Return the tree of a source; empty for one that cannot be parsed."""
+    try:
+        return ast.parse(text)
+    except (SyntaxError, ValueError, RecursionError):
+        return ast.Module(body=[], type_ignores=[])
+
+
+def sources_of_wheel(wheel: Path) -> list[ast.Module]:
+    """Return the parsed sources in a wheel."""
+    with zipfile.ZipFile(wheel) as archive:
+        return [
+            parsed(archive.read(item))
+            for item in archive.infolist()
+            if item.filename.endswith(".py") and item.file_size <= _LARGEST
+        ]
+
+
+def library_of(trees: Iterable[ast.Module]) -> Library | None:
+    """Return which library the sources are written for; None where they use none of the three.
+
+    A package that has a loader of the classic API is classic, though it may have a task set as well.
+    """
+    trees = list(trees)
+    imported = {name for tree in trees for name in imports_of(tree)}
+    tasksets = any(_is_within(name, TASKSETS) for name in imported)
+    classic = any(_is_within(name, "verifiers") and not _is_within(name, TASKSETS) for name in imported)
+    if tasksets and not (classic and any(defines_loader(tree) for tree in trees)):
+        return "verifiers.v1"
+    if classic:
+        return "verifiers"
+    return "wander" if any(_is_within(name, "wander") for name in imported) else None
+
+
+def _is_within(name: str, module: str) -> bool:
+    return name == module or name.startswith(f"{module}.")
+
+
+def imports_of(tree: ast.Module) -> set[str]:
+    """Return the dotted names that a source imports."""
+    found: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module and node.level == 0:
+            found |= {f"{node.module}.{alias.name}" for alias in node.names}
+    return found
+
+
+def bound_names(tree: ast.Module) -> set[str]:
+    """Return the functions, classes and imported names at the top of a source."""
+    names: set[str] = set()
+    for node in tree.body:
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            names.add(node.name)
+        elif isinstance(node, ast.ImportFrom):
+            names |= {alias.asname or alias.name for alias in node.names}
+    return names
+
+
+def defines_loader(tree: ast.Module) -> bool:
+    """Tell whether a source has a function `load_environment`, its own or an imported one."""
+    return LOADER in bound_names(tree)
+
+
+def tasksets_of(trees: Iterable[ast.Module]) -> set[str]:
+    """Return the names of the classes that derive from `Taskset`."""
+    return {
+        node.name
+        for tree in trees
+        for node in tree.body
+        if isinstance(node, ast.ClassDef) and any(_base_name(base) == "Taskset" for base in node.bases)
+    }
+
+
+def _base_name(base: ast.expr) -> str:
+    if isinstance(base, ast.Subscript):
+        base = base.value
+    return base.attr if isinstance(base, ast.Attribute) else base.id if isinstance(base, ast.Name) else ""
+
+
+def exported_by(tree: ast.Module) -> list[str]:
+    """Return what a source names in `__all__`."""
+    for node in tree.body:
+        targets = node.targets if isinstance(node, ast.Assign) else []
+        if any(isinstance(target, ast.Name) and target.id == "__all__" for target in targets):
+            assert isinstance(node, ast.Assign)
+            values = getattr(node.value, "elts", [])
+            return [str(each.value) for each in values if isinstance(each, ast.Constant)]
+    return []
+
+
+def generation_of(trees: Iterable[ast.Module]) -> int:
+    """Tell the generation of the classic API by what the sources override and name; 2 where nothing tells."""
+    nodes = [node for tree in trees for node in ast.walk(tree)]
+    functions = [node for node in nodes if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
+    if any(_of_the_first(function) for function in functions):
+        return 1
+    names = {node.attr for node in nodes if isinstance(node, ast.Attribute)}
+    names |= {node.id for node in nodes if isinstance(node, ast.Name)}
+    return 3 if names & _LATER_NAMES else 2
+
+
+def _of_the_first(function: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
+    arguments = [each.arg for each in function.args.args]
+    if function.name == "is_completed":
+        return "messages" in arguments
+    if function.name == "rollout":
+        return "prompt" in arguments and "input" not in arguments
+    returned = [node.value for node in ast.walk(function) if isinstance(node, ast.Return)]
+    pairs = any(isinstance(value, ast.Tuple) and len(value.elts) == 2 for value in returned)
+    return function.name == "env_response" and pairs

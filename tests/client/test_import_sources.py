@@ -1,0 +1,228 @@
+"""Packages come from repositories and from another hub, with a note of where they were."""
+
+from __future__ import annotations
+
+import io
+import json
+import subprocess
+import tarfile
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+from wander_client.errors import ClientError, NotFound, Unavailable, UsageError
+from wander_client.packaging.git_origin import cloned, parsed_address
+from wander_client.packaging.prime_origin import pulled
+
+LOADER = "import verifiers as vf\n\ndef load_environment(**kwargs):\n    return vf.SingleTurnEnv(**kwargs)\n"
+PROJECT = '[project]\nname = "my-env"\nversion = "1.0"\n'
+
+
+def git(repository: Path, *arguments: str) -> str:
+    identity = ("-c", "user.name=t", "-c", "user.email=t@example.org", "-c", "protocol.file.allow=always")
+    done = subprocess.run(
+        ["git", "-C", repository, *identity, *arguments], check=True, capture_output=True, text=True
+    )
+    return done.stdout.strip()
+
+
+@pytest.fixture
+def repository(tmp_path: Path) -> Path:
+    """A bare repository with two commits; the first is tagged, hooks lie in wait."""
+    source = tmp_path / "source"
+    folder = source / "environments" / "my-env"
+    folder.mkdir(parents=True)
+    (folder / "my_env.py").write_text(LOADER)
+    (folder / "pyproject.toml").write_text(PROJECT)
+    git(source, "init", "-q", "-b", "main")
+    git(source, "add", ".")
+    git(source, "commit", "-q", "-m", "one")
+    git(source, "tag", "v1")
+    (folder / "pyproject.toml").write_text(PROJECT.replace("1.0", "1.1"))
+    git(source, "commit", "-q", "-a", "-m", "two")
+    git(source, "branch", "feature/x", "v1")
+    bare = tmp_path / "envs.git"
+    git(source, "clone", "-q", "--bare", str(source), str(bare))
+    return bare
+
+
+def brought(text: str, work: Path) -> tuple[str, str | None]:
+    work.mkdir()
+    folder, origin = cloned(text, work)
+    return (folder / "pyproject.toml").read_text().split('"')[-2], origin.revision
+
+
+def test_a_branch_a_tag_and_a_commit_are_fetched(repository, tmp_path):
+    inner = "#subdirectory=environments/my-env"
+    first = git(repository, "rev-parse", "v1")
+    newest = git(repository, "rev-parse", "main")
+    for number, (revision, version, commit) in enumerate(
+        [
+            ("", "1.1", newest),
+            ("@main", "1.1", newest),
+            ("@v1", "1.0", first),
+            ("@feature/x", "1.0", first),
+            (f"@{first}", "1.0", first),
+        ]
+    ):
+        found = brought(f"git+file://{repository}{revision}{inner}", tmp_path / f"work{number}")
+        assert found == (version, commit), revision
+    work = tmp_path / "plain"
+    work.mkdir()
+    folder, origin = cloned(f"{repository}@v1{inner}", work)
+    assert origin.source == f"git+file://{repository}#subdirectory=environments/my-env"
+    assert not (folder / ".git").exists()
+
+
+@pytest.mark.parametrize(
+    "wrong", ["@nothing", f"@{'0' * 40}", "#subdirectory=../..", "#subdirectory=nowhere"]
+)
+def test_what_a_repository_lacks_is_not_found(repository, tmp_path, wrong):
+    with pytest.raises(NotFound):
+        brought(f"file://{repository}{wrong}", tmp_path / "work")
+
+
+def test_a_repository_that_is_not_there_is_told(tmp_path):
+    with pytest.raises(ClientError, match="cannot be fetched"):
+        brought(f"file://{tmp_path}/nothing.git", tmp_path / "work")
+    with pytest.raises(Unavailable):
+        brought("http://127.0.0.1:9/nothing.git", tmp_path / "work2")
+
+
+def test_no_hook_runs_and_no_submodule_comes(repository, tmp_path, monkeypatch):
+    clone = tmp_path / "clone"
+    git(tmp_path, "clone", "-q", str(repository), str(clone))
+    git(clone, "submodule", "add", "-q", str(repository), "inner")
+    git(clone, "commit", "-q", "-m", "three")
+    git(clone, "push", "-q", "origin", "main")
+    marker = tmp_path / "ran"
+    hook = tmp_path / "template" / "hooks" / "post-checkout"
+    hook.parent.mkdir(parents=True)
+    hook.write_text(f"#!/bin/sh\ntouch {marker}\n")
+    hook.chmod(0o755)
+    monkeypatch.setenv("GIT_TEMPLATE_DIR", str(hook.parents[1]))
+    work = tmp_path / "work"
+    work.mkdir()
+    folder, _ = cloned(f"file://{repository}@main", work)
+    assert (folder / ".gitmodules").is_file()
+    assert not list((folder / "inner").iterdir())
+    assert not marker.exists()
+
+
+def test_a_link_out_of_a_repository_is_refused(repository, tmp_path):
+    clone = tmp_path / "clone"
+    git(tmp_path, "clone", "-q", str(repository), str(clone))
+    (clone / "secrets").symlink_to("/etc/passwd")
+    git(clone, "add", ".")
+    git(clone, "commit", "-q", "-m", "three")
+    git(clone, "push", "-q", "origin", "main")
+    with pytest.raises(ClientError, match="leads out"):
+        brought(f"file://{repository}", tmp_path / "work")
+
+
+@pytest.mark.parametrize(
+    ("text", "url", "revision", "subdirectory"),
+    [
+        ("https://h/x.git@main#subdirectory=a/b", "https://h/x.git", "main", "a/b"),
+        ("git+https://me@h/x.git", "https://me@h/x.git", None, None),
+        ("https://me:secret@h/x@v1", "https://me:secret@h/x", "v1", None),
+        ("git@h:team/x.git", "git@h:team/x.git", None, None),
+        ("git@h:team/x.git@feature/y", "git@h:team/x.git", "feature/y", None),
+        ("ssh://git@h:22/x.git@v2#egg=x&subdirectory=c", "ssh://git@h:22/x.git", "v2", "c"),
+    ],
+)
+def test_addresses_are_taken_apart(text, url, revision, subdirectory):
+    found = parsed_address(text)
+    assert (found.url, found.revision, found.subdirectory) == (url, revision, subdirectory)
+    assert "secret" not in found.shown
+
+
+@pytest.mark.parametrize(
+    "text", ["nothing-here", "ext::sh -c true", "-u x", "https://h/x.git@", "https://h/x@-o"]
+)
+def test_what_is_no_address_is_refused(text):
+    with pytest.raises(UsageError):
+        parsed_address(text)
+
+
+def archive() -> bytes:
+    """An archive of sources as that hub keeps it: the project's files, no folder around them."""
+    content = io.BytesIO()
+    with tarfile.open(fileobj=content, mode="w:gz") as file:
+        for name, text in {"my_env.py": LOADER, "pyproject.toml": PROJECT}.items():
+            member = tarfile.TarInfo(name)
+            member.size = len(text)
+            file.addfile(member, io.BytesIO(text.encode()))
+    return content.getvalue()
+
+
+@pytest.fixture
+def prime_hub(monkeypatch) -> Iterator[list[tuple[str, str | None]]]:
+    """Stands in for the hub of Prime Intellect, which is a closed service; yields what it was asked."""
+    asked: list[tuple[str, str | None]] = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self):
+            asked.append((self.path, self.headers["authorization"]))
+            found = {
+                "/api/v1/environmentshub/will/my-env/@latest": {
+                    "package_url": "/other",
+                    "tracked_package_url": "/files/a.tar.gz",
+                    "semantic_version": "1.0",
+                },
+                "/api/v1/environmentshub/will/empty/@latest": {"visibility": "PRIVATE"},
+            }.get(self.path)
+            body = archive() if self.path == "/files/a.tar.gz" else json.dumps({"data": found}).encode()
+            self.send_response(200 if found or self.path == "/files/a.tar.gz" else 404)
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_): ...
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    monkeypatch.setenv("PRIME_API_BASE_URL", f"http://127.0.0.1:{server.server_port}")
+    monkeypatch.setenv("PRIME_API_KEY", "a-key")
+    yield asked
+    server.shutdown()
+    server.server_close()
+    thread.join()
+
+
+def test_an_environment_of_prime_is_downloaded_by_its_name(prime_hub, tmp_path):
+    folder, origin = pulled("will/my-env", tmp_path)
+    assert (folder / "my_env.py").read_text() == LOADER
+    assert (origin.source, origin.revision) == ("prime:will/my-env", "1.0")
+    assert len(origin.sha256) == 64
+    assert [path for path, _ in prime_hub][1] == "/files/a.tar.gz"
+    assert {key for _, key in prime_hub} == {"Bearer a-key"}
+
+
+def test_what_prime_does_not_give_is_told(prime_hub, tmp_path):
+    with pytest.raises(NotFound, match="not public"):
+        pulled("will/nothing@2.0", tmp_path)
+    with pytest.raises(ClientError, match="no archive"):
+        pulled("will/empty", tmp_path)
+    with pytest.raises(UsageError):
+        pulled("./nothing", tmp_path)
+
+
+def test_what_prime_env_pull_wrote_says_where_it_is_from(tmp_path):
+    folder = tmp_path / "my_env"
+    (folder / ".prime").mkdir(parents=True)
+    (folder / "my_env.py").write_text(LOADER)
+    (folder / "pyproject.toml").write_text(PROJECT)
+    note = {"owner": "will", "name": "my-env", "version": "1.0"}
+    (folder / ".prime" / ".env-metadata.json").write_text(json.dumps(note))
+    work = tmp_path / "work"
+    work.mkdir()
+    copy, origin = pulled(str(folder), work)
+    assert (origin.source, origin.revision) == ("prime:will/my-env", "1.0")
+    assert not (copy / ".prime").exists()
+    (folder / ".prime" / ".env-metadata.json").write_text("not JSON")
+    other = tmp_path / "other"
+    other.mkdir()
+    assert pulled(str(folder), other)[1].source == "my_env"
