@@ -17,9 +17,10 @@ from wander.handle import Split
 from wander.sandbox import SandboxPolicy
 from wander.types import EnvironmentInfo, Example, Rollout, SamplingArgs
 from wander.worker.endpoint import CallCount, HostEndpoint
+from wander.worker.link import WorkerOptions
 from wander.worker.protocol import MESSAGE_LIMIT, Load
 from wander.worker.seat import Seat
-from wander.worker.session import WorkerLost, WorkerOptions, WorkerSession, lost_rollouts
+from wander.worker.session import WorkerLost, WorkerSession, lost_rollouts
 
 _PAGE = 500
 """Examples a message: a page of long rows still makes a message of moderate size."""

@@ -124,6 +124,16 @@ class WorkerProcess:
                 return f"was killed by {signal.Signals(-code).name}"
         return f"ended with status {code}"
 
+    def with_log(self, reason: str) -> str:
+        """Say how the child ended, and what its log says about that, for whoever runs it."""
+        tail = self.log_tail()
+        end = f"\nits log ends:\n{tail}" if tail else "; its log is empty"
+        return f"{reason}; log: `{self.log_path}`{end}"
+
+    def whole_trace(self) -> str:
+        """Say where more about an error is to be found."""
+        return f"the whole trace is in `{self.log_path}`"
+
     def log_tail(self) -> str:
         """Return the last lines of the log, for messages."""
         try:

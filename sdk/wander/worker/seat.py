@@ -8,7 +8,8 @@ from collections.abc import Iterator
 
 from wander.errors import LoadError
 from wander.types import EnvironmentInfo
-from wander.worker.session import WorkerOptions, WorkerSession
+from wander.worker.link import WorkerOptions
+from wander.worker.session import WorkerSession
 
 _LONGEST_PAUSE = 30.0
 

@@ -3,16 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import secrets
-import shutil
-import tempfile
-from collections.abc import Callable, Coroutine, Iterable, Mapping
+from collections.abc import Callable, Coroutine, Iterable
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any
 
 from pydantic import ValidationError
-from websockets.asyncio.server import Server, ServerConnection, unix_serve
 
 from wander import __version__
 from wander.clients.base import Client, ModelRequest
@@ -20,8 +15,8 @@ from wander.errors import LoadError, ModelError
 from wander.handle import Split
 from wander.sandbox.clock import OwnTime
 from wander.types import EnvironmentInfo, Example, Failure, Rollout, SamplingArgs
-from wander.worker.channel import FRAME, OPTIONS, Channel
-from wander.worker.leftovers import MARK, end_marked
+from wander.worker.channel import Channel
+from wander.worker.link import LocalLink, WorkerOptions, ended_early, load_error, unless_ended, until_ended
 from wander.worker.process import WorkerProcess
 from wander.worker.protocol import (
     PROTOCOL,
@@ -34,7 +29,6 @@ from wander.worker.protocol import (
     GetExamples,
     Hello,
     LastWords,
-    Load,
     Loaded,
     LoadFailed,
     PartEnded,
@@ -45,15 +39,8 @@ from wander.worker.protocol import (
     Refused,
     to_host,
 )
-from wander.worker.watch import LAST_WORDS
+from wander.worker.remote import RemoteLink
 
-if TYPE_CHECKING:
-    from wander.sandbox.worker import Sandbox
-
-T = TypeVar("T")
-
-_SOCKET_LIMIT = 100
-"""Longest path of a Unix socket that macOS takes is 104 bytes."""
 CLOSE_SECONDS = 8.0
 """How long a worker may tear its environment down."""
 EXIT_SECONDS = 3.0
@@ -62,20 +49,6 @@ _MOST_CALLS = 1000
 """Model calls that one rollout may have under way; more are a flood."""
 _PING_ROUNDS = 6
 """How many times half of `stall_seconds` a worker may take to answer when a rollout is past its time."""
-
-
-@dataclass(frozen=True)
-class WorkerOptions:
-    """What a worker runs, and with what."""
-
-    python: Path | None
-    load: Load
-    environ: tuple[str, ...]
-    log_path: Path
-    startup_timeout: float
-    variables: Mapping[str, str] = field(default_factory=dict)
-    """Environment variables that are the worker's alone."""
-    sandbox: Sandbox | None = None
 
 
 @dataclass
@@ -119,43 +92,24 @@ class WorkerSession:
     @classmethod
     async def start(cls, options: WorkerOptions) -> WorkerSession:
         """Start a worker and have it load its environment; raises `LoadError`, leaving no process."""
-        listening = await _Listening.open(options.load.message_limit)
-        mark = secrets.token_hex(8)
-        process: WorkerProcess | None = None
+        link = await _link(options)
         session: WorkerSession | None = None
         try:
-            process = await WorkerProcess.start(
-                options.python,
-                listening.path,
-                environ=options.environ,
-                log_path=options.log_path,
-                variables={**options.variables, MARK: mark},
-                sandbox=options.sandbox,
-                source=None if options.load.path is None else Path(options.load.path),
-            )
             async with asyncio.timeout(options.startup_timeout):
-                connection = await _unless_ended(process, listening.connected())
-                session = cls(options, Channel(connection), process)
-                await _unless_ended(process, session._load())
+                session = cls(options, Channel(await link.connected()), link.process)
+                await unless_ended(link.process, session._load())
         except BaseException as error:
-            if process is not None:
-                await process.end(grace=0)
+            await link.process.end(grace=0)
             if session is not None:
                 await session._abandon()
-            await listening.close()
-            end_marked(mark)
-            if process is not None and session is None and (cause := process.not_made()) is not None:
+            await link.close()
+            if session is None and (cause := link.process.not_made()) is not None:
                 raise cause from None
             if isinstance(error, TimeoutError):
                 seconds = f"{options.startup_timeout:g} s"
-                raise _load_error(f"the environment was not loaded within {seconds}", process) from None
-            if isinstance(error, OSError):
-                raise LoadError(
-                    f"cannot start `{options.python}`: {error.strerror}",
-                    hint="install the environment again: its virtual environment is incomplete",
-                ) from error
+                raise load_error(f"the environment was not loaded within {seconds}", link.process) from None
             raise
-        session._serve(listening, mark)
+        session._serve(link)
         return session
 
     async def examples(self, split: Split, start: int, count: int) -> list[Example]:
@@ -231,11 +185,11 @@ class WorkerSession:
                 return
             if isinstance(answer, LoadFailed):
                 error = answer.fault.load_error()
-                log = f"the whole trace is in `{self._options.log_path}`"
+                log = self._process.whole_trace()
                 error.hint = f"{error.hint}; {log}" if error.hint else log
                 raise error
         await self._process.wait()
-        raise _ended_early(self._process)
+        raise ended_early(self._process)
 
     def _check_protocol(self, hello: Hello) -> None:
         """Raise `LoadError` for a worker that speaks otherwise, and tell it so, for its log."""
@@ -251,7 +205,7 @@ class WorkerSession:
             hint = "upgrade this one: `pip install -U wander-sdk wander-client`"
         raise LoadError(said, hint=hint)
 
-    def _serve(self, listening: _Listening, mark: str) -> None:
+    def _serve(self, link: LocalLink | RemoteLink) -> None:
         """Handle what the worker sends, until it ends."""
 
         async def serve() -> None:
@@ -261,7 +215,7 @@ class WorkerSession:
             if self._options.sandbox is not None:
                 watching.append(asyncio.create_task(self._bound(self._options.sandbox.policy.rollout)))
             try:
-                await _until_ended(self._process, self._read())
+                await until_ended(self._process, self._read())
                 if self._channel.too_long:
                     most = self._options.load.message_limit
                     ending = f"sent a message of more than {most:,} bytes and was ended"
@@ -272,9 +226,8 @@ class WorkerSession:
                     each.cancel()
                 self._channel.stop()
                 await self._process.end(grace=0 if ending else EXIT_SECONDS)
-                self._ended(ending, listening.last_words())
-                await listening.close()
-                end_marked(mark)
+                self._ended(ending, link.last_words())
+                await link.close()
 
         self._spawn(serve())
 
@@ -380,7 +333,7 @@ class WorkerSession:
         if words is not None or self._held_up:
             ending = "was ended, since the code of a rollout past its time let nothing else go on"
         self.lost = f"the environment's process {ending or self._process.ending()}"
-        self.lost_reason = _with_log(self.lost, self._process)
+        self.lost_reason = self._process.with_log(self.lost)
         for running in list(self._playing.values()):
             asked = running.asked
             if running.result.done():
@@ -411,92 +364,11 @@ class WorkerSession:
         task.add_done_callback(self._tasks.discard)
 
 
-class _Listening:
-    """A Unix socket in a folder that only this user may enter, for one connection."""
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        self.path = folder / "s"
-        self._server: Server
-        self._connected: asyncio.Future[ServerConnection] = asyncio.get_running_loop().create_future()
-        self._done = asyncio.Event()
-
-    @classmethod
-    async def open(cls, message_limit: int) -> _Listening:
-        listening = cls(_short_folder())
-        options = {**OPTIONS, "max_size": message_limit + FRAME}
-        listening._server = await unix_serve(listening._accept, str(listening.path), **options)
-        return listening
-
-    def last_words(self) -> LastWords | None:
-        """Return why the worker ended itself, if it did."""
-        try:
-            return LastWords.model_validate_json((self._folder / LAST_WORDS).read_bytes())
-        except (OSError, ValidationError):
-            return None
-
-    async def connected(self) -> ServerConnection:
-        """Wait for the worker."""
-        return await self._connected
-
-    async def close(self) -> None:
-        """Close the connection and remove the socket."""
-        self._done.set()
-        self._server.close()
-        await self._server.wait_closed()
-        shutil.rmtree(self._folder, ignore_errors=True)
-
-    async def _accept(self, connection: ServerConnection) -> None:
-        if self._connected.done():
-            return  # one worker only
-        self._connected.set_result(connection)
-        await self._done.wait()
-
-
-def _short_folder() -> Path:
-    """Make a folder of mode 0700 whose path leaves room for a socket; macOS has long temporary paths."""
-    folder = Path(tempfile.mkdtemp(prefix="wander-"))
-    if len(str(folder / "s")) > _SOCKET_LIMIT:
-        folder.rmdir()
-        folder = Path(tempfile.mkdtemp(prefix="wander-", dir="/tmp"))
-    return folder
-
-
-async def _until_ended(process: WorkerProcess, reading: Coroutine[Any, Any, None]) -> None:
-    """Read until the connection ends, or the process has: its children may hold the connection open."""
-    task, ended = asyncio.create_task(reading), asyncio.create_task(process.wait())
-    try:
-        both: Iterable[asyncio.Task[None]] = (task, ended)
-        await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
-        # What it said last may still be on its way.
-        await asyncio.wait({task}, timeout=1.0)
-        if task.done():
-            task.result()
-    finally:
-        task.cancel()
-        ended.cancel()
-        await asyncio.gather(task, ended, return_exceptions=True)
-
-
-async def _unless_ended(process: WorkerProcess, work: Coroutine[Any, Any, T]) -> T:
-    """Wait for some work of the start; raises `LoadError` when the process ends before."""
-    ended = asyncio.create_task(process.wait())
-    task = asyncio.create_task(work)
-    try:
-        both: Iterable[asyncio.Task[Any]] = (ended, task)
-        await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
-        if not task.done():
-            # What it said last may still be on its way.
-            await asyncio.wait({task}, timeout=1.0)
-        if task.done() and task.exception() is None:
-            return task.result()
-        if task.done() and (error := task.exception()) is not None:
-            raise error
-        raise _ended_early(process)
-    finally:
-        for each in (ended, task):
-            each.cancel()
-        await asyncio.gather(ended, task, return_exceptions=True)
+async def _link(options: WorkerOptions) -> LocalLink | RemoteLink:
+    if options.address is None:
+        return await LocalLink.open(options)
+    limit, seconds = options.load.message_limit, options.startup_timeout
+    return await RemoteLink.open(options.address, message_limit=limit, seconds=seconds)
 
 
 def _checked(asked: Play, rollouts: list[Rollout]) -> list[Rollout]:
@@ -542,22 +414,3 @@ def failed_rollouts(
         )
         for index in indices
     ]
-
-
-def _with_log(reason: str, process: WorkerProcess) -> str:
-    tail = process.log_tail()
-    end = f"\nits log ends:\n{tail}" if tail else "; its log is empty"
-    return f"{reason}; log: `{process.log_path}`{end}"
-
-
-def _ended_early(process: WorkerProcess) -> LoadError:
-    return _load_error(f"the environment's process {process.ending()} before it was loaded", process)
-
-
-def _load_error(reason: str, process: WorkerProcess | None) -> LoadError:
-    if process is None:
-        return LoadError(reason)
-    return LoadError(
-        _with_log(reason, process),
-        hint="install the environment again if its virtual environment is incomplete; else see the log",
-    )

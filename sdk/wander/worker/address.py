@@ -1,0 +1,86 @@
+"""Where a worker listens on another machine, and the token that opens it."""
+
+from __future__ import annotations
+
+import ipaddress
+from dataclasses import dataclass, field
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from wander.errors import ConfigError
+
+_SHORTEST_TOKEN = 16
+_EXAMPLE = "openssl rand -hex 32"
+
+
+@dataclass(frozen=True)
+class WorkerAddress:
+    """A listening worker, as `tcp://host:port`."""
+
+    host: str
+    port: int
+    token: str | None = field(default=None, repr=False)
+
+    @classmethod
+    def parse(cls, text: str, token: str | None = None) -> WorkerAddress:
+        """Read `tcp://host:port`; raises `ConfigError`."""
+        try:
+            found = urlsplit(text)
+            host, port = found.hostname, found.port
+        except ValueError:
+            host = port = None
+        if host is None or not port or found.scheme != "tcp" or found.path not in ("", "/") or found.username:
+            raise ConfigError(
+                f"`{text}` is no worker's address", hint="write `tcp://HOST:PORT`, e.g. `tcp://10.0.0.5:7100`"
+            )
+        return cls(host, port, token)
+
+    def __str__(self) -> str:
+        return f"tcp://{_bracketed(self.host)}:{self.port}"
+
+    @property
+    def url(self) -> str:
+        """The same for a websocket."""
+        return f"ws://{_bracketed(self.host)}:{self.port}/"
+
+
+def read_token(path: Path) -> str:
+    """Return the token in a file; raises `ConfigError` for one that is missing or easily guessed."""
+    try:
+        token = path.expanduser().read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(
+            f"cannot read the token file `{path}`: {getattr(error, 'strerror', None) or error}",
+            hint=f"make one with `{_EXAMPLE} > {path}` and copy it to the other machine",
+        ) from error
+    if len(token) < _SHORTEST_TOKEN or not token.isascii() or any(letter.isspace() for letter in token):
+        raise ConfigError(
+            f"the token in `{path}` must be one word of at least {_SHORTEST_TOKEN} letters",
+            hint=f"make one with `{_EXAMPLE} > {path}`",
+        )
+    return token
+
+
+def parse_listen(text: str) -> tuple[str, int]:
+    """Read `HOST:PORT`, where port 0 means any free one; raises `ConfigError`."""
+    try:
+        found = urlsplit(f"//{text}")
+        host, port = found.hostname, found.port
+    except ValueError:
+        host = port = None
+    if host is None or port is None or found.path:
+        hint = "write HOST:PORT, e.g. `127.0.0.1:7100`"
+        raise ConfigError(f"`{text}` is no address to listen on", hint=hint)
+    return host, port
+
+
+def is_loopback(host: str) -> bool:
+    """Tell whether only this machine can reach an address."""
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def _bracketed(host: str) -> str:
+    return f"[{host}]" if ":" in host else host

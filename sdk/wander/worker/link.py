@@ -1,0 +1,176 @@
+"""How a host reaches a worker: one that it starts beside itself, over a socket in a folder of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import shutil
+import tempfile
+from collections.abc import Coroutine, Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from pydantic import ValidationError
+from websockets.asyncio.connection import Connection
+from websockets.asyncio.server import Server, ServerConnection, unix_serve
+
+from wander.errors import LoadError
+from wander.worker.address import WorkerAddress
+from wander.worker.channel import FRAME, OPTIONS
+from wander.worker.leftovers import MARK, end_marked
+from wander.worker.process import WorkerProcess
+from wander.worker.protocol import LastWords, Load
+from wander.worker.watch import LAST_WORDS
+
+if TYPE_CHECKING:
+    from wander.sandbox.worker import Sandbox
+
+T = TypeVar("T")
+
+_SOCKET_LIMIT = 100
+"""Longest path of a Unix socket that macOS takes is 104 bytes."""
+
+
+@dataclass(frozen=True)
+class WorkerOptions:
+    """What a worker runs, and with what."""
+
+    python: Path | None
+    load: Load
+    environ: tuple[str, ...]
+    log_path: Path
+    startup_timeout: float
+    variables: Mapping[str, str] = field(default_factory=dict)
+    """Environment variables that are the worker's alone."""
+    sandbox: Sandbox | None = None
+    address: WorkerAddress | None = None
+    """Where a listening worker is asked instead of one started here; then only `load` and
+    `startup_timeout` count."""
+
+
+class LocalLink:
+    """A process started here and its connection. Made by `open`, ended by `close`."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._path = folder / "s"
+        self._mark = secrets.token_hex(8)
+        self._server: Server
+        self._connected: asyncio.Future[ServerConnection] = asyncio.get_running_loop().create_future()
+        self._done = asyncio.Event()
+        self.process: WorkerProcess
+
+    @classmethod
+    async def open(cls, options: WorkerOptions) -> LocalLink:
+        """Start a worker that will connect; raises `LoadError` when its interpreter does not start."""
+        link = cls(_short_folder())
+        try:
+            most = {"max_size": options.load.message_limit + FRAME}
+            link._server = await unix_serve(link._accept, str(link._path), **{**OPTIONS, **most})
+            link.process = await WorkerProcess.start(
+                options.python,
+                link._path,
+                environ=options.environ,
+                log_path=options.log_path,
+                variables={**options.variables, MARK: link._mark},
+                sandbox=options.sandbox,
+                source=None if options.load.path is None else Path(options.load.path),
+            )
+        except BaseException as error:
+            await link.close()
+            if isinstance(error, OSError):
+                raise LoadError(
+                    f"cannot start `{options.python}`: {error.strerror}",
+                    hint="install the environment again: its virtual environment is incomplete",
+                ) from error
+            raise
+        return link
+
+    async def connected(self) -> Connection:
+        """Wait for the worker; raises `LoadError` when it ends before."""
+
+        async def wait() -> Connection:
+            return await asyncio.shield(self._connected)
+
+        return await unless_ended(self.process, wait())
+
+    def last_words(self) -> LastWords | None:
+        """Return why the worker ended itself, if it did."""
+        try:
+            return LastWords.model_validate_json((self._folder / LAST_WORDS).read_bytes())
+        except (OSError, ValidationError):
+            return None
+
+    async def close(self) -> None:
+        """Close the connection, remove the socket, and end what the worker's process has left."""
+        self._done.set()
+        self._server.close()
+        await self._server.wait_closed()
+        shutil.rmtree(self._folder, ignore_errors=True)
+        end_marked(self._mark)
+
+    async def _accept(self, connection: ServerConnection) -> None:
+        if self._connected.done():
+            return  # one worker only
+        self._connected.set_result(connection)
+        await self._done.wait()
+
+
+def _short_folder() -> Path:
+    """Make a folder of mode 0700 whose path leaves room for a socket; macOS has long temporary paths."""
+    folder = Path(tempfile.mkdtemp(prefix="wander-"))
+    if len(str(folder / "s")) > _SOCKET_LIMIT:
+        folder.rmdir()
+        folder = Path(tempfile.mkdtemp(prefix="wander-", dir="/tmp"))
+    return folder
+
+
+async def until_ended(process: WorkerProcess, reading: Coroutine[Any, Any, None]) -> None:
+    """Read until the connection ends, or the process has: its children may hold the connection open."""
+    task, ended = asyncio.create_task(reading), asyncio.create_task(process.wait())
+    try:
+        both: Iterable[asyncio.Task[None]] = (task, ended)
+        await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
+        # What it said last may still be on its way.
+        await asyncio.wait({task}, timeout=1.0)
+        if task.done():
+            task.result()
+    finally:
+        task.cancel()
+        ended.cancel()
+        await asyncio.gather(task, ended, return_exceptions=True)
+
+
+async def unless_ended(process: WorkerProcess, work: Coroutine[Any, Any, T]) -> T:
+    """Wait for some work of the start; raises `LoadError` when the process ends before."""
+    ended = asyncio.create_task(process.wait())
+    task = asyncio.create_task(work)
+    try:
+        both: Iterable[asyncio.Task[Any]] = (ended, task)
+        await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
+        if not task.done():
+            # What it said last may still be on its way.
+            await asyncio.wait({task}, timeout=1.0)
+        if task.done() and task.exception() is None:
+            return task.result()
+        if task.done() and (error := task.exception()) is not None:
+            raise error
+        raise ended_early(process)
+    finally:
+        for each in (ended, task):
+            each.cancel()
+        await asyncio.gather(ended, task, return_exceptions=True)
+
+
+def ended_early(process: WorkerProcess) -> LoadError:
+    """Return the error for a process that ended before it had loaded anything."""
+    return load_error(f"the environment's process {process.ending()} before it was loaded", process)
+
+
+def load_error(reason: str, process: WorkerProcess) -> LoadError:
+    """Return an error of the start, with the log."""
+    return LoadError(
+        process.with_log(reason),
+        hint="install the environment again if its virtual environment is incomplete; else see the log",
+    )
