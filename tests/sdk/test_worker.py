@@ -30,6 +30,8 @@ from wander.evals.runner import EvaluationPlan, evaluate
 from wander.handle import EnvironmentHandle
 from wander.loading import load_path
 from wander.wire import EnvironmentPin
+from wander.worker import link as worker_link
+from wander.worker import link as worker_link
 from wander.worker import process as worker_process
 from wander.worker import session as worker_session
 from wander.worker.host import WorkerEnvironment
@@ -545,13 +547,13 @@ async def test_the_socket_is_for_this_user_only_and_goes_away(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made: list[Path] = []
-    short_folder: Callable[[], Path] = worker_session._short_folder
+    short_folder: Callable[[], Path] = worker_link._short_folder
 
     def spy() -> Path:
         made.append(short_folder())
         return made[-1]
 
-    monkeypatch.setattr(worker_session, "_short_folder", spy)
+    monkeypatch.setattr(worker_link, "_short_folder", spy)
     async with worker(tmp_path):
         (folder,) = made
         assert stat.S_IMODE(folder.stat().st_mode) == 0o700
@@ -565,7 +567,7 @@ def test_a_long_temporary_folder_does_not_break_the_socket(
     deep = tmp_path / ("d" * 120)
     deep.mkdir()
     monkeypatch.setattr("tempfile.tempdir", str(deep))
-    folder = worker_session._short_folder()
+    folder = worker_link._short_folder()
     folder.rmdir()
     assert len(str(folder)) < 100
     assert list(deep.iterdir()) == []
