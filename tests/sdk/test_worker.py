@@ -31,7 +31,6 @@ from wander.handle import EnvironmentHandle
 from wander.loading import load_path
 from wander.wire import EnvironmentPin
 from wander.worker import link as worker_link
-from wander.worker import link as worker_link
 from wander.worker import process as worker_process
 from wander.worker import session as worker_session
 from wander.worker.host import WorkerEnvironment
