@@ -10,9 +10,8 @@ from wander_client.environments import Location, locate, open_environment
 from wander_client.errors import ClientError, NotFound
 
 if TYPE_CHECKING:
-    from wander.evals.replay import ReplayReport
     from wander.types import Rollout
-    from wander.wire import EnvironmentPin, RunManifest
+    from wander.wire import EnvironmentPin, ReplayReport, RunManifest
 
 
 def pinned_location(pin: EnvironmentPin, *, folder: Path | None = None) -> Location:

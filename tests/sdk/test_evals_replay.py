@@ -11,10 +11,11 @@ from wander import LocalEnvironment, Rollout, Rubric, ScriptedClient, SingleTurn
 from wander.clients.base import ModelRequest
 from wander.clients.scripted import scripted_client_from_spec
 from wander.errors import ModelError, RunError
-from wander.evals.replay import ReplayReport, first_difference, replay_run
+from wander.evals.replay import first_difference, replay_run
 from wander.evals.runner import EvaluationPlan, EvaluationResult, evaluate
 from wander.evals.store import RunFolder
 from wander.types import Failure
+from wander.verification import ReplayReport
 from wander.wire import EnvironmentPin
 
 

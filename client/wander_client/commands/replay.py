@@ -13,7 +13,7 @@ from wander_client.errors import FAILED, OK
 from wander_client.invocation import current
 
 if TYPE_CHECKING:
-    from wander.evals.replay import ReplayReport
+    from wander.verification import ReplayReport
 
     from wander_client.output import Output
     from wander_client.runs import FoundRun

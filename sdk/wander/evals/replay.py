@@ -16,15 +16,14 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from itertools import groupby, islice
-from typing import Any, Literal
-
-from pydantic import Field
+from typing import Any
 
 from wander.clients.replay import ReplayClient
 from wander.errors import RunError
 from wander.handle import EnvironmentHandle
 from wander.seeding import derived_rng
-from wander.types import Example, Record, Rollout, task_set_digest
+from wander.types import Example, Rollout, task_set_digest
+from wander.verification import Divergence, ReplayReport
 from wander.wire import RunManifest
 
 COMPARED = (
@@ -46,49 +45,8 @@ _CHUNK = 256
 """Rollouts that are held in memory at once, where rewards do not compare those of a group."""
 _PAGE = 1000
 
-Verdict = Literal["same", "differs", "failed"]
 OnReplayed = Callable[[int, int], None]
 """Takes the rollouts played again so far and how many of them differ."""
-
-
-class Divergence(Record):
-    """One rollout that came out otherwise."""
-
-    example_id: str
-    index: int
-    difference: str
-    """What differs first, with both values."""
-
-
-class ReplayReport(Record):
-    """What playing a run again came to."""
-
-    run_id: str
-    expected: int
-    """Rollouts that a complete run holds."""
-    recorded: int
-    """Rollouts on record."""
-    replayed: int
-    """Rollouts that were played again and compared."""
-    same: int
-    differing: int
-    failed: int
-    """Recorded as failed, so not compared."""
-    sampled: bool = False
-    """True when only a random sample was played again."""
-    divergences: list[Divergence] = Field(default_factory=list)
-    """The first ones, in the order of the record."""
-    refused: str | None = None
-    """Why nothing could be compared; None when it was."""
-    seconds: float = 0.0
-
-    @property
-    def level(self) -> Literal["claimed", "complete", "replayed"]:
-        """The verification level that this report supports; a sample supports no more than `complete`."""
-        if self.recorded < self.expected or self.failed:
-            return "claimed"
-        whole = not self.sampled and self.refused is None and not self.differing
-        return "replayed" if whole and self.replayed == self.expected else "complete"
 
 
 async def replay_run(
