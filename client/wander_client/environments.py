@@ -23,6 +23,7 @@ from wander_client.packaging.resolve import EnvironmentName, parse_environment
 
 if TYPE_CHECKING:
     from wander.handle import EnvironmentHandle
+    from wander.sandbox import SandboxPolicy
     from wander.wire import EnvironmentPin
 
     from wander_client.packaging.store import Installed
@@ -117,11 +118,12 @@ async def open_environment(
     in_process: bool = False,
     pass_environ: Iterable[str] = (),
     log_path: Path | None = None,
+    sandbox: SandboxPolicy | None = None,
 ) -> AsyncIterator[OpenedEnvironment]:
     """Yield the loaded environment; raises `wander.errors.LoadError` with the cause when it does not load.
 
     `pass_environ` names the variables of this process that the environment may see; `log_path` takes what it
-    prints (by default a file in the cache folder).
+    prints (by default a file in the cache folder); `sandbox` confines it, or raises `SandboxError`.
     """
     location = locate(spec) if isinstance(spec, str) else spec
     given = dict(arguments or {})
@@ -129,9 +131,15 @@ async def open_environment(
         if in_process:
             handle = _start_here(location, given)
         else:
-            handle = await _start_worker(location, given, pass_environ, log_path or default_log(location))
+            log = log_path or default_log(location)
+            handle = await _start_worker(location, given, pass_environ, log, sandbox)
     try:
-        yield OpenedEnvironment(handle, environment_pin(location, handle, given), location)
+        pin = environment_pin(location, handle, given)
+        if sandbox is not None:
+            from wander.sandbox.pin import sandbox_pin
+
+            pin.sandbox = sandbox_pin(sandbox)
+        yield OpenedEnvironment(handle, pin, location)
     finally:
         await handle.close()
 
@@ -182,7 +190,11 @@ def default_log(location: Location) -> Path:
 
 
 async def _start_worker(
-    location: Location, arguments: dict[str, Any], pass_environ: Iterable[str], log_path: Path
+    location: Location,
+    arguments: dict[str, Any],
+    pass_environ: Iterable[str],
+    log_path: Path,
+    sandbox: SandboxPolicy | None,
 ) -> EnvironmentHandle:
     from wander.worker.host import WorkerEnvironment
 
@@ -194,6 +206,7 @@ async def _start_worker(
         path=location.folder,
         environ=pass_environ,
         log_path=log_path,
+        sandbox=sandbox,
     )
 
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field, ValidationError
+from wander.sandbox import SandboxPolicy
 from wander.types import Record, SamplingArgs
 
 from wander_client.environments import Location, locate, open_environment
@@ -56,6 +57,8 @@ class EvaluationSettings(Record):
     in_process: bool = False
     pass_environ: list[str] = Field(default_factory=list)
     """Names of the variables that the environment may see."""
+    sandbox: SandboxPolicy | None = None
+    """The limits of the sandbox that it runs in; None means in none."""
     device: str | None = None
     environment_files: dict[str, str] | None = None
     """Digests of the files of a folder's environment; None in runs of a published one, and in older runs."""
@@ -134,6 +137,7 @@ async def run_evaluation(
                 in_process=settings.in_process,
                 pass_environ=settings.pass_environ,
                 log_path=log_path,
+                sandbox=settings.sandbox,
             )
         )
         client = open_model(

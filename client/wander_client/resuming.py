@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from wander_client.environments import parse_arguments
 from wander_client.errors import ClientError, UsageError
 from wander_client.packaging.resolve import parse_environment
+from wander_client.sandboxing import chosen_policy
 
 if TYPE_CHECKING:
     from wander_client.evaluations import EvaluationSettings
@@ -75,6 +76,11 @@ def _differing(stored: EvaluationSettings, typed: Mapping[str, Any], run_dir: Pa
     for key, value in given.items():
         if key not in stored.arguments or stored.arguments[key] != value:
             yield f"`-a {key}={_shown(value)}`: {_held('-a ', key, stored.arguments)}"
+    if typed.keys() & {"sandbox", "sandbox_limit"}:
+        policy = chosen_policy(typed.get("sandbox"), typed.get("sandbox_limit"))
+        if policy != stored.sandbox:
+            has = "was begun without it" if stored.sandbox is None else "was begun with other limits"
+            yield f"the sandbox: the run {has}"
     if "out" in typed and Path(typed["out"]).resolve() != run_dir.resolve():
         yield f"`--out {typed['out']}`: the run lies in `{run_dir}`"
 

@@ -5,6 +5,7 @@ Without any of the first three the hub is the one logged in to, if there is exac
 The user's file is `settings.toml` in the platform's config folder (or the one `WANDER_CONFIG_DIR` names):
 
     hub = "https://hub.example.org"      # or the name of one below
+    sandbox = true                       # run environments in the sandbox
     [hubs]
     work = "https://wander.example.org"
 """
@@ -45,6 +46,8 @@ class Settings:
     """Where runs are saved; `runs` in the working directory by default."""
     hubs: dict[str, str] = field(default_factory=dict)
     """Named hubs of the user's file."""
+    sandbox: bool = False
+    """Whether environments run in the sandbox where the command line does not say."""
 
 
 def load_settings(hub: str | None = None, environ: Mapping[str, str] | None = None) -> Settings:
@@ -74,6 +77,7 @@ def load_settings(hub: str | None = None, environ: Mapping[str, str] | None = No
         cache_dir=_folder(environ, "WANDER_CACHE_DIR", platformdirs.user_cache_path("wander")),
         runs_dir=_folder(environ, "WANDER_RUNS_DIR", Path("runs")),
         hubs={name: hub_url(url) for name, url in hubs.items()},
+        sandbox=_switch(environ.get("WANDER_SANDBOX"), stored.get("sandbox", False), path),
     )
 
 
@@ -111,6 +115,18 @@ def _only_login(config_dir: Path) -> str | None:
 
 def _folder(environ: Mapping[str, str], variable: str, default: Path) -> Path:
     return Path(environ[variable]).expanduser() if environ.get(variable) else default
+
+
+def _switch(variable: str | None, stored: object, path: Path) -> bool:
+    if variable:
+        if variable.lower() not in ("0", "1", "true", "false"):
+            raise UsageError(
+                f"`WANDER_SANDBOX={variable}` is neither true nor false", hint="set it to 1 or 0"
+            )
+        return variable.lower() in ("1", "true")
+    if not isinstance(stored, bool):
+        raise UsageError(f"`sandbox` in `{path}` is neither true nor false", hint="write `sandbox = true`")
+    return stored
 
 
 def _read(path: Path) -> dict[str, object]:

@@ -9,6 +9,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
+from wander.sandbox import SandboxPolicy
 from wander.train.config import GRPOSettings, read_settings
 from wander.types import Record
 
@@ -36,6 +37,8 @@ class TrainingCommand(Record):
     label: str
     """Short name of the environment for folders and titles."""
     settings: GRPOSettings
+    sandbox: SandboxPolicy | None = None
+    """The limits of the sandbox that the environment runs in; None means in none."""
 
 
 def new_command(
@@ -44,6 +47,7 @@ def new_command(
     model: str | None,
     overrides: Sequence[str],
     arguments: Sequence[str],
+    sandbox: SandboxPolicy | None = None,
 ) -> TrainingCommand:
     """Resolve what was typed: the environment to an exact version, the model's folder to a full path."""
     given: dict[str, dict[str, Any]] = {"model": {"path": model}} if model else {}
@@ -57,7 +61,7 @@ def new_command(
     settings = settings.model_copy(update={"environment": section, "model": path})
     location = locate(environment)
     exact = str(location.installed.name) if location.installed else str(location.folder)
-    return TrainingCommand(environment=exact, label=location.label, settings=settings)
+    return TrainingCommand(environment=exact, label=location.label, settings=settings, sandbox=sandbox)
 
 
 def stored_command(folder: Path) -> TrainingCommand:
@@ -106,7 +110,7 @@ def run_training(
     @contextlib.asynccontextmanager
     async def opener() -> AsyncIterator[EnvironmentHandle]:
         arguments = command.settings.environment.arguments
-        async with open_environment(command.environment, arguments) as environment:
+        async with open_environment(command.environment, arguments, sandbox=command.sandbox) as environment:
             opened.append(environment)
             yield environment.handle
 

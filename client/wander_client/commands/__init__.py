@@ -77,6 +77,7 @@ COMMANDS: dict[str, CommandEntry] = {
     "post": CommandEntry("post", "put a run on the hub's leaderboard", RUN),
     "leaderboard": CommandEntry("leaderboard", "show an environment's leaderboard", RUN),
     "play": CommandEntry("play", "play an environment yourself", RUN),
+    "sandbox": CommandEntry("sandbox", "see whether the sandbox holds on this machine", RUN),
     "model": CommandEntry("model", "make or fetch a model", TRAIN),
     "data": CommandEntry("data", "turn rollouts into training rows", TRAIN),
     "sft": CommandEntry("sft", "fine-tune a model on filtered rollouts", TRAIN),

@@ -11,6 +11,7 @@ import typer
 from wander_client.command import command_app, typed_options
 from wander_client.errors import FAILED, OK, PARTIAL, UsageError
 from wander_client.invocation import current
+from wander_client.sandboxing import SandboxFlag, SandboxLimits, chosen_policy, require_confined
 
 if TYPE_CHECKING:
     from wander.evals.runner import EvaluationResult, Progress
@@ -56,6 +57,8 @@ def evaluate(
     allow_changed_code: ChangedCode = False,
     in_process: Annotated[bool, typer.Option("--in-process", help="run a folder in this process")] = False,
     pass_env: PassEnv = None,
+    sandbox: SandboxFlag = None,
+    sandbox_limit: SandboxLimits = None,
     device: Annotated[str | None, typer.Option(help="for a model in this process: cpu, cuda, mps")] = None,
     fail_under: Annotated[float | None, typer.Option(help="exit 1 when the reward is lower")] = None,
 ) -> int:
@@ -65,6 +68,7 @@ def evaluate(
     wander eval wander/tictactoe -m smollm2 -n 20
     wander eval wander/tictactoe -m NAME -b http://127.0.0.1:8000/v1 -r 4
     wander eval ./my-env -m scripted:my_env:solver
+    wander eval someone/new-env -m NAME --sandbox
     wander eval --resume runs/RUN
 
     \b
@@ -102,6 +106,7 @@ def evaluate(
         ),
         in_process=in_process,
         pass_environ=pass_env or [],
+        sandbox=chosen_policy(sandbox, sandbox_limit),
         device=device,
     )
     return _play(settings, out, fail_under, exactly="num_examples" in typed)
@@ -140,6 +145,7 @@ def _play(
 
     output = current().output
     settings, location = evaluations.settled(settings)
+    require_confined(settings.sandbox, location, settings.model, in_process=settings.in_process)
     run_dir = out or evaluations.new_run_dir(current().settings.runs_dir, location, settings.model)
     if not resuming and (run_dir / "run.json").exists():
         raise UsageError(

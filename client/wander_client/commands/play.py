@@ -10,11 +10,13 @@ import typer
 from wander_client.command import command_app
 from wander_client.errors import FAILED, Interrupted, NotFound, UsageError
 from wander_client.invocation import current
+from wander_client.sandboxing import SandboxFlag, SandboxLimits, chosen_policy
 
 if TYPE_CHECKING:
     from typing import Any
 
     from wander.clients.base import Client
+    from wander.sandbox import SandboxPolicy
     from wander.types import Message, Rollout
 
 app = command_app()
@@ -29,6 +31,8 @@ def play(
     wrap: Annotated[str | None, typer.Option(help="put what you type into this text, at {}")] = None,
     argument: Annotated[list[str] | None, typer.Option("-a", "--arg", help="environment: KEY=VALUE")] = None,
     args: Annotated[str | None, typer.Option("--args", help="environment arguments, a JSON object")] = None,
+    sandbox: SandboxFlag = None,
+    sandbox_limit: SandboxLimits = None,
 ) -> int | None:
     """Play one example yourself; the terminal shows exactly what a model sees.
 
@@ -57,20 +61,26 @@ def play(
     if here.output.json:
         raise UsageError("`wander play` talks to a person", hint="`wander eval --json` is for programs")
     client = PlayerClient(here.output, wrap=wrap)
-    rollout = asyncio.run(
-        _play(environment, parse_arguments(argument or [], args), split, example, seed, client)
-    )
+    given = parse_arguments(argument or [], args)
+    policy = chosen_policy(sandbox, sandbox_limit)
+    rollout = asyncio.run(_play(environment, given, split, example, seed, client, policy))
     if client.left:
         raise Interrupted("you left the game; nothing was saved")
     return _show_end(rollout)
 
 
 async def _play(
-    environment: str, arguments: dict[str, Any], split: str, position: int, seed: int, client: Client
+    environment: str,
+    arguments: dict[str, Any],
+    split: str,
+    position: int,
+    seed: int,
+    client: Client,
+    sandbox: SandboxPolicy | None,
 ) -> Rollout:
     from wander_client.environments import open_environment
 
-    async with open_environment(environment, arguments) as opened:
+    async with open_environment(environment, arguments, sandbox=sandbox) as opened:
         rows = await opened.handle.examples("train" if split == "train" else "eval", position, 1)
         if not rows:
             raise NotFound(f"the {split} split has no example {position}", hint="try `--example 0`")

@@ -10,6 +10,7 @@ import typer
 from wander_client.command import command_app, typed_options
 from wander_client.errors import Interrupted, UsageError
 from wander_client.invocation import current
+from wander_client.sandboxing import SandboxFlag, SandboxLimits, chosen_policy
 
 if TYPE_CHECKING:
     from wander.train.grpo import GRPOResult
@@ -32,6 +33,8 @@ def train(
     argument: Annotated[list[str] | None, typer.Option("-a", "--arg", help="environment: KEY=VALUE")] = None,
     out: Annotated[Path | None, typer.Option("-o", "--out", help="the run's folder")] = None,
     resume: Annotated[Path | None, typer.Option(help="go on with this run; needs nothing else")] = None,
+    sandbox: SandboxFlag = None,
+    sandbox_limit: SandboxLimits = None,
 ) -> None:
     """Improve a policy by GRPO on an environment.
 
@@ -58,7 +61,8 @@ def train(
     if environment is None:
         raise UsageError("the environment is missing", hint="run `wander train --help` for examples")
     overrides = [*(setting or []), *([f"schedule.steps={steps}"] if steps else [])]
-    command = training.new_command(environment, config, model, overrides, argument or [])
+    policy = chosen_policy(sandbox, sandbox_limit)
+    command = training.new_command(environment, config, model, overrides, argument or [], policy)
     return _run(command, out or training.new_run_dir(command), resuming=False)
 
 

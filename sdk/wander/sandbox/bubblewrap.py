@@ -30,7 +30,7 @@ VARIABLES = {
     "PYTHONUTF8": "1",
     "PYTHONHASHSEED": "0",
     "PYTHONDONTWRITEBYTECODE": "1",
-    "WANDER_SANDBOX": "bwrap",
+    "WANDER_CONFINED": "bubblewrap",
 }
 """The environment variables that every sandboxed worker gets, whatever the host's are."""
 
