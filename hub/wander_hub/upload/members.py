@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import unicodedata
 
-from wander_hub.upload.schemas import Findings, Limits, refused
+from wander_hub.upload.schemas import Findings, Limits, printable, refused
 
 _MAX_DEPTH = 64
 _PART_BYTES = 255
@@ -63,7 +63,7 @@ def _fault(path: str, parts: list[str]) -> str | None:
 
 def shown(path: str) -> str:
     """Return a path as an answer may show it: printable and not long."""
-    return path[:_SHOWN].encode("unicode_escape").decode() if not path.isprintable() else path[:_SHOWN]
+    return printable(path[:_SHOWN])
 
 
 class MemberNames:

@@ -130,7 +130,14 @@ class Package:
 def refused(code: str, detail: str, *, hint: str | None = None) -> HubProblem:
     """Return the refusal of a file under one of the `RULES`."""
     rule = RULES[code]
-    return HubProblem(rule.status, code, detail, hint=hint or rule.remedy)
+    return HubProblem(rule.status, code, printable(detail), hint=hint or rule.remedy)
+
+
+def printable(text: str) -> str:
+    """Return one line that a terminal may show, whatever a file's author wrote into it."""
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 class Findings:
@@ -158,5 +165,5 @@ class Findings:
 
 def _shortened(details: list[str]) -> str:
     more = len(details) - _SHOWN_FINDINGS
-    shown = "; ".join(detail[:300] for detail in details[:_SHOWN_FINDINGS])
+    shown = "; ".join(printable(detail[:300]) for detail in details[:_SHOWN_FINDINGS])
     return f"{shown}; and {more:,} more" if more > 0 else shown

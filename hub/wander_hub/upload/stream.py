@@ -54,6 +54,7 @@ class ByteStream:
 
     def digests(self) -> dict[str, str]:
         """Read what is left, and return the digests of the whole file in hexadecimal."""
+        self._body.seek(self.offset)  # a member may have been read again meanwhile
         while self.read(CHUNK):
             pass
         return {name: digest.hexdigest() for name, digest in self._digests.items()}

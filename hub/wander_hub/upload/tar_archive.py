@@ -10,6 +10,7 @@ from __future__ import annotations
 import tarfile
 import zlib
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from wander_hub.upload.members import Budget, shown
@@ -89,7 +90,7 @@ class TarArchive:
 
     def walk(self) -> Iterator[tuple[TarMember, Iterator[bytes]]]:
         """Yield each member with its bytes, which are read to their end in any case."""
-        try:
+        with _sound():
             while (info := self._next_header()) is not None:
                 member = self._member(info)
                 self._plain.where = member.name
@@ -98,11 +99,6 @@ class TarArchive:
                 for _ in content:
                     pass
             self._plain.finish()
-        except (Truncated, zlib.error) as error:
-            detail = f"the file is no sound .tar.gz archive: it ends {error}"
-            if isinstance(error, zlib.error):
-                detail = f"the file is no sound .tar.gz archive: {error}"
-            raise refused("not_an_sdist", detail) from error
 
     def _next_header(self) -> tarfile.TarInfo | None:
         """Return the next member's header with its extended name; None at the end."""
@@ -163,12 +159,12 @@ class TarArchive:
 
     def _content(self, member: TarMember) -> Iterator[bytes]:
         left = member.size
-        while left:
-            piece = self._plain.exactly(min(left, CHUNK))
-            left -= len(piece)
-            yield piece
-        if padding := -member.size % _BLOCK:
-            self._plain.exactly(padding)
+        with _sound():
+            while left:
+                piece = self._plain.exactly(min(left, CHUNK))
+                left -= len(piece)
+                yield piece
+            self._plain.exactly(-member.size % _BLOCK)
 
     def _extension(self, info: tarfile.TarInfo) -> bytes:
         if info.size > _EXTENSION_BYTES:
@@ -197,6 +193,16 @@ class TarArchive:
             raise refused(
                 "tar_extension", f"a global pax header sets `{shown(min(records))}` for every member"
             )
+
+
+@contextmanager
+def _sound() -> Iterator[None]:
+    """Refuse a gzip stream that is damaged or ends too early, whoever was reading."""
+    try:
+        yield
+    except (Truncated, zlib.error) as error:
+        detail = f"it ends {error}" if isinstance(error, Truncated) else str(error)
+        raise refused("not_an_sdist", f"the file is no sound .tar.gz archive: {detail}") from error
 
 
 def _pax_records(text: bytes) -> dict[str, str]:

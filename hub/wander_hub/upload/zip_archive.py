@@ -13,6 +13,7 @@ import stat
 import struct
 import zlib
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import BinaryIO
 
@@ -71,7 +72,7 @@ class ZipArchive:
 
         When the walk is over the whole file is sound: nothing is left, and the directory agrees.
         """
-        try:
+        with _whole():
             while (signature := self._stream.exactly(4)) == _LOCAL_SIGNATURE:
                 member = self._local_header()
                 self._members.append(member)
@@ -83,8 +84,6 @@ class ZipArchive:
             if self._stream.offset == 4:
                 raise refused("not_a_wheel", "the file does not begin as a zip archive does")
             self._directory(signature)
-        except Truncated as error:
-            raise refused("not_a_wheel", f"the archive ends {error}") from error
 
     def _local_header(self) -> Member:
         start = self._stream.offset - 4
@@ -166,17 +165,26 @@ class ZipArchive:
         return refused("zip_framing", f"{signature!r} at byte {at:,}, {place}")
 
 
+@contextmanager
+def _whole() -> Iterator[None]:
+    """Refuse a file that ends too early, whoever was reading."""
+    try:
+        yield
+    except Truncated as error:
+        raise refused("not_a_wheel", f"the archive ends {error}") from error
+
+
 def unpacked(stream: ByteStream, member: Member) -> Iterator[bytes]:
     """Yield a member's bytes; raises when they are not as many, or not those, that its header says."""
     crc = size = 0
-    for piece in _pieces(stream, member):
-        size += len(piece)
-        if size > member.size:
-            raise refused(
-                "size_mismatch", f"`{shown(member.name)}` unpacks to more than {member.size:,} bytes"
-            )
-        crc = zlib.crc32(piece, crc)
-        yield piece
+    with _whole():
+        for piece in _pieces(stream, member):
+            size += len(piece)
+            if size > member.size:
+                detail = f"`{shown(member.name)}` unpacks to more than {member.size:,} bytes"
+                raise refused("size_mismatch", detail)
+            crc = zlib.crc32(piece, crc)
+            yield piece
     if size != member.size:
         detail = f"`{shown(member.name)}` unpacks to {size:,} bytes, its header says {member.size:,}"
         raise refused("size_mismatch", detail)
