@@ -12,15 +12,16 @@ from pathlib import Path
 from typing import Any
 
 from wander.clients.base import Client
-from wander.errors import DatasetError, EnvironmentFault, LoadError
+from wander.errors import ConfigError, DatasetError, EnvironmentFault, LoadError, SandboxError
 from wander.handle import Split
 from wander.sandbox import SandboxPolicy
 from wander.types import EnvironmentInfo, Example, Rollout, SamplingArgs
+from wander.worker.address import WorkerAddress
 from wander.worker.endpoint import CallCount, HostEndpoint
 from wander.worker.link import WorkerOptions
 from wander.worker.protocol import MESSAGE_LIMIT, Load
 from wander.worker.seat import Seat
-from wander.worker.session import WorkerLost, WorkerSession, lost_rollouts
+from wander.worker.session import WorkerLost, WorkerSession, failed_rollouts, lost_rollouts
 
 _PAGE = 500
 """Examples a message: a page of long rows still makes a message of moderate size."""
@@ -60,6 +61,7 @@ class WorkerEnvironment:
         restarts: int = 3,
         sandbox: SandboxPolicy | None = None,
         workers: int = 1,
+        addresses: Sequence[WorkerAddress] = (),
         rollout_timeout: float | None = None,
         stall_seconds: float = 10.0,
         message_limit: int = MESSAGE_LIMIT,
@@ -78,6 +80,10 @@ class WorkerEnvironment:
           be done. What of the host's variables is an address or a key of a model stays outside then.
         - `workers`: how many processes share the rollouts. More than one helps where the environment's code
           computes, or blocks its process: `automatic_workers` suggests a number.
+        - `addresses`: where workers listen (`wander.worker.listener`), instead of processes started here. The
+          workers are spread over them, at least one each. `target` may then carry a version
+          (`name@1.2.0`) that has to be installed there; what a `path` means is the listener's to know.
+          `python`, `environ`, `sandbox` and the endpoint for OpenAI clients are then the listener's matter.
         - `rollout_timeout`: seconds after which a rollout fails with `RolloutTimeout`; None means never.
           Where the environment's code then lets nothing else of its worker go on for `stall_seconds`, the
           worker is ended; its other rollouts are retryable.
@@ -103,11 +109,11 @@ class WorkerEnvironment:
 
             options = replace(options, sandbox=Sandbox(sandbox, endpoint.take, endpoint.address))
         try:
-            sessions = await _started([options] * workers)
+            sessions = await _started(_each(options, workers, addresses))
         except BaseException:
             await endpoint.close()
             raise
-        seats = [Seat(options, session, restarts) for session in sessions]
+        seats = [Seat(session.options, session, restarts) for session in sessions]
         return cls(seats, sessions[0].info, log_path, endpoint)
 
     @property
@@ -212,6 +218,8 @@ class WorkerEnvironment:
                 )
         except WorkerLost as error:
             return lost_rollouts(example, indices, str(error), retryable=False)
+        except SandboxError as error:
+            return failed_rollouts(example, indices, type(error).__name__, str(error), boundary="sandbox")
         finally:
             for name, rollout in zip_longest(names, rollouts):
                 client.end(name)
@@ -229,7 +237,7 @@ class WorkerEnvironment:
     async def _least_loaded(self) -> tuple[Seat, WorkerSession]:
         """Return the live worker that plays the fewest rollouts, waiting for one that is being started.
 
-        Raises `WorkerLost` when there is none and will be none.
+        Raises `WorkerLost` when there is none and will be none; `SandboxError` where that is the sandbox's.
         """
         while not self._closed:
             live = [(seat, seat.session) for seat in self._seats if seat.session is not None]
@@ -239,12 +247,31 @@ class WorkerEnvironment:
             if not filling:
                 break
             await asyncio.wait(filling, return_when=asyncio.FIRST_COMPLETED)
+        for seat in self._seats:
+            if seat.unconfined is not None:
+                raise SandboxError(str(seat.unconfined), hint=seat.unconfined.hint)
         raise WorkerLost(self._seats[0].lost)
 
 
 def automatic_workers(concurrency: int) -> int:
     """Return how many workers suit so many rollouts at once: one for 256 of them, at most one a core."""
     return max(1, min(os.cpu_count() or 1, math.ceil(concurrency / 256)))
+
+
+def _each(options: WorkerOptions, workers: int, addresses: Sequence[WorkerAddress]) -> list[WorkerOptions]:
+    """Return the options of every worker."""
+    if workers < 1:
+        raise ConfigError(f"`workers` must be at least 1, not {workers}")
+    if not addresses:
+        return [options] * workers
+    if options.sandbox is not None or options.environ:
+        raise ConfigError(
+            "what a worker on another machine may see and do is said there, where it is started",
+            hint="leave `sandbox` and `environ` out",
+        )
+    load = options.load.model_copy(update={"path": None})
+    places = [replace(options, load=load, address=address) for address in addresses]
+    return [places[number % len(places)] for number in range(max(workers, len(places)))]
 
 
 async def _started(options: Sequence[WorkerOptions]) -> list[WorkerSession]:

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 from collections.abc import Iterator
 
-from wander.errors import LoadError
+from wander.errors import LoadError, SandboxError
 from wander.types import EnvironmentInfo
 from wander.worker.link import WorkerOptions
 from wander.worker.session import WorkerSession
@@ -26,6 +26,8 @@ class Seat:
         self._closed = False
         self.under_way = 0
         """Rollouts that are played here."""
+        self.unconfined: SandboxError | None = None
+        """Why there is no sandbox any more for the next worker."""
         self.filling: asyncio.Task[None] | None = None
         """Set while a worker is started."""
         self.lost_reason: str | None = None
@@ -84,6 +86,9 @@ class Seat:
                 self._restarted += 1
                 try:
                     session = await WorkerSession.start(self._options)
+                except SandboxError as error:
+                    self.unconfined, self.lost_reason = error, str(error)
+                    return
                 except LoadError as error:
                     self.lost_reason = str(error)
                     failed += 1

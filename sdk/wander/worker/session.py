@@ -14,7 +14,7 @@ from wander.clients.base import Client, ModelRequest
 from wander.errors import LoadError, ModelError
 from wander.handle import Split
 from wander.sandbox.clock import OwnTime
-from wander.types import EnvironmentInfo, Example, Failure, Rollout, SamplingArgs
+from wander.types import Boundary, EnvironmentInfo, Example, Failure, Rollout, SamplingArgs
 from wander.worker.channel import Channel
 from wander.worker.link import LocalLink, WorkerOptions, ended_early, load_error, unless_ended, until_ended
 from wander.worker.process import WorkerProcess
@@ -71,7 +71,7 @@ class WorkerSession:
     """One worker process and the requests it is answering. Made by `start`, ended by `close`."""
 
     def __init__(self, options: WorkerOptions, channel: Channel, process: WorkerProcess) -> None:
-        self._options = options
+        self.options = options
         self._channel = channel
         self._lines = channel.lines()
         self._process = process
@@ -179,7 +179,7 @@ class WorkerSession:
             answer = to_host.validate_json(line)
             if isinstance(answer, Hello):
                 self._check_protocol(answer)
-                self._channel.send(self._options.load.model_dump_json())
+                self._channel.send(self.options.load.model_dump_json())
             if isinstance(answer, Loaded):
                 self.info = answer.info
                 return
@@ -210,14 +210,14 @@ class WorkerSession:
 
         async def serve() -> None:
             ending = None
-            limit = self._options.load.rollout_timeout
+            limit = self.options.load.rollout_timeout
             watching = [] if limit is None else [asyncio.create_task(self._watch(limit))]
-            if self._options.sandbox is not None:
-                watching.append(asyncio.create_task(self._bound(self._options.sandbox.policy.rollout)))
+            if self.options.sandbox is not None:
+                watching.append(asyncio.create_task(self._bound(self.options.sandbox.policy.rollout)))
             try:
                 await until_ended(self._process, self._read())
                 if self._channel.too_long:
-                    most = self._options.load.message_limit
+                    most = self.options.load.message_limit
                     ending = f"sent a message of more than {most:,} bytes and was ended"
             except ValidationError as error:
                 ending = f"sent what is no message of this protocol ({error.title}) and was ended"
@@ -237,7 +237,7 @@ class WorkerSession:
 
     async def _watch(self, limit: float) -> None:
         """End a worker that cannot even end itself: its code keeps its other threads from running too."""
-        pause = self._options.load.stall_seconds / 2
+        pause = self.options.load.stall_seconds / 2
         loop = asyncio.get_running_loop()
         while True:
             await asyncio.sleep(pause)
@@ -391,18 +391,20 @@ def _held_up(asked: Play, words: LastWords) -> list[Rollout]:
     """Return the records of the rollout that kept its worker from going on."""
     where = f" ({words.where})" if words.where else ""
     reason = f"past its time, its code let nothing else go on for {words.seconds:g} s{where}"
-    rollouts = failed_rollouts(asked.example, asked.indices, "RolloutTimeout", reason)
-    for rollout in rollouts:
-        assert rollout.failure is not None
-        rollout.failure.boundary = words.boundary
-    return rollouts
+    return failed_rollouts(asked.example, asked.indices, "RolloutTimeout", reason, boundary=words.boundary)
 
 
 def failed_rollouts(
-    example: Example, indices: Iterable[int], kind: str, reason: str, *, retryable: bool = False
+    example: Example,
+    indices: Iterable[int],
+    kind: str,
+    reason: str,
+    *,
+    retryable: bool = False,
+    boundary: Boundary = "environment",
 ) -> list[Rollout]:
     """Return the records of rollouts that the environment's process did not play to their end."""
-    failure = Failure(boundary="environment", type=kind, message=reason, retryable=retryable)
+    failure = Failure(boundary=boundary, type=kind, message=reason, retryable=retryable)
     return [
         Rollout(
             example_id=example.example_id,
