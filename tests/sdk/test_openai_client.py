@@ -14,7 +14,8 @@ import pytest
 from aiohttp import web
 from wander import SamplingArgs
 from wander.clients.base import ModelRequest
-from wander.clients.openai import OpenAIClient, retry_after
+from wander.clients.openai import OpenAIClient
+from wander.clients.transport import retry_after
 from wander.errors import (
     AuthenticationFailed,
     ConfigError,
@@ -33,7 +34,7 @@ def request(text: str = "hello", **fields: Any) -> ModelRequest:
 @pytest.fixture
 async def client(chat_server: Any) -> AsyncIterator[OpenAIClient]:
     made = OpenAIClient("m", chat_server.url, "key-1", max_retries=2, timeout=5)
-    made.retry_seconds = 0.01
+    made.attempts.retry_seconds = made.attempts.patience = 0.01
     yield made
     await made.close()
 
@@ -125,7 +126,6 @@ async def test_token_ids_are_kept_where_the_server_gives_them(chat_server: Any, 
         ("401", AuthenticationFailed, False, 1, "bad key"),
         ("403", AuthenticationFailed, False, 1, "no access"),
         ("404", ModelError, False, 1, "does not exist"),
-        ("429", RateLimited, True, 3, "slow down"),
         ("500", ModelError, True, 3, "kaboom"),
         ("html", InvalidResponse, False, 1, "Welcome"),
         ("truncated", InvalidResponse, True, 1, "broken JSON"),
@@ -158,17 +158,32 @@ async def test_every_fault_has_its_error(
     assert caught.value.hint or error in (ContextOverflow, ModelError)
 
 
-@pytest.mark.parametrize("fault", ["500", "429", "cut_off"])
+@pytest.mark.parametrize("fault", ["429", "503", "quota", "tomorrow"])
+async def test_a_refusal_is_final_when_nothing_else_is_taken(
+    chat_server: Any, client: OpenAIClient, faults: dict[str, Any], fault: str
+) -> None:
+    chat_server.script = lambda body, number: faults[fault]
+    with pytest.raises(RateLimited) as caught:
+        await client.complete(request())
+    assert caught.value.retryable is False
+    waited = fault in ("429", "503")
+    assert (len(chat_server.requests) > 1) is waited
+    assert client.limiter.use().refusals == len(chat_server.requests) * waited
+
+
+@pytest.mark.parametrize("fault", ["500", "429", "503", "cut_off"])
 async def test_what_passes_is_retried(
     chat_server: Any, client: OpenAIClient, faults: dict[str, Any], fault: str
 ) -> None:
     chat_server.script = lambda body, number: faults[fault] if number < 3 else "at last"
+    client.attempts.patience = 60
     assert (await client.complete(request())).message["content"] == "at last"
 
 
 async def test_retry_after_holds_every_request_of_the_client(chat_server: Any, client: OpenAIClient) -> None:
     refused = web.Response(status=429, headers={"Retry-After": "0.3"})
     chat_server.script = lambda body, number: refused if number == 1 else "ok"
+    client.attempts.patience = 60
     first = asyncio.create_task(client.complete(request()))
     await chat_server.asked.wait()
     await asyncio.sleep(0.05)
@@ -181,7 +196,7 @@ async def test_retry_after_holds_every_request_of_the_client(chat_server: Any, c
 async def test_a_hanging_endpoint_ends_in_a_time_out(chat_server: Any, faults: dict[str, Any]) -> None:
     chat_server.script = lambda body, number: faults["hang"]
     client = OpenAIClient("m", chat_server.url, timeout=0.1, max_retries=1)
-    client.retry_seconds = 0.01
+    client.attempts.retry_seconds = 0.01
     with pytest.raises(ModelError, match="no answer in time") as caught:
         await client.complete(request())
     await client.close()
@@ -192,7 +207,7 @@ async def test_a_hanging_endpoint_ends_in_a_time_out(chat_server: Any, faults: d
 async def test_where_nothing_listens_the_error_names_the_address(unused_tcp_port: int) -> None:
     url = f"http://user:secret@127.0.0.1:{unused_tcp_port}/v1"
     client = OpenAIClient("m", url, max_retries=1)
-    client.retry_seconds = 0.01
+    client.attempts.retry_seconds = 0.01
     for call in (client.complete(request()), client.check()):
         with pytest.raises(EndpointUnreachable, match=f"`http://127.0.0.1:{unused_tcp_port}/v1`") as caught:
             await call
@@ -267,7 +282,7 @@ async def test_it_sends_through_the_openai_package_where_asked(
 ) -> None:
     sdk = openai.AsyncOpenAI(api_key="k", base_url=chat_server.url)
     client = OpenAIClient.from_sdk(sdk, "m", max_retries=1)
-    client.retry_seconds = 0.01
+    client.attempts.retry_seconds = 0.01
     assert client.base_url == chat_server.url
     await client.check()
     assert (await client.complete(request())).message == {"role": "assistant", "content": "ok"}

@@ -488,7 +488,7 @@ async def test_an_environment_that_cannot_come_back_ends_the_run() -> None:
         await run(None, environment=Gone(echo_environment().env))
 
 
-@pytest.mark.parametrize("fault", ["500", "429", "truncated", "cut_off", "error_in_200"])
+@pytest.mark.parametrize("fault", ["500", "truncated", "cut_off", "error_in_200"])
 async def test_a_fault_now_and_then_costs_no_rollout(
     chat_server: Any, faults: dict[str, Any], fault: str
 ) -> None:
@@ -497,7 +497,7 @@ async def test_a_fault_now_and_then_costs_no_rollout(
 
     chat_server.script = script
     client = OpenAIClient("m", chat_server.url)
-    client.retry_seconds = 0.001
+    client.attempts.retry_seconds = 0.001
     result = await run(None, client, echo_environment(40), concurrency=6, max_retries=4)
     await client.close()
     assert (result.summary.failed, result.summary.reward_mean) == (0, 1.0)

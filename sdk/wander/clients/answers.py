@@ -9,7 +9,7 @@ from typing import Any
 from pydantic_core import from_json
 
 from wander.clients.base import ModelResponse
-from wander.clients.transport import Answer
+from wander.clients.transport import Answer, retry_after, without_credentials
 from wander.errors import AuthenticationFailed, ContextOverflow, InvalidResponse, ModelError, RateLimited
 from wander.types import Message, TurnTokens, Usage
 
@@ -26,7 +26,8 @@ _SHOWN = 300
 def completion_of(answer: Answer, base_url: str) -> ModelResponse:
     """Return the first choice of a 200 answer; raises `InvalidResponse` when it is no chat completion."""
     try:
-        data = from_json(answer.body)
+        # NaN and infinities are no JSON, and a record that held one could not be read again.
+        data = from_json(answer.body, allow_inf_nan=False)
     except ValueError as error:
         raise _not_json(answer, base_url, error) from error
     try:
@@ -34,18 +35,24 @@ def completion_of(answer: Answer, base_url: str) -> ModelResponse:
         message = _message(choice["message"])
     except (KeyError, IndexError, TypeError, AttributeError) as error:
         raise _not_a_completion(data, base_url) from error
-    # Validating is faster than `model_construct`, which runs in Python.
-    return ModelResponse(
-        message=message,
-        finish_reason=_text(choice.get("finish_reason")) or "stop",
-        usage=_usage(data.get("usage")),
-        tokens=_tokens(data, choice),
-    )
+    try:
+        # Validating is faster than `model_construct`, which runs in Python.
+        return ModelResponse(
+            message=message,
+            finish_reason=_text(choice.get("finish_reason")) or "stop",
+            usage=_usage(data.get("usage")),
+            tokens=_tokens(data, choice),
+        )
+    except (KeyError, TypeError, AttributeError, ValueError) as error:
+        raise InvalidResponse(
+            f"`{base_url}` answered with token ids or log-probabilities that cannot be read",
+            hint="look at the server's version, or do not ask it for them",
+        ) from error
 
 
 def error_of(answer: Answer, base_url: str, model: str) -> ModelError:
     """Return the error that a status other than 200 means."""
-    said = _complaint(answer)
+    said = complaint(answer)
     status = answer.status
     if status in (401, 403):
         return AuthenticationFailed(
@@ -53,10 +60,18 @@ def error_of(answer: Answer, base_url: str, model: str) -> ModelError:
             hint="set `OPENAI_API_KEY` to a key that this endpoint accepts",
         )
     if status == 429:
+        asked = retry_after(answer.headers)
+        wait = f", and to ask again in {asked:.3g} s" if asked else ""
         return RateLimited(
-            f"`{base_url}` still answers 429 after all retries: {said}",
-            hint="lower the concurrency, or wait until the quota is filled again",
+            f"`{base_url}` said that it is asked too much (429){wait}: {said}",
+            hint="wait until the quota is filled again, then resume",
             retryable="insufficient_quota" not in said,
+        )
+    if 300 <= status < 400:
+        target = without_credentials(answer.headers.get("location") or "")
+        return InvalidResponse(
+            f"`{base_url}` sends elsewhere ({status}): `{target}`",
+            hint="give the address that it names as the base URL, without `/chat/completions`",
         )
     if status in (400, 413, 422) and _OVERFLOW.search(said):
         return ContextOverflow(f"the prompt does not fit the context of `{model}`: {said}")
@@ -102,7 +117,10 @@ def _text(value: Any) -> str | None:
 
 
 def _tokens(data: dict[str, Any], choice: dict[str, Any]) -> TurnTokens | None:
-    """Return ids and log-probabilities where the server gives both (vLLM with `return_token_ids`)."""
+    """Return ids and log-probabilities where the server gives both (vLLM with `return_token_ids`).
+
+    Without ids nothing is looked at; raises what comes when they are there and cannot be read.
+    """
     prompt = data.get("prompt_token_ids") or choice.get("prompt_token_ids")
     completion = choice.get("token_ids")
     if not prompt or not completion:
@@ -114,8 +132,8 @@ def _tokens(data: dict[str, Any], choice: dict[str, Any]) -> TurnTokens | None:
     return TurnTokens(prompt_ids=prompt, completion_ids=completion, logprobs=logprobs)
 
 
-def _complaint(answer: Answer) -> str:
-    """What the endpoint says is wrong, in one line."""
+def complaint(answer: Answer) -> str:
+    """Return what the endpoint says is wrong, in one line."""
     try:
         data = from_json(answer.body)
     except ValueError:

@@ -7,11 +7,14 @@ which client they pass.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pydantic import Field
 
 from wander.types import Message, Record, SamplingArgs, TurnTokens, Usage
+
+if TYPE_CHECKING:
+    from wander.clients.limiter import CallLimiter
 
 
 class ModelRequest(Record):
@@ -44,6 +47,8 @@ class Client(ABC):
 
     model: str
     """Name of the model, as it stands on a leaderboard."""
+    limiter: CallLimiter | None = None
+    """Bounds the calls in flight, of everybody who shares it; None for a model that needs no bound."""
 
     @abstractmethod
     async def complete(self, request: ModelRequest) -> ModelResponse:

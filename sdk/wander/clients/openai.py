@@ -8,18 +8,25 @@ needed (Azure, custom authentication).
 from __future__ import annotations
 
 import asyncio
-import email.utils
 import os
-import random
-import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from wander.clients.answers import completion_of, error_of
+from wander.clients.attempts import Attempts
 from wander.clients.base import Client, ModelRequest, ModelResponse
-from wander.clients.transport import AiohttpTransport, Answer, SdkTransport, Transport, TransportError
-from wander.errors import ConfigError, EndpointUnreachable, ModelError
+from wander.clients.limiter import CallLimiter
+from wander.clients.pace import REFUSALS
+from wander.clients.transport import (
+    AiohttpTransport,
+    Answer,
+    SdkTransport,
+    Transport,
+    TransportError,
+    retry_after,
+)
+from wander.errors import ConfigError, EndpointUnreachable, InvalidResponse, ModelError
 from wander.seeding import derived_seed
 from wander.types import Message
 
@@ -28,8 +35,8 @@ if TYPE_CHECKING:
 
 _DEFAULT_URL = "https://api.openai.com/v1"
 _COMPLETIONS = "/chat/completions"
-_RETRIED = frozenset({408, 409, 425, 429})
-_CHECK_RETRIES = 1
+_LONGEST_CHECK = 5.0
+"""Longest `Retry-After` that a check waits for, in seconds."""
 
 
 class OpenAIClient(Client):
@@ -37,9 +44,10 @@ class OpenAIClient(Client):
 
     - `base_url` and `api_key` default to `OPENAI_BASE_URL` and `OPENAI_API_KEY`; local servers need no key.
     - `timeout`: seconds one attempt may take. `max_retries`: further attempts after lost connections,
-      time-outs and the statuses 408, 409, 425, 429 and 5xx, with exponential backoff and jitter;
-      `Retry-After` is honoured, and after a 429 it holds back every request of this client.
-    - `max_connections`: most connections; None leaves it to the caller's concurrency.
+      time-outs and errors of the server; `attempts` has more of it. A call that the endpoint refuses because
+      it is asked too much (429, 503, 529) waits, with all others, as long as the endpoint takes calls.
+    - `limiter`: bounds the calls in flight; clients that share one share the bound. None makes a new one.
+    - `max_connections`: most connections; None leaves it to the limiter and the caller.
     - `send_reasoning`: send the reasoning of earlier turns back. Off, since OpenAI's own endpoint refuses it.
 
     A sampling seed is mixed with the request's own, so that the rollouts of one group differ and each can
@@ -58,20 +66,16 @@ class OpenAIClient(Client):
         max_connections: int | None = None,
         headers: Mapping[str, str] | None = None,
         send_reasoning: bool = False,
+        limiter: CallLimiter | None = None,
         transport: Transport | None = None,
     ) -> None:
         self.model = model
-        self.max_retries = max_retries
         self.send_reasoning = send_reasoning
-        self.retry_seconds = 0.5
-        """Pause before the first retry; doubles with each."""
-        self.longest_pause = 60.0
-        """Longest pause before a retry, and longest `Retry-After` that is waited for."""
-        self._held_until = 0.0
-        self._jitter = random.Random()  # noqa: S311 - spreads retries, decides no result
+        self.limiter: CallLimiter = limiter or CallLimiter()
         self._transport = transport or _over_aiohttp(
             base_url, api_key, headers, timeout, connect_timeout, max_connections
         )
+        self.attempts = Attempts(self._transport, max_retries=max_retries)
 
     @classmethod
     def from_sdk(cls, sdk: AsyncOpenAI, model: str, **options: Any) -> OpenAIClient:
@@ -85,17 +89,32 @@ class OpenAIClient(Client):
 
     async def complete(self, request: ModelRequest) -> ModelResponse:
         """Return the endpoint's completion."""
-        answer = await self._answer("POST", _COMPLETIONS, self._payload(request), self.max_retries)
+        payload = self._payload(request)
+        try:
+            answer = await self.attempts.answer(self.limiter, _COMPLETIONS, payload, request.rollout_id)
+        except TransportError as error:
+            raise self._unreachable(error) from error
+        except TypeError as error:
+            raise ModelError(f"the request cannot be written as JSON: {error}") from error
         if answer.status != 200:
             raise error_of(answer, self.base_url, self.model)
         return completion_of(answer, self.base_url)
 
+    def begin(self, rollout_id: str) -> None:
+        """Learn that a rollout begins; where calls wait, those of older rollouts go first."""
+        self.limiter.begin(rollout_id)
+
+    def end(self, rollout_id: str) -> None:
+        """Learn that a rollout ended."""
+        self.limiter.end(rollout_id)
+
     async def check(self) -> None:
         """Find out cheaply whether the endpoint answers and takes the key; raises the `ModelError` otherwise.
 
-        Asks for the list of models, and where the endpoint has none, for one token.
+        Asks for the list of models, and where the endpoint has none, for one token. An endpoint that is
+        asked too much at the moment (429) passes: a rollout waits for it.
         """
-        answer = await self._answer("GET", "/models", None, min(_CHECK_RETRIES, self.max_retries))
+        answer = await self._checked(None)
         if answer.status == 200 and answer.body.lstrip().startswith(b"{"):
             return
         if answer.status in (401, 403):
@@ -104,9 +123,9 @@ class OpenAIClient(Client):
 
     async def _probe(self) -> None:
         payload = {"model": self.model, "messages": [{"role": "user", "content": "hi"}], "max_tokens": 1}
-        answer = await self._answer("POST", _COMPLETIONS, payload, min(_CHECK_RETRIES, self.max_retries))
+        answer = await self._checked(payload)
         # Endpoints refuse odd requests (400, 422) for many reasons; a rollout will tell. These are certain.
-        if answer.status in (401, 403, 404, 405) or answer.status >= 500:
+        if answer.status in (401, 403, 404, 405) or 300 <= answer.status < 400 or answer.status >= 500:
             raise error_of(answer, self.base_url, self.model)
         if answer.status == 200:
             completion_of(answer, self.base_url)
@@ -130,49 +149,37 @@ class OpenAIClient(Client):
             payload["seed"] = derived_seed(payload["seed"], request.seed) >> 33
         return payload
 
-    async def _answer(
-        self, method: str, path: str, payload: dict[str, Any] | None, max_retries: int
-    ) -> Answer:
-        """Send until an answer comes that is worth having, or the retries run out."""
-        for attempt in range(max_retries + 1):
-            if self._held_until > time.monotonic():
-                await asyncio.sleep(self._held_until - time.monotonic() + self._jitter.uniform(0, 0.2))
-            last = attempt == max_retries
+    async def _checked(self, payload: dict[str, Any] | None) -> Answer:
+        """Ask for the models, or for a completion, and once more where that may help."""
+        pause = self.attempts.pause(0)
+        for last in (False, True):
             try:
-                answer = await self._sent(method, path, payload)
+                if payload is None:
+                    answer = await self._transport.get("/models")
+                else:
+                    answer = await self._transport.post(_COMPLETIONS, payload)
             except TransportError as error:
-                if last:
+                if last or error.is_final or not self.attempts.max_retries:
                     raise self._unreachable(error) from error
-                await asyncio.sleep(self._pause(attempt))
-                continue
-            if last or not (answer.status in _RETRIED or answer.status >= 500):
-                return answer
-            await self._hold(answer, attempt)
+            else:
+                if last or not (answer.status in REFUSALS or answer.status >= 500):
+                    return answer
+                pause = min(retry_after(answer.headers) or pause, _LONGEST_CHECK)
+            await asyncio.sleep(pause)
         raise AssertionError("the last attempt returns or raises")
 
-    async def _sent(self, method: str, path: str, payload: dict[str, Any] | None) -> Answer:
-        if payload is None:
-            return await self._transport.get(path)
-        try:
-            return await self._transport.post(path, payload)
-        except TypeError as error:
-            raise ModelError(f"the request cannot be written as JSON: {error}") from error
-
-    async def _hold(self, answer: Answer, attempt: int) -> None:
-        """Wait before the next attempt, as long as the endpoint asks; a 429 holds the siblings back too."""
-        asked = retry_after(answer.headers)
-        pause = self._pause(attempt) if asked is None else min(asked, self.longest_pause)
-        if answer.status == 429 and asked is not None:
-            self._held_until = max(self._held_until, time.monotonic() + pause)
-        else:
-            await asyncio.sleep(pause)
-
-    def _pause(self, attempt: int) -> float:
-        pause = min(self.retry_seconds * 2.0**attempt, self.longest_pause)
-        return pause * self._jitter.uniform(0.5, 1.5)
-
     def _unreachable(self, error: TransportError) -> ModelError:
-        if error.timed_out:
+        if error.kind == "garbled":
+            return InvalidResponse(
+                f"`{self.base_url}` gave no readable answer: {error}",
+                hint="look whether the base URL is that of an OpenAI-compatible endpoint, `https` or `http`",
+            )
+        if error.kind == "untrusted":
+            return EndpointUnreachable(
+                f"no trusted connection to `{self.base_url}`: {error}",
+                hint="use `http://` where the server has no TLS, or name its certificate in `SSL_CERT_FILE`",
+            )
+        if error.kind == "timed out":
             return ModelError(
                 f"`{self.base_url}` gave no answer in time",
                 hint="raise `timeout`, lower the concurrency, or look whether the server still works",
@@ -183,20 +190,6 @@ class OpenAIClient(Client):
             hint="start the server, or correct the base URL (it usually ends in `/v1`)",
             retryable=True,
         )
-
-
-def retry_after(headers: Mapping[str, str]) -> float | None:
-    """Return the seconds that `Retry-After` (a number or a date) or `retry-after-ms` asks for, if any."""
-    try:
-        if (milliseconds := headers.get("retry-after-ms")) is not None:
-            return max(0.0, float(milliseconds) / 1000)
-        if (value := headers.get("retry-after")) is None:
-            return None
-        if value.strip().replace(".", "", 1).isdigit():
-            return float(value)
-        return max(0.0, email.utils.parsedate_to_datetime(value).timestamp() - time.time())
-    except ValueError:
-        return None
 
 
 def _over_aiohttp(

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import email.utils
 import io
 import json
-from collections.abc import Mapping
+import time
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
-from urllib.parse import unquote, urlsplit, urlunsplit
+from typing import TYPE_CHECKING, Any, Literal, Protocol
+from urllib.parse import parse_qsl, unquote, urlsplit, urlunsplit
 from urllib.request import getproxies, proxy_bypass
 
 import aiohttp
@@ -24,6 +26,11 @@ if TYPE_CHECKING:
 _LARGE_BODY = 1 << 20
 """Above this aiohttp wants a stream, which it sends in parts."""
 _LOOPBACK = {"localhost", "127.0.0.1", "::1"}
+_OPEN_HEADERS = ("Content-Type", "Accept")
+_SHORTEST_SECRET = 8
+"""What is shorter (`x`, `EMPTY`) is a placeholder, and may be a word of an answer."""
+MAX_ANSWER_BYTES = 1 << 27
+"""A completion with token ids and log-probabilities takes some kilobytes a token."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,11 +43,36 @@ class Answer:
 
 
 class TransportError(Exception):
-    """The request got no answer; `timed_out` tells that the endpoint took too long."""
+    """The request got no answer that can be read."""
 
-    def __init__(self, message: str, *, timed_out: bool = False) -> None:
+    def __init__(
+        self, message: str, kind: Literal["lost", "timed out", "garbled", "untrusted"] = "lost"
+    ) -> None:
         super().__init__(message)
-        self.timed_out = timed_out
+        self.kind = kind
+        """No connection, or a broken one; too slow; bytes that are no answer; a certificate nobody trusts."""
+
+    @property
+    def is_final(self) -> bool:
+        """Whether the same request would fail in the same way again."""
+        return self.kind in ("garbled", "untrusted")
+
+
+class Secrets:
+    """What must not come back: endpoints are known to quote the key that they refuse."""
+
+    def __init__(self, values: Iterable[str]) -> None:
+        words = {word for value in values for word in (unquote(value), *value.split())}
+        self._words = sorted(
+            (word.encode() for word in words if len(word) >= _SHORTEST_SECRET), key=len, reverse=True
+        )
+
+    def removed(self, text: bytes) -> bytes:
+        """Return the text without any of them."""
+        for word in self._words:
+            if word in text:
+                text = text.replace(word, b"[secret]")
+        return text
 
 
 class Transport(Protocol):
@@ -68,7 +100,8 @@ class AiohttpTransport:
     """Keeps connections open in one session, made in the running event loop when first used.
 
     `max_connections` None leaves their number to the caller's concurrency. Proxies are taken from the
-    environment, except for loopback addresses.
+    environment, except for loopback addresses. Redirects are not followed: a POST would arrive as a GET.
+    The key is taken out of whatever the endpoint sends back, since answers are shown and stored.
     """
 
     def __init__(
@@ -79,15 +112,21 @@ class AiohttpTransport:
         timeout: float,
         connect_timeout: float,
         max_connections: int | None,
+        max_answer_bytes: int = MAX_ANSWER_BYTES,
     ) -> None:
+        self._max_answer_bytes = max_answer_bytes
         self._url = without_credentials(base_url).rstrip("/")
         parts = urlsplit(base_url)
         self._query = f"?{parts.query}" if parts.query else ""
-        self._headers = {"Content-Type": "application/json", "Accept": "application/json"}
+        self._headers = dict.fromkeys(_OPEN_HEADERS, "application/json")
         if parts.username is not None:
             pair = f"{unquote(parts.username)}:{unquote(parts.password or '')}"
             self._headers["Authorization"] = f"Basic {base64.b64encode(pair.encode()).decode()}"
         self._headers.update(headers)
+        given = {name: value for name, value in self._headers.items() if name not in _OPEN_HEADERS}
+        self._secrets = Secrets(
+            [parts.password or "", *dict(parse_qsl(parts.query)).values(), *given.values()]
+        )
         self._timeout = aiohttp.ClientTimeout(total=timeout, sock_connect=connect_timeout)
         self._limit = max_connections or 0
         self._proxy = _proxy(self._url)
@@ -118,15 +157,39 @@ class AiohttpTransport:
         data = io.BytesIO(body) if body is not None and len(body) > _LARGE_BODY else body
         try:
             async with session.request(
-                method, self._url + path + self._query, data=data, proxy=self._proxy
+                method, self._url + path + self._query, data=data, proxy=self._proxy, allow_redirects=False
             ) as response:
-                return Answer(response.status, response.headers, await response.read())
+                return Answer(response.status, response.headers, await self._body(response))
         except TimeoutError as error:
-            raise TransportError(_described(error, "no answer in time"), timed_out=True) from error
+            raise TransportError(str(error) or "no answer in time", "timed out") from error
         except aiohttp.ClientPayloadError as error:
+            if "encoding" in str(error):
+                raise TransportError("the answer cannot be decompressed", "garbled") from error
             raise TransportError("the connection broke in the middle of the answer") from error
+        except aiohttp.ClientSSLError as error:
+            raise TransportError(self._described(error), "untrusted") from error
+        except aiohttp.ClientResponseError as error:
+            raise TransportError(f"that is no HTTP: {self._described(error)}", "garbled") from error
         except (aiohttp.ClientError, OSError, ValueError) as error:
-            raise TransportError(_described(error, type(error).__name__)) from error
+            raise TransportError(self._described(error)) from error
+
+    async def _body(self, response: aiohttp.ClientResponse) -> bytes:
+        """Read the answer, secrets taken out, and no more of it than one can be long."""
+        length, most = response.content_length, self._max_answer_bytes
+        if length is not None and length <= most and "Content-Encoding" not in response.headers:
+            return self._secrets.removed(await response.read())
+        parts: list[bytes] = []
+        size = 0
+        async for part in response.content.iter_any():
+            parts.append(part)
+            size += len(part)
+            if size > most:
+                raise TransportError(f"the answer is longer than {most:,} bytes", "garbled")
+        return self._secrets.removed(b"".join(parts))
+
+    def _described(self, error: BaseException) -> str:
+        text = str(error) or type(error).__name__
+        return self._secrets.removed(text.encode("utf-8", "replace")).decode("utf-8", "replace")
 
     def _open_session(self) -> aiohttp.ClientSession:
         loop = asyncio.get_running_loop()
@@ -149,6 +212,7 @@ class SdkTransport:
 
     def __init__(self, sdk: AsyncOpenAI) -> None:
         self._sdk = sdk.with_options(max_retries=0)
+        self._secrets = Secrets([sdk.api_key])
 
     @property
     def base_url(self) -> str:
@@ -175,10 +239,10 @@ class SdkTransport:
         except openai.APIStatusError as error:
             response = error.response
         except openai.APITimeoutError as error:
-            raise TransportError("no answer in time", timed_out=True) from error
+            raise TransportError("no answer in time", "timed out") from error
         except openai.APIConnectionError as error:
-            raise TransportError(_described(error.__cause__ or error, "APIConnectionError")) from error
-        return Answer(response.status_code, response.headers, response.content)
+            raise TransportError(str(error.__cause__ or error) or "APIConnectionError") from error
+        return Answer(response.status_code, response.headers, self._secrets.removed(response.content))
 
 
 def without_credentials(url: str) -> str:
@@ -188,13 +252,23 @@ def without_credentials(url: str) -> str:
     return urlunsplit((parts.scheme, host, parts.path, "", ""))
 
 
+def retry_after(headers: Mapping[str, str]) -> float | None:
+    """Return the seconds that `Retry-After` (a number or a date) or `retry-after-ms` asks for, if any."""
+    try:
+        if (milliseconds := headers.get("retry-after-ms")) is not None:
+            return max(0.0, float(milliseconds) / 1000)
+        if (value := headers.get("retry-after")) is None:
+            return None
+        if value.strip().replace(".", "", 1).isdigit():
+            return float(value)
+        return max(0.0, email.utils.parsedate_to_datetime(value).timestamp() - time.time())
+    except (ValueError, OverflowError):
+        return None
+
+
 def _proxy(url: str) -> str | None:
     parts = urlsplit(url)
     host = parts.hostname or ""
     if host in _LOOPBACK or proxy_bypass(host):
         return None
     return getproxies().get(parts.scheme)
-
-
-def _described(error: BaseException, fallback: str) -> str:
-    return str(error) or fallback

@@ -1,5 +1,7 @@
 """Plays the rollouts of an evaluation, many at a time, and records each as it ends.
 
+What is bounded is the model calls in flight; rollouts whose environment or tools are at work hold no call.
+
 A fixed set of tasks pulls rollouts from one iterator, so a plan of a million costs the memory of those in
 flight. A failed rollout is data: it is recorded and its siblings go on. Only failures marked retryable are
 played again, whole, with exponential backoff. Where rewards compare the rollouts of one example, they are
@@ -20,6 +22,7 @@ from typing import Any
 
 from wander.clients.base import Client
 from wander.errors import ConfigError, DatasetError, RunError
+from wander.evals.admission import Admission, AdmittedClient
 from wander.evals.manifest import differences_in_words, differing_pins, model_pin, new_manifest
 from wander.evals.statistics import RunningSummary, summarise
 from wander.evals.stopping import FailureWatch, StopRequest
@@ -27,7 +30,7 @@ from wander.evals.store import RunFolder
 from wander.handle import EnvironmentHandle, Split
 from wander.seeding import derived_rng
 from wander.types import Example, Failure, Rollout, SamplingArgs, Usage
-from wander.wire import EnvironmentPin, RunManifest, RunSummary
+from wander.wire import EndpointUse, EnvironmentPin, RunManifest, RunSummary
 
 _PROGRESS_SECONDS = 0.1
 _SYNC_SECONDS = 1.0
@@ -48,7 +51,11 @@ class EvaluationPlan:
     seed: int = 0
     sampling: SamplingArgs = field(default_factory=SamplingArgs)
     concurrency: int = 32
-    """Most rollouts in flight."""
+    """Most model calls in flight, of all rollouts, workers and judges that share the client's limiter. A
+    client without a limiter, such as a model in this process, gets so many rollouts instead."""
+    max_rollouts: int | None = None
+    """Most rollouts in flight; None means twice `concurrency`. One begins whenever a call could be made for
+    it, so there are more rollouts than calls only while environments and tools are at work."""
     max_retries: int = 2
     """How often a rollout with a retryable failure is played again."""
     shuffle: bool = False
@@ -56,11 +63,15 @@ class EvaluationPlan:
     notes: str = ""
 
     def __post_init__(self) -> None:
-        for name, least in (("rollouts_per_example", 1), ("concurrency", 1), ("max_retries", 0)):
-            if getattr(self, name) < least:
-                raise ConfigError(f"`{name}` must be at least {least}, not {getattr(self, name)}")
-        if self.num_examples is not None and self.num_examples < 1:
-            raise ConfigError(f"`num_examples` must be at least 1, not {self.num_examples}")
+        for name in ("rollouts_per_example", "concurrency", "max_rollouts", "max_retries", "num_examples"):
+            value, least = getattr(self, name), 0 if name == "max_retries" else 1
+            if value is not None and value < least:
+                raise ConfigError(f"`{name}` must be at least {least}, not {value}")
+
+    def most_rollouts(self, client: Client) -> int:
+        """Return how many rollouts may be in flight with this client."""
+        wanted = self.max_rollouts or 2 * self.concurrency
+        return wanted if client.limiter is not None else min(wanted, self.concurrency)
 
 
 @dataclass(frozen=True)
@@ -78,6 +89,11 @@ class Progress:
     usage: Usage
     seconds: float
     """Since this evaluation, or this resumption of it, began to play."""
+    calls_in_flight: int = 0
+    rate: float | None = None
+    """Calls a second that the endpoint gets after it said that it is asked too much; else None."""
+    paused_seconds: float = 0.0
+    """How long it still wants not to be asked at all."""
 
 
 @dataclass(frozen=True)
@@ -96,6 +112,8 @@ class EvaluationResult:
     retried: int
     torn: str | None
     """What was found of a line that a crash cut short."""
+    endpoints: EndpointUse = field(default_factory=EndpointUse)
+    """How the endpoints were asked by this part of the run."""
 
 
 OnProgress = Callable[[Progress], None]
@@ -137,9 +155,11 @@ async def evaluate(
         notes=plan.notes,
     )
     folder = _folder(run_dir, manifest, resume=resume)
+    bound = contextlib.nullcontext() if client.limiter is None else client.limiter.at_most(plan.concurrency)
     evaluation = _Evaluation(environment, client, plan, folder, manifest, on_progress, stop or StopRequest())
     try:
-        await evaluation.play(examples)
+        with bound:
+            await evaluation.play(examples)
         return evaluation.result()
     finally:
         if folder is not None:
@@ -204,20 +224,23 @@ class _Evaluation:
         stop: StopRequest,
     ) -> None:
         self.environment = environment
-        self.client = client
+        most = plan.most_rollouts(client)
+        self.admission = Admission(plan.concurrency if client.limiter is not None else most)
+        self.client = AdmittedClient(client, self.admission)
+        self.limiter = client.limiter
+        self.used_before = EndpointUse() if self.limiter is None else self.limiter.use()
         self.plan = plan
         self.folder = folder
         self.manifest = folder.manifest if folder else manifest
         self.on_progress = on_progress
         self.stop = stop
         self.running = RunningSummary()
-        self.watch = FailureWatch(
-            plan.concurrency, why_lost=lambda: getattr(environment, "lost_reason", None)
-        )
+        self.watch = FailureWatch(most, why_lost=lambda: getattr(environment, "lost_reason", None))
         self.kept: list[Rollout] = []
         self.total = self.manifest.expected_rollouts
         self.unit = plan.rollouts_per_example if environment.info.group_rewards else 1
         """How many rollouts are played together."""
+        self.most_jobs = max(1, most // self.unit)
         self.resumed = 0
         self.untouched = False
         self.retried = 0
@@ -235,9 +258,9 @@ class _Evaluation:
         self.untouched = self.resumed == self.total and self.manifest.ended_at is not None
         if self.folder is not None and not self.untouched:
             self.folder.resume()
-        workers = min(max(1, self.plan.concurrency // self.unit), (self.total - self.resumed) // self.unit)
+        workers = min(self.most_jobs, (self.total - self.resumed) // self.unit)
         self._tell(force=True)
-        async with self._synced():
+        async with self._each_second():
             tasks = {asyncio.create_task(self._work(jobs)) for _ in range(workers)}
             try:
                 await self._until_done(tasks)
@@ -259,11 +282,14 @@ class _Evaluation:
             summary = summarise(self.folder.rollouts(), expected=self.total)
         else:
             summary = self.running.summary(expected=self.total)
-        if self.folder is not None:
-            if not complete:
-                self.folder.write_summary(summary)
-            elif not self.untouched:
+        use = self._use()
+        if self.folder is not None and not self.untouched:
+            if use.calls:
+                self.folder.add_use(use)
+            if complete:
                 self.folder.finish(summary)
+            else:
+                self.folder.write_summary(summary)
         return EvaluationResult(
             manifest=self.folder.manifest if self.folder else self.manifest,
             summary=summary,
@@ -273,7 +299,11 @@ class _Evaluation:
             resumed=self.resumed,
             retried=self.retried,
             torn=self.folder.torn if self.folder else None,
+            endpoints=use,
         )
+
+    def _use(self) -> EndpointUse:
+        return EndpointUse() if self.limiter is None else self.limiter.use() - self.used_before
 
     def _missing(self, examples: list[Example]) -> Iterator[Job]:
         """Count what an earlier part of the run has, and return an iterator over the rest."""
@@ -302,11 +332,16 @@ class _Evaluation:
 
     async def _work(self, jobs: Iterator[Job]) -> None:
         for example, indices in jobs:
+            rollout_ids = [f"{example.example_id}/{index}" for index in indices]
+            await self.admission.enter(rollout_ids)
+            if self.stop.requested.is_set():
+                return
             self.in_flight += len(indices)
             try:
                 rollouts = await self._played(example, indices)
             finally:
                 self.in_flight -= len(indices)
+                self.admission.leave(rollout_ids)
             for rollout in rollouts:
                 self._record(rollout)
                 if self.watch.add(rollout):
@@ -364,6 +399,7 @@ class _Evaluation:
             return
         self._told_at = now
         running = self.running
+        status = None if self.limiter is None else self.limiter.status()
         self.on_progress(
             Progress(
                 done=running.rollouts,
@@ -374,6 +410,9 @@ class _Evaluation:
                 reward_mean=running.reward_mean,
                 usage=Usage(prompt_tokens=running.usage_prompt, completion_tokens=running.usage_completion),
                 seconds=now - self._started,
+                calls_in_flight=status.in_flight if status else self.in_flight,
+                rate=status.rate if status else None,
+                paused_seconds=status.paused_seconds if status else 0.0,
             )
         )
 
@@ -405,20 +444,20 @@ class _Evaluation:
             urgent.cancel()
 
     @contextlib.asynccontextmanager
-    async def _synced(self) -> AsyncIterator[None]:
-        """Force appended rollouts to the disk once a second, off the event loop."""
-        if self.folder is None:
-            yield
-            return
+    async def _each_second(self) -> AsyncIterator[None]:
+        """Force appended rollouts to the disk, off the event loop, and tell the progress, also of a pause."""
         folder = self.folder
-        folder.sync_seconds = None
+        if folder is not None:
+            folder.sync_seconds = None
         finished = asyncio.Event()
 
         async def keep_syncing() -> None:
             while not finished.is_set():
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(finished.wait(), _SYNC_SECONDS)
-                await asyncio.to_thread(folder.sync)
+                if folder is not None:
+                    await asyncio.to_thread(folder.sync)
+                self._tell()
 
         syncing = asyncio.create_task(keep_syncing())
         try:

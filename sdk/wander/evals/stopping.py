@@ -32,6 +32,7 @@ class StopRequest:
 class FailureWatch:
     """Notices that an endpoint or an environment's process is gone, before a thousand failures are played.
 
+    - An endpoint that takes no calls any more, however long one waits, ends it at once.
     - With nothing scored yet: `first` failed model calls in a row, or one refused key, end the run.
     - Later: `later` failed model calls in a row end it.
     - An environment whose process cannot be brought back ends it at once.
@@ -60,7 +61,11 @@ class FailureWatch:
         elif failure.boundary == "model":
             self._in_a_row += 1
             refused = failure.type == "AuthenticationFailed" and not self._any_good
-            if refused or self._in_a_row >= (self.later if self._any_good else self.first):
+            if (
+                refused
+                or failure.type == "RateLimited"
+                or self._in_a_row >= (self.later if self._any_good else self.first)
+            ):
                 self.verdict = self._model_error(failure.type, failure.message)
         else:
             self._in_a_row = 0

@@ -33,7 +33,7 @@ from pydantic import ValidationError
 from wander.errors import RunError
 from wander.evals import jsonl
 from wander.types import Failure, Rollout, canonical_json
-from wander.wire import RunManifest, RunSummary
+from wander.wire import EndpointUse, RunManifest, RunSummary
 
 MANIFEST = "run.json"
 ROLLOUTS = "rollouts.jsonl"
@@ -178,6 +178,13 @@ class RunFolder:
         if compress:
             self._compress()
         self.close()
+
+    def add_use(self, use: EndpointUse) -> None:
+        """Add to the manifest how a part of the run asked its endpoints."""
+        before = self.manifest.endpoints or EndpointUse()
+        self.manifest = self.manifest.model_copy(update={"endpoints": before + use})
+        with _disk_errors(self.path):
+            self._write_manifest()
 
     def write_summary(self, summary: RunSummary) -> None:
         """Write `summary.json`, the derived aggregates, by rename."""
