@@ -1,6 +1,7 @@
 """`python -m wander.worker --socket PATH` (or `--fd N`): run one environment for the host that listens there.
 
-Started by `wander.worker.host`; not meant for people. Standard output and error are the host's log file.
+Started by `wander.worker.host`; not meant for people. Only `--listen HOST:PORT` is: it serves hosts on other
+machines (`wander.worker.listener`). Standard output and error are the host's log file.
 The process ends when the host closes the connection, says so, or dies: `--lifeline` is a pipe whose other end
 only the host holds, watched from a thread, so that even an environment that never yields cannot outlive its
 host.
@@ -24,6 +25,7 @@ from websockets.asyncio.client import unix_connect
 
 from wander.errors import WanderError
 from wander.worker.channel import OPTIONS, Channel
+from wander.worker.command import listen_options, listened
 from wander.worker.guard import keep_from_children, take_no_interrupts
 from wander.worker.protocol import Load
 from wander.worker.service import Service, load
@@ -35,12 +37,20 @@ _LAST_SECONDS = 6.0
 
 def main() -> int:
     """Serve one host; return the exit status."""
-    parser = argparse.ArgumentParser(prog="python -m wander.worker", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="python -m wander.worker",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     host = parser.add_mutually_exclusive_group(required=True)
     host.add_argument("--socket", help="Unix socket on which the host listens")
     host.add_argument("--fd", type=int, help="inherited descriptor of a socket that is connected to the host")
+    host.add_argument("--listen", metavar="HOST:PORT", help="serve hosts on other machines")
     parser.add_argument("--lifeline", type=int, help="descriptor of a pipe that closes when the host ends")
+    listen_options(parser.add_argument_group("with --listen"))
     given = parser.parse_args()
+    if given.listen is not None:
+        return listened(given)
     if given.lifeline is not None:
         threading.Thread(target=_watch, args=(given.lifeline,), name="lifeline", daemon=True).start()
     take_no_interrupts()

@@ -102,11 +102,15 @@ class LocalLink:
         except (OSError, ValidationError):
             return None
 
-    async def close(self) -> None:
-        """Close the connection, remove the socket, and end what the worker's process has left."""
+    async def disconnect(self) -> None:
+        """Close the connection: the worker then tears its environment down and ends."""
         self._done.set()
         self._server.close()
         await self._server.wait_closed()
+
+    async def close(self) -> None:
+        """Close the connection, remove the socket, and end what the worker's process has left."""
+        await self.disconnect()
         shutil.rmtree(self._folder, ignore_errors=True)
         end_marked(self._mark)
 

@@ -87,6 +87,11 @@ class WorkerProcess:
         """The child's process id, also that of its process group."""
         return self._process.pid
 
+    @property
+    def returncode(self) -> int | None:
+        """The child's exit status, negative for a signal; None while it lives."""
+        return self._process.returncode
+
     async def wait(self) -> None:
         """Wait until the child has ended."""
         await self._process.wait()

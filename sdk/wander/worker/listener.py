@@ -1,0 +1,256 @@
+"""`python -m wander.worker --listen HOST:PORT`: workers for hosts on other machines.
+
+One connection is one worker: a process of its own, which this one starts, hands every message to and from,
+and ends with all that it started when the host closes the connection or vanishes. So several hosts, and
+several workers of one host, are served at once, up to a number. No code of an environment runs in this
+process: its event loop always turns and answers the hosts' heartbeats, whatever their workers compute.
+
+Who connects must know the token, which is compared before anything else is read. What passes is not
+encrypted: between machines that do not trust their network, tunnel it (`ssh -L`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hmac
+import http
+import logging
+import os
+import signal
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from pydantic import ValidationError
+from websockets.asyncio.connection import Connection
+from websockets.asyncio.server import Server, ServerConnection, serve
+from websockets.exceptions import ConnectionClosed
+from websockets.frames import CloseCode
+from websockets.http11 import Request, Response
+from websockets.protocol import State
+
+from wander.errors import ConfigError, LoadError, WanderError
+from wander.worker.address import is_loopback
+from wander.worker.channel import FRAME, OPTIONS, parts
+from wander.worker.heartbeat import HOST_PING_SECONDS, HOST_SILENT_PINGS, heartbeat, keep_alive
+from wander.worker.link import LocalLink, WorkerOptions
+from wander.worker.protocol import PROTOCOL, Fault, Load, LoadFailed, Refused, to_worker
+from wander.worker.session import CLOSE_SECONDS, EXIT_SECONDS
+
+_REASON_BYTES = 120
+"""A websocket's close frame holds a reason of at most 123 bytes."""
+
+
+@dataclass(frozen=True)
+class ListenerOptions:
+    """Where to listen, for whom, and what to serve."""
+
+    host: str
+    port: int
+    """0 means any free one."""
+    token: str | None
+    log_path: Path
+    """Takes everything that the environments print."""
+    serves: str | None = None
+    """Name of an installed environment, or a project folder or Python file: what every worker loads. None
+    leaves the choice to the host, among the environments that are installed here."""
+    most: int = os.cpu_count() or 1
+    """Workers at a time."""
+    environ: tuple[str, ...] = ()
+    """Names of the variables of this process that the environment may see."""
+
+    def __post_init__(self) -> None:
+        if self.token is None and not is_loopback(self.host):
+            raise ConfigError(
+                f"`{self.host}` can be reached from other machines: that needs a token",
+                hint="make one with `openssl rand -hex 32 > token` and add `--token-file token`",
+            )
+        if self.most < 1:
+            raise ConfigError(f"`--workers` must be at least 1, not {self.most}")
+
+
+class Listener:
+    """Serves hosts until `stop` is set."""
+
+    def __init__(self, options: ListenerOptions, say: Callable[[str], None]) -> None:
+        self._options = options
+        self._say = say
+        self._busy: set[ServerConnection] = set()
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Listen; raises `ConfigError` where that is not possible."""
+        options = self._options
+        # A refused connection is told in one line of ours.
+        quiet = logging.getLogger("wander.worker.listener")
+        quiet.setLevel(logging.CRITICAL)
+        try:
+            server = await serve(
+                self._serve,
+                options.host,
+                options.port,
+                process_request=self._admitted,
+                # A page in somebody's browser may not connect to this machine.
+                origins=[None],
+                logger=quiet,
+                # Bounded by what the host has under way. Not reading would leave its heartbeats unanswered.
+                max_queue=None,
+                **OPTIONS,
+            )
+        except OSError as error:
+            place = f"{options.host}:{options.port}"
+            raise ConfigError(f"cannot listen on `{place}`: {error.strerror or error}") from error
+        async with server:
+            self._say(f"listening on tcp://{_place(server)}")
+            await stop.wait()
+
+    def _admitted(self, connection: ServerConnection, request: Request) -> Response | None:
+        """Refuse who does not know the token, or when all workers are in use; None admits."""
+        given = " ".join(request.headers.get_all("Authorization")).removeprefix("Bearer ")
+        token = self._options.token
+        if token is not None and not hmac.compare_digest(given.encode(), token.encode()):
+            which = "no token was given" if not given else "the token is another one"
+            self._say(f"refused {_peer(connection)}: {which}")
+            return connection.respond(http.HTTPStatus.UNAUTHORIZED, f"{which}\n")
+        self._busy = {each for each in self._busy if each.state is not State.CLOSED}
+        if len(self._busy) >= self._options.most:
+            busy = f"all {self._options.most} workers are in use"
+            self._say(f"refused {_peer(connection)}: {busy}")
+            return connection.respond(http.HTTPStatus.SERVICE_UNAVAILABLE, f"{busy}\n")
+        self._busy.add(connection)
+        return None
+
+    async def _serve(self, connection: ServerConnection) -> None:
+        """Be the worker of one host, from its connection to its end."""
+        keep_alive(connection)
+        heart = asyncio.create_task(heartbeat(connection, HOST_PING_SECONDS, HOST_SILENT_PINGS))
+        self._say(f"{_peer(connection)} connected")
+        ending = "was ended"
+        try:
+            ending = await self._worker(connection)
+        except WanderError as error:
+            self._say(f"{_peer(connection)}: {error}")
+            ending = str(error)
+        finally:
+            heart.cancel()
+            code = CloseCode.NORMAL_CLOSURE if ending == "" else CloseCode.INTERNAL_ERROR
+            await connection.close(code, ending.encode()[:_REASON_BYTES].decode("utf-8", "ignore"))
+            self._busy.discard(connection)
+            self._say(f"{_peer(connection)} left" + (f": its worker {ending}" if ending else ""))
+
+    async def _worker(self, host: ServerConnection) -> str:
+        """Run a worker for the host; return how it ended by itself, or "" when the host ended it."""
+        options = self._options
+        started = WorkerOptions(None, Load(), options.environ, options.log_path, startup_timeout=0.0)
+        link = await LocalLink.open(started)
+        passing = asyncio.create_task(self._pass_on(host, link))
+        exited = asyncio.create_task(link.process.wait())
+        gone = asyncio.create_task(host.wait_closed())
+        try:
+            await asyncio.wait({exited, gone, passing}, return_when=asyncio.FIRST_COMPLETED)
+            # What the worker said last may still be on its way.
+            await asyncio.wait({passing}, timeout=1.0)
+            if passing.done():
+                passing.result()
+        finally:
+            for task in (passing, gone):
+                task.cancel()
+            await asyncio.gather(passing, gone, return_exceptions=True)
+            # A worker that has lost its connection tears its environment down, if it still can.
+            closing = asyncio.create_task(link.disconnect())
+            await link.process.end(grace=EXIT_SECONDS if exited.done() else CLOSE_SECONDS)
+            words = link.last_words()
+            await asyncio.gather(closing, exited, return_exceptions=True)
+            await link.close()
+        if host.close_code is not None or link.process.returncode == 0:
+            return ""
+        return link.process.ending() if words is None else words.model_dump_json(exclude_defaults=True)
+
+    async def _pass_on(self, host: ServerConnection, link: LocalLink) -> None:
+        """Hand messages over in both directions, until one side closes its connection."""
+        worker = await link.connected()
+
+        async def to_the_worker() -> None:
+            first = await host.recv(decode=False)
+            answer = self._loading(first)
+            if isinstance(answer, LoadFailed):
+                await host.send(answer.model_dump_json().encode())
+                return
+            await worker.send(answer)
+            while True:
+                await _send(worker, await host.recv(decode=False))
+
+        async def to_the_host() -> None:
+            while True:
+                await _send(host, await worker.recv(decode=False))
+
+        both = [asyncio.create_task(each) for each in (to_the_worker(), to_the_host())]
+        try:
+            done, _ = await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                with contextlib.suppress(ConnectionClosed):
+                    task.result()
+        finally:
+            for task in both:
+                task.cancel()
+            await asyncio.gather(*both, return_exceptions=True)
+
+    def _loading(self, line: bytes) -> bytes | LoadFailed:
+        """Return the host's first message with what is served here, or why that is not what it wants."""
+        try:
+            asked = to_worker.validate_json(line)
+        except ValidationError:
+            said = f"it sent what is no message of protocol {PROTOCOL}, which this worker speaks"
+            raise LoadError(said, hint="install the same wander-sdk on both machines") from None
+        if isinstance(asked, Refused):
+            return line
+        if not isinstance(asked, Load):
+            raise LoadError("it did not begin with what to load")
+        served, wanted = self._options.serves, asked.target
+        if served is None:
+            if wanted is None:
+                return _failed(
+                    "a folder is not sent to another machine",
+                    hint="start the worker there with the folder: `wander worker FOLDER --listen ...`",
+                )
+            return asked.model_copy(update={"path": None}).model_dump_json().encode()
+        place = Path(served).expanduser()
+        if place.exists() and (place.is_dir() or place.suffix == ".py"):
+            found = asked.model_copy(update={"target": None, "path": str(place.resolve())})
+            return found.model_dump_json().encode()
+        if wanted is not None and _plain(wanted) != _plain(served):
+            return _failed(f"this worker serves `{served}`, not `{wanted}`", hint="ask for the one it serves")
+        return asked.model_copy(update={"target": wanted or served, "path": None}).model_dump_json().encode()
+
+
+async def listen(options: ListenerOptions, say: Callable[[str], None]) -> None:
+    """Serve until SIGTERM or SIGINT."""
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    await Listener(options, say).run(stop)
+
+
+async def _send(connection: Connection, frame: bytes) -> None:
+    # In parts, a long frame lets heartbeats through.
+    await connection.send(frame if len(frame) <= 2 * FRAME else parts(frame))
+
+
+def _failed(message: str, hint: str) -> LoadFailed:
+    return LoadFailed(fault=Fault(type="LoadError", message=message, hint=hint))
+
+
+def _plain(name: str) -> str:
+    """Return an environment's name without its owner and version, as a package index compares names."""
+    return name.rpartition("/")[2].partition("@")[0].replace("_", "-").replace(".", "-").lower()
+
+
+def _peer(connection: ServerConnection) -> str:
+    host, port, *_ = connection.remote_address or ("nobody", 0)
+    return f"{host}:{port}"
+
+
+def _place(server: Server) -> str:
+    host, port, *_ = next(iter(server.sockets)).getsockname()
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
