@@ -175,15 +175,16 @@ class HubApi:
         """Return a URL of an answer in full; the hub may write them relative to itself."""
         return str(httpx.URL(self.url + "/").join(url))
 
-    def post_run(self, manifest: Path, rollouts: Path, artifacts: list[Path]) -> RunDetail:
-        """Post a run folder's files; posting the same bytes again answers the same run."""
+    def post_run(self, manifest: Path, rollouts: Path, artifacts: list[Path]) -> tuple[RunDetail, bool]:
+        """Post a run folder's files; returns the run and whether it is new to the hub."""
         with contextlib.ExitStack() as stack:
             files: list[tuple[str, tuple[str, Any, str]]] = []
             parts = [("manifest", manifest), ("rollouts", rollouts), *(("artifacts", p) for p in artifacts)]
             for part, path in parts:
                 kind = "application/json" if path.suffix == ".json" else "application/octet-stream"
                 files.append((part, (path.name, stack.enter_context(path.open("rb")), kind)))
-            return self._parse(self._send("POST", "/api/v1/runs", files=files), RunDetail)
+            answer = self._send("POST", "/api/v1/runs", files=files)
+            return self._parse(answer, RunDetail), answer.status_code == httpx.codes.CREATED
 
     def run(self, run_id: str) -> RunDetail:
         """Return a posted run."""
@@ -218,11 +219,17 @@ class HubApi:
                 yield Rollout.model_validate_json(line)
 
     def leaderboard(
-        self, owner: str, name: str, *, version: str | None = None, task_set: str | None = None
+        self,
+        owner: str,
+        name: str,
+        *,
+        version: str | None = None,
+        task_set: str | None = None,
+        board: str | None = None,
     ) -> Leaderboard:
-        """Return the leaderboard of one environment version."""
+        """Return a leaderboard of one environment version: the busiest, or that of a task set or a name."""
         path = f"/api/v1/environments/{_part(owner)}/{_part(name)}/leaderboard"
-        return self._get(path, Leaderboard, {"version": version, "task_set": task_set})
+        return self._get(path, Leaderboard, {"version": version, "task_set": task_set, "board": board})
 
     # the transport
 

@@ -119,11 +119,17 @@ class Output:
             _print(sys.stdout, paint(visible(text), style, self.color_out))
 
     def table(
-        self, columns: Sequence[str], rows: Sequence[Sequence[Cell]], *, shrink: Sequence[str] = ()
+        self,
+        columns: Sequence[str],
+        rows: Sequence[Sequence[Cell]],
+        *,
+        shrink: Sequence[str] = (),
+        drop: Sequence[str] = (),
     ) -> None:
         """Print a table: aligned columns for people, TSV with a header otherwise.
 
-        Where a terminal is too narrow the columns named in `shrink` are cut in the middle, no others.
+        Where a terminal is too narrow the columns named in `shrink` are cut in the middle, no others; before
+        one of them becomes hard to read, those named in `drop` are left out, the first first.
         """
         if self.json:
             return
@@ -135,9 +141,12 @@ class Output:
             return
         from shutil import get_terminal_size
 
-        cells = shrunk(columns, cells, shrink, get_terminal_size().columns)
-        numeric = [_is_numeric([row[i] for row in rows]) for i in range(len(columns))]
-        for number, text in enumerate(aligned([list(columns), *cells], numeric)):
+        width = get_terminal_size().columns
+        kept = fitting(columns, cells, shrink, drop, width)
+        numeric = [_is_numeric([row[i] for row in rows]) for i in kept]
+        names = [columns[i] for i in kept]
+        cells = shrunk(names, [[row[i] for i in kept] for row in cells], shrink, width)
+        for number, text in enumerate(aligned([names, *cells], numeric)):
             _print(sys.stdout, paint(text, "bold" if number == 0 else None, self.color_out))
 
     # everything else, on stderr
@@ -301,6 +310,26 @@ def aligned(rows: Sequence[Sequence[str]], right: Sequence[bool]) -> list[str]:
     return lines
 
 
+READABLE = 20
+"""Characters that a column which may be cut keeps as long as another one can be left out."""
+
+
+def fitting(
+    columns: Sequence[str], rows: list[list[str]], shrink: Sequence[str], drop: Sequence[str], width: int
+) -> list[int]:
+    """Return the places of the columns to show: all but those of `drop` that have no room beside the rest."""
+    widths = [max(len(text) for text in column) for column in zip(columns, *rows, strict=True)]
+    least = {
+        place: min(width, READABLE) if columns[place] in shrink else width
+        for place, width in enumerate(widths)
+    }
+    for name in drop:
+        if sum(least.values()) + 2 * (len(least) - 1) <= width:
+            break
+        del least[list(columns).index(name)]
+    return list(least)
+
+
 def shrunk(
     columns: Sequence[str], rows: list[list[str]], names: Sequence[str], width: int
 ) -> list[list[str]]:
@@ -310,6 +339,8 @@ def shrunk(
     for name in names:
         if excess <= 0:
             break
+        if name not in columns:
+            continue
         place = list(columns).index(name)
         room = max(12, widths[place] - excess)
         excess -= widths[place] - min(room, widths[place])

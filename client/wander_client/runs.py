@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
@@ -135,8 +135,21 @@ def local_runs(runs_dir: Path) -> Iterator[RunFolder]:
     yield from sorted(found, key=lambda folder: folder.manifest.started_at, reverse=True)
 
 
+SHORTEST_ID = 6
+"""Characters of a run's id that may stand for the whole, when no other id begins so."""
+SHOWN_ID = 8
+
+
+def short_ids(run_ids: Sequence[str]) -> list[str]:
+    """Return the beginnings of ids that tell them apart, all of the same length; tables show these."""
+    length = SHOWN_ID
+    while length < 26 and len({one[:length] for one in run_ids}) < len(set(run_ids)):
+        length += 1
+    return [one[:length] for one in run_ids]
+
+
 def run_folder(word: str | None) -> RunFolder:
-    """Return the run of a word: a path, a run's id, the start of its folder's name, or the newest.
+    """Return the run of a word: a path, the start of a run's id or of its folder's name, or the newest.
 
     Raises `NotFound`.
     """
@@ -152,15 +165,19 @@ def run_folder(word: str | None) -> RunFolder:
                 f"there is no run in `{runs_dir}`", hint="`wander eval` makes one", code="run_not_found"
             )
         return folders[0]
-    matching = [
-        one for one in folders if one.manifest.run_id == word or one.path.name.startswith(word.rstrip("/"))
+    exact = [one for one in folders if word.rstrip("/") in (one.manifest.run_id, one.path.name)]
+    matching = exact or [
+        one
+        for one in folders
+        if one.path.name.startswith(word.rstrip("/"))
+        or (len(word) >= SHORTEST_ID and one.manifest.run_id.startswith(word.lower()))
     ]
     if not matching:
         raise NotFound(
             f"no run is called `{word}`", hint="`wander runs` lists the runs here", code="run_not_found"
         )
     if len(matching) > 1:
-        names = "\n".join(str(one.path) for one in matching[:10])
+        names = "\n".join(f"{one.manifest.run_id}  {one.path}" for one in matching[:10])
         raise UsageError(f"`{word}` means {len(matching)} runs", hint="name one of them", detail=names)
     return matching[0]
 

@@ -379,13 +379,31 @@ class LeaderboardRow(Record):
     url: str
 
 
+class BoardInfo(Record):
+    """What one board compares: a task set and a protocol of one environment version."""
+
+    board: str
+    """Names it among the boards of its version."""
+    task_set_sha256: str
+    split: Literal["train", "eval"]
+    examples: int
+    rollouts_per_example: int
+    arguments: dict[str, Any] = Field(default_factory=dict)
+    runs: int
+    """Complete ones."""
+    last_posted_at: datetime
+
+
 class Leaderboard(Record):
     """Rows that may be compared: one environment version, one task set, one protocol."""
 
     owner: str
     name: str
     version: str
+    board: str | None = None
+    """Names it among the boards of its version; None where there is none."""
     task_set_sha256: str | None
+    split: Literal["train", "eval"] | None = None
     examples: int
     rollouts_per_example: int
     arguments: dict[str, Any] = Field(default_factory=dict)
@@ -394,6 +412,8 @@ class Leaderboard(Record):
     """Runs left out because rollouts are missing."""
     boards: int = 1
     """How many boards (task set x protocol) this version has; this is the busiest unless asked otherwise."""
+    others: list[BoardInfo] = Field(default_factory=list)
+    """The busiest of the others."""
 
 
 class TokenInfo(Record):

@@ -12,7 +12,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from wander_client.errors import ClientError, UsageError
 from wander_client.escape import one_line, visible
-from wander_client.output import AGENT_VARIABLES, Output, aligned, choose_mode, cut, shrunk, use_color
+from wander_client.output import (
+    AGENT_VARIABLES,
+    Output,
+    aligned,
+    choose_mode,
+    cut,
+    fitting,
+    shrunk,
+    use_color,
+)
 
 
 class Terminal(io.StringIO):
@@ -78,6 +87,15 @@ def test_a_narrow_terminal_cuts_only_the_columns_that_may_be_cut() -> None:
     assert (first, last) == ("x" * 40, "y" * 40)
     assert middle == "abcdefg...uvwxyz"
     assert shrunk(["id", "text", "run"], rows, ["text"], 500) == rows
+
+
+def test_a_narrow_terminal_leaves_columns_out_before_one_cannot_be_read() -> None:
+    columns, rows = ["run", "model", "by", "when"], [["x" * 8, "m" * 60, "y" * 10, "z" * 10]]
+    kept = {
+        width: fitting(columns, rows, ["model"], ["when", "by"], width) for width in (200, 60, 50, 40, 10)
+    }
+    assert kept == {200: [0, 1, 2, 3], 60: [0, 1, 2, 3], 50: [0, 1, 2], 40: [0, 1], 10: [0, 1]}
+    assert fitting(columns, rows, [], [], 10) == [0, 1, 2, 3]
 
 
 @given(st.text(), st.integers(min_value=4, max_value=50))

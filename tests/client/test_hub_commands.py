@@ -6,12 +6,12 @@ import csv
 import io
 import json
 import stat
-from datetime import UTC, datetime
 from pathlib import Path
 
 import httpx
 import pytest
 from command_line import HubRoom, Wander, make_wheel
+from saved_runs import write_run
 from wander_client.api import HubApi, open_hub
 from wander_client.errors import ClientError, LoginRequired, NotFound, Unavailable
 
@@ -162,7 +162,10 @@ def test_post_and_leaderboard_and_view_of_a_run(published: HubRoom, home: Path) 
     first = published.wander("post", "one", "--json")
     assert first.status == 0, first.out
     assert first.data["level"] == "complete"
-    assert published.wander("post", str(run), "--json").data["run_id"] == first.data["run_id"]
+    assert first.data["new"] is True
+    again = published.wander("post", str(run), "--json").data
+    assert (again["run_id"], again["new"]) == (first.data["run_id"], False)
+    assert published.wander("post", str(run)).out.startswith(f"already posted {first.data['run_id']}")
     board = published.wander("leaderboard", "admin/say-env", "--json").data
     assert [(row["model"], row["reward_mean"]) for row in board["rows"]] == [("scripted:say", 0.75)]
     (row,) = csv.DictReader(io.StringIO(published.wander("leaderboard", "admin/say-env", "--csv").out))
@@ -279,53 +282,3 @@ def hub_api(hub: HubRoom):  # type: ignore[no-untyped-def]
     from wander_client.credentials import Credential
 
     return open_hub("http://testserver", Credential(hub.token, "test"), transport=hub.transport)
-
-
-def write_run(place: Path, *, rewards: list[float], owner: str | None = "admin", said: str = "1") -> Path:
-    """Write a finished run of `say-env` with one example a reward."""
-    import hashlib
-
-    from wander.evals.manifest import new_manifest
-    from wander.evals.statistics import summarise
-    from wander.evals.store import RunFolder
-    from wander.types import EnvironmentInfo, Example, RewardFunctionInfo, Rollout, Turn
-    from wander.wire import EnvironmentPin, ModelPin
-
-    info = EnvironmentInfo(
-        name="say-env", kind="single_turn", reward_functions=[RewardFunctionInfo(name="right", weight=1.0)]
-    )
-    wheel = make_wheel(place.parent.parent)
-    pin = EnvironmentPin(
-        owner=owner,
-        name="say-env",
-        version="0.1.0" if owner else None,
-        wheel_sha256=hashlib.sha256(wheel.read_bytes()).hexdigest() if owner else None,
-        path=None if owner else "/somewhere",
-        info=info,
-    )
-    examples = [
-        Example(example_id=str(n), index=n, seed=n, prompt=[{"role": "user", "content": f"say {n}"}])
-        for n in range(len(rewards))
-    ]
-    manifest = new_manifest(
-        environment=pin, model=ModelPin(name="scripted:say", kind="ScriptedClient"), examples=examples
-    )
-    folder = RunFolder.create(place, manifest)
-    for example, reward in zip(examples, rewards, strict=True):
-        message = {"role": "assistant", "content": said}
-        folder.append(
-            Rollout(
-                example_id=example.example_id,
-                index=0,
-                seed=example.seed,
-                prompt=example.prompt,
-                completion=[message],
-                turns=[Turn(message=message, context_messages=1)],
-                stop_reason="max_turns_reached",
-                reward=reward,
-                metrics={"right": reward},
-                started_at=datetime.now(UTC).isoformat(),
-            )
-        )
-    folder.finish(summarise(folder.rollouts(), expected=len(rewards)))
-    return place

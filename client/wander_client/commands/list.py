@@ -36,4 +36,7 @@ def list_installed() -> None:
         here.output.next("wander search")
         return
     columns = ["environment", "version", "sha256", "installed", "hub"]
-    here.output.answer([record_of(one) for one in found], lambda: here.output.table(columns, rows))
+    here.output.answer(
+        [record_of(one) for one in found],
+        lambda: here.output.table(columns, rows, shrink=["hub"], drop=["sha256", "installed"]),
+    )

@@ -62,8 +62,10 @@ def post(
         here.output.answer(data, f"would post {manifest.run_id} to {here.settings.hub} ({name})")
         return
     with here.hub(login=True) as hub:
-        detail = hub.post_run(files[0], files[1], files[2:])
-    here.output.answer({**data, **detail.model_dump(mode="json", by_alias=True)}, _lines(detail))
+        detail, new = hub.post_run(files[0], files[1], files[2:])
+    here.output.answer(
+        {**data, **detail.model_dump(mode="json", by_alias=True), "new": new}, _lines(detail, new=new)
+    )
     here.output.note(detail.url)
     here.output.next(f"wander leaderboard {name.owner}/{name.name}")
 
@@ -125,12 +127,12 @@ def _refuse_secrets(folder: RunFolder) -> None:
             rest = block[-256:]
 
 
-def _lines(detail: RunDetail) -> str:
+def _lines(detail: RunDetail, *, new: bool) -> str:
     from wander_client.reports import interval
 
     why = f": {detail.level_reason}" if detail.level_reason else ""
     return (
-        f"posted {detail.run_id}  reward {interval(detail.summary)}\n"
+        f"{'posted' if new else 'already posted'} {detail.run_id}  reward {interval(detail.summary)}\n"
         f"level   {detail.level}{why}\n"
         f"digest  sha256:{detail.sha256}"
     )

@@ -26,7 +26,7 @@ def runs(
     wander runs
     wander runs --json
     """
-    from wander_client.runs import local_runs
+    from wander_client.runs import local_runs, short_ids
 
     here = current()
     place = folder or here.settings.runs_dir
@@ -55,11 +55,24 @@ def runs(
         )
         count = f"{done}/{manifest.expected_rollouts}"
         rows.append(
-            [f"{manifest.started_at:%Y-%m-%d %H:%M}", name, manifest.model.name, count, mean, str(run.path)]
+            [
+                manifest.run_id,
+                f"{manifest.started_at:%Y-%m-%d %H:%M}",
+                name,
+                manifest.model.name,
+                count,
+                mean,
+                str(run.path),
+            ]
         )
     if not rows and here.output.human:
         here.output.note(f"there is no run in `{place}`")
         here.output.next("wander eval OWNER/NAME -m MODEL")
         return
-    columns = ["started", "environment", "model", "rollouts", "reward", "folder"]
-    here.output.answer(data, lambda: here.output.table(columns, rows, shrink=["model"]))
+    columns = ["run", "started", "environment", "model", "rollouts", "reward", "folder"]
+    if here.output.human:
+        for row, short in zip(rows, short_ids([str(one["run_id"]) for one in data]), strict=True):
+            row[0] = short
+    drop = ["folder", "started"]
+    here.output.answer(data, lambda: here.output.table(columns, rows, shrink=["model"], drop=drop))
+    here.output.next(f"wander view {rows[0][0]}")

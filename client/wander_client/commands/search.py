@@ -48,6 +48,7 @@ def search(
                 for row in page.data
             ],
             shrink=["summary", "by"],
+            drop=["updated", "runs", "by"],
         )
 
     if not page.data and here.output.human:

@@ -117,6 +117,6 @@ def _show(found: FoundRun, shown: list[RolloutRow], matching: int) -> None:
         )
         show_summary(found.summary, output)
         output.line()
-    output.table(ROLLOUT_COLUMNS, [rollout_row(row) for row in shown], shrink=["last answer"])
+    output.table(ROLLOUT_COLUMNS, [rollout_row(row) for row in shown], shrink=["last answer", "example"])
     if matching > len(shown):
         output.note(f"{matching - len(shown)} more: `--limit {matching}` shows all")

@@ -219,7 +219,11 @@ def refresh(session: Session, environment: Environment) -> None:
     """Bring what listings show up to date with the versions."""
     versions = list(repository.versions_of(session, environment))
     latest = latest_of(versions)
-    environment.latest_version = latest.version
+    if environment.latest_version != latest.version:
+        from wander_hub.leaderboards import service as leaderboards  # it builds on this module
+
+        environment.latest_version = latest.version
+        environment.best_model, environment.best_reward = leaderboards.best(session, environment)
     environment.summary = latest.summary
     environment.tags = latest.tags
     environment.version_count = sum(one.deleted_at is None for one in versions)

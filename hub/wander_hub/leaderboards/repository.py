@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from sqlalchemy import func, select
+from sqlalchemy import Select, func, select
 from sqlalchemy.orm import Session
 
 from wander_hub.leaderboards.schemas import Board
@@ -12,7 +12,7 @@ from wander_hub.runs.models import Run
 from wander_hub.runs.repository import visible
 
 
-def boards_of(session: Session, version_id: int, task_set: str | None) -> Sequence[Board]:
+def boards_of(session: Session, version_id: int) -> Sequence[Board]:
     """Return the boards of a version, the busiest first; only complete evaluations make a board."""
     runs, last = func.count(), func.max(Run.posted_at)
     query = (
@@ -21,21 +21,29 @@ def boards_of(session: Session, version_id: int, task_set: str | None) -> Sequen
         .group_by(Run.version_id, Run.task_set_sha256, Run.protocol_sha256)
         .order_by(runs.desc(), last.desc(), Run.protocol_sha256)
     )
-    if task_set is not None:
-        query = query.where(Run.task_set_sha256.startswith(task_set, autoescape=True))
     return [Board(*row) for row in session.execute(query)]
 
 
 def ranked_runs(session: Session, board: Board) -> Sequence[Run]:
     """Return the complete runs of a board, the best mean reward first."""
-    query = visible(session).where(
+    return session.scalars(
+        _complete(session, board).order_by(Run.reward_mean.desc(), Run.posted_at, Run.run_id)
+    ).all()
+
+
+def newest_run(session: Session, board: Board) -> Run:
+    """Return the run of a board that was posted last."""
+    return session.scalars(_complete(session, board).order_by(Run.posted_at.desc()).limit(1)).one()
+
+
+def _complete(session: Session, board: Board) -> Select[Run]:
+    return visible(session).where(
         Run.version_id == board.version_id,
         Run.kind == "evaluation",
         Run.level != "claimed",
         Run.task_set_sha256 == board.task_set_sha256,
         Run.protocol_sha256 == board.protocol_sha256,
     )
-    return session.scalars(query.order_by(Run.reward_mean.desc(), Run.posted_at, Run.run_id)).all()
 
 
 def versions_with_boards(session: Session, environment_id: int) -> set[int]:

@@ -23,7 +23,10 @@ def get_leaderboard(
     name: str,
     version: Annotated[str | None, Query(max_length=100)] = None,
     task_set: Annotated[str | None, Query(max_length=64, description="digest or its beginning")] = None,
+    board: Annotated[str | None, Query(max_length=64, description="as `others` names them")] = None,
 ) -> Leaderboard:
     """Rank the complete runs of one version, one task set and one protocol."""
     environment = environments.find(session, owner, name)
-    return service.leaderboard(session, environment, base_url, version=version, task_set=task_set)
+    return service.leaderboard(
+        session, environment, base_url, version=version, task_set=task_set, board=board
+    )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass
 from datetime import datetime
 
@@ -16,3 +17,8 @@ class Board:
     runs: int
     """Complete ones."""
     last_posted_at: datetime
+
+    @property
+    def name(self) -> str:
+        """What a user chooses it by among the boards of its version."""
+        return hashlib.sha256(f"{self.task_set_sha256}{self.protocol_sha256}".encode()).hexdigest()[:8]

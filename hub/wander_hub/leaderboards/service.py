@@ -5,14 +5,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from sqlalchemy.orm import Session
-from wander.wire import Leaderboard, LeaderboardRow, RunManifest, RunSummary
+from wander.wire import BoardInfo, Leaderboard, LeaderboardRow, RunManifest, RunSummary
 
 from wander_hub.environments import repository as environment_repository
 from wander_hub.environments import service as environments
 from wander_hub.environments.models import Environment, Version
 from wander_hub.leaderboards import repository
+from wander_hub.leaderboards.schemas import Board
 from wander_hub.problems import HubProblem
 from wander_hub.runs.models import Run
+
+MOST_OTHERS = 20
+"""How many other boards an answer tells of, the busiest first."""
 
 
 def leaderboard(
@@ -22,36 +26,79 @@ def leaderboard(
     *,
     version: str | None = None,
     task_set: str | None = None,
+    board: str | None = None,
 ) -> Leaderboard:
     """Return a board: unless asked otherwise the busiest one of the newest version that has any."""
-    chosen = _version(session, environment, version)
-    boards = repository.boards_of(session, chosen.id, task_set)
-    if not boards:
-        if task_set is not None:
-            hint = "leave `task_set` out to see the busiest board"
-            raise HubProblem(404, "board_not_found", f"no complete run used `{task_set[:64]}`", hint=hint)
-        return _empty(session, environment, chosen)
-    board = boards[0]
+    version_of_board = _version(session, environment, version)
+    boards = repository.boards_of(session, version_of_board.id)
+    if not boards and task_set is None and board is None:
+        return _empty(session, environment, version_of_board)
+    fitting = [
+        one
+        for one in boards
+        if one.task_set_sha256.startswith(task_set or "") and one.name.startswith(board or "")
+    ]
+    if not fitting:
+        label = f"{environment.owner.name}/{environment.name}"
+        raise HubProblem(
+            404,
+            "board_not_found",
+            f"`{label}` {version_of_board.version} has no board `{(board or task_set or '')[:64]}`",
+            hint=f"`wander leaderboard {label}` names those there are",
+        )
+    return _filled(session, environment, version_of_board, fitting[0], boards, base_url)
+
+
+def _filled(
+    session: Session,
+    environment: Environment,
+    chosen: Version,
+    board: Board,
+    boards: Sequence[Board],
+    base_url: str,
+) -> Leaderboard:
+    """Return a board with its rows, and what the others of its version are."""
     runs = repository.ranked_runs(session, board)
     manifest = RunManifest.model_validate_json(runs[0].manifest)
     return Leaderboard(
         owner=environment.owner.name,
         name=environment.name,
         version=chosen.version,
+        board=board.name,
         task_set_sha256=board.task_set_sha256,
+        split=manifest.split,
         examples=runs[0].examples,
         rollouts_per_example=runs[0].rollouts_per_example,
         arguments=manifest.environment.arguments,
         rows=_rows(runs, chosen, base_url),
         hidden_incomplete=repository.count_incomplete(session, chosen.id, board.task_set_sha256),
         boards=len(boards),
+        others=[_info(session, one) for one in boards if one != board][:MOST_OTHERS],
+    )
+
+
+def _info(session: Session, board: Board) -> BoardInfo:
+    run = repository.newest_run(session, board)
+    manifest = RunManifest.model_validate_json(run.manifest)
+    return BoardInfo(
+        board=board.name,
+        task_set_sha256=board.task_set_sha256,
+        split=manifest.split,
+        examples=run.examples,
+        rollouts_per_example=run.rollouts_per_example,
+        arguments=manifest.environment.arguments,
+        runs=board.runs,
+        last_posted_at=board.last_posted_at,
     )
 
 
 def best(session: Session, environment: Environment) -> tuple[str | None, float | None]:
-    """Return model and mean reward of the first row of the board shown by default."""
-    version = _version(session, environment, None)
-    boards = repository.boards_of(session, version.id, None)
+    """Return model and mean reward of the first row of the newest version's busiest board, if it has any.
+
+    A score of an older version is no score of this one, and listings show it beside the newest version.
+    """
+    version = environments.find_version(session, environment, "latest")
+    boards = repository.boards_of(session, version.id)
     if not boards:
         return None, None
     first = repository.ranked_runs(session, boards[0])[0]

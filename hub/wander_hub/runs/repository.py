@@ -28,6 +28,13 @@ def run_named(session: Session, run_id: str) -> Run | None:
     return session.scalar(visible(session).where(Run.run_id == run_id))
 
 
+def runs_beginning(session: Session, beginning: str) -> Sequence[Run]:
+    """Return up to two runs whose ids begin so."""
+    return session.scalars(
+        visible(session).where(Run.run_id.startswith(beginning, autoescape=True)).limit(2)
+    ).all()
+
+
 def page(
     session: Session, *, environment_id: int | None, model: str | None, limit: int, cursor: str | None
 ) -> Sequence[Run]:

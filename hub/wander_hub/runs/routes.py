@@ -122,8 +122,8 @@ def list_runs(
 
 @router.get("/{run_id}", response_model=RunDetail, responses=documented(404, 422))
 def get_run(session: ReadSession, base_url: BaseUrl, run_id: RunId) -> RunDetail:
-    """Show one run with its manifest and the hub's summary."""
-    return service.detail_of(service.find(session, run_id), base_url)
+    """Show one run with its manifest and the hub's summary; the beginning of its id will do."""
+    return service.detail_of(service.meant(session, run_id), base_url)
 
 
 @router.get("/{run_id}/rollouts", response_model=RolloutPage, responses=documented(404, 422))

@@ -151,6 +151,10 @@ def _refresh(session: Session, environment: Environment) -> None:
     environment.best_model, environment.best_reward = leaderboards.best(session, environment)
 
 
+SHORTEST_BEGINNING = 6
+"""Characters of a run's id that may stand for the whole."""
+
+
 def listing(
     session: Session,
     base_url: str,
@@ -181,6 +185,19 @@ def find(session: Session, run_id: str) -> Run:
     if run is None:
         raise HubProblem(404, "run_not_found", f"there is no run `{run_id[:80]}`")
     return run
+
+
+def meant(session: Session, word: str) -> Run:
+    """Return the run of an id, or of the beginning of one when no other run's begins so; or raise a 404."""
+    run = repository.run_named(session, word)
+    if run is not None:
+        return run
+    found = repository.runs_beginning(session, word) if len(word) >= SHORTEST_BEGINNING else []
+    if len(found) > 1:
+        raise HubProblem(
+            404, "run_ambiguous", f"several runs begin with `{word[:80]}`", hint="write more of it"
+        )
+    return found[0] if found else find(session, word)
 
 
 def manifest_of(run: Run) -> RunManifest:

@@ -146,12 +146,15 @@ def show_leaderboard(
     name: str,
     version: Annotated[str | None, Query(max_length=100)] = None,
     task_set: Annotated[str | None, Query(max_length=64)] = None,
+    board: Annotated[str | None, Query(max_length=64)] = None,
 ) -> Response:
     """One leaderboard."""
     moved = _canonical(owner, name)
     if moved is not None:
         return RedirectResponse(f"{moved}/leaderboard", 301)
-    view = service.leaderboard(session, base_url, owner, name, version, task_set)
+    view = service.leaderboard(
+        session, base_url, owner, name, version=version, task_set=task_set, board=board
+    )
     return page(request, "leaderboard.html", view=view)
 
 

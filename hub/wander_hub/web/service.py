@@ -27,9 +27,7 @@ from wander_hub.environments import repository as environment_repository
 from wander_hub.environments import service as environments
 from wander_hub.environments.models import Version
 from wander_hub.environments.schemas import EnvironmentFilter
-from wander_hub.leaderboards import repository as board_repository
 from wander_hub.leaderboards import service as leaderboards
-from wander_hub.leaderboards.schemas import Board
 from wander_hub.problems import HubProblem
 from wander_hub.runs import repository as run_repository
 from wander_hub.runs import service as runs
@@ -79,7 +77,6 @@ class BoardView:
 
     summary: EnvironmentSummary
     board: Leaderboard
-    boards: list[Board]
     versions: list[str]
     metrics: list[str]
     axis: tuple[float, float]
@@ -148,21 +145,28 @@ def environment(session: Session, base_url: str, owner: str, name: str, version:
 
 
 def leaderboard(
-    session: Session, base_url: str, owner: str, name: str, version: str | None, task_set: str | None
+    session: Session,
+    base_url: str,
+    owner: str,
+    name: str,
+    *,
+    version: str | None,
+    task_set: str | None,
+    board: str | None,
 ) -> BoardView:
     """Return a board with what it takes to draw it."""
     found = environments.find(session, owner, name)
-    board = leaderboards.leaderboard(session, found, base_url, version=version, task_set=task_set)
-    chosen = environments.find_version(session, found, board.version)
+    shown = leaderboards.leaderboard(
+        session, found, base_url, version=version, task_set=task_set, board=board
+    )
+    chosen = environments.find_version(session, found, shown.version)
     versions = environments.newest_first(list(environment_repository.versions_of(session, found)))
-    metrics = _metric_columns(session, chosen, board)
     return BoardView(
         summary=environments.summary_of(found),
-        board=board,
-        boards=list(board_repository.boards_of(session, chosen.id, None)),
+        board=shown,
         versions=[one.version for one in versions],
-        metrics=metrics,
-        axis=_common_axis(board.rows),
+        metrics=_metric_columns(session, chosen, shown),
+        axis=_common_axis(shown.rows),
     )
 
 

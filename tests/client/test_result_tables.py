@@ -1,0 +1,136 @@
+"""What a person reads of results: which board, which version, on a terminal of 80 columns."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+from command_line import HubRoom, Result, Wander, make_wheel
+from saved_runs import write_run
+from wander_client.packaging.resolve import EnvironmentName
+from wander_client.packaging.store import RECORD, EnvironmentStore, InstalledRecord
+from wander_client.runs import short_ids
+
+LONG_MODEL = "acme-research/a-model-with-a-name-that-goes-on-and-on-7B-instruct-2026"
+
+
+@pytest.fixture
+def posted(hub: HubRoom, home: Path, monkeypatch: pytest.MonkeyPatch) -> HubRoom:
+    """A hub with three boards of one version: two runs, one run of fewer examples, one of other arguments."""
+    monkeypatch.setenv("WANDER_TOKEN", hub.token)
+    hub.publish(make_wheel(home))
+    runs = [
+        ("best", [1.0, 1.0, 1.0, 0.0], LONG_MODEL, {}),
+        ("other", [1.0, 0.0, 0.0, 0.0], "small", {}),
+        ("fewer", [1.0, 1.0], "small", {}),
+        ("sized", [1.0, 1.0, 0.0, 0.0], "small", {"size": 4}),
+    ]
+    for name, rewards, model, arguments in runs:
+        run = write_run(home / "runs" / name, rewards=rewards, model=model, arguments=arguments)
+        assert hub.wander("post", str(run)).status == 0
+    return hub
+
+
+@pytest.fixture
+def narrow(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A terminal of 80 columns with a person before it."""
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setenv("WANDER_OUTPUT", "human")
+    monkeypatch.setenv("NO_COLOR", "1")
+
+
+def too_wide(result: Result) -> list[str]:
+    assert result.status == 0, result.err
+    assert result.out
+    titles = (f"{LONG_MODEL} on ",)
+    return [line for line in result.out.splitlines() if len(line) > 80 and not line.startswith(titles)]
+
+
+def test_a_board_says_what_it_compares_and_which_others_there_are(posted: HubRoom) -> None:
+    result = posted.wander("leaderboard", "admin/say-env")
+    assert result.out.splitlines()[0].split("\t")[0] == "rank"
+    said = result.err.splitlines()
+    assert said[0].startswith("admin/say-env 0.1.0, board ")
+    assert "eval split, 4 examples x 1 rollouts, task set " in said[0]
+    assert "other boards of admin/say-env 0.1.0, shown with `--board NAME`:" in said
+    others = {line.split()[0]: line for line in said if line.startswith("  ")}
+    assert len(others) == 2
+    (fewer,) = (name for name, line in others.items() if "2 examples" in line)
+    (sized,) = (name for name, line in others.items() if '{"size": 4}' in line)
+    for name, model_rows in ((fewer, 1), (sized, 1)):
+        shown = posted.wander("leaderboard", "admin/say-env", "--board", name, "--json").data
+        assert (shown["board"], len(shown["rows"])) == (name, model_rows)
+        assert len(shown["others"]) == 2
+    missing = posted.wander("leaderboard", "admin/say-env", "--board", "zzz")
+    assert missing.status == 3
+    assert "has no board `zzz`" in missing.err
+
+
+def test_the_score_in_a_search_is_that_of_the_version_beside_it(posted: HubRoom, home: Path) -> None:
+    (row,) = posted.wander("search", "--json").data
+    assert (row["latest_version"], row["best_reward"]) == ("0.1.0", 0.75)
+    posted.publish(make_wheel(home, version="0.2.0"))
+    (row,) = posted.wander("search", "--json").data
+    assert (row["latest_version"], row["best_reward"], row["best_model"]) == ("0.2.0", None, None)
+    run = write_run(home / "runs" / "newer", rewards=[0.0, 1.0], version="0.2.0")
+    assert posted.wander("post", str(run)).status == 0
+    (row,) = posted.wander("search", "--json").data
+    assert (row["latest_version"], row["best_reward"]) == ("0.2.0", 0.5)
+
+
+@pytest.mark.usefixtures("narrow")
+def test_tables_fit_into_80_columns(posted: HubRoom, home: Path) -> None:
+    record = InstalledRecord(
+        hub="https://environments.hub.of-acme-research.example.org", owner="acme", name="a-longer-name-of-1",
+        version="1.10.0", wheel="w.whl", wheel_sha256="a" * 64, wheel_url="http://h/w.whl",
+        lock_sha256="b" * 64, sdk="0.1.0", python="3.11", installed_at=datetime.now(UTC),
+    )  # fmt: skip
+    store = EnvironmentStore(home / "data")
+    with store.staged(store.place(EnvironmentName(record.owner, record.name, "1.10.0"), "a" * 64)) as work:
+        (work / RECORD).write_text(record.model_dump_json())
+    for words in (["runs"], ["leaderboard", "admin/say-env"], ["search"], ["list"], ["view", "best"]):
+        assert too_wide(posted.wander(*words)) == [], words
+
+
+@pytest.mark.usefixtures("narrow")
+def test_a_narrow_terminal_keeps_the_run_and_a_model_that_can_be_read(posted: HubRoom) -> None:
+    for words, rows in ((["runs"], 4), (["leaderboard", "admin/say-env"], 2)):
+        lines = [line for line in posted.wander(*words).out.splitlines() if "acme" in line or "small" in line]
+        assert len(lines) == rows
+        best = next(line for line in lines if "acme" in line)
+        assert "acme-rese" in best
+        assert "2026" in best
+
+
+@pytest.mark.usefixtures("narrow")
+def test_the_shown_beginning_of_an_id_means_the_run_here_and_on_the_hub(posted: HubRoom, home: Path) -> None:
+    line = next(
+        one for one in posted.wander("leaderboard", "admin/say-env").out.splitlines() if "acme" in one
+    )
+    short = line.split()[-1]
+    here = posted.wander("view", short, "--json").data
+    assert here["manifest"]["model"]["name"] == LONG_MODEL
+    (home / "runs").rename(home / "gone")
+    there = posted.wander("view", short, "--json").data
+    assert there["run_id"] == here["run_id"]
+    assert posted.wander("view", short, "--rollout", "0").status == 0
+
+
+def test_a_beginning_that_several_runs_share_is_refused(wander: Wander, home: Path) -> None:
+    names = [write_run(home / "runs" / name, rewards=[1.0]) for name in ("one", "two")]
+    ids = [row["run_id"] for row in wander("runs", "--json").data]
+    assert len(names) == len(ids)
+    shared = ids[0][:6]
+    assert ids[1].startswith(shared), "the first characters of an id are its time"
+    refused = wander("view", shared)
+    assert refused.status == 2
+    assert all(one in refused.err for one in ids)
+    assert wander("view", ids[1].upper(), "--json").data["run_id"] == ids[1]
+
+
+def test_short_ids_are_as_long_as_it_takes() -> None:
+    assert short_ids(["0123456789ab", "1123456789ab"]) == ["01234567", "11234567"]
+    assert short_ids(["0123456789ab", "0123456788ab"]) == ["0123456789", "0123456788"]
+    assert short_ids(["same", "same"]) == ["same", "same"]
+    assert short_ids([]) == []

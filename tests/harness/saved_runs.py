@@ -1,0 +1,67 @@
+"""Finished runs of a small environment, written without playing them."""
+
+from __future__ import annotations
+
+import hashlib
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from command_line import make_wheel
+from wander.evals.manifest import new_manifest
+from wander.evals.statistics import summarise
+from wander.evals.store import RunFolder
+from wander.types import EnvironmentInfo, Example, RewardFunctionInfo, Rollout, Turn
+from wander.wire import EnvironmentPin, ModelPin
+
+
+def write_run(
+    place: Path,
+    *,
+    rewards: list[float],
+    owner: str | None = "admin",
+    said: str = "1",
+    model: str = "scripted:say",
+    arguments: dict[str, Any] | None = None,
+    version: str = "0.1.0",
+) -> Path:
+    """Write a finished run of `say-env` with one example a reward."""
+    info = EnvironmentInfo(
+        name="say-env", kind="single_turn", reward_functions=[RewardFunctionInfo(name="right", weight=1.0)]
+    )
+    wheel = make_wheel(place.parent.parent, version=version)
+    pin = EnvironmentPin(
+        owner=owner,
+        name="say-env",
+        version=version if owner else None,
+        wheel_sha256=hashlib.sha256(wheel.read_bytes()).hexdigest() if owner else None,
+        path=None if owner else "/somewhere",
+        arguments=arguments or {},
+        info=info,
+    )
+    examples = [
+        Example(example_id=str(n), index=n, seed=n, prompt=[{"role": "user", "content": f"say {n}"}])
+        for n in range(len(rewards))
+    ]
+    manifest = new_manifest(
+        environment=pin, model=ModelPin(name=model, kind="ScriptedClient"), examples=examples
+    )
+    folder = RunFolder.create(place, manifest)
+    for example, reward in zip(examples, rewards, strict=True):
+        message = {"role": "assistant", "content": said}
+        folder.append(
+            Rollout(
+                example_id=example.example_id,
+                index=0,
+                seed=example.seed,
+                prompt=example.prompt,
+                completion=[message],
+                turns=[Turn(message=message, context_messages=1)],
+                stop_reason="max_turns_reached",
+                reward=reward,
+                metrics={"right": reward},
+                started_at=datetime.now(UTC).isoformat(),
+            )
+        )
+    folder.finish(summarise(folder.rollouts(), expected=len(rewards)))
+    return place
