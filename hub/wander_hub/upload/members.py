@@ -155,7 +155,7 @@ class Budget:
 
 def note_startup(path: str, findings: Findings) -> None:
     """Note a path that would run when Python starts; `path` is relative to site-packages."""
-    if _STARTUP.search(path):
+    if "/" not in path and _STARTUP.search(path):
         findings.note("startup_file", f"`{shown(path)}` runs when Python starts")
     name = path.split("/")[0].split(".")[0]
     if name in ("sitecustomize", "usercustomize"):
