@@ -18,16 +18,19 @@ from collections import defaultdict
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from wander.clients.limiter import CallLimiter
+from wander.errors import RateLimited
 from wander.outside_calls import HEADER, PUBLIC_KEY
 from wander.types import Rollout, canonical_json
 
 if TYPE_CHECKING:
-    import aiohttp
     from aiohttp import web
+
+    from wander.clients.attempts import Attempts
 
 BASE_VARIABLE, KEY_VARIABLE = "OPENAI_BASE_URL", "OPENAI_API_KEY"
 USUAL_BASE = "https://api.openai.com/v1"
-_SECONDS = 600.0
+_SECONDS, _CONNECT_SECONDS = 600.0, 15.0
 _PATHS = ("chat/completions", "completions", "responses", "embeddings")
 _MOST_CONNECTIONS = 256
 """Connections that a sandbox may have open at a time."""
@@ -63,6 +66,8 @@ class _Record:
 
     made: list[dict[str, Any]] = field(default_factory=list)
     known: dict[str, list[dict[str, Any]]] | None = None
+    limiter: CallLimiter | None = None
+    """That of the rollout's own model: its calls and these are bounded together."""
 
 
 class HostEndpoint:
@@ -76,7 +81,9 @@ class HostEndpoint:
         self._runner: web.ServerRunner | None = None
         self._starting: asyncio.Task[None] | None = None
         self._taking: set[asyncio.Task[None]] = set()
-        self._session: aiohttp.ClientSession | None = None
+        self._limiter = CallLimiter()
+        """For calls of no known rollout, or of one whose model needs no limiter."""
+        self._attempts: Attempts | None = None
         self.count = CallCount()
 
     @classmethod
@@ -110,9 +117,11 @@ class HostEndpoint:
         self._taking.add(task)
         task.add_done_callback(self._taking.discard)
 
-    def begin(self, rollout_id: str, recorded: dict[str, Any] | None) -> None:
+    def begin(
+        self, rollout_id: str, recorded: dict[str, Any] | None, limiter: CallLimiter | None = None
+    ) -> None:
         """Announce a rollout, with what its record holds where it is played again."""
-        record = self._records[rollout_id] = _Record()
+        record = self._records[rollout_id] = _Record(limiter=limiter)
         if recorded is not None:
             record.known = defaultdict(list)
             for call in recorded.get(PUBLIC_KEY) or []:
@@ -131,8 +140,8 @@ class HostEndpoint:
         asyncio.get_running_loop().remove_reader(self._socket)
         if self._starting is not None:
             await asyncio.gather(self._starting, *self._taking, return_exceptions=True)
-        if self._session is not None:
-            await self._session.close()
+        if self._attempts is not None:
+            await self._attempts.transport.close()
         if self._runner is not None:
             await self._runner.cleanup()
         self._socket.close()
@@ -144,11 +153,22 @@ class HostEndpoint:
         self._starting = loop.create_task(self._start())
 
     async def _start(self) -> None:
-        import aiohttp
         from aiohttp import web
 
-        timeout = aiohttp.ClientTimeout(total=_SECONDS)
-        self._session = aiohttp.ClientSession(timeout=timeout)
+        from wander.clients.attempts import Attempts
+        from wander.clients.transport import AiohttpTransport
+
+        key = self._upstream.api_key
+        headers = {"Authorization": f"Bearer {key}"} if key else {}
+        transport = AiohttpTransport(
+            self._upstream.base_url,
+            headers,
+            timeout=_SECONDS,
+            connect_timeout=_CONNECT_SECONDS,
+            max_connections=None,
+        )
+        # The code that asks has a client of its own, which tries again after faults.
+        self._attempts = Attempts(transport, max_retries=0)
         self._runner = web.ServerRunner(web.Server(self._answered), shutdown_timeout=0.5)
         await self._runner.setup()
         await web.SockSite(self._runner, self._socket).start()
@@ -175,10 +195,11 @@ class HostEndpoint:
             return _refused(400, "the request is not JSON")
         if not isinstance(body, dict) or body.get("stream"):
             return _refused(400, "the host records whole answers: ask without `stream`")
-        return await self._call(path, body, self._records.get(request.headers.get(HEADER, "")))
+        return await self._call(path, body, request.headers.get(HEADER, ""))
 
-    async def _call(self, path: str, body: dict[str, Any], record: _Record | None) -> web.StreamResponse:
+    async def _call(self, path: str, body: dict[str, Any], rollout_id: str) -> web.StreamResponse:
         """Answer one call from the record, or by asking; keep what was answered."""
+        record = self._records.get(rollout_id)
         digest = hashlib.sha256(canonical_json([path, body]).encode()).hexdigest()
         self.count.calls += 1
         if record is not None and record.known is not None:
@@ -188,32 +209,34 @@ class HostEndpoint:
             self.count.replayed += 1
             call = kept.pop(0) if len(kept) > 1 else kept[0]
         else:
-            status, response = await self._asked(path, body)
+            limiter = record.limiter if record is not None else None
+            status, response = await self._asked(path, body, limiter or self._limiter, rollout_id)
             call = {"digest": digest, "path": path, "request": body, "status": status, "response": response}
         if record is not None:
             record.made.append(call)
         self._counted(call)
         return _json(int(call["status"]), call["response"])
 
-    async def _asked(self, path: str, body: dict[str, Any]) -> tuple[int, Any]:
+    async def _asked(
+        self, path: str, body: dict[str, Any], limiter: CallLimiter, rollout_id: str
+    ) -> tuple[int, Any]:
         """Ask upstream; what cannot be reached is an answer too, with status 502."""
-        import aiohttp
+        from wander.clients.transport import TransportError
 
-        assert self._session is not None
-        if self._upstream.api_key is None and self._upstream.base_url == USUAL_BASE:
+        assert self._attempts is not None
+        url = self._upstream.base_url
+        if self._upstream.api_key is None and url == USUAL_BASE:
             return 401, _error(f"the host has no key for this: set `{KEY_VARIABLE}` (or `{BASE_VARIABLE}`)")
-        headers = {"authorization": f"Bearer {self._upstream.api_key}"} if self._upstream.api_key else {}
-        url = f"{self._upstream.base_url.rstrip('/')}/{path}"
         try:
-            async with self._session.post(url, json=body, headers=headers) as answer:
-                text = await answer.text()
-                status = answer.status
-        except (aiohttp.ClientError, TimeoutError, UnicodeDecodeError) as error:
-            return 502, _error(f"`{self._upstream.base_url}` cannot be reached: {type(error).__name__}")
+            answer = await self._attempts.answer(limiter, f"/{path}", body, rollout_id)
+        except RateLimited as error:
+            return 429, _error(str(error))
+        except TransportError as error:
+            return 502, _error(f"`{self._attempts.transport.base_url}` cannot be reached: {error}")
         try:
-            return status, json.loads(text)
+            return answer.status, json.loads(answer.body)
         except ValueError:
-            return 502, _error(f"`{self._upstream.base_url}` answered {status} with no JSON")
+            return 502, _error(f"`{self._attempts.transport.base_url}` answered {answer.status} with no JSON")
 
     def _counted(self, call: dict[str, Any]) -> None:
         response = call["response"]
@@ -238,4 +261,6 @@ def _refused(status: int, message: str) -> web.StreamResponse:
 def _json(status: int, value: Any) -> web.StreamResponse:
     from aiohttp import web
 
-    return web.json_response(value, status=status)
+    # The host has waited as long as there was any use in it; OpenAI's clients look for this.
+    headers = {"x-should-retry": "false"} if status == 429 else None
+    return web.json_response(value, status=status, headers=headers)

@@ -202,7 +202,7 @@ class WorkerEnvironment:
     ) -> list[Rollout]:
         for name in names:
             client.begin(name)
-            self._endpoint.begin(name, client.recorded(name))
+            self._endpoint.begin(name, client.recorded(name), client.limiter)
         rollouts: list[Rollout] = []
         try:
             seat, session = await self._least_loaded()
