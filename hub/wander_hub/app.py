@@ -13,8 +13,10 @@ from wander_hub import __version__, health
 from wander_hub.accounts import routes as accounts
 from wander_hub.boundary import undeclared_routes
 from wander_hub.database import Database
+from wander_hub.environments import life_routes as environment_life
 from wander_hub.environments import routes as environments
 from wander_hub.index import routes as index
+from wander_hub.jobs import TableQueue
 from wander_hub.leaderboards import routes as leaderboards
 from wander_hub.middleware import AnswerHeaders
 from wander_hub.problems import install_handlers
@@ -23,6 +25,7 @@ from wander_hub.settings import Settings
 from wander_hub.storage import Storage
 from wander_hub.upload import bundled
 from wander_hub.upload import routes as upload
+from wander_hub.verification import routes as verification
 from wander_hub.web import routes as web
 
 logger = logging.getLogger("wander_hub")
@@ -58,13 +61,16 @@ def create_app(
         lifespan=lifespan,
     )
     app.state.settings, app.state.database, app.state.storage = settings, database, storage
+    app.state.jobs, app.state.job_worker = TableQueue(database), None
     # What is fixed comes before what begins with an owner's name, and pages come last.
     for router in (
         health.router,
         accounts.router,
         leaderboards.router,
         environments.router,
+        environment_life.router,
         runs.router,
+        verification.router,
         upload.router,
         index.router,
         web.router,

@@ -134,7 +134,7 @@ class RunManifest(Record):
     training: dict[str, Any] | None = None
     """The resolved training configuration, for training runs."""
     endpoints: EndpointUse | None = None
-    """Over all parts of a resumed run; a part that was killed is missing. None where no endpoint was asked."""
+    """Over all parts of a resumed run but those that were killed; None where no endpoint was asked."""
     notes: str = ""
 
     @property
@@ -430,7 +430,11 @@ class TokenInfo(Record):
     revoked: bool = False
 
 
-class NewToken(Record):
+class Body(Record, defer_build=False):
+    """Base of what a request carries; built at once, since FastAPI makes an adapter of it at its start."""
+
+
+class NewToken(Body):
     """Asks for a token."""
 
     name: str = Field(min_length=1, max_length=80)
@@ -469,25 +473,25 @@ class MemberList(Record):
     data: list[Member]
 
 
-class NewRole(Record):
+class NewRole(Body):
     """Gives somebody a role."""
 
     role: Role
 
 
-class OwnerSettings(Record):
+class OwnerSettings(Body):
     """What holds for an owner's new environments."""
 
     private_by_default: bool
 
 
-class NewVisibility(Record):
+class NewVisibility(Body):
     """Makes an environment private or public."""
 
     private: bool
 
 
-class NewStatus(Record):
+class NewStatus(Body):
     """Changes the status of an environment; `active` takes deprecation, archiving or quarantine back."""
 
     status: ProjectStatus
@@ -496,13 +500,13 @@ class NewStatus(Record):
     """`owner/name`, for a deprecated environment."""
 
 
-class Reason(Record):
+class Reason(Body):
     """Why something is yanked or deleted."""
 
     reason: str | None = Field(default=None, max_length=500)
 
 
-class NewPlace(Record):
+class NewPlace(Body):
     """Where an environment goes, or a copy of it: a transfer, a renaming, a fork."""
 
     owner: str = Field(max_length=39)

@@ -8,7 +8,7 @@ import io
 import json
 import shutil
 import zipfile
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from typing import Any
 import httpx
 import pytest
 import zstandard
+from postgres_server import WANTED, PostgresServer, postgres_server
 from wander_hub.accounts import service as accounts
 from wander_hub.app import create_app
 from wander_hub.database import Database
@@ -251,16 +252,51 @@ def migrated_database(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
+def sqlite_alone(database_kind: str) -> None:
+    """Skip a test of what SQLite alone has, where the suite runs on PostgreSQL."""
+    if database_kind != "sqlite":
+        pytest.skip("about SQLite")
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[PostgresServer]:
+    """A real PostgreSQL, started when the first test asks for it."""
+    with postgres_server() as server:
+        yield server
+
+
+@pytest.fixture
+def database_kind(request: pytest.FixtureRequest) -> str:
+    """`sqlite` or `postgresql`: what a test is parametrised with, else what `WANDER_TEST_DATABASE` says."""
+    return str(getattr(request, "param", WANTED))
+
+
+@pytest.fixture
 def settings(tmp_path: Path) -> Settings:
     return Settings(data=tmp_path / "data", bundled_packages=False)
 
 
 @pytest.fixture
-async def hub(settings: Settings, migrated_database: Path) -> AsyncIterator[Hub]:
-    """A hub with an administrator and the users alice and bob."""
+def database(
+    settings: Settings, database_kind: str, migrated_database: Path, request: pytest.FixtureRequest
+) -> Iterator[Database]:
+    """A migrated, empty database."""
     settings.data.mkdir(parents=True)
-    shutil.copy(migrated_database, settings.data / "hub.db")
-    database = Database(settings.resolved_database_url)
+    if database_kind == "postgresql":
+        with request.getfixturevalue("postgres").database() as url:
+            database = Database(url)
+            yield database
+            database.close()
+    else:
+        shutil.copy(migrated_database, settings.data / "hub.db")
+        database = Database(settings.resolved_database_url)
+        yield database
+        database.close()
+
+
+@pytest.fixture
+async def hub(settings: Settings, database: Database) -> AsyncIterator[Hub]:
+    """A hub with an administrator and the users alice and bob."""
     tokens: dict[str, str] = {}
     with database.write() as session:
         tokens["admin"] = accounts.first_administrator(session) or ""

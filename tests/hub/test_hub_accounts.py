@@ -34,7 +34,7 @@ def test_no_header_breaks_the_reading_of_tokens(text):
     assert not security.well_formed(text) or len(text) == security.TOKEN_LENGTH
 
 
-def test_the_database_holds_no_secret(hub):
+def test_the_database_holds_no_secret(sqlite_alone, hub):
     with sqlite3.connect(hub.settings.data / "hub.db") as connection:
         dump = "\n".join(connection.iterdump())
     for token in hub.tokens.values():
@@ -104,6 +104,8 @@ def test_a_failed_write_leaves_nothing(hub):
 def command(hub, monkeypatch):
     """Run the administrator's command on the hub's data; return its outcome."""
     monkeypatch.setenv("WANDER_HUB_DATA", str(hub.settings.data))
+    if not hub.database.url.startswith("sqlite"):
+        monkeypatch.setenv("WANDER_HUB_DATABASE_URL", hub.database.url)
 
     def run(*words: str):
         return CliRunner().invoke(cli.app, list(words))

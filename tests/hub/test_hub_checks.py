@@ -81,7 +81,7 @@ async def test_what_is_no_summary_is_refused_before_anything_is_stored(hub, whee
     assert (await hub.get("/api/v1/environments")).json()["data"] == []
 
 
-async def test_versions_from_before_the_column_are_not_checked(hub, wheel_spec, tmp_path):
+async def test_versions_from_before_the_column_are_not_checked(sqlite_alone, hub, wheel_spec, tmp_path):
     await hub.upload(wheel_spec.build(), wheel_spec.wheel_name, fields=stated())
     with hub.database.engine.execution_options(writes=True).begin() as connection:
         command.downgrade(alembic_config(connection), "0001")

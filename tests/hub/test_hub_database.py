@@ -38,7 +38,7 @@ def test_migrations_are_where_the_checkout_keeps_them():
     assert (migrations_folder() / "env.py").is_file()
 
 
-def test_sqlite_is_set_up_for_a_server(hub):
+def test_sqlite_is_set_up_for_a_server(sqlite_alone, hub):
     with hub.database.read() as session:
         assert session.execute(text("PRAGMA journal_mode")).scalar() == "wal"
         assert session.execute(text("PRAGMA foreign_keys")).scalar() == 1

