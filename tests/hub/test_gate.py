@@ -50,6 +50,7 @@ async def test_the_hub_answers_each_as_a_problem_and_keeps_nothing(hub):
         got = (answer.status_code, answer.json().get("code"), answer.headers["content-type"])
         if got != (RULES[case.code].status, case.code, "application/problem+json"):
             wrong.append((case.label, got, answer.text[:200]))
+        assert answer.json()["request_id"] == answer.headers["x-request-id"]
     assert wrong == []
     assert (await hub.get("/api/v1/environments")).json()["data"] == []
     assert not [path for path in (hub.settings.data / "objects").rglob("*") if path.is_file()]

@@ -17,7 +17,7 @@ from wander_hub.problems import HubProblem
 _FIELD_BYTES = 8 * 1024 * 1024
 """Limit of one text field: twine sends the whole README as one."""
 _OVERHEAD = 16 * 1024 * 1024
-"""What a form may hold beside its files."""
+"""What a form may hold beside its files; it is in memory."""
 
 
 @asynccontextmanager
@@ -29,7 +29,7 @@ async def multipart_form(request: Request, *, max_bytes: int, max_files: int) ->
     declared = request.headers.get("content-length", "")
     if declared.isdecimal() and int(declared) > max_bytes + _OVERHEAD:
         raise too_large(max_bytes)
-    parser = MultiPartParser(
+    parser = _Parser(
         request.headers,
         _counted(request, max_bytes + _OVERHEAD),
         max_files=max_files,
@@ -38,12 +38,26 @@ async def multipart_form(request: Request, *, max_bytes: int, max_files: int) ->
     )
     try:
         form = await parser.parse()
-    except (MultiPartException, KeyError, UnicodeDecodeError) as error:
+    except (MultiPartException, KeyError, UnicodeError) as error:
         raise HubProblem(400, "bad_form", f"the form cannot be read: {error}") from error
     try:
         yield form
     finally:
         await form.close()
+
+
+class _Parser(MultiPartParser):
+    """Bounds the text of all fields together, and not of each alone."""
+
+    _text_bytes = 0
+
+    def on_part_data(self, data: bytes, start: int, end: int) -> None:
+        """Take in a piece of a part."""
+        if self._current_part.file is None:
+            self._text_bytes += end - start
+            if self._text_bytes > _OVERHEAD:
+                raise MultiPartException(f"its text is over {_OVERHEAD:,} bytes")
+        super().on_part_data(data, start, end)
 
 
 def too_large(max_bytes: int) -> HubProblem:
