@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 import secrets
 
@@ -19,6 +20,7 @@ BROWSER_HEADERS = {
     "Content-Security-Policy": PAGE_CSP,
 }
 
+_PROCESS, _NUMBERS = secrets.token_hex(4), itertools.count(1)
 _USABLE_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 
 
@@ -33,7 +35,7 @@ class AnswerHeaders:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        request_id = _given_id(scope) or secrets.token_hex(8)
+        request_id = _given_id(scope) or fresh_id()
         scope.setdefault("state", {})["request_id"] = request_id
 
         async def send_completed(message: Message) -> None:
@@ -47,9 +49,18 @@ class AnswerHeaders:
         await self._app(scope, receive, send_completed)
 
 
+def fresh_id() -> str:
+    """Return a name for a request that no other request has; random per process, counted within."""
+    return f"{_PROCESS}{next(_NUMBERS):08x}"
+
+
+def usable_id(given: str | None) -> str | None:
+    """Return the name that a proxy in front gave the request; None where it gave none, or an odd one."""
+    return given if given is not None and _USABLE_ID.fullmatch(given) else None
+
+
 def _given_id(scope: Scope) -> str | None:
-    """A proxy in front may have named the request already."""
     for name, value in scope["headers"]:
-        if name == b"x-request-id" and _USABLE_ID.fullmatch(text := value.decode("latin-1")):
-            return str(text)
+        if name == b"x-request-id" and (usable := usable_id(value.decode("latin-1"))):
+            return usable
     return None

@@ -158,7 +158,7 @@ def problem_of(error: Exception) -> HubProblem:
 def wants_page(request: Request) -> bool:
     """Tell whether a person in a browser asked: HTML accepted, and not one of the machines' paths."""
     parts = request.url.path.strip("/").split("/")
-    if parts[0] in {"api", "health", "openapi.json"} or (
+    if parts[0] in {"api", "files", "health", "openapi.json", "simple"} or (
         len(parts) > 1 and parts[1] in {"simple", "legacy", "files"}
     ):
         return False

@@ -26,6 +26,12 @@ class Settings(BaseSettings):
     the data folder, `memory://` keeps objects in this process."""
     public_url: str | None = None
     """Address under which users reach the hub; unset means that of each request."""
+    accel_prefix: str | None = None
+    """Path of an nginx location that is `internal` and holds the folder of the files (`DATA/objects`): nginx
+    then sends them itself. Only where every request comes through that nginx."""
+    presigned_seconds: int = Field(default=0, ge=0, le=7 * 24 * 3600)
+    """With an object store: answer downloads with a redirect to it that is good for so long; 0 sends every
+    byte through the hub."""
     bundled_packages: bool = True
     """Publish the SDK and client this hub runs with under the owner `wander` at start."""
     max_upload_bytes: int = Field(default=100 * MIB, gt=0, lt=4096 * MIB)

@@ -11,12 +11,12 @@ import hashlib
 import re
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import BinaryIO
 
 import obstore
-from obstore.store import LocalStore, MemoryStore, ObjectStore, from_url
+from obstore.store import AzureStore, GCSStore, LocalStore, MemoryStore, ObjectStore, S3Store, from_url
 
 CHUNK = 1024 * 1024
 _KEY = re.compile(r"sha256/([0-9a-f]{2})/([0-9a-f]{62})")
@@ -120,6 +120,12 @@ class Storage:
     def local_path(self, sha256: str) -> Path | None:
         """Return the content's file when the store is a folder, which the kernel can then send itself."""
         return self._root / object_key(sha256) if self._root else None
+
+    def presigned(self, sha256: str, seconds: int) -> str | None:
+        """Return an address of the object store that is good for a while; None for other stores."""
+        if not isinstance(self._store, S3Store | GCSStore | AzureStore):
+            return None
+        return obstore.sign(self._store, "GET", object_key(sha256), timedelta(seconds=seconds))
 
     def healthy(self) -> bool:
         """Tell whether the store answers."""

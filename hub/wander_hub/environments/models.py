@@ -19,6 +19,7 @@ class Environment(Base):
     __table_args__ = (
         UniqueConstraint("owner_id", "name"),
         Index("ix_environments_listing", "listed", "updated_at", "id"),
+        Index("ix_environments_owner_id_private", "owner_id", "private"),
     )
 
     id: Mapped[int] = mapped_column(primary_key=True)

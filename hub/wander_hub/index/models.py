@@ -9,7 +9,10 @@ from wander_hub.database import Base
 
 
 class IndexPage(Base):
-    """The bytes of one index page in both formats, written with the change that they show."""
+    """The bytes of one index page in both formats, written with the change that they show.
+
+    The compressed ones are None for a page that is too small to gain by it.
+    """
 
     __tablename__ = "index_pages"
 
@@ -20,5 +23,9 @@ class IndexPage(Base):
     """What the page shows, which decides who may read it; None for the owner's list."""
     html: Mapped[bytes] = mapped_column(LargeBinary)
     html_etag: Mapped[str] = mapped_column(String(64))
+    html_gzip: Mapped[bytes | None] = mapped_column(LargeBinary)
+    html_zstd: Mapped[bytes | None] = mapped_column(LargeBinary)
     json: Mapped[bytes] = mapped_column(LargeBinary)
     json_etag: Mapped[str] = mapped_column(String(64))
+    json_gzip: Mapped[bytes | None] = mapped_column(LargeBinary)
+    json_zstd: Mapped[bytes | None] = mapped_column(LargeBinary)

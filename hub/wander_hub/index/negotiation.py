@@ -1,6 +1,8 @@
-"""Content negotiation of the simple API (PEP 691), q-values and parameters included."""
+"""Content negotiation of the simple API (PEP 691, RFC 9110), q-values and parameters included."""
 
 from __future__ import annotations
+
+from functools import lru_cache
 
 JSON_V1 = "application/vnd.pypi.simple.v1+json"
 HTML_V1 = "application/vnd.pypi.simple.v1+html"
@@ -16,8 +18,13 @@ _OFFERS = {
 """What may be asked for, and what is then answered. On a tie the plainest wins."""
 
 _PREFERENCE = (PLAIN_HTML, HTML_V1, JSON_V1)
+ENCODINGS = ("zstd", "gzip")
+"""What pages are stored in beside their plain bytes, the smaller first."""
+_REMEMBERED = 256
+"""Installers send few different headers; what strangers make up may not fill the memory."""
 
 
+@lru_cache(_REMEMBERED)
 def negotiated(accept: str | None, wanted: str | None = None) -> str | None:
     """Return the media type to answer with, None for 406; `?format=` outranks the header."""
     if wanted is not None:
@@ -29,6 +36,21 @@ def negotiated(accept: str | None, wanted: str | None = None) -> str | None:
         if quality > best_quality:
             best, best_quality = offer, quality
     return best
+
+
+@lru_cache(_REMEMBERED)
+def encoding_for(accept_encoding: str | None) -> str | None:
+    """Return the stored encoding that a client likes best, None for the plain bytes.
+
+    Without the header it is the plain bytes, though RFC 9110 would allow anything: old clients send none.
+    """
+    codings = _ranges(accept_encoding or "")
+    best, best_quality = None, 0.0
+    for offer in ENCODINGS:
+        quality = codings.get(offer, codings.get("*", 0.0))
+        if quality > best_quality:
+            best, best_quality = offer, quality
+    return best if best_quality >= codings.get("identity", 0.0) else None
 
 
 def _ranges(accept: str) -> dict[str, float]:

@@ -11,7 +11,9 @@ from sqlalchemy.orm import Session
 from wander_hub.accounts.models import Owner
 from wander_hub.environments.models import Environment
 from wander_hub.environments.repository import readable
+from wander_hub.index.compression import compressed
 from wander_hub.index.models import IndexPage
+from wander_hub.index.namespaces import namespace_owner
 
 
 def stored_page(session: Session, owner: str, project: str) -> IndexPage | None:
@@ -38,6 +40,26 @@ def public_projects_of(session: Session, owner_id: int) -> Sequence[str]:
     return session.scalars(query.order_by(IndexPage.project)).all()
 
 
+def owner_of_namespaces(session: Session, spaces: Sequence[str]) -> str | None:
+    """Return the name of the oldest owner of one of these names."""
+    found = namespace_owner(spaces).scalar_subquery()
+    return session.scalar(select(Owner.name).where(Owner.id == found))
+
+
+def owner_ages(session: Session) -> dict[str, int]:
+    """Return every owner's name with its number, which orders owners by age."""
+    return {name: number for name, number in session.execute(select(Owner.name, Owner.id))}
+
+
+def projects_in_namespaces(session: Session) -> Sequence[tuple[str, str]]:
+    """Return name and owner of what the caller may see and what begins with its owner's name."""
+    query = select(IndexPage.project, Owner.name).join(Owner, IndexPage.owner_id == Owner.id)
+    query = query.join(Environment, IndexPage.environment_id == Environment.id)
+    own = or_(IndexPage.project == Owner.name, IndexPage.project.startswith(Owner.name + "-"))
+    query = query.where(own, Environment.deleted_at.is_(None), readable(session)).order_by(IndexPage.project)
+    return [(project, owner) for project, owner in session.execute(query)]
+
+
 def pages_of(session: Session, environment_id: int) -> Sequence[IndexPage]:
     """Return every page of an environment: one a name that its files ever had."""
     return session.scalars(select(IndexPage).where(IndexPage.environment_id == environment_id)).all()
@@ -54,6 +76,8 @@ def store_page(
     page.environment_id = environment_id
     page.html, page.html_etag = html, etag_of(html)
     page.json, page.json_etag = json, etag_of(json)
+    page.html_gzip, page.html_zstd = compressed(html)
+    page.json_gzip, page.json_zstd = compressed(json)
 
 
 def etag_of(body: bytes) -> str:

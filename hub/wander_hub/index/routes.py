@@ -1,4 +1,6 @@
-"""The simple index of every owner, and the files it lists.
+"""The simple index of every owner, the combined one of all namespaces, and the files they list.
+
+What anybody may read is mostly answered before it comes here (`direct`).
 
 Installers ask for these more than for all else, so each route opens its session itself: one trip to a thread
 instead of three.
@@ -14,15 +16,15 @@ from starlette.responses import RedirectResponse, Response
 from wander_hub import names
 from wander_hub.boundary import HubDatabase, HubStorage, optional_identity
 from wander_hub.database import Database
-from wander_hub.environments import repository as environments
 from wander_hub.environments import service as environment_service
 from wander_hub.environments.models import File
-from wander_hub.http_answers import IMMUTABLE, REVALIDATE, not_modified, stored_object
+from wander_hub.http_answers import not_modified, stored_object
 from wander_hub.index import service
+from wander_hub.index.caching import PAGE_HEADERS, file_caching
 from wander_hub.index.negotiation import HTML_V1, JSON_V1, negotiated
-from wander_hub.index.schemas import StoredPage
+from wander_hub.index.schemas import NamespaceInfo, StoredPage
 from wander_hub.problems import HubProblem, documented
-from wander_hub.upload.bundled import BUNDLED_OWNER
+from wander_hub.storage import Storage
 
 router = APIRouter(tags=["index"])
 
@@ -32,17 +34,60 @@ _PAGES: dict[int | str, dict[str, Any]] = {
 _BYTES: dict[int | str, dict[str, Any]] = {
     200: {"content": {"application/octet-stream": {}}, "description": "The file"}
 }
-_CSP = "sandbox; default-src 'none'"
 
+_FILES = {
+    **_BYTES,
+    206: {"content": {"application/octet-stream": {}}, "description": "The range that was asked for"},
+    302: {"description": "The object store sends the file, from the address in `Location`"},
+}
+
+FileName = Annotated[str, Path(max_length=255)]
 Format = Annotated[str | None, Query(alias="format", max_length=80, description="outranks Accept")]
 
 
+@router.get("/simple/namespaces", response_model=list[NamespaceInfo], responses=documented(401))
+def list_namespaces(request: Request, database: HubDatabase) -> list[NamespaceInfo]:
+    """List the namespaces that the combined index offers something of (PEP 752)."""
+    with database.read(optional_identity(request)) as session:
+        return service.namespaces_offered(session)
+
+
+@router.get(
+    "/simple/namespace/{namespace}", response_model=NamespaceInfo, responses=documented(401, 404, 422)
+)
+def get_namespace(request: Request, database: HubDatabase, namespace: str) -> NamespaceInfo:
+    """Tell whose a namespace is (PEP 752)."""
+    with database.read(optional_identity(request)) as session:
+        return service.namespace(session, names.normalise_environment(namespace))
+
+
+@router.api_route("/simple", methods=["GET", "HEAD"], include_in_schema=False)
+@router.api_route("/simple/{project}", methods=["GET", "HEAD"], include_in_schema=False)
 @router.api_route("/{owner}/simple", methods=["GET", "HEAD"], include_in_schema=False)
 @router.api_route("/{owner}/simple/{project}", methods=["GET", "HEAD"], include_in_schema=False)
-def add_slash(request: Request, owner: str, project: str | None = None) -> Response:
+def add_slash(request: Request, owner: str | None = None, project: str | None = None) -> Response:
     """Every address of the index ends with a slash."""
-    path = f"/{owner}/simple/" + (f"{names.normalise_environment(project)}/" if project else "")
-    return _redirect(request, path)
+    return _redirect(request, _index_path(owner, project))
+
+
+@router.get("/simple/", responses={**_PAGES, **documented(401, 406, 422)}, response_class=Response)
+@router.head("/simple/", include_in_schema=False)
+def list_combined(request: Request, database: HubDatabase, format: Format = None) -> Response:
+    """List what every owner offers in its own namespace: `alice` and `alice-*` of the owner `alice`."""
+    media_type = _media_type(request, format)
+    with database.read(optional_identity(request)) as session:
+        return _conditional(request, service.combined_root(session, media_type))
+
+
+@router.get(
+    "/simple/{project}/", responses={**_PAGES, **documented(401, 404, 406, 422)}, response_class=Response
+)
+@router.head("/simple/{project}/", include_in_schema=False)
+def list_combined_files(
+    request: Request, database: HubDatabase, project: str, format: Format = None
+) -> Response:
+    """List the files of a project that lies in its owner's namespace: the page of the owner's index."""
+    return _project_page(request, database, None, project, format)
 
 
 @router.get(
@@ -72,13 +117,26 @@ def list_files(
     format: Format = None,
 ) -> Response:
     """List the files of a project (PEP 503, 592, 629, 658, 691, 700, 714, 792)."""
-    normal = names.normalise_environment(project)
-    if normal != project:
-        return _redirect(request, f"/{owner}/simple/{normal}/")
-    media_type = _media_type(request, format)
-    with database.read(optional_identity(request)) as session:
-        page = service.project(session, owner, project, media_type)
-    return _conditional(request, page)
+    return _project_page(request, database, owner, project, format)
+
+
+@router.api_route("/{owner}/legacy/+simple/{project}/", methods=["GET", "HEAD"], include_in_schema=False)
+def list_files_for_hatch(request: Request, database: HubDatabase, owner: str, project: str) -> Response:
+    """List what is uploaded already, where `hatch publish` looks for it."""
+    return _project_page(request, database, owner, project, None)
+
+
+@router.get(
+    "/files/{project}/{filename}.metadata",
+    responses={**_BYTES, **documented(401, 403, 404, 410, 422)},
+    response_class=Response,
+)
+@router.head("/files/{project}/{filename}.metadata", include_in_schema=False)
+def get_combined_core_metadata(
+    request: Request, database: HubDatabase, project: str, filename: FileName
+) -> Response:
+    """Send the METADATA of a wheel of the combined index."""
+    return _core_metadata(request, database, None, project, filename)
 
 
 @router.get(
@@ -88,21 +146,28 @@ def list_files(
 )
 @router.head("/{owner}/files/{project}/{filename}.metadata", include_in_schema=False)
 def get_core_metadata(
-    request: Request, database: HubDatabase, owner: str, project: str, filename: str
+    request: Request, database: HubDatabase, owner: str, project: str, filename: FileName
 ) -> Response:
     """Send a wheel's METADATA byte for byte (PEP 658)."""
-    file, caching = _file(request, database, owner, project, filename)
-    if file.core_metadata is None:
-        raise HubProblem(404, "file_not_found", f"`{filename}` is served without separate metadata")
-    headers = {"ETag": f'"{file.core_metadata_sha256}"', "Cache-Control": caching}
-    same = not_modified(request, headers["ETag"], headers)
-    body = file.core_metadata.encode()
-    return same or Response(body, media_type="application/octet-stream", headers=headers)
+    return _core_metadata(request, database, owner, project, filename)
+
+
+@router.get(
+    "/files/{project}/{filename}",
+    responses={**_FILES, **documented(401, 403, 404, 410, 416, 422)},
+    response_class=Response,
+)
+@router.head("/files/{project}/{filename}", include_in_schema=False)
+def get_combined_file(
+    request: Request, database: HubDatabase, storage: HubStorage, project: str, filename: FileName
+) -> Response:
+    """Send a distribution file of the combined index."""
+    return _distribution(request, database, storage, None, project, filename)
 
 
 @router.get(
     "/{owner}/files/{project}/{filename}",
-    responses={**_BYTES, **documented(401, 403, 404, 410, 416, 422)},
+    responses={**_FILES, **documented(401, 403, 404, 410, 416, 422)},
     response_class=Response,
 )
 @router.head("/{owner}/files/{project}/{filename}", include_in_schema=False)
@@ -112,38 +177,54 @@ def get_file(
     storage: HubStorage,
     owner: str,
     project: str,
-    filename: Annotated[str, Path(max_length=255)],
+    filename: FileName,
 ) -> Response:
     """Send a distribution file; ranges and conditional requests work."""
+    return _distribution(request, database, storage, owner, project, filename)
+
+
+def _project_page(
+    request: Request, database: Database, owner: str | None, project: str, wanted: str | None
+) -> Response:
+    if names.normalise_environment(project) != project:
+        return _redirect(request, _index_path(owner, project))
+    media_type = _media_type(request, wanted)
+    with database.read(optional_identity(request)) as session:
+        if owner is None:
+            page = service.combined_project(session, project, media_type)
+        else:
+            page = service.project(session, owner, project, media_type)
+    return _conditional(request, page)
+
+
+def _core_metadata(
+    request: Request, database: Database, owner: str | None, project: str, filename: str
+) -> Response:
+    file, caching = _file(request, database, owner, project, filename)
+    if file.core_metadata is None:
+        raise HubProblem(404, "file_not_found", f"`{filename}` is served without separate metadata")
+    headers = {"ETag": f'"{file.core_metadata_sha256}"', "Cache-Control": caching}
+    same = not_modified(request, headers["ETag"], headers)
+    body = file.core_metadata.encode()
+    return same or Response(body, media_type="application/octet-stream", headers=headers)
+
+
+def _distribution(
+    request: Request, database: Database, storage: Storage, owner: str | None, project: str, filename: str
+) -> Response:
     file, caching = _file(request, database, owner, project, filename)
     headers = {"Cache-Control": caching}
     return stored_object(request, storage, file.sha256, file.size, "application/octet-stream", headers)
 
 
-def _file(request: Request, database: Database, owner: str, project: str, filename: str) -> tuple[File, str]:
+def _file(
+    request: Request, database: Database, owner: str | None, project: str, filename: str
+) -> tuple[File, str]:
     """Return a file that may be had, and how long its bytes may be kept by whom."""
     with database.read(optional_identity(request)) as session:
-        environment = environments.environment_named(session, owner, project)
-        if environment is None:
-            service.raise_if_moved(session, owner, project)
-            environment = environments.environment_once_named(session, owner, project)
-        file = environments.file_of(session, environment, filename) if environment else None
-        if environment is None or file is None:
-            detail = f"`{owner}/{project}` has no file `{filename}`"
-            raise service.missing(session, owner, detail, "file_not_found")
-        if file.version.deleted_at is not None:
-            raise HubProblem(410, "version_deleted", f"`{filename}` was deleted")
-        if environment.quarantine_reason is not None and not environment_service.may_inspect(session):
-            reason = environment.quarantine_reason
-            raise HubProblem(403, "quarantined", f"`{owner}/{project}` is in quarantine: {reason}")
-    return file, _caching(owner, private=environment.private)
-
-
-def _caching(owner: str, *, private: bool) -> str:
-    """The hub's own packages may be rebuilt under one version while they are developed; nothing else may."""
-    if owner == BUNDLED_OWNER:
-        return REVALIDATE
-    return IMMUTABLE.replace("public", "private") if private else IMMUTABLE
+        owner = owner or service.owner_of(session, project)
+        file, environment = service.file(session, owner, project, filename)
+    return file, file_caching(environment.owner.name, project, private=environment.private)
 
 
 def _media_type(request: Request, wanted: str | None) -> str:
@@ -155,14 +236,17 @@ def _media_type(request: Request, wanted: str | None) -> str:
 
 
 def _conditional(request: Request, page: StoredPage) -> Response:
-    headers = {
-        "ETag": page.etag,
-        "Cache-Control": REVALIDATE,
-        "Vary": "Accept",
-        "Content-Security-Policy": _CSP,
-    }
-    same = not_modified(request, page.etag, headers)
-    return same or Response(page.body, headers={**headers, "Content-Type": page.media_type})
+    body, etag, encoding = page.encoded_for(request.headers.get("accept-encoding"))
+    headers = {**PAGE_HEADERS, "ETag": f'"{etag}"'}
+    same = not_modified(request, headers["ETag"], headers)
+    if encoding is not None:
+        headers["Content-Encoding"] = encoding
+    return same or Response(body, headers={**headers, "Content-Type": page.media_type})
+
+
+def _index_path(owner: str | None, project: str | None) -> str:
+    root = f"/{owner}/simple/" if owner else "/simple/"
+    return root + (f"{names.normalise_environment(project)}/" if project else "")
 
 
 def _redirect(request: Request, path: str) -> Response:

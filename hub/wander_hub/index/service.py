@@ -15,10 +15,11 @@ from wander_hub.accounts.schemas import Identity
 from wander_hub.database import READER
 from wander_hub.environments import repository as environments
 from wander_hub.environments import service as environment_service
-from wander_hub.environments.models import Environment
-from wander_hub.index import rendering, repository
+from wander_hub.environments.models import Environment, File
+from wander_hub.index import namespaces, rendering, repository
+from wander_hub.index.models import IndexPage
 from wander_hub.index.negotiation import JSON_V1, PLAIN_HTML
-from wander_hub.index.schemas import StoredPage
+from wander_hub.index.schemas import NamespaceInfo, StoredPage
 from wander_hub.problems import HubProblem, Moved
 
 CHALLENGE = {"WWW-Authenticate": 'Basic realm="wander"'}
@@ -93,7 +94,7 @@ def root(session: Session, owner: str, media_type: str) -> StoredPage:
         return _fresh(owner, [], media_type)
     if stored.json == rendering.root_json([]):
         _refuse_strangers(session, owner)
-    return _answer(stored.html, stored.html_etag, stored.json, stored.json_etag, media_type)
+    return _stored(stored, media_type)
 
 
 def project(session: Session, owner: str, name: str, media_type: str) -> StoredPage:
@@ -102,7 +103,83 @@ def project(session: Session, owner: str, name: str, media_type: str) -> StoredP
     if stored is None:
         raise_if_moved(session, owner, name)
         raise missing(session, owner, f"`{owner}` offers no project `{name}`", "project_not_found")
-    return _answer(stored.html, stored.html_etag, stored.json, stored.json_etag, media_type)
+    return _stored(stored, media_type)
+
+
+def file(session: Session, owner: str, project: str, filename: str) -> tuple[File, Environment]:
+    """Return a file that may be had, and its environment."""
+    environment = environments.environment_named(session, owner, project)
+    if environment is None:
+        raise_if_moved(session, owner, project)
+        environment = environments.environment_once_named(session, owner, project)
+    found = environments.file_of(session, environment, filename) if environment else None
+    if environment is None or found is None:
+        raise missing(session, owner, f"`{owner}/{project}` has no file `{filename}`", "file_not_found")
+    if found.version.deleted_at is not None:
+        raise HubProblem(410, "version_deleted", f"`{filename}` was deleted")
+    if environment.quarantine_reason is not None and not environment_service.may_inspect(session):
+        reason = environment.quarantine_reason
+        raise HubProblem(403, "quarantined", f"`{owner}/{project}` is in quarantine: {reason}")
+    return found, environment
+
+
+def owner_of(session: Session, project: str) -> str:
+    """Return whose a name is in the combined index; raise a 404 for one that lies in no namespace."""
+    spaces = namespaces.namespaces_of(names.normalise_environment(project))
+    owner = repository.owner_of_namespaces(session, spaces)
+    if owner is None:
+        detail = f"`{project}` lies in no owner's namespace"
+        hint = "what an owner calls otherwise is in its own index, `/OWNER/simple/`"
+        raise HubProblem(404, "project_not_found", detail, hint=hint)
+    return owner
+
+
+def combined_project(session: Session, name: str, media_type: str) -> StoredPage:
+    """Return the page of a project of the combined index: its owner's, whose addresses are relative."""
+    owner = owner_of(session, name)
+    try:
+        return project(session, owner, name, media_type)
+    except Moved as moved:
+        # It left the namespace, and nobody else can have the name here.
+        detail = f"`{name}` is `{moved.owner}/{moved.name}` now, outside of the namespace `{owner}`"
+        raise HubProblem(404, "project_not_found", detail) from moved
+
+
+def combined_root(session: Session, media_type: str) -> StoredPage:
+    """Return the list of the combined index, made for each request: few want it, every change alters it."""
+    return _fresh("all namespaces", [name for name, _ in _combined(session)], media_type)
+
+
+def namespace(session: Session, name: str) -> NamespaceInfo:
+    """Return one namespace; raise a 404 where nothing is offered that the caller may see."""
+    for found in namespaces_offered(session):
+        if found.name == name:
+            return found
+    raise HubProblem(404, "namespace_not_found", f"there is no namespace `{name}`")
+
+
+def namespaces_offered(session: Session) -> list[NamespaceInfo]:
+    """Return the namespaces that the combined index offers something of that the caller may see."""
+    spaces = sorted({owner for _, owner in _combined(session)})
+    return [
+        NamespaceInfo(
+            name=one,
+            owner=one,
+            parent=next((two for two in reversed(namespaces.namespaces_of(one)[:-1]) if two in spaces), None),
+            children=[two for two in spaces if one != two and namespaces.covers(one, two)],
+        )
+        for one in spaces
+    ]
+
+
+def _combined(session: Session) -> list[tuple[str, str]]:
+    """Return name and owner of everything the caller may see in the combined index, by name."""
+    ages = repository.owner_ages(session)
+    return [
+        (name, owner)
+        for name, owner in repository.projects_in_namespaces(session)
+        if owner == namespaces.oldest(namespaces.namespaces_of(name), ages)
+    ]
 
 
 def raise_if_moved(session: Session, owner: str, name: str) -> None:
@@ -137,12 +214,18 @@ def _refuse_strangers(session: Session, owner: str) -> None:
 
 
 def _fresh(owner: str, projects: list[str], media_type: str) -> StoredPage:
-    html, json = rendering.root_html(owner, projects), rendering.root_json(projects)
-    return _answer(html, repository.etag_of(html), json, repository.etag_of(json), media_type)
-
-
-def _answer(html: bytes, html_etag: str, json: bytes, json_etag: str, media_type: str) -> StoredPage:
     if media_type == JSON_V1:
-        return StoredPage(json, JSON_V1, f'"{json_etag}"')
-    kind = f"{media_type}; charset=utf-8" if media_type == PLAIN_HTML else media_type
-    return StoredPage(html, kind, f'"{html_etag}"')
+        body = rendering.root_json(projects)
+        return StoredPage(body, JSON_V1, repository.etag_of(body))
+    body = rendering.root_html(owner, projects)
+    return StoredPage(body, _html_type(media_type), repository.etag_of(body))
+
+
+def _stored(page: IndexPage, media_type: str) -> StoredPage:
+    if media_type == JSON_V1:
+        return StoredPage(page.json, JSON_V1, page.json_etag, page.json_gzip, page.json_zstd)
+    return StoredPage(page.html, _html_type(media_type), page.html_etag, page.html_gzip, page.html_zstd)
+
+
+def _html_type(media_type: str) -> str:
+    return f"{media_type}; charset=utf-8" if media_type == PLAIN_HTML else media_type

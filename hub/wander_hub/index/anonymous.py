@@ -1,0 +1,173 @@
+"""What the index shows to anybody, each answer by one statement that holds its permission.
+
+Installers ask a hub for this more than for all else, mostly without a token. The statements are compiled
+once. On SQLite they run on a connection of their own in the event loop: a page is read in some microseconds,
+less than a trip to a thread costs, and since nothing is remembered, each process sees a change at once. Other
+databases are asked from a thread.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple, TypeAlias
+
+from sqlalchemy import BindParameter, ColumnElement, Select, bindparam, func, null, select
+from sqlalchemy.dialects import sqlite
+from starlette.concurrency import run_in_threadpool
+
+from wander_hub.accounts.models import Owner
+from wander_hub.database import Database
+from wander_hub.environments.models import Environment, File, Version
+from wander_hub.index.models import IndexPage
+from wander_hub.index.namespaces import namespace_owner, namespaces_of
+from wander_hub.index.negotiation import JSON_V1
+from wander_hub.index.schemas import etag_of
+
+Statement: TypeAlias = Select[*tuple[Any, ...]]
+Row: TypeAlias = tuple[Any, ...]
+_BUSY_MILLISECONDS = 50
+"""The loop waits no longer for a locked database (readers of WAL hardly ever do); then the routes wait."""
+
+
+class PublicPage(NamedTuple):
+    """A stored page in the encoding that was asked for, where it is stored in that."""
+
+    body: bytes
+    etag: str
+    """Without quotes; each encoding has its own."""
+    encoded: bool
+
+
+class PublicFile(NamedTuple):
+    """Where a distribution file lies."""
+
+    sha256: str
+    size: int
+    core_metadata: str | None
+    core_metadata_sha256: str | None
+
+
+class Place(NamedTuple):
+    """A project of an owner's index, or with no owner of the combined one."""
+
+    owner: str | None
+    project: str
+    """Normalised."""
+
+    @property
+    def shape(self) -> int:
+        """Return what the statement depends on: how many owners may have the name, 0 for a given one."""
+        return 0 if self.owner is not None else self.project.count("-") + 1
+
+    def values(self) -> dict[str, str]:
+        """Return the values of the statement."""
+        if self.owner is not None:
+            return {"project": self.project, "owner": self.owner}
+        spaces = {f"space{number}": name for number, name in enumerate(namespaces_of(self.project))}
+        return {"project": self.project, **spaces}
+
+
+def anybody_reads() -> tuple[ColumnElement[bool], ...]:
+    """Return the conditions on an environment under which those without a token may install from it.
+
+    The one place for the short way; `readable` is that of everything else, and a test holds the two together.
+    """
+    public, present = Environment.private.is_(False), Environment.deleted_at.is_(None)
+    return public, present, Environment.quarantine_reason.is_(None)
+
+
+class AnonymousReader:
+    """Looks up pages and files that need no identity."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        path = database.engine.url.database if database.engine.dialect.name == "sqlite" else None
+        self._path = path if path not in (None, "", ":memory:") else None
+        self._connection: sqlite3.Connection | None = None
+        self._statements: dict[Any, str | Statement] = {}
+
+    async def page(self, place: Place, media_type: str, encoding: str | None) -> PublicPage | None:
+        """Return a page; None when not everybody may see it."""
+        key = ("page", place.shape, media_type == JSON_V1, encoding)
+        found = await self._one(key, lambda: _page(*key[1:]), place.values())
+        if found is None:
+            return None
+        body, etag, encoded = found
+        return PublicPage(body, etag_of(etag, encoding) if encoded else etag, encoded)
+
+    async def page_etag(self, place: Place, media_type: str, encoding: str | None) -> str | None:
+        """Return the entity tag of that page alone, without reading its body."""
+        key = ("etag", place.shape, media_type == JSON_V1, encoding)
+        found = await self._one(key, lambda: _page(*key[1:], body=False), place.values())
+        return etag_of(found[1], encoding if found[2] else None) if found else None
+
+    async def file(self, place: Place, filename: str) -> PublicFile | None:
+        """Return a distribution file that anybody may download."""
+        values = place.values() | {"filename": filename}
+        found = await self._one(("file", place.shape), lambda: _file(place.shape), values)
+        return PublicFile(*found) if found else None
+
+    def close(self) -> None:
+        """Close the connection."""
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
+    async def _one(
+        self,
+        key: tuple[object, ...],
+        build: Callable[[], Statement],
+        values: Mapping[str, object],
+    ) -> Row | None:
+        statement = self._statements.get(key)
+        if statement is None:
+            statement = build()
+            if self._path is not None:
+                statement = str(statement.compile(dialect=sqlite.dialect(paramstyle="named")))
+            self._statements[key] = statement
+        if isinstance(statement, str):
+            try:
+                row: Row | None = self._opened().execute(statement, values).fetchone()
+            except sqlite3.Error:
+                return None  # locked or broken: the usual way waits, and reports
+            return row
+        return await run_in_threadpool(self._from_pool, statement, values)
+
+    def _opened(self) -> sqlite3.Connection:
+        if self._connection is None:
+            assert self._path is not None
+            connection = sqlite3.connect(self._path, isolation_level=None, check_same_thread=False)
+            connection.execute(f"PRAGMA busy_timeout={_BUSY_MILLISECONDS}")
+            connection.execute("PRAGMA query_only=ON")
+            self._connection = connection
+        return self._connection
+
+    def _from_pool(self, statement: Statement, values: Mapping[str, object]) -> Row | None:
+        with self._database.engine.connect() as connection:
+            row = connection.execute(statement, values).first()
+        return tuple(row) if row is not None else None
+
+
+def _page(shape: int, is_json: bool, encoding: str | None, *, body: bool = True) -> Statement:
+    name = "json" if is_json else "html"
+    plain, etag = getattr(IndexPage, name), getattr(IndexPage, f"{name}_etag")
+    encoded = getattr(IndexPage, f"{name}_{encoding}") if encoding else null()
+    shown = func.coalesce(encoded, plain) if body and encoding else plain if body else null()
+    query = select(shown, etag, encoded.is_not(None)).join(Owner, IndexPage.owner_id == Owner.id)
+    query = query.join(Environment, IndexPage.environment_id == Environment.id)
+    return query.where(IndexPage.project == bindparam("project"), _owner(shape), *anybody_reads())
+
+
+def _file(shape: int) -> Statement:
+    query = select(File.sha256, File.size, File.core_metadata, File.core_metadata_sha256).join(File.version)
+    query = query.join(Environment, File.environment_id == Environment.id).join(Environment.owner)
+    asked = (Environment.name == bindparam("project"), File.filename == bindparam("filename"))
+    return query.where(*asked, _owner(shape), Version.deleted_at.is_(None), *anybody_reads())
+
+
+def _owner(shape: int) -> ColumnElement[bool]:
+    if not shape:
+        return Owner.name == bindparam("owner")
+    spaces: list[BindParameter[str]] = [bindparam(f"space{number}") for number in range(shape)]
+    return Owner.id == namespace_owner(spaces).scalar_subquery()

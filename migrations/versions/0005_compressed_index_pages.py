@@ -1,0 +1,26 @@
+"""Compressed bodies of index pages
+
+Revision: 0005
+"""
+
+import sqlalchemy as sa
+from alembic import op
+
+revision = '0005'
+down_revision = '0004'
+branch_labels = None
+depends_on = None
+
+COLUMNS = ('html_gzip', 'html_zstd', 'json_gzip', 'json_zstd')
+
+
+def upgrade() -> None:
+    for column in COLUMNS:
+        op.add_column('index_pages', sa.Column(column, sa.LargeBinary(), nullable=True))
+    op.create_index('ix_environments_owner_id_private', 'environments', ['owner_id', 'private'])
+
+
+def downgrade() -> None:
+    op.drop_index('ix_environments_owner_id_private', 'environments')
+    for column in COLUMNS:
+        op.drop_column('index_pages', column)
