@@ -20,6 +20,7 @@ Role = Literal["reader", "maintainer", "owner"]
 """What somebody may do: read and post results; also publish, yank and deprecate; also everything else."""
 TokenScope = Literal["read", "results", "publish", "manage"]
 """What a token may be used for; each one also reads. A token never does more than its user may."""
+TOKEN_SCOPES: tuple[TokenScope, ...] = ("read", "results", "publish", "manage")
 ProjectStatus = Literal["active", "deprecated", "archived", "quarantined"]
 """As PEP 792 has it: an archived environment takes no uploads, a quarantined one also offers no files."""
 
@@ -94,6 +95,14 @@ class EndpointUse(Record):
     """How often one was sent again because the endpoint said that it is asked too much (429, 503, 529)."""
     paused_seconds: float = 0.0
     """How long the endpoint kept everybody waiting for that."""
+
+    def told(self) -> str:
+        """Return it in words: `1,200, 3 retried; refused 41 times for their rate, 12 s of pauses`."""
+        retried = f", {self.retries:,} retried" if self.retries else ""
+        if not self.refusals:
+            return f"{self.calls:,}{retried}"
+        pauses = f"{self.paused_seconds:.0f} s of pauses"
+        return f"{self.calls:,}{retried}; refused {self.refusals:,} times for their rate, {pauses}"
 
     def __add__(self, other: EndpointUse) -> EndpointUse:
         return EndpointUse(
@@ -423,7 +432,7 @@ class TokenInfo(Record):
     prefix: str
     created_at: datetime
     last_used_at: datetime | None = None
-    scopes: list[TokenScope] = Field(default_factory=lambda: ["read", "results", "publish", "manage"])
+    scopes: list[TokenScope] = Field(default_factory=lambda: list(TOKEN_SCOPES))
     target: str | None = None
     """`owner` or `owner/name` that the token is good for; None for everything its user may touch."""
     expires_at: datetime | None = None
