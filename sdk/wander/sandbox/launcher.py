@@ -31,8 +31,8 @@ def main(plan: dict[str, Any]) -> None:
     # Where memory runs short, the sandbox goes first and the host last.
     with open("/proc/self/oom_score_adj", "w") as file:
         file.write("1000")
-    for name, value in plan["limits"].items():
-        _lower(getattr(resource, name), value)
+    for name, (soft, hard) in plan["limits"].items():
+        _lower(getattr(resource, name), soft, hard)
     if plan["uid"] is not None:
         _show(plan["binds"])
         _become(plan["uid"] + os.getpid())
@@ -45,10 +45,11 @@ def staged(index: int) -> str:
     return f"{STAGE}/{index}"
 
 
-def _lower(kind: int, value: int) -> None:
-    hard = resource.getrlimit(kind)[1]
-    least = value if hard == resource.RLIM_INFINITY else min(value, hard)
-    resource.setrlimit(kind, (least, least))
+def _lower(kind: int, soft: int, hard: int) -> None:
+    most = resource.getrlimit(kind)[1]
+    if most != resource.RLIM_INFINITY:
+        hard = min(hard, most)
+    resource.setrlimit(kind, (min(soft, hard), hard))
 
 
 def _show(paths: list[str]) -> None:

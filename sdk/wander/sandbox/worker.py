@@ -197,18 +197,19 @@ def confine(
     return Confined(command, {"PATH": path, **VARIABLES, **variables}, [filter_fd])
 
 
-def _limits(policy: SandboxPolicy, group: Group) -> dict[str, int]:
-    """Return the limits that hold for each process, by their names in `resource`."""
+def _limits(policy: SandboxPolicy, group: Group) -> dict[str, tuple[int, int]]:
+    """Return the soft and hard limits that hold for each process, by their names in `resource`."""
     limits = {
         "RLIMIT_CORE": 0,
         "RLIMIT_MEMLOCK": 0,
-        "RLIMIT_CPU": policy.cpu,
         "RLIMIT_FSIZE": policy.file,
         "RLIMIT_NOFILE": policy.files,
     }
     if group.memory_bound == "process":
         limits["RLIMIT_AS"] = policy.memory
-    return limits
+    # The soft limit ends the process with a signal that tells why; who catches that meets the hard one.
+    cpu = {"RLIMIT_CPU": (policy.cpu, policy.cpu + 5)}
+    return {**{name: (value, value) for name, value in limits.items()}, **cpu}
 
 
 def size_in_words(size: float) -> str:

@@ -81,6 +81,9 @@ class WorkerSession:
         self._tasks: set[asyncio.Task[None]] = set()
         self._pong = False
         self._held_up = False
+        self._late: set[int] = set()
+        self._too_long = ""
+        """Requests on which the worker worked for too long, and what their records say about that."""
         self.info: EnvironmentInfo
         self.lost: str | None = None
         """How the worker ended, once it has, in words fit for a public record."""
@@ -259,23 +262,14 @@ class WorkerSession:
     async def _bound(self, limit: float) -> None:
         """End a sandboxed worker that takes too long over a rollout or over examples, whatever it answers."""
         own = OwnTime(limit)
-        while True:
+        while not self._late:
             await asyncio.sleep(own.tick)
             playing = {
-                number: each.asked
-                for number, each in self._playing.items()
-                if not each.calls and not each.result.done()
+                number: len(each.asked.indices) for number, each in self._playing.items() if not each.calls
             }
-            working = {number: len(asked.indices) for number, asked in playing.items()}
-            late = own.late({**working, **dict.fromkeys(self._examples, 1)})
-            reason = f"its code took more than {limit:g} s, which the sandbox does not allow"
-            for number in late & playing.keys():
-                asked = playing[number]
-                failed = failed_rollouts(asked.example, asked.indices, "RolloutTimeout", reason)
-                self._playing[number].result.set_result(failed)
-            if late:
-                self._process.kill()
-                return
+            self._late = own.late({**playing, **dict.fromkeys(self._examples, 1)})
+        self._too_long = f"its code took more than {limit:g} s, which the sandbox does not allow"
+        self._process.kill()
 
     def _received(self, line: bytes) -> None:
         message = to_host.validate_json(line)
@@ -332,13 +326,18 @@ class WorkerSession:
         """Answer everything that waits: the process has ended."""
         if words is not None or self._held_up:
             ending = "was ended, since the code of a rollout past its time let nothing else go on"
+        elif self._late:
+            ending = f"was ended, since {self._too_long}"
         self.lost = f"the environment's process {ending or self._process.ending()}"
         self.lost_reason = self._process.with_log(self.lost)
         for running in list(self._playing.values()):
             asked = running.asked
             if running.result.done():
                 continue
-            if words is not None and asked.id == words.play:
+            if asked.id in self._late:
+                failed = failed_rollouts(asked.example, asked.indices, "RolloutTimeout", self._too_long)
+                running.result.set_result(failed)
+            elif words is not None and asked.id == words.play:
                 running.result.set_result(_held_up(asked, words))
             else:
                 running.result.set_result(lost_rollouts(asked.example, asked.indices, self.lost))

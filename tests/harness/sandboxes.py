@@ -1,0 +1,123 @@
+"""Whether this machine can hold a sandbox, and small environments to put into one."""
+
+from __future__ import annotations
+
+import functools
+import json
+import subprocess
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from wander import Rollout, ScriptedClient
+from wander.errors import SandboxError
+from wander.sandbox import SandboxPolicy, parse_limits
+from wander.sandbox.groups import new_group
+from wander.sandbox.support import FIRST_UID, require_support
+from wander.worker.host import WorkerEnvironment
+
+SMALL = ("memory=512M", "processes=64", "cpu=60", "rollout=120", "tmp=8M", "shm=4M", "file=4M", "log=1M")
+"""Limits under which nothing that a test does can hurt the machine."""
+
+ENVIRONMENT = '''
+import asyncio, json, os, signal, subprocess, sys, time
+from wander import MultiTurnEnv, Rubric
+
+class Env(MultiTurnEnv):
+    """Runs what the model says, which the test wrote."""
+
+    async def env_response(self, messages, state):
+        names = {**globals(), "self": self, "messages": messages, "state": state}
+        exec(messages[-1]["content"], names)
+        answer = names.get("answer")
+        if asyncio.iscoroutine(answer):
+            answer = await answer
+        return [{"role": "user", "content": json.dumps(answer)}]
+
+def load_environment(at_load=""):
+    exec(at_load, globals())
+    return Env(eval_dataset=[{"question": "go"}], rubric=Rubric(), max_turns=2, name="obedient")
+'''
+
+
+@functools.cache
+def why_not() -> str | None:
+    """Return why there can be no sandbox on this machine, or None."""
+    try:
+        support = require_support()
+    except SandboxError as error:
+        return f"no sandbox on this machine: {error}"
+    command = [
+        support.bwrap,
+        "--unshare-all",
+        "--unshare-user",
+        "--disable-userns",
+        "--ro-bind",
+        "/",
+        "/",
+        "true",
+    ]
+    user = {"user": FIRST_UID, "group": FIRST_UID, "extra_groups": []} if support.as_root else {}
+    done = subprocess.run(command, capture_output=True, text=True, cwd="/", check=False, **user)
+    return None if done.returncode == 0 else f"no sandbox on this machine: {done.stderr.strip()}"
+
+
+@functools.cache
+def bounds_memory() -> bool:
+    """Tell whether this process may make control groups."""
+    group = new_group(SandboxPolicy())
+    while not group.close():
+        time.sleep(0.01)
+    return group.memory_bound == "cgroup"
+
+
+needs_sandbox = pytest.mark.skipif(why_not() is not None, reason=why_not() or "")
+
+
+def small(*limits: str) -> SandboxPolicy:
+    """Return the small policy, with some limits of its own."""
+    return parse_limits([*SMALL, *limits])
+
+
+@asynccontextmanager
+async def confined(
+    folder: Path, *limits: str, body: str = ENVIRONMENT, **options: Any
+) -> AsyncIterator[WorkerEnvironment]:
+    """Run an environment's text in the sandbox."""
+    module = folder / "obedient_environment.py"
+    module.write_text(body)
+    environment = await WorkerEnvironment.start(
+        None, None, path=module, log_path=folder / "worker.log", sandbox=small(*limits), **options
+    )
+    try:
+        yield environment
+    finally:
+        await environment.close()
+
+
+async def played(environment: WorkerEnvironment, code: str) -> Rollout:
+    """Have the environment run some code, which leaves its answer in `answer`."""
+    (example,) = await environment.examples("eval", 0, 1)
+    return await environment.rollout(ScriptedClient([code, "end"]), example)
+
+
+async def answered(environment: WorkerEnvironment, code: str) -> Any:
+    """Have the environment run some code and return its answer."""
+    rollout = await played(environment, code)
+    assert rollout.failure is None, rollout.failure
+    return json.loads(str(rollout.completion[1]["content"]))
+
+
+def marked(mark: str) -> list[int]:
+    """Return the processes that have a word among their variables; root sees all of them."""
+    found = []
+    for place in Path("/proc").glob("[0-9]*"):
+        try:
+            if mark.encode() in (place / "environ").read_bytes():
+                found.append(int(place.name))
+        except OSError:
+            continue
+    return found

@@ -1,0 +1,167 @@
+"""Environments that take too much: each ends with the right words, and the host goes on."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+from pathlib import Path
+
+import pytest
+from sandboxes import answered, bounds_memory, confined, marked, needs_sandbox, played
+from wander.errors import LoadError
+from wander.sandbox.groups import NoGroup
+
+pytestmark = needs_sandbox
+
+EAT = """
+taken = []
+for _ in range(100):
+    taken.append(bytearray(os.urandom(1 << 20) * 10))
+answer = len(taken)
+"""
+EAT_IN_CHILDREN = """
+children = []
+for _ in range(4):
+    child = os.fork()
+    if child == 0:
+        taken = bytearray(os.urandom(1 << 20) * 120)
+        time.sleep(3)
+        os._exit(0)
+    children.append(child)
+answer = sum(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0 for child in children)
+"""
+
+
+@pytest.mark.skipif("not bounds_memory()", reason="no control group can be made here")
+async def test_memory_of_one_process(tmp_path):
+    async with confined(tmp_path, "memory=300M") as environment:
+        rollout = await played(environment, EAT)
+        assert rollout.failure is not None
+        assert rollout.failure.boundary == "environment"
+        assert "ran out of memory: the sandbox allows 300 MiB" in rollout.failure.message
+        assert await answered(environment, "answer = 1 + 1") == 2, "the next worker plays on"
+
+
+@pytest.mark.skipif("not bounds_memory()", reason="no control group can be made here")
+async def test_memory_of_all_processes_together(tmp_path):
+    async with confined(tmp_path, "memory=300M") as environment:
+        rollout = await played(environment, EAT_IN_CHILDREN)
+        if rollout.failure is None:
+            assert json.loads(rollout.completion[1]["content"]) < 4
+        else:
+            assert "out of memory" in rollout.failure.message
+
+
+async def test_memory_where_there_are_no_control_groups(tmp_path, monkeypatch):
+    monkeypatch.setattr("wander.sandbox.worker.new_group", lambda policy: NoGroup())
+    async with confined(tmp_path, "memory=512M") as environment:
+        rollout = await played(environment, EAT)
+        assert rollout.failure is not None
+        assert "MemoryError" in rollout.failure.message
+        assert await answered(environment, "answer = 1 + 1") == 2, "the same worker plays on"
+
+
+async def test_processor_time(tmp_path):
+    async with confined(tmp_path, "cpu=2") as environment:
+        rollout = await played(environment, "while True: pass")
+        assert rollout.failure is not None
+        assert "used up the 2 s of processor time that the sandbox allows" in rollout.failure.message
+        assert rollout.failure.retryable
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "time.sleep(600)",
+        "answer = asyncio.sleep(600)",
+        "os.kill(os.getpid(), signal.SIGSTOP)",
+        "signal.pthread_sigmask(signal.SIG_BLOCK, range(1, 64)); time.sleep(600)",
+    ],
+    ids=["blocks", "waits", "stops itself", "hears no signal"],
+)
+async def test_time_of_a_rollout(code, tmp_path):
+    async with confined(tmp_path, "rollout=3") as environment:
+        rollout = await played(environment, code)
+        assert rollout.failure is not None
+        assert (rollout.failure.boundary, rollout.failure.type) == ("environment", "RolloutTimeout")
+        assert "more than 3 s, which the sandbox does not allow" in rollout.failure.message
+        assert await answered(environment, "answer = 1 + 1") == 2, "the next worker plays on"
+
+
+BOMB = """
+import os, sys, time
+if os.fork() == 0:
+    while True:
+        try:
+            os.fork()
+        except OSError:
+            time.sleep(0.05)
+"""
+
+
+async def test_a_fork_bomb_stays_small_and_ends_with_its_worker(tmp_path, monkeypatch):
+    monkeypatch.setenv("SANDBOX_TEST_BOMB", f"bomb-{os.getpid()}-{tmp_path.name}")
+    mark = os.environ["SANDBOX_TEST_BOMB"]
+    async with confined(tmp_path, "processes=40", environ=["SANDBOX_TEST_BOMB"]) as environment:
+        await played(environment, f"subprocess.Popen([sys.executable, '-S', '-c', {BOMB!r}])\nanswer = 0")
+        most = 0
+        for _ in range(100):
+            most = max(most, len(marked(mark)))
+            if most >= 35:
+                break
+            await asyncio.sleep(0.05)
+        assert 35 <= most <= 45  # its own, and bubblewrap's
+    assert marked(mark) == []
+
+
+async def test_children_that_hide_end_with_their_worker(tmp_path, monkeypatch):
+    monkeypatch.setenv("SANDBOX_TEST_HIDDEN", f"hidden-{os.getpid()}-{tmp_path.name}")
+    mark = os.environ["SANDBOX_TEST_HIDDEN"]
+    async with confined(tmp_path, environ=["SANDBOX_TEST_HIDDEN"]) as environment:
+        code = "answer = subprocess.call(['sh', '-c', 'setsid sh -c \"sleep 600 & sleep 600\" & exit 0'])"
+        assert await answered(environment, code) == 0
+        assert len(marked(mark)) > 3
+    assert marked(mark) == []
+
+
+async def test_a_flood_of_output_is_cut(tmp_path):
+    async with confined(tmp_path, "log=64K") as environment:
+        code = "[print('x' * 1023) for _ in range(600)]; answer = 'still here'"
+        assert await answered(environment, code) == "still here"
+        assert await answered(environment, "print('more'); answer = 2") == 2
+    log = (tmp_path / "worker.log").read_bytes()
+    assert log.endswith(b"\n[the log is full at 65536 bytes; the rest is dropped]\n")
+    assert len(log) < 65536 + 100
+
+
+async def test_what_is_printed_stands_in_the_log(tmp_path):
+    async with confined(tmp_path) as environment:
+        assert (
+            await answered(environment, "print('to stdout'); os.system('echo from a child'); answer = 0") == 0
+        )
+    assert (tmp_path / "worker.log").read_text() == "to stdout\nfrom a child\n"
+
+
+async def test_a_crash_while_loading_is_the_environments(tmp_path):
+    with pytest.raises(LoadError, match="ended with status 7 before it was loaded") as raised:
+        async with confined(tmp_path, arguments={"at_load": "print('last words'); os._exit(7)"}):
+            pass
+    assert "last words" in str(raised.value)
+
+
+async def test_loading_has_an_end(tmp_path):
+    with pytest.raises(LoadError, match="not loaded within 5 s"):
+        async with confined(tmp_path, arguments={"at_load": "time.sleep(600)"}, startup_timeout=5.0):
+            pass
+
+
+async def test_control_groups_do_not_pile_up(tmp_path):
+    def groups() -> set[Path]:
+        return set(Path("/sys/fs/cgroup").rglob(f"wander-{os.getpid()}-*"))
+
+    async with confined(tmp_path) as environment:
+        assert bool(groups()) == bounds_memory()
+        await played(environment, "os.kill(os.getpid(), signal.SIGKILL)")
+        assert await answered(environment, "answer = 2") == 2
+    assert groups() == set()

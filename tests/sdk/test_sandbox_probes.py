@@ -1,0 +1,82 @@
+"""Everything that must not work in the sandbox, tried in a real worker."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import pytest
+from sandboxes import confined, needs_sandbox, small
+from wander.errors import SandboxError
+from wander.sandbox.check import bait, check
+from wander.sandbox.probes import probes, run
+
+BODY = """
+import json
+from wander import SingleTurnEnv
+from wander.sandbox.probes import run
+
+def load_environment(bait):
+    outcomes = run(bait)
+    rows = [{"question": name, "answer": json.dumps(each)} for name, each in outcomes.items()]
+    return SingleTurnEnv(eval_dataset=rows, name="probing")
+"""
+
+pytestmark = needs_sandbox
+
+
+@pytest.fixture(scope="module")
+def outcomes(tmp_path_factory) -> dict[str, Any]:
+    async def probed() -> dict[str, Any]:
+        limits = ("processes=48",)
+        with bait(small(*limits)) as prepared:
+            folder = tmp_path_factory.mktemp("probes")
+            async with confined(folder, *limits, body=BODY, arguments={"bait": prepared}) as environment:
+                rows = await environment.examples("eval")
+        return {str(row.prompt[-1]["content"]): json.loads(row.answer) for row in rows}
+
+    return asyncio.run(probed())
+
+
+@pytest.mark.parametrize("name", probes())
+def test_the_sandbox_stops(name, outcomes):
+    outcome = outcomes[name]
+    assert outcome["held"], f"{name}: {outcome['how']}"
+
+
+def test_calls_are_stopped_by_the_filter_and_not_by_chance(outcomes):
+    calls = {name: each["how"] for name, each in outcomes.items() if name.startswith("call ")}
+    assert len(calls) > 70
+    assert set(calls.values()) <= {"EPERM", "ENOSYS"}
+    assert {each["how"] for name, each in outcomes.items() if name.startswith("socket ")} == {"EAFNOSUPPORT"}
+    assert outcomes["more processes"]["how"] == "EAGAIN"
+    assert outcomes["a file too long"]["how"] == "EFBIG"
+    assert outcomes["more than tmp holds"]["how"] == "ENOSPC"
+
+
+def test_the_same_attempts_succeed_outside():
+    """Else they would prove nothing."""
+    names = {
+        "secret file",
+        "secret variable",
+        "secret over loopback",
+        "secret in host process",
+        "datagram pair",
+    }
+    with bait(small()) as prepared:
+        outside = run(prepared, frozenset({*names, "socket TCP", "write /probe-not-there"}))
+    assert {name for name, each in outside.items() if not each["held"]} == names | {"socket TCP"}
+
+
+def test_the_self_test_reports_what_it_tried():
+    report = check()
+    assert report.escaped == []
+    assert {each.name for each in report.outcomes} == set(probes())
+    assert len(report.profile_sha256) == 64
+
+
+def test_the_self_test_tells_why_there_is_no_sandbox(monkeypatch):
+    monkeypatch.setattr("wander.sandbox.bubblewrap._ISOLATION", ("--no-such-option",))
+    with pytest.raises(SandboxError, match="no-such-option"):
+        check()
