@@ -58,7 +58,7 @@ class WorkerEnvironment:
         environ: Iterable[str] = (),
         log_path: Path,
         startup_timeout: float = 300.0,
-        restarts: int = 3,
+        restarts: int = 10,
         sandbox: SandboxPolicy | None = None,
         workers: int = 1,
         addresses: Sequence[WorkerAddress] = (),

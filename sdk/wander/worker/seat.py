@@ -11,7 +11,8 @@ from wander.types import EnvironmentInfo
 from wander.worker.link import WorkerOptions
 from wander.worker.session import WorkerSession
 
-_LONGEST_PAUSE = 30.0
+_FAILED_STARTS = 5
+"""Starts in a row that may fail, 1, 2, 4 and 8 s apart: another machine may be starting up again."""
 
 
 class Seat:
@@ -92,8 +93,10 @@ class Seat:
                 except LoadError as error:
                     self.lost_reason = str(error)
                     failed += 1
-                    if self._restarted < self._restarts:
-                        await asyncio.sleep(min(_LONGEST_PAUSE, 2.0 ** (failed - 1)))
+                    if failed >= _FAILED_STARTS:
+                        self._restarted = self._restarts
+                    else:
+                        await asyncio.sleep(2.0 ** (failed - 1))
                     continue
                 if self._same(session.info, gone.info):
                     self._sit(session)
