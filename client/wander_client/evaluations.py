@@ -51,6 +51,8 @@ class EvaluationSettings(Record):
     """None means all of the split."""
     rollouts_per_example: int = 1
     concurrency: int = 32
+    """Model calls in flight."""
+    max_rollouts: int | None = None
     split: Literal["train", "eval"] = "eval"
     seed: int = 0
     sampling: SamplingArgs = Field(default_factory=SamplingArgs)
@@ -74,6 +76,7 @@ class EvaluationSettings(Record):
             seed=self.seed,
             sampling=self.sampling,
             concurrency=self.concurrency,
+            max_rollouts=self.max_rollouts,
         )
 
 

@@ -9,14 +9,14 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from wander.types import Message, Rollout
-    from wander.wire import RolloutRow, RunSummary
+    from wander.wire import EndpointUse, RolloutRow, RunSummary
 
     from wander_client.output import Cell, Output
 
 BAR_WIDTH = 30
 
 
-def show_summary(summary: RunSummary, output: Output) -> None:
+def show_summary(summary: RunSummary, output: Output, use: EndpointUse | None = None) -> None:
     """Print score, counts, metrics and reward histogram of a run."""
     output.line(f"reward  {interval(summary)}", style="bold")
     output.line(
@@ -29,6 +29,8 @@ def show_summary(summary: RunSummary, output: Output) -> None:
     tokens = summary.usage
     if tokens.completion_tokens:
         output.line(f"tokens  {tokens.prompt_tokens:,} read, {tokens.completion_tokens:,} written")
+    if use is not None:
+        output.line(f"calls   {use.told()}")
     if summary.metrics:
         output.line()
         rows: list[list[Cell]] = [

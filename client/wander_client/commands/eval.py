@@ -43,7 +43,10 @@ def evaluate(
     num_examples: Examples = DEFAULT_EXAMPLES,
     all_examples: Annotated[bool, typer.Option("--all", help="play every example of the split")] = False,
     rollouts: Annotated[int, typer.Option("-r", "--rollouts", min=1, help="rollouts of each example")] = 1,
-    concurrency: Annotated[int, typer.Option("-c", "--concurrency", min=1, help="rollouts at once")] = 32,
+    concurrency: Annotated[int, typer.Option("-c", "--concurrency", min=1, help="model calls at once")] = 32,
+    max_rollouts: Annotated[
+        int | None, typer.Option(min=1, help="rollouts at once (default: twice the concurrency)")
+    ] = None,
     split: Annotated[str, typer.Option(help="eval or train")] = "eval",
     seed: Annotated[int, typer.Option(help="the run's seed")] = 0,
     temperature: Annotated[float | None, typer.Option("-t", "--temperature", min=0.0)] = None,
@@ -99,6 +102,7 @@ def evaluate(
         num_examples=None if all_examples else num_examples,
         rollouts_per_example=rollouts,
         concurrency=concurrency,
+        max_rollouts=max_rollouts,
         split=_split(split),
         seed=seed,
         sampling=evaluations.sampling_of(
@@ -162,7 +166,7 @@ def _play(
             bar.total = progress.total
             mean = "" if progress.reward_mean is None else f"reward {progress.reward_mean:.3f}"
             failed = f"  {progress.failed} failed" if progress.failed else ""
-            bar.update(progress.done, f"{mean}{failed}")
+            bar.update(progress.done, f"{mean}{failed}{_rate_limit(progress)}")
 
         result = asyncio.run(
             evaluations.run_evaluation(
@@ -192,8 +196,19 @@ def _plan_line(
     return (
         f"evaluating {settings.model} on {location.label}{version}: {examples} = "
         f"{count * settings.rollouts_per_example} rollouts, seed {settings.seed}, "
-        f"{settings.concurrency} at once\nsaving to {run_dir}"
+        f"{settings.concurrency} calls at once\nsaving to {run_dir}"
     )
+
+
+def _rate_limit(progress: Progress) -> str:
+    """Say what the endpoint allows at the moment, where that is less than was asked for."""
+    if progress.paused_seconds >= 1:
+        return f"  rate-limited: waiting {progress.paused_seconds:.0f} s"
+    if progress.rate is None:
+        return ""
+    from wander.clients.pace import shown_rate
+
+    return f"  rate-limited: {shown_rate(progress.rate)}"
 
 
 def _available(settings: EvaluationSettings, opened: OpenedEnvironment) -> int | None:
@@ -223,6 +238,7 @@ def _report(result: EvaluationResult, fail_under: float | None) -> int:
         "summary": summary.model_dump(mode="json"),
         "resumed": result.resumed,
         "retried": result.retried,
+        "endpoints": (manifest.endpoints or result.endpoints).model_dump(mode="json"),
     }
     below = fail_under is not None and (summary.reward_mean is None or summary.reward_mean < fail_under)
     if fail_under is not None:
@@ -235,7 +251,7 @@ def _report(result: EvaluationResult, fail_under: float | None) -> int:
             output.warn(f"{count} x {reason}")
     if below:
         output.warn(f"the reward is below {fail_under}")
-    output.answer(data, lambda: show_summary(summary, output))
+    output.answer(data, lambda: show_summary(summary, output, manifest.endpoints))
     if summary.failed:
         output.next(f"wander view {result.run_dir} --failed")
     pin = manifest.environment

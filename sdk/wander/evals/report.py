@@ -55,6 +55,8 @@ def facts(manifest: RunManifest, summary: RunSummary) -> list[tuple[str, str]]:
     if summary.usage.completion_tokens:
         usage = summary.usage
         rows.append(("tokens", f"{usage.prompt_tokens:,} read, {usage.completion_tokens:,} written"))
+    if manifest.endpoints is not None:
+        rows.append(("calls", manifest.endpoints.told()))
     if summary.seconds_mean is not None:
         rows.append(("time", f"{summary.seconds_mean:.2f} s a rollout"))
     rows.append(("task set", manifest.task_set_sha256[:12]))
