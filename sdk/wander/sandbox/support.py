@@ -24,6 +24,7 @@ FIRST_UID = 1_879_048_192
 """A root host runs each sandbox as this plus a process id, a range that systemd and /etc/subuid leave."""
 
 _APPARMOR = "/proc/sys/kernel/apparmor_restrict_unprivileged_userns"
+_USERS = "/proc/self/uid_map"
 _PROFILE = "/usr/share/apparmor/extra-profiles/bwrap-userns-restrict"
 
 
@@ -124,9 +125,7 @@ def _version(bwrap: str) -> tuple[int, ...]:
 
 def _require_other_users() -> None:
     """Root must become somebody else first: inside bubblewrap its rights over /proc/sys would remain."""
-    ranges = [
-        [int(word) for word in line.split()] for line in Path("/proc/self/uid_map").read_text().splitlines()
-    ]
+    ranges = [[int(word) for word in line.split()] for line in Path(_USERS).read_text().splitlines()]
     if not any(first <= FIRST_UID < first + count for first, _, count in ranges):
         raise SandboxError(
             "root in this container has no other users to run a sandbox as",

@@ -1,0 +1,134 @@
+"""The system call filter, run here as the kernel runs it, for both machines."""
+
+from __future__ import annotations
+
+import ctypes
+import ctypes.util
+import errno
+import struct
+
+import pytest
+from wander.sandbox.seccomp import ALLOW, CLONE_NEW_ANY, KILL, MACHINES, compiled, program
+from wander.sandbox.syscalls import DENIED, JUDGED, NEWEST
+
+AF_UNIX, AF_INET, STREAM, DATAGRAM, SEQPACKET, CLOEXEC = 1, 2, 1, 2, 5, 0o2000000
+
+
+def verdict(name: str, number: int, *arguments: int, audit: int | None = None) -> int:
+    """Interpret the filter of a machine for one call."""
+    machine = MACHINES[name]
+    given = [*arguments, *[0] * 6][:6]
+    data = struct.pack("=IIQ6Q", number, machine.audit if audit is None else audit, 0, *given)
+    code = program(machine)
+    accumulator, place = 0, 0
+    while True:
+        operation, true, false, operand = code[place]
+        place += 1
+        if operation == 0x20:
+            accumulator = struct.unpack_from("=I", data, operand)[0]
+        elif operation == 0x54:
+            accumulator &= operand
+        elif operation == 0x06:
+            return operand
+        else:
+            holds = {
+                0x15: accumulator == operand,
+                0x25: accumulator > operand,
+                0x45: bool(accumulator & operand),
+            }[operation]
+            place += true if holds else false
+
+
+def refused(number: int) -> int:
+    return 0x00050000 | number
+
+
+def judged(name: str, call: str) -> int:
+    number = JUDGED[call][MACHINES[name].column]
+    assert number is not None
+    return number
+
+
+@pytest.fixture(params=sorted(MACHINES))
+def name(request) -> str:
+    return request.param
+
+
+def test_denied_calls_are_refused_and_others_allowed(name):
+    column = MACHINES[name].column
+    denied = {numbers[column] for numbers in DENIED.values()} - {None}
+    special = {numbers[column] for numbers in JUDGED.values()}
+    for number in range(NEWEST + 1):
+        if number in denied:
+            assert verdict(name, number) == refused(errno.EPERM), number
+        elif number not in special:
+            assert verdict(name, number) == ALLOW, number
+    assert len(denied) == len([numbers for numbers in DENIED.values() if numbers[column] is not None])
+    assert not denied & special
+
+
+def test_what_is_newer_does_not_exist(name):
+    assert verdict(name, NEWEST + 1) == refused(errno.ENOSYS)
+    assert verdict(name, 100_000) == refused(errno.ENOSYS)
+    assert verdict(name, judged(name, "clone3")) == refused(errno.ENOSYS)
+
+
+def test_calls_of_other_machines_kill(name):
+    for other in {each.audit for each in MACHINES.values()} | {0x40000003, 0x40000028}:
+        expected = ALLOW if other == MACHINES[name].audit else KILL
+        assert verdict(name, 0, audit=other) == expected
+    assert verdict("x86_64", 0x40000000 | 39) == KILL
+    assert verdict("x86_64", 0xFFFFFFFF) == KILL
+
+
+def test_clone_makes_no_namespace(name):
+    clone = judged(name, "clone")
+    assert verdict(name, clone, 0x01200011) == ALLOW  # fork
+    assert verdict(name, clone, 0x003D0F00) == ALLOW  # a thread
+    for bit in range(32):
+        flag = 1 << bit
+        expected = refused(errno.EPERM) if flag & CLONE_NEW_ANY else ALLOW
+        assert verdict(name, clone, flag) == expected
+        assert verdict(name, clone, flag | 0xFF << 32) == expected
+
+
+@pytest.mark.parametrize("request_number", [0x5412, 0x541C, 0x5423])
+def test_nothing_is_typed_into_terminals(name, request_number):
+    ioctl = judged(name, "ioctl")
+    assert verdict(name, ioctl, 0, request_number) == refused(errno.EPERM)
+    assert verdict(name, ioctl, 0, request_number | 0xABCD << 32) == refused(errno.EPERM)
+    assert verdict(name, ioctl, 0, 0x5401) == ALLOW
+
+
+def test_sockets_come_in_connected_pairs_alone(name):
+    socket, pair = judged(name, "socket"), judged(name, "socketpair")
+    for family in range(50):
+        assert verdict(name, socket, family, STREAM) == refused(errno.EAFNOSUPPORT)
+        if family != AF_UNIX:
+            assert verdict(name, pair, family, STREAM) == refused(errno.EAFNOSUPPORT)
+    assert verdict(name, pair, AF_UNIX, STREAM | CLOEXEC) == ALLOW
+    assert verdict(name, pair, AF_UNIX, SEQPACKET) == ALLOW
+    assert verdict(name, pair, AF_UNIX, DATAGRAM | CLOEXEC) == refused(errno.EPERM)
+
+
+def test_messages_go_to_no_address(name):
+    sendto = judged(name, "sendto")
+    assert verdict(name, sendto, 3, 0, 10, 0, 0) == ALLOW
+    assert verdict(name, sendto, 3, 0, 10, 0, 0x7FFF0000) == refused(errno.EPERM)
+    assert verdict(name, sendto, 3, 0, 10, 0, 1 << 40) == refused(errno.EPERM)
+
+
+def test_the_kernel_takes_a_program_of_this_size(name):
+    assert len(compiled(MACHINES[name])) == 8 * len(program(MACHINES[name]))
+    assert len(program(MACHINES[name])) < 4096
+
+
+@pytest.mark.skipif(ctypes.util.find_library("seccomp") is None, reason="libseccomp is not installed")
+def test_the_numbers_are_those_of_libseccomp(name):
+    library = ctypes.CDLL(ctypes.util.find_library("seccomp"))
+    audit = MACHINES[name].audit
+    for call, numbers in {**DENIED, **JUDGED}.items():
+        theirs = library.seccomp_syscall_resolve_name_arch(ctypes.c_uint32(audit), call.encode())
+        ours = numbers[MACHINES[name].column]
+        # -1: it is older than the call; below: this machine has none.
+        assert theirs in (ours, -1) or (ours is None and theirs < -1), call

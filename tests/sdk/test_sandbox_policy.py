@@ -1,0 +1,302 @@
+"""Limits, what is visible, control groups on trees of their own, and every refusal."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from collections import namedtuple
+from pathlib import Path
+
+import pytest
+from sandboxes import small
+from wander.errors import ConfigError, SandboxError
+from wander.sandbox import SandboxPolicy, parse_limits, support
+from wander.sandbox.bubblewrap import profile_digest
+from wander.sandbox.clock import OwnTime
+from wander.sandbox.groups import NoGroup, ScopeGroup, new_group
+from wander.sandbox.output import CappedLog
+from wander.sandbox.seccomp import MACHINES
+from wander.sandbox.visible import outermost, visible
+from wander.sandbox.worker import size_in_words
+
+Kernel = namedtuple("Kernel", "machine release")
+
+
+@pytest.mark.parametrize(
+    ("pair", "field", "value"),
+    [
+        ("memory=2G", "memory", 2 << 30),
+        ("memory=512MiB", "memory", 512 << 20),
+        ("memory=1.5g", "memory", 3 << 29),
+        ("tmp=1048576", "tmp", 1 << 20),
+        ("rollout=0.5", "rollout", 0.5),
+        ("processes=16", "processes", 16),
+    ],
+)
+def test_limits_are_read_as_people_write_them(pair, field, value):
+    assert getattr(parse_limits([pair]), field) == value
+
+
+def test_limits_add_up_and_folders_too(tmp_path):
+    policy = parse_limits(["memory=1G", f"read={tmp_path}", "read=/usr"], SandboxPolicy(processes=20))
+    assert (policy.memory, policy.processes, policy.read) == (1 << 30, 20, (str(tmp_path), "/usr"))
+    assert "read" not in policy.limits()
+
+
+@pytest.mark.parametrize(
+    ("pair", "part"),
+    [
+        ("memry=1G", "is no limit"),
+        ("memory", "is no limit"),
+        ("memory=much", "has no number"),
+        ("memory=1", "memory"),
+        ("read=/nowhere/at/all", "does not exist"),
+        ("processes=2.5", "processes"),
+    ],
+)
+def test_a_limit_that_is_none_is_refused(pair, part):
+    with pytest.raises(ConfigError, match=part):
+        parse_limits([pair])
+
+
+def test_the_digest_names_limits_and_not_places(tmp_path):
+    machine = MACHINES["x86_64"]
+    one = profile_digest(SandboxPolicy(), machine)
+    assert one == profile_digest(SandboxPolicy(read=("/usr",)), machine)
+    assert one != profile_digest(SandboxPolicy(memory=1 << 30), machine)
+    assert one != profile_digest(SandboxPolicy(), MACHINES["aarch64"])
+
+
+def test_nothing_is_mounted_below_what_is_visible():
+    assert outermost(["/a/b/c", "/a/b", "/a/bc", "/a/b/d/e"]) == ("/a/b", "/a/bc")
+
+
+def test_this_interpreter_sees_its_packages_and_no_more():
+    sees = visible(None, None, ())
+    assert sees.python == Path(sys.executable).absolute()
+    assert any((Path(path) / "wander").is_dir() for path in sees.import_path)
+    assert {"/etc", "/home", "/var"}.isdisjoint(sees.binds)
+
+
+def test_pth_files_of_another_virtual_environment_are_not_read(tmp_path):
+    site = tmp_path / "venv/lib/python3.11/site-packages"
+    site.mkdir(parents=True)
+    (site / "greedy.pth").write_text("/home\n/root\nimport os\n")
+    (tmp_path / "venv/bin").mkdir()
+    python = tmp_path / "venv/bin/python"
+    python.symlink_to(Path(sys.executable).resolve())
+    sees = visible(python, None, ())
+    assert sees.import_path == (str(site),)
+    assert {"/home", "/root"}.isdisjoint(sees.binds)
+
+
+@pytest.mark.parametrize("path", ["/", "/proc", "/dev", "/tmp"])
+def test_what_would_uncover_the_host_is_not_shown(path):
+    with pytest.raises(SandboxError, match=f"`{path}` cannot be shown"):
+        visible(None, None, (path,))
+
+
+def test_an_interpreter_that_is_gone_is_refused(tmp_path):
+    with pytest.raises(SandboxError, match="there is no interpreter"):
+        visible(tmp_path / "bin" / "python", None, ())
+
+
+def test_time_of_the_model_does_not_count():
+    own = OwnTime(2.0)
+    assert own.tick == 0.5
+    assert own.late({1: 1, 2: 4}) == set()
+    for _ in range(3):
+        assert own.late({}) == set()
+    for _ in range(3):
+        assert own.late({1: 1, 2: 4}) == set()
+    assert own.late({1: 1, 2: 4}) == {1}
+
+
+def test_sizes_are_told_in_words():
+    assert [size_in_words(each) for each in (5, 2048, 300 << 20, 3 << 29)] == [
+        "5 bytes",
+        "2 KiB",
+        "300 MiB",
+        "1.5 GiB",
+    ]
+
+
+async def test_a_full_log_stays_full(tmp_path):
+    async def write(text: bytes) -> None:
+        reading, writing = os.pipe()
+        log = CappedLog(reading, tmp_path / "log", 100)
+        os.write(writing, text)
+        os.close(writing)
+        await log.ended(30.0)
+
+    await write(b"a" * 60)
+    await write(b"b" * 60)
+    note = b"\n[the log is full at 100 bytes; the rest is dropped]\n"
+    full = b"a" * 60 + b"b" * 40 + note
+    assert (tmp_path / "log").read_bytes() == full
+    await write(b"c" * 60)
+    assert (tmp_path / "log").read_bytes() == full + note
+
+
+async def test_a_log_that_nobody_closes_is_let_go(tmp_path):
+    reading, writing = os.pipe()
+    log = CappedLog(reading, tmp_path / "log", 100)
+    os.write(writing, b"kept")
+    await log.ended(0.2)
+    os.close(writing)
+    log.close()
+    assert (tmp_path / "log").read_bytes() == b"kept"
+    await asyncio.sleep(0)
+
+
+@pytest.fixture
+def tree(tmp_path, monkeypatch) -> Path:
+    """A folder that stands for /sys/fs/cgroup; no scopes can be had."""
+    monkeypatch.setattr("wander.sandbox.groups._scopes", lambda: None)
+    return tmp_path
+
+
+def own_groups(monkeypatch: pytest.MonkeyPatch, **groups: str) -> None:
+    named = {"" if name == "unified" else name: path for name, path in groups.items()}
+    monkeypatch.setattr("wander.sandbox.groups._own_groups", lambda: named)
+
+
+def test_version_2_takes_the_nearest_group_that_hands_limits_on(tree, monkeypatch):
+    own_groups(monkeypatch, unified="/user.slice/app.slice/shell.scope")
+    for path, handed in (
+        ("", "memory pids"),
+        ("user.slice", "cpu memory pids"),
+        ("user.slice/app.slice", "cpu"),
+    ):
+        (tree / path).mkdir(exist_ok=True)
+        (tree / path / "cgroup.subtree_control").write_text(handed)
+    (tree / "cgroup.controllers").write_text("cpu memory pids")
+    group = new_group(small(), tree)
+    (procs,) = map(Path, group.joined)
+    assert procs.parent.parent == tree / "user.slice"
+    settings = {path.name: path.read_text() for path in procs.parent.iterdir()}
+    assert settings == {"memory.max": str(512 << 20), "memory.oom.group": "1", "pids.max": "72"}
+    (procs.parent / "memory.events").write_text("oom 3\noom_kill 0\n")
+    assert not group.out_of_memory()
+    (procs.parent / "memory.events").write_text("oom 3\noom_kill 1\n")
+    assert group.out_of_memory()
+    assert group.memory_bound == "cgroup"
+
+
+def test_version_1_takes_a_group_of_each_kind(tree, monkeypatch):
+    own_groups(monkeypatch, memory="/box", pids="/")
+    for path in ("memory/box", "pids"):
+        (tree / path).mkdir(parents=True)
+        (tree / path / "cgroup.procs").write_text("")
+    group = new_group(small(), tree)
+    memory, pids = (Path(each).parent for each in group.joined)
+    assert (memory.parent, pids.parent) == (tree / "memory/box", tree / "pids")
+    assert (memory / "memory.limit_in_bytes").read_text() == str(512 << 20)
+    assert (pids / "pids.max").read_text() == "72"
+
+
+def test_without_groups_each_process_is_bounded_by_itself(tree, monkeypatch):
+    own_groups(monkeypatch, unified="/")
+    group = new_group(small(), tree)
+    assert isinstance(group, NoGroup)
+    assert (group.memory_bound, group.joined, group.out_of_memory(), group.close()) == (
+        "process",
+        [],
+        False,
+        True,
+    )
+
+
+def test_scopes_of_systemd_are_the_last_resort(tree, monkeypatch):
+    own_groups(monkeypatch, unified="/")
+    monkeypatch.setattr("wander.sandbox.groups._scopes", lambda: "/usr/bin/systemd-run")
+    group = new_group(small(), tree)
+    assert isinstance(group, ScopeGroup)
+    assert group.prefix[:3] == ["/usr/bin/systemd-run", "--user", "--scope"]
+    assert {f"MemoryMax={512 << 20}", "MemorySwapMax=0", "TasksMax=72"} <= set(group.prefix)
+    assert group.prefix[-1] == "--"
+
+
+def test_groups_of_hosts_that_were_killed_are_swept(tree, monkeypatch):
+    own_groups(monkeypatch, unified="/")
+    (tree / "cgroup.controllers").write_text("memory pids")
+    (tree / "cgroup.subtree_control").write_text("memory pids")
+    (tree / "wander-99999999-3").mkdir()
+    (tree / f"wander-{os.getppid()}-1").mkdir()
+    new_group(small(), tree)
+    assert not (tree / "wander-99999999-3").exists()
+    assert (tree / f"wander-{os.getppid()}-1").exists()
+
+
+REFUSALS = {
+    "platform": ("sys.platform", "darwin", "there is no sandbox on `darwin`", "Linux"),
+    "machine": (
+        "os.uname",
+        lambda: Kernel("riscv64", "6.1.0"),
+        "no system call filter for `riscv64`",
+        "aarch64",
+    ),
+    "kernel": ("os.uname", lambda: Kernel("x86_64", "5.4.0-x"), "Linux 5.4.0-x is too old", "5.14"),
+    "no bubblewrap": (
+        "shutil.which",
+        lambda name: None,
+        "bubblewrap is not installed",
+        "apt install bubblewrap",
+    ),
+    "old bubblewrap": ("_version", lambda path: (0, 4, 1), "bubblewrap 0.4.1 is too old", "0.12.0"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSALS)
+def test_where_there_can_be_no_sandbox_the_remedy_is_named(name, monkeypatch):
+    where, value, message, hint = REFUSALS[name]
+    monkeypatch.setattr("wander.sandbox.support.sys.platform", "linux")
+    monkeypatch.setattr("wander.sandbox.support.os.uname", lambda: Kernel("x86_64", "6.1.0"))
+    monkeypatch.setattr("wander.sandbox.support.shutil.which", lambda name: "/usr/bin/bwrap")
+    monkeypatch.setattr("wander.sandbox.support._version", lambda path: (0, 12, 0))
+    monkeypatch.setattr("wander.sandbox.support.os.geteuid", lambda: 1000)
+    assert support.require_support().warning is None
+    monkeypatch.setattr(f"wander.sandbox.support.{where}", value)
+    with pytest.raises(SandboxError, match=message) as raised:
+        support.require_support()
+    assert hint in (raised.value.hint or "")
+
+
+def test_a_known_fault_of_bubblewrap_is_told():
+    old = support.Support("/usr/bin/bwrap", (0, 8, 0), MACHINES["x86_64"], as_root=False)
+    assert "CVE-2026-87766" in (old.warning or "")
+
+
+def test_root_without_other_users_is_refused(tmp_path, monkeypatch):
+    (tmp_path / "uid_map").write_text("         0       1000          1\n         1     100000      65536\n")
+    monkeypatch.setattr("wander.sandbox.support._USERS", str(tmp_path / "uid_map"))
+    with pytest.raises(SandboxError, match="no other users"):
+        support._require_other_users()
+    (tmp_path / "uid_map").write_text("         0          0 4294967295\n")
+    support._require_other_users()
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "setting up uid map: Permission denied",
+        "loopback: Failed RTM_NEWADDR: Operation not permitted",
+        "No permissions to create a new namespace, likely because the kernel does not allow it",
+        "Creating new namespace failed: No space left on device",
+    ],
+)
+def test_forbidden_user_namespaces_are_explained(said, tmp_path, monkeypatch):
+    switch = tmp_path / "restrict"
+    monkeypatch.setattr("wander.sandbox.support._APPARMOR", str(switch))
+    assert "user.max_user_namespaces" in (support.explained(said).hint or "")
+    switch.write_text("0\n")
+    assert "user.max_user_namespaces" in (support.explained(said).hint or "")
+    switch.write_text("1\n")
+    assert "apparmor_parser" in (support.explained(said).hint or "")
+
+
+def test_other_faults_of_bubblewrap_are_told_as_they_are():
+    error = support.explained("Can't find source path /x: No such file or directory")
+    assert "Can't find source path /x" in str(error)
+    assert error.hint == "`wander sandbox check` shows what works here"
