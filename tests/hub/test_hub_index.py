@@ -82,7 +82,7 @@ async def test_both_formats_say_the_same(hub, make_wheel):
     answer = await hub.get(PAGE, headers={"Accept": PIP})
     assert answer.headers["content-type"] == JSON_V1
     page = answer.json()
-    assert (page["meta"]["api-version"], page["name"]) == ("1.4", "reverse-text")
+    assert (page["meta"]["api-version"], page["name"]) == ("1.5", "reverse-text")
     assert page["versions"] == ["0.1.0", "0.2.0"]
     assert page["project-status"] == {"status": "active"}
     assert len(page["files"]) == len(anchors.links) == 2

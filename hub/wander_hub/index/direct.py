@@ -39,7 +39,8 @@ def _encoded(headers: dict[str, str]) -> Headers:
 
 
 _PAGE_HEADERS = _encoded({**BROWSER_HEADERS, **PAGE_HEADERS})
-_FILE_HEADERS = _encoded({**BROWSER_HEADERS, "Content-Type": "application/octet-stream"})
+_FILE_HEADERS = _encoded(BROWSER_HEADERS)
+_BYTES = (b"content-type", b"application/octet-stream")
 _REQUEST_ID = REQUEST_ID_HEADER.lower().encode()
 
 
@@ -103,9 +104,9 @@ class DirectIndex:
         if holds(asked.get(b"if-none-match"), f'"{etag}"'):
             await _send(scope, send, 304, headers)
         elif metadata and file.core_metadata is not None:
-            await _send(scope, send, 200, headers, file.core_metadata.encode())
+            await _send(scope, send, 200, [*headers, _BYTES], file.core_metadata.encode())
         else:
-            return await self._object(scope, send, file, headers, asked)
+            return await self._object(scope, send, file, [*headers, _BYTES], asked)
         return True
 
     async def _object(

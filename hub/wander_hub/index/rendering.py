@@ -1,4 +1,4 @@
-"""Turns rows into the pages of the simple API: HTML 1.4 (frozen by PEP 833) and JSON 1.4.
+"""Turns rows into the pages of the simple API: HTML 1.4 (frozen by PEP 833) and JSON 1.5.
 
 Addresses are relative, so the stored bytes are right under whatever name the hub is reached.
 """
@@ -27,7 +27,7 @@ _HEAD = """<!DOCTYPE html>
 <h1>{title}</h1>
 """
 _TAIL = "</body>\n</html>\n"
-_META = {"api-version": "1.4"}
+_META = {"api-version": "1.5"}
 
 
 def root_html(owner: str, projects: Sequence[str]) -> bytes:
@@ -51,6 +51,8 @@ class Project:
     reason: str | None
     files: Sequence[tuple[Version, File]]
     """What may be had, in order of upload."""
+    namespace: str | None = None
+    """The owner's namespace where the name lies in it (PEP 752), so where the combined index has it."""
 
 
 def project_html(project: Project) -> bytes:
@@ -73,6 +75,7 @@ def project_json(project: Project) -> bytes:
             "meta": _META,
             "name": project.name,
             "project-status": status,
+            "namespaces": [{"name": project.namespace, "owned": True}] if project.namespace else None,
             "versions": list(dict.fromkeys(version.version for version, _ in project.files)),
             "files": [_entry(project.name, version, file) for version, file in project.files],
         }

@@ -64,9 +64,15 @@ def projects_of(session: Session, environment: Environment) -> dict[str, renderi
                 for file in environment_service.offered_files(environment, version)
                 if names.distribution_of(file.filename) == name
             ],
+            namespace=_own_namespace(session, environment.owner, name),
         )
         for name in sorted(found)
     }
+
+
+def _own_namespace(session: Session, owner: Owner, project: str) -> str | None:
+    held_by = repository.owner_of_namespaces(session, namespaces.namespaces_of(project))
+    return owner.name if held_by == owner.name else None
 
 
 def write_root(session: Session, owner: Owner) -> None:

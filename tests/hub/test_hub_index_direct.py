@@ -1,0 +1,234 @@
+"""The short way of the index says what the routes say, to those and only those whom the routes would tell."""
+
+from __future__ import annotations
+
+import gzip
+import itertools
+
+import httpx
+import pytest
+import zstandard
+from hypothesis import given
+from hypothesis import strategies as st
+from wander_hub.app import create_app
+from wander_hub.http_answers import wanted_range
+from wander_hub.index import direct
+from wander_hub.index.anonymous import AnonymousReader
+from wander_hub.index.negotiation import HTML_V1, JSON_V1, encoding_for
+from wander_hub.problems import HubProblem
+
+PAGE = "/alice/simple/reverse-text/"
+WHEEL = "/alice/files/reverse-text/reverse_text-0.1.0-py3-none-any.whl"
+OWN = ("x-request-id", "date")
+
+HEADERS = (
+    {},
+    {"Accept": JSON_V1},
+    {"Accept": HTML_V1},
+    {"Accept": "image/png"},
+    {"Accept": "*/*", "Accept-Encoding": "gzip"},
+    {"Accept": JSON_V1, "Accept-Encoding": "br, zstd"},
+    {"Accept-Encoding": "identity"},
+    {"Range": "bytes=3-9"},
+    {"Range": "bytes=0-1,4-5"},
+    {"Range": "bytes=5-2"},
+    {"Range": "bytes=-0"},
+    {"Range": "bytes=99999999-"},
+    {"Range": "bytes=3-9", "If-Range": '"another"'},
+)
+PATHS = (
+    *(PAGE, WHEEL, f"{WHEEL}.metadata", "/alice/simple/", "/alice/simple/nothing/", "/nobody/simple/x/"),
+    *("/alice/files/reverse-text/nothing-1.0-py3-none-any.whl", "/alice/simple/Reverse_Text/"),
+    *(
+        "/simple/alice-own/",
+        "/simple/reverse-text/",
+        "/simple/",
+        "/files/alice-own/x.whl",
+        f"{PAGE}?format=x",
+    ),
+    *("/files/alice-own/alice_own-1.0-py3-none-any.whl", "/alice/simple", "/simple/alice-own"),
+)
+
+
+@pytest.fixture
+async def both(hub, make_wheel, monkeypatch):
+    """The hub, and a client of the same hub that has no short way."""
+    for version in ("0.1.0", "0.2.0", "0.3.0", "0.4.0"):
+        await hub.publish(make_wheel(version=version))
+    await hub.publish(make_wheel(name="alice-own", version="1.0"))
+    long_way = create_app(hub.settings, database=hub.database)
+    monkeypatch.setattr(long_way, "_direct", Silent())
+    transport = httpx.ASGITransport(app=long_way, raise_app_exceptions=False)
+    async with httpx.AsyncClient(transport=transport, base_url="http://hub.test") as client:
+        client.headers.clear()
+        hub.client.headers.clear()
+        yield hub, client
+
+
+class Silent:
+    async def answered(self, _scope, _send) -> bool:
+        return False
+
+
+def told(answer: httpx.Response) -> tuple[int, dict[str, str], bytes]:
+    problem = answer.headers.get("content-type") == "application/problem+json"
+    body = b"" if problem else answer.content  # a problem names its request
+    headers = {name: value for name, value in answer.headers.items() if name not in OWN}
+    if problem:
+        headers.pop("content-length")
+    return answer.status_code, headers, body
+
+
+async def test_both_ways_answer_alike(both):
+    hub, long_way = both
+    for path, headers, method in itertools.product(PATHS, HEADERS, ("GET", "HEAD")):
+        short = await hub.client.request(method, path, headers=headers)
+        long = await long_way.request(method, path, headers=headers)
+        assert told(short) == told(long), (method, path, headers)
+        assert short.headers["x-request-id"]
+        if "etag" in long.headers:
+            held = {**headers, "If-None-Match": long.headers["etag"]}
+            short, long = await hub.get(path, headers=held), await long_way.get(path, headers=held)
+            assert told(short) == told(long), (path, held)
+            assert short.status_code == 304
+
+
+async def test_the_short_way_is_taken(both, monkeypatch):
+    hub, _ = both
+    ways: list[bool] = []
+    answered = direct.DirectIndex.answered
+
+    async def noted(self, scope, send):
+        ways.append(await answered(self, scope, send))
+        return ways[-1]
+
+    monkeypatch.setattr(direct.DirectIndex, "answered", noted)
+    for path in (PAGE, WHEEL, f"{WHEEL}.metadata", "/simple/alice-own/"):
+        assert (await hub.get(path, headers={"X-Request-ID": "mine"})).headers["x-request-id"] == "mine"
+    assert ways == [True] * 4
+    await hub.get(PAGE, headers=hub.auth())
+    await hub.get("/alice/simple/nothing/")
+    await hub.client.post(PAGE)
+    assert ways[4:] == [False] * 3
+
+
+async def test_what_not_everybody_may_have_is_not_told(both, make_wheel):
+    hub, long_way = both
+    secret = make_wheel(name="secret")
+    await hub.upload(secret.build(), secret.wheel_name, fields={"wander_visibility": "private"})
+    paths = ["/alice/simple/secret/", "/alice/files/secret/secret-0.1.0-py3-none-any.whl", PAGE, WHEEL]
+    answers = [(await hub.get(path)).status_code for path in paths]
+    assert answers == [401, 401, 200, 200]
+    assert [(await hub.get(path, headers=hub.auth())).status_code for path in paths] == [200] * 4
+    assert [(await hub.get(path, headers=hub.auth("bob"))).status_code for path in paths[:2]] == [401] * 2
+    path = "/api/v1/environments/alice/reverse-text"
+    quarantine = {"status": "quarantined", "reason": "odd"}
+    assert (await hub.client.put(f"{path}/status", json=quarantine, headers=hub.auth("admin"))).is_success
+    for asked in (PAGE, WHEEL, f"{WHEEL}.metadata"):
+        assert told(await hub.get(asked)) == told(await long_way.get(asked))
+    assert (await hub.get(WHEEL)).status_code == 403
+    assert b".whl" not in (await hub.get(PAGE)).content
+
+
+async def test_a_change_is_seen_at_once_by_every_process(both, make_wheel, settings):
+    hub, _ = both
+    elsewhere = AnonymousReader(type(hub.database)(settings.resolved_database_url))
+    place = direct.Place("alice", "reverse-text")
+    before = await elsewhere.page(place, JSON_V1, None)
+    await hub.publish(make_wheel(version="0.5.0"))
+    after = await elsewhere.page(place, JSON_V1, None)
+    assert before.etag != after.etag
+    assert b"reverse_text-0.5.0-py3-none-any.whl" in after.body
+    assert await elsewhere.page_etag(place, JSON_V1, None) == after.etag
+    elsewhere.close()
+
+
+async def test_pages_are_stored_compressed(both):
+    hub, _ = both
+    plain = await hub.get(PAGE, headers={"Accept": JSON_V1})
+    tags = {plain.headers["etag"]}
+    async for name, unpacked in compressed(hub):
+        assert unpacked == plain.content, name
+        answer = await hub.client.head(PAGE, headers={"Accept": JSON_V1, "Accept-Encoding": name})
+        assert answer.headers["content-encoding"] == name
+        assert int(answer.headers["content-length"]) < len(plain.content) / 2
+        tags.add(answer.headers["etag"])
+    assert len(tags) == 3, "strong tags tell every two bodies apart"
+    small = await hub.get("/simple/alice-own/", headers={"Accept": JSON_V1, "Accept-Encoding": "gzip"})
+    assert "content-encoding" not in small.headers
+
+
+async def compressed(hub):
+    """Yield each encoding and what comes out of the bytes that the hub sends for it."""
+    unpack = {"gzip": gzip.decompress, "zstd": lambda body: zstandard.ZstdDecompressor().decompress(body)}
+    for name, function in unpack.items():
+        async with hub.client.stream(
+            "GET", PAGE, headers={"Accept": JSON_V1, "Accept-Encoding": name}
+        ) as answer:
+            yield name, function(b"".join([piece async for piece in answer.aiter_raw()]))
+
+
+@pytest.mark.parametrize(
+    ("accepted", "chosen"),
+    [
+        (None, None),
+        ("", None),
+        ("identity", None),
+        ("gzip, deflate, br, zstd", "zstd"),
+        ("gzip, deflate", "gzip"),
+        ("zstd;q=0.1, gzip;q=0.9", "gzip"),
+        ("zstd;q=0, *", "gzip"),
+        ("gzip;q=0.5, identity", None),
+        ("gzip;q=0, zstd;q=0", None),
+        ("GZIP", "gzip"),
+    ],
+)
+def test_encodings_are_negotiated(accepted, chosen):
+    assert encoding_for(accepted) == chosen
+
+
+@given(st.integers(1, 40), st.integers(0, 50), st.integers(0, 50))
+def test_a_range_is_that_part_of_the_file_or_refused(size, first, last):
+    body = bytes(range(size))
+    for header, part in (
+        (f"bytes={first}-{last}", body[first : last + 1] if first <= last else body),
+        (f"bytes={first}-", body[first:]),
+        (f"bytes=-{last}", body[max(size - last, 0) :] if last else b""),
+    ):
+        if part:
+            start, end = wanted_range(header, None, '"x"', size) or (0, size)
+            assert body[start:end] == part
+        else:
+            with pytest.raises(HubProblem, match="outside") as refusal:
+                wanted_range(header, None, '"x"', size)
+            assert (refusal.value.status, refusal.value.headers["Content-Range"]) == (416, f"bytes */{size}")
+
+
+@pytest.mark.parametrize(
+    "header", [None, "", "bytes", "bytes=-", "bytes=a-b", "lines=0-1", "bytes=0-1,3-4", "bytes=5-2"]
+)
+def test_what_is_no_single_range_gets_the_whole(header):
+    assert wanted_range(header, None, '"x"', 10) is None
+
+
+async def test_a_file_that_vanished_is_an_error_of_the_hub(both):
+    hub, _ = both
+    sha256 = (await hub.get(WHEEL)).headers["etag"].strip('"')
+    (hub.settings.data / "objects" / "sha256" / sha256[:2] / sha256[2:]).unlink()
+    answer = await hub.get(WHEEL)
+    assert (answer.status_code, answer.json()["code"]) == (500, "internal_error")
+
+
+async def test_nginx_is_told_where_a_file_lies(both):
+    hub, _ = both
+    behind = create_app(hub.settings.model_copy(update={"accel_prefix": "/_objects/"}), database=hub.database)
+    transport = httpx.ASGITransport(app=behind)
+    async with httpx.AsyncClient(transport=transport, base_url="http://hub.test") as client:
+        for headers in ({}, hub.auth()):
+            answer = await client.get(WHEEL, headers=headers)
+            assert answer.content == b""
+            where = answer.headers["x-accel-redirect"]
+            assert where.startswith("/_objects/sha256/")
+            assert (hub.settings.data / "objects" / where.removeprefix("/_objects/")).is_file()
+            assert answer.headers["content-type"] == "application/octet-stream"
+        assert (await client.get("/alice/files/reverse-text/x.whl")).status_code == 404
