@@ -6,7 +6,9 @@ Data goes to standard output, everything else to standard error. Exit status: 0 
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -18,61 +20,110 @@ from pydantic import ValidationError
 from sqlalchemy.exc import DatabaseError
 
 from wander_hub import __version__
+from wander_hub.data_folder import DataFolderInUse
 from wander_hub.database import Database
 from wander_hub.problems import HubProblem
 from wander_hub.settings import Settings
 
-app = typer.Typer(no_args_is_help=True, add_completion=False, help="Run and administer a Wander hub.")
-user_app = typer.Typer(no_args_is_help=True, help="Add and list users.")
-token_app = typer.Typer(no_args_is_help=True, help="Create, list and revoke API tokens.")
+OVERVIEW = """\b
+Run and administer a Wander hub.
+
+\b
+  wander-hub serve                         start a hub, data in ./wander-hub-data
+  wander-hub user add ada                  let somebody publish
+  wander-hub token create ada              make a token for `wander login`
+
+\b
+Exit status: 0 done, 1 refused or failed, 2 wrong usage, a taken port or an unusable data folder."""
+
+
+def _group(help: str) -> typer.Typer:
+    return typer.Typer(
+        help=help,
+        no_args_is_help=True,
+        add_completion=False,
+        rich_markup_mode=None,
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )
+
+
+app = _group(OVERVIEW)
+user_app = _group("Add and list users.")
+token_app = _group("Create, list and revoke API tokens.")
 app.add_typer(user_app, name="user")
 app.add_typer(token_app, name="token")
 
 Data = Annotated[
     Path | None,
     typer.Option(
-        "--data", help="Folder of database and files. [default: wander-hub-data]", envvar="WANDER_HUB_DATA"
+        "--data", help="folder of database and files  [default: wander-hub-data]", envvar="WANDER_HUB_DATA"
     ),
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+AsJson = Annotated[bool, typer.Option("--json", help="print JSON")]
 
 
 def main() -> None:
     """Run the command; the one place that prints errors and chooses the exit status."""
     try:
-        app()
+        sys.exit(app(standalone_mode=False, prog_name="wander-hub"))
+    except typer.Abort:
+        sys.exit(130)
+    except BrokenPipeError:  # the reader went away (`wander-hub token list | head`)
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(1)
     except HubProblem as problem:
         _fail(problem.detail, problem.hint, 1)
+    except DataFolderInUse as error:
+        _fail(str(error), error.hint, 2)
     except ValidationError as error:
         first = error.errors()[0]
         _fail(f"setting `{'.'.join(str(one) for one in first['loc'])}`: {first['msg']}", None, 2)
     except DatabaseError as error:
         _fail(f"the database does not work: {error.orig}", "check `--data` and `WANDER_HUB_DATABASE_URL`", 2)
     except OSError as error:
-        named = f" `{error.filename}`" if error.filename else ""
-        _fail(
-            f"the data folder cannot be used: {error.strerror or error}{named}",
-            "choose another with `--data`",
-            2,
-        )
+        _fail(*_explained(error), 2)
+    except Exception as error:
+        if not hasattr(error, "format_message"):  # click's and typer's usage errors share only this method
+            raise
+        if type(error).__name__ == "NoArgsIsHelpError":
+            print(error.format_message())  # noqa: T201
+            sys.exit(0)
+        context = getattr(error, "ctx", None)
+        said = error.format_message().strip().rstrip(".").replace("'", "`")
+        path = context.command_path if context is not None else "wander-hub"
+        _fail(said[:1].lower() + said[1:], f"run `{path} --help`", 2)
+
+
+def _explained(error: OSError) -> tuple[str, str]:
+    """Return message and hint of what the system refused: a file of the installation, or the data folder."""
+    reason = (error.strerror or str(error)).lower()
+    named = f": `{error.filename}`" if error.filename else ""
+    package = Path(__file__).resolve().parent
+    if error.filename and package in Path(str(error.filename)).resolve().parents:
+        return f"the installation of wander-hub is damaged{named} ({reason})", "install `wander-hub` again"
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return f"the disk is full{named}", "free some space, or choose another data folder with `--data`"
+    return f"{reason}{named}", "check that path, or choose another data folder with `--data`"
 
 
 @app.command()
 def serve(
-    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
-    port: Annotated[
-        int, typer.Option(help="Port to listen on; 0 takes a free one.", min=0, max=65535)
-    ] = 8600,
+    host: Annotated[str, typer.Option(help="address to listen on")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="port to listen on; 0 takes a free one", min=0, max=65535)] = 8600,
     data: Data = None,
     public_url: Annotated[
-        str | None, typer.Option(help="Address users reach the hub under.", envvar="WANDER_HUB_PUBLIC_URL")
+        str | None,
+        typer.Option(help="address under which users reach the hub", envvar="WANDER_HUB_PUBLIC_URL"),
     ] = None,
     token_file: Annotated[
         Path | None,
-        typer.Option(help="Write the administrator's token here (mode 0600) instead of printing it."),
+        typer.Option(help="write the administrator's token here (mode 0600) instead of printing it"),
     ] = None,
-    exit_with_parent: Annotated[bool, typer.Option(help="Stop when the starting process ends.")] = False,
-    access_log: Annotated[bool, typer.Option(help="Log every request.")] = True,
+    new_token: Annotated[
+        bool, typer.Option("--new-token", help="make another administrator's token, if there is one already")
+    ] = False,
+    exit_with_parent: Annotated[bool, typer.Option(help="stop when the starting process ends")] = False,
+    access_log: Annotated[bool, typer.Option(help="log every request")] = True,
 ) -> None:
     """Start the hub. The first start makes the database and prints an administrator's token, once."""
     from wander_hub import serving
@@ -83,6 +134,7 @@ def serve(
         host=host,
         port=port,
         token_file=token_file,
+        new_token=new_token,
         exit_with_parent=exit_with_parent,
         access_log=access_log,
     )
@@ -90,7 +142,10 @@ def serve(
 
 @app.command()
 def migrate(data: Data = None) -> None:
-    """Bring the database to the newest schema; `serve` does so by itself."""
+    """Bring the database to the newest schema.
+
+    `serve` does so by itself.
+    """
     with _database(data) as database:
         shown = database.engine.url.render_as_string(hide_password=True)
         print(f"migrated {shown}", file=sys.stderr)  # noqa: T201
@@ -105,10 +160,8 @@ def version(as_json: AsJson = False) -> None:
 @user_app.command("add")
 def add_user(
     name: str,
-    admin: Annotated[bool, typer.Option("--admin", help="May do everything.")] = False,
-    owner: Annotated[
-        list[str] | None, typer.Option(help="Also publish under this owner (repeatable).")
-    ] = None,
+    admin: Annotated[bool, typer.Option("--admin", help="may do everything")] = False,
+    owner: Annotated[list[str] | None, typer.Option(help="also publish under this owner; may repeat")] = None,
     data: Data = None,
     as_json: AsJson = False,
 ) -> None:
@@ -143,7 +196,7 @@ def list_users(data: Data = None, as_json: AsJson = False) -> None:
 @token_app.command("create")
 def create_token(
     user: str,
-    name: Annotated[str, typer.Option(help="What the token is for.")] = "command line",
+    name: Annotated[str, typer.Option(help="what the token is for")] = "command line",
     data: Data = None,
     as_json: AsJson = False,
 ) -> None:
@@ -161,7 +214,7 @@ def create_token(
 
 @token_app.command("list")
 def list_tokens(
-    user: Annotated[str | None, typer.Option(help="Only this user's.")] = None,
+    user: Annotated[str | None, typer.Option(help="only this user's")] = None,
     data: Data = None,
     as_json: AsJson = False,
 ) -> None:

@@ -17,7 +17,7 @@ from typing import Any
 import uvicorn
 from uvicorn.config import LOGGING_CONFIG
 
-from wander_hub.accounts.service import first_administrator
+from wander_hub import data_folder, first_token
 from wander_hub.app import create_app
 from wander_hub.database import Database
 from wander_hub.settings import Settings
@@ -34,16 +34,21 @@ def serve(
     host: str,
     port: int,
     token_file: Path | None = None,
+    new_token: bool = False,
     exit_with_parent: bool = False,
     access_log: bool = True,
 ) -> None:
-    """Serve until interrupted. Exits with status 2 when the port or the data folder cannot be used."""
+    """Serve until interrupted. Exits with status 2 when the port cannot be used.
+
+    Raises `DataFolderInUse` when another hub runs on the data folder.
+    """
     listener = _listener(host, port)
     address = _address(host, listener.getsockname()[1])
     settings.data.mkdir(parents=True, exist_ok=True)
+    data_folder.hold(settings, address)
     database = Database(settings.resolved_database_url)
     database.migrate()
-    _first_start(database, token_file)
+    first_token.hand_out(database, token_file, new=new_token)
     logging.basicConfig(level=logging.INFO, format="%(levelname)s: %(message)s", stream=sys.stderr)
     logging.getLogger("alembic").setLevel(logging.WARNING)
     config = uvicorn.Config(
@@ -109,31 +114,6 @@ def _listener(host: str, port: int) -> socket.socket:
 def _address(host: str, port: int) -> str:
     shown = f"[{host}]" if ":" in host else host
     return f"http://{shown}:{port}"
-
-
-def _first_start(database: Database, token_file: Path | None) -> None:
-    """Add the administrator on an empty hub; its token is kept by nobody but the reader."""
-    with database.write() as session:
-        secret = first_administrator(session)
-        if secret is None:
-            return
-        if token_file is not None:
-            _write_secret(token_file, secret)
-    if token_file is not None:
-        sys.stderr.write(f"added the administrator `admin`; its token is in `{token_file}`\n")
-        return
-    sys.stderr.write("added the administrator `admin`; this token is shown once:\n")
-    sys.stdout.write(secret + "\n")
-    sys.stdout.flush()
-
-
-def _write_secret(path: Path, secret: str) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    with os.fdopen(handle, "w") as file:
-        file.write(secret + "\n")
-    temporary.replace(path)
 
 
 def _follow_parent(server: uvicorn.Server) -> None:

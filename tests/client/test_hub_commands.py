@@ -6,13 +6,16 @@ import csv
 import io
 import json
 import stat
+import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import httpx
 import pytest
 from command_line import HubRoom, Wander, make_wheel
 from saved_runs import write_run
 from wander_client.api import HubApi, open_hub
+from wander_client.commands import login
 from wander_client.errors import ClientError, LoginRequired, NotFound, Unavailable
 
 
@@ -54,6 +57,36 @@ def test_a_wrong_token_is_refused_and_not_stored(
     assert "hint:" in result.err
     assert "wnd_wrong" not in result.out + result.err
     assert not (home / "config" / "credentials.json").exists()
+
+
+def test_a_login_waits_for_the_token_of_a_hub_that_starts(
+    hub: HubRoom, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = home / "token"
+    written = iter(["wnd_of_the_hub_before", "", hub.token])
+    clock = SimpleNamespace(
+        monotonic=time.monotonic, sleep=lambda seconds: file.write_text(f"{next(written)}\n")
+    )
+    monkeypatch.setattr(login, "time", clock)
+    result = hub.wander("login", "--token-file", "token", "--wait", "60", "--json")
+    assert result.status == 0, result.out
+    assert result.data["user"] == "admin"
+    assert next(written, None) is None
+
+
+def test_a_login_from_a_file_that_is_not_there_says_how_to_wait(hub: HubRoom) -> None:
+    result = hub.wander("login", "--token-file", "token")
+    assert result.status == 3
+    assert "wander login --token-file token --wait 60" in result.err
+    assert hub.wander("login", "--token-file", "token", "--token-stdin").status == 2
+
+
+def test_a_login_without_a_token_names_the_hub(hub: HubRoom, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO(""))
+    for words in (["login"], ["login", "--token-stdin"]):
+        result = hub.wander(*words)
+        assert result.status == 2
+        assert "http://testserver" in result.err
 
 
 @pytest.mark.parametrize("token", ["", "two words", "größe"])

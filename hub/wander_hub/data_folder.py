@@ -1,0 +1,50 @@
+"""The data folder belongs to one running hub: a lock that goes with its process, however that ends."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+from pathlib import Path
+
+from wander_hub.settings import Settings
+
+LOCK = "hub.lock"
+_NO_LOCKS = {errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOLCK, errno.ENOSYS, errno.EINVAL}
+"""What file systems answer that have no locks; a hub there goes without."""
+
+
+class DataFolderInUse(Exception):
+    """Another hub runs on the data folder; `hint` says what to do."""
+
+    def __init__(self, folder: Path, holder: str) -> None:
+        process, _, address = holder.partition(" ")
+        where = f" at {address}" if address else ""
+        who = f"process {process}{where}" if process else "another process"
+        super().__init__(f"a hub runs on the data folder `{folder}` already: {who} holds `{LOCK}`")
+        stop = f"stop it with `kill {process}`" if process else "stop it"
+        self.hint = f"use that one, {stop}, or choose another folder with `--data`"
+
+
+def hold(settings: Settings, address: str) -> int | None:
+    """Hold the data folder until this process ends, or the descriptor is closed that this returns.
+
+    Only the embedded database needs that: hubs on one PostgreSQL may share a folder of files, and None is
+    returned. Raises `DataFolderInUse`.
+    """
+    if settings.database_url is not None:
+        return None
+    lock = os.open(settings.data / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        holder = os.pread(lock, 200, 0).decode(errors="replace").strip()
+        os.close(lock)
+        raise DataFolderInUse(settings.data, holder) from None
+    except OSError as error:
+        if error.errno not in _NO_LOCKS:
+            os.close(lock)
+            raise
+    os.ftruncate(lock, 0)
+    os.pwrite(lock, f"{os.getpid()} {address}\n".encode(), 0)
+    return lock

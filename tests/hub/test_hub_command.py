@@ -1,0 +1,191 @@
+"""`wander-hub` at the command line: help, errors, tokens of later starts, one hub a data folder."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+import pytest
+from wander_hub import cli, data_folder, first_token
+from wander_hub.database import Database
+from wander_hub.problems import HubProblem
+from wander_hub.settings import Settings
+
+COMMAND = [sys.executable, "-m", "wander_hub.cli"]
+
+
+def run(*words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([*COMMAND, *words], capture_output=True, text=True, timeout=60, check=False)
+
+
+@contextmanager
+def serving(data: Path, *words: str) -> Iterator[tuple[subprocess.Popen[str], str, str]]:
+    """Give the process of a hub, its address, and what it said until it listened."""
+    process = subprocess.Popen(
+        [*COMMAND, "serve", "--port", "0", "--data", str(data), *words],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=os.environ | {"WANDER_HUB_BUNDLED_PACKAGES": "false"},
+    )
+    watchdog = threading.Timer(60, process.kill)
+    watchdog.start()
+    said, address = "", ""
+    try:
+        assert process.stderr
+        for line in process.stderr:
+            said += line
+            if match := re.search(r"listens on (http://\S+)", line):
+                address = match[1]
+                break
+        assert address, said
+        yield process, address, said
+    finally:
+        process.send_signal(signal.SIGTERM)
+        process.communicate(timeout=30)
+        watchdog.cancel()
+
+
+def whoami(address: str, token: str) -> int:
+    headers = {"Authorization": f"Bearer {token}"}
+    return httpx.get(f"{address}/api/v1/whoami", headers=headers, timeout=30).status_code
+
+
+def test_a_second_hub_on_a_data_folder_is_refused_and_the_first_goes_on(tmp_path: Path) -> None:
+    with serving(tmp_path / "data") as (process, address, _):
+        second = run("serve", "--port", "0", "--data", str(tmp_path / "data"))
+        assert second.returncode == 2
+        first_line, *_, hint = second.stderr.splitlines()
+        assert first_line.startswith(f"error: a hub runs on the data folder `{tmp_path / 'data'}` already")
+        assert f"process {process.pid} at {address} holds `hub.lock`" in first_line
+        assert f"kill {process.pid}" in hint
+        assert httpx.get(f"{address}/health", timeout=30).status_code == 200
+        beside = run("user", "add", "ada", "--data", str(tmp_path / "data"))
+        assert beside.returncode == 0, "other commands work beside a hub that runs"
+
+
+def test_the_lock_goes_with_its_process_and_not_with_its_file(tmp_path: Path) -> None:
+    settings = Settings(data=tmp_path)
+    held = data_folder.hold(settings, "http://h:1")
+    assert held is not None
+    with pytest.raises(data_folder.DataFolderInUse, match=rf"process {os.getpid()} at http://h:1"):
+        data_folder.hold(settings, "http://h:2")
+    os.close(held)
+    again = data_folder.hold(settings, "http://h:3")
+    assert again is not None, "a file left behind locks nobody out"
+    os.close(again)
+    assert data_folder.hold(Settings(data=tmp_path / "none", database_url="postgresql://x/y"), "") is None
+
+
+@pytest.fixture
+def database(tmp_path: Path) -> Iterator[Database]:
+    database = Database(Settings(data=tmp_path).resolved_database_url)
+    database.migrate()
+    yield database
+    database.close()
+
+
+def test_a_token_file_on_an_existing_hub_is_never_passed_over_in_silence(
+    database: Database, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file, elsewhere = tmp_path / "token", tmp_path / "elsewhere"
+    first_token.hand_out(database, file, new=False)
+    assert "added the administrator `admin`" in capsys.readouterr().err
+    token = file.read_text()
+
+    first_token.hand_out(database, file, new=False)
+    assert capsys.readouterr().err == f"the token in `{file}` is one of this hub; none was made\n"
+
+    first_token.hand_out(database, elsewhere, new=False)
+    said = capsys.readouterr().err
+    assert f"`{elsewhere}` was not written" in said
+    assert "--new-token" in said
+    assert not elsewhere.exists()
+
+    elsewhere.write_text("wnd_of_another_hub")
+    first_token.hand_out(database, elsewhere, new=False)
+    assert f"`{elsewhere}` holds none of this hub" in capsys.readouterr().err
+
+    first_token.hand_out(database, elsewhere, new=True)
+    assert "made a new token for the administrator" in capsys.readouterr().err
+    assert elsewhere.read_text() not in ("wnd_of_another_hub", token)
+    assert file.read_text() == token
+
+    first_token.hand_out(database, None, new=False)
+    assert capsys.readouterr() == ("", "")
+
+
+def test_a_new_token_works_beside_the_old_one(tmp_path: Path) -> None:
+    data, first, second = tmp_path / "data", tmp_path / "first", tmp_path / "second"
+    with serving(data, "--token-file", str(first)):
+        pass
+    with serving(data, "--token-file", str(second), "--new-token") as (_, address, said):
+        assert said.index("made a new token") < said.index("listens on"), "the token is there before the hub"
+        tokens = {file.read_text().strip() for file in (first, second)}
+        assert len(tokens) == 2
+        assert {whoami(address, token) for token in tokens} == {200}
+
+
+def test_a_new_token_needs_the_administrator(database: Database) -> None:
+    from wander_hub.accounts.service import add_user
+
+    with database.write() as session:
+        add_user(session, "ada", admin=True)
+    with pytest.raises(HubProblem, match="there is no user `admin`"):
+        first_token.hand_out(database, None, new=True)
+
+
+@pytest.fixture
+def typed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
+    """Run a command line in this process; gives status, standard output and standard error."""
+
+    def run_here(*words: str) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["wander-hub", *words])
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+        return (ended.value.code or 0, *capsys.readouterr())
+
+    return run_here
+
+
+def test_help_is_plain_as_that_of_wander(typed) -> None:
+    for words in ([], ["--help"], ["-h"], ["token"], ["serve", "-h"]):
+        status, out, err = typed(*words)
+        assert (status, err) == (0, "")
+        assert out.startswith("Usage: wander-hub")
+        assert not set("╭│╰") & set(out)
+
+
+@pytest.mark.parametrize(
+    ("words", "said", "hint"),
+    [
+        (["tokn"], "no such command `tokn`", "run `wander-hub --help`"),
+        (["serve", "--prt", "3"], "no such option: --prt", "run `wander-hub serve --help`"),
+        (["serve", "--port", "x"], "invalid value for", "run `wander-hub serve --help`"),
+        (["token", "create"], "missing argument", "run `wander-hub token create --help`"),
+    ],
+)
+def test_wrong_usage_reads_as_it_does_in_wander(words: list[str], said: str, hint: str, typed) -> None:
+    status, out, err = typed(*words)
+    assert (status, out) == (2, "")
+    assert err.startswith(f"error: {said}")
+    assert err.endswith(f"hint: {hint}\n")
+
+
+def test_a_file_missing_from_the_installation_is_no_fault_of_the_data_folder(tmp_path: Path) -> None:
+    missing = Path(cli.__file__).parent / "migrations" / "env.py"
+    message, hint = cli._explained(FileNotFoundError(2, "No such file or directory", str(missing)))
+    assert "the installation of wander-hub is damaged" in message
+    assert str(missing) in message
+    assert "--data" not in hint
+    message, hint = cli._explained(PermissionError(13, "Permission denied", str(tmp_path / "hub.db")))
+    assert message == f"permission denied: `{tmp_path / 'hub.db'}`"
+    assert "--data" in hint
