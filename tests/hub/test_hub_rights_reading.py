@@ -1,0 +1,194 @@
+"""What strangers see of private environments: nothing, in the same words as of what does not exist."""
+
+from __future__ import annotations
+
+import base64
+import re
+
+import pytest
+from fastapi.routing import iter_route_contexts
+from wander_hub.accounts import repository as accounts
+from wander_hub.accounts import service as account_service
+from wander_hub.accounts.schemas import HUB
+
+MARK = "hidden-treasure"
+RUN = "01JRUNPRIVATE000000000000A"
+PRIVATE = {
+    "owner": "alice",
+    "name": MARK,
+    "project": MARK,
+    "version": "0.1.0",
+    "filename": "hidden_treasure-0.1.0-py3-none-any.whl",
+    "run_id": RUN,
+    "number": "0",
+    "user": "alice",
+    "namespace": "alice",
+}
+ABSENT = PRIVATE | {
+    "name": "no-such-thing",
+    "project": "no-such-thing",
+    "filename": "no_such_thing-0.1.0-py3-none-any.whl",
+    "run_id": "01JRUNABSENT0000000000000A",
+}
+
+
+@pytest.fixture
+async def private(hub, make_wheel, run_of):
+    """Alice has a public environment and a private one with a run, which carol may read."""
+    await hub.publish(make_wheel(name="open", files={"open_.py": b"def load_environment(): ...\n"}))
+    spec = make_wheel(name=MARK, readme=f"# {MARK}\n", summary=f"The {MARK}.", keywords=MARK)
+    answer = await hub.upload(spec.build(), spec.wheel_name, fields={"wander_visibility": "private"})
+    assert answer.status_code == 200, answer.text
+    manifest, rollouts = run_of(None, name=MARK, run_id=RUN)
+    posted = await hub.post_run(manifest, rollouts, artifacts={"notes.txt": MARK.encode()})
+    assert posted.status_code == 201, posted.text
+    with hub.database.write(HUB) as session:
+        carol = account_service.add_user(session, "carol")
+        hub.tokens["carol"] = account_service.add_token(session, carol, "test")
+    path = f"/api/v1/environments/alice/{MARK}/members/carol"
+    given = await hub.client.put(path, json={"role": "reader"}, headers=hub.auth())
+    assert given.status_code == 200, given.text
+    return hub
+
+
+def read_paths(hub) -> list[str]:
+    app = hub.client._transport.app
+    found = {one.path for one in iter_route_contexts(app.routes) if "GET" in (one.methods or ())}
+    return sorted(found)
+
+
+def filled(path: str, values: dict[str, str]) -> str:
+    if "artifacts" in path:
+        values = values | {"name": "notes.txt"}
+    return re.sub(r"{(\w+)[^}]*}", lambda match: values[match[1]], path)
+
+
+def comparable(answer) -> tuple[object, ...]:
+    """Return all of an answer but what names the request."""
+    body = re.sub(rb'"request_id":"[^"]*"', b"", answer.content)
+    body = re.sub(rb"<code>[0-9a-f]{16}</code>|[0-9a-f]{16}", b"", body)
+    headers = {k: v for k, v in answer.headers.items() if k not in ("x-request-id", "etag", "content-length")}
+    for values in (PRIVATE, ABSENT):
+        for key in ("name", "filename", "run_id"):
+            body = body.replace(values[key].encode(), b"")
+            headers = {k: v.replace(values[key], "") for k, v in headers.items()}
+    return answer.status_code, body, headers
+
+
+@pytest.mark.parametrize("caller", [None, "bob"])
+@pytest.mark.parametrize("accept", ["application/json", "text/html"])
+async def test_no_read_tells_a_stranger_anything(private, caller, accept):
+    hub = private
+    headers = {"Accept": accept} | (hub.auth(caller) if caller else {})
+    for path in read_paths(hub):
+        there = await hub.get(filled(path, PRIVATE), headers=headers)
+        absent = await hub.get(filled(path, ABSENT), headers=headers)
+        if "{name" in path or "{project" in path or "{run_id" in path:
+            assert comparable(there) == comparable(absent), path
+            assert there.status_code >= 300, (path, there.text)
+        elif MARK.encode() in there.content:
+            raise AssertionError(f"{path} tells of the private environment: {there.text}")
+
+
+async def test_lists_and_counts_leave_private_environments_out(private):
+    hub = private
+    for caller, expected in (
+        (None, ["open"]),
+        ("bob", ["open"]),
+        ("carol", [MARK, "open"]),
+        ("alice", [MARK, "open"]),
+    ):
+        headers = hub.auth(caller) if caller else {}
+        for query in ("", f"?q={MARK[:6]}", "?tag=" + MARK, "?owner=alice"):
+            listed = (await hub.get(f"/api/v1/environments{query}", headers=headers)).json()["data"]
+            names = sorted(one["name"] for one in listed)
+            assert names == (
+                expected if query in ("", "?owner=alice") else [n for n in expected if n == MARK]
+            )
+        runs = (await hub.get("/api/v1/runs", headers=headers)).json()["data"]
+        assert [one["run_id"] for one in runs] == ([RUN] if MARK in expected else [])
+        home = (await hub.get("/", headers=headers | {"Accept": "text/html"})).text
+        assert (MARK in home) == (MARK in expected)
+    near = await hub.get("/api/v1/environments/alice/hidden-treasur")
+    assert MARK not in near.text, "no suggestion of a private name"
+    mine = await hub.get("/api/v1/environments/alice/hidden-treasur", headers=hub.auth())
+    assert MARK in mine.json()["hint"]
+
+
+async def test_the_index_of_a_private_owner_answers_strangers_alike(private):
+    hub = private
+    for project in (MARK, "no-such-thing", "requests"):
+        for headers in ({}, hub.auth("bob")):
+            answer = await hub.get(f"/alice/simple/{project}/", headers=headers)
+            assert answer.status_code == 401
+            assert answer.headers["www-authenticate"] == 'Basic realm="wander"'
+    assert (await hub.get("/alice/simple/open/")).status_code == 200
+    assert (await hub.get("/bob/simple/requests/")).status_code == 404, (
+        "who has nothing private hides nothing"
+    )
+    for who in ("alice", "carol", "admin"):
+        assert (await hub.get("/alice/simple/requests/", headers=hub.auth(who))).status_code == 404
+    public = (await hub.get("/alice/simple/", headers={"Accept": "text/html"})).text
+    assert MARK not in public
+    assert "open" in public
+    for who in ("alice", "carol"):
+        assert MARK in (await hub.get("/alice/simple/", headers=hub.auth(who))).text
+
+
+async def test_an_index_with_nothing_public_asks_for_a_token(hub, make_wheel):
+    spec = make_wheel()
+    await hub.upload(spec.build(), spec.wheel_name, fields={"wander_visibility": "private"})
+    for headers in ({}, hub.auth("bob")):
+        assert (await hub.get("/alice/simple/", headers=headers)).status_code == 401
+    assert "reverse-text" in (await hub.get("/alice/simple/", headers=hub.auth())).text
+
+
+async def test_installers_send_the_token_as_a_password(private):
+    hub = private
+    secret = base64.b64encode(f"__token__:{hub.tokens['carol']}".encode()).decode()
+    headers = {"Authorization": f"Basic {secret}", "Accept": "application/vnd.pypi.simple.v1+json"}
+    page = await hub.get(f"/alice/simple/{MARK}/", headers=headers)
+    assert page.status_code == 200
+    for suffix in ("", ".metadata"):
+        url = str(page.url.join(page.json()["files"][0]["url"])) + suffix
+        assert (await hub.get(url)).status_code == 401
+        file = await hub.get(url, headers=headers)
+        assert file.status_code == 200
+        assert file.headers["cache-control"].startswith("private"), "no shared cache may keep it"
+
+
+async def test_scoped_tokens_read_private_things_of_their_target_alone(private):
+    hub = private
+    path = f"/api/v1/environments/alice/{MARK}"
+    with hub.database.write(HUB) as session:
+        alice = accounts.user_named(session, "alice")
+        account_service.add_member(session, "team", alice)
+        team = accounts.owner_named(session, "team")
+        own = accounts.owner_named(session, "alice")
+        elsewhere = account_service.add_token(session, alice, "t", scopes=("read",), owner=team)
+        here = account_service.add_token(session, alice, "a", scopes=("results",), owner=own)
+    assert (await hub.get(path, headers={"Authorization": f"Bearer {elsewhere}"})).status_code == 404
+    assert (await hub.get(path, headers={"Authorization": f"Bearer {here}"})).status_code == 200
+
+
+async def test_making_an_environment_public_shows_it_at_once(private):
+    hub = private
+    path = f"/api/v1/environments/alice/{MARK}"
+    await hub.client.put(f"{path}/visibility", json={"private": False}, headers=hub.auth())
+    assert (await hub.get(path)).status_code == 200
+    assert (await hub.get(f"/alice/simple/{MARK}/")).status_code == 200
+    assert (await hub.get("/alice/simple/requests/")).status_code == 404
+    await hub.client.put(f"{path}/visibility", json={"private": True}, headers=hub.auth())
+    assert (await hub.get(path)).status_code == 404
+    assert (await hub.get(f"/alice/simple/{MARK}/")).status_code == 401
+
+
+async def test_new_environments_of_a_careful_owner_are_private(hub, make_wheel):
+    settings = {"private_by_default": True}
+    answer = await hub.client.put("/api/v1/owners/alice/settings", json=settings, headers=hub.auth())
+    assert answer.json() == settings
+    await hub.publish()
+    assert (await hub.get("/api/v1/environments/alice/reverse-text")).status_code == 404
+    spec = make_wheel(version="0.2.0")
+    clash = await hub.upload(spec.build(), spec.wheel_name, fields={"wander_visibility": "public"})
+    assert (clash.status_code, clash.json()["code"]) == (409, "visibility_differs")
