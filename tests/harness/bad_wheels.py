@@ -461,6 +461,9 @@ CONTENTS = [
     ),
     Case("two columns", "bad_record", lambda: rows(lambda row: "good_env.py,")),
     Case("four columns", "bad_record", lambda: rows(lambda row: row + ",x")),
+    Case(
+        "an empty line, at which pip fails", "bad_record", lambda: wheel_of(record=lambda whole: ["", *whole])
+    ),
     Case("a row twice", "bad_record", lambda: wheel_of(record=lambda whole: [whole[0], *whole])),
     Case("an open quotation", "bad_record", lambda: wheel_of(record=lambda whole: [*whole, '"good_env.py'])),
     Case("RECORD that is not UTF-8", "bad_record", lambda: wheel_of(record=b"\xff\xfe,,")),

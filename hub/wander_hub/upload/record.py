@@ -85,8 +85,6 @@ def _rows(text: bytes) -> dict[str, Row]:
     try:
         reader = csv.reader(io.StringIO(text.decode(), newline=""), strict=True)
         for row in reader:
-            if not row:
-                continue
             if len(row) != 3:
                 raise refused(
                     "bad_record", f"line {reader.line_num} of RECORD has {len(row)} columns and not 3"
