@@ -1,0 +1,44 @@
+"""Becomes an ordinary user who can read this checkout: `python ordinary_user.py UID COMMAND...`, as root.
+
+Where the checkout or the interpreter lies below a folder that is root's alone, that folder is covered, in
+this process's own view of the mounts, by an empty one with nothing in it but what is needed.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import sys
+from pathlib import Path
+
+NEEDED = (Path(__file__).resolve().parents[2], Path(sys.base_prefix).resolve(), Path(sys.prefix))
+_PRIVATE, _BIND = 1 << 18, 0x1000 | 0x4000
+
+
+def main(user: int, command: list[str]) -> None:
+    libc = ctypes.CDLL(None, use_errno=True)
+
+    def checked(result: int) -> None:
+        if result != 0:
+            raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+
+    hidden = {
+        path: folder for path in NEEDED for folder in reversed(path.parents) if not folder.stat().st_mode & 1
+    }
+    if hidden:
+        checked(libc.unshare(0x20000))
+        checked(libc.mount(b"none", b"/", None, 0x4000 | _PRIVATE, None))
+        opened = {path: os.open(path, os.O_PATH) for path in hidden}
+        for folder in set(hidden.values()):
+            checked(libc.mount(b"tmpfs", str(folder).encode(), b"tmpfs", 0, b"mode=755"))
+        for path, descriptor in opened.items():
+            path.mkdir(parents=True, exist_ok=True)
+            checked(libc.mount(f"/proc/self/fd/{descriptor}".encode(), str(path).encode(), None, _BIND, None))
+    os.setgroups([])
+    os.setresgid(user, user, user)
+    os.setresuid(user, user, user)
+    os.execv(command[0], command)
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), sys.argv[2:])

@@ -1,0 +1,371 @@
+"""What has to go on working in the sandbox: rollouts, judges, REPLs, tools; and how it ends."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import textwrap
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sandboxes import answered, confined, marked, needs_sandbox, played, small
+from wander import Example, Rollout, ScriptedClient
+from wander.clients.base import ModelRequest
+from wander.errors import LoadError, SandboxError
+from wander.outside_calls import PUBLIC_KEY
+from wander.sandbox.groups import NoGroup
+from wander.sandbox.support import require_support
+from wander.sandbox.visible import visible
+from wander.sandbox.worker import confine
+from wander.worker.host import WorkerEnvironment
+
+ROOT = Path(__file__).resolve().parents[2]
+pytestmark = needs_sandbox
+
+
+def reversing(request: ModelRequest) -> str:
+    text = str(request.messages[-1]["content"]).rpartition("\n")[2]
+    return f"<reversed_text>{text[::-1] if request.rollout_id.endswith('0') else text}</reversed_text>"
+
+
+def moving(request: ModelRequest) -> str:
+    cells = [4, 0, 8, 2, 6, 1, 3, 5, 7, 9]
+    return f"<think>.</think><move>{cells[request.turn % len(cells)]}</move>"
+
+
+async def rollouts_of(name: str, client: Any, log: Path, **options: Any) -> list[dict[str, Any]]:
+    environment = await WorkerEnvironment.start(
+        None, None, path=ROOT / "environments" / name, log_path=log, **options
+    )
+    try:
+        examples = await environment.examples("eval", 0, 6)
+        played = [
+            await environment.rollout(ScriptedClient(client), example, index=index, run_seed=11)
+            for example in examples
+            for index in range(2)
+        ]
+    finally:
+        await environment.close()
+    untimed = {"started_at", "seconds", "scoring_seconds", "turns"}
+    return [rollout.model_dump(exclude=untimed) for rollout in played]
+
+
+@pytest.mark.parametrize(("name", "client"), [("tictactoe", moving), ("reverse_text", reversing)])
+async def test_rollouts_are_the_same_bit_for_bit_inside_and_outside(name, client, tmp_path):
+    outside = await rollouts_of(name, client, tmp_path / "outside.log")
+    inside = await rollouts_of(name, client, tmp_path / "inside.log", sandbox=small())
+    assert [each["failure"] for each in outside] == [None] * 12
+    assert len({each["reward"] for each in outside}) > 1
+    assert inside == outside
+
+
+JUDGED = '''
+import os
+from openai import AsyncOpenAI, OpenAI
+from wander import Rubric, SingleTurnEnv
+
+async def judged(completion):
+    said = await AsyncOpenAI(max_retries=0).chat.completions.create(
+        model="judge", messages=[{"role": "user", "content": completion[-1]["content"]}])
+    return 1.0 if said.choices[0].message.content == "yes" else 0.0
+
+def asked_again(completion):
+    """A synchronous client, which holds up the whole worker while it waits."""
+    said = OpenAI(max_retries=0).chat.completions.create(
+        model="second", messages=[{"role": "user", "content": completion[-1]["content"]}])
+    return float(len(said.choices[0].message.content))
+
+def load_environment():
+    assert os.environ["OPENAI_API_KEY"].startswith("wander-"), "the host's key is in the worker"
+    rows = [{"question": f"q{number}"} for number in range(5)]
+    return SingleTurnEnv(eval_dataset=rows, rubric=Rubric([judged, asked_again], [1.0, 0.0]), name="judged")
+'''
+
+
+async def test_judges_of_the_environment_ask_through_the_host(tmp_path, chat_server, monkeypatch):
+    monkeypatch.setenv("OPENAI_BASE_URL", chat_server.url)
+    monkeypatch.setenv("OPENAI_API_KEY", "the-hosts-own-key")
+    chat_server.script = lambda body, number: "yes" if body["model"] == "judge" else "Paris"
+    # Even where the key is passed by name, it stays outside: it would be of no use inside.
+    async with confined(tmp_path, body=JUDGED, environ=["OPENAI_API_KEY"]) as environment:
+        examples = await environment.examples("eval")
+        rollouts = await asyncio.gather(
+            *(environment.rollout(ScriptedClient(["x"]), each) for each in examples)
+        )
+        assert [rollout.failure for rollout in rollouts] == [None] * 5
+        assert {rollout.reward for rollout in rollouts} == {1.0}
+        assert {rollout.metrics["asked_again"] for rollout in rollouts} == {5.0}
+        assert [len(rollout.info[PUBLIC_KEY]) for rollout in rollouts] == [2] * 5
+        assert (environment.outside_calls.calls, environment.outside_calls.failed) == (10, 0)
+    assert {headers["Authorization"] for headers in chat_server.headers} == {"Bearer the-hosts-own-key"}
+
+
+async def test_other_clients_reach_the_endpoint_and_nothing_else(tmp_path, chat_server):
+    async with confined(tmp_path) as environment:
+        code = """
+        import http.client, socket, urllib.parse
+        base = urllib.parse.urlsplit(os.environ["OPENAI_BASE_URL"])
+        connection = http.client.HTTPConnection(base.hostname, base.port, timeout=60)
+        connection.request("POST", "/v1/files")
+        answer = [connection.getresponse().status]
+        for address in (("127.0.0.1", PORT), ("127.0.0.1", base.port + 1), ("8.8.8.8", 53)):
+            try:
+                socket.create_connection(address, timeout=60)
+                answer.append("connected")
+            except OSError as error:
+                answer.append(error.errno)
+        with socket.socket() as unused:
+            answer.append(unused.connect_ex(("10.0.0.1", 1)))
+        """
+        text = textwrap.dedent(code).replace("PORT", str(chat_server.port))
+        assert await answered(environment, text) == [401, 101, 101, 101, 101]
+
+
+async def test_descriptors_that_are_no_connections_are_not_taken(tmp_path):
+    """A hostile environment may hand the host any descriptor it has."""
+    async with confined(tmp_path) as environment:
+        code = """
+        import socket
+        channel = socket.socket.host
+        pair = socket.socketpair(type=socket.SOCK_SEQPACKET)
+        with open("/tmp/any", "w") as file:
+            for descriptor in (file.fileno(), pair[0].fileno(), os.pipe()[0], os.open("/", os.O_RDONLY)):
+                socket.send_fds(channel, [b"c"], [descriptor])
+        channel.send(b"x")
+        answer = "sent"
+        """
+        assert await answered(environment, textwrap.dedent(code)) == "sent"
+        assert await answered(environment, "answer = 2") == 2
+        assert not environment._endpoint._taking
+
+
+REPL = """
+from wander import RLMEnv, Rubric
+
+def correct(completion, answer, parser):
+    return float(parser.parse_answer(completion) == answer)
+
+def load_environment(sandbox):
+    row = {"question": "which?", "context": "a b c 42", "answer": "42"}
+    return RLMEnv(eval_dataset=[row], rubric=Rubric([correct]), sandbox=sandbox)
+"""
+
+
+@pytest.mark.parametrize("sandbox", ["none", "auto", "bwrap"])
+async def test_the_repl_of_a_recursive_model_works(sandbox, tmp_path):
+    replies = ["```repl\nfound = context.split()[-1]\nprint(found)\n```", "FINAL_VAR(found)"]
+    async with confined(tmp_path, body=REPL, arguments={"sandbox": sandbox}) as environment:
+        (example,) = await environment.examples("eval")
+        rollout = await environment.rollout(ScriptedClient(replies), example)
+        assert (rollout.failure, rollout.reward) == (None, 1.0)
+
+
+TOOLS = '''
+import subprocess, sys
+from wander import Rubric, ToolEnv
+
+def compute(expression: str) -> str:
+    """Compute with another Python.
+
+    Args:
+        expression: what to compute
+    """
+    done = subprocess.run([sys.executable, "-c", f"import wander; print({expression})"],
+                          capture_output=True, text=True, check=True)
+    return done.stdout.strip()
+
+def load_environment():
+    return ToolEnv(eval_dataset=[{"question": "6 * 7?"}], tools=[compute], rubric=Rubric(), max_turns=3)
+'''
+
+
+async def test_tools_start_programs(tmp_path):
+    call = {
+        "id": "a",
+        "type": "function",
+        "function": {"name": "compute", "arguments": '{"expression": "6*7"}'},
+    }
+    async with confined(tmp_path, body=TOOLS) as environment:
+        (example,) = await environment.examples("eval")
+        client = ScriptedClient([{"role": "assistant", "content": "", "tool_calls": [call]}, "42"])
+        rollout = await environment.rollout(client, example)
+        assert rollout.failure is None
+        assert rollout.completion[1]["content"] == "42"
+
+
+async def test_threads_pools_and_shared_memory_work(tmp_path):
+    async with confined(tmp_path) as environment:
+        code = """
+        import multiprocessing as processes, concurrent.futures as futures
+        with processes.get_context("fork").Pool(2) as pool:
+            answer = pool.map(abs, [-1, -2])
+        with futures.ThreadPoolExecutor(2) as pool:
+            answer += pool.map(abs, [-3])
+        answer = asyncio.to_thread(lambda found: found + [4], answer)
+        """
+        assert await answered(environment, textwrap.dedent(code)) == [1, 2, 3, 4]
+
+
+async def test_hashes_are_stable_and_variables_few(tmp_path, monkeypatch):
+    monkeypatch.setenv("SANDBOX_TEST_NAMED", "told")
+    monkeypatch.setenv("SANDBOX_TEST_SECRET", "untold")
+    code = """
+    named = os.environ["SANDBOX_TEST_NAMED"]
+    answer = [hash("text"), sorted(os.environ), named, os.getcwd(), os.getuid()]
+    """
+    found = []
+    for _ in range(2):
+        async with confined(tmp_path, environ=["SANDBOX_TEST_NAMED"]) as environment:
+            found.append(await answered(environment, textwrap.dedent(code)))
+    assert found[0] == found[1]
+    assert found[0][2:] == ["told", "/tmp", 1000]
+    assert not {"SANDBOX_TEST_SECRET", "USERNAME", "SHELL", "TMPDIR"} & set(found[0][1])
+
+
+async def test_a_module_sees_nothing_beside_it_and_a_shown_folder_is_read_only(tmp_path):
+    (tmp_path / "beside.txt").write_text("private")
+    (tmp_path / "shown").mkdir()
+    (tmp_path / "shown" / "rows.txt").write_text("rows")
+    (tmp_path / "shown").chmod(0o755)
+    async with confined(tmp_path, f"read={tmp_path / 'shown'}") as environment:
+        code = f"os.chdir({str(tmp_path)!r}); answer = [sorted(os.listdir()), open('shown/rows.txt').read()]"
+        assert await answered(environment, code) == [["obedient_environment.py", "shown"], "rows"]
+        rollout = await played(environment, "open('shown/new', 'w')")
+        assert "Read-only file system" in rollout.failure.message
+
+
+def test_a_pth_file_does_not_run_before_the_sandbox_is_complete(tmp_path):
+    site = tmp_path / "venv" / "lib" / f"python3.{sys.version_info.minor}" / "site-packages"
+    site.mkdir(parents=True)
+    (site / "hook.pth").write_text("import os; open(os.environ.get('HOOK', '/tmp/hook'), 'w').close()\n")
+    (site / "sitecustomize.py").write_text("open('/tmp/customized', 'w').close()\n")
+    (tmp_path / "venv" / "bin").mkdir()
+    base = Path(sys.executable).resolve()
+    python = tmp_path / "venv" / "bin" / "python"
+    python.symlink_to(base)
+    (tmp_path / "venv" / "pyvenv.cfg").write_text(f"home = {base.parent}\n")
+    script = tmp_path / "look.py"
+    script.write_text("import os, sys, json; print(json.dumps([os.listdir('/tmp'), sys.path, sys.prefix]))")
+    for folder in (tmp_path / "venv", script):
+        folder.chmod(0o755)
+    marker = tmp_path / "ran-outside"
+    subprocess.run([python, "-c", ""], env={"HOOK": str(marker)}, check=True)
+    assert marker.exists(), "outside the hook runs, else this test would prove nothing"
+    sees = visible(python, None, [str(script)])
+    ready = confine(small(), require_support(), sees, NoGroup(), {"arguments": [str(script)]}, {})
+    done = subprocess.run(
+        ready.command, env=ready.environ, pass_fds=ready.descriptors, capture_output=True, check=True
+    )
+    for descriptor in ready.descriptors:
+        os.close(descriptor)
+    files, path, prefix = json.loads(done.stdout)
+    assert not {"hook", "customized"} & set(files)
+    assert str(site) in path
+    assert prefix == str(tmp_path / "venv")
+
+
+HOST = """
+import asyncio, sys
+from pathlib import Path
+sys.path.insert(0, {harness!r})
+from sandboxes import answered, confined
+
+async def main():
+    folder = Path({folder!r})
+    async with confined(folder, environ=["SANDBOX_TEST_HOST"]) as environment:
+        code = "answer = subprocess.call(['sh', '-c', 'setsid sleep 600 & exit 0'])"
+        print(await answered(environment, code), flush=True)
+        await asyncio.sleep({seconds})
+
+asyncio.run(main())
+"""
+
+
+def host(folder: Path, seconds: int) -> list[str]:
+    harness = str(ROOT / "tests" / "harness")
+    (folder / "host.py").write_text(HOST.format(harness=harness, folder=str(folder), seconds=seconds))
+    return [sys.executable, str(folder / "host.py")]
+
+
+async def test_nothing_outlives_a_host_that_is_killed(tmp_path, monkeypatch):
+    mark = f"host-{os.getpid()}-{tmp_path.name}"
+    monkeypatch.setenv("SANDBOX_TEST_HOST", mark)
+    started = await asyncio.create_subprocess_exec(*host(tmp_path, 600), stdout=subprocess.PIPE)
+    assert started.stdout is not None
+    assert await started.stdout.readline() == b"0\n"
+    assert len(marked(mark)) > 3
+    started.send_signal(signal.SIGKILL)
+    await started.wait()
+    for _ in range(600):
+        if not marked(mark):
+            break
+        await asyncio.sleep(0.05)
+    assert marked(mark) == []
+
+
+@pytest.mark.skipif("os.geteuid() != 0", reason="this is an ordinary user already")
+def test_an_ordinary_user_has_a_sandbox_too():
+    user = 61_234
+    become = [sys.executable, "-I", str(ROOT / "tests" / "harness" / "ordinary_user.py"), str(user)]
+    tried = subprocess.run([*become, sys.executable, "-c", ""], capture_output=True, text=True, check=False)
+    if tried.returncode != 0:
+        pytest.skip(f"cannot become an ordinary user here: {tried.stderr.splitlines()[-1]}")
+    with tempfile.TemporaryDirectory(dir="/tmp", prefix="wander-test-") as name:
+        folder = Path(name)
+        command = [*become, *host(folder, 0)]
+        os.chown(folder, user, user)
+        environ = {"HOME": name, "TMPDIR": name}
+        done = subprocess.run(command, capture_output=True, text=True, check=False, env=environ)
+        assert (done.returncode, done.stdout) == (0, "0\n"), done.stderr
+        assert (folder / "worker.log").stat().st_uid == user
+
+
+async def test_files_that_are_roots_alone_are_refused_with_the_remedy(tmp_path):
+    if os.geteuid() != 0:
+        pytest.skip("an ordinary user's sandbox reads what the user does")
+    (tmp_path / "private").mkdir(mode=0o700)
+    with pytest.raises(SandboxError, match="is private to root: run `chmod -R go\\+rX"):
+        async with confined(tmp_path, f"read={tmp_path / 'private'}"):
+            pass
+
+
+async def test_a_sandbox_that_cannot_be_built_is_no_fault_of_the_environment(tmp_path, monkeypatch):
+    monkeypatch.setattr("wander.sandbox.bubblewrap._ISOLATION", ("--no-such-option",))
+    with pytest.raises(SandboxError, match="no-such-option"):
+        async with confined(tmp_path):
+            pass
+
+
+async def test_when_the_next_worker_cannot_be_confined_the_sandbox_is_named(tmp_path, monkeypatch):
+    async with confined(tmp_path) as environment:
+        example: Example = (await environment.examples("eval"))[0]
+
+        def refused() -> None:
+            raise SandboxError("bubblewrap is not installed")
+
+        monkeypatch.setattr("wander.sandbox.worker.require_support", refused)
+        lost: Rollout = await played(environment, "os.kill(os.getpid(), signal.SIGKILL)")
+        assert lost.failure is not None
+        assert (lost.failure.boundary, lost.failure.type) == ("environment", "WorkerLost")
+        rollout = await environment.rollout(ScriptedClient(["x", "y"]), example)
+        assert rollout.failure is not None
+        assert (rollout.failure.boundary, rollout.failure.type) == ("sandbox", "SandboxError")
+        assert rollout.failure.message == "bubblewrap is not installed"
+
+
+async def test_a_worker_that_says_what_is_no_message_is_ended(tmp_path):
+    body = """
+    import contextlib, os
+    for descriptor in range(3, 30):
+        with contextlib.suppress(OSError):
+            os.write(descriptor, b"x" * 1000)
+    """
+    with pytest.raises((LoadError, ConnectionError)):
+        async with confined(tmp_path, body=textwrap.dedent(body)):
+            pass
