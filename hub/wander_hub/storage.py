@@ -84,6 +84,10 @@ class Storage:
         if sha256 is not None and self._size(sha256) is None:
             self.put(file)
 
+    def exists(self, sha256: str) -> bool:
+        """Tell whether an object is there."""
+        return self._size(sha256) is not None
+
     def delete(self, sha256: str) -> None:
         """Remove an object; one that is not there is fine."""
         with contextlib.suppress(FileNotFoundError):

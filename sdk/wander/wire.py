@@ -341,6 +341,8 @@ class RunDetail(Record):
     posted_at: datetime
     url: str
     """The run's page."""
+    version_deleted: bool = False
+    """The environment version was deleted since: the numbers stand, but nobody can install it any more."""
     artifacts: list[ArtifactInfo] = Field(default_factory=list)
 
 

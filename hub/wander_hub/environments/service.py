@@ -48,7 +48,7 @@ def detail(session: Session, owner: str, name: str, base_url: str) -> Environmen
         latest=version_detail(environment, latest, base_url),
         all_versions=[one.version for one in versions if one.deleted_at is None],
         status_reason=reason_of(environment),
-        successor=environment.successor if environment.status == "deprecated" else None,
+        successor=successor_of(environment),
         parent=parent_of(session, environment),
     )
 
@@ -72,6 +72,11 @@ def reason_of(environment: Environment) -> str | None:
     if environment.quarantine_reason is not None:
         return environment.quarantine_reason
     return environment.status_reason
+
+
+def successor_of(environment: Environment) -> str | None:
+    """Return `owner/name` of what to use instead of a deprecated environment."""
+    return environment.successor if environment.status == "deprecated" else None
 
 
 def parent_of(session: Session, environment: Environment) -> str | None:

@@ -217,6 +217,7 @@ def detail_of(run: Run, base_url: str) -> RunDetail:
         posted_by=run.posted_by.name,
         posted_at=run.posted_at,
         url=f"{base_url}/runs/{run.run_id}",
+        version_deleted=run.version.deleted_at is not None,
         artifacts=[artifact_info(run.run_id, one, base_url) for one in run.artifacts],
     )
 

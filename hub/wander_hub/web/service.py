@@ -69,6 +69,9 @@ class EnvironmentView:
     recent: list[RunDetail]
     digest: str
     """SHA-256 of the wheel; empty when there is none."""
+    status_reason: str | None
+    successor: str | None
+    parent: str | None
 
 
 @dataclass(frozen=True)
@@ -141,6 +144,9 @@ def environment(session: Session, base_url: str, owner: str, name: str, version:
         axis=_common_axis(board.rows),
         recent=recent.data,
         digest=wheels[0] if wheels else "",
+        status_reason=environments.reason_of(found),
+        successor=environments.successor_of(found),
+        parent=environments.parent_of(session, found),
     )
 
 
