@@ -250,17 +250,26 @@ async def test_eating_memory_fails_one_rollout(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "fault", ["_exit", "abort", "kill", "stop_loop", "every_descriptor", "linger_and_die"]
+    ("fault", "kind"),
+    [
+        ("_exit", "ProcessEnded"),
+        ("abort", "ProcessEnded"),
+        ("linger_and_die", "ProcessEnded"),
+        # These may come from outside as well, or are not noticed before the next rollout's turn.
+        ("kill", "WorkerLost"),
+        ("stop_loop", "WorkerLost"),
+        ("every_descriptor", "WorkerLost"),
+    ],
 )
 async def test_a_worker_that_a_rollout_ends_fails_it_and_the_others_finish(
-    tmp_path: Path, fault: str
+    tmp_path: Path, fault: str, kind: str
 ) -> None:
     rows = [FINE, ("env_response", fault), FINE, FINE]
     async with worker(tmp_path, rows) as environment:
         first, culprit, *others = await played(environment, concurrency=1, max_retries=1)
     assert culprit.failure is not None
-    assert (culprit.failure.type, culprit.failure.boundary) == ("WorkerLost", "environment")
-    assert culprit.failure.retryable
+    assert (culprit.failure.type, culprit.failure.boundary) == (kind, "environment")
+    assert culprit.failure.retryable is (kind == "WorkerLost")
     pids = {pid_in(each) for each in (first, *others)}
     assert len(pids) == 2
     assert all(gone(pid) for pid in pids)
@@ -268,11 +277,13 @@ async def test_a_worker_that_a_rollout_ends_fails_it_and_the_others_finish(
 
 async def test_every_hook_may_end_the_worker_and_all_else_is_played(tmp_path: Path) -> None:
     rows = [each for hook in HOOKS for each in ((hook, "_exit"), FINE)]
-    async with worker(tmp_path, rows, workers=2) as environment:
-        rollouts = await played(environment, concurrency=2, max_retries=3)
+    async with worker(tmp_path, rows) as environment:
+        # All at once, in one worker: each death is its own rollout's, and costs the others one attempt.
+        rollouts = await played(environment, concurrency=16, max_retries=len(HOOKS))
     assert [rollout.failure is None for rollout in rollouts[1::2]] == [True] * len(HOOKS)
     for rollout in rollouts[::2]:
         assert rollout.failure is not None
+        assert (rollout.failure.type, rollout.failure.retryable) == ("ProcessEnded", False)
         assert "ended with status 3" in rollout.failure.message
 
 

@@ -40,6 +40,8 @@ class Env(MultiTurnEnv):
             said = str(os.getpid())
         if said == "kill":
             os.kill(os.getpid(), signal.SIGKILL)
+        if said == "exit":
+            os._exit(3)
         if said == "child":
             said = str(subprocess.Popen(["sleep", "600"], start_new_session=True).pid)
         if said == "roll":
@@ -291,11 +293,27 @@ async def test_only_the_named_environment_is_served(tmp_path: Path) -> None:
 async def test_a_worker_that_dies_there_comes_back(tmp_path: Path) -> None:
     async with listener(tmp_path) as far, remote(far.address, folder=tmp_path) as environment:
         before = await number(environment, "pid")
-        failure = (await play(environment, "kill")).failure
-        assert failure is not None
-        assert (failure.type, failure.retryable) == ("WorkerLost", True)
-        assert "was killed by SIGKILL" in failure.message
+        for said, kind, how in (
+            ("kill", "WorkerLost", "was killed by SIGKILL"),
+            ("exit", "ProcessEnded", "ended with status 3"),
+        ):
+            failure = (await play(environment, said)).failure
+            assert failure is not None
+            assert (failure.type, failure.retryable) == (kind, kind == "WorkerLost")
+            assert f"process at `{far.address}` {how}" in failure.message
         assert await number(environment, "pid") != before
+
+
+async def test_code_that_never_returns_there_is_ended_with_its_time(tmp_path: Path) -> None:
+    async with (
+        listener(tmp_path) as far,
+        remote(far.address, folder=tmp_path, rollout_timeout=0.5, stall_seconds=0.5) as environment,
+    ):
+        failure = (await play(environment, f"block {tmp_path / 'never'}")).failure
+        assert failure is not None
+        assert (failure.type, failure.retryable) == ("RolloutTimeout", False)
+        assert "far_environment.py" in failure.message
+        assert (await play(environment, "fine")).failure is None
 
 
 class Waiting(Client):

@@ -29,7 +29,6 @@ from wander.worker.command import listen_options, listened
 from wander.worker.guard import keep_from_children, take_no_interrupts
 from wander.worker.protocol import Load
 from wander.worker.service import Service, load
-from wander.worker.watch import LAST_WORDS
 
 _LAST_SECONDS = 6.0
 """How long an orphaned worker may tear down before it is ended."""
@@ -76,7 +75,7 @@ async def _greeted(path: str | None, fd: int | None, lifeline: int | None) -> tu
     connection = await unix_connect(uri="ws://localhost/", proxy=None, **where, **OPTIONS)
     own = connection.transport.get_extra_info("socket").fileno()
     keep_from_children([own] if lifeline is None else [own, lifeline])
-    service = Service(Channel(connection), None if path is None else Path(path).with_name(LAST_WORDS))
+    service = Service(Channel(connection), None if path is None else Path(path).parent)
     return service, await service.greet()
 
 

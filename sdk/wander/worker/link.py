@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 import shutil
+import signal
 import tempfile
 from collections.abc import Coroutine, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -21,6 +22,7 @@ from wander.worker.channel import FRAME, OPTIONS
 from wander.worker.leftovers import MARK, end_marked
 from wander.worker.process import WorkerProcess
 from wander.worker.protocol import LastWords, Load
+from wander.worker.running import RUNNING, read_running
 from wander.worker.watch import LAST_WORDS
 
 if TYPE_CHECKING:
@@ -28,6 +30,11 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+_FROM_OUTSIDE = (
+    None,
+    *(-number for number in (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)),
+)
+"""Statuses that say nothing against the code that ran: somebody, or a lack of memory, ended the process."""
 _SOCKET_LIMIT = 100
 """Longest path of a Unix socket that macOS takes is 104 bytes."""
 
@@ -96,11 +103,15 @@ class LocalLink:
         return await unless_ended(self.process, wait())
 
     def last_words(self) -> LastWords | None:
-        """Return why the worker ended itself, if it did."""
+        """Return what is known of a worker that a rollout ended: itself, or by the code that it ran."""
         try:
             return LastWords.model_validate_json((self._folder / LAST_WORDS).read_bytes())
         except (OSError, ValidationError):
+            pass
+        play = read_running(self._folder / RUNNING)
+        if play is None or self.process.returncode in _FROM_OUTSIDE:
             return None
+        return LastWords(play=play, seconds=0.0)
 
     async def disconnect(self) -> None:
         """Close the connection: the worker then tears its environment down and ends."""

@@ -35,11 +35,12 @@ from wander.worker.address import is_loopback
 from wander.worker.channel import FRAME, OPTIONS, parts
 from wander.worker.heartbeat import HOST_PING_SECONDS, HOST_SILENT_PINGS, heartbeat, keep_alive
 from wander.worker.link import LocalLink, WorkerOptions
-from wander.worker.protocol import PROTOCOL, Fault, Load, LoadFailed, Refused, to_worker
+from wander.worker.protocol import PROTOCOL, Fault, LastWords, Load, LoadFailed, Refused, to_worker
 from wander.worker.session import CLOSE_SECONDS, EXIT_SECONDS
 
 _REASON_BYTES = 120
 """A websocket's close frame holds a reason of at most 123 bytes."""
+_WHERE_LETTERS = 30
 
 
 @dataclass(frozen=True)
@@ -164,7 +165,9 @@ class Listener:
             await link.close()
         if host.close_code is not None or link.process.returncode == 0:
             return ""
-        return link.process.ending() if words is None else words.model_dump_json(exclude_defaults=True)
+        words = words or LastWords(play=None, seconds=0.0)
+        told = {"ending": link.process.ending(), "where": words.where[:_WHERE_LETTERS]}
+        return words.model_copy(update=told).model_dump_json(exclude_defaults=True)
 
     async def _pass_on(self, host: ServerConnection, link: LocalLink) -> None:
         """Hand messages over in both directions, until one side closes its connection."""

@@ -120,15 +120,17 @@ class Pong(Record):
 
 
 class LastWords(Record):
-    """Why a worker ended itself; left beside its socket, since the loop of the connection stands still."""
+    """Why a worker ended, told beside its socket: the loop of the connection stands still."""
 
     play: int | None
-    """The id of the `Play` whose code stood in the way of all others, where that is known."""
+    """The id of the `Play` whose code ended it, or stood in the way of all others, where that is known."""
     boundary: Boundary = "environment"
     seconds: float
-    """For how long."""
+    """For how long it stood in the way; 0 where it ended the process."""
     where: str = ""
     """In which line."""
+    ending: str = ""
+    """How the process ended, in words, where the host cannot see that itself."""
 
 
 class GetExamples(Record):

@@ -48,10 +48,18 @@ class RemoteWorker(WorkerProcess):
 
     def ending(self) -> str:
         """Say in words how the worker ended."""
-        how = self._connection.close_reason or "closed its connection"
+        words = self.last_words()
+        how = (words.ending if words else self._connection.close_reason) or "closed its connection"
         if self.silent:
             how = f"answered nothing for {PING_SECONDS * SILENT_PINGS:g} s"
         return f"at `{self._address}` {how}"
+
+    def last_words(self) -> LastWords | None:
+        """Return what the listener said when it closed the connection."""
+        try:
+            return LastWords.model_validate_json(self._connection.close_reason or "")
+        except ValidationError:
+            return None
 
     def with_log(self, reason: str) -> str:
         """Say how the worker ended, and where its log is."""
@@ -99,11 +107,9 @@ class RemoteLink:
         return self._connection
 
     def last_words(self) -> LastWords | None:
-        """Return why the worker ended itself, if it did."""
-        try:
-            return LastWords.model_validate_json(self._connection.close_reason or "")
-        except ValidationError:
-            return None
+        """Return what is known of a worker that a rollout ended."""
+        words = self.process.last_words()
+        return words if words is not None and words.play is not None else None
 
     async def close(self) -> None:
         """Close the connection."""

@@ -9,6 +9,7 @@ import platform
 import sys
 import time
 from collections.abc import AsyncIterator, Callable
+from contextvars import copy_context
 from pathlib import Path
 
 from pydantic import ValidationError
@@ -46,7 +47,8 @@ from wander.worker.protocol import (
     Refused,
     to_worker,
 )
-from wander.worker.watch import PLAY, Watch
+from wander.worker.running import PLAY, RUNNING, Running
+from wander.worker.watch import LAST_WORDS, Watch
 
 _TEARDOWN_SECONDS = 5.0
 
@@ -54,11 +56,11 @@ _TEARDOWN_SECONDS = 5.0
 class Service:
     """One worker: greet, load, then serve until the host says `Close` or is gone."""
 
-    def __init__(self, channel: Channel, last_words: Path | None = None) -> None:
-        """Speak over a channel; `last_words` is where the host looks when the worker ended itself."""
+    def __init__(self, channel: Channel, folder: Path | None = None) -> None:
+        """Speak over a channel; the host looks into `folder` when the process ended unexpectedly."""
         self._channel = channel
         self._lines: AsyncIterator[bytes] = channel.lines()
-        self._last_words = last_words
+        self._folder = folder
         self._load = Load()
         self._plays: dict[int, asyncio.Task[None]] = {}
         self._begun: dict[int, float] = {}
@@ -125,7 +127,9 @@ class Service:
         await self._channel.close()
 
     def _start_play(self, environment: LocalEnvironment, asked: Play) -> None:
-        task = asyncio.create_task(self._play(environment, asked))
+        context = copy_context()
+        context.run(PLAY.set, asked.id)
+        task = asyncio.create_task(self._play(environment, asked), context=context)
         self._plays[asked.id] = task
         self._begun[asked.id] = time.monotonic()
         task.add_done_callback(lambda _: self._forget(asked.id))
@@ -137,12 +141,15 @@ class Service:
 
     def _watch(self, end: Callable[[], None], playing_limit: float | None) -> None:
         def with_last_words(words: LastWords) -> None:
-            if self._last_words is not None:
-                self._last_words.write_text(words.model_dump_json(), encoding="utf-8")
+            if self._folder is not None:
+                (self._folder / LAST_WORDS).write_text(words.model_dump_json(), encoding="utf-8")
             end()
 
+        running = Running(None if self._folder is None else self._folder / RUNNING)
+        running.follow()
         Watch(
             asyncio.get_running_loop(),
+            running,
             self._begun,
             with_last_words,
             limits=(self._load.rollout_timeout, playing_limit),
@@ -164,7 +171,6 @@ class Service:
         client = ProxyClient(ask, asked.model, recorded, ended)
         attribute_openai_calls()
         ROLLOUT.set(asked.rollout_ids[0])
-        PLAY.set(asked.id)
         limit = asyncio.timeout(self._load.rollout_timeout)
         try:
             async with limit:

@@ -324,7 +324,7 @@ class WorkerSession:
 
     def _ended(self, ending: str | None, words: LastWords | None) -> None:
         """Answer everything that waits: the process has ended."""
-        if words is not None or self._held_up:
+        if self._held_up or (words is not None and words.seconds):
             ending = "was ended, since the code of a rollout past its time let nothing else go on"
         elif self._late:
             ending = f"was ended, since {self._too_long}"
@@ -338,7 +338,7 @@ class WorkerSession:
                 failed = failed_rollouts(asked.example, asked.indices, "RolloutTimeout", self._too_long)
                 running.result.set_result(failed)
             elif words is not None and asked.id == words.play:
-                running.result.set_result(_held_up(asked, words))
+                running.result.set_result(_culprit(asked, words, self.lost))
             else:
                 running.result.set_result(lost_rollouts(asked.example, asked.indices, self.lost))
         for answer in list(self._examples.values()):
@@ -386,11 +386,14 @@ def lost_rollouts(
     return failed_rollouts(example, indices, WorkerLost.__name__, reason, retryable=retryable)
 
 
-def _held_up(asked: Play, words: LastWords) -> list[Rollout]:
-    """Return the records of the rollout that kept its worker from going on."""
-    where = f" ({words.where})" if words.where else ""
-    reason = f"past its time, its code let nothing else go on for {words.seconds:g} s{where}"
-    return failed_rollouts(asked.example, asked.indices, "RolloutTimeout", reason, boundary=words.boundary)
+def _culprit(asked: Play, words: LastWords, ending: str) -> list[Rollout]:
+    """Return the records of the rollout that ended its worker; a second time it would do the same."""
+    kind, reason = "ProcessEnded", f"its code ended its process: {ending}"
+    if words.seconds:
+        where = f" ({words.where})" if words.where else ""
+        kind = "RolloutTimeout"
+        reason = f"past its time, its code let nothing else go on for {words.seconds:g} s{where}"
+    return failed_rollouts(asked.example, asked.indices, kind, reason, boundary=words.boundary)
 
 
 def failed_rollouts(

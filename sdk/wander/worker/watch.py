@@ -14,17 +14,14 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Mapping
-from contextvars import Context, ContextVar
 from pathlib import Path
 from types import FrameType
-from typing import Any
 
 from wander.types import Boundary
 from wander.worker.guard import log_line
 from wander.worker.protocol import LastWords
+from wander.worker.running import Running
 
-PLAY: ContextVar[int | None] = ContextVar("wander_play", default=None)
-"""The id of the `Play` whose code runs."""
 LAST_WORDS = "last-words"
 """Name of the file beside the worker's socket."""
 _TELL_SECONDS = 30.0
@@ -37,6 +34,7 @@ class Watch:
     def __init__(
         self,
         loop: asyncio.AbstractEventLoop,
+        running: Running,
         begun: Mapping[int, float],
         end: Callable[[LastWords], None],
         *,
@@ -49,6 +47,7 @@ class Watch:
         """
         self._loop = loop
         self._thread = threading.get_ident()
+        self._running = running
         self._begun = begun
         self._end = end
         self._whole, self._unscored = limits
@@ -86,7 +85,7 @@ class Watch:
         if stood > _TELL_SECONDS and self._told != self._turned:
             self._told = self._turned
             self._tell(frames, f"nothing else has gone on here for {stood:.0f} s, while this ran:")
-        play = _running_play(frames)
+        play = self._running.current or None
         boundary = _boundary(frames)
         begun = self._begun.get(play) if play is not None else min(list(self._begun.values()), default=None)
         limits = [each for each in (self._whole, boundary != "rubric" and self._unscored) if each]
@@ -109,19 +108,6 @@ def _frames(innermost: FrameType | None) -> list[FrameType]:
         found.append(innermost)
         innermost = innermost.f_back
     return found
-
-
-def _running_play(frames: list[FrameType]) -> int | None:
-    """Return the id of the play to which the running code belongs.
-
-    Every task that a play starts inherits its context; the loop's running callback holds that context.
-    """
-    for frame in frames:
-        handle: Any = frame.f_locals.get("self")
-        if isinstance(handle, asyncio.Handle):
-            context: Context | None = getattr(handle, "_context", None)
-            return None if context is None else context.get(PLAY)
-    return None
 
 
 def _boundary(frames: list[FrameType]) -> Boundary:
