@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import zipfile
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 from wander_client.packaging import classic
 
@@ -27,3 +29,45 @@ def test_the_override_keeps_the_extras_that_bring_imports(tmp_path):
     assert line == "verifiers[rg] @ file:///wheels/verifiers-1.whl\n"
     assert classic.requirement_of(["verifiers-extras"]) is None
     assert classic.override(Path("/w.whl"), None) == "verifiers @ file:///w.whl\n"
+
+
+@pytest.mark.parametrize(
+    ("stated", "given"),
+    [
+        ([], "verifiers>=0.3.0"),
+        (["verifiers"], "verifiers>=0.3.0"),
+        (["verifiers[ta]>=0.1.15"], "verifiers[ta]>=0.1.15,>=0.3.0"),
+        (["verifiers==0.3.1"], "verifiers==0.3.1,>=0.3.0"),
+        (["verifiers~=0.4.2"], "verifiers>=0.3.0,~=0.4.2"),
+        (["verifiers>=0.2,<0.3"], "verifiers<0.3,>=0.2"),
+    ],
+)
+def test_a_task_set_gets_a_release_that_has_its_api(stated, given):
+    assert Requirement(classic.upstream_requirement(stated)) == Requirement(given)
+
+
+def wheel(folder, **sources) -> Path:
+    path = folder / "x-1-py3-none-any.whl"
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, text in sources.items():
+            archive.writestr(f"x/{name}.py", text)
+    return path
+
+
+CLASSIC = "import verifiers as vf\ndef load_environment(): ...\n"
+
+
+@pytest.mark.parametrize(
+    ("sources", "upstream"),
+    [
+        ({"a": CLASSIC}, False),
+        ({"a": "import verifiers.v1 as vf\n"}, True),
+        ({"a": "from verifiers import v1 as vf\n"}, True),
+        ({"a": "from verifiers.v1 import Taskset\n", "b": "def broken(:\n"}, True),
+        ({"a": CLASSIC, "b": "import verifiers.v1 as vf\n"}, False),
+        ({"a": "import wander\n"}, False),
+    ],
+)
+def test_the_code_decides_where_the_requirement_says_nothing(tmp_path, sources, upstream):
+    assert classic.keeps_upstream(wheel(tmp_path, **sources), ["verifiers"]) is upstream
+    assert classic.keeps_upstream(wheel(tmp_path, **sources), ["verifiers>=0.4"])

@@ -26,6 +26,7 @@ def test_a_configuration_file_becomes_uv_arguments(config: tuple[Path, dict[str,
         "--default-index", "https://one.example/simple",
         "--index", "https://two.example/simple",
         "--index", "https://three.example/simple",
+        "--index-strategy", "unsafe-first-match",
         "--find-links", "/wheels",
     ]  # fmt: skip
     assert pip_options(environ)["cert"] == ["/ca.pem"]
@@ -36,7 +37,8 @@ def test_variables_win_over_files(config: tuple[Path, dict[str, str]]) -> None:
     environ["PIP_EXTRA_INDEX_URL"] = "https://four.example/simple"
     environ["PIP_FIND_LINKS"] = "/a /b"
     found = index_arguments(environ)
-    assert found[2:] == ["--index", "https://four.example/simple", "--find-links", "/a", "--find-links", "/b"]
+    assert found[2:4] == ["--index", "https://four.example/simple"]
+    assert found[-4:] == ["--find-links", "/a", "--find-links", "/b"]
 
 
 def test_no_index_leaves_only_the_links(config: tuple[Path, dict[str, str]]) -> None:

@@ -254,7 +254,9 @@ def _tried(package: BuiltPackage, wishes: _Wishes) -> _Tried:
         here.output.note("installing it into a virtual environment of its own")
         python, lock = try_out(hub, here.settings.cache_dir, Path(work), package.wheel.path, here.output.warn)
         here.output.note("loading and checking it")
-        info = asyncio.run(loaded(python, Path(work) / "worker.log"))
+        log = here.settings.cache_dir / "logs" / f"import-{package.name}.log"
+        log.unlink(missing_ok=True)
+        info = asyncio.run(loaded(python, log))
         report = check_environment(package.name, arguments, python=python)
         for each in report.failed:
             here.output.warn(line_of(each))

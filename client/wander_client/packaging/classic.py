@@ -19,6 +19,8 @@ from wander_client.packaging.written_for import library_of, sources_of_wheel
 PROJECT = "verifiers"
 NEWEST = Version("0.3.1")
 """The last release of the API that is served."""
+FIRST_OF_TASKSETS = (Version("0.3.0"), Version("0.2.0"))
+"""The first releases with `verifiers.v1`: what a package is given at least, and what it may ask for."""
 EXTRAS = frozenset({"rg", "ta"})
 """Extras of upstream that bring what an environment imports."""
 _LOWER_BOUNDS = (">=", "==", "~=", ">", "===")
@@ -49,6 +51,23 @@ def keeps_upstream(wheel: Path, requires_dist: list[str]) -> bool:
     if requirement is not None and wants_later(requirement.specifier):
         return True
     return library_of(sources_of_wheel(wheel)) == "verifiers.v1"
+
+
+def upstream_requirement(requires_dist: list[str]) -> str:
+    """Return the requirement of the real library, for the resolver to choose before anything else.
+
+    A package that states no bound would else get a release that has no `verifiers.v1`: other packages'
+    newest releases come first, and the library's older ones fit beside them.
+    """
+    stated = requirement_of(requires_dist)
+    specifier = SpecifierSet() if stated is None else stated.specifier
+    extras = "" if stated is None or not stated.extras else f"[{','.join(sorted(stated.extras))}]"
+    first, earlier = FIRST_OF_TASKSETS
+    later = any(specifier.contains(version) for version in (first, NEWEST, "0.4.0", "1.0")) or any(
+        each.operator in _LOWER_BOUNDS and Version(each.version.removesuffix(".*")) > NEWEST
+        for each in specifier
+    )
+    return f"{PROJECT}{extras}{specifier & SpecifierSet(f'>={first if later else earlier}')}"
 
 
 def override(wheel: Path, requirement: Requirement | None) -> str:

@@ -100,9 +100,11 @@ class Needs:
 
     own: list[Wheel]
     """The environment's wheel, then those of the hub's own packages that it needs."""
-    shim: Wheel | None
+    shim: Wheel | None = None
     """The hub's `verifiers`, where it stands in for upstream's."""
-    overrides: str
+    overrides: str = ""
+    first: str = ""
+    """A requirement that is resolved before all others."""
 
     @property
     def wheels(self) -> list[Wheel]:
@@ -155,7 +157,7 @@ def _make(hub: HubApi, work: Path, detail: VersionDetail, needs: Needs) -> Insta
 
 def _installed(work: Path, needs: Needs, what: str) -> tuple[Path, Path]:
     """Lock what is needed and install it into `work/venv`; returns its interpreter and the lock."""
-    lock = _resolve(work, needs.own, what, needs.overrides)
+    lock = _resolve(work, needs, what)
     python = work / "venv" / "bin" / "python"
     run_uv(
         ["venv", "--quiet", "--relocatable", "--no-project", "--python", sys.executable, str(work / "venv")],
@@ -169,11 +171,12 @@ def _installed(work: Path, needs: Needs, what: str) -> tuple[Path, Path]:
     return python, lock
 
 
-def _resolve(work: Path, own: list[Wheel], what: str, overrides: str) -> Path:
+def _resolve(work: Path, needs: Needs, what: str) -> Path:
     """Write the lock of the hub's wheels and everything they need."""
     requirements, overriding = work / "requirements.in", work / "overrides.txt"
-    requirements.write_text("".join(f"{wheel.project} @ {wheel.path.as_uri()}\n" for wheel in own))
-    overriding.write_text(overrides)
+    wanted = [needs.first, *(f"{wheel.project} @ {wheel.path.as_uri()}" for wheel in needs.own)]
+    requirements.write_text("".join(f"{line}\n" for line in wanted if line))
+    overriding.write_text(needs.overrides)
     lock = work / LOCK
     run_uv(
         [
@@ -239,9 +242,12 @@ def _needs(
             warn(f"`{hub.url}` does not serve `{project}`: it comes from your package index")
             continue
         own.append(_fetch(hub, cache_dir, project, _newest(project, files, wanted.get(project))))
-    shim = None if classic.keeps_upstream(wheel.path, requires_dist) else _classic_package(hub, cache_dir)
-    overrides = "" if shim is None else classic.override(shim.path, classic.requirement_of(requires_dist))
-    return Needs(own, shim, overrides)
+    if classic.keeps_upstream(wheel.path, requires_dist):
+        return Needs(own, first=classic.upstream_requirement(requires_dist))
+    shim = _classic_package(hub, cache_dir)
+    if shim is None:
+        return Needs(own)
+    return Needs(own, shim, classic.override(shim.path, classic.requirement_of(requires_dist)))
 
 
 def _classic_package(hub: HubApi, cache_dir: Path) -> Wheel | None:

@@ -17,6 +17,8 @@ from packaging.version import InvalidVersion, Version
 from wander_client.errors import NotFound, UsageError
 
 _OWNER = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,37}[a-z0-9])?")
+_PINNED = re.compile(r"(?P<name>[^=<>~!@\s]+)\s*(?P<how>===?|[<>~!]=|[<>])(?P<version>.*)")
+"""A requirement in pip's form."""
 _NAME = re.compile(r"[a-z0-9](?:[a-z0-9._-]*[a-z0-9])?", re.IGNORECASE)
 
 
@@ -40,13 +42,24 @@ def looks_like_path(spec: str) -> bool:
 
 
 def parse_name(spec: str) -> EnvironmentName:
-    """Parse `owner/name[@version]`; anything else is a usage error that says what was meant."""
+    """Parse `owner/name[@version]`; anything else is a usage error that says what was meant.
+
+    `owner/name==version`, as pip writes it, means the same.
+    """
+    pinned = _PINNED.fullmatch(spec.strip())
+    if pinned:
+        if pinned["how"] not in ("==", "==="):
+            raise UsageError(
+                f"`{spec}` names no exact version",
+                hint=f"write `{pinned['name']}@1.0`, or `{pinned['name']}` for the newest",
+            )
+        spec = f"{pinned['name']}@{pinned['version'].strip()}"
     whole, at, version = spec.strip().partition("@")
     owner, slash, name = whole.partition("/")
     if not slash:
         raise UsageError(
             f"`{spec}` names no owner",
-            hint=f"write `owner/{whole}` (`wander search {whole}` finds it), or `./{whole}` for a folder",
+            hint=f"write `owner/{spec}` (`wander search {whole}` finds it), or `./{whole}` for a folder",
         )
     if not _OWNER.fullmatch(owner.lower()) or not _NAME.fullmatch(name):
         folder = f"; for a folder write `./{whole}`" if Path(whole).is_dir() else ""

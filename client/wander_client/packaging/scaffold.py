@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import keyword
 import shutil
+import sys
 import tempfile
 import tomllib
 from importlib.resources import files
@@ -13,6 +15,16 @@ from packaging.utils import canonicalize_name, is_normalized_name
 
 from wander_client.errors import ClientError, UsageError
 from wander_client.packaging.kinds import KINDS
+
+_WELL_KNOWN = """
+accelerate aiohttp anthropic click datasets django fastapi flask gymnasium httpx huggingface_hub jax jinja2
+keras langchain litellm matplotlib mcp mypy nltk numpy openai packaging pandas pillow pip pluggy polars psycopg
+pyarrow pydantic pytest ray requests rich ruff scikit_learn scipy sentencepiece setuptools sklearn spacy
+sqlalchemy starlette sympy tensorflow tiktoken tokenizers torch tqdm transformers trl typer uv uvicorn verifiers
+vllm wandb websockets yaml
+"""
+POPULAR = frozenset(_WELL_KNOWN.split())
+"""Modules that environments import; a package of that name would stand in their way."""
 
 
 def write_package(folder: Path, kind: str) -> list[Path]:
@@ -78,9 +90,26 @@ def package_name(word: str) -> str:
         raise UsageError(
             f"`{word}` cannot name a package", hint="use letters, digits and dashes, a letter first: `my-env`"
         )
-    if module in ("wander", "wander_sdk", "wander_client", "tests", "test"):
-        raise UsageError(f"`{word}` is taken by Wander or Python itself", hint="choose another name")
+    owner = _owner_of(module)
+    if owner is not None:
+        raise UsageError(
+            f"`{word}` cannot name a package: `{module}` is {owner}",
+            hint=f"choose another name, like `{name}-env`",
+        )
     return name
+
+
+def _owner_of(module: str) -> str | None:
+    """Return whose word a module's name is already; None when it is free."""
+    if keyword.iskeyword(module) or keyword.issoftkeyword(module):
+        return "a keyword of Python"
+    if module in sys.stdlib_module_names or module in ("test", "tests"):
+        return "a module of Python's own"
+    if module in ("wander", "wander_sdk", "wander_client", "wander_hub"):
+        return "a package of Wander"
+    if module in POPULAR:
+        return "a well-known package"
+    return None
 
 
 def _filled(text: str, words: dict[str, str]) -> str:

@@ -72,6 +72,9 @@ def index_arguments(environ: Mapping[str, str] | None = None) -> list[str]:
         arguments += ["--default-index", options["index-url"][-1]]
     for url in options.get("extra-index-url", []):
         arguments += ["--index", url]
+    if options.get("extra-index-url"):
+        # pip looks in every index; uv would stop at the first that has the name, whatever versions it has.
+        arguments += ["--index-strategy", "unsafe-first-match"]
     for place in options.get("find-links", []):
         arguments += ["--find-links", place]
     return arguments

@@ -26,6 +26,7 @@ from types import CodeType, FrameType, ModuleType
 from typing import Any, Literal
 
 import wander
+from wander.checks.own_ports import is_own_port
 from wander.types import Record
 
 Kind = Literal["random", "numpy", "clock", "entropy", "network"]
@@ -140,6 +141,8 @@ class SourceWatch:
             return
         if isinstance(peer, str | bytes) and event in ("socket.connect", "socket.sendto"):
             return  # a Unix socket stays on this machine
+        if event == "socket.connect" and is_own_port(peer):
+            return  # what this process serves to itself
         self._read("network", f"{event} to {_shown(peer)}", sys._getframe(1))
 
     def _read(self, kind: Kind, name: str, frame: FrameType | None) -> None:
