@@ -80,3 +80,22 @@ def test_paths_look_like_paths(spec: str) -> None:
 def test_a_missing_folder_is_not_found(tmp_path: Path) -> None:
     with pytest.raises(NotFound, match="does not exist"):
         parse_environment(str(tmp_path / "nope"))
+
+
+@pytest.mark.parametrize("spec", ["acme/wordle==1.0", "acme/wordle == 1.0", "acme/Wordle===1.0"])
+def test_a_version_may_be_written_as_pip_does(spec: str) -> None:
+    assert parse_name(spec) == EnvironmentName("acme", "wordle", "1.0")
+
+
+@pytest.mark.parametrize("spec", ["acme/wordle>=1.0", "acme/wordle<2", "acme/wordle~=1.0", "acme/wordle!=1"])
+def test_a_range_of_versions_gets_a_hint(spec: str) -> None:
+    with pytest.raises(UsageError) as refused:
+        parse_name(spec)
+    assert "write `acme/wordle@1.0`" in (refused.value.hint or "")
+
+
+def test_a_bare_name_with_a_version_gets_a_hint_of_the_name_alone() -> None:
+    with pytest.raises(UsageError) as refused:
+        parse_name("wordle==1.0")
+    assert "write `owner/wordle@1.0`" in (refused.value.hint or "")
+    assert "`wander search wordle`" in (refused.value.hint or "")

@@ -132,3 +132,24 @@ def test_a_new_package_never_overwrites(wander: Wander, home: Path) -> None:
     assert wander("new", "games/deep", "--kind", "multi-turn").status == 0
     assert (home / "games" / "deep" / "deep.py").is_file()
     assert sorted(path.name for path in home.iterdir() if path.name.startswith(".")) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("json", "a module of Python's own"),
+        ("tests", "a module of Python's own"),
+        ("class", "a keyword of Python"),
+        ("match", "a keyword of Python"),
+        ("numpy", "a well-known package"),
+        ("huggingface-hub", "a well-known package"),
+        ("wander", "a package of Wander"),
+    ],
+)
+def test_a_name_that_something_else_has_is_refused(name: str, said: str, wander: Wander, home: Path) -> None:
+    result = wander("new", name)
+    assert result.status == 2
+    assert said in result.err
+    assert f"like `{name}-env`" in result.err
+    assert not (home / name).exists()
+    assert wander("new", f"{name}-env").status == 0

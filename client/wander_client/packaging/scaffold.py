@@ -17,11 +17,11 @@ from wander_client.errors import ClientError, UsageError
 from wander_client.packaging.kinds import KINDS
 
 _WELL_KNOWN = """
-accelerate aiohttp anthropic click datasets django fastapi flask gymnasium httpx huggingface_hub jax jinja2
-keras langchain litellm matplotlib mcp mypy nltk numpy openai packaging pandas pillow pip pluggy polars psycopg
-pyarrow pydantic pytest ray requests rich ruff scikit_learn scipy sentencepiece setuptools sklearn spacy
-sqlalchemy starlette sympy tensorflow tiktoken tokenizers torch tqdm transformers trl typer uv uvicorn verifiers
-vllm wandb websockets yaml
+accelerate aiohttp anthropic click datasets django fastapi flask gymnasium httpx huggingface_hub jax
+jinja2 keras langchain litellm matplotlib mcp mypy nltk numpy openai packaging pandas pillow pip
+pluggy polars psycopg pyarrow pydantic pytest ray requests rich ruff scikit_learn scipy
+sentencepiece setuptools sklearn spacy sqlalchemy starlette sympy tensorflow tiktoken tokenizers
+torch tqdm transformers trl typer uv uvicorn verifiers vllm wandb websockets yaml
 """
 POPULAR = frozenset(_WELL_KNOWN.split())
 """Modules that environments import; a package of that name would stand in their way."""
