@@ -316,7 +316,7 @@ def wheel_spec() -> WheelSpec:
     return WheelSpec()
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def make_wheel() -> type[WheelSpec]:
     return WheelSpec
 

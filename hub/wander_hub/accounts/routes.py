@@ -22,7 +22,7 @@ from wander_hub.problems import documented
 
 router = APIRouter(prefix="/api/v1", tags=["accounts"])
 
-_REFUSALS = documented(308, 401, 403, 404, 409, 410, 422)
+_REFUSALS = documented(308, 400, 401, 403, 404, 409, 410, 422)
 _OWNER = "/owners/{owner}"
 _ENVIRONMENT = "/environments/{owner}/{name}"
 User = Annotated[str, Path(max_length=80)]

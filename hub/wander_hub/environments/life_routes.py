@@ -31,7 +31,7 @@ from wander_hub.problems import documented
 
 router = APIRouter(prefix="/api/v1/environments/{owner}/{name}", tags=["environments"])
 
-_REFUSALS = documented(308, 401, 403, 404, 409, 410, 422)
+_REFUSALS = documented(308, 400, 401, 403, 404, 409, 410, 422)
 Why = Annotated[str | None, Query(max_length=500, description="shown to everybody")]
 
 

@@ -1,0 +1,110 @@
+"""The hub keeps what its OpenAPI document promises: schemathesis makes up good requests and bad ones.
+
+In the usual run every operation gets a few; `pytest -m slow tests/hub/test_hub_schema.py` sends many.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+from collections.abc import Iterator
+
+import pytest
+import schemathesis
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis.errors import Unsatisfiable
+from schemathesis import GenerationMode
+from schemathesis.checks import not_a_server_error
+from schemathesis.core.failures import FailureGroup
+from schemathesis.specs.openapi.checks import (
+    content_type_conformance,
+    response_headers_conformance,
+    response_schema_conformance,
+    status_code_conformance,
+)
+from starlette.testclient import TestClient
+from wander_hub.accounts import service as accounts
+from wander_hub.app import create_app
+from wander_hub.database import Database
+from wander_hub.settings import Settings
+
+CHECKS = [
+    not_a_server_error,
+    status_code_conformance,
+    content_type_conformance,
+    response_headers_conformance,
+    response_schema_conformance,
+]
+
+
+@pytest.fixture(scope="module")
+def filled(tmp_path_factory, migrated_database, make_wheel) -> Iterator[tuple[object, str]]:
+    """A hub with one environment, and an administrator's token."""
+    hub = Settings(data=tmp_path_factory.mktemp("schema"), bundled_packages=False)
+    shutil.copy(migrated_database, hub.data / "hub.db")
+    database = Database(hub.resolved_database_url)
+    with database.write() as session:
+        token = accounts.first_administrator(session) or ""
+    app = create_app(hub, database=database)
+    spec = make_wheel()
+    body = spec.build()
+    with TestClient(app) as client:
+        answer = client.post(
+            "/admin/legacy/",
+            data={":action": "file_upload", "sha256_digest": hashlib.sha256(body).hexdigest()},
+            files={"content": (spec.wheel_name, body)},
+            headers={"Authorization": f"Bearer {token}"},
+        )
+        assert answer.status_code == 200, answer.text
+        yield app, token
+
+
+def failures_of(filled, examples: int) -> list[str]:
+    """Return what the hub did against its document."""
+    app, token = filled
+    known = {"Authorization": f"Bearer {token}"}
+    schema = schemathesis.openapi.from_asgi("/openapi.json", app)
+    found: list[str] = []
+    for result in schema.get_all_operations():
+        operation = result.ok()
+        for mode in GenerationMode:
+            for headers in ({"Authorization": f"Bearer {token}"}, {}):
+                try:
+                    _probe(operation, mode, headers, examples)
+                except Unsatisfiable:
+                    assert mode is GenerationMode.NEGATIVE, (
+                        "nothing can be wrong with a request without parts"
+                    )
+                except FailureGroup as failures:
+                    found += [
+                        f"{operation.label} ({mode.value}): {one} {getattr(one, 'message', '')}"
+                        for one in failures.exceptions
+                    ]
+    return found
+
+
+def _probe(operation, mode, headers, examples: int) -> None:
+    @settings(
+        max_examples=examples,
+        deadline=None,
+        derandomize=True,
+        database=None,
+        phases=[Phase.explicit, Phase.generate],
+        suppress_health_check=list(HealthCheck),
+    )
+    @given(case=operation.as_strategy(generation_mode=mode))
+    def once(case):
+        response = case.call(headers=headers)
+        case.validate_response(response, checks=CHECKS, headers=headers)
+
+    once()
+
+
+def test_the_hub_keeps_its_document(filled):
+    assert failures_of(filled, examples=2) == []
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+def test_the_hub_keeps_its_document_at_length(filled):
+    assert failures_of(filled, examples=60) == []
