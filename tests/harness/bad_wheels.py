@@ -403,7 +403,7 @@ CONTENTS = [
         "missing_metadata",
         lambda: wheel_of({f"{INFO}/metadata": metadata()}, without=("METADATA",)),
     ),
-    Case("an empty RECORD", "record_missing", lambda: wheel_of(record=b"")),
+    Case("RECORD of itself alone", "record_missing", lambda: wheel_of(record=f"{INFO}/RECORD,,".encode())),
     Case("a file not in RECORD", "record_missing", lambda: wheel_of(edit=add(Entry("evil.py", b"x")))),
     Case(
         "METADATA not in RECORD",
@@ -479,6 +479,31 @@ CONTENTS = [
     ),
     Case("a .data scheme that is none", "bad_data_folder", lambda: wheel_of({f"{DATA}/stdlib/a.py": b""})),
     Case("a file right below .data", "bad_data_folder", lambda: wheel_of({f"{DATA}/a.py": b""})),
+    Case(
+        "data over a module", "colliding_members", lambda: wheel_of({f"{DATA}/data/good_env.py": b"evil = 1"})
+    ),
+    Case(
+        "data in site-packages",
+        "bad_data_folder",
+        lambda: wheel_of({f"{DATA}/data/lib/python3.12/site-packages/evil.pth": b"import evil"}),
+    ),
+    Case("data among the commands", "bad_data_folder", lambda: wheel_of({f"{DATA}/data/bin/ls": b""})),
+    Case(
+        "another distribution below .data",
+        "bad_dist_info",
+        lambda: wheel_of({f"{DATA}/purelib/pip-99.dist-info/METADATA": b"Name: pip"}),
+    ),
+    Case("an egg-info", "bad_dist_info", lambda: wheel_of({"pip.egg-info/PKG-INFO": b"Name: pip"})),
+    Case(
+        "a script below a folder", "unsafe_script", lambda: wheel_of({f"{DATA}/scripts/a/b": b"#!python\n"})
+    ),
+    Case("a script named python", "unsafe_script", lambda: wheel_of({f"{DATA}/scripts/python3": b"#!x\n"})),
+    Case("a script named activate", "unsafe_script", lambda: wheel_of({f"{DATA}/scripts/Activate.ps1": b""})),
+    Case(
+        "an entry point named pip",
+        "unsafe_script",
+        lambda: points(ENTRY_POINTS + b"[console_scripts]\npip3.12 = good_env:load_environment\n"),
+    ),
     Case("a file named .data", "bad_data_folder", lambda: wheel_of({"x.data": b""})),
     Case("WHEEL without a version", "bad_wheel_file", lambda: wheel_file(WHEEL_FILE[19:])),
     Case("WHEEL of version 2", "bad_wheel_file", lambda: wheel_file(WHEEL_FILE.replace(b"1.0", b"2.0"))),

@@ -15,6 +15,11 @@ LOADER = "load_environment"
 _SCRIPT_GROUPS = ("console_scripts", "gui_scripts")
 _OBJECT = re.compile(r"[A-Za-z_][\w.]*(:[A-Za-z_][\w.]*)?")
 _SCRIPT = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,99}")
+_TAKEN = re.compile(r"(python|pip)w?[0-9.]*|(de)?activate", re.IGNORECASE)
+"""The commands of every virtual environment, with or without a suffix such as `.exe` or `.bat`."""
+
+
+_SUFFIXES = (".exe", ".bat", ".ps1", ".fish", ".csh", ".nu")
 
 
 def read(text: bytes, scripts: Iterable[str] = ()) -> str | None:
@@ -25,18 +30,26 @@ def read(text: bytes, scripts: Iterable[str] = ()) -> str | None:
         parser.read_string(text.decode(), "entry_points.txt")
     except (ConfigParserError, UnicodeDecodeError) as error:
         raise refused("bad_entry_points", f"entry_points.txt cannot be read: {error!s:.300}") from error
-    taken = {name.casefold() for name in scripts}
-    for group in _SCRIPT_GROUPS:
-        for name in parser[group] if parser.has_section(group) else ():
-            if not _SCRIPT.fullmatch(name) or name.endswith("."):
-                raise refused("unsafe_script", f"`{shown(name)}` in `{group}` is no name for a script")
-            if name.casefold() in taken:
-                raise refused("unsafe_script", f"the script `{name}` is there twice")
-            taken.add(name.casefold())
+    made = [name for group in _SCRIPT_GROUPS if parser.has_section(group) for name in parser[group]]
+    check_scripts([*scripts, *made])
     if not parser.has_section(GROUP):
         return None
     name, value = next(iter(parser.items(GROUP)), (None, ""))
     return checked(name, value) if name is not None else None
+
+
+def check_scripts(names: Iterable[str]) -> None:
+    """Each command has a plain name of its own, which is none that every virtual environment has."""
+    seen: set[str] = set()
+    for name in names:
+        folded = name.casefold()
+        if not _SCRIPT.fullmatch(name) or name.endswith("."):
+            raise refused("unsafe_script", f"`{shown(name)}` is no name for a script")
+        if _TAKEN.fullmatch(name.rpartition(".")[0] if folded.endswith(_SUFFIXES) else name):
+            raise refused("unsafe_script", f"the script `{shown(name)}` would replace the interpreter's own")
+        if folded in seen:
+            raise refused("unsafe_script", f"the script `{shown(name)}` is there twice")
+        seen.add(folded)
 
 
 def checked(name: str, value: str) -> str:

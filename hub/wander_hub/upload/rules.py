@@ -146,7 +146,11 @@ MEMBERS = (
     Rule("too_large_metadata", "a metadata file is over the hub's limit", "shorten README and metadata", 413),
 )
 WHEEL = (
-    Rule("bad_dist_info", "not exactly one `.dist-info` folder, or that of another name or version", REBUILD),
+    Rule(
+        "bad_dist_info",
+        "not exactly one `.dist-info` folder, or that of another name or version, or an `.egg-info`",
+        REBUILD,
+    ),
     Rule("missing_metadata", "METADATA, WHEEL, RECORD or PKG-INFO is not where it belongs", REBUILD),
     Rule("bad_wheel_file", "WHEEL cannot be read, or lacks a field", REBUILD),
     Rule("tag_mismatch", "the tags or the build in WHEEL are not those of the file name", REBUILD),
@@ -157,7 +161,9 @@ WHEEL = (
     Rule("record_digest", "the digest in RECORD is not that of the file", REBUILD),
     Rule("record_size", "the size in RECORD is not that of the file", REBUILD),
     Rule(
-        "bad_data_folder", "a `.data` folder of another name, or with a part that no installer knows", REBUILD
+        "bad_data_folder",
+        "a `.data` folder of another name, or with a path that not all installers treat alike",
+        REBUILD,
     ),
     Rule(
         "bad_entry_points",
@@ -166,7 +172,7 @@ WHEEL = (
     ),
     Rule(
         "unsafe_script",
-        "a script would be installed under a name that is a path, or twice",
+        "a script has a name that is a path, is there twice, or is `python`, `pip` or `activate`",
         "letters, digits, `.`, `-` and `_` make a script's name",
     ),
 )

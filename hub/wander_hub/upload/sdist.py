@@ -20,7 +20,7 @@ def read(stream: ByteStream, filename: FileName, limits: Limits, size: int, find
     names, loaders = MemberNames(limits), LoaderSearch()
     texts: dict[str, bytes] = {}
     files: set[str] = set()
-    for member, content in TarArchive(stream, Budget(limits, size)).walk():
+    for member, content in TarArchive(stream, Budget(limits, size), limits).walk():
         names.add(member.name, is_folder=member.is_folder)
         top, _, path = member.name.partition("/")
         if top != filename.stem or (not path and not member.is_folder):

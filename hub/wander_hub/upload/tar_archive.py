@@ -14,12 +14,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from wander_hub.upload.members import Budget, shown
-from wander_hub.upload.schemas import refused
+from wander_hub.upload.schemas import Limits, refused
 from wander_hub.upload.stream import CHUNK, ByteStream, Truncated
 
 _BLOCK = tarfile.BLOCKSIZE
 _EXTENSION_BYTES = 64 * 1024
 """An extended header holds one path and a few numbers."""
+_OVERHEAD_BYTES = 2048
+"""What headers and padding may take a member, on average, were there as many as may be."""
 _PAX, _PAX_GLOBAL = tarfile.XHDTYPE, tarfile.XGLTYPE
 _LINKS = (tarfile.LNKTYPE, tarfile.SYMTYPE, tarfile.GNUTYPE_LONGLINK)
 _HARMLESS_PAX = {"path", "size", "mtime", "atime", "ctime", "uid", "gid", "uname", "gname", "comment"}
@@ -39,13 +41,16 @@ class TarMember:
 class _Gunzipped:
     """The plain bytes of one gzip member, as many at a time as asked for."""
 
-    def __init__(self, source: ByteStream, budget: Budget) -> None:
+    def __init__(self, source: ByteStream, overhead: int) -> None:
         self._source = source
-        self._budget = budget
+        self._left = overhead + CHUNK
         self._inflater = zlib.decompressobj(16 + zlib.MAX_WBITS)
         self._buffer = memoryview(b"")
         self.offset = 0
-        self.where = "the first header"
+
+    def expect(self, size: int) -> None:
+        """Allow for the content of a member, which has been counted; all else is overhead."""
+        self._left += size
 
     def exactly(self, size: int) -> bytes:
         """Return `size` bytes, at most a chunk or a header."""
@@ -64,7 +69,10 @@ class _Gunzipped:
             plain = self._inflater.decompress(packed, CHUNK)
             if not packed and not plain:
                 raise Truncated(f"at byte {self._source.offset:,}, where its gzip stream goes on")
-            self._budget.spend(len(plain), self.where)
+            self._left -= len(plain)
+            if self._left < 0:
+                detail = f"headers and padding before byte {self.offset:,} of the tar archive are too long"
+                raise refused("compression_bomb", detail)
             self._buffer = memoryview(plain)
         taken = bytes(self._buffer[:size])
         self._buffer = self._buffer[size:]
@@ -85,15 +93,17 @@ class _Gunzipped:
 class TarArchive:
     """One pass over an archive."""
 
-    def __init__(self, stream: ByteStream, budget: Budget) -> None:
-        self._plain = _Gunzipped(stream, budget)
+    def __init__(self, stream: ByteStream, budget: Budget, limits: Limits) -> None:
+        self._plain = _Gunzipped(stream, limits.members * _OVERHEAD_BYTES)
+        self._budget = budget
 
     def walk(self) -> Iterator[tuple[TarMember, Iterator[bytes]]]:
         """Yield each member with its bytes, which are read to their end in any case."""
         with _sound():
             while (info := self._next_header()) is not None:
                 member = self._member(info)
-                self._plain.where = member.name
+                self._budget.spend(member.size, member.name)
+                self._plain.expect(member.size)
                 content = self._content(member)
                 yield member, content
                 for _ in content:

@@ -24,6 +24,7 @@ _NEEDED = ("METADATA", "WHEEL", "RECORD")
 _READ = (*_NEEDED, "entry_points.txt")
 _LIBRARIES = ("purelib", "platlib")
 _SCHEMES = (*_LIBRARIES, "scripts", "data", "headers")
+_INFO_FOLDERS = (".dist-info", ".egg-info")
 _IMPORTABLE = (".py", ".pyc", ".so", ".pyd")
 
 
@@ -65,6 +66,7 @@ def read(
     )
     wheel_file.check(state.texts["WHEEL"], filename)
     target = None
+    entry_points.check_scripts(state.scripts)
     if "entry_points.txt" in state.texts:
         target = entry_points.read(state.texts["entry_points.txt"], state.scripts)
     licences = f"{state.folder}/licenses/"
@@ -111,7 +113,7 @@ def _placed(state: _Pass, member: Member) -> str | None:
     """Say where a member is installed if not under its own path; check and note what that place means."""
     top, slash, rest = member.name.partition("/")
     lowered = top.lower()
-    if lowered.endswith(".dist-info"):
+    if lowered.endswith(_INFO_FOLDERS):
         _check_dist_info(state, top, is_folder=bool(slash) or member.is_folder)
         return None
     if lowered.endswith(".data"):
@@ -130,6 +132,7 @@ def _placed_data(state: _Pass, member: Member, folder: str, rest: str) -> str | 
         raise refused("bad_data_folder", detail)
     if plain:
         return None
+    _check_data_path(member.name, scheme, path)
     if scheme in _LIBRARIES:
         if not member.is_folder:
             _note_library(state, path)
@@ -140,7 +143,19 @@ def _placed_data(state: _Pass, member: Member, folder: str, rest: str) -> str | 
             state.scripts.append(path)
         code = "data_scripts" if scheme == "scripts" else "data_files"
         state.findings.note(code, f"`{shown(member.name)}` is installed outside the packages")
-    return None
+    return path if scheme == "data" else None  # with `pip install --target` they share one root
+
+
+def _check_data_path(name: str, scheme: str, path: str) -> None:
+    """What lies in `.data` is no way around the checks of what lies beside it."""
+    top = path.split("/")[0].lower()
+    if scheme != "scripts" and top.endswith(_INFO_FOLDERS):
+        raise refused("bad_dist_info", f"`{shown(name)}` would pass for another distribution's metadata")
+    if scheme == "data" and {"site-packages", "dist-packages", "bin", "scripts"} & set(
+        path.lower().split("/")
+    ):
+        detail = f"`{shown(name)}` goes where packages or commands are, by a path of some machines only"
+        raise refused("bad_data_folder", detail)
 
 
 def _note_library(state: _Pass, path: str) -> None:
