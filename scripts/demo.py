@@ -34,8 +34,6 @@ PID_FILE = OUTPUT / "hub.pid"
 SMOLLM2_RUNS = (("reverse-text", 16, 48), ("tictactoe", 4, 24))
 """Environment, examples, tokens a turn: a pretrained model on a CPU costs about a second a turn."""
 TEACHER_GAMES = 3000
-SFT_STEPS = 200
-GRPO_STEPS = 30
 EVALUATION_GAMES = 400
 
 
@@ -176,8 +174,7 @@ def warm_up(demo: Demo) -> None:
         demo.type("wander model new tiny --transcripts runs/teacher --out models/tiny")
     with demo.step("Warm it up by supervised fine-tuning"):
         demo.type(
-            "wander sft teacher.jsonl --config ../examples/tictactoe/sft.toml --model models/tiny "
-            f"--steps {SFT_STEPS} --out models/sft"
+            "wander sft teacher.jsonl --config ../examples/tictactoe/sft.toml --model models/tiny --out models/sft"
         )
 
 
@@ -194,10 +191,9 @@ def improve(demo: Demo) -> None:
     """GRPO, with the same evaluation before and after."""
     with demo.step("Evaluate the policy before GRPO"):
         evaluate_policy(demo, "models/sft/model", "before")
-    with demo.step(f"Improve it by GRPO, {GRPO_STEPS} steps of 256 games"):
+    with demo.step("Improve it by GRPO, 256 games a step"):
         demo.type(
-            "wander train admin/tictactoe ../examples/tictactoe/grpo.toml --model models/sft/model "
-            f"--steps {GRPO_STEPS} --out runs/grpo"
+            "wander train admin/tictactoe ../examples/tictactoe/grpo.toml --model models/sft/model --out runs/grpo"
         )
         demo.type("wander post runs/grpo")
     with demo.step("Evaluate it after GRPO"):

@@ -96,3 +96,15 @@ def test_the_first_screen_of_the_readme_is_the_loop():
     assert loop.map[1] <= 45, "the loop ends on the first screen"
     for verb in ("publish", "install", "eval", "post", "leaderboard", "train"):
         assert f"wander {verb}" in loop.content
+
+
+def test_the_settings_in_examples_are_those_of_the_demo():
+    demo = (ROOT / "scripts/demo.py").read_text()
+    for file in (ROOT / "examples").rglob("*.toml"):
+        place = file.relative_to(ROOT).as_posix()
+        (line,) = (line for line in demo.splitlines() if place in line)
+        assert "--steps" not in line
+        assert "--set" not in line
+    teacher = "tictactoe.players:careless"
+    assert f"scripted:{teacher}" in demo
+    assert teacher in (ROOT / "examples/tictactoe/sft.toml").read_text()
