@@ -26,7 +26,7 @@ for _ in range(4):
     child = os.fork()
     if child == 0:
         taken = bytearray(os.urandom(1 << 20) * 120)
-        time.sleep(3)
+        time.sleep(2)
         os._exit(0)
     children.append(child)
 answer = sum(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0 for child in children)
@@ -55,7 +55,7 @@ async def test_memory_of_all_processes_together(tmp_path):
 
 async def test_memory_where_there_are_no_control_groups(tmp_path, monkeypatch):
     monkeypatch.setattr("wander.sandbox.worker.new_group", lambda policy: NoGroup())
-    async with confined(tmp_path, "memory=512M") as environment:
+    async with confined(tmp_path, "memory=768M") as environment:
         rollout = await played(environment, EAT)
         assert rollout.failure is not None
         assert "MemoryError" in rollout.failure.message
@@ -153,8 +153,8 @@ async def test_a_crash_while_loading_is_the_environments(tmp_path):
 
 
 async def test_loading_has_an_end(tmp_path):
-    with pytest.raises(LoadError, match="not loaded within 5 s"):
-        async with confined(tmp_path, arguments={"at_load": "time.sleep(600)"}, startup_timeout=5.0):
+    with pytest.raises(LoadError, match="not loaded within 3 s"):
+        async with confined(tmp_path, arguments={"at_load": "time.sleep(600)"}, startup_timeout=3.0):
             pass
 
 

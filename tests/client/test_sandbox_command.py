@@ -1,0 +1,121 @@
+"""`--sandbox` on the command line: where it is chosen, what is recorded, and every refusal."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from command_line import Wander
+from sandboxes import needs_sandbox
+
+MODEL = "scripted:say_env:solver"
+
+
+@needs_sandbox
+def test_an_evaluation_in_the_sandbox_is_recorded_as_such(folder: Path, home: Path, wander: Wander) -> None:
+    words = ["eval", "./say-env", "-m", MODEL, "-n", "2", "--sandbox-limit", "memory=1G", "--out", "run"]
+    result = wander(*words)
+    assert result.status == 0, result.err
+    assert "runs outside of the sandbox" in result.err
+    pin = json.loads((home / "run" / "run.json").read_text())["environment"]["sandbox"]
+    assert pin["tier"] == "bubblewrap"
+    assert pin["limits"]["memory"] == 1 << 30
+    assert len(pin["profile_sha256"]) == 64
+    again = wander("eval", "--resume", "run", "--sandbox-limit", "memory=2G")
+    assert again.status == 2
+    assert "was begun with other limits" in again.err
+    assert wander("eval", "--resume", "run", "--sandbox-limit", "memory=1G").status == 0
+
+
+@needs_sandbox
+def test_rollouts_are_played_inside(folder: Path, home: Path, wander: Wander) -> None:
+    module = folder / "say_env.py"
+    module.write_text(
+        module.read_text() + "\nimport os\nprint('confined by', os.environ['WANDER_CONFINED'])\n"
+    )
+    (home / "config").mkdir()
+    (home / "config" / "settings.toml").write_text("sandbox = true\n")
+    failed = wander("eval", "./say-env", "-m", MODEL, "-n", "1", "--no-sandbox")
+    assert failed.status == 1
+    assert "KeyError" in failed.err
+    result = wander("check", "--help")
+    assert result.status == 0
+
+
+@needs_sandbox
+def test_the_self_test_tells_what_it_found(wander: Wander) -> None:
+    result = wander("sandbox", "check", "--json")
+    assert result.status == 0
+    data = json.loads(result.out)["data"]
+    assert data["held"] is True
+    assert len(data["outcomes"]) > 140
+    shown = wander("sandbox", "check", "--all")
+    assert "call mount" in shown.out
+    assert "OPEN" not in shown.out
+
+
+def test_a_way_out_is_told_by_the_exit_status(wander: Wander, monkeypatch: pytest.MonkeyPatch) -> None:
+    from wander.sandbox.check import CheckReport, ProbeOutcome
+
+    outcomes = [ProbeOutcome("call mount", False, "got it"), ProbeOutcome("call bpf", True, "EPERM")]
+    report = CheckReport("bwrap", "0.12.0", "x86_64", "this user", "cgroup", "0" * 64, 0.1, ["old"], outcomes)
+    monkeypatch.setattr("wander.sandbox.check.check", lambda: report)
+    result = wander("sandbox", "check")
+    assert result.status == 1
+    assert "OPEN" in result.out
+    assert "call bpf" not in result.out
+    assert "old" in result.err
+
+
+def test_without_bubblewrap_nothing_of_the_environment_runs(
+    folder: Path, home: Path, wander: Wander, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = folder / "say_env.py"
+    module.write_text(module.read_text() + f"\nopen({str(home / 'ran')!r}, 'w').close()\n")
+    which = shutil.which
+    monkeypatch.setattr(shutil, "which", lambda name, *rest: None if name == "bwrap" else which(name, *rest))
+    monkeypatch.setenv("WANDER_SANDBOX", "1")
+    monkeypatch.setattr("sys.platform", "linux")
+    result = wander("eval", "./say-env", "-m", "name", "-b", "http://127.0.0.1:9/v1", "-n", "1")
+    assert result.status == 1
+    assert "bubblewrap is not installed" in result.err
+    assert "apt install bubblewrap" in result.err
+    assert not (home / "ran").exists()
+    assert wander("sandbox", "check").status == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "part"),
+    [
+        (["--sandbox", "--in-process"], "contradict each other"),
+        (["--no-sandbox", "--sandbox-limit", "memory=1G"], "contradict each other"),
+        (["--sandbox-limit", "memry=1G"], "`memry=1G` is no limit of the sandbox"),
+        (["--sandbox-limit", "memory=none"], "has no number"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused(words: list[str], part: str, folder: Path, wander: Wander) -> None:
+    result = wander("eval", "./say-env", "-m", MODEL, *words)
+    assert result.status == 2
+    assert part in result.err
+
+
+@pytest.mark.parametrize(("text", "value"), [("1", True), ("true", True), ("0", False), ("", False)])
+def test_the_variable_switches_it(text: str, value: bool, tmp_path: Path) -> None:
+    from wander_client.settings import load_settings
+
+    assert (
+        load_settings(environ={"WANDER_CONFIG_DIR": str(tmp_path), "WANDER_SANDBOX": text}).sandbox is value
+    )
+
+
+def test_settings_that_are_neither_are_refused(tmp_path: Path) -> None:
+    from wander_client.errors import UsageError
+    from wander_client.settings import load_settings
+
+    with pytest.raises(UsageError, match="neither true nor false"):
+        load_settings(environ={"WANDER_CONFIG_DIR": str(tmp_path), "WANDER_SANDBOX": "maybe"})
+    (tmp_path / "settings.toml").write_text('sandbox = "yes"\n')
+    with pytest.raises(UsageError, match="neither true nor false"):
+        load_settings(environ={"WANDER_CONFIG_DIR": str(tmp_path)})
