@@ -174,7 +174,8 @@ def warm_up(demo: Demo) -> None:
         demo.type("wander model new tiny --transcripts runs/teacher --out models/tiny")
     with demo.step("Warm it up by supervised fine-tuning"):
         demo.type(
-            "wander sft teacher.jsonl --config ../examples/tictactoe/sft.toml --model models/tiny --out models/sft"
+            "wander sft teacher.jsonl --config ../examples/tictactoe/sft.toml --model models/tiny "
+            "--out models/sft"
         )
 
 
@@ -193,7 +194,8 @@ def improve(demo: Demo) -> None:
         evaluate_policy(demo, "models/sft/model", "before")
     with demo.step("Improve it by GRPO, 256 games a step"):
         demo.type(
-            "wander train admin/tictactoe ../examples/tictactoe/grpo.toml --model models/sft/model --out runs/grpo"
+            "wander train admin/tictactoe ../examples/tictactoe/grpo.toml --model models/sft/model "
+            "--out runs/grpo"
         )
         demo.type("wander post runs/grpo")
     with demo.step("Evaluate it after GRPO"):
