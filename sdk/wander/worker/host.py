@@ -206,7 +206,8 @@ class WorkerEnvironment:
         rollouts: list[Rollout] = []
         try:
             seat, session = await self._least_loaded()
-            with seat.playing(len(indices)):
+            seat.under_way += len(indices)
+            try:
                 rollouts = await session.play(
                     client,
                     example,
@@ -216,6 +217,8 @@ class WorkerEnvironment:
                     sampling=sampling or SamplingArgs(),
                     group=group,
                 )
+            finally:
+                seat.under_way -= len(indices)
         except WorkerLost as error:
             return lost_rollouts(example, indices, str(error), retryable=False)
         except SandboxError as error:
@@ -240,9 +243,13 @@ class WorkerEnvironment:
         Raises `WorkerLost` when there is none and will be none; `SandboxError` where that is the sandbox's.
         """
         while not self._closed:
-            live = [(seat, seat.session) for seat in self._seats if seat.session is not None]
-            if live:
-                return min(live, key=lambda each: each[0].under_way)
+            best: tuple[Seat, WorkerSession] | None = None
+            for seat in self._seats:
+                session = seat.session
+                if session is not None and (best is None or seat.under_way < best[0].under_way):
+                    best = seat, session
+            if best is not None:
+                return best
             filling = [seat.filling for seat in self._seats if seat.filling is not None]
             if not filling:
                 break

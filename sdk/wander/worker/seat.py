@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-from collections.abc import Iterator
 
 from wander.errors import LoadError, SandboxError
 from wander.types import EnvironmentInfo
@@ -44,15 +42,6 @@ class Seat:
     def lost(self) -> str:
         """How the last worker ended, in words fit for a public record."""
         return self._session.lost or "the environment was closed"
-
-    @contextlib.contextmanager
-    def playing(self, count: int) -> Iterator[None]:
-        """Count rollouts as under way."""
-        self.under_way += count
-        try:
-            yield
-        finally:
-            self.under_way -= count
 
     def finished(self) -> None:
         """Learn that a rollout was played to its end: the worker is worth another start."""
