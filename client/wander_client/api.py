@@ -20,6 +20,7 @@ from urllib.parse import quote, urlsplit
 import httpx
 from pydantic import BaseModel, ValidationError
 from wander.types import Rollout
+from wander.verification import VerificationInfo
 from wander.wire import (
     EnvironmentDetail,
     EnvironmentPage,
@@ -217,6 +218,15 @@ class HubApi:
         with self._stream(f"/api/v1/runs/{_part(run_id)}/rollouts.jsonl") as response:
             for line in response.iter_lines():
                 yield Rollout.model_validate_json(line)
+
+    def request_verification(self, run_id: str, sample: int | None) -> VerificationInfo:
+        """Have the hub play a run again; returns the one under way where there is one."""
+        path = f"/api/v1/runs/{_part(run_id)}/verifications"
+        return self._parse(self._send("POST", path, json={"sample": sample}), VerificationInfo)
+
+    def verification(self, number: int) -> VerificationInfo:
+        """Return how far a verification is, or what came out."""
+        return self._get(f"/api/v1/verifications/{number}", VerificationInfo)
 
     def leaderboard(
         self,

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from wander_client.environments import Location, locate, open_environment
-from wander_client.errors import ClientError, NotFound
+from wander_client.errors import ClientError, NotFound, UsageError
 
 if TYPE_CHECKING:
+    from wander.sandbox import SandboxPolicy
     from wander.types import Rollout
-    from wander.wire import EnvironmentPin, ReplayReport, RunManifest
+    from wander.verification import ReplayReport, VerifiedWith
+    from wander.wire import EnvironmentPin, RunManifest
 
 
 def pinned_location(pin: EnvironmentPin, *, folder: Path | None = None) -> Location:
@@ -52,13 +55,32 @@ async def replayed(
     seed: int,
     concurrency: int,
     in_process: bool,
+    sandbox: SandboxPolicy | None,
     on_replayed: Callable[[int, int], None],
-) -> ReplayReport:
-    """Open the environment with the run's arguments and play its rollouts again."""
-    from wander.evals.replay import replay_run
+) -> tuple[ReplayReport, VerifiedWith | None]:
+    """Open the environment with the run's arguments and play its rollouts again.
 
-    async with open_environment(location, manifest.environment.arguments, in_process=in_process) as opened:
-        return await replay_run(
+    An environment that refuses the arguments contradicts the manifest; then there is nothing it ran with.
+    """
+    from wander.evals.manifest import this_platform
+    from wander.evals.replay import replay_run
+    from wander.verification import VerifiedWith
+
+    arguments = manifest.environment.arguments
+    async with contextlib.AsyncExitStack() as stack:
+        opening = open_environment(location, arguments, in_process=in_process, sandbox=sandbox)
+        try:
+            opened = await stack.enter_async_context(opening)
+        except UsageError as error:
+            if error.code != "bad_arguments":
+                raise
+            return _contradiction(manifest, f"the environment refuses its arguments: {error}"), None
+        if location.folder is not None:
+            # Under change: what differs from the manifest shows in the rollouts.
+            pin = manifest.environment.model_copy(update={"info": opened.handle.info})
+            manifest = manifest.model_copy(update={"environment": pin})
+        made_with = VerifiedWith(environment=opened.pin, platform=this_platform())
+        report = await replay_run(
             opened.handle,
             manifest,
             rollouts,
@@ -67,3 +89,12 @@ async def replayed(
             concurrency=concurrency,
             on_replayed=on_replayed,
         )
+    return report, made_with
+
+
+def _contradiction(manifest: RunManifest, why: str) -> ReplayReport:
+    from wander.verification import ReplayReport
+
+    counts = dict.fromkeys(("recorded", "replayed", "same", "differing", "failed"), 0)
+    expected = manifest.expected_rollouts
+    return ReplayReport(run_id=manifest.run_id, expected=expected, refused=why, contradicted=True, **counts)

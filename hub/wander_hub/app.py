@@ -29,6 +29,7 @@ from wander_hub.settings import Settings
 from wander_hub.storage import Storage
 from wander_hub.upload import bundled
 from wander_hub.upload import routes as upload
+from wander_hub.verification import routes as verification
 from wander_hub.web import routes as web
 
 logger = logging.getLogger("wander_hub")
@@ -89,6 +90,7 @@ def create_app(
         environments.router,
         environment_life.router,
         runs.router,
+        verification.router,
         upload.router,
         index.router,
         web.router,

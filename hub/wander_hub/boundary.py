@@ -20,6 +20,7 @@ from wander_hub import security
 from wander_hub.accounts import service
 from wander_hub.accounts.schemas import Identity, Permission
 from wander_hub.database import Database
+from wander_hub.jobs import JobWorker
 from wander_hub.problems import HubProblem
 from wander_hub.settings import Settings
 from wander_hub.storage import Storage
@@ -110,6 +111,13 @@ class Needs:
                 hint=f"make one with `wander token new NAME --scope {self.permission}`",
             )
         return identity
+
+
+def wake_jobs(request: Request) -> None:
+    """Have this process's worker look for jobs now, if it has one."""
+    worker: JobWorker | None = request.app.state.job_worker
+    if worker is not None:
+        worker.wake()
 
 
 def mutating_routes(routes: Iterable[BaseRoute]) -> Iterator[tuple[str, str, Needs | None]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import copy
 import errno
 import logging
@@ -20,7 +21,9 @@ from uvicorn.config import LOGGING_CONFIG
 from wander_hub import data_folder, first_token
 from wander_hub.app import create_app
 from wander_hub.database import Database
+from wander_hub.jobs import JobWorker
 from wander_hub.settings import Settings
+from wander_hub.verification.worker import confined, job_worker
 
 _GRACE_SECONDS = 10
 _BACKLOG = 2048
@@ -51,8 +54,11 @@ def serve(
     first_token.hand_out(database, token_file, new=new_token)
     logging.basicConfig(level=logging.INFO, format="%(levelname)s: %(message)s", stream=sys.stderr)
     logging.getLogger("alembic").setLevel(logging.WARNING)
+    settings = confined(settings)
+    app = create_app(settings, database=database)
+    worker = app.state.job_worker = job_worker(settings, database, app.state.jobs, address)
     config = uvicorn.Config(
-        create_app(settings, database=database),
+        app,
         log_level="info" if access_log else "warning",
         access_log=access_log,
         log_config=_log_config(),
@@ -60,7 +66,7 @@ def serve(
         server_header=False,
         timeout_graceful_shutdown=_GRACE_SECONDS,
     )
-    server = _AnnouncingServer(config, address)
+    server = _AnnouncingServer(config, address, worker)
     if exit_with_parent:
         threading.Thread(target=_follow_parent, args=(server,), daemon=True).start()
     # After its graceful end uvicorn raises the signal again for the handler that was there before.
@@ -74,9 +80,10 @@ def serve(
 class _AnnouncingServer(uvicorn.Server):
     """Says where the hub listens once it can answer, and not before."""
 
-    def __init__(self, config: uvicorn.Config, address: str) -> None:
+    def __init__(self, config: uvicorn.Config, address: str, worker: JobWorker | None) -> None:
         super().__init__(config)
         self._address = address
+        self._worker = worker
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Start, then say so."""
@@ -84,6 +91,14 @@ class _AnnouncingServer(uvicorn.Server):
         if self.started:
             sys.stderr.write(f"the hub listens on {self._address}\n")
             sys.stderr.flush()
+            if self._worker is not None:
+                self._worker.start()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Give a running job back, then end."""
+        if self._worker is not None:
+            await asyncio.to_thread(self._worker.stop)
+        await super().shutdown(sockets)
 
 
 def _log_config() -> dict[str, Any]:

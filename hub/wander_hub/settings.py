@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Literal
 
 from pydantic import Field, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
@@ -63,6 +64,16 @@ class Settings(BaseSettings):
     max_manifest_bytes: int = Field(default=32 * MIB, gt=0)
     max_artifact_bytes: int = Field(default=32 * MIB, gt=0)
     max_artifacts: int = Field(default=32, ge=0)
+
+    verification: Literal["sandbox", "unconfined", "off"] = "sandbox"
+    """How the hub plays posted runs again: in a sandbox, or not where that cannot be had; `unconfined` runs
+    environments' code as the hub's own user, for operators who trust every publisher; or never."""
+    verify_posts: bool = True
+    """Play every run again that is posted, where that can raise its level."""
+    verification_seconds: float = Field(default=3600, gt=0)
+    """Longest time for one run."""
+    max_waiting_verifications: int = Field(default=20, ge=1)
+    """How many one user may have waiting."""
 
     @field_validator("upload_policy")
     @classmethod

@@ -8,6 +8,7 @@ from typing import Any, Literal
 from pydantic import Field
 
 from wander.types import Record
+from wander.wire import Body, EnvironmentPin, Platform
 
 
 class Divergence(Record):
@@ -39,28 +40,25 @@ class ReplayReport(Record):
     """The first ones, in the order of the record."""
     refused: str | None = None
     """Why nothing could be compared; None when it was."""
+    contradicted: bool = False
+    """True when what the manifest says of the environment is not so, its examples included."""
     seconds: float = 0.0
 
     @property
     def level(self) -> Literal["claimed", "complete", "replayed"]:
-        """The verification level that this report supports; a sample supports no more than `complete`."""
-        if self.recorded < self.expected or self.failed:
+        """The verification level that this report supports; a sample gives no more than `complete`."""
+        if self.recorded < self.expected or self.failed or self.contradicted or self.differing:
             return "claimed"
-        whole = not self.sampled and self.refused is None and not self.differing
+        whole = not self.sampled and self.refused is None
         return "replayed" if whole and self.replayed == self.expected else "complete"
 
 
 class VerifiedWith(Record):
     """What a run was played again with."""
 
-    wander: str
-    python: str
-    system: str
-    machine: str
-    lock_sha256: str | None = None
-    """Digest of the resolved dependencies that the environment ran with."""
-    sandbox: dict[str, Any] | None = None
-    """How the environment was confined; None when it was not."""
+    environment: EnvironmentPin
+    """With the lock it ran with and the sandbox that confined it."""
+    platform: Platform
 
 
 class VerificationInfo(Record):
@@ -76,6 +74,7 @@ class VerificationInfo(Record):
     created_at: datetime
     finished_at: datetime | None = None
     progress: dict[str, Any] = Field(default_factory=dict)
+    """`done`, `differing` and `total` rollouts, once it is under way."""
     error: str | None = None
     """Why it failed."""
     report: ReplayReport | None = None
@@ -86,3 +85,10 @@ class VerificationList(Record):
     """Every verification of a run, the newest first."""
 
     data: list[VerificationInfo]
+
+
+class VerificationRequest(Body):
+    """What to play again."""
+
+    sample: int | None = Field(default=None, ge=1, le=1_000_000)
+    """Play only so many rollouts, drawn at random; None means all."""

@@ -14,8 +14,12 @@ ALLOWED = {
     "environments": {"wander"},
     "migrations": {"wander_hub"},
 }
-HUB_READS = {"wander.wire", "wander.types", "wander.errors", "wander.evals"}
-"""What the hub may take from the SDK: wire models, values, errors, and the aggregates it recomputes."""
+HUB_READS = {
+    *("wander.wire", "wander.types", "wander.errors", "wander.evals"),
+    *("wander.verification", "wander.sandbox"),
+}
+"""What the hub may take from the SDK: wire models, values, errors, the aggregates it recomputes, the reports
+of replays, and whether a sandbox can be had."""
 
 
 def imported(tree: ast.AST) -> Iterator[tuple[str, int]]:

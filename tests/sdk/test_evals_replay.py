@@ -102,7 +102,7 @@ async def test_a_forged_rollout_is_found_and_its_siblings_are_not_blamed(name: s
     position = next(i for i, each in enumerate(result.rollouts) if each.key == ("0", 1))
     result.rollouts[position] = result.rollouts[position].model_copy(update=changes)
     report = await replayed(result)
-    assert report.level == "complete"
+    assert report.level == "claimed"
     assert [(each.example_id, each.index) for each in report.divergences] == [("0", 1)]
     assert report.divergences[0].difference.startswith(said)
     assert (report.same, report.differing) == (11, 1)
@@ -138,8 +138,10 @@ async def test_a_rollout_that_claims_success_but_breaks_is_found() -> None:
     def broken(completion: list[dict[str, Any]], answer: str) -> float:
         raise ValueError("no")
 
+    broken_env = environment(Rubric([broken]))
     result = await played(environment())
-    report = await replayed(result, env=environment(Rubric([broken])))
+    result.manifest.environment.info = broken_env.info
+    report = await replayed(result, env=broken_env)
     assert report.differing == 12
     assert report.divergences[0].difference.startswith("the failure is")
     assert isinstance((await played(environment(Rubric([broken])))).rollouts[0].failure, Failure)
@@ -153,7 +155,7 @@ async def test_hidden_randomness_is_caught() -> None:
 
     env = environment(Rubric([moody]))
     report = await replayed(await played(env), env=env)
-    assert (report.level, report.same) == ("complete", 0)
+    assert (report.level, report.same) == ("claimed", 0)
 
 
 async def test_keys_that_the_manifest_does_not_hold_are_refused() -> None:
@@ -171,7 +173,7 @@ async def test_another_task_set_is_refused_with_its_reason() -> None:
     other = result.manifest.model_copy(update={"task_set_sha256": "0" * 64})
     report = await replay_run(environment(), other, result.rollouts)
     assert report.refused == "the examples are not those of the run: their digest is another one"
-    assert (report.replayed, report.level) == (0, "complete")
+    assert (report.replayed, report.contradicted, report.level) == (0, True, "claimed")
     missing = result.manifest.model_copy(update={"example_ids": ["nowhere", *result.manifest.example_ids]})
     report = await replay_run(environment(), missing, result.rollouts)
     assert report.refused == "`echo` has no example `nowhere`"
@@ -182,6 +184,17 @@ async def test_an_environment_that_declares_outside_observations_is_not_compared
     report = await replayed(await played(env), env=env)
     assert report.refused == "`echo` declares that it is not deterministic"
     assert (report.replayed, report.level) == (0, "complete")
+
+
+@pytest.mark.parametrize("name", ["deterministic", "group_rewards", "max_turns", "reward_functions"])
+async def test_a_manifest_that_states_another_environment_is_contradicted(name: str) -> None:
+    result = await played(environment())
+    info = result.manifest.environment.info
+    other = {"deterministic": False, "group_rewards": True, "max_turns": 9, "reward_functions": []}[name]
+    result.manifest.environment.info = info.model_copy(update={name: other})
+    report = await replayed(result)
+    assert report.refused == f"the run states another `{name}` than the environment has"
+    assert (report.contradicted, report.level) == (True, "claimed")
 
 
 async def test_a_sample_is_drawn_by_its_seed_and_raises_no_level() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -11,11 +12,12 @@ import typer
 from wander_client.command import command_app
 from wander_client.errors import FAILED, OK
 from wander_client.invocation import current
+from wander_client.sandboxing import SandboxFlag, SandboxLimits, chosen_policy, require_confined
 
 if TYPE_CHECKING:
     from wander.verification import ReplayReport
 
-    from wander_client.output import Output
+    from wander_client.output import Output, Progress
     from wander_client.runs import FoundRun
 
 app = command_app()
@@ -33,6 +35,11 @@ def replay(
     ] = None,
     concurrency: Annotated[int, typer.Option("-c", "--concurrency", min=1, help="rollouts at once")] = 64,
     in_process: Annotated[bool, typer.Option("--in-process", help="run a folder in this process")] = False,
+    stream: Annotated[
+        bool, typer.Option("--stream", help="with --json: a line of progress a second before the answer")
+    ] = False,
+    sandbox: SandboxFlag = None,
+    sandbox_limit: SandboxLimits = None,
 ) -> int:
     """Play a run again from its recorded completions, without a model, and compare every rollout.
 
@@ -50,8 +57,12 @@ def replay(
     output = current().output
     found = find_run(run)
     location = pinned_location(found.manifest.environment, folder=env)
-    with output.progress("replaying", found.manifest.expected_rollouts, unit="rollouts") as bar:
-        report = asyncio.run(
+    policy = chosen_policy(sandbox, sandbox_limit)
+    require_confined(policy, location, "replay", in_process=in_process)
+    total = found.manifest.expected_rollouts
+    with output.progress("replaying", total, unit="rollouts") as bar:
+        told = _Telling(bar, output, total, stream=stream)
+        report, made_with = asyncio.run(
             replayed(
                 location,
                 found.manifest,
@@ -60,14 +71,37 @@ def replay(
                 seed=seed,
                 concurrency=concurrency,
                 in_process=in_process,
-                on_replayed=lambda done, differ: bar.update(done, f"{differ} differ" if differ else ""),
+                sandbox=policy,
+                on_replayed=told,
             )
         )
-    data = {"level": report.level, **report.model_dump(mode="json")}
+    data = {
+        "level": report.level,
+        **report.model_dump(mode="json"),
+        "made_with": made_with.model_dump(mode="json") if made_with is not None else None,
+    }
     output.answer(data, lambda: show_replay(report, output))
     if report.differing:
         _next(found, report, output)
     return FAILED if report.differing or report.refused else OK
+
+
+class _Telling:
+    """Takes the progress of a replay, to the bar and, where asked, as lines of JSON."""
+
+    def __init__(self, bar: Progress, output: Output, total: int, *, stream: bool) -> None:
+        self._bar = bar
+        self._output = output
+        self._total = total
+        self._stream = stream
+        self._at = 0.0
+
+    def __call__(self, done: int, differing: int) -> None:
+        """Tell how far it is."""
+        self._bar.update(done, f"{differing} differ" if differing else "")
+        if self._stream and time.monotonic() - self._at >= 1:
+            self._at = time.monotonic()
+            self._output.stream("progress", done=done, differing=differing, total=self._total)
 
 
 def show_replay(report: ReplayReport, output: Output) -> None:

@@ -12,7 +12,7 @@ from starlette.responses import Response, StreamingResponse
 from wander.types import Rollout
 from wander.wire import RolloutPage, RunDetail, RunPage
 
-from wander_hub.accounts.schemas import Identity
+from wander_hub.accounts.schemas import HUB, Identity
 from wander_hub.boundary import (
     BaseUrl,
     HubDatabase,
@@ -20,9 +20,11 @@ from wander_hub.boundary import (
     HubStorage,
     Poster,
     ReadSession,
+    wake_jobs,
 )
 from wander_hub.database import Database
 from wander_hub.http_answers import REVALIDATE, stored_object
+from wander_hub.jobs import JobQueue
 from wander_hub.problems import HubProblem, documented
 from wander_hub.runs import manifest as manifests
 from wander_hub.runs import repository, service
@@ -30,6 +32,7 @@ from wander_hub.runs.schemas import PostedFile, PostedRun
 from wander_hub.settings import Settings
 from wander_hub.storage import Storage, digest_of
 from wander_hub.upload.form import multipart_form
+from wander_hub.verification import service as verification
 
 router = APIRouter(prefix="/api/v1/runs", tags=["runs"])
 
@@ -101,6 +104,8 @@ async def post_run(
     max_files = 2 + settings.max_artifacts
     async with multipart_form(request, max_bytes=settings.max_run_bytes, max_files=max_files) as form:
         detail, created = await run_in_threadpool(_post, form, caller, database, storage, settings, base_url)
+    if created and settings.verify_posts and settings.verification != "off":
+        await run_in_threadpool(_verify, request, database, detail.run_id)
     body = detail.model_dump_json(by_alias=True)
     return Response(body, 201 if created else 200, media_type="application/json")
 
@@ -188,6 +193,12 @@ def _post(
     run_id, created = service.post(database, storage, posted, caller, max_bytes=settings.max_run_bytes)
     with database.read(caller) as session:
         return service.detail_of(service.find(session, run_id), base_url), created
+
+
+def _verify(request: Request, database: Database, run_id: str) -> None:
+    queue: JobQueue = request.app.state.jobs
+    if database.committed(lambda session: verification.request_after_post(session, queue, run_id), HUB):
+        wake_jobs(request)
 
 
 def _posted_run(form: FormData, settings: Settings) -> PostedRun:

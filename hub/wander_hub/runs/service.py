@@ -141,10 +141,10 @@ def _add(
             )
         )
     session.flush()
-    _refresh(session, environment)
+    refresh_listing(session, environment)
 
 
-def _refresh(session: Session, environment: Environment) -> None:
+def refresh_listing(session: Session, environment: Environment) -> None:
     """Bring what listings show of an environment's results up to date."""
     environment_repository.lock_environment(session, environment)
     environment.run_count = repository.count_runs(session, environment.id)

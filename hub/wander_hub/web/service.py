@@ -10,6 +10,7 @@ from urllib.parse import urlencode
 
 from sqlalchemy.orm import Session
 from wander.types import EnvironmentInfo, Rollout, canonical_json
+from wander.verification import VerificationInfo
 from wander.wire import (
     EnvironmentPage,
     EnvironmentSummary,
@@ -32,6 +33,7 @@ from wander_hub.problems import HubProblem
 from wander_hub.runs import repository as run_repository
 from wander_hub.runs import service as runs
 from wander_hub.storage import Storage
+from wander_hub.verification import service as verification
 from wander_hub.web.schemas import Curve, RolloutQuery
 from wander_hub.web.training import METRICS_FILE, curves
 
@@ -99,6 +101,7 @@ class RunView:
     """In the order in which the environment declares its functions."""
     command: str
     curves: list[Curve]
+    verifications: list[VerificationInfo]
 
 
 @dataclass(frozen=True)
@@ -198,6 +201,7 @@ def run(session: Session, storage: Storage, base_url: str, run_id: str, query: R
         metrics={name: metrics[name] for name in ordered},
         command=reproduce_command(detail.manifest),
         curves=_curves(storage, detail),
+        verifications=verification.listing(session, run_id).data,
     )
 
 

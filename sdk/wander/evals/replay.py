@@ -39,6 +39,8 @@ COMPARED = (
     "info",
 )
 """What must be the same in every playing of a rollout, in the order in which a difference is told."""
+_STATED = ("deterministic", "group_rewards", "max_turns", "reward_functions")
+"""What a manifest says of its environment that decides how a run reads, and whether it can be replayed."""
 SHOWN = 100
 """Most divergences that a report tells one by one."""
 _CHUNK = 256
@@ -72,11 +74,15 @@ async def replay_run(
     started = time.monotonic()
     replay = _Replay(environment, manifest, concurrency, on_replayed)
     examples = await replay.examples()
-    refused = replay.refusal(examples)
+    refused = replay.contradiction(examples)
+    contradicted = refused is not None
+    if refused is None and not environment.info.deterministic:
+        refused = f"`{environment.info.name}` declares that it is not deterministic"
     chosen = None if refused else _sampled(manifest, environment.info.group_rewards, sample, sample_seed)
     for chunk in _chunks(rollouts, whole=environment.info.group_rewards):
         await replay.add(chunk, examples, chosen, compare=refused is None)
-    return replay.report(refused, sampled=chosen is not None, seconds=time.monotonic() - started)
+    report = replay.report(sampled=chosen is not None, seconds=time.monotonic() - started)
+    return report.model_copy(update={"refused": refused, "contradicted": contradicted})
 
 
 def first_difference(recorded: Rollout, again: Rollout) -> str | None:
@@ -123,10 +129,12 @@ class _Replay:
                     break
         return {name: found[name] for name in self._manifest.example_ids if name in found}
 
-    def refusal(self, examples: dict[str, Example]) -> str | None:
-        """Return why this run cannot be compared, or None."""
-        if not self._environment.info.deterministic:
-            return f"`{self._environment.info.name}` declares that it is not deterministic"
+    def contradiction(self, examples: dict[str, Example]) -> str | None:
+        """Return what the manifest says of the environment and is not so, or None."""
+        stated, actual = self._manifest.environment.info, self._environment.info
+        for name in _STATED:
+            if getattr(stated, name) != getattr(actual, name):
+                return f"the run states another `{name}` than the environment has"
         missing = next((name for name in self._manifest.example_ids if name not in examples), None)
         if missing is not None:
             return f"`{self._environment.info.name}` has no example `{missing}`"
@@ -161,7 +169,7 @@ class _Replay:
                 await self._slots.acquire()
                 tasks.create_task(self._compare(client, examples[group[0].example_id], group))
 
-    def report(self, refused: str | None, *, sampled: bool, seconds: float) -> ReplayReport:
+    def report(self, *, sampled: bool, seconds: float) -> ReplayReport:
         """Return what was found."""
         return ReplayReport(
             run_id=self._manifest.run_id,
@@ -173,7 +181,6 @@ class _Replay:
             failed=self._failed,
             sampled=sampled,
             divergences=sorted(self._divergences, key=lambda each: (each.example_id, each.index)),
-            refused=refused,
             seconds=seconds,
         )
 

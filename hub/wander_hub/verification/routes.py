@@ -1,0 +1,70 @@
+"""The API on verifications."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import APIRouter, Path, Request
+from fastapi.encoders import jsonable_encoder
+from starlette.responses import JSONResponse, Response
+from wander.verification import VerificationInfo, VerificationList, VerificationRequest
+
+from wander_hub.boundary import HubDatabase, HubSettings, Poster, ReadSession, WriteSession, wake_jobs
+from wander_hub.jobs import JobQueue
+from wander_hub.problems import documented
+from wander_hub.verification import service
+
+router = APIRouter(prefix="/api/v1", tags=["verification"])
+
+RunId = Annotated[str, Path(max_length=64)]
+Number = Annotated[int, Path(ge=1, le=2**31 - 1)]
+
+
+@router.get("/runs/{run_id}/verifications", response_model=VerificationList, responses=documented(404, 422))
+def list_verifications(session: ReadSession, run_id: RunId) -> VerificationList:
+    """List every time that the hub played a run again, the newest first."""
+    return service.listing(session, run_id)
+
+
+@router.post(
+    "/runs/{run_id}/verifications",
+    status_code=201,
+    response_model=VerificationInfo,
+    responses={
+        200: {"model": VerificationInfo, "description": "One of the same size waits or runs already"},
+        **documented(401, 403, 404, 422, 429, 503),
+    },
+)
+def request_verification(
+    request: Request,
+    database: HubDatabase,
+    settings: HubSettings,
+    caller: Poster,
+    run_id: RunId,
+    body: VerificationRequest,
+) -> Response:
+    """Have the hub play a run again from its record, in a sandbox, and compare every rollout."""
+    queue: JobQueue = request.app.state.jobs
+    found, created = database.committed(
+        lambda session: service.request(session, queue, settings, run_id, caller, body.sample), caller
+    )
+    wake_jobs(request)
+    return JSONResponse(jsonable_encoder(found), 201 if created else 200)
+
+
+@router.get("/verifications/{number}", response_model=VerificationInfo, responses=documented(404, 422))
+def get_verification(session: ReadSession, number: Number) -> VerificationInfo:
+    """Show one verification: how far it is, or what came out."""
+    return service.info_of(service.find(session, number))
+
+
+@router.delete(
+    "/verifications/{number}",
+    response_model=VerificationInfo,
+    responses=documented(401, 403, 404, 422),
+)
+def cancel_verification(
+    request: Request, session: WriteSession, caller: Poster, number: Number
+) -> VerificationInfo:
+    """Call a verification off. What it found before is not kept."""
+    return service.cancel(session, request.app.state.jobs, number, caller)

@@ -1,0 +1,174 @@
+"""Ask for verifications, tell of them, and keep what came out."""
+
+from __future__ import annotations
+
+from sqlalchemy.orm import Session
+from wander.verification import ReplayReport, VerificationInfo, VerificationList, VerifiedWith
+from wander.wire import VerificationLevel
+
+from wander_hub.accounts import rights
+from wander_hub.accounts.schemas import Identity
+from wander_hub.database import now
+from wander_hub.jobs import JobQueue
+from wander_hub.problems import HubProblem
+from wander_hub.runs import service as runs
+from wander_hub.runs.models import Run
+from wander_hub.settings import Settings
+from wander_hub.verification import repository
+from wander_hub.verification.models import Verification
+
+KIND = "replay"
+"""Of the jobs that play a run again."""
+_OPEN = ("queued", "running")
+
+
+def request(
+    session: Session, queue: JobQueue, settings: Settings, run_id: str, caller: Identity, sample: int | None
+) -> tuple[VerificationInfo, bool]:
+    """Ask for a run to be played again; returns the verification and whether it is a new one.
+
+    While one of the same size waits or runs, that one is returned.
+    """
+    run = runs.find(session, run_id)
+    if not _may_ask(caller, run):
+        raise rights.refusal(caller, "results", run.environment)
+    if settings.verification == "off":
+        raise HubProblem(
+            503,
+            "verification_off",
+            "this hub plays no runs again",
+            hint=f"do it yourself: `wander replay {run_id}`",
+        )
+    if (why := unplayable(run)) is not None:
+        raise HubProblem(422, "not_replayable", f"`{run_id}` cannot be played again: {why}")
+    for one in repository.of_run(session, run_id):
+        if one.job.state in _OPEN and one.sample == sample:
+            return info_of(one), False
+    if repository.waiting_of(session, caller.user_id) >= settings.max_waiting_verifications:
+        raise HubProblem(
+            429,
+            "too_many_verifications",
+            f"{settings.max_waiting_verifications} verifications of yours wait already",
+            hint="wait for one of them, or call one off",
+        )
+    return info_of(_submit(session, queue, run, sample, caller.user_id, priority=1)), True
+
+
+def request_after_post(session: Session, queue: JobQueue, run_id: str) -> bool:
+    """Have a posted run played again, where that can raise its level; tells whether it will be."""
+    run = runs.find(session, run_id)
+    # Whether the environment is deterministic is not asked here: the manifest may say what it likes.
+    if run.level != "complete" or unplayable(run) is not None:
+        return False
+    _submit(session, queue, run, None, None, priority=0)
+    return True
+
+
+def unplayable(run: Run) -> str | None:
+    """Return why a run cannot be played again, or None."""
+    manifest = runs.manifest_of(run)
+    if manifest.kind != "evaluation":
+        return "it is a training run"
+    if run.rollouts_sha256 is None:
+        return "it holds no rollouts"
+    if run.version.deleted_at is not None:
+        return "its environment version was deleted"
+    return None
+
+
+def _may_ask(caller: Identity, run: Run) -> bool:
+    return rights.may(caller, "results", run.environment)
+
+
+def _submit(
+    session: Session, queue: JobQueue, run: Run, sample: int | None, user_id: int | None, *, priority: int
+) -> Verification:
+    number = len(repository.of_run(session, run.run_id)) + 1
+    job_id = queue.submit(
+        session,
+        KIND,
+        f"{KIND} {run.run_id} {number}",
+        {"run_id": run.run_id, "sample": sample},
+        priority=priority,
+        created_by=user_id,
+    )
+    session.add(
+        Verification(
+            run_id=run.run_id, job_id=job_id, sample=sample, requested_by_id=user_id, created_at=now()
+        )
+    )
+    session.flush()
+    return repository.of_run(session, run.run_id)[0]
+
+
+def listing(session: Session, run_id: str) -> VerificationList:
+    """Return every verification of a run, the newest first."""
+    runs.find(session, run_id)
+    return VerificationList(data=[info_of(one) for one in repository.of_run(session, run_id)])
+
+
+def find(session: Session, number: int) -> Verification:
+    """Return a verification or raise a 404."""
+    found = repository.numbered(session, number)
+    if found is None:
+        raise HubProblem(404, "verification_not_found", f"there is no verification {number}")
+    return found
+
+
+def cancel(session: Session, queue: JobQueue, number: int, caller: Identity) -> VerificationInfo:
+    """Call a verification off: its requester may, and who manages the environment."""
+    found = find(session, number)
+    mine = found.requested_by_id == caller.user_id
+    if not mine and not rights.may(caller, "manage", found.run.environment):
+        raise rights.refusal(caller, "manage", found.run.environment)
+    queue.cancel(session, found.job_id)
+    session.refresh(found.job)
+    return info_of(found)
+
+
+def keep(session: Session, job_id: int, report: ReplayReport, made_with: VerifiedWith | None) -> None:
+    """Keep what a replay came to, and give the run the level that it supports."""
+    found = session.query(Verification).filter_by(job_id=job_id).one()
+    found.report = report.model_dump(mode="json")
+    found.made_with = made_with.model_dump(mode="json") if made_with is not None else None
+    run = runs.find(session, found.run_id)
+    run.level, run.level_reason = level_after(run.level, run.level_reason, report)
+    session.flush()
+    runs.refresh_listing(session, run.environment)
+
+
+def level_after(level: VerificationLevel, reason: str, report: ReplayReport) -> tuple[VerificationLevel, str]:
+    """Return a run's level after a replay, and why.
+
+    Only a replay of every rollout raises it; a single rollout that comes out otherwise takes all evidence
+    away, also when only a sample was played.
+    """
+    if report.contradicted:
+        return "claimed", f"the hub could not play it again: {report.refused}"
+    if report.refused is not None:
+        return level, reason
+    if report.differing:
+        found = f"{report.differing} of {report.replayed} rollouts came out otherwise"
+        return "claimed", f"{found} when the hub played them again"
+    if report.level == "replayed" and level in ("complete", "rescored", "replayed"):
+        count = f"{report.replayed:,} rollouts" if report.replayed > 1 else "rollout"
+        found = f"the hub played all {count} again: the same messages, metrics and rewards"
+        return "replayed", found
+    return level, reason
+
+
+def info_of(one: Verification) -> VerificationInfo:
+    """Return a verification as the API shows it."""
+    return VerificationInfo(
+        id=one.id,
+        run_id=one.run_id,
+        state=one.job.state,
+        sample=one.sample,
+        requested_by=one.requested_by.name if one.requested_by else None,
+        created_at=one.created_at,
+        finished_at=one.job.finished_at,
+        progress=one.job.progress,
+        error=one.job.error,
+        report=ReplayReport.model_validate(one.report) if one.report else None,
+        made_with=VerifiedWith.model_validate(one.made_with) if one.made_with else None,
+    )

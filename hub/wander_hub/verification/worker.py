@@ -1,0 +1,56 @@
+"""The worker that plays runs again beside the hub, and whether it can confine what it plays."""
+
+from __future__ import annotations
+
+import importlib.util
+import logging
+import os
+import socket
+
+from wander_hub.database import Database
+from wander_hub.jobs import JobWorker, TableQueue
+from wander_hub.settings import Settings
+from wander_hub.verification import service
+from wander_hub.verification.replaying import Replayer
+
+logger = logging.getLogger("wander_hub")
+
+
+def confined(settings: Settings) -> Settings:
+    """Return the settings with verification off where it cannot be had as they ask for it, and say why."""
+    if settings.verification == "off":
+        return settings
+    why = None
+    if importlib.util.find_spec("wander_client") is None:
+        why = "wander-client is not installed beside the hub"
+    elif settings.verification == "sandbox":
+        why = _why_not_confined()
+    if why is None:
+        return settings
+    logger.warning("posted runs are not played again: %s", why)
+    return settings.model_copy(update={"verification": "off"})
+
+
+def job_worker(settings: Settings, database: Database, queue: TableQueue, hub_url: str) -> JobWorker | None:
+    """Return the worker of a hub that listens at `hub_url`, not yet started; None without verification."""
+    if settings.verification == "off":
+        return None
+    replayer = Replayer(
+        database,
+        hub_url,
+        settings.data.absolute() / "verification",
+        sandbox=settings.verification == "sandbox",
+        seconds=settings.verification_seconds,
+    )
+    return JobWorker(queue, {service.KIND: replayer}, f"{socket.gethostname()} {os.getpid()}")
+
+
+def _why_not_confined() -> str | None:
+    from wander.errors import SandboxError
+    from wander.sandbox.support import require_support
+
+    try:
+        require_support()
+    except SandboxError as error:
+        return f"{error}; {error.hint}" if error.hint else str(error)
+    return None

@@ -1,0 +1,168 @@
+"""Verifications over the API: who may ask, what is asked once, and what a report does to a run."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from wander.types import EnvironmentInfo
+from wander.verification import Divergence, ReplayReport, VerifiedWith
+from wander.wire import EnvironmentPin, Platform
+from wander_hub.jobs import JobWorker, TableQueue
+from wander_hub.verification import service
+
+RUN = "01JRUN0000000000000000000A"
+
+
+@pytest.fixture
+async def run(hub: Any, run_of: Any) -> str:
+    """A run by alice that the hub will play again."""
+    manifest, rollouts = run_of(await hub.publish(), reward=0.5)
+    answer = await hub.post_run(manifest, rollouts)
+    assert answer.status_code == 201, answer.text
+    return RUN
+
+
+async def ask(hub: Any, run_id: str = RUN, user: str | None = "bob", sample: int | None = None) -> Any:
+    headers = hub.auth(user) if user else {}
+    return await hub.client.post(
+        f"/api/v1/runs/{run_id}/verifications", json={"sample": sample}, headers=headers
+    )
+
+
+async def listed(hub: Any, run_id: str = RUN) -> list[dict[str, Any]]:
+    return (await hub.get(f"/api/v1/runs/{run_id}/verifications")).json()["data"]
+
+
+def report(**fields: Any) -> ReplayReport:
+    counts = {"expected": 6, "recorded": 6, "replayed": 6, "same": 6, "differing": 0, "failed": 0}
+    return ReplayReport(run_id=RUN, **{**counts, **fields})
+
+
+def made_with() -> VerifiedWith:
+    info = EnvironmentInfo(name="reverse-text", kind="single_turn")
+    return VerifiedWith(
+        environment=EnvironmentPin(owner="alice", name="reverse-text", version="0.1.0", info=info),
+        platform=Platform(wander="0.1.0", python="3.11", system="Linux", machine="x86_64"),
+    )
+
+
+def play(hub: Any, found: ReplayReport) -> None:
+    """Do the waiting job, with a report that somebody else made."""
+    queue = TableQueue(hub.database)
+
+    def handler(context):
+        return lambda session: service.keep(session, context.lease.job_id, found, made_with())
+
+    assert JobWorker(queue, {service.KIND: handler}, "test").run_one()
+
+
+async def test_a_post_is_played_again_without_being_asked(hub, run):
+    (found,) = await listed(hub)
+    assert (found["state"], found["requested_by"], found["sample"]) == ("queued", None, None)
+    play(hub, report())
+    detail = (await hub.get(f"/api/v1/runs/{run}")).json()
+    assert (detail["level"], detail["level_reason"]) == (
+        "replayed",
+        "the hub played all 6 rollouts again: the same messages, metrics and rewards",
+    )
+    (found,) = await listed(hub)
+    assert (found["state"], found["report"]["same"]) == ("done", 6)
+    assert found["made_with"]["platform"]["system"] == "Linux"
+
+
+async def test_anyone_may_ask_and_gets_the_one_that_waits(hub, run):
+    play(hub, report())
+    first = await ask(hub)
+    assert (first.status_code, first.json()["requested_by"]) == (201, "bob")
+    again = await ask(hub, user="alice")
+    assert (again.status_code, again.json()["id"]) == (200, first.json()["id"])
+    other = await ask(hub, user="alice", sample=2)
+    assert (other.status_code, other.json()["sample"]) == (201, 2)
+    assert len(await listed(hub)) == 3
+    assert (await ask(hub, user=None)).status_code == 401
+    assert (await ask(hub, "nowhere")).status_code == 404
+    assert (await ask(hub, sample=0)).status_code == 422
+
+
+async def test_one_rollout_that_differs_takes_the_level_away_and_the_board_follows(hub, run):
+    play(hub, report())
+    assert (await ask(hub)).status_code == 201
+    wrong = Divergence(example_id="0", index=1, difference="the reward is `0.0`, not `1.0`")
+    play(hub, report(same=5, differing=1, divergences=[wrong]))
+    detail = (await hub.get(f"/api/v1/runs/{run}")).json()
+    assert detail["level"] == "claimed"
+    assert "1 of 6 rollouts came out otherwise" in detail["level_reason"]
+    page = (await hub.get(f"/runs/{run}")).text
+    assert "5 of 6 rollouts came out the same" in page
+    assert "the reward is `0.0`, not `1.0`" in page
+    newest = (await listed(hub))[0]
+    assert newest["report"]["divergences"][0]["difference"] == "the reward is `0.0`, not `1.0`"
+    assert (await hub.get(f"/api/v1/verifications/{newest['id']}")).json() == newest
+
+
+@pytest.mark.parametrize(
+    ("before", "found", "after"),
+    [
+        ("complete", {}, "replayed"),
+        ("replayed", {}, "replayed"),
+        ("claimed", {}, "claimed"),
+        ("complete", {"sampled": True, "replayed": 2, "same": 2}, "complete"),
+        ("replayed", {"sampled": True, "replayed": 2, "same": 2}, "replayed"),
+        ("replayed", {"sampled": True, "replayed": 2, "same": 1, "differing": 1}, "claimed"),
+        ("complete", {"replayed": 0, "same": 0, "refused": "it is not deterministic"}, "complete"),
+        ("complete", {"replayed": 0, "same": 0, "refused": "no", "contradicted": True}, "claimed"),
+        ("complete", {"recorded": 5, "replayed": 5, "same": 5}, "complete"),
+    ],
+)
+def test_what_a_report_does_to_a_level(before, found, after):
+    assert service.level_after(before, "why", report(**found))[0] == after
+
+
+async def test_only_who_asked_or_manages_calls_it_off(hub, run):
+    (mine,) = await listed(hub)
+    path = f"/api/v1/verifications/{mine['id']}"
+    assert (await hub.client.delete(path)).status_code == 401
+    assert (await hub.client.delete(path, headers=hub.auth("bob"))).status_code == 403
+    answer = await hub.client.delete(path, headers=hub.auth("alice"))
+    assert (answer.status_code, answer.json()["state"]) == (200, "cancelled")
+    asked = (await ask(hub)).json()
+    answer = await hub.client.delete(f"/api/v1/verifications/{asked['id']}", headers=hub.auth("bob"))
+    assert answer.json()["state"] == "cancelled"
+
+
+async def test_a_user_has_only_so_many_waiting(hub, run, monkeypatch):
+    tight = hub.settings.model_copy(update={"max_waiting_verifications": 2})
+    monkeypatch.setattr(hub.client._transport.app.state, "settings", tight)
+    assert [(await ask(hub, sample=size)).status_code for size in (1, 2, 3)] == [201, 201, 429]
+
+
+async def test_a_hub_without_verification_says_what_to_do(hub, run, monkeypatch):
+    off = hub.settings.model_copy(update={"verification": "off"})
+    monkeypatch.setattr(hub.client._transport.app.state, "settings", off)
+    answer = await ask(hub, sample=1)
+    assert (answer.status_code, answer.json()["code"]) == (503, "verification_off")
+    assert f"wander replay {RUN}" in answer.json()["hint"]
+
+
+async def test_what_cannot_be_played_again_is_not_taken(hub, run, run_of, make_wheel):
+    sha256 = await hub.publish(make_wheel(version="0.2.0"))
+    training, _ = run_of(sha256, version="0.2.0", run_id="01JRUN0000000000000000000B", kind="training")
+    assert (await hub.post_run(training, None)).status_code == 201
+    assert await listed(hub, training["run_id"]) == []
+    answer = await ask(hub, training["run_id"])
+    assert (answer.status_code, answer.json()["code"]) == (422, "not_replayable")
+
+
+async def test_verifications_of_private_runs_are_seen_by_those_who_see_the_run(hub, run):
+    (found,) = await listed(hub)
+    path = "/api/v1/environments/alice/reverse-text/visibility"
+    private = await hub.client.put(path, json={"private": True}, headers=hub.auth("alice"))
+    assert private.status_code == 200, private.text
+    for path in (f"/api/v1/runs/{run}/verifications", f"/api/v1/verifications/{found['id']}"):
+        assert (await hub.get(path)).status_code in (401, 404)
+        assert (await hub.get(path, headers=hub.auth("bob"))).status_code == 404
+        assert (await hub.get(path, headers=hub.auth("alice"))).status_code == 200
+    play(hub, report())
+    detail = await hub.get(f"/api/v1/runs/{run}", headers=hub.auth("alice"))
+    assert detail.json()["level"] == "replayed"

@@ -1,0 +1,320 @@
+"""Forged runs on a real hub: it plays each again in its sandbox, and gives it the level that it earns."""
+
+from __future__ import annotations
+
+import copy
+import json
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from live_hub import LiveHub, live_hub
+from machine import Machine
+from wander.errors import SandboxError
+from wander.evals.manifest import new_run_id
+from wander.evals.store import RunFolder
+
+ROOT = Path(__file__).resolve().parents[2]
+Record = dict[str, Any]
+Forgery = Callable[[Record, list[Record]], object]
+
+
+def confined() -> str:
+    """Return how this machine can run the hub's replays."""
+    from wander.sandbox.support import require_support
+
+    try:
+        require_support()
+    except SandboxError:
+        return "unconfined"
+    return "sandbox"
+
+
+@pytest.fixture(scope="module")
+def judge(tmp_path_factory: pytest.TempPathFactory, mirror: str) -> Iterator[LiveHub]:
+    """A hub that plays posted runs again."""
+    cache = tmp_path_factory.getbasetemp() / "uv-cache"
+    with live_hub(
+        tmp_path_factory.mktemp("judge"),
+        WANDER_HUB_VERIFICATION=confined(),
+        UV_DEFAULT_INDEX=mirror,
+        UV_CACHE_DIR=str(cache),
+    ) as hub:
+        yield hub
+
+
+@pytest.fixture(scope="module")
+def home(judge: LiveHub, mirror: str, tmp_path_factory: pytest.TempPathFactory) -> Machine:
+    """A machine that has published tic-tac-toe in two versions and played the first."""
+    folder = tmp_path_factory.mktemp("submitter")
+    cache = tmp_path_factory.getbasetemp() / "uv-cache"
+    machine = Machine(folder, judge, mirror, {"UV_CACHE_DIR": str(cache)})
+    ignored = shutil.ignore_patterns("__pycache__", "build", "dist")
+    source = Path(shutil.copytree(ROOT / "environments" / "tictactoe", folder / "tictactoe", ignore=ignored))
+    machine.wander("publish", source, "--no-check")
+    machine.wander(
+        "eval", "admin/tictactoe@0.1.0", "-m", "scripted:tictactoe.players:careless",
+        "-n", 5, "-r", 2, "--seed", 3, "--out", folder / "run",
+    )  # fmt: skip
+    text = (source / "pyproject.toml").read_text()
+    (source / "pyproject.toml").write_text(text.replace('version = "0.1.0"', 'version = "0.2.0"'))
+    machine.wander("publish", source, "--no-check")
+    return machine
+
+
+@pytest.fixture(scope="module")
+def honest(home: Machine) -> tuple[Record, list[Record]]:
+    """The manifest and the rollouts of a run that was really played."""
+    folder = RunFolder.open(home.home / "run")
+    manifest = folder.manifest.model_dump(mode="json", by_alias=True)
+    return manifest, [one.model_dump(mode="json") for one in folder.rollouts()]
+
+
+def post(hub: LiveHub, manifest: Record, rollouts: list[Record] | bytes) -> httpx.Response:
+    body = rollouts
+    if not isinstance(body, bytes):
+        body = b"".join(json.dumps(one).encode() + b"\n" for one in rollouts)
+    files = {"manifest": ("run.json", json.dumps(manifest)), "rollouts": ("rollouts.jsonl", body)}
+    headers = {"Authorization": f"Bearer {hub.token}"}
+    return httpx.post(f"{hub.url}/api/v1/runs", files=files, headers=headers, timeout=60)
+
+
+def settled(hub: LiveHub, run_id: str) -> Record:
+    """Return a run once the hub has played it again."""
+    give_up = time.monotonic() + 240
+    while True:
+        found = hub.get(f"/api/v1/runs/{run_id}/verifications").json()["data"]
+        if found and all(one["state"] not in ("queued", "running") for one in found):
+            assert found[0]["state"] == "done", found
+            return hub.get(f"/api/v1/runs/{run_id}").json()
+        assert time.monotonic() < give_up, (found, hub.log.read_text()[-3000:])
+        time.sleep(0.2)
+
+
+def lost(rollouts: list[Record]) -> Record:
+    return min(rollouts, key=lambda one: one["reward"])
+
+
+def raise_reward(manifest: Record, rollouts: list[Record]) -> None:
+    lost(rollouts)["reward"] = 1.0
+
+
+def raise_every_reward(manifest: Record, rollouts: list[Record]) -> None:
+    for one in rollouts:
+        one["reward"] = 1.0
+
+
+def raise_a_hair(manifest: Record, rollouts: list[Record]) -> None:
+    rollouts[0]["reward"] += 1e-9
+
+
+def raise_metric(manifest: Record, rollouts: list[Record]) -> None:
+    metrics = rollouts[0]["metrics"]
+    metrics[next(iter(metrics))] += 1.0
+
+
+def invent_metric(manifest: Record, rollouts: list[Record]) -> None:
+    rollouts[0]["metrics"]["elegance"] = 1.0
+
+
+def change_opponent(manifest: Record, rollouts: list[Record]) -> None:
+    answers = [m for m in rollouts[0]["completion"] if m["role"] == "user"]
+    answers[0]["content"] += " You are winning."
+
+
+def change_reply(manifest: Record, rollouts: list[Record]) -> None:
+    rollouts[0]["completion"][0]["content"] = "<move>5</move>"
+
+
+def change_reply_and_turn(manifest: Record, rollouts: list[Record]) -> None:
+    for message in (rollouts[0]["completion"][0], rollouts[0]["turns"][0]["message"]):
+        message["content"] = "I resign."
+
+
+def drop_last_turn(manifest: Record, rollouts: list[Record]) -> None:
+    longest = max(rollouts, key=lambda one: len(one["turns"]))
+    del longest["turns"][-1], longest["completion"][-1]
+
+
+def change_prompt(manifest: Record, rollouts: list[Record]) -> None:
+    rollouts[0]["prompt"][-1]["content"] += " Hint: play the centre."
+
+
+def change_rollout_seed(manifest: Record, rollouts: list[Record]) -> None:
+    rollouts[0]["seed"] += 1
+
+
+def another_runs_seed(manifest: Record, rollouts: list[Record]) -> None:
+    manifest["seed"] = 12345
+
+
+def change_stop_reason(manifest: Record, rollouts: list[Record]) -> None:
+    rollouts[0]["stop_reason"] = "max_turns_reached"
+
+
+def publish_more(manifest: Record, rollouts: list[Record]) -> None:
+    rollouts[0]["info"]["opponent"] = "asleep"
+
+
+def hide_truncation(manifest: Record, rollouts: list[Record]) -> None:
+    rollouts[0]["truncated"] = not rollouts[0]["truncated"]
+
+
+def swap_examples(manifest: Record, rollouts: list[Record]) -> None:
+    one, other = rollouts[0], next(r for r in rollouts if r["example_id"] != rollouts[0]["example_id"])
+    one["example_id"], other["example_id"] = other["example_id"], one["example_id"]
+    one["index"], other["index"] = other["index"], one["index"]
+
+
+def other_arguments(manifest: Record, rollouts: list[Record]) -> None:
+    manifest["environment"]["arguments"] = {"opponent": "random"}
+
+
+def harder_arguments(manifest: Record, rollouts: list[Record]) -> None:
+    manifest["environment"]["arguments"] = {"max_random_move_prob": 0.0}
+
+
+def other_task_set(manifest: Record, rollouts: list[Record]) -> None:
+    manifest["task_set_sha256"] = "0" * 64
+
+
+def invented_examples(manifest: Record, rollouts: list[Record]) -> None:
+    renamed = {name: f"easy-{name}" for name in manifest["example_ids"]}
+    manifest["example_ids"] = list(renamed.values())
+    for one in rollouts:
+        one["example_id"] = renamed[one["example_id"]]
+
+
+def claims_to_be_random(manifest: Record, rollouts: list[Record]) -> None:
+    raise_every_reward(manifest, rollouts)
+    manifest["environment"]["info"]["deterministic"] = False
+
+
+def other_weights(manifest: Record, rollouts: list[Record]) -> None:
+    manifest["environment"]["info"]["reward_functions"][0]["weight"] += 1
+
+
+OTHERWISE = "rollouts came out otherwise when the hub played them again"
+PLAYED: dict[str, tuple[Forgery, str]] = {
+    "one reward": (raise_reward, f"1 of 10 {OTHERWISE}"),
+    "every reward": (raise_every_reward, OTHERWISE),
+    "a reward by a hair": (raise_a_hair, f"1 of 10 {OTHERWISE}"),
+    "a metric": (raise_metric, f"1 of 10 {OTHERWISE}"),
+    "a metric more": (invent_metric, f"1 of 10 {OTHERWISE}"),
+    "the environment's words": (change_opponent, f"1 of 10 {OTHERWISE}"),
+    "the model's words": (change_reply, f"1 of 10 {OTHERWISE}"),
+    "the model's words and its turn": (change_reply_and_turn, f"1 of 10 {OTHERWISE}"),
+    "a turn less": (drop_last_turn, f"1 of 10 {OTHERWISE}"),
+    "the prompt": (change_prompt, f"1 of 10 {OTHERWISE}"),
+    "a rollout's seed": (change_rollout_seed, f"1 of 10 {OTHERWISE}"),
+    "the run's seed": (another_runs_seed, OTHERWISE),
+    "the stop reason": (change_stop_reason, f"1 of 10 {OTHERWISE}"),
+    "what it published": (publish_more, f"1 of 10 {OTHERWISE}"),
+    "truncation": (hide_truncation, f"1 of 10 {OTHERWISE}"),
+    "examples swapped": (swap_examples, f"2 of 10 {OTHERWISE}"),
+    "other arguments": (other_arguments, "the environment refuses its arguments"),
+    "harder arguments": (harder_arguments, "the hub"),
+    "another task set": (other_task_set, "their digest is another one"),
+    "invented examples": (invented_examples, "has no example `easy-"),
+    "claimed randomness": (claims_to_be_random, "the run states another `deterministic`"),
+    "other weights": (other_weights, "the run states another `reward_functions`"),
+}
+
+
+def test_an_honest_run_is_replayed_and_a_stranger_asks_again(judge, home, honest) -> None:
+    manifest, rollouts = honest
+    assert post(judge, manifest, rollouts).status_code == 201
+    run = settled(judge, manifest["run_id"])
+    assert run["level"] == "replayed", run["level_reason"]
+    assert run["level_reason"].startswith("the hub played all 10 rollouts again")
+    again = home.wander("verify", manifest["run_id"], "--sample", 4)
+    assert (again["level"], again["report"]["replayed"], again["report"]["sampled"]) == ("replayed", 4, True)
+    with_sandbox = again["made_with"]["environment"]["sandbox"] is not None
+    assert with_sandbox == (confined() == "sandbox")
+    tokens = home.run("wander", "token", "list").stdout
+    assert "verification" not in tokens, "the token of a job ends with it"
+
+
+def test_forged_runs_end_as_claims(judge, honest) -> None:
+    posted = {}
+    for name, (forge, _) in PLAYED.items():
+        manifest, rollouts = copy.deepcopy(honest)
+        manifest["run_id"] = new_run_id()
+        forge(manifest, rollouts)
+        answer = post(judge, manifest, rollouts)
+        assert answer.status_code == 201, (name, answer.text)
+        assert answer.json()["level"] == "complete", name
+        posted[name] = manifest["run_id"]
+    for name, (_, reason) in PLAYED.items():
+        run = settled(judge, posted[name])
+        assert (name, run["level"]) == (name, "claimed"), run["level_reason"]
+        assert reason in run["level_reason"], name
+    board = judge.get("/api/v1/environments/admin/tictactoe/leaderboard?version=0.1.0").json()
+    assert {row["level"] for row in board["rows"]} <= {"replayed", "claimed"}
+
+
+def drop_the_bad(manifest: Record, rollouts: list[Record]) -> None:
+    rollouts.remove(lost(rollouts))
+
+
+def hide_the_bad(manifest: Record, rollouts: list[Record]) -> None:
+    lost(rollouts).update(
+        reward=None, metrics={}, failure={"boundary": "model", "type": "Down", "message": "was down"}
+    )
+
+
+def repeat_the_good(manifest: Record, rollouts: list[Record]) -> None:
+    rollouts[-1] = copy.deepcopy(max(rollouts, key=lambda one: one["reward"]))
+
+
+def add_the_good(manifest: Record, rollouts: list[Record]) -> None:
+    rollouts.append({**copy.deepcopy(rollouts[0]), "index": 7})
+
+
+def not_a_number(manifest: Record, rollouts: list[Record]) -> None:
+    rollouts[0]["reward"] = float("nan")
+
+
+def other_version(manifest: Record, rollouts: list[Record]) -> None:
+    manifest["environment"]["version"] = "0.2.0"
+
+
+def no_such_version(manifest: Record, rollouts: list[Record]) -> None:
+    manifest["environment"]["version"] = "7.0.0"
+
+
+AT_THE_DOOR: dict[str, tuple[Forgery, int, str]] = {
+    "a bad one dropped": (drop_the_bad, 201, "1 missing"),
+    "a bad one said to have failed": (hide_the_bad, 201, "1 failed"),
+    "a good one repeated": (repeat_the_good, 422, ""),
+    "a good one added": (add_the_good, 422, ""),
+    "a reward that is no number": (not_a_number, 422, ""),
+    "another version's name": (other_version, 409, "wheel_mismatch"),
+    "a version that is not there": (no_such_version, 422, ""),
+}
+
+
+@pytest.mark.parametrize("name", AT_THE_DOOR)
+def test_some_forgeries_end_at_the_door(name: str, judge, honest) -> None:
+    forge, status, reason = AT_THE_DOOR[name]
+    manifest, rollouts = copy.deepcopy(honest)
+    manifest["run_id"] = new_run_id()
+    forge(manifest, rollouts)
+    answer = post(judge, manifest, rollouts)
+    assert answer.status_code == status, answer.text
+    assert reason in answer.text
+    if status == 201:
+        assert answer.json()["level"] == "claimed"
+        assert judge.get(f"/api/v1/runs/{manifest['run_id']}/verifications").json() == {"data": []}
+
+
+def test_a_file_that_was_cut_is_refused(judge, honest) -> None:
+    manifest, rollouts = copy.deepcopy(honest)
+    manifest["run_id"] = new_run_id()
+    body = b"".join(json.dumps(one).encode() + b"\n" for one in rollouts)
+    assert post(judge, manifest, body[:-40]).status_code == 422
+    assert judge.get(f"/api/v1/runs/{manifest['run_id']}").status_code == 404
