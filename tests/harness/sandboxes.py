@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import json
 import subprocess
@@ -75,6 +76,9 @@ def bounds_memory() -> bool:
 
 
 needs_sandbox = pytest.mark.skipif(why_not() is not None, reason=why_not() or "")
+needs_groups = pytest.mark.skipif(
+    why_not() is not None or not bounds_memory(), reason="no control group can be made here"
+)
 
 
 def small(*limits: str) -> SandboxPolicy:
@@ -121,3 +125,12 @@ def marked(mark: str) -> list[int]:
         except OSError:
             continue
     return found
+
+
+async def none_left(mark: str) -> bool:
+    """Wait for the end of all processes that have a word among their variables."""
+    for _ in range(600):
+        if not marked(mark):
+            return True
+        await asyncio.sleep(0.05)
+    return False

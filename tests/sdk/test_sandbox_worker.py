@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sandboxes import answered, confined, marked, needs_sandbox, played, small
+from sandboxes import answered, confined, marked, needs_sandbox, none_left, played, small
 from wander import Example, Rollout, ScriptedClient
 from wander.clients.base import ModelRequest
 from wander.errors import LoadError, SandboxError
@@ -302,11 +302,7 @@ async def test_nothing_outlives_a_host_that_is_killed(tmp_path, monkeypatch):
     assert len(marked(mark)) > 3
     started.send_signal(signal.SIGKILL)
     await started.wait()
-    for _ in range(600):
-        if not marked(mark):
-            break
-        await asyncio.sleep(0.05)
-    assert marked(mark) == []
+    assert await none_left(mark)
 
 
 @pytest.mark.skipif("os.geteuid() != 0", reason="this is an ordinary user already")
