@@ -1,14 +1,15 @@
-"""Rollouts a second of Wander's evaluator, beside a bare aiohttp loop and verifiers 0.1.14.
+"""Wander's evaluator beside a bare aiohttp loop and verifiers 0.1.14 and 0.3.1, its last classic release.
 
-    python benchmarks/evaluator.py            the whole table (about 15 minutes)
-    python benchmarks/evaluator.py --quick    fewer rollouts, one repetition, no peer
+    python benchmarks/evaluator.py            everything (some 40 minutes on 2 quiet cores)
+    python benchmarks/evaluator.py --quick    fewer rollouts, one repetition, no peers, nothing written
 
-Every measurement is a fresh process against the same instant endpoint (a process of its own on loopback);
-repetitions are interleaved, so that a machine that gets slower slows everybody; medians are reported, of
-rates over repetitions and of ratios within each.
-Absolute figures belong to the machine: read the ratios. verifiers is installed into a virtual environment of
-its own under the user's cache folder, and left out, with a message, where that cannot be done. It plays fewer
-rollouts, since it is so much slower; opening connections is still a smaller part of its time than of ours.
+Rollouts a second at several concurrencies, of one turn and of five; memory at 2,000 rollouts; what importing
+costs. Every measurement is a fresh process; the rollouts are played against one instant endpoint (a process
+of its own on loopback). Repetitions are interleaved, so that a machine that gets slower slows everybody;
+medians are reported, of figures over repetitions and of ratios within each. Absolute figures belong to the
+machine: read the ratios. The peers are installed into virtual environments of their own under the user's
+cache folder, and left out, with a message, where that cannot be done. They play fewer rollouts, since they
+are so much slower; opening connections is still a smaller part of their time than of ours.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import platform
 import statistics
 import subprocess
 import sys
-from collections.abc import Iterator
+import time
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -31,18 +32,27 @@ import instant_endpoint
 HERE = Path(__file__).parent
 CONTENDERS = HERE / "evaluator_contenders"
 RESULTS = HERE / "results"
-PEER = "verifiers==0.1.14"
+PEERS = ("verifiers 0.1.14", "verifiers 0.3.1")
 BASELINE = "bare aiohttp"
+MEMORY_ROLLOUTS, MEMORY_CONCURRENCY = 2000, 256
+IMPORTS = 5
+"""How often each import is timed in a repetition."""
+STATEMENTS = {
+    "import {0}": "import {0}",
+    "{0}: first environment class": "from {0} import Rubric, SingleTurnEnv",
+}
+MOST_OF_SEVERAL_TURNS = 256
+"""Concurrency above which rollouts of several turns are not measured: the peers take too long."""
 
 
 @dataclass(frozen=True)
 class Contender:
-    """One row of the table."""
+    """One row of the tables."""
 
     name: str
     script: str
     flags: tuple[str, ...] = ()
-    peer: bool = False
+    peer: str | None = None
 
 
 ROWS = [
@@ -51,122 +61,182 @@ ROWS = [
     Contender("wander, saving", "wander_rollouts.py", ("--save",)),
     Contender("wander, worker", "wander_rollouts.py", ("--worker",)),
     Contender("wander, worker, saving", "wander_rollouts.py", ("--worker", "--save")),
-    Contender("verifiers 0.1.14", "verifiers_rollouts.py", peer=True),
-    Contender("verifiers 0.1.14, saving", "verifiers_rollouts.py", ("--save",), peer=True),
+    *(Contender(peer, "verifiers_rollouts.py", peer=peer) for peer in PEERS),
+    *(Contender(f"{peer}, saving", "verifiers_rollouts.py", ("--save",), peer=peer) for peer in PEERS),
 ]
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--n", type=int, help="rollouts a measurement (default 2048, quick 512)")
-    parser.add_argument("--repetitions", type=int, default=3)
-    parser.add_argument("--concurrency", type=int, nargs="+", default=[8, 32, 256, 1024])
-    parser.add_argument("--turns", type=int, default=1, help="turns a rollout (bare aiohttp: requests)")
-    parser.add_argument("--no-peer", action="store_true", help="leave verifiers out")
-    parser.add_argument("--quick", action="store_true", help="few rollouts, once, no peer, nothing written")
-    given = parser.parse_args()
-    given.n = given.n or (512 if given.quick else 2048)
-    if given.quick:
-        given.repetitions, given.no_peer = 1, True
-    peer = None if given.no_peer else peer_python()
-    rows = [row for row in ROWS if peer is not None or not row.peer]
-    if given.turns > 1:
-        rows = [row for row in rows if row.name != BASELINE]
-    table = ""
-    for repetition, measured in enumerate(measure(rows, given, peer), start=1):
-        report = {
-            "measured_at": datetime.now(UTC).isoformat(timespec="seconds"),
-            "machine": machine(),
-            "turns": given.turns,
-            "repetitions": repetition,
-            "rows": measured,
-        }
-        table = markdown(report, given.concurrency)
-        if not given.quick:
-            name = "evaluator" if given.turns == 1 else f"evaluator_{given.turns}_turns"
-            RESULTS.mkdir(exist_ok=True)
-            (RESULTS / f"{name}.json").write_text(json.dumps(report, indent=1) + "\n")
-            (RESULTS / f"{name}.md").write_text(table)
-    print(table)
+    given = arguments()
+    pythons = {} if given.no_peer else peer_pythons()
+    rows = [row for row in ROWS if row.peer is None or row.peer in pythons]
+    report: dict[str, Any] = {
+        "measured_at": datetime.now(UTC).isoformat(timespec="seconds"),
+        "machine": machine(),
+        "rates": [],
+        "memory": {},
+        "imports": {},
+    }
+    text = ""
+    with instant_endpoint.running() as url:
+        for repetition in range(given.repetitions):
+            report["repetitions"] = repetition + 1
+            add_imports(report, pythons)
+            for turns in given.turns:
+                for concurrency in measured_at(given.concurrency, turns):
+                    for row in rows:
+                        add_rate(report, row, pythons, url, given.n, concurrency, turns)
+            if repetition == 0:
+                for row in rows:
+                    add_memory(report, row, pythons, url, given.memory_n)
+            text = markdown(report, rows, given)
+            if not given.quick:
+                RESULTS.mkdir(exist_ok=True)
+                (RESULTS / "evaluator.json").write_text(json.dumps(report, indent=1) + "\n")
+                (RESULTS / "evaluator.md").write_text(text)
+    print(text)
     return 0
 
 
-def measure(
-    rows: list[Contender], given: argparse.Namespace, peer: Path | None
-) -> Iterator[list[dict[str, Any]]]:
-    """Yield, after each repetition, one entry a (contender, concurrency) with all of its runs."""
-    entries: dict[tuple[str, int], dict[str, Any]] = {
-        (row.name, concurrency): {"name": row.name, "concurrency": concurrency, "runs": []}
-        for row in rows
-        for concurrency in given.concurrency
-    }
-    with instant_endpoint.running() as url:
-        for repetition in range(given.repetitions):
-            for concurrency in given.concurrency:
-                for row in rows:
-                    python = str(peer) if row.peer else sys.executable
-                    run = one(python, row, url, rollouts(row, given.n, concurrency), concurrency, given.turns)
-                    entries[row.name, concurrency]["runs"].append(run)
-                    rate = run["rollouts"] / run["seconds"]
-                    print(
-                        f"{repetition + 1}/{given.repetitions}  c={concurrency:<5} {row.name:<26}"
-                        f"{rate:>9.0f}/s",
-                        file=sys.stderr,
-                    )
-            for entry in entries.values():
-                add_medians(entry)
-            yield list(entries.values())
-
-
-def add_medians(entry: dict[str, Any]) -> None:
-    runs = entry["runs"]
-    entry["rollouts_per_second"] = statistics.median(run["rollouts"] / run["seconds"] for run in runs)
-    entry["cpu_ms_per_rollout"] = statistics.median(
-        1000 * run["cpu_seconds"] / run["rollouts"] for run in runs
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    entry["peak_megabytes"] = max(run["peak_megabytes"] for run in runs)
+    parser.add_argument("--n", type=int, help="rollouts of one turn a measurement (default 2048, quick 512)")
+    parser.add_argument("--repetitions", type=int, default=3)
+    parser.add_argument("--concurrency", type=int, nargs="+", default=[8, 32, 256, 1024])
+    parser.add_argument("--turns", type=int, nargs="+", default=[1, 5], help="turns a rollout")
+    parser.add_argument("--no-peer", action="store_true", help="leave verifiers out")
+    parser.add_argument("--quick", action="store_true", help="few rollouts, once, no peers, nothing written")
+    given = parser.parse_args()
+    given.n = given.n or (512 if given.quick else 2048)
+    given.memory_n = min(given.n, MEMORY_ROLLOUTS) if given.quick else MEMORY_ROLLOUTS
+    if given.quick:
+        given.repetitions, given.no_peer = 1, True
+    return given
 
 
-def rollouts(row: Contender, n: int, concurrency: int) -> int:
+def measured_at(concurrencies: list[int], turns: int) -> list[int]:
+    return [each for each in concurrencies if turns == 1 or each <= MOST_OF_SEVERAL_TURNS]
+
+
+def add_rate(
+    report: dict[str, Any],
+    row: Contender,
+    pythons: dict[str, Path],
+    url: str,
+    n: int,
+    concurrency: int,
+    turns: int,
+) -> None:
+    """Measure one contender once more at one concurrency."""
+    key = {"name": row.name, "concurrency": concurrency, "turns": turns}
+    entry = next((each for each in report["rates"] if each.items() >= key.items()), None)
+    if entry is None:
+        entry = {**key, "runs": []}
+        report["rates"].append(entry)
+    run = one(row, pythons, url, rollouts(row, n // turns, concurrency, turns), concurrency, turns)
+    entry["runs"].append(run)
+    told(f"{report['repetitions']}  {turns} turns  c={concurrency:<5} {row.name:<26}{rate(run):>9.0f}/s")
+    entry["rollouts_per_second"] = statistics.median(rate(run) for run in entry["runs"])
+    entry["cpu_ms_per_rollout"] = statistics.median(
+        1000 * run["cpu_seconds"] / run["rollouts"] for run in entry["runs"]
+    )
+
+
+def add_memory(
+    report: dict[str, Any], row: Contender, pythons: dict[str, Path], url: str, rollouts: int
+) -> None:
+    """Measure the most memory that a contender's processes hold over so many rollouts."""
+    run = one(row, pythons, url, rollouts, MEMORY_CONCURRENCY, 1)
+    worker = run["child_megabytes"] if "--worker" in row.flags else None
+    report["memory"][row.name] = {"rollouts": rollouts, "caller": run["peak_megabytes"], "worker": worker}
+    told(f"memory  {row.name:<26}{run['peak_megabytes']:>9.0f} MB")
+
+
+def add_imports(report: dict[str, Any], pythons: dict[str, Path]) -> None:
+    """Time what importing each library costs beyond an interpreter that starts."""
+    names = {"wander": sys.executable, **{peer: str(python) for peer, python in pythons.items()}}
+    bare = statistics.median(started(sys.executable, "pass") for _ in range(IMPORTS))
+    for title, form in STATEMENTS.items():
+        for name, python in names.items():
+            statement = form.format(name.split()[0])
+            started(python, statement)  # bytecode and disk cache
+            seconds = statistics.median(started(python, statement) for _ in range(IMPORTS)) - bare
+            count = subprocess.run(
+                [python, "-c", f"{statement}; import sys; print(len(sys.modules))"],
+                capture_output=True,
+                check=True,
+            )
+            entry = report["imports"].setdefault(
+                title.format(name), {"like": title.format("wander"), "seconds": []}
+            )
+            entry["modules"] = int(count.stdout.split()[-1])
+            entry["seconds"].append(seconds)
+            told(f"{report['repetitions']}  {title.format(name):<45}{1000 * seconds:>7.0f} ms")
+
+
+def started(python: str, statement: str) -> float:
+    began = time.perf_counter()
+    subprocess.run([python, "-c", statement], check=True, capture_output=True)
+    return time.perf_counter() - began
+
+
+def told(line: str) -> None:
+    print(line, file=sys.stderr)
+
+
+def rate(run: dict[str, Any]) -> float:
+    per_second: float = run["rollouts"] / run["seconds"]
+    return per_second
+
+
+def rollouts(row: Contender, n: int, concurrency: int, turns: int) -> int:
     """Enough rollouts that most of the time goes by at full concurrency."""
-    if row.peer:
-        return max(n // 2, 2 * concurrency)
-    return max(n, 8 * concurrency) if n >= 512 else n
+    if row.peer is not None:
+        return max(n // 2, (2 if turns == 1 else 1) * concurrency)
+    return max(n, (8 if turns == 1 else 2) * concurrency) if n * turns >= 500 else n
 
 
-def one(python: str, row: Contender, url: str, n: int, concurrency: int, turns: int) -> dict[str, Any]:
+def one(
+    row: Contender, pythons: dict[str, Path], url: str, n: int, concurrency: int, turns: int
+) -> dict[str, Any]:
     """Run one contender once."""
+    python = sys.executable if row.peer is None else str(pythons[row.peer])
     command = [python, str(CONTENDERS / row.script), "--url", url, "--n", str(n), *row.flags]
     command += ["--concurrency", str(concurrency), "--turns", str(turns)]
     load = os.getloadavg()[0]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=1200)
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=1800)
     if done.returncode:
         raise SystemExit(f"{row.name} ended with status {done.returncode}:\n{done.stderr[-3000:]}")
     run: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return run | {"load_before": load}
 
 
-def peer_python() -> Path | None:
-    """Return the interpreter of a virtual environment that holds the peer, made where it is not there yet."""
+def peer_pythons() -> dict[str, Path]:
+    """Return the interpreter of each peer's virtual environment, made where it is not there yet."""
+    found = ((peer, peer_python(peer.replace(" ", "=="))) for peer in PEERS)
+    return {peer: python for peer, python in found if python is not None}
+
+
+def peer_python(requirement: str) -> Path | None:
     base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "wander" / "benchmarks"
-    folder = base / PEER.replace("==", "-")
+    folder = base / requirement.replace("==", "-")
     python = folder / "bin" / "python"
     if (folder / "complete").exists():
         return python
     beside = Path(sys.executable).with_name("uv")
     uv = str(beside) if beside.exists() else "uv"
-    print(f"installing {PEER} into {folder} (once)", file=sys.stderr)
+    told(f"installing {requirement} into {folder} (once)")
     try:
         for command in (
             [uv, "venv", "--quiet", "--clear", "--python", sys.executable, str(folder)],
-            [uv, "pip", "install", "--quiet", "--python", str(python), PEER],
+            [uv, "pip", "install", "--quiet", "--python", str(python), requirement],
         ):
             subprocess.run(command, check=True, capture_output=True, text=True, timeout=900)
     except (OSError, subprocess.SubprocessError) as error:
         said = getattr(error, "stderr", None) or error
-        print(f"left out: {PEER} cannot be installed here: {str(said).strip()[-500:]}", file=sys.stderr)
+        told(f"left out: {requirement} cannot be installed here: {str(said).strip()[-500:]}")
         return None
     (folder / "complete").touch()
     return python
@@ -182,49 +252,86 @@ def machine() -> dict[str, Any]:
     }
 
 
-def markdown(report: dict[str, Any], concurrencies: list[int]) -> str:
-    """Return rollouts a second, then the ratios to the peer and to the bare loop."""
-    rates = {(row["name"], row["concurrency"]): row["rollouts_per_second"] for row in report["rows"]}
-    names = list(dict.fromkeys(row["name"] for row in report["rows"]))
-    heads = " | ".join(f"c={concurrency}" for concurrency in concurrencies)
-    rule = "|---|" + "---:|" * len(concurrencies)
-    lines = [f"| rollouts a second | {heads} |", rule]
-    for name in names:
-        cells = " | ".join(f"{rates[name, concurrency]:,.0f}" for concurrency in concurrencies)
-        lines.append(f"| {name} | {cells} |")
-    for title, pairs in (
-        ("times verifiers 0.1.14", against_peer(names)),
-        ("share of bare aiohttp", [(name, BASELINE) for name in names if name.startswith("wander")]),
-    ):
-        if not pairs or any(other not in names for _, other in pairs):
+def markdown(report: dict[str, Any], rows: list[Contender], given: argparse.Namespace) -> str:
+    """Return every table."""
+    loads = [run["load_before"] for entry in report["rates"] for run in entry["runs"]]
+    machine = report["machine"]
+    parts = [
+        f"{report['measured_at'][:10]}: {machine['cores']} cores, {machine['system']} {machine['machine']}, "
+        f"Python {machine['python']}, load before a measurement {min(loads):.1f} to {max(loads):.1f}, "
+        f"repetitions: {report['repetitions']}\n"
+    ]
+    for turns in given.turns:
+        parts.append(rate_tables(report, rows, measured_at(given.concurrency, turns), turns))
+    return "\n".join([*parts, memory_table(report), import_table(report)])
+
+
+def rate_tables(report: dict[str, Any], rows: list[Contender], concurrencies: list[int], turns: int) -> str:
+    """Return rollouts a second, then the ratios to the peers and to the bare loop."""
+    entries = {
+        (entry["name"], entry["concurrency"]): entry for entry in report["rates"] if entry["turns"] == turns
+    }
+    ours = [row.name for row in rows if row.name.startswith("wander")]
+    names = [row.name for row in rows]
+
+    def table(title: str, cells: dict[str, list[str]]) -> list[str]:
+        heads = " | ".join(f"c={concurrency}" for concurrency in concurrencies)
+        lines = [f"| {title} | {heads} |", "|---|" + "---:|" * len(concurrencies)]
+        return [*lines, *(f"| {name} | {' | '.join(values)} |" for name, values in cells.items()), ""]
+
+    def each(name: str, value: Any) -> list[str]:
+        return [value(name, concurrency) for concurrency in concurrencies]
+
+    def per_second(name: str, concurrency: int) -> str:
+        return f"{entries[name, concurrency]['rollouts_per_second']:,.0f}"
+
+    def processor(name: str, concurrency: int) -> str:
+        return f"{entries[name, concurrency]['cpu_ms_per_rollout']:.2f}"
+
+    title = f"{turns} turn{'s' if turns > 1 else ''}: rollouts a second"
+    lines = table(title, {name: each(name, per_second) for name in names})
+    for other in (*PEERS, BASELINE):
+        if other not in names:
             continue
-        lines += ["", f"| {title} | {heads} |", rule]
-        for name, other in pairs:
-            cells = " | ".join(f"{ratio(report, name, other, c):.2f}" for c in concurrencies)
-            lines.append(f"| {name} | {cells} |")
-    cpu = {(row["name"], row["concurrency"]): row["cpu_ms_per_rollout"] for row in report["rows"]}
-    lines += ["", f"| CPU milliseconds a rollout, calling process alone | {heads} |", rule]
-    for name in names:
-        cells = " | ".join(f"{cpu[name, concurrency]:.2f}" for concurrency in concurrencies)
-        lines.append(f"| {name} | {cells} |")
-    return "\n".join(lines) + "\n"
+        title = f"share of {other}" if other == BASELINE else f"times {other}"
+        cells = {}
+        for name in ours:
+            same = f"{other}, saving" if name.endswith("saving") and other != BASELINE else other
+            cells[name] = [f"{ratio(entries, name, same, c):.2f}" for c in concurrencies]
+        lines += table(title, cells)
+    title = "CPU milliseconds a rollout, calling process alone"
+    lines += table(title, {name: each(name, processor) for name in names})
+    return "\n".join(lines)
 
 
-def ratio(report: dict[str, Any], name: str, other: str, concurrency: int) -> float:
-    """Return the median of the ratios within each repetition: the two were measured seconds apart."""
-    ours, theirs = (
-        [run["rollouts"] / run["seconds"] for run in row["runs"]]
-        for wanted in (name, other)
-        for row in report["rows"]
-        if (row["name"], row["concurrency"]) == (wanted, concurrency)
-    )
+def ratio(entries: dict[tuple[str, int], dict[str, Any]], name: str, other: str, concurrency: int) -> float:
+    """Return the median of the ratios within each repetition: the two were measured minutes apart at most."""
+    ours, theirs = ([rate(run) for run in entries[which, concurrency]["runs"]] for which in (name, other))
     return statistics.median(one / another for one, another in zip(ours, theirs, strict=True))
 
 
-def against_peer(names: list[str]) -> list[tuple[str, str]]:
-    """Pair each of our rows with the peer's row that does the same work."""
-    suffix = {name: ", saving" if name.endswith("saving") else "" for name in names}
-    return [(name, f"verifiers 0.1.14{suffix[name]}") for name in names if name.startswith("wander")]
+def memory_table(report: dict[str, Any]) -> str:
+    memory = report["memory"]
+    count = max(entry["rollouts"] for entry in memory.values())
+    lines = [
+        f"| most memory at {count:,} rollouts, c={MEMORY_CONCURRENCY} | MB | worker, MB |",
+        "|---|---:|---:|",
+    ]
+    for name, entry in memory.items():
+        worker = "" if entry["worker"] is None else f"{entry['worker']:.0f}"
+        lines.append(f"| {name} | {entry['caller']:.0f} | {worker} |")
+    return "\n".join([*lines, ""])
+
+
+def import_table(report: dict[str, Any]) -> str:
+    """Return what importing costs; ratios are of medians, since an import is short."""
+    imports = report["imports"]
+    medians = {name: statistics.median(entry["seconds"]) for name, entry in imports.items()}
+    lines = ["| importing | seconds | times wander's | modules |", "|---|---:|---:|---:|"]
+    for name, seconds in medians.items():
+        times = f"{seconds / medians[imports[name]['like']]:.1f}"
+        lines.append(f"| {name} | {seconds:.3f} | {times} | {imports[name]['modules']:,} |")
+    return "\n".join([*lines, ""])
 
 
 if __name__ == "__main__":

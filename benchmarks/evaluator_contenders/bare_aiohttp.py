@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import aiohttp
-from stopwatch import arguments, measured
+from stopwatch import arguments, measured, report
 
 
 async def main() -> None:
@@ -14,10 +14,13 @@ async def main() -> None:
     async with aiohttp.ClientSession(connector=connector) as session:
 
         async def one(number: int) -> None:
-            body = {"model": "instant", "messages": [{"role": "user", "content": f"What is {number}+1?"}]}
-            async with session.post(f"{given.url}/chat/completions", json=body) as response:
-                answer = await response.json()
-                assert answer["choices"][0]["message"]["content"]
+            messages = [{"role": "user", "content": f"What is {number}+1?"}]
+            for _ in range(given.turns):
+                body = {"model": "instant", "messages": messages}
+                async with session.post(f"{given.url}/chat/completions", json=body) as response:
+                    answer = await response.json()
+                    assert answer["choices"][0]["message"]["content"]
+                messages += [answer["choices"][0]["message"], {"role": "user", "content": "next"}]
 
         async def work(numbers: range) -> None:
             jobs = iter(numbers)
@@ -29,8 +32,9 @@ async def main() -> None:
             await asyncio.gather(*(worker() for _ in range(min(given.concurrency, len(numbers)))))
 
         await work(range(8))
-        with measured(given.n):
+        with measured(given.n) as result:
             await work(range(given.n))
+        report(result)
 
 
 asyncio.run(main())

@@ -23,21 +23,21 @@ def arguments() -> argparse.Namespace:
 
 
 @contextmanager
-def measured(rollouts: int) -> Iterator[None]:
-    """Time a block and print the result."""
+def measured(rollouts: int) -> Iterator[dict[str, float]]:
+    """Time a block; gives what was measured."""
+    result: dict[str, float] = {"rollouts": rollouts}
     started, cpu = time.perf_counter(), time.process_time()
-    yield
-    seconds = time.perf_counter() - started
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    megabytes = peak / (1 << 20) if sys.platform == "darwin" else peak / 1024
-    print(
-        json.dumps(
-            {
-                "rollouts": rollouts,
-                "seconds": seconds,
-                "cpu_seconds": time.process_time() - cpu,
-                "peak_megabytes": megabytes,
-            }
-        ),
-        flush=True,
-    )
+    yield result
+    result["seconds"] = time.perf_counter() - started
+    result["cpu_seconds"] = time.process_time() - cpu
+
+
+def report(result: dict[str, float]) -> None:
+    """Print what was measured, and the most memory that this process and one that it started held."""
+    unit = 1 << 20 if sys.platform == "darwin" else 1024
+    for name, who in (
+        ("peak_megabytes", resource.RUSAGE_SELF),
+        ("child_megabytes", resource.RUSAGE_CHILDREN),
+    ):
+        result[name] = resource.getrusage(who).ru_maxrss / unit
+    print(json.dumps(result), flush=True)

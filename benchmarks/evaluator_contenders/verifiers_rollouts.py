@@ -11,7 +11,7 @@ from typing import Any
 
 import verifiers as vf
 from datasets import Dataset
-from stopwatch import arguments, measured
+from stopwatch import arguments, measured, report
 from verifiers.types import ClientConfig
 
 os.environ.setdefault("BENCHMARK_KEY", "x")
@@ -47,10 +47,11 @@ async def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         if given.save:
             call |= {"save_results": True, "results_path": Path(folder) / "results"}
-        with measured(given.n):
+        with measured(given.n) as result:
             output = await environment.generate(inputs, max_concurrent=given.concurrency, **call)
     assert len(output["outputs"]) == given.n
     assert not any(each.get("error") for each in output["outputs"])
+    report(result)
 
 
 asyncio.run(main())

@@ -6,7 +6,7 @@ import asyncio
 import tempfile
 from pathlib import Path
 
-from stopwatch import arguments, measured
+from stopwatch import arguments, measured, report
 from wander import LocalEnvironment
 from wander.clients.openai import OpenAIClient
 from wander.evals.runner import EvaluationPlan, evaluate
@@ -35,12 +35,13 @@ async def main() -> None:
         pin = EnvironmentPin(name="addition", info=environment.info)
         await evaluate(environment, client, EvaluationPlan(num_examples=8), None, pin)
         plan = EvaluationPlan(concurrency=given.concurrency)
-        with measured(given.n):
+        with measured(given.n) as times:
             result = await evaluate(environment, client, plan, folder / "run" if given.save else None, pin)
         assert result.summary.rollouts == given.n
         assert result.summary.failed == 0
         await environment.close()
         await client.close()
+        report(times)
 
 
 asyncio.run(main())
