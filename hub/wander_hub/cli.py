@@ -22,6 +22,7 @@ from sqlalchemy.exc import DatabaseError
 from wander_hub import __version__
 from wander_hub.data_folder import DataFolderInUse
 from wander_hub.database import Database
+from wander_hub.fsck_command import fsck
 from wander_hub.problems import HubProblem
 from wander_hub.settings import Settings
 
@@ -149,6 +150,9 @@ def migrate(data: Data = None) -> None:
     with _database(data) as database:
         shown = database.engine.url.render_as_string(hide_password=True)
         print(f"migrated {shown}", file=sys.stderr)  # noqa: T201
+
+
+app.command()(fsck)
 
 
 @app.command()

@@ -60,6 +60,13 @@ def projects_in_namespaces(session: Session) -> Sequence[tuple[str, str]]:
     return [(project, owner) for project, owner in session.execute(query)]
 
 
+def has_pages(session: Session, owner_id: int) -> bool:
+    """Tell whether an owner ever published anything."""
+    return (
+        session.scalar(select(IndexPage.project).where(IndexPage.owner_id == owner_id).limit(1)) is not None
+    )
+
+
 def pages_of(session: Session, environment_id: int) -> Sequence[IndexPage]:
     """Return every page of an environment: one a name that its files ever had."""
     return session.scalars(select(IndexPage).where(IndexPage.environment_id == environment_id)).all()
