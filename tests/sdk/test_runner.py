@@ -568,6 +568,21 @@ async def test_a_killed_evaluation_resumes_where_it_was(tmp_path: Path, chat_ser
     assert len(chat_server.requests) - before == 300 - len(kept)
 
 
+async def test_code_that_holds_up_everything_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runner, "_SYNC_SECONDS", 0.01)
+
+    def slow(completion: list[dict[str, Any]]) -> float:
+        time.sleep(0.3)
+        return 1.0
+
+    async def model(request: ModelRequest) -> str:
+        await asyncio.sleep(0.02)
+        return "x"
+
+    result = await run(None, model, echo_environment(1, Rubric([slow])))
+    assert result.longest_stall > 0.2
+
+
 async def test_sync_runs_while_rollouts_are_slow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runner, "_SYNC_SECONDS", 0.01)
     synced: list[float] = []

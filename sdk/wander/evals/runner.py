@@ -114,6 +114,9 @@ class EvaluationResult:
     """What was found of a line that a crash cut short."""
     endpoints: EndpointUse = field(default_factory=EndpointUse)
     """How the endpoints were asked by this part of the run."""
+    longest_stall: float = 0.0
+    """Seconds that code in this process held up everything else, at most: an environment's synchronous hook,
+    reward function or tool. Workers keep that apart."""
 
 
 OnProgress = Callable[[Progress], None]
@@ -245,6 +248,7 @@ class _Evaluation:
         self.untouched = False
         self.retried = 0
         self.in_flight = 0
+        self.longest_stall = 0.0
         self.ended = False
         """Set once nothing more is recorded: a rollout that ignored its cancellation comes too late."""
         self._started = time.monotonic()
@@ -300,6 +304,7 @@ class _Evaluation:
             retried=self.retried,
             torn=self.folder.torn if self.folder else None,
             endpoints=use,
+            longest_stall=self.longest_stall,
         )
 
     def _use(self) -> EndpointUse:
@@ -453,8 +458,11 @@ class _Evaluation:
 
         async def keep_syncing() -> None:
             while not finished.is_set():
+                began = time.monotonic()
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(finished.wait(), _SYNC_SECONDS)
+                stall = time.monotonic() - began - _SYNC_SECONDS
+                self.longest_stall = max(self.longest_stall, stall)
                 if folder is not None:
                     await asyncio.to_thread(folder.sync)
                 self._tell()
