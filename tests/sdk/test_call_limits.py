@@ -289,22 +289,22 @@ def limited(chat_server: Any) -> Iterator[Any]:
 async def test_a_rate_limited_evaluation_fails_nothing_and_uses_most_of_the_rate(
     chat_server: Any, limited: Any, tmp_path: Any
 ) -> None:
-    rate, burst = 100.0, 100.0
+    rate, burst = 60.0, 60.0
     counts = limited(rate, burst, **{"Retry-After": "1"})
     client = OpenAIClient("m", chat_server.url)
     told: list[Progress] = []
     result = await evaluated(
-        client, single_turn(800), tmp_path / "run", concurrency=64, max_retries=0, on_progress=told.append
+        client, single_turn(450), tmp_path / "run", concurrency=64, max_retries=0, on_progress=told.append
     )
     await client.close()
-    assert (result.summary.failed, result.summary.rollouts, result.retried) == (0, 800, 0)
-    assert counts["taken"] == 800
-    assert 0 < counts["refused"] < 0.2 * 800
+    assert (result.summary.failed, result.summary.rollouts, result.retried) == (0, 450, 0)
+    assert counts["taken"] == 450
+    assert 0 < counts["refused"] < 0.2 * 450
     seconds = (counts["last"] - counts["first"]) / 1000
     assert 0.5 * (burst + rate * seconds) < 800, "most of the rate is used"
     use = RunFolder.open(tmp_path / "run").manifest.endpoints
     assert use == result.endpoints
-    assert (use.calls, use.refusals, use.retries) == (800, counts["refused"], 0)
+    assert (use.calls, use.refusals, use.retries) == (450, counts["refused"], 0)
     assert use.paused_seconds > 0
     assert any(each.rate for each in told)
     assert any(each.paused_seconds for each in told)
