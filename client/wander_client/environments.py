@@ -95,6 +95,7 @@ def ensure_installed(name: EnvironmentName) -> Installed:
     # A virtual environment dies with the Python it was made from; such a one is made again.
     present = [one for one in store.find(name, here.settings.hub) if one.python.exists()]
     if name.version is not None and present:
+        store.virtualenvs.mark_used(present[-1].record.virtualenv)
         return present[-1]
     try:
         with here.hub() as hub:

@@ -17,6 +17,7 @@ from wander_client.packaging.publish import BuiltPackage, Distribution
 from wander_client.packaging.resolve import EnvironmentName
 from wander_client.packaging.scaffold import package_name
 from wander_client.packaging.store import RECORD, EnvironmentStore, InstalledRecord
+from wander_client.packaging.virtualenvs import staged
 
 
 @pytest.mark.parametrize("word", ["1st", "wander", "tests", "größe", "a b", "-", "wander_sdk"])
@@ -80,9 +81,7 @@ def test_a_folder_that_is_no_package_is_not_published(
     assert "hint: " in result.err or text == "[project"
 
 
-def detail(
-    *filenames: str, requires_python: str | None = None, requires: tuple[str, ...] = ()
-) -> VersionDetail:
+def detail(*filenames: str, requires_python: str | None = None) -> VersionDetail:
     files = [
         FileInfo(
             filename=name, kind="wheel", size=1, sha256="0" * 64, url="/x", uploaded_at=datetime.now(UTC)
@@ -91,7 +90,7 @@ def detail(
     ]
     return VersionDetail(
         owner="a", name="b", version="1.0", uploaded_at=datetime.now(UTC), uploaded_by="a",
-        files=files, requires_python=requires_python, requires_dist=list(requires),
+        files=files, requires_python=requires_python,
     )  # fmt: skip
 
 
@@ -112,11 +111,11 @@ def test_another_python_is_told_of_before_anything_is_downloaded() -> None:
 
 def test_the_requirements_of_this_machine_count() -> None:
     found = install._requirements(
-        detail(requires=("Wander_SDK>=0.1", "x; python_version < '3'", "y; extra == 'dev'", "z==2"))
+        ["Wander_SDK>=0.1", "x; python_version < '3'", "y; extra == 'dev'", "z==2"], "acme/b 1.0"
     )
     assert {name: str(specifier) for name, specifier in found.items()} == {"wander-sdk": ">=0.1", "z": "==2"}
     with pytest.raises(ClientError, match="names nothing"):
-        install._requirements(detail(requires=("!!",)))
+        install._requirements(["!!"], "acme/b 1.0")
 
 
 def index_file(version: str, **more: object) -> dict[str, object]:
@@ -151,7 +150,7 @@ def put(store: EnvironmentStore, version: str, **more: str) -> Path:
     """Install by hand: the store sees a folder once it is whole."""
     made = record(version, **more)
     place = store.place(EnvironmentName("acme", "wordle", version), made.wheel_sha256)
-    with store.staged(place) as work:
+    with staged(place) as work:
         (work / RECORD).write_text(made.model_dump_json())
     return place
 
@@ -161,7 +160,7 @@ def test_an_environment_is_there_whole_or_not_at_all(tmp_path: Path) -> None:
     place = store.place(EnvironmentName("acme", "wordle", "1.0"), "a" * 64)
 
     def fail_half_way() -> None:
-        with store.staged(place) as work:
+        with staged(place) as work:
             (work / RECORD).write_text(record("1.0").model_dump_json())
             assert store.all() == []
             raise ZeroDivisionError

@@ -13,7 +13,8 @@ import platform
 import shutil
 import sys
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from email.parser import BytesParser
@@ -33,10 +34,12 @@ from wander_client.packaging import classic
 from wander_client.packaging.resolve import EnvironmentName
 from wander_client.packaging.store import LOCK, RECORD, EnvironmentStore, Installed, InstalledRecord
 from wander_client.packaging.uv import index_arguments, run_uv
+from wander_client.packaging.virtualenvs import VirtualEnvironments, key_of, staged
 
 HUB_OWNER = "wander"
 """The owner under which a hub serves the packages it runs with."""
 HUB_PACKAGES = ("wander-sdk", "wander-client")
+_VENV = ("venv", "--quiet", "--relocatable", "--no-project", "--allow-existing")
 
 
 @dataclass(frozen=True)
@@ -86,12 +89,17 @@ def install(
         if (place / RECORD).is_file() and not force:
             present = [one for one in store.find(exact, hub.url) if one.path == place]
             if present and present[0].python.exists():
+                store.virtualenvs.mark_used(present[0].record.virtualenv)
                 return present[0], False
         wheel = _fetch(hub, cache_dir, canonicalize_name(detail.name), wheel_file)
         needs = _needs(hub, cache_dir, wheel, detail.requires_dist, warn)
-        with store.staged(place) as work:
-            record = _make(hub, work, detail, needs)
-    return Installed(place, record), True
+        with staged(place) as work:
+            what = str(exact)
+            lock = _resolve(work, needs, what)
+            with _filled(store.virtualenvs, lock, needs, what, force=force) as virtualenv:
+                record = _record(hub, detail, needs, lock, virtualenv)
+                (work / RECORD).write_text(record.model_dump_json(indent=1), encoding="utf-8")
+    return store.installed(place, record), True
 
 
 @dataclass(frozen=True)
@@ -127,17 +135,19 @@ def try_out(
     this = Wheel(project, str(metadata["Version"]), wheel.resolve(), wheel.resolve().as_uri(), digest)
     required = [str(each) for each in metadata.get_all("Requires-Dist") or []]
     needs = _needs(hub, cache_dir, this, required, warn)
-    python, lock = _installed(work, needs, f"{project} {this.version}")
-    return python, lock
+    what = f"{project} {this.version}"
+    lock = _resolve(work, needs, what)
+    with _filled(VirtualEnvironments(work), lock, needs, what) as virtualenv:
+        return virtualenv / "bin" / "python", lock
 
 
-def _make(hub: HubApi, work: Path, detail: VersionDetail, needs: Needs) -> InstalledRecord:
-    """Resolve, lock and install into `work`."""
-    what = f"{detail.owner}/{detail.name}@{detail.version}"
-    python, lock = _installed(work, needs, what)
-    freeze = run_uv(["pip", "list", "--format", "json", "--python", str(python)], doing="listing packages")
+def _record(
+    hub: HubApi, detail: VersionDetail, needs: Needs, lock: Path, virtualenv: Path
+) -> InstalledRecord:
+    python = str(virtualenv / "bin" / "python")
+    freeze = run_uv(["pip", "list", "--format", "json", "--python", python], doing="listing packages")
     wheel = needs.own[0]
-    record = InstalledRecord(
+    return InstalledRecord(
         hub=hub.url,
         owner=detail.owner,
         name=detail.name,
@@ -146,29 +156,40 @@ def _make(hub: HubApi, work: Path, detail: VersionDetail, needs: Needs) -> Insta
         wheel_sha256=wheel.sha256,
         wheel_url=wheel.url,
         lock_sha256=hashlib.sha256(lock.read_bytes()).hexdigest(),
-        sdk=_sdk_version(freeze, what),
+        virtualenv=virtualenv.name,
+        sdk=_sdk_version(freeze, f"{detail.owner}/{detail.name}@{detail.version}"),
         python=platform.python_version(),
         entry_point=detail.entry_point,
         installed_at=datetime.now(UTC),
     )
-    (work / RECORD).write_text(record.model_dump_json(indent=1), encoding="utf-8")
-    return record
 
 
-def _installed(work: Path, needs: Needs, what: str) -> tuple[Path, Path]:
-    """Lock what is needed and install it into `work/venv`; returns its interpreter and the lock."""
-    lock = _resolve(work, needs, what)
-    python = work / "venv" / "bin" / "python"
-    run_uv(
-        ["venv", "--quiet", "--relocatable", "--no-project", "--python", sys.executable, str(work / "venv")],
-        doing="making the virtual environment",
-    )
-    run_uv(
-        ["pip", "sync", "--quiet", "--python", str(python), *index_arguments(), str(lock)],
-        doing=f"installing `{what}`",
-    )
-    _make_portable(lock, needs.wheels)
-    return python, lock
+@contextmanager
+def _filled(
+    virtualenvs: VirtualEnvironments, lock: Path, needs: Needs, what: str, *, force: bool = False
+) -> Iterator[Path]:
+    """Yield the virtual environment of a lock, installed where there is none yet.
+
+    The lock then names the hub's URLs in place of this machine's cache, and by that text it is known.
+    """
+    here = lock.read_text(encoding="utf-8")
+    portable = _portable(here, needs.wheels)
+
+    def install_into(folder: Path) -> None:
+        run_uv(
+            [*_VENV, "--python", sys.executable, str(folder)],
+            doing="making the virtual environment",
+        )
+        python = str(folder / "bin" / "python")
+        run_uv(
+            ["pip", "sync", "--quiet", "--python", python, *index_arguments(), str(lock)],
+            doing=f"installing `{what}`",
+        )
+
+    key = key_of(hashlib.sha256(portable.encode()).hexdigest())
+    with virtualenvs.held(key, install_into, force=force) as virtualenv:
+        lock.write_text(portable, encoding="utf-8")
+        yield virtualenv
 
 
 def _resolve(work: Path, needs: Needs, what: str) -> Path:
@@ -190,12 +211,11 @@ def _resolve(work: Path, needs: Needs, what: str) -> Path:
     return lock
 
 
-def _make_portable(lock: Path, own: list[Wheel]) -> None:
-    """Name the hub's URLs in the lock instead of this machine's cache."""
-    text = lock.read_text(encoding="utf-8")
+def _portable(lock: str, own: list[Wheel]) -> str:
+    """Return a lock that names the hub's URLs instead of this machine's cache."""
     for wheel in own:
-        text = text.replace(f'path = "{wheel.path}"', f'url = "{wheel.url}"')
-    lock.write_text(text, encoding="utf-8")
+        lock = lock.replace(f'path = "{wheel.path}"', f'url = "{wheel.url}"')
+    return lock
 
 
 def _wheel_file(detail: VersionDetail) -> FileInfo:

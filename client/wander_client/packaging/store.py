@@ -1,18 +1,15 @@
 """The environments installed on this machine: one folder a version and digest, complete or not there.
 
 environments/<owner>/<name>/<version>-<first 12 of the wheel's sha256>/
-    venv/           the virtual environment
     pylock.toml     every package with its URL and sha256 (PEP 751)
     installed.json  what it is: written last, before the folder gets its name
+virtualenvs/        the virtual environments, by what is locked (`wander_client.packaging.virtualenvs`)
 """
 
 from __future__ import annotations
 
 import contextlib
 import fcntl
-import os
-import shutil
-import tempfile
 from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
@@ -23,6 +20,7 @@ from wander.types import Record
 
 from wander_client.errors import ClientError
 from wander_client.packaging.resolve import EnvironmentName
+from wander_client.packaging.virtualenvs import VirtualEnvironments, discard, stale_in
 
 RECORD = "installed.json"
 LOCK = "pylock.toml"
@@ -41,6 +39,8 @@ class InstalledRecord(Record):
     wheel_url: str
     lock_sha256: str
     """Digest of `pylock.toml`."""
+    virtualenv: str = ""
+    """Name of its virtual environment; empty in records of before they were kept by what is locked."""
     sdk: str
     """Version of wander-sdk inside."""
     python: str
@@ -52,14 +52,15 @@ class InstalledRecord(Record):
 class Installed:
     """One installed environment."""
 
-    def __init__(self, path: Path, record: InstalledRecord) -> None:
+    def __init__(self, path: Path, record: InstalledRecord, virtualenv: Path) -> None:
         self.path = path
         self.record = record
+        self.virtualenv = virtualenv
 
     @property
     def python(self) -> Path:
         """The interpreter of its virtual environment."""
-        return self.path / "venv" / "bin" / "python"
+        return self.virtualenv / "bin" / "python"
 
     @property
     def name(self) -> EnvironmentName:
@@ -69,7 +70,7 @@ class Installed:
     @property
     def site_packages(self) -> Path:
         """Where its packages lie."""
-        found = sorted((self.path / "venv" / "lib").glob("python3*/site-packages"))
+        found = sorted((self.virtualenv / "lib").glob("python3*/site-packages"))
         if not found:
             raise ClientError(
                 f"`{self.path}` is damaged", hint=f"run `wander install --force {self.name}`", code="damaged"
@@ -82,6 +83,7 @@ class EnvironmentStore:
 
     def __init__(self, data_dir: Path) -> None:
         self.root = data_dir / "environments"
+        self.virtualenvs = VirtualEnvironments(data_dir)
 
     def all(self) -> list[Installed]:
         """Return everything that is installed, by owner, name and version."""
@@ -90,7 +92,7 @@ class EnvironmentStore:
             if path.parent.name.startswith("."):
                 continue
             with contextlib.suppress(FileNotFoundError):  # removed while we looked
-                found.append(Installed(path.parent, self._record(path)))
+                found.append(self.installed(path.parent, self._record(path)))
         return sorted(found, key=lambda one: (one.record.owner, one.record.name, Version(one.record.version)))
 
     def find(self, name: EnvironmentName, hub: str) -> list[Installed]:
@@ -116,29 +118,29 @@ class EnvironmentStore:
             fcntl.flock(file, fcntl.LOCK_EX)
             yield
 
-    @contextlib.contextmanager
-    def staged(self, place: Path) -> Iterator[Path]:
-        """Yield a temporary folder beside `place` that becomes `place` when the block succeeds."""
-        place.parent.mkdir(parents=True, exist_ok=True)
-        work = Path(tempfile.mkdtemp(prefix=".making-", dir=place.parent))
-        try:
-            yield work
-            old = place.parent / f".old-{work.name}"
-            with contextlib.suppress(FileNotFoundError):
-                os.rename(place, old)
-            os.rename(work, place)
-            shutil.rmtree(old, ignore_errors=True)
-        finally:
-            shutil.rmtree(work, ignore_errors=True)
+    def installed(self, place: Path, record: InstalledRecord) -> Installed:
+        """Return the installed environment of a folder and its record."""
+        return Installed(place, record, self.virtualenvs.root / (record.virtualenv or "none"))
 
     def remove(self, installed: Installed) -> None:
-        """Remove an installed environment; it is out of sight before its files go."""
-        gone = installed.path.parent / f".gone-{os.getpid()}-{installed.path.name}"
-        os.rename(installed.path, gone)
-        shutil.rmtree(gone)
+        """Remove an installed environment, with its virtual environment when no other uses it."""
+        discard(installed.path)
         for folder in (installed.path.parent, installed.path.parent.parent):
             with contextlib.suppress(OSError):  # other versions or environments are still there
                 folder.rmdir()
+        key = installed.record.virtualenv
+        if key and key not in self.referenced():
+            self.virtualenvs.remove(key)
+
+    def referenced(self) -> set[str]:
+        """Return the names of the virtual environments that an installed environment uses."""
+        return {one.record.virtualenv for one in self.all()}
+
+    def stale(self) -> list[Path]:
+        """Return what installations and removals left that were killed."""
+        folders = [self.root, *self.root.glob("*"), *self.root.glob("*/*")]
+        inner = [each for folder in folders if folder.is_dir() for each in stale_in(folder)]
+        return [*inner, *stale_in(self.virtualenvs.root)]
 
     def _record(self, path: Path) -> InstalledRecord:
         try:

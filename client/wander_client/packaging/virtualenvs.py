@@ -1,0 +1,175 @@
+"""The virtual environments of this machine: one a lock and Python, built once, complete or not there.
+
+virtualenvs/<first 16 of the lock's sha256>-py3.11.9/   one of these; its `.used` is as old as its last use
+virtualenvs/.making-*/                                  one that is built; its `.lock` is held meanwhile
+virtualenvs/.locks/                                     who builds or uses which
+
+Whatever ends a build, nothing half-made gets the name; the next build and `wander cache prune` sweep it away.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import platform
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+_TEMPORARY = (".making-", ".gone-")
+_USED, _LOCK = ".used", ".lock"
+_YOUNG_SECONDS = 60.0
+"""A temporary folder of this age may not have got its lock yet."""
+
+
+def key_of(lock_sha256: str) -> str:
+    """Return the name of the virtual environment that a lock makes under this Python."""
+    return f"{lock_sha256[:16]}-py{platform.python_version()}"
+
+
+@dataclass(frozen=True)
+class Space:
+    """What a folder takes of the disk, in bytes."""
+
+    size: int
+    """All of its files."""
+    frees: int
+    """Those that nothing else has: uv links most files to its own cache."""
+
+
+class VirtualEnvironments:
+    """The folder of virtual environments."""
+
+    def __init__(self, data_dir: Path) -> None:
+        self.root = data_dir / "virtualenvs"
+
+    def names(self) -> list[str]:
+        """Return the names of all that are there, also of those whose Python is gone."""
+        if not self.root.is_dir():
+            return []
+        return sorted(each.name for each in self.root.iterdir() if not each.name.startswith("."))
+
+    def works(self, key: str) -> bool:
+        """Tell whether one is there and its Python is still installed."""
+        return (self.root / key / "bin" / "python").exists()
+
+    @contextlib.contextmanager
+    def held(self, key: str, build: Callable[[Path], None], *, force: bool = False) -> Iterator[Path]:
+        """Yield the virtual environment of a key, built first where it is not there.
+
+        Of two that want the same one builds and the other waits; different ones are built side by side.
+        """
+        place = self.root / key
+        with self._lock(key):
+            if force or not self.works(key):
+                for left in stale_in(self.root):
+                    shutil.rmtree(left, ignore_errors=True)
+                with staged(place) as work:
+                    build(work)
+            self.mark_used(key)
+            yield place
+
+    def mark_used(self, key: str) -> None:
+        """Note that a virtual environment is used now; nothing happens for one that is not there."""
+        with contextlib.suppress(OSError):  # gone, or on a disk that is only read
+            (self.root / key / _USED).touch()
+
+    def last_used(self, key: str) -> datetime:
+        """Return when a virtual environment was last built or used."""
+        place = self.root / key
+        found = place / _USED if (place / _USED).exists() else place
+        return datetime.fromtimestamp(found.stat().st_mtime, UTC)
+
+    def remove(self, key: str) -> bool:
+        """Remove one unless somebody builds or installs it now; returns whether it went."""
+        try:
+            with self._lock(key, wait=False):
+                discard(self.root / key)
+        except (BlockingIOError, FileNotFoundError):
+            return False
+        return True
+
+    @contextlib.contextmanager
+    def _lock(self, key: str, *, wait: bool = True) -> Iterator[None]:
+        folder = self.root / ".locks"
+        folder.mkdir(parents=True, exist_ok=True)
+        with (folder / key).open("w") as file:
+            fcntl.flock(file, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
+            yield
+
+
+@contextlib.contextmanager
+def staged(place: Path) -> Iterator[Path]:
+    """Yield a temporary folder beside `place` that becomes `place` when the block succeeds."""
+    place.parent.mkdir(parents=True, exist_ok=True)
+    temporary = Path(tempfile.mkdtemp(prefix=".making-", dir=place.parent))
+    work = temporary / "work"
+    try:
+        with (temporary / _LOCK).open("w") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            work.mkdir()
+            yield work
+            with contextlib.suppress(FileNotFoundError):
+                os.rename(place, temporary / "old")
+            os.rename(work, place)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def discard(folder: Path) -> None:
+    """Remove a folder; it is out of sight before its files go."""
+    gone = Path(tempfile.mkdtemp(prefix=".gone-", dir=folder.parent))
+    try:
+        os.rename(folder, gone / folder.name)
+    finally:
+        shutil.rmtree(gone, ignore_errors=True)  # what is left is swept later
+
+
+def stale_in(folder: Path) -> list[Path]:
+    """Return the temporary folders of builds and removals in a folder whose process was killed."""
+    if not folder.is_dir():
+        return []
+    found = sorted(each for each in folder.iterdir() if each.name.startswith(_TEMPORARY))
+    return [each for each in found if not _is_held(each)]
+
+
+def _is_held(temporary: Path) -> bool:
+    """Tell whether the process that made a temporary folder still works in it."""
+    try:
+        with (temporary / _LOCK).open() as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return False
+    except BlockingIOError:
+        return True
+    except FileNotFoundError:
+        return _age(temporary) < _YOUNG_SECONDS
+
+
+def _age(folder: Path) -> float:
+    try:
+        return time.time() - folder.stat().st_mtime
+    except FileNotFoundError:
+        return 0.0
+
+
+def space_of(folder: Path) -> Space:
+    """Return what a folder takes of the disk, each file counted once however often it is linked."""
+    seen: set[tuple[int, int]] = set()
+    size = frees = 0
+    for parent, _, files in os.walk(folder):
+        for name in files:
+            try:
+                found = os.lstat(os.path.join(parent, name))
+            except FileNotFoundError:
+                continue
+            if (found.st_dev, found.st_ino) in seen:
+                continue
+            seen.add((found.st_dev, found.st_ino))
+            size += found.st_size
+            frees += found.st_size if found.st_nlink == 1 else 0
+    return Space(size, frees)
