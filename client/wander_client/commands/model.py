@@ -160,11 +160,13 @@ async def _played(
 
     from wander_client.environments import locate, open_environment, parse_arguments
     from wander_client.models import open_model
+    from wander_client.sandboxing import chosen_policy
 
     location = locate(environment)
     client = open_model(player, location=location) if player else babbling_client(seed)
+    given, policy = parse_arguments(arguments, None), chosen_policy(None, None)
     try:
-        async with open_environment(location, parse_arguments(arguments, None)) as opened:
+        async with open_environment(location, given, sandbox=policy) as opened:
             return await play_transcripts(opened.handle, client, episodes, seed=seed)
     finally:
         await client.close()
