@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from importlib.metadata import version as installed_version
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, overload
 from urllib.parse import quote, urlsplit
 
 import httpx
@@ -90,7 +90,7 @@ class HubApi:
             headers=headers,
             transport=transport,
             timeout=httpx.Timeout(30, read=120, write=120),
-            follow_redirects=False,
+            follow_redirects=True,  # an environment may have moved; a token never follows to another host
         )
 
     def close(self) -> None:
@@ -240,6 +240,40 @@ class HubApi:
         """Return a leaderboard of one environment version: the busiest, or that of a task set or a name."""
         path = f"/api/v1/environments/{_part(owner)}/{_part(name)}/leaderboard"
         return self._get(path, Leaderboard, {"version": version, "task_set": task_set, "board": board})
+
+    def read(self, path: str, model: type[Model]) -> Model:
+        """Return what a route answers; `path` is quoted already."""
+        return self._get(path, model)
+
+    @overload
+    def change(
+        self,
+        method: str,
+        path: str,
+        model: type[Model],
+        body: BaseModel | None = None,
+        *,
+        params: Mapping[str, Any] | None = None,
+    ) -> Model: ...
+
+    @overload
+    def change(
+        self, method: str, path: str, model: None, *, params: Mapping[str, Any] | None = None
+    ) -> None: ...
+
+    def change(
+        self,
+        method: str,
+        path: str,
+        model: type[Model] | None,
+        body: BaseModel | None = None,
+        *,
+        params: Mapping[str, Any] | None = None,
+    ) -> Model | None:
+        """Send a change and return the answer, None where there is none; `path` is quoted already."""
+        json = body.model_dump(mode="json") if body is not None else None
+        response = self._send(method, path, json=json, params=_given(params or {}))
+        return self._parse(response, model) if model is not None else None
 
     # the transport
 

@@ -28,6 +28,9 @@ def publish(
     path: Annotated[Path, typer.Argument(help="the environment's folder")] = Path(),
     owner: Annotated[str | None, typer.Option(help="publish under this owner")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="build, check and show, send nothing")] = False,
+    private: Annotated[
+        bool, typer.Option("--private", help="a new environment is only for those with a role")
+    ] = False,
     no_check: Annotated[bool, typer.Option("--no-check", help="publish without `wander check`")] = False,
 ) -> None:
     """Build an environment, check it and upload it.
@@ -59,7 +62,7 @@ def publish(
         if under is not None and not dry_run and to_send:
             here.output.note(f"uploading to {here.settings.hub}")
             with here.hub(login=True) as hub:
-                sent = publishing.upload(hub, under, package, check)
+                sent = publishing.upload(hub, under, package, check, private=private)
         _answer(package, under, sent, check, dry_run=dry_run)
 
 

@@ -109,12 +109,18 @@ def missing_files(hub: HubApi, owner: str, package: BuiltPackage) -> list[Distri
 
 
 def upload(
-    hub: HubApi, owner: str, package: BuiltPackage, check: CheckSummary | None = None
+    hub: HubApi,
+    owner: str,
+    package: BuiltPackage,
+    check: CheckSummary | None = None,
+    *,
+    private: bool = False,
 ) -> list[Distribution]:
     """Upload what the hub does not have yet, the wheel with what its check found; returns what was sent."""
     missing = missing_files(hub, owner, package)
+    visibility = {"wander_visibility": "private"} if private else {}
     for file in missing:
-        hub.upload(owner, file.path, _fields(package, file, check))
+        hub.upload(owner, file.path, _fields(package, file, check) | visibility)
     return missing
 
 

@@ -1,0 +1,121 @@
+"""What changes environments, roles and tokens on a hub: one function a route, over `HubApi.change`."""
+
+from __future__ import annotations
+
+from urllib.parse import quote
+
+from wander.wire import (
+    CreatedToken,
+    EnvironmentDetail,
+    Member,
+    MemberList,
+    NewPlace,
+    NewRole,
+    NewStatus,
+    NewToken,
+    NewVisibility,
+    OwnerSettings,
+    Reason,
+    Role,
+    TokenInfo,
+    TokenList,
+    VersionDetail,
+)
+
+from wander_client.api import HubApi
+from wander_client.errors import UsageError
+from wander_client.packaging.resolve import EnvironmentName, parse_name
+
+
+def yank(hub: HubApi, name: EnvironmentName, reason: str | None, *, undo: bool) -> VersionDetail:
+    """Yank a version or offer it again."""
+    path = f"{_path(name)}/versions/{_part(name.version or '')}/yank"
+    if undo:
+        return hub.change("DELETE", path, VersionDetail)
+    return hub.change("PUT", path, VersionDetail, Reason(reason=reason))
+
+
+def delete_version(hub: HubApi, name: EnvironmentName, reason: str | None) -> VersionDetail:
+    """Delete the files of a version."""
+    path = f"{_path(name)}/versions/{_part(name.version or '')}"
+    return hub.change("DELETE", path, VersionDetail, params={"reason": reason})
+
+
+def delete_environment(hub: HubApi, name: EnvironmentName, reason: str | None) -> None:
+    """Delete an environment with all its files."""
+    hub.change("DELETE", _path(name), None, params={"reason": reason})
+
+
+def set_status(hub: HubApi, name: EnvironmentName, status: NewStatus) -> EnvironmentDetail:
+    """Deprecate, archive, quarantine, or take that back."""
+    return hub.change("PUT", f"{_path(name)}/status", EnvironmentDetail, status)
+
+
+def set_visibility(hub: HubApi, name: EnvironmentName, *, private: bool) -> EnvironmentDetail:
+    """Make an environment private or public."""
+    body = NewVisibility(private=private)
+    return hub.change("PUT", f"{_path(name)}/visibility", EnvironmentDetail, body)
+
+
+def transfer(hub: HubApi, name: EnvironmentName, place: NewPlace) -> EnvironmentDetail:
+    """Give an environment another owner or name."""
+    return hub.change("POST", f"{_path(name)}/transfer", EnvironmentDetail, place)
+
+
+def fork(hub: HubApi, name: EnvironmentName, place: NewPlace) -> EnvironmentDetail:
+    """Begin an environment with a version of another's."""
+    return hub.change("POST", f"{_path(name)}/fork", EnvironmentDetail, place)
+
+
+def set_default_visibility(hub: HubApi, owner: str, *, private: bool) -> OwnerSettings:
+    """Choose what new environments of an owner are."""
+    body = OwnerSettings(private_by_default=private)
+    return hub.change("PUT", f"/api/v1/owners/{_part(owner)}/settings", OwnerSettings, body)
+
+
+def members(hub: HubApi, target: str) -> list[Member]:
+    """Return who has a role on an owner or an environment."""
+    return hub.read(f"{_target(target)}/members", MemberList).data
+
+
+def set_role(hub: HubApi, target: str, user: str, role: Role) -> list[Member]:
+    """Give somebody a role."""
+    path = f"{_target(target)}/members/{_part(user)}"
+    return hub.change("PUT", path, MemberList, NewRole(role=role)).data
+
+
+def remove_role(hub: HubApi, target: str, user: str) -> list[Member]:
+    """Take somebody's role."""
+    return hub.change("DELETE", f"{_target(target)}/members/{_part(user)}", MemberList).data
+
+
+def new_token(hub: HubApi, wanted: NewToken) -> CreatedToken:
+    """Make a token for yourself."""
+    return hub.change("POST", "/api/v1/tokens", CreatedToken, wanted)
+
+
+def tokens(hub: HubApi) -> list[TokenInfo]:
+    """Return your tokens without their secrets."""
+    return hub.read("/api/v1/tokens", TokenList).data
+
+
+def revoke(hub: HubApi, prefix: str) -> TokenInfo:
+    """End a token."""
+    return hub.change("DELETE", f"/api/v1/tokens/{_part(prefix)}", TokenInfo)
+
+
+def _path(name: EnvironmentName) -> str:
+    return f"/api/v1/environments/{_part(name.owner)}/{_part(name.name)}"
+
+
+def _target(target: str) -> str:
+    """Return the path of an owner or an environment."""
+    if "/" in target:
+        return _path(parse_name(target))
+    return f"/api/v1/owners/{_part(target.lower())}"
+
+
+def _part(value: str) -> str:
+    if value in ("", ".", ".."):
+        raise UsageError(f"`{value}` is no name", hint="write `owner`, `owner/name` or `owner/name@version`")
+    return quote(value, safe="")
