@@ -23,6 +23,7 @@ from wander_client.errors import ClientError, Interrupted, NotFound, Unavailable
 from wander_client.invocation import current
 from wander_client.models import KEY_VARIABLE, open_model, require_model
 from wander_client.packaging.resolve import looks_like_path
+from wander_client.runs import require_kind
 
 if TYPE_CHECKING:
     from wander.clients.base import Client
@@ -91,6 +92,7 @@ def stored_settings(run_dir: Path) -> EvaluationSettings:
             f"`{run_dir}` cannot be resumed: {known}", hint="`wander runs` lists the runs here", code="no_run"
         ) from None
     except ValidationError as error:
+        require_kind(run_dir, "evaluation")
         raise ClientError(f"`{path}` was changed and cannot be read", detail=str(error)) from error
 
 

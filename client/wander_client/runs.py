@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol
 
 from wander_client.errors import NotFound, UsageError
 from wander_client.invocation import current
@@ -180,6 +180,26 @@ def run_folder(word: str | None) -> RunFolder:
         names = "\n".join(f"{one.manifest.run_id}  {one.path}" for one in matching[:10])
         raise UsageError(f"`{word}` means {len(matching)} runs", hint="name one of them", detail=names)
     return matching[0]
+
+
+def resumable_folder(word: Path) -> Path:
+    """Return the folder of the run that `--resume` names: a folder, or as `run_folder` takes it."""
+    return word if word.is_dir() else run_folder(str(word)).path
+
+
+def require_kind(folder: Path, kind: Literal["evaluation", "training"]) -> None:
+    """Raise `NotFound` when the folder holds a run of another kind, with the command that resumes it."""
+    from wander.evals.store import RunFolder
+
+    found = RunFolder.open(folder).manifest.kind
+    if found != kind:
+        command = "eval" if found == "evaluation" else "train"
+        article = "an" if found == "evaluation" else "a"
+        raise NotFound(
+            f"`{folder}` is {article} {found} run",
+            hint=f"go on with `wander {command} --resume {folder}`",
+            code="no_run",
+        )
 
 
 def find_run(word: str | None) -> FoundRun:

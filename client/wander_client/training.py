@@ -17,6 +17,7 @@ from wander_client.environments import OpenedEnvironment, locate, open_environme
 from wander_client.errors import ClientError, NotFound
 from wander_client.invocation import current
 from wander_client.models import require_no_slip
+from wander_client.runs import require_kind
 
 if TYPE_CHECKING:
     from wander.handle import EnvironmentHandle
@@ -76,6 +77,7 @@ def stored_command(folder: Path) -> TrainingCommand:
             code="no_run",
         ) from None
     except ValidationError as error:
+        require_kind(folder, "training")
         raise ClientError(f"`{path}` was changed and cannot be read", detail=str(error)) from error
 
 

@@ -52,7 +52,7 @@ def test_a_board_says_what_it_compares_and_which_others_there_are(posted: HubRoo
     assert result.out.splitlines()[0].split("\t")[0] == "rank"
     said = result.err.splitlines()
     assert said[0].startswith("admin/say-env 0.1.0, board ")
-    assert "eval split, 4 examples x 1 rollouts, task set " in said[0]
+    assert "eval split, 4 examples x 1 rollout, task set " in said[0]
     assert "other boards of admin/say-env 0.1.0, shown with `--board NAME`:" in said
     others = {line.split()[0]: line for line in said if line.startswith("  ")}
     assert len(others) == 2
@@ -86,9 +86,11 @@ def test_tables_fit_into_80_columns(posted: HubRoom, home: Path) -> None:
         version="1.10.0", wheel="w.whl", wheel_sha256="a" * 64, wheel_url="http://h/w.whl",
         lock_sha256="b" * 64, sdk="0.1.0", python="3.11", installed_at=datetime.now(UTC),
     )  # fmt: skip
-    store = EnvironmentStore(home / "data")
-    with store.staged(store.place(EnvironmentName(record.owner, record.name, "1.10.0"), "a" * 64)) as work:
-        (work / RECORD).write_text(record.model_dump_json())
+    place = EnvironmentStore(home / "data").place(
+        EnvironmentName(record.owner, record.name, "1.10.0"), "a" * 64
+    )
+    place.mkdir(parents=True)
+    (place / RECORD).write_text(record.model_dump_json())
     for words in (["runs"], ["leaderboard", "admin/say-env"], ["search"], ["list"], ["view", "best"]):
         assert too_wide(posted.wander(*words)) == [], words
 

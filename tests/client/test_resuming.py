@@ -169,3 +169,13 @@ def test_a_split_without_examples_leaves_no_run_behind(wander: Wander, folder: P
     assert "the eval split of `say-env` has no examples" in result.err
     assert "hint: " in result.err
     assert not (home / "runs").exists() or not list((home / "runs").iterdir())
+
+
+def test_a_run_is_resumed_by_its_id_or_the_beginning_of_it(wander: Wander, folder: Path) -> None:
+    first = wander("eval", "./say-env", "-m", SOLVER, "-n", "2", "--json").data
+    again = wander("eval", "--resume", first["run_id"][:10], "--json")
+    assert (again.data["run_id"], again.data["resumed"]) == (first["run_id"], 2)
+    assert wander("eval", "--resume", "zzzzzz").status == 3
+    refused = wander("train", "--resume", first["run_id"][:10])
+    assert "is an evaluation run" in refused.err
+    assert "go on with `wander eval --resume" in refused.err

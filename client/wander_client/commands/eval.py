@@ -56,7 +56,7 @@ def evaluate(
     argument: Annotated[list[str] | None, typer.Option("-a", "--arg", help="environment: KEY=VALUE")] = None,
     args: Annotated[str | None, typer.Option("--args", help="environment arguments, a JSON object")] = None,
     out: Annotated[Path | None, typer.Option(help="the run's folder")] = None,
-    resume: Annotated[Path | None, typer.Option(help="go on with this run; needs nothing else")] = None,
+    resume: Annotated[Path | None, typer.Option(help="go on with this run, folder or id; needs no more")] = None,
     allow_changed_code: ChangedCode = False,
     in_process: Annotated[bool, typer.Option("--in-process", help="run a folder in this process")] = False,
     pass_env: PassEnv = None,
@@ -121,7 +121,9 @@ def _go_on(
 ) -> int:
     from wander_client import evaluations
     from wander_client.resuming import continued
+    from wander_client.runs import resumable_folder
 
+    run_dir = resumable_folder(run_dir)
     stored = evaluations.stored_settings(run_dir)
     settings = continued(stored, typed, run_dir, evaluations.resume_command(run_dir))
     return _play(settings, run_dir, fail_under, resuming=True, allow_changed_code=allow_changed_code)

@@ -98,7 +98,8 @@ def _show(board: Leaderboard) -> None:
 
 def _protocol(board: Leaderboard | BoardInfo) -> str:
     """Return what makes the rows of a board comparable."""
-    said = f"{board.split} split, {board.examples} examples x {board.rollouts_per_example} rollouts"
+    each = board.rollouts_per_example
+    said = f"{board.split} split, {board.examples} examples x {each} rollout{'' if each == 1 else 's'}"
     if board.arguments:
         said += f", {json.dumps(board.arguments, ensure_ascii=False)}"
     return f"{said}, task set {(board.task_set_sha256 or '')[:12]}"

@@ -48,10 +48,10 @@ def login(
     if token_file is not None:
         token, who = _from_file(token_file, time.monotonic() + wait)
     else:
+        flags = "--token-stdin` or `--token-file FILE"
+        asked = f"API token for {hub}"
         token = (
-            sys.stdin.readline().strip()
-            if token_stdin
-            else here.output.ask(f"API token for {hub}", flag="--token-stdin", secret=True)
+            sys.stdin.readline().strip() if token_stdin else here.output.ask(asked, flag=flags, secret=True)
         )
         who = _checked(token)
     store = here.credentials

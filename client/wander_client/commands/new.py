@@ -45,7 +45,8 @@ def new(
         folder = folder.resolve()
     files = write_package(folder, kind)
     name = package_name(folder.name)
-    place = str(folder) if folder.is_absolute() else f"./{folder}"
+    plain = folder.is_absolute() or folder.parts[0] == ".."
+    place = str(folder) if plain else f"./{folder}"
     listing = "\n".join(f"  {folder / file}" for file in files)
     here.output.answer(
         {"name": name, "kind": kind, "path": str(folder.resolve()), "files": [str(file) for file in files]},

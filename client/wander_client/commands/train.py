@@ -48,6 +48,7 @@ def train(
     The first Ctrl-C finishes the step and keeps a checkpoint to resume from.
     """
     from wander_client import training
+    from wander_client.runs import resumable_folder
 
     if resume is not None:
         others = sorted(typed_options(context).keys() - {"resume"})
@@ -57,7 +58,8 @@ def train(
                 hint=f"go on with `wander train --resume {resume}` alone, or leave `--resume` out",
                 code="other_settings",
             )
-        return _run(training.stored_command(resume), resume, resuming=True)
+        folder = resumable_folder(resume)
+        return _run(training.stored_command(folder), folder, resuming=True)
     if environment is None:
         raise UsageError("the environment is missing", hint="run `wander train --help` for examples")
     overrides = [*(setting or []), *([f"schedule.steps={steps}"] if steps else [])]
