@@ -81,13 +81,13 @@ def main() -> int:
     with instant_endpoint.running() as url:
         for repetition in range(given.repetitions):
             report["repetitions"] = repetition + 1
-            add_imports(report, pythons)
+            add_imports(report, pythons, 1 if given.quick else IMPORTS)
             for turns in given.turns:
                 for concurrency in measured_at(given.concurrency, turns):
                     for row in rows:
                         add_rate(report, row, pythons, url, given.n, concurrency, turns)
             if repetition == 0:
-                for row in rows:
+                for row in rows[:2] if given.quick else rows:
                     add_memory(report, row, pythons, url, given.memory_n)
             text = markdown(report, rows, given)
             if not given.quick:
@@ -154,15 +154,15 @@ def add_memory(
     told(f"memory  {row.name:<26}{run['peak_megabytes']:>9.0f} MB")
 
 
-def add_imports(report: dict[str, Any], pythons: dict[str, Path]) -> None:
+def add_imports(report: dict[str, Any], pythons: dict[str, Path], times: int) -> None:
     """Time what importing each library costs beyond an interpreter that starts."""
     names = {"wander": sys.executable, **{peer: str(python) for peer, python in pythons.items()}}
-    bare = statistics.median(started(sys.executable, "pass") for _ in range(IMPORTS))
+    bare = statistics.median(started(sys.executable, "pass") for _ in range(times))
     for title, form in STATEMENTS.items():
         for name, python in names.items():
             statement = form.format(name.split()[0])
             started(python, statement)  # bytecode and disk cache
-            seconds = statistics.median(started(python, statement) for _ in range(IMPORTS)) - bare
+            seconds = statistics.median(started(python, statement) for _ in range(times)) - bare
             count = subprocess.run(
                 [python, "-c", f"{statement}; import sys; print(len(sys.modules))"],
                 capture_output=True,
