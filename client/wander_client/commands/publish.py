@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from wander_client.command import command_app
-from wander_client.errors import LoginRequired, NotFound, UsageError
+from wander_client.errors import NotFound, UsageError
 from wander_client.invocation import current
 
 if TYPE_CHECKING:
@@ -71,12 +71,6 @@ def _owner(wanted: str | None) -> str:
     here = current()
     with here.hub(login=True) as hub:
         who = hub.whoami()
-    if wanted is not None and wanted.lower() not in who.owners and not who.admin:
-        raise LoginRequired(
-            f"`{who.user}` may not publish under `{wanted.lower()}`",
-            hint=f"you may publish under {', '.join(f'`{one}`' for one in who.owners) or 'nobody yet'}",
-            code="owner_forbidden",
-        )
     if wanted is not None:
         return wanted.lower()
     if len(who.owners) == 1:
