@@ -1,0 +1,36 @@
+"""An installed environment in the sandbox: the same rollouts, on record as confined, through to the hub."""
+
+from __future__ import annotations
+
+import json
+
+import httpx
+from chat_endpoint import chat_endpoint
+from sandboxes import needs_sandbox
+from wander.evals.store import RunFolder
+
+
+def reversing(messages: list[dict]) -> str:
+    return f"<reversed_text>{messages[-1]['content'][::-1]}</reversed_text>"
+
+
+@needs_sandbox
+def test_an_installed_environment_runs_confined(machine, bundled, hub):
+    with chat_endpoint(reversing) as endpoint:
+        ask = ["eval", "admin/reverse-text", "-m", "reverser", "-b", endpoint.base_url, "-n", 6]
+        plain, confined = machine.home / "runs" / "plain", machine.home / "runs" / "confined"
+        machine.wander(*ask, "--out", plain)
+        machine.wander(*ask, "--out", confined, "--sandbox")
+    kept = []
+    for run in (plain, confined):
+        rollouts = RunFolder.open(run).rollouts()
+        kept.append({each.example_id: (each.completion, each.reward, each.failure) for each in rollouts})
+    assert kept[0] == kept[1]
+    assert len(kept[0]) == 6
+    assert json.loads((plain / "run.json").read_text())["environment"]["sandbox"] is None
+    pin = json.loads((confined / "run.json").read_text())["environment"]["sandbox"]
+    assert pin["tier"] == "bubblewrap"
+    machine.wander("post", confined)
+    run_id = json.loads((confined / "run.json").read_text())["run_id"]
+    page = httpx.get(f"{hub.url}/api/v1/runs/{run_id}").raise_for_status().json()
+    assert page["manifest"]["environment"]["sandbox"] == pin
