@@ -87,6 +87,15 @@ class OpenAIClient(Client):
         """The endpoint's address, without credentials."""
         return self._transport.base_url
 
+    @property
+    def max_retries(self) -> int:
+        """Further attempts after a fault."""
+        return self.attempts.max_retries
+
+    @max_retries.setter
+    def max_retries(self, retries: int) -> None:
+        self.attempts.max_retries = retries
+
     async def complete(self, request: ModelRequest) -> ModelResponse:
         """Return the endpoint's completion."""
         payload = self._payload(request)
@@ -159,7 +168,7 @@ class OpenAIClient(Client):
                 else:
                     answer = await self._transport.post(_COMPLETIONS, payload)
             except TransportError as error:
-                if last or error.is_final or not self.attempts.max_retries:
+                if last or error.is_final or not self.max_retries:
                     raise self._unreachable(error) from error
             else:
                 if last or not (answer.status in REFUSALS or answer.status >= 500):
