@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 from wander_client.errors import ClientError, NotFound, Unavailable, UsageError
 from wander_client.invocation import current
 from wander_client.packaging.resolve import EnvironmentName, parse_environment
+from wander_client.workers import WorkerChoice
 
 if TYPE_CHECKING:
     from wander.handle import EnvironmentHandle
@@ -120,20 +121,24 @@ async def open_environment(
     pass_environ: Iterable[str] = (),
     log_path: Path | None = None,
     sandbox: SandboxPolicy | None = None,
+    workers: WorkerChoice | None = None,
 ) -> AsyncIterator[OpenedEnvironment]:
     """Yield the loaded environment; raises `wander.errors.LoadError` with the cause when it does not load.
 
     `pass_environ` names the variables of this process that the environment may see; `log_path` takes what it
-    prints (by default a file in the cache folder); `sandbox` confines it, or raises `SandboxError`.
+    prints (by default a file in the cache folder); `sandbox` confines it, or raises `SandboxError`; `workers`
+    says in how many processes it runs, and on which machines.
     """
     location = locate(spec) if isinstance(spec, str) else spec
     given = dict(arguments or {})
+    workers = workers or WorkerChoice()
+    workers.require_together(in_process=in_process, pass_environ=pass_environ, sandbox=sandbox)
     with _blaming_arguments(given):
         if in_process:
             handle = _start_here(location, given)
         else:
             log = log_path or default_log(location)
-            handle = await _start_worker(location, given, pass_environ, log, sandbox)
+            handle = await _start_workers(location, given, pass_environ, log, sandbox, workers)
     try:
         pin = environment_pin(location, handle, given)
         if sandbox is not None:
@@ -190,24 +195,28 @@ def default_log(location: Location) -> Path:
     return folder / f"{location.label.replace('/', '--')}.log"
 
 
-async def _start_worker(
+async def _start_workers(
     location: Location,
     arguments: dict[str, Any],
     pass_environ: Iterable[str],
     log_path: Path,
     sandbox: SandboxPolicy | None,
+    workers: WorkerChoice,
 ) -> EnvironmentHandle:
     from wander.worker.host import WorkerEnvironment
 
     log_path.parent.mkdir(parents=True, exist_ok=True)
     return await WorkerEnvironment.start(
         location.python,
-        location.target,
+        workers.target(location),
         arguments=arguments,
         path=location.folder,
         environ=pass_environ,
         log_path=log_path,
         sandbox=sandbox,
+        workers=workers.count,
+        addresses=workers.addresses,
+        rollout_timeout=workers.rollout_timeout,
     )
 
 

@@ -24,6 +24,7 @@ from wander_client.invocation import current
 from wander_client.models import KEY_VARIABLE, open_model, require_model
 from wander_client.packaging.resolve import looks_like_path
 from wander_client.runs import require_kind
+from wander_client.workers import WorkerChoice, chosen_workers
 
 if TYPE_CHECKING:
     from wander.clients.base import Client
@@ -62,9 +63,26 @@ class EvaluationSettings(Record):
     """Names of the variables that the environment may see."""
     sandbox: SandboxPolicy | None = None
     """The limits of the sandbox that it runs in; None means in none."""
+    workers: int = 0
+    """Processes that play it; 0 means as many as suit the rollouts at once."""
+    worker_addresses: list[str] = Field(default_factory=list)
+    """Where they listen on other machines; empty starts them here."""
+    worker_token_file: str | None = None
+    rollout_timeout: float | None = None
+    """Seconds after which a rollout has failed."""
     device: str | None = None
     environment_files: dict[str, str] | None = None
     """Digests of the files of a folder's environment; None in runs of a published one, and in older runs."""
+
+    def chosen_workers(self) -> WorkerChoice:
+        """Return the processes that play the environment."""
+        return chosen_workers(
+            self.workers,
+            self.worker_addresses,
+            self.worker_token_file,
+            self.rollout_timeout,
+            at_once=self.max_rollouts or 2 * self.concurrency,
+        )
 
     def plan(self) -> EvaluationPlan:
         """Return the plan for the evaluator."""
@@ -143,6 +161,7 @@ async def run_evaluation(
                 pass_environ=settings.pass_environ,
                 log_path=log_path,
                 sandbox=settings.sandbox,
+                workers=settings.chosen_workers(),
             )
         )
         client = open_model(

@@ -21,9 +21,14 @@ FREE = {
     "base_url": "base_url",
     "key_variable": "key_variable",
     "concurrency": "concurrency",
+    "max_rollouts": "max_rollouts",
     "device": "device",
     "pass_env": "pass_environ",
     "in_process": "in_process",
+    "workers": "workers",
+    "worker": "worker_addresses",
+    "worker_token_file": "worker_token_file",
+    "rollout_timeout": "rollout_timeout",
 }
 """Options that may change when a run goes on, as they change no rollout, and the settings they stand for."""
 

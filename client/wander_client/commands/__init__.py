@@ -85,6 +85,7 @@ COMMANDS: dict[str, CommandEntry] = {
     "post": CommandEntry("post", "put a run on the hub's leaderboard", RUN),
     "leaderboard": CommandEntry("leaderboard", "show an environment's leaderboard", RUN),
     "play": CommandEntry("play", "play an environment yourself", RUN),
+    "worker": CommandEntry("worker", "play an environment here for hosts on other machines", RUN),
     "sandbox": CommandEntry("sandbox", "see whether the sandbox holds on this machine", RUN),
     "model": CommandEntry("model", "make or fetch a model", TRAIN),
     "data": CommandEntry("data", "turn rollouts into training rows", TRAIN),

@@ -12,6 +12,7 @@ from wander_client.command import command_app, typed_options
 from wander_client.errors import FAILED, OK, PARTIAL, UsageError
 from wander_client.invocation import current
 from wander_client.sandboxing import SandboxFlag, SandboxLimits, chosen_policy, require_confined
+from wander_client.workers import RolloutTimeout, TokenFile, WorkerAddresses, WorkerCount, worker_fields
 
 if TYPE_CHECKING:
     from wander.evals.runner import EvaluationResult, Progress
@@ -30,6 +31,10 @@ PassEnv = Annotated[
 ]
 ChangedCode = Annotated[
     bool, typer.Option("--allow-changed-code", help="resume though files of ./folder changed")
+MaxRollouts = Annotated[
+    int | None, typer.Option(min=1, help="rollouts at once (default: twice the concurrency)")
+]
+Resume = Annotated[Path | None, typer.Option(help="go on with this run, folder or id; needs no more")]
 ]
 
 
@@ -44,9 +49,7 @@ def evaluate(
     all_examples: Annotated[bool, typer.Option("--all", help="play every example of the split")] = False,
     rollouts: Annotated[int, typer.Option("-r", "--rollouts", min=1, help="rollouts of each example")] = 1,
     concurrency: Annotated[int, typer.Option("-c", "--concurrency", min=1, help="model calls at once")] = 32,
-    max_rollouts: Annotated[
-        int | None, typer.Option(min=1, help="rollouts at once (default: twice the concurrency)")
-    ] = None,
+    max_rollouts: MaxRollouts = None,
     split: Annotated[str, typer.Option(help="eval or train")] = "eval",
     seed: Annotated[int, typer.Option(help="the run's seed")] = 0,
     temperature: Annotated[float | None, typer.Option("-t", "--temperature", min=0.0)] = None,
@@ -56,7 +59,7 @@ def evaluate(
     argument: Annotated[list[str] | None, typer.Option("-a", "--arg", help="environment: KEY=VALUE")] = None,
     args: Annotated[str | None, typer.Option("--args", help="environment arguments, a JSON object")] = None,
     out: Annotated[Path | None, typer.Option(help="the run's folder")] = None,
-    resume: Annotated[Path | None, typer.Option(help="go on with this run, folder or id; needs no more")] = None,
+    resume: Resume = None,
     allow_changed_code: ChangedCode = False,
     in_process: Annotated[bool, typer.Option("--in-process", help="run a folder in this process")] = False,
     pass_env: PassEnv = None,
@@ -64,6 +67,10 @@ def evaluate(
     sandbox_limit: SandboxLimits = None,
     device: Annotated[str | None, typer.Option(help="for a model in this process: cpu, cuda, mps")] = None,
     fail_under: Annotated[float | None, typer.Option(help="exit 1 when the reward is lower")] = None,
+    workers: WorkerCount = "auto",  # type: ignore[assignment]  # goes through the option's parser
+    worker: WorkerAddresses = None,
+    worker_token_file: TokenFile = None,
+    rollout_timeout: RolloutTimeout = None,
 ) -> int:
     """Evaluate a model on an environment.
 
@@ -89,10 +96,9 @@ def evaluate(
     if resume is not None:
         return _go_on(resume, typed, fail_under, allow_changed_code=allow_changed_code)
     if environment is None or model is None:
-        missing = "the environment" if environment is None else "`-m MODEL`"
-        raise UsageError(f"{missing} is missing", hint="run `wander eval --help` for examples")
-    if all_examples and "num_examples" in typed:
-        raise UsageError("`-n` and `--all` contradict each other", hint="pass one of the two")
+        raise _missing("the environment" if environment is None else "`-m MODEL`")
+    _require_one_number(typed)
+    sampled = {"temperature": temperature, "top_p": top_p, "max_tokens": max_tokens}
     settings = evaluations.EvaluationSettings(
         environment=environment,
         model=model,
@@ -105,19 +111,27 @@ def evaluate(
         max_rollouts=max_rollouts,
         split=_split(split),
         seed=seed,
-        sampling=evaluations.sampling_of(
-            {"temperature": temperature, "top_p": top_p, "max_tokens": max_tokens}, sampling
-        ),
+        sampling=evaluations.sampling_of(sampled, sampling),
         in_process=in_process,
         pass_environ=pass_env or [],
         sandbox=chosen_policy(sandbox, sandbox_limit),
         device=device,
     )
+        **worker_fields(workers, worker, worker_token_file, rollout_timeout),
     return _play(settings, out, fail_under, exactly="num_examples" in typed)
 
 
 def _go_on(
     run_dir: Path, typed: dict[str, Any], fail_under: float | None, *, allow_changed_code: bool
+def _missing(what: str) -> UsageError:
+    return UsageError(f"{what} is missing", hint="run `wander eval --help` for examples")
+
+
+def _require_one_number(typed: dict[str, Any]) -> None:
+    if typed.get("all_examples") and "num_examples" in typed:
+        raise UsageError("`-n` and `--all` contradict each other", hint="pass one of the two")
+
+
 ) -> int:
     from wander_client import evaluations
     from wander_client.resuming import continued

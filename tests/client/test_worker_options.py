@@ -1,0 +1,115 @@
+"""In how many processes `wander eval` plays, and `wander worker` for other machines."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from command_line import Wander
+
+SOLVER = ("-m", "scripted:say_env:solver")
+
+
+@contextmanager
+def worker(folder: Path, *words: str) -> Iterator[str]:
+    """Run `wander worker` on a free port; gives its address."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "wander_client", "worker", str(folder), "--listen", "127.0.0.1:0", *words],
+        stderr=subprocess.PIPE, text=True, env={**os.environ, "WANDER_CACHE_DIR": str(folder / "cache")},
+    )  # fmt: skip
+    assert process.stderr is not None
+    try:
+        said = ""
+        for line in process.stderr:
+            said += line
+            if line.startswith("listening on "):
+                yield line.split()[-1]
+                break
+        else:
+            raise AssertionError(said)
+    finally:
+        process.terminate()
+        process.communicate(timeout=60)
+    assert process.returncode == 0
+
+
+def test_several_workers_give_the_same_run(wander: Wander, folder: Path) -> None:
+    kept = []
+    for words in (("--workers", "1"), ("--workers", "3"), ()):
+        data = wander("eval", str(folder), *SOLVER, "-n", "8", *words, "--json").data
+        summary = data["summary"]
+        kept.append((summary["reward_mean"], summary["rollouts"], summary["failed"]))
+    assert kept == [(1.0, 8, 0)] * 3
+
+
+def test_workers_on_another_machine(wander: Wander, folder: Path, home: Path) -> None:
+    (home / "token").write_text("a-token-of-the-tests\n")
+    (home / "other").write_text("another-token-entirely\n")
+    with worker(folder, "--token-file", str(home / "token"), "--workers", "2") as address:
+        words = ("eval", str(folder), *SOLVER, "-n", "6", "--worker", address)
+        result = wander(*words, "--worker-token-file", "token", "--workers", "2", "--json")
+        refused = wander(*words, "--worker-token-file", "other")
+        unknown = wander(*words)
+    assert result.status == 0, result.err
+    assert result.data["summary"]["reward_mean"] == 1.0
+    settings = json.loads((Path(result.data["run_dir"]) / "command.json").read_text())
+    assert settings["worker_addresses"] == [address]
+    assert settings["worker_token_file"] == str(home / "token")
+    for answer in (refused, unknown):
+        assert answer.status != 0
+        assert "refused the token" in answer.err
+        assert "--worker-token-file" in answer.err
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (("--workers", "0"), "a number from 1, or `auto`"),
+        (("--workers", "many"), "a number from 1, or `auto`"),
+        (("--worker", "far:7100"), "no worker's address"),
+        (("--worker-token-file", "token"), "cannot read the token file"),
+        (("--worker", "tcp://far:1", "--worker", "tcp://far:2", "--workers", "1"), "fewer than the 2"),
+        (("--worker", "tcp://far:1", "--pass-env", "HOME"), "`--pass-env` is for workers of this machine"),
+        (("--in-process", "--workers", "2"), "`--in-process` has no workers"),
+        (("--in-process", "--rollout-timeout", "5"), "`--in-process` has no workers"),
+    ],
+)
+def test_what_cannot_be_is_wrong_usage(
+    wander: Wander, folder: Path, words: tuple[str, ...], says: str
+) -> None:
+    result = wander("eval", str(folder), *SOLVER, *words)
+    assert result.status == 2
+    assert says in result.err
+
+
+def test_a_rollout_past_its_time_fails(wander: Wander, folder: Path) -> None:
+    source = folder / "say_env.py"
+    source.write_text(
+        source.read_text()
+        .replace("def right(", "import asyncio\n\nasync def right(")
+        .replace(
+            '    if completion[-1]["content"] == "break":',
+            '    await asyncio.sleep(600 if completion[-1]["content"] == "3" else 0)\n'
+            '    if completion[-1]["content"] == "break":',
+        )
+    )
+    result = wander("eval", str(folder), *SOLVER, "--rollout-timeout", "0.5", "-c", "2", "--json")
+    assert result.status == 6
+    assert result.data["summary"]["failures"] == {"environment": 1}
+    assert result.data["summary"]["rollouts"] == 8
+
+
+def test_an_open_address_needs_a_token(folder: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "wander_client", "worker", str(folder), "--listen", "0.0.0.0:0"],
+        capture_output=True, text=True, timeout=60, check=False,
+        env={**os.environ, "WANDER_CACHE_DIR": str(folder / "cache")},
+    )  # fmt: skip
+    assert done.returncode == 2
+    assert "needs a token" in done.stderr
