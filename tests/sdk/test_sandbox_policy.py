@@ -91,6 +91,24 @@ def test_pth_files_of_another_virtual_environment_are_not_read(tmp_path):
     assert {"/home", "/root"}.isdisjoint(sees.binds)
 
 
+def test_a_virtual_environment_cannot_name_folders_to_be_shown(tmp_path):
+    """A wheel may replace `pyvenv.cfg`, and whatever lies in `bin`."""
+    secret = tmp_path / "home" / ".ssh"
+    (secret / "bin").mkdir(parents=True)
+    (secret / "bin" / "key").write_text("secret")
+    (tmp_path / "venv" / "bin").mkdir(parents=True)
+    (tmp_path / "venv" / "pyvenv.cfg").write_text(f"home = {secret}/bin\n")
+    (tmp_path / "venv" / "bin" / "python").symlink_to(secret / "bin" / "key")
+    sees = visible(tmp_path / "venv" / "bin" / "python", None, ())
+    assert [path for path in sees.binds if path.startswith(str(tmp_path))] == [str(tmp_path / "venv")]
+
+
+def test_a_whole_home_is_not_shown_as_an_environment(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    with pytest.raises(SandboxError, match="cannot be shown"):
+        visible(None, tmp_path, ())
+
+
 @pytest.mark.parametrize("path", ["/", "/proc", "/dev", "/tmp"])
 def test_what_would_uncover_the_host_is_not_shown(path):
     with pytest.raises(SandboxError, match=f"`{path}` cannot be shown"):
@@ -294,6 +312,11 @@ def test_forbidden_user_namespaces_are_explained(said, tmp_path, monkeypatch):
     assert "user.max_user_namespaces" in (support.explained(said).hint or "")
     switch.write_text("1\n")
     assert "apparmor_parser" in (support.explained(said).hint or "")
+
+
+def test_root_without_its_rights_is_explained():
+    error = support.explained("[Errno 1] Operation not permitted (a mount namespace)")
+    assert "CAP_SYS_ADMIN" in (error.hint or "")
 
 
 def test_other_faults_of_bubblewrap_are_told_as_they_are():

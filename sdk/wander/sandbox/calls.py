@@ -39,6 +39,7 @@ class CallSockets:
         if not word and not descriptors:
             self.close()
         for descriptor in descriptors:
+            os.set_inheritable(descriptor, False)
             if _is_stream(descriptor):
                 self._take(socket.socket(fileno=descriptor))
             else:

@@ -81,9 +81,12 @@ def _show(paths: list[str]) -> None:
 
 
 def _become(user: int) -> None:
-    os.setgroups([])
-    os.setresgid(user, user, user)
-    os.setresuid(user, user, user)
+    try:
+        os.setgroups([])
+        os.setresgid(user, user, user)
+        os.setresuid(user, user, user)
+    except OSError as error:
+        raise OSError(error.errno, f"{error.strerror} (another user)") from error
     if 0 in (*os.getresuid(), *os.getresgid()):
         raise PermissionError("this process is root still")
 

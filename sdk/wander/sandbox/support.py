@@ -23,6 +23,8 @@ OLDEST_KERNEL = (5, 14)
 FIRST_UID = 1_879_048_192
 """A root host runs each sandbox as this plus a process id, a range that systemd and /etc/subuid leave."""
 
+_FORBIDDEN = ("uid map", "RTM_NEWADDR", "No permissions to create", "Creating new namespace failed")
+_AS_ROOT = ("(a mount namespace)", "(private mounts)", "(another user)")
 _APPARMOR = "/proc/sys/kernel/apparmor_restrict_unprivileged_userns"
 _USERS = "/proc/self/uid_map"
 _PROFILE = "/usr/share/apparmor/extra-profiles/bwrap-userns-restrict"
@@ -89,11 +91,12 @@ def require_support() -> Support:
 
 def explained(said: str) -> SandboxError:
     """Return the error for a sandbox that could not be built, from what bubblewrap or the launcher said."""
-    forbidden = any(
-        part in said
-        for part in ("uid map", "RTM_NEWADDR", "No permissions to create", "Creating new namespace failed")
-    )
-    if not forbidden:
+    if any(part in said for part in _AS_ROOT):
+        return SandboxError(
+            f"root in this container may not do what the sandbox needs: {said}",
+            hint="run `wander` as an ordinary user, or give it CAP_SYS_ADMIN, CAP_SETUID, CAP_SETGID",
+        )
+    if not any(part in said for part in _FORBIDDEN):
         return SandboxError(
             f"the sandbox could not be built: {said}", hint="`wander sandbox check` shows what works here"
         )

@@ -53,6 +53,8 @@ def visible(python: Path | None, source: Path | None, read: Iterable[str]) -> Vi
     if source is not None:
         binds.append(str(source))
     refused = [path for path in binds if path in ("/", *_OURS)]
+    if source is not None and source == Path.home():
+        refused.append(str(source))
     if refused:
         raise SandboxError(
             f"`{refused[0]}` cannot be shown to an environment in the sandbox",
@@ -103,7 +105,10 @@ def _python_roots(interpreter: Path) -> list[str]:
     config = interpreter.parent.parent / "pyvenv.cfg"
     home = [line.partition("=")[2].strip() for line in _lines(config) if line.split("=")[0].strip() == "home"]
     roots = [hop.parent.parent for hop in hops] + [Path(path).parent for path in home]
-    return [str(root) for root in roots if root != Path("/")]
+    # A wheel can bring a `pyvenv.cfg` that names any folder: only where a Python lies is shown.
+    shown = [root for root in roots if any(root.glob("lib/python3*/os.py"))]
+    own = [config.parent] if config.exists() else []
+    return [str(root) for root in (*own, *shown) if root != Path("/")]
 
 
 def _lines(path: Path) -> list[str]:
