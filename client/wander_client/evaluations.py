@@ -8,6 +8,7 @@ import json
 import re
 import secrets
 import shlex
+import shutil
 import signal
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
@@ -246,8 +247,8 @@ def _keep_log(log_path: Path, run_dir: Path) -> None:
     if log_path.stat().st_size == 0:
         log_path.unlink()
     elif run_dir.is_dir():
-        with (run_dir / LOG_FILE).open("ab") as kept:
-            kept.write(log_path.read_bytes())
+        with (run_dir / LOG_FILE).open("ab") as kept, log_path.open("rb") as log:
+            shutil.copyfileobj(log, kept)
         log_path.unlink()
 
 
