@@ -20,6 +20,7 @@ from wander.clients.openai import OpenAIClient
 from wander.clients.pace import Pace, shown_rate
 from wander.errors import RateLimited
 from wander.evals.runner import EvaluationPlan, EvaluationResult, Progress, evaluate
+from wander.evals.stopping import StopRequest
 from wander.evals.store import RunFolder
 from wander.wire import EndpointUse, EnvironmentPin
 
@@ -380,6 +381,51 @@ async def test_several_evaluations_of_one_client_share_its_bound(chat_server: An
     await client.close()
     assert [each.summary.rollouts for each in results] == [20, 20, 20]
     assert chat_server.most_in_flight == 5
+
+
+async def test_a_group_larger_than_the_bound_is_played(chat_server: Any) -> None:
+    def first(completions: list[Any]) -> list[float]:
+        return [float(index == 0) for index in range(len(completions))]
+
+    chat_server.delay = 0.005
+    rubric = Rubric([first])
+    environment = LocalEnvironment(SingleTurnEnv(eval_dataset=rows(4), rubric=rubric, name="echo"))
+    client = OpenAIClient("m", chat_server.url)
+    result = await asyncio.wait_for(evaluated(client, environment, concurrency=3, rollouts_per_example=8), 60)
+    await client.close()
+    assert (result.summary.rollouts, result.summary.reward_mean) == (32, 0.125)
+    assert chat_server.most_in_flight == 3
+
+
+async def test_an_evaluation_that_waits_for_its_endpoint_stops_when_asked(
+    chat_server: Any, tmp_path: Any
+) -> None:
+    refused = web.Response(status=429, text="{}", headers={"Retry-After": "100"})
+    chat_server.script = lambda body, number: refused if number > 5 else echo(body, number)
+    client = OpenAIClient("m", chat_server.url)
+    stop = StopRequest()
+
+    def told(progress: Progress) -> None:
+        if progress.paused_seconds > 10:
+            stop.request()
+
+    environment = single_turn(40)
+    pin = EnvironmentPin(name="echo", info=environment.info)
+    plan = EvaluationPlan(concurrency=4)
+    result = await asyncio.wait_for(
+        evaluate(environment, client, plan, tmp_path, pin, on_progress=told, stop=stop), 60
+    )
+    assert result.interrupted
+    assert (result.summary.rollouts, result.summary.failed) == (5, 0)
+    assert client.limiter.status().in_flight == 0
+    await client.close()
+    chat_server.script = echo
+    fresh = OpenAIClient("m", chat_server.url)
+    again = await evaluated(fresh, environment, tmp_path, concurrency=4, resume=True)
+    await fresh.close()
+    assert (again.resumed, again.summary.rollouts, again.summary.failed) == (5, 40, 0)
+    assert again.manifest.endpoints is not None
+    assert 0 < again.manifest.endpoints.paused_seconds < 60
 
 
 async def test_a_call_that_waits_out_a_refusal_is_answered(chat_server: Any) -> None:

@@ -103,11 +103,13 @@ class CallLimiter:
 
     def use(self) -> EndpointUse:
         """Return what was asked through this limiter since it was made."""
+        now = monotonic()
+        paused = sum(each.paused_seconds - max(0.0, each.held_until - now) for each in self._paces.values())
         return EndpointUse(
             calls=self.calls,
             retries=self.retries,
             refusals=self.refusals,
-            paused_seconds=round(sum(pace.paused_seconds for pace in self._paces.values()), 3),
+            paused_seconds=round(paused, 3),
         )
 
     def status(self) -> LimiterStatus:
