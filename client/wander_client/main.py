@@ -103,7 +103,7 @@ def _dispatch(invocation: Invocation, arguments: list[str]) -> int:
         output.answer({"wander": __version__, "python": sys.version.split()[0]}, f"wander {__version__}")
         return 0
     if name not in COMMANDS:
-        _unknown(name, list(COMMANDS), "command", "wander --help")
+        _unknown(name, [*COMMANDS, "help"], "command", "wander --help")
     set_current(invocation)
     output.command = name
     return _run_command(name, arguments[1:])

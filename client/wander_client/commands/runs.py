@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from wander_client.command import command_app
+from wander_client.errors import NotFound
 from wander_client.invocation import current
 
 if TYPE_CHECKING:
@@ -29,6 +30,8 @@ def runs(
     from wander_client.runs import local_runs, short_ids
 
     here = current()
+    if folder is not None and not folder.is_dir():
+        raise NotFound(f"there is no folder `{folder}`", hint="`wander runs` lists those of this folder")
     place = folder or here.settings.runs_dir
     data = []
     rows: list[list[Cell]] = []

@@ -57,10 +57,12 @@ def parse_name(spec: str) -> EnvironmentName:
     whole, at, version = spec.strip().partition("@")
     owner, slash, name = whole.partition("/")
     if not slash:
-        raise UsageError(
-            f"`{spec}` names no owner",
-            hint=f"write `owner/{spec}` (`wander search {whole}` finds it), or `./{whole}` for a folder",
-        )
+        published = f"`owner/{spec}` (`wander search {whole}` finds it)"
+        if Path(whole).is_dir():
+            hint = f"write `./{whole}` for the folder here, or {published} for what is on the hub"
+        else:
+            hint = f"write {published}, or `./{whole}` for a folder"
+        raise UsageError(f"`{spec}` names no owner", hint=hint)
     if not _OWNER.fullmatch(owner.lower()) or not _NAME.fullmatch(name):
         folder = f"; for a folder write `./{whole}`" if Path(whole).is_dir() else ""
         raise UsageError(
