@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import json
+import os
 import subprocess
 import time
 from collections.abc import AsyncIterator
@@ -16,8 +17,10 @@ import pytest
 from wander import Rollout, ScriptedClient
 from wander.errors import SandboxError
 from wander.sandbox import SandboxPolicy, parse_limits
-from wander.sandbox.groups import new_group
-from wander.sandbox.support import FIRST_UID, require_support
+from wander.sandbox.groups import NoGroup, new_group
+from wander.sandbox.support import explained, require_support
+from wander.sandbox.visible import visible
+from wander.sandbox.worker import confine
 from wander.worker.host import WorkerEnvironment
 
 SMALL = ("memory=512M", "processes=64", "cpu=60", "rollout=120", "tmp=8M", "shm=4M", "file=4M", "log=1M")
@@ -44,26 +47,33 @@ def load_environment(at_load=""):
 '''
 
 
+def small(*limits: str) -> SandboxPolicy:
+    """Return the small policy, with some limits of its own."""
+    return parse_limits([*SMALL, *limits])
+
+
 @functools.cache
 def why_not() -> str | None:
-    """Return why there can be no sandbox on this machine, or None."""
+    """Return why there can be no sandbox on this machine, or None; a fault of ours is no such reason."""
     try:
         support = require_support()
+        sees = visible(None, None, ())
     except SandboxError as error:
         return f"no sandbox on this machine: {error}"
-    command = [
-        support.bwrap,
-        "--unshare-all",
-        "--unshare-user",
-        "--disable-userns",
-        "--ro-bind",
-        "/",
-        "/",
-        "true",
-    ]
-    user = {"user": FIRST_UID, "group": FIRST_UID, "extra_groups": []} if support.as_root else {}
-    done = subprocess.run(command, capture_output=True, text=True, cwd="/", check=False, **user)
-    return None if done.returncode == 0 else f"no sandbox on this machine: {done.stderr.strip()}"
+    ready = confine(small(), support, sees, NoGroup(), {"module": "this"}, {})
+    done = subprocess.run(
+        ready.command,
+        env=ready.environ,
+        pass_fds=ready.descriptors,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    for descriptor in ready.descriptors:
+        os.close(descriptor)
+    error = explained(done.stderr.strip())
+    unexplained = "could not be built" in str(error)
+    return None if done.returncode == 0 or unexplained else f"no sandbox on this machine: {error}"
 
 
 @functools.cache
@@ -79,11 +89,6 @@ needs_sandbox = pytest.mark.skipif(why_not() is not None, reason=why_not() or ""
 needs_groups = pytest.mark.skipif(
     why_not() is not None or not bounds_memory(), reason="no control group can be made here"
 )
-
-
-def small(*limits: str) -> SandboxPolicy:
-    """Return the small policy, with some limits of its own."""
-    return parse_limits([*SMALL, *limits])
 
 
 @asynccontextmanager

@@ -37,9 +37,12 @@ class SyscallStopped(OSError):
     """The filter answered."""
 
 
-def run(bait: dict[str, Any], only: frozenset[str] | None = None) -> dict[str, dict[str, Any]]:
-    """Run the probes, or some of them; return for each `held`, whether it was stopped, and `how`."""
-    return {name: _outcome(probe, bait) for name, probe in probes().items() if only is None or name in only}
+def run(bait: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """Run the probes, or those that the bait names in `only`; return for each `held`, whether it was stopped,
+    and `how`.
+    """
+    chosen = {name: probe for name, probe in probes().items() if name in bait.get("only", probes())}
+    return {name: _outcome(probe, bait) for name, probe in chosen.items()}
 
 
 def probes() -> dict[str, Probe]:
