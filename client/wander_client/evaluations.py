@@ -298,9 +298,11 @@ def all_failed(result: EvaluationResult) -> ClientError:
 
     reasons = failure_reasons(result.run_dir) if result.run_dir is not None else []
     kind = Unavailable if set(result.summary.failures) == {"model"} else ClientError
+    number = result.summary.rollouts
+    failed = "the only rollout failed; it is" if number == 1 else f"all {number} rollouts failed; they are"
     return kind(
-        f"all {result.summary.rollouts} rollouts failed; they are kept in `{result.run_dir}`",
-        hint=f"mend the cause, then play them again with `{resume_command(result.run_dir)}`",
+        f"{failed} kept in `{result.run_dir}`",
+        hint=f"mend the cause, then play again with `{resume_command(result.run_dir)}`",
         code="all_failed",
         detail="\n".join(f"{count} x {reason}" for reason, count in reasons),
     )
@@ -326,7 +328,10 @@ def sampling_of(given: dict[str, Any], extra: str | None) -> SamplingArgs:
     except ValidationError as error:
         first = error.errors()[0]
         name = ".".join(str(part) for part in first["loc"])
-        raise UsageError(f"sampling argument `{name}`: {first['msg'].lower()}") from error
+        raise UsageError(
+            f"sampling argument `{name}`: {first['msg'].lower()}",
+            hint="`wander eval --help` lists the usual ones; others go to the endpoint as they are",
+        ) from error
 
 
 def _short(model: str) -> str:

@@ -290,6 +290,11 @@ class LiveProgress(Progress):
         self._bar.update(self._task, completed=done, total=self.total, note=one_line(note))
 
 
+def counted(number: int, what: str) -> str:
+    """Return a number with its word: `1 rollout`, `3 rollouts`."""
+    return f"{number:,} {what}" if number == 1 else f"{number:,} {what}s"
+
+
 def paint(text: str, style: str | None, color: bool) -> str:
     """Wrap text in the escape codes of a style, when colour is on."""
     return f"\x1b[{_STYLES[style]}m{text}\x1b[0m" if style and color and text else text

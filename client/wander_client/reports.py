@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING
 
+from wander_client.output import counted
+
 if TYPE_CHECKING:
     from pathlib import Path
 
@@ -20,8 +22,8 @@ def show_summary(summary: RunSummary, output: Output, use: EndpointUse | None = 
     """Print score, counts, metrics and reward histogram of a run."""
     output.line(f"reward  {interval(summary)}", style="bold")
     output.line(
-        f"scored  {summary.rollouts - summary.failed} of {summary.expected} rollouts, "
-        f"{summary.examples} examples, {summary.failed} failed, {summary.truncated} truncated"
+        f"scored  {summary.rollouts - summary.failed} of {counted(summary.expected, 'rollout')}, "
+        f"{counted(summary.examples, 'example')}, {summary.failed} failed, {summary.truncated} truncated"
     )
     if summary.stop_reasons:
         reasons = sorted(summary.stop_reasons.items(), key=lambda item: -item[1])

@@ -17,6 +17,7 @@ from wander_client.output import (
     Output,
     aligned,
     choose_mode,
+    counted,
     cut,
     fitting,
     shrunk,
@@ -202,3 +203,11 @@ def test_no_escape_code_reaches_a_pipe(wander: Wander) -> None:
     for words in (["--help"], ["help", "exit-codes"], ["nonsense"], ["eval", "--help"]):
         result = wander(*words)
         assert "\x1b" not in result.out + result.err
+
+
+def test_a_number_agrees_with_its_word() -> None:
+    assert [counted(number, "rollout") for number in (0, 1, 2000)] == [
+        "0 rollouts",
+        "1 rollout",
+        "2,000 rollouts",
+    ]

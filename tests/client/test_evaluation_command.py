@@ -305,3 +305,10 @@ def test_an_exception_while_rows_are_read_is_told_with_its_type(wander: Wander, 
     result = evaluate(wander, folder, "solver", "-n", "3")
     assert result.status == 1
     assert "KeyError" in result.err
+
+
+def test_one_rollout_is_counted_as_one(wander: Wander, folder: Path) -> None:
+    assert "scored  1 of 1 rollout, 1 example, 0 failed" in evaluate(wander, folder, "solver", "-n", "1").out
+    assert (
+        "error: the only rollout failed; it is kept in" in evaluate(wander, folder, "raises", "-n", "1").err
+    )
