@@ -73,7 +73,9 @@ class LocalLink:
         """Start a worker that will connect; raises `LoadError` when its interpreter does not start."""
         link = cls(_short_folder())
         try:
-            most = {"max_size": options.load.message_limit + FRAME}
+            # A socket that is handed to the worker is connected before the worker is there to greet, and
+            # `startup_timeout` bounds the whole start.
+            most = {"max_size": options.load.message_limit + FRAME, "open_timeout": None}
             link._server = await unix_serve(link._accept, str(link._path), **{**OPTIONS, **most})
             link.process = await WorkerProcess.start(
                 options.python,
