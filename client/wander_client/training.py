@@ -18,6 +18,7 @@ from wander_client.errors import ClientError, NotFound
 from wander_client.invocation import current
 from wander_client.models import require_no_slip
 from wander_client.runs import require_kind
+from wander_client.workers import WorkerChoice
 
 if TYPE_CHECKING:
     from wander.handle import EnvironmentHandle
@@ -112,7 +113,10 @@ def run_training(
     @contextlib.asynccontextmanager
     async def opener() -> AsyncIterator[EnvironmentHandle]:
         arguments = command.settings.environment.arguments
-        async with open_environment(command.environment, arguments, sandbox=command.sandbox) as environment:
+        workers = WorkerChoice(command.settings.environment.workers)
+        async with open_environment(
+            command.environment, arguments, sandbox=command.sandbox, workers=workers
+        ) as environment:
             opened.append(environment)
             yield environment.handle
 

@@ -13,6 +13,9 @@ from command_line import Wander
 
 TICTACTOE = str(Path(__file__).parents[2] / "environments" / "tictactoe")
 SETTINGS = """
+[environment]
+workers = 2
+
 [environment.arguments]
 num_examples = 32
 num_groups = 4

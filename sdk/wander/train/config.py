@@ -1,4 +1,4 @@
-"""The settings of training: TOML files, 24 fields for GRPO and 13 for SFT, every one documented here.
+"""The settings of training: TOML files, 25 fields for GRPO and 13 for SFT, every one documented here.
 
 The principal dial of GRPO is `batch.rollouts`: under about 256 rollouts a step, runs on games collapse.
 """
@@ -44,6 +44,8 @@ class EnvironmentSection(Section):
     """Passed to `load_environment`."""
     run_seed: int | None = None
     """Seeds the environment; None means `schedule.seed`."""
+    workers: int = Field(default=1, ge=1)
+    """Processes that play it; more help where its code computes for long. The weights are the same."""
 
 
 class AlgorithmSection(Section):
