@@ -199,6 +199,49 @@ async def test_tools_start_programs(tmp_path):
         assert rollout.completion[1]["content"] == "42"
 
 
+SERVER = ROOT / "tests" / "sdk" / "mcp_servers" / "bare.py"
+MCP = f"""
+import sys
+from wander import MCPEnv, MCPServer, Rubric
+
+def load_environment():
+    server = MCPServer("bare", command=sys.executable, args=({str(SERVER)!r}, "ok"))
+    return MCPEnv(eval_dataset=[{{"question": "say"}}], mcp_servers=[server], rubric=Rubric())
+"""
+
+
+async def test_servers_of_tools_work_over_pipes(tmp_path):
+    call = {"id": "a", "type": "function", "function": {"name": "say", "arguments": "{}"}}
+    async with confined(tmp_path, f"read={SERVER}", body=MCP) as environment:
+        (example,) = await environment.examples("eval")
+        client = ScriptedClient([{"role": "assistant", "content": "", "tool_calls": [call]}, "done"])
+        rollout = await environment.rollout(client, example)
+        assert rollout.failure is None
+        assert "bare 1" in str(rollout.completion[1]["content"])
+
+
+async def test_several_workers_are_confined_apart(tmp_path):
+    kinds = ("pid", "net", "mnt", "ipc", "user")
+    code = f"answer = [os.readlink('/proc/self/ns/' + kind) for kind in {kinds}]"
+    all_under_way = asyncio.Barrier(4)
+
+    async def say(request: ModelRequest) -> str:
+        if len(request.messages) > 1:
+            return "end"
+        await all_under_way.wait()
+        return code
+
+    async with confined(tmp_path, workers=2) as environment:
+        (example,) = await environment.examples("eval")
+        played = await asyncio.gather(
+            *(environment.rollout(ScriptedClient(say), example, index=index) for index in range(4))
+        )
+    found = [json.loads(str(rollout.completion[1]["content"])) for rollout in played]
+    assert len({tuple(each) for each in found}) == 2
+    outside = {os.readlink(f"/proc/self/ns/{kind}") for kind in kinds}
+    assert not outside & {each for namespaces in found for each in namespaces}
+
+
 async def test_threads_pools_and_shared_memory_work(tmp_path):
     async with confined(tmp_path) as environment:
         code = """
