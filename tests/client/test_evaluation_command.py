@@ -307,6 +307,11 @@ def test_an_exception_while_rows_are_read_is_told_with_its_type(wander: Wander, 
     assert "KeyError" in result.err
 
 
+def test_a_variable_that_is_not_set_is_told(wander: Wander, folder: Path) -> None:
+    result = evaluate(wander, folder, "solver", "-n", "1", "--pass-env", "NO_SUCH_KEY", "--json")
+    assert result.json["warnings"] == ["`NO_SUCH_KEY` is not set, so the environment does not get it"]
+
+
 def test_one_rollout_is_counted_as_one(wander: Wander, folder: Path) -> None:
     assert "scored  1 of 1 rollout, 1 example, 0 failed" in evaluate(wander, folder, "solver", "-n", "1").out
     assert (

@@ -158,9 +158,9 @@ def test_contradicting_numbers_of_examples_are_refused(wander: Wander, folder: P
 
 
 def test_fewer_examples_than_asked_for_are_said(wander: Wander, folder: Path) -> None:
-    said = "the eval split has 2 examples, not 3: all of them are played"
+    said = "the eval split has 2 examples, not 3: all are played"
     assert said in wander("eval", "./say-env", "-m", SOLVER, "-n", "3", "-a", "size=2").err
-    assert "all of them are played" not in wander("eval", "./say-env", "-m", SOLVER, "-a", "size=2").err
+    assert "all are played" not in wander("eval", "./say-env", "-m", SOLVER, "-a", "size=2").err
 
 
 def test_a_split_without_examples_leaves_no_run_behind(wander: Wander, folder: Path, home: Path) -> None:

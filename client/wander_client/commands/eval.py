@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -11,6 +12,7 @@ import typer
 from wander_client.command import command_app, typed_options
 from wander_client.errors import FAILED, OK, PARTIAL, UsageError
 from wander_client.invocation import current
+from wander_client.output import counted
 from wander_client.sandboxing import SandboxFlag, SandboxLimits, chosen_policy, require_confined
 from wander_client.workers import RolloutTimeout, TokenFile, WorkerAddresses, WorkerCount, worker_fields
 
@@ -165,6 +167,9 @@ def _play(
 
     output = current().output
     settings, location = evaluations.settled(settings)
+    for name in settings.pass_environ:
+        if name not in os.environ:
+            output.warn(f"`{name}` is not set, so the environment does not get it")
     require_confined(settings.sandbox, location, settings.model, in_process=settings.in_process)
     run_dir = out or evaluations.new_run_dir(current().settings.runs_dir, location, settings.model)
     if not resuming and (run_dir / "run.json").exists():
@@ -208,11 +213,11 @@ def _plan_line(
     known = [number for number in (settings.num_examples, _available(settings, opened)) if number is not None]
     count = min(known) if known else 0
     version = f" {opened.pin.version}" if opened.pin.version else ""
-    examples = f"{count} examples x {settings.rollouts_per_example}"
+    examples = f"{counted(count, 'example')} x {settings.rollouts_per_example}"
     return (
         f"evaluating {settings.model} on {location.label}{version}: {examples} = "
-        f"{count * settings.rollouts_per_example} rollouts, seed {settings.seed}, "
-        f"{settings.concurrency} calls at once\nsaving to {run_dir}"
+        f"{counted(count * settings.rollouts_per_example, 'rollout')}, seed {settings.seed}, "
+        f"{counted(settings.concurrency, 'call')} at once\nsaving to {run_dir}"
     )
 
 
@@ -237,7 +242,7 @@ def _fewer(settings: EvaluationSettings, opened: OpenedEnvironment) -> str | Non
     available, wanted = _available(settings, opened), settings.num_examples
     if available is None or wanted is None or available >= wanted:
         return None
-    return f"the {settings.split} split has {available} examples, not {wanted}: all of them are played"
+    return f"the {settings.split} split has {counted(available, 'example')}, not {wanted}: all are played"
 
 
 def _report(result: EvaluationResult, fail_under: float | None) -> int:
