@@ -48,7 +48,7 @@ class Settings(BaseSettings):
     compression_ratio_from_bytes: int = Field(default=16 * MIB, ge=0)
     """Below this sum of its members a file may be compressed at any ratio."""
     max_metadata_bytes: int = Field(default=8 * MIB, gt=0)
-    """Limit of each of METADATA, RECORD, entry_points.txt, PKG-INFO and pyproject.toml."""
+    """Limit of each of METADATA, RECORD and PKG-INFO; the other metadata files may have 256 KiB."""
     max_readme_bytes: int = Field(default=2 * MIB, gt=0)
     max_summary_chars: int = Field(default=512, gt=0)
     max_field_chars: int = Field(default=4096, gt=0)

@@ -238,7 +238,7 @@ MEMBERS = [
     ),
     case("zeros after the end", "compression_bomb", lambda: sdist_of(end=b"\0" * (60 * MIB))),
     case("PKG-INFO of 9 MiB", "too_large_metadata", lambda: info(metadata(body="x" * (9 * MIB)))),
-    case("pyproject.toml of 9 MiB", "too_large_metadata", lambda: project(b"#" * (9 * MIB))),
+    case("pyproject.toml of 300 kB", "too_large_metadata", lambda: project(b"#" * 300_000)),
 ]
 CONTENTS = [
     case("no PKG-INFO", "missing_metadata", lambda: without("PKG-INFO")),
@@ -251,6 +251,7 @@ CONTENTS = [
     case("pyproject.toml that is no TOML", "missing_pyproject", lambda: project(b"[project")),
     case("pyproject.toml that is not UTF-8", "missing_pyproject", lambda: project(b"a = '\xff'")),
     case("pyproject.toml of 1,000 brackets", "missing_pyproject", lambda: project(b"a = " + b"[" * 1000)),
+    case("a key of 50,000 parts", "missing_pyproject", lambda: project(b"a" + b".a" * 50_000 + b" = 1\n")),
     case(
         "an entry point that is no string",
         "bad_entry_points",

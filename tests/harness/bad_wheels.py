@@ -530,7 +530,13 @@ CONTENTS = [
         "bad_wheel_file",
         lambda: wheel_file(WHEEL_FILE + b"X: a\rTag: b\n"),
     ),
-    Case("WHEEL of 100 kB", "bad_wheel_file", lambda: wheel_file(WHEEL_FILE + b"X: y\n" * 20_000)),
+    Case("WHEEL of 300 kB", "too_large_metadata", lambda: wheel_file(WHEEL_FILE + b"X: y\n" * 60_000)),
+    Case("entry points of 300 kB", "too_large_metadata", lambda: points(ENTRY_POINTS + b"#" * 300_000)),
+    Case(
+        "a folder for each of 20,001 names",
+        "too_many_members",
+        lambda: wheel_of({"/".join(f"f{n}{k}" for k in range(30)) + "/a": b"" for n in range(700)}),
+    ),
     Case("WHEEL with another tag", "tag_mismatch", lambda: wheel_file(WHEEL_FILE.replace(b"py3", b"cp312"))),
     Case("WHEEL with one more tag", "tag_mismatch", lambda: wheel_file(WHEEL_FILE + b"Tag: py2-none-any\n")),
     Case("a file name with one more tag", "tag_mismatch", lambda: wheel_of(), f"{STEM}-py2.py3-none-any.whl"),
@@ -665,6 +671,17 @@ METADATA = [
         "1,001 classifiers",
         "text_too_long",
         lambda: meta(*[f"Classifier: Private :: {n}" for n in range(1001)]),
+    ),
+    Case(
+        "300,000 unknown fields",
+        "bad_metadata",
+        lambda: raw_meta(metadata(*[f"X-{n}: y" for n in range(300_000)])),
+    ),
+    Case("200,000 folded lines", "bad_metadata", lambda: meta("Author: x", *[" y"] * 200_000)),
+    Case(
+        "1,000 requirements of 600 characters",
+        "text_too_long",
+        lambda: meta(*[f"Requires-Dist: a{n}; {' or '.join(['os_name==1'] * 40)}" for n in range(1000)]),
     ),
     Case("METADATA of 9 MiB", "too_large_metadata", lambda: meta(body="x" * (9 * MIB))),
 ]

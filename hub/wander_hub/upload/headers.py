@@ -7,6 +7,7 @@ one splits at a lone carriage return. So a header is refused unless all must rea
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from email.message import Message
 from email.parser import Parser
 from email.policy import compat32
@@ -14,6 +15,9 @@ from email.policy import compat32
 from wander_hub.upload.schemas import refused
 
 _FIELD = re.compile(r"[A-Za-z][A-Za-z0-9-]*:")
+_MOST_LINES = 100_000
+_MOST_FIELDS = 100
+"""The standard knows 40. Parsers look each name up among all lines: their time is names times lines."""
 _ODD = re.compile("[\x00-\x08\x0a-\x1f\x7f-\x9f\u2028\u2029]")
 
 
@@ -25,28 +29,32 @@ def decoded(text: bytes, what: str, code: str) -> str:
         raise refused(code, f"{what} is not UTF-8 at byte {error.start:,}") from error
     if "\x00" in whole:
         raise refused(code, f"{what} holds a NUL at character {whole.index(chr(0)):,}")
+    names: set[str] = set()
     for number, line in enumerate(_header_lines(whole), 1):
         if odd := _ODD.search(line):
             detail = f"line {number} of {what} holds the character U+{ord(odd[0]):04X}"
             raise refused(code, detail)
-        if not (_FIELD.match(line) or (line[0] in " \t" and number > 1)):
+        if field := _FIELD.match(line):
+            names.add(field[0].lower())
+        elif line[0] not in " \t" or number == 1:
             raise refused(code, f"line {number} of {what} is no `Field: value`: `{line[:100]}`")
+        if number > _MOST_LINES or len(names) > _MOST_FIELDS:
+            most = f"{_MOST_LINES:,} lines or {_MOST_FIELDS} fields"
+            raise refused(code, f"the header of {what} goes on at line {number} over {most}")
     return whole
 
 
-def _header_lines(text: str) -> list[str]:
-    """Return the lines before the first empty one."""
-    lines: list[str] = []
+def _header_lines(text: str) -> Iterator[str]:
+    """Yield the lines before the first empty one."""
     start = 0
     while start < len(text):
         end = text.find("\n", start)
         end = len(text) if end < 0 else end
         line = text[start:end].removesuffix("\r")
         if not line:
-            break
-        lines.append(line)
+            return
+        yield line
         start = end + 1
-    return lines
 
 
 def parsed(text: bytes, what: str, code: str) -> Message:

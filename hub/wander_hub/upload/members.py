@@ -121,6 +121,8 @@ class MemberNames:
                 detail = f"`{shown(path)}` spells the folder `{shown(earlier)}` in another way"
                 raise refused("colliding_members", detail)
             self._folders[key] = place
+            if len(self._folders) > self._limits.members:
+                raise refused("too_many_members", f"the archive has over {self._limits.members:,} folders")
 
 
 def _folded(path: str) -> str:
@@ -151,6 +153,14 @@ class Budget:
                 f"over {self._limits.ratio} times as much"
             )
             raise refused("compression_bomb", detail)
+
+
+def check_metadata_size(path: str, size: int, limits: Limits) -> None:
+    """A metadata file, which is read into memory, is not too large."""
+    large = path.endswith(("METADATA", "RECORD", "PKG-INFO"))
+    most = limits.metadata_bytes if large else min(limits.metadata_bytes, limits.small_bytes)
+    if size > most:
+        raise refused("too_large_metadata", f"`{shown(path)}` is over {most:,} bytes")
 
 
 def note_startup(path: str, findings: Findings) -> None:

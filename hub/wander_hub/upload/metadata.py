@@ -20,6 +20,8 @@ _NAME_CHARS = 128
 _VERSION_CHARS = 64
 _LICENCE_FACTOR = 16
 """`License` may hold a whole licence; the longest in use, the GPL, has 35,000 characters."""
+_ALL_FACTOR = 128
+"""How many of the longest values all fields together may hold: reading requirements costs time."""
 _LICENCE_FILES_SINCE = Version("2.4")
 _SPACE = re.compile(r"\s+")
 _PRIVATE = "Private ::"
@@ -86,6 +88,7 @@ def _check_lengths(raw: RawMetadata, what: str, limits: Limits) -> None:
         "summary": limits.summary_chars,
         "license": limits.field_chars * _LICENCE_FACTOR,
     }
+    total = 0
     for field, value in raw.items():
         label = field.replace("_", "-")
         if field == "description":
@@ -97,12 +100,16 @@ def _check_lengths(raw: RawMetadata, what: str, limits: Limits) -> None:
         count = 0
         for count, text in enumerate(_texts(value), 1):  # noqa: B007 - the count is used after the loop
             allowed = most.get(field, limits.field_chars)
+            total += len(text)
             if len(text) > allowed:
                 detail = f"`{label}` in {what} has {len(text):,} characters, over {allowed:,}"
                 raise refused("text_too_long", detail)
         if count > limits.field_values:
             detail = f"`{label}` in {what} has {count:,} values, over {limits.field_values:,}"
             raise refused("text_too_long", detail)
+    if total > limits.field_chars * _ALL_FACTOR:
+        detail = f"the fields of {what} have {total:,} characters, over {limits.field_chars * _ALL_FACTOR:,}"
+        raise refused("text_too_long", detail)
 
 
 def _texts(value: Any) -> Iterator[str]:

@@ -36,12 +36,7 @@ def check(
     `content` reads a file once more, for the rare RECORD with a longer digest.
     """
     exempt = {f"{folder}/{name}" for name in _EXEMPT}
-    rows = _rows(text)
-    for path, row in rows.items():
-        if path not in files:
-            raise refused(
-                "record_extra", f"line {row.line} of RECORD names `{shown(path)}`, which is not there"
-            )
+    rows = _rows(text, files)
     for path, (digest, size) in files.items():
         given = rows.get(path)
         if path in exempt and (given is None or not given.digest):
@@ -80,7 +75,7 @@ def spelt(digest: bytes) -> str:
     return base64.urlsafe_b64encode(digest).rstrip(b"=").decode()
 
 
-def _rows(text: bytes) -> dict[str, Row]:
+def _rows(text: bytes, files: Mapping[str, tuple[str, int]]) -> dict[str, Row]:
     rows: dict[str, Row] = {}
     try:
         reader = csv.reader(io.StringIO(text.decode(), newline=""), strict=True)
@@ -92,6 +87,9 @@ def _rows(text: bytes) -> dict[str, Row]:
             if row[0] in rows:
                 detail = f"line {reader.line_num} of RECORD names `{shown(row[0])}` again"
                 raise refused("bad_record", detail)
+            if row[0] not in files:
+                detail = f"line {reader.line_num} of RECORD names `{shown(row[0])}`, which is not there"
+                raise refused("record_extra", detail)
             rows[row[0]] = Row(row[1], row[2], reader.line_num)
     except (UnicodeDecodeError, csv.Error) as error:
         raise refused("bad_record", f"RECORD cannot be read: {error!s:.300}") from error

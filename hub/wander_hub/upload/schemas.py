@@ -26,7 +26,9 @@ class Limits:
     """How many times its own size a file may unpack to, above `ratio_free_bytes`."""
     ratio_free_bytes: int = 16 * MIB
     metadata_bytes: int = 8 * MIB
-    """Each of METADATA, RECORD, entry_points.txt, PKG-INFO, pyproject.toml."""
+    """Each of METADATA, RECORD and PKG-INFO; of WHEEL, entry_points.txt and pyproject.toml `small_bytes`."""
+    small_bytes: int = 256 * 1024
+    """What the slowest of their parsers reads in a second."""
     readme_bytes: int = 2 * MIB
     summary_chars: int = 512
     field_chars: int = 4096

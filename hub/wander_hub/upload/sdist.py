@@ -7,12 +7,14 @@ from collections.abc import Iterator
 
 from wander_hub.upload import entry_points
 from wander_hub.upload.loaders import LoaderSearch
-from wander_hub.upload.members import Budget, MemberNames, note_hidden, shown
+from wander_hub.upload.members import Budget, MemberNames, check_metadata_size, note_hidden, shown
 from wander_hub.upload.schemas import Contents, FileName, Findings, Limits, refused
 from wander_hub.upload.stream import ByteStream
 from wander_hub.upload.tar_archive import TarArchive, TarMember
 
 _METADATA, _PROJECT = "PKG-INFO", "pyproject.toml"
+_MOST_DOTS = 100
+"""The memory that `tomllib` takes grows with the square of a dotted key's parts."""
 
 
 def read(stream: ByteStream, filename: FileName, limits: Limits, size: int, findings: Findings) -> Contents:
@@ -31,10 +33,8 @@ def read(stream: ByteStream, filename: FileName, limits: Limits, size: int, find
             continue
         files.add(path)
         wanted = path in (_METADATA, _PROJECT)
-        if wanted and member.size > limits.metadata_bytes:
-            raise refused(
-                "too_large_metadata", f"`{shown(member.name)}` is over {limits.metadata_bytes:,} bytes"
-            )
+        if wanted:
+            check_metadata_size(member.name, member.size, limits)
         text = _text(path, member, content, findings, keep=wanted or _may_load(path, member, loaders))
         if wanted:
             texts[path] = text
@@ -72,6 +72,8 @@ def _may_load(path: str, member: TarMember, loaders: LoaderSearch) -> bool:
 def _entry_point(texts: dict[str, bytes], filename: FileName) -> str | None:
     if _PROJECT not in texts:
         raise refused("missing_pyproject", f"the archive has no `{filename.stem}/{_PROJECT}`")
+    if any(line.count(b".") > _MOST_DOTS for line in texts[_PROJECT].splitlines()):
+        raise refused("missing_pyproject", f"`{_PROJECT}` has a line of over {_MOST_DOTS} dots")
     try:
         project = tomllib.loads(texts[_PROJECT].decode())
     except (UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError, ValueError) as error:

@@ -15,7 +15,14 @@ from packaging.version import InvalidVersion, Version
 
 from wander_hub.upload import entry_points, record, wheel_file
 from wander_hub.upload.loaders import LoaderSearch
-from wander_hub.upload.members import Budget, MemberNames, note_hidden, note_startup, shown
+from wander_hub.upload.members import (
+    Budget,
+    MemberNames,
+    check_metadata_size,
+    note_hidden,
+    note_startup,
+    shown,
+)
 from wander_hub.upload.schemas import Contents, FileName, Findings, Limits, refused
 from wander_hub.upload.stream import ByteStream
 from wander_hub.upload.zip_archive import Member, ZipArchive, unpacked_again
@@ -90,8 +97,8 @@ def _take(state: _Pass, member: Member, content: Iterator[bytes]) -> None:
         return
     name = path.rpartition("/")[2]
     is_metadata = path.count("/") == 1 and path.startswith(f"{state.folder}/") and name in _READ
-    if is_metadata and member.size > state.limits.metadata_bytes:
-        raise refused("too_large_metadata", f"`{shown(path)}` is over {state.limits.metadata_bytes:,} bytes")
+    if is_metadata:
+        check_metadata_size(path, member.size, state.limits)
     is_loader = _top_level_module(path) and state.loaders.wants(member.size)
     kept: list[bytes] = []
     digest, start = hashlib.sha256(), b""

@@ -12,7 +12,6 @@ from wander_hub.upload.schemas import FileName, refused
 
 MAX_TAGS = 500
 """A compressed tag set multiplies out; real wheels have at most a few dozen."""
-_BYTES = 64 * 1024
 _VERSION = re.compile(r"1\.\d{1,3}")
 
 
@@ -26,8 +25,6 @@ def expanded(tag: str) -> frozenset[str]:
 
 def check(text: bytes, filename: FileName) -> None:
     """WHEEL is complete and says what the file name says."""
-    if len(text) > _BYTES:
-        raise refused("bad_wheel_file", f"WHEEL is over {_BYTES:,} bytes")
     fields = parsed(text, "WHEEL", "bad_wheel_file")
     version = _one(fields, "Wheel-Version")
     if not _VERSION.fullmatch(version):
