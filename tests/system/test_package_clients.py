@@ -69,6 +69,8 @@ class Uploader:
     name: str
     arguments: tuple[str, ...]
     environment: dict[str, str]
+    requirements: tuple[str, ...] = ()
+    """What to install beside the tool itself."""
     shows_reason: bool = True
     """False for hatch: it finds the name on the index and sends nothing."""
 
@@ -105,7 +107,12 @@ POETRY = Uploader(
         "POETRY_HTTP_BASIC_HUB_PASSWORD": "{token}",
     },
 )
-PDM = Uploader("pdm", ("publish", "--no-build", "--repository", "{url}", *LOGIN), {})
+PDM = Uploader(
+    "pdm",
+    ("publish", "--no-build", "--repository", "{url}", *LOGIN),
+    {},
+    requirements=("hishel<2",),  # pdm 2.29 names a class that hishel 2 calls otherwise
+)
 HATCH = Uploader(
     "hatch",
     ("publish", "--no-prompt", "--repo", "{url}", "--user", "__token__", "--auth", "{token}"),
@@ -147,7 +154,8 @@ def test_it_publishes_and_skips_and_says_why_not(uploader, hub, tmp_path, reques
 def test_it_does_so_from_a_fresh_virtual_environment(uploader, hub, tmp_path):
     subprocess.run([sys.executable, "-m", "venv", tmp_path / "venv"], check=True)
     program = tmp_path / "venv" / "bin" / uploader.name
-    subprocess.run([program.with_name("pip"), "install", "--quiet", uploader.name], check=True)
+    install = [program.with_name("pip"), "install", "--quiet", uploader.name, *uploader.requirements]
+    subprocess.run(install, check=True)
     package = Package(tmp_path / "package", f"fresh-{uploader.name}")
     publishes_twice_and_refuses_other_bytes(uploader, program, package, hub)
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from datetime import datetime
+from typing import NamedTuple
 
 from sqlalchemy import ColumnElement, Select, and_, func, or_, select, true
 from sqlalchemy.orm import Session, contains_eager, joinedload, selectinload
@@ -116,6 +118,50 @@ def versions_of(session: Session, environment: Environment) -> Sequence[Version]
     """Return every version with files and uploader, in order of upload."""
     query = select(Version).where(Version.environment_id == environment.id).order_by(Version.id)
     return session.scalars(query.options(*_whole_version())).all()
+
+
+class OfferedFile(NamedTuple):
+    """What an index page says of a file: its own, and what it has from its version."""
+
+    filename: str
+    sha256: str
+    size: int
+    uploaded_at: datetime
+    core_metadata_sha256: str | None
+    version: str
+    requires_python: str | None
+    yanked: bool
+    yanked_reason: str | None
+
+
+def files_for_pages(session: Session, environment: Environment) -> list[tuple[OfferedFile, bool]]:
+    """Return every file in order of upload and whether it may be had.
+
+    Rows without objects, since a page of hundreds of files is written with every upload.
+    """
+    columns = (File.filename, File.sha256, File.size, File.uploaded_at, File.core_metadata_sha256)
+    query = select(*columns, Version.version, Version.requires_python, Version.yanked, Version.yanked_reason)
+    query = query.add_columns(Version.deleted_at).join(Version, File.version_id == Version.id)
+    query = query.where(File.environment_id == environment.id)
+    rows = session.execute(query.order_by(Version.id, File.filename.desc()))
+    open_ = environment.quarantine_reason is None
+    return [(OfferedFile(*row[:-1]), open_ and row.deleted_at is None) for row in rows]
+
+
+class NumberRow(NamedTuple):
+    """What decides which version is the newest."""
+
+    id: int
+    version: str
+    yanked: bool
+    deleted_at: datetime | None
+
+
+def numbers_of(session: Session, environment: Environment) -> list[NumberRow]:
+    """Return the number of every version, in order of upload."""
+    query = select(Version.id, Version.version, Version.yanked, Version.deleted_at)
+    query = query.where(Version.environment_id == environment.id).order_by(Version.id)
+    return [NumberRow(*row) for row in session.execute(query)]
 
 
 def file_of(session: Session, environment: Environment, filename: str) -> File | None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+from typing import TypeVar
+
 from packaging.version import Version as ParsedVersion
 from sqlalchemy.orm import Session
 from wander.wire import (
@@ -23,6 +26,9 @@ from wander_hub.environments.models import Environment, File, Version
 from wander_hub.environments.schemas import EnvironmentFilter, Position
 from wander_hub.problems import HubProblem, Moved
 
+AnyVersion = TypeVar("AnyVersion", Version, repository.NumberRow)
+_parsed = lru_cache(8192)(ParsedVersion)
+"""Every upload orders all versions of its environment."""
 HUB_ITSELF = "the hub"
 """Who published what no user did."""
 
@@ -143,12 +149,12 @@ def require_owner(session: Session, owner: str) -> None:
         raise HubProblem(404, "owner_not_found", f"there is no owner `{owner}`", hint=hint)
 
 
-def newest_first(versions: list[Version]) -> list[Version]:
+def newest_first(versions: list[AnyVersion]) -> list[AnyVersion]:
     """Order versions as PEP 440 does, newest first."""
-    return sorted(versions, key=lambda one: ParsedVersion(one.version), reverse=True)
+    return sorted(versions, key=lambda one: _parsed(one.version), reverse=True)
 
 
-def latest_of(versions: list[Version]) -> Version:
+def latest_of(versions: list[AnyVersion]) -> AnyVersion:
     """Return the version that `latest` means: the newest that is neither deleted, yanked nor a pre-release.
 
     Where no version is all of that, the last demand is dropped first, and the first last.
@@ -156,7 +162,7 @@ def latest_of(versions: list[Version]) -> Version:
     ordered = newest_first(versions)
     present = [one for one in ordered if one.deleted_at is None] or ordered
     live = [one for one in present if not one.yanked] or present
-    final = [one for one in live if not ParsedVersion(one.version).is_prerelease]
+    final = [one for one in live if not _parsed(one.version).is_prerelease]
     return (final or live)[0]
 
 
@@ -222,8 +228,8 @@ def file_info(environment: Environment, file: File, base_url: str) -> FileInfo:
 
 def refresh(session: Session, environment: Environment) -> None:
     """Bring what listings show up to date with the versions."""
-    versions = list(repository.versions_of(session, environment))
-    latest = latest_of(versions)
+    versions = repository.numbers_of(session, environment)
+    latest = session.get_one(Version, latest_of(versions).id)
     if environment.latest_version != latest.version:
         from wander_hub.leaderboards import service as leaderboards  # it builds on this module
 

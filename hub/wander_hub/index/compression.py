@@ -8,7 +8,7 @@ import zstandard
 
 _SMALL = 1024
 """Below this a page fits into one packet anyhow."""
-_GZIP_LEVEL, _ZSTD_LEVEL = 6, 9
+_GZIP_LEVEL, _ZSTD_LEVEL = 6, 3
 
 
 def compressed(body: bytes) -> tuple[bytes | None, bytes | None]:

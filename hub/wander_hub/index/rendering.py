@@ -14,7 +14,7 @@ from typing import Any
 
 from wander.wire import ProjectStatus
 
-from wander_hub.environments.models import File, Version
+from wander_hub.environments.repository import OfferedFile
 
 _HEAD = """<!DOCTYPE html>
 <html lang="en">
@@ -49,7 +49,7 @@ class Project:
     """As the files have it, normalised."""
     status: ProjectStatus
     reason: str | None
-    files: Sequence[tuple[Version, File]]
+    files: Sequence[OfferedFile]
     """What may be had, in order of upload."""
     namespace: str | None = None
     """The owner's namespace where the name lies in it (PEP 752), so where the combined index has it."""
@@ -60,7 +60,7 @@ def project_html(project: Project) -> bytes:
     status = f'<meta name="pypi:project-status" content="{project.status}">\n'
     if project.reason:
         status += f'<meta name="pypi:project-status-reason" content="{escape(project.reason)}">\n'
-    links = "".join(_anchor(project.name, version, file) for version, file in project.files)
+    links = "".join(_anchor(project.name, file) for file in project.files)
     head = _HEAD.format(title=f"Links for {escape(project.name)}", status=status)
     return (head + links + _TAIL).encode()
 
@@ -76,41 +76,41 @@ def project_json(project: Project) -> bytes:
             "name": project.name,
             "project-status": status,
             "namespaces": [{"name": project.namespace, "owned": True}] if project.namespace else None,
-            "versions": list(dict.fromkeys(version.version for version, _ in project.files)),
-            "files": [_entry(project.name, version, file) for version, file in project.files],
+            "versions": list(dict.fromkeys(file.version for file in project.files)),
+            "files": [_entry(project.name, file) for file in project.files],
         }
     )
 
 
-def _anchor(project: str, version: Version, file: File) -> str:
+def _anchor(project: str, file: OfferedFile) -> str:
     attributes = [f'href="{_address(project, file)}#sha256={file.sha256}"']
-    if version.requires_python:
-        attributes.append(f'data-requires-python="{escape(version.requires_python)}"')
-    if version.yanked:
-        attributes.append(f'data-yanked="{escape(version.yanked_reason or "")}"')
+    if file.requires_python:
+        attributes.append(f'data-requires-python="{escape(file.requires_python)}"')
+    if file.yanked:
+        attributes.append(f'data-yanked="{escape(file.yanked_reason or "")}"')
     if file.core_metadata_sha256:
         digest = f"sha256={file.core_metadata_sha256}"
         attributes += [f'data-core-metadata="{digest}"', f'data-dist-info-metadata="{digest}"']
     return f"<a {' '.join(attributes)}>{escape(file.filename)}</a><br>\n"
 
 
-def _entry(project: str, version: Version, file: File) -> dict[str, Any]:
+def _entry(project: str, file: OfferedFile) -> dict[str, Any]:
     entry: dict[str, Any] = {
         "filename": file.filename,
         "url": _address(project, file),
         "hashes": {"sha256": file.sha256},
         "size": file.size,
         "upload-time": _time(file.uploaded_at),
-        "yanked": (version.yanked_reason or True) if version.yanked else False,
+        "yanked": (file.yanked_reason or True) if file.yanked else False,
     }
-    if version.requires_python:
-        entry["requires-python"] = version.requires_python
+    if file.requires_python:
+        entry["requires-python"] = file.requires_python
     core = {"sha256": file.core_metadata_sha256} if file.core_metadata_sha256 else False
     entry["core-metadata"] = entry["dist-info-metadata"] = core
     return entry
 
 
-def _address(project: str, file: File) -> str:
+def _address(project: str, file: OfferedFile) -> str:
     return f"../../files/{project}/{file.filename}"
 
 

@@ -50,23 +50,19 @@ def projects_of(session: Session, environment: Environment) -> dict[str, renderi
 
     Without that page an installer would look for the name elsewhere, where anybody may offer it.
     """
-    versions = environments.versions_of(session, environment)
-    every = [(version, file) for version in versions for file in version.files]
-    found = {environment.name, *(names.distribution_of(file.filename) for _, file in every)}
+    found: dict[str, list[environments.OfferedFile]] = {environment.name: []}
+    for file, offered in environments.files_for_pages(session, environment):
+        name = names.distribution_of(file.filename)
+        found.setdefault(name, []).extend([file] if offered else [])
     return {
         name: rendering.Project(
             name=name,
             status=environment_service.status_of(environment),
             reason=environment_service.reason_of(environment),
-            files=[
-                (version, file)
-                for version in versions
-                for file in environment_service.offered_files(environment, version)
-                if names.distribution_of(file.filename) == name
-            ],
+            files=files,
             namespace=_own_namespace(session, environment.owner, name),
         )
-        for name in sorted(found)
+        for name, files in sorted(found.items())
     }
 
 

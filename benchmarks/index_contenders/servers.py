@@ -1,0 +1,227 @@
+"""Starts each server on loopback and says where it has what is measured; every one ends with its block."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import os
+import re
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+
+HERE = Path(__file__).parent
+BIN = Path(sys.executable).parent
+JSON_V1 = "application/vnd.pypi.simple.v1+json"
+WHEEL = "bench_pkg_010-1.2.0-py3-none-any.whl"
+PEERS = {"devpi": ("devpi-server==6.20.3",), "pypiserver": ("pypiserver==2.4.2",)}
+
+NGINX = """
+{user}
+worker_processes 1; daemon off; pid {work}/nginx.pid; error_log {work}/nginx.err crit;
+events {{ worker_connections 1024; }}
+http {{
+  access_log off; sendfile on; tcp_nopush on; keepalive_requests 1000000;
+  types {{ application/vnd.pypi.simple.v1+json json; }} default_type application/octet-stream;
+  client_body_temp_path {work}/t1; proxy_temp_path {work}/t2; fastcgi_temp_path {work}/t3;
+  uwsgi_temp_path {work}/t4; scgi_temp_path {work}/t5;
+  proxy_cache_path {work}/cache keys_zone=files:10m;
+  {servers}
+}}
+"""
+STATIC_SERVER = """
+  server {{ listen 127.0.0.1:{port}; root {static}; etag on;
+    location /simple/ {{ index index.json; }} location /files/ {{ }} }}
+"""
+PROXY_SERVER = """
+  upstream hub{port} {{ server 127.0.0.1:{hub}; keepalive 32; }}
+  server {{ listen 127.0.0.1:{port};
+    proxy_http_version 1.1; proxy_set_header Connection ""; proxy_set_header Host $host;
+    location / {{ proxy_pass http://hub{port}; {cache} }}
+    location /_objects/ {{ internal; alias {objects}/; }} }}
+"""
+CACHE = (
+    "proxy_cache files; proxy_cache_valid 200 1m; proxy_cache_bypass $http_authorization; "
+    "proxy_no_cache $http_authorization; proxy_cache_lock on;"
+)
+
+
+@dataclass
+class Server:
+    """A running server."""
+
+    name: str
+    base: str
+    simple: str
+    """Path of the index."""
+    wheel: str
+    """Path of one wheel."""
+    process: subprocess.Popen[bytes] | None = None
+    upload: str = ""
+    login: tuple[str, str] = ("", "")
+
+    def page(self, project: str) -> str:
+        return f"{self.base}{self.simple}{project}/"
+
+    def publish(self, wheels: list[Path]) -> float:
+        """Publish wheels one after the other as twine does; return wheels a second."""
+        started = time.perf_counter()
+        with httpx.Client(auth=self.login, timeout=120) as client:
+            for wheel in wheels:
+                body = wheel.read_bytes()
+                name, version = wheel.name.split("-")[:2]
+                form = {":action": "file_upload", "protocol_version": "1", "metadata_version": "2.4"}
+                form |= {"name": name.replace("_", "-"), "version": version, "filetype": "bdist_wheel"}
+                form |= {"pyversion": "py3", "sha256_digest": hashlib.sha256(body).hexdigest()}
+                content = {"content": (wheel.name, body, "application/octet-stream")}
+                client.post(f"{self.base}{self.upload}", data=form, files=content).raise_for_status()
+        return len(wheels) / (time.perf_counter() - started)
+
+    def processor_seconds(self) -> float:
+        """Return the processor time that the server has used, its children not counted."""
+        assert self.process is not None
+        fields = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@contextmanager
+def running(
+    command: list[str | Path], port: int, log: Path, **environment: str
+) -> Iterator[subprocess.Popen[bytes]]:
+    with log.open("wb") as out:
+        process = subprocess.Popen(command, stdout=out, stderr=out, env=os.environ | environment)
+    try:
+        for _ in range(600):
+            if process.poll() is not None:
+                raise RuntimeError(f"`{command[0]}` ended: {log.read_text()[-500:]}")
+            with socket.socket() as probe:
+                if probe.connect_ex(("127.0.0.1", port)) == 0:
+                    break
+            time.sleep(0.1)
+        yield process
+    finally:
+        process.terminate()
+        process.wait(30)
+
+
+@contextmanager
+def wander(work: Path, data: Path, name: str = "wander", **settings: str) -> Iterator[Server]:
+    port, token_file = free_port(), data / "token"
+    command = [BIN / "wander-hub", "serve", "--port", str(port), "--data", data, "--no-access-log"]
+    command += ["--token-file", token_file]
+    environment = {"WANDER_HUB_BUNDLED_PACKAGES": "false", "WANDER_HUB_VERIFICATION": "off"}
+    environment |= {f"WANDER_HUB_{key.upper()}": value for key, value in settings.items()}
+    with running(command, port, work / f"{name}.log", **environment) as process:
+        wheel = f"/admin/files/bench-pkg-010/{WHEEL}"
+        base = f"http://127.0.0.1:{port}"
+        httpx.get(f"{base}/health", timeout=120).raise_for_status()  # it listens before it is ready
+        login = ("__token__", token_file.read_text().strip())
+        yield Server(name, base, "/admin/simple/", wheel, process, "/admin/legacy/", login)
+
+
+@contextmanager
+def devpi(work: Path, folder: Path) -> Iterator[Server]:
+    port, data, bin_ = free_port(), work / "devpi", folder / "bin"
+    init = [bin_ / "devpi-init", "--serverdir", data, "--no-root-pypi", "--root-passwd", "x"]
+    subprocess.run(init, check=True, capture_output=True)
+    command = [bin_ / "devpi-server", "--serverdir", data, "--host", "127.0.0.1", "--port", str(port)]
+    with running(command, port, work / "devpi.log") as process:
+        base = f"http://127.0.0.1:{port}"
+        token = httpx.post(f"{base}/+login", json={"user": "root", "password": "x"}).json()["result"]
+        auth = {"X-Devpi-Auth": base64.b64encode(f"root:{token['password']}".encode()).decode()}
+        stage = {"type": "stage", "bases": [], "volatile": False}
+        httpx.put(f"{base}/root/dev", json=stage, headers=auth).raise_for_status()
+        yield Server("devpi", base, "/root/dev/+simple/", "", process, "/root/dev/", ("root", "x"))
+
+
+def wheel_of_devpi(server: Server) -> str:
+    """Return where devpi has the measured wheel; it decides by digest, so only after the upload."""
+    found = re.search(rf'href="([^"#]*{re.escape(WHEEL)})', httpx.get(server.page("bench-pkg-010")).text)
+    assert found is not None
+    return httpx.URL(server.page("bench-pkg-010")).join(found[1]).raw_path.decode()
+
+
+@contextmanager
+def pypiserver(work: Path, folder: Path, wheels: Path) -> Iterator[Server]:
+    port = free_port()
+    command = [
+        folder / "bin" / "pypi-server",
+        "run",
+        "-i",
+        "127.0.0.1",
+        "-p",
+        str(port),
+        "-a",
+        ".",
+        "-P",
+        ".",
+    ]
+    command += ["--disable-fallback", "--backend", "cached-dir", "--log-stream", "none", wheels]
+    with running(command, port, work / "pypiserver.log") as process:
+        yield Server("pypiserver", f"http://127.0.0.1:{port}", "/simple/", f"/packages/{WHEEL}", process)
+
+
+@contextmanager
+def uvicorn(work: Path, static: Path, target: str, name: str) -> Iterator[Server]:
+    port = free_port()
+    command = [BIN / "uvicorn", f"apps:{target}", "--app-dir", HERE, "--host", "127.0.0.1"]
+    command += ["--port", str(port), "--no-access-log", "--log-level", "warning"]
+    with running(command, port, work / f"{target}.log", BENCHMARK_STATIC=str(static)) as process:
+        yield Server(name, f"http://127.0.0.1:{port}", "/simple/", f"/files/{WHEEL}", process)
+
+
+@contextmanager
+def nginx(work: Path, servers: str, port: int) -> Iterator[subprocess.Popen[bytes]]:
+    config = work / f"nginx-{port}.conf"
+    config.write_text(NGINX.format(work=work, servers=servers, user="user root;" if os.getuid() == 0 else ""))
+    with running(["nginx", "-p", work, "-c", config], port, work / "nginx.log") as process:
+        yield process
+
+
+@contextmanager
+def static_nginx(work: Path, static: Path) -> Iterator[Server]:
+    port = free_port()
+    with nginx(work, STATIC_SERVER.format(port=port, static=static), port) as process:
+        yield Server("nginx", f"http://127.0.0.1:{port}", "/simple/", f"/files/{WHEEL}", process)
+
+
+@contextmanager
+def nginx_before(work: Path, hub: Server, objects: Path, name: str, *, cache: bool) -> Iterator[Server]:
+    """Put nginx before a hub: it sends the files itself, or keeps them for a minute."""
+    port = free_port()
+    settings = {"hub": hub.base.rpartition(":")[2], "objects": objects, "cache": CACHE if cache else ""}
+    folder = work / name.replace(" ", "-")
+    folder.mkdir()
+    with nginx(folder, PROXY_SERVER.format(port=port, **settings), port) as process:
+        yield Server(name, f"http://127.0.0.1:{port}", hub.simple, hub.wheel, process)
+
+
+def peer(name: str) -> Path | None:
+    """Return a peer's virtual environment under the user's cache folder; None where it cannot be made."""
+    folder = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "wander-benchmarks" / name
+    if (folder / "done").exists():
+        return folder
+    steps = (
+        [sys.executable, "-m", "venv", "--clear", folder],
+        [folder / "bin" / "pip", "install", "--quiet", *PEERS[name]],
+    )
+    for step in steps:
+        done = subprocess.run(step, capture_output=True, text=True)
+        if done.returncode:
+            print(f"without {name}: {done.stderr.strip()[-200:]}", file=sys.stderr)
+            return None
+    (folder / "done").touch()
+    return folder
