@@ -248,6 +248,9 @@ async def test_a_renamed_environment_keeps_the_page_that_its_files_need(publishe
         assert (await hub.get(f"/alice/files/reverse-text/{one['filename']}")).status_code == 200
     refused = await hub.upload(make_wheel(version="0.3.0").build(), make_wheel(version="0.3.0").wheel_name)
     assert refused.json()["code"] == "environment_moved"
+    again = make_wheel(name="backwards", version="0.2.0")
+    refused = await hub.upload(again.build(), again.wheel_name)
+    assert refused.json()["code"] == "version_exists", "a version is of one name"
     await hub.publish(make_wheel(name="backwards", version="0.3.0"))
     assert (await page(hub, "/alice/simple/backwards/"))["versions"] == ["0.3.0"]
     assert (await hub.get("/api/v1/environments/alice/backwards")).json()["versions"] == 3

@@ -9,6 +9,7 @@ from datetime import timedelta
 from sqlalchemy.orm import Session
 from wander.wire import CheckSummary
 
+from wander_hub import names
 from wander_hub.accounts import repository as accounts
 from wander_hub.accounts import rights
 from wander_hub.accounts.models import Owner
@@ -72,7 +73,10 @@ def publish(
     if known is not None and known.sha256 == package.sha256:
         assert version is not None
         return Published(environment, version, created=False)
-    if known is not None and not replace:
+    named_otherwise = version is not None and any(
+        names.distribution_of(file.filename) != package.name for file in version.files
+    )
+    if (known is not None and not replace) or named_otherwise:
         raise _taken(environment, package)
     if version is not None and not replace and _is_closed(version, open_days):
         raise _closed(environment, version)
