@@ -9,6 +9,7 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 from wander_client.packaging import classic
+from wander_client.packaging.written_for import library_of, sources_of_wheel
 
 
 @pytest.mark.parametrize(
@@ -66,8 +67,15 @@ CLASSIC = "import verifiers as vf\ndef load_environment(): ...\n"
         ({"a": "from verifiers.v1 import Taskset\n", "b": "def broken(:\n"}, True),
         ({"a": CLASSIC, "b": "import verifiers.v1 as vf\n"}, False),
         ({"a": "import wander\n"}, False),
+        ({"a": "vf = require('verifiers')\ndef load_environment(): ...\n"}, False),
     ],
 )
 def test_the_code_decides_where_the_requirement_says_nothing(tmp_path, sources, upstream):
     assert classic.keeps_upstream(wheel(tmp_path, **sources), ["verifiers"]) is upstream
     assert classic.keeps_upstream(wheel(tmp_path, **sources), ["verifiers>=0.4"])
+
+
+def test_an_import_by_name_is_seen_beside_a_loader(tmp_path):
+    loader = "def load_environment():\n    vf = require('verifiers')\n"
+    assert library_of(sources_of_wheel(wheel(tmp_path, a=loader))) == "verifiers"
+    assert library_of(sources_of_wheel(wheel(tmp_path, a="x = 'verifiers'\n"))) is None

@@ -24,7 +24,10 @@ except ImportError:  # before 0.1.11 the client is OpenAI's
 
 ANSWERS: dict[str, str] = {}
 """Right answers by what the user asks; some completions give them."""
-FORMS = ("{}", "<answer>{}</answer>", "\\boxed{{{}}}", "<think>hm</think>{}", "#### {}", "```json\n{}\n```")
+FORMS = (
+    "{}", "<answer>{}</answer>", "\\boxed{{{}}}", "<think>hm</think>{}", "#### {}", "```json\n{}\n```",
+    "Answer: {}", "I know it.\nANSWER: {}",
+)  # fmt: skip
 
 
 def field(message, name):

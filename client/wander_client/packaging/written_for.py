@@ -48,7 +48,15 @@ def library_of(trees: Iterable[ast.Module]) -> Library | None:
         return "verifiers.v1"
     if classic:
         return "verifiers"
-    return "wander" if any(_is_within(name, "wander") for name in imported) else None
+    if any(_is_within(name, "wander") for name in imported):
+        return "wander"
+    by_name = any(_names_module(tree, "verifiers") and defines_loader(tree) for tree in trees)
+    return "verifiers" if by_name else None
+
+
+def _names_module(tree: ast.Module, module: str) -> bool:
+    """Tell whether a source has a module's name as a text: it may import it by that, where it is installed."""
+    return any(isinstance(node, ast.Constant) and node.value == module for node in ast.walk(tree))
 
 
 def _is_within(name: str, module: str) -> bool:
