@@ -55,7 +55,7 @@ def library_of(trees: Iterable[ast.Module]) -> Library | None:
 
 
 def _names_module(tree: ast.Module, module: str) -> bool:
-    """Tell whether a source has a module's name as a text: it may import it by that, where it is installed."""
+    """Tell whether a source has a module's name as a text, by which it may import it."""
     return any(isinstance(node, ast.Constant) and node.value == module for node in ast.walk(tree))
 
 
