@@ -140,15 +140,16 @@ class HubApi:
             raise self._no_hub(response)
         return [{**file, "url": str(response.url.join(file["url"]))} for file in files]
 
-    def upload(self, owner: str, path: Path, fields: Mapping[str, str]) -> None:
-        """Upload a distribution file through the standard package upload route."""
+    def upload(self, owner: str, path: Path, fields: Mapping[str, str]) -> VersionDetail:
+        """Upload a distribution file through the standard package upload route; `warnings` are the hub's."""
         with path.open("rb") as content:
-            self._send(
+            response = self._send(
                 "POST",
                 f"/{_part(owner)}/legacy/",
                 data={":action": "file_upload", "protocol_version": "1", **fields},
                 files={"content": (path.name, content, "application/octet-stream")},
             )
+        return self._parse(response, VersionDetail)
 
     def download(self, url: str, target: Path, sha256: str | None) -> str:
         """Save a file, checking its digest before it gets its name; returns the digest."""

@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
+from archive_forge import WHEEL_NAME, wheel_of
 from command_line import ENVIRONMENT, HubRoom, Wander, make_wheel
 from packaging.specifiers import SpecifierSet
 from wander.wire import FileInfo, VersionDetail
@@ -49,6 +50,21 @@ def test_what_is_published_is_read_from_the_wheel(tmp_path: Path) -> None:
 def test_a_wheel_without_an_environment_is_not_sent(tmp_path: Path) -> None:
     with pytest.raises(ClientError, match="has no `load_environment`"):
         inspected(make_wheel(tmp_path, module="x = 1\n"))
+
+
+def test_what_the_hub_flags_is_told(hub: HubRoom, tmp_path: Path) -> None:
+    from wander_client.api import HubApi
+
+    wheel = tmp_path / WHEEL_NAME
+    wheel.write_bytes(wheel_of({"start.pth": b"import good_env\n"}))
+    package = inspected(wheel)
+    package = BuiltPackage(**{**vars(package), "sdist": package.wheel})
+    told: list[str] = []
+    publish.upload(
+        HubApi("http://testserver", hub.token, transport=hub.transport), "admin", package, warn=told.append
+    )
+    hint = "do at import what has to be done"
+    assert told == [f"`{WHEEL_NAME}`: `start.pth` runs when Python starts ({hint})"] * 2
 
 
 def test_publishing_again_sends_nothing_and_other_bytes_are_refused(hub: HubRoom, tmp_path: Path) -> None:

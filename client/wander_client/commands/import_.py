@@ -203,7 +203,8 @@ def _import(bring: Callable[[Path], tuple[Path, Origin]], wishes: _Wishes) -> No
             if owner is not None and not wishes.dry_run:
                 here.output.note(f"uploading to {here.settings.hub}")
                 with here.hub(login=True) as hub:
-                    sent = upload(hub, owner, package, None if tried is None else tried.check)
+                    check = None if tried is None else tried.check
+                    sent = upload(hub, owner, package, check, warn=here.output.warn)
             _answer(adopted, origin, package, tried, owner, sent=bool(sent), dry_run=wishes.dry_run)
 
 

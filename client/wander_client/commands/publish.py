@@ -62,7 +62,7 @@ def publish(
         if under is not None and not dry_run and to_send:
             here.output.note(f"uploading to {here.settings.hub}")
             with here.hub(login=True) as hub:
-                sent = publishing.upload(hub, under, package, check, private=private)
+                sent = publishing.upload(hub, under, package, check, private=private, warn=here.output.warn)
         _answer(package, under, sent, check, dry_run=dry_run)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import tomllib
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from email.message import Message
@@ -115,12 +115,19 @@ def upload(
     check: CheckSummary | None = None,
     *,
     private: bool = False,
+    warn: Callable[[str], None] = lambda _: None,
 ) -> list[Distribution]:
-    """Upload what the hub does not have yet, the wheel with what its check found; returns what was sent."""
+    """Upload what the hub does not have yet, the wheel with what its check found; returns what was sent.
+
+    `warn` is told what the hub takes and does not like.
+    """
     missing = missing_files(hub, owner, package)
     visibility = {"wander_visibility": "private"} if private else {}
     for file in missing:
-        hub.upload(owner, file.path, _fields(package, file, check) | visibility)
+        answer = hub.upload(owner, file.path, _fields(package, file, check) | visibility)
+        for warning in answer.warnings:
+            hint = f" ({warning.hint})" if warning.hint else ""
+            warn(f"`{file.path.name}`: {warning.detail}{hint}")
     return missing
 
 
