@@ -99,7 +99,7 @@ def test_a_rollout_past_its_time_fails(wander: Wander, folder: Path) -> None:
             '    if completion[-1]["content"] == "break":',
         )
     )
-    result = wander("eval", str(folder), *SOLVER, "--rollout-timeout", "0.5", "-c", "2", "--json")
+    result = wander("eval", str(folder), *SOLVER, "--rollout-timeout", "3", "-c", "2", "--json")
     assert result.status == 6
     assert result.data["summary"]["failures"] == {"environment": 1}
     assert result.data["summary"]["rollouts"] == 8

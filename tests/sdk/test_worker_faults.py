@@ -203,7 +203,7 @@ def nothing_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     """After each test: no folder of a socket and no process whose variables name this test's folder."""
     short = Path(tempfile.mkdtemp(dir="/tmp"))
     monkeypatch.setattr(tempfile, "tempdir", str(short))
-    monkeypatch.setenv("WANDER_TEST_OF", str(tmp_path))
+    monkeypatch.setenv("HOME", str(tmp_path))  # which every worker and its children get
     yield
     assert list(short.iterdir()) == []
     short.rmdir()
@@ -319,7 +319,7 @@ async def test_code_that_never_returns_is_ended_with_its_time_and_the_others_fin
     tmp_path: Path, hook: str
 ) -> None:
     rows = [FINE, (hook, "block"), FINE, FINE, FINE, FINE]
-    async with worker(tmp_path, rows, rollout_timeout=1.0, stall_seconds=0.5) as environment:
+    async with worker(tmp_path, rows, rollout_timeout=3.0, stall_seconds=0.5) as environment:
         rollouts = await played(environment, concurrency=3)
     blocked = rollouts.pop(1)
     assert blocked.failure is not None
@@ -333,7 +333,7 @@ async def test_code_that_never_returns_is_ended_with_its_time_and_the_others_fin
 
 async def test_code_that_lets_no_thread_run_is_ended_by_the_host(tmp_path: Path) -> None:
     rows = [FINE, ("env_response", "block_all_threads"), FINE]
-    async with worker(tmp_path, rows, rollout_timeout=0.5, stall_seconds=0.5) as environment:
+    async with worker(tmp_path, rows, rollout_timeout=2.0, stall_seconds=0.5) as environment:
         first, blocked, last = await played(environment, concurrency=1, max_retries=0)
     assert blocked.failure is not None
     assert (blocked.failure.type, blocked.failure.retryable) == ("WorkerLost", True)
@@ -355,14 +355,14 @@ async def test_a_rollout_past_its_time_fails_alone_and_where_it_waited(tmp_path:
             await asyncio.sleep(3600)
         return "end"
 
-    async with worker(tmp_path, [FINE, FINE, FINE], rollout_timeout=1.0) as environment:
+    async with worker(tmp_path, [FINE, FINE, FINE], rollout_timeout=3.0) as environment:
         pin = EnvironmentPin(name="odd", info=environment.info)
         result = await evaluate(environment, ScriptedClient(model), EvaluationPlan(concurrency=3), None, pin)
     failures = {each.example_id: each.failure for each in result.rollouts}
     assert failures["0"] is failures["2"] is None
     assert failures["1"] is not None
     assert (failures["1"].type, failures["1"].boundary) == ("RolloutTimeout", "model")
-    assert "1 s" in failures["1"].message
+    assert "3 s" in failures["1"].message
 
 
 @pytest.mark.parametrize(

@@ -307,7 +307,7 @@ async def test_a_worker_that_dies_there_comes_back(tmp_path: Path) -> None:
 async def test_code_that_never_returns_there_is_ended_with_its_time(tmp_path: Path) -> None:
     async with (
         listener(tmp_path) as far,
-        remote(far.address, folder=tmp_path, rollout_timeout=0.5, stall_seconds=0.5) as environment,
+        remote(far.address, folder=tmp_path, rollout_timeout=2.0, stall_seconds=0.5) as environment,
     ):
         failure = (await play(environment, f"block {tmp_path / 'never'}")).failure
         assert failure is not None
@@ -333,7 +333,7 @@ class Waiting(Client):
 async def test_a_machine_that_hangs_is_noticed_and_its_rollouts_are_retryable(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(worker_remote, "PING_SECONDS", 0.3)
+    monkeypatch.setattr(worker_remote, "PING_SECONDS", 0.75)
     async with listener(tmp_path) as far, remote(far.address, folder=tmp_path, restarts=0) as environment:
         (example,) = await environment.examples("eval", 0, 1)
         client = Waiting()
@@ -352,7 +352,7 @@ async def test_a_machine_that_hangs_is_noticed_and_its_rollouts_are_retryable(
 async def test_a_worker_that_computes_is_not_taken_for_gone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(worker_remote, "PING_SECONDS", 0.1)
+    monkeypatch.setattr(worker_remote, "PING_SECONDS", 0.5)
     beats = 0
     answered = worker_heartbeat._answered
 
@@ -367,8 +367,8 @@ async def test_a_worker_that_computes_is_not_taken_for_gone(
         blocked = asyncio.create_task(play(environment, f"block {gate}"))
         await until((tmp_path / "gate.blocked").exists)
         since = beats
-        # Many times as long as a silent one would be given.
-        await until(lambda: beats > since + 20)
+        # Longer than a silent one would be given.
+        await until(lambda: beats > since + 2 * worker_heartbeat.SILENT_PINGS)
         assert not blocked.done()
         gate.touch()
         assert (await blocked).failure is None
