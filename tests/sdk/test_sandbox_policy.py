@@ -193,13 +193,26 @@ def test_version_2_takes_the_nearest_group_that_hands_limits_on(tree, monkeypatc
     group = new_group(small(), tree)
     (procs,) = map(Path, group.joined)
     assert procs.parent.parent == tree / "user.slice"
-    settings = {path.name: path.read_text() for path in procs.parent.iterdir()}
+    assert int(procs.read_text()) > 1, "a child has tried to join"
+    settings = {path.name: path.read_text() for path in procs.parent.iterdir() if path != procs}
     assert settings == {"memory.max": str(512 << 20), "memory.oom.group": "1", "pids.max": "72"}
     (procs.parent / "memory.events").write_text("oom 3\noom_kill 0\n")
     assert not group.out_of_memory()
     (procs.parent / "memory.events").write_text("oom 3\noom_kill 1\n")
     assert group.out_of_memory()
     assert group.memory_bound == "cgroup"
+
+
+def test_a_group_that_cannot_be_joined_is_none(tree, monkeypatch):
+    own_groups(monkeypatch, unified="/")
+    (tree / "cgroup.controllers").write_text("memory pids")
+    (tree / "cgroup.subtree_control").write_text("memory pids")
+
+    def refused(folders: list[Path]) -> None:
+        raise PermissionError
+
+    monkeypatch.setattr("wander.sandbox.groups._try_to_join", refused)
+    assert new_group(small(), tree).memory_bound == "process"
 
 
 def test_version_1_takes_a_group_of_each_kind(tree, monkeypatch):

@@ -173,11 +173,21 @@ def _made(parents: list[Path], settings: list[dict[str, int]], version: Literal[
             folders.append(parent / name)
             for file, value in values.items():
                 _set(parent / name / file, value)
+        _try_to_join(folders)
     except OSError:
         for folder in folders:
             folder.rmdir()
         raise
     return FolderGroup(folders, version)
+
+
+def _try_to_join(folders: list[Path]) -> None:
+    """Have a child join, as the launcher will: who may make groups may not always move into them."""
+    tried = ["/bin/sh", "-c", 'for file; do echo $$ > "$file" || exit 1; done', "sh"]
+    joined = [str(folder / "cgroup.procs") for folder in folders]
+    done = subprocess.run([*tried, *joined], capture_output=True, check=False)  # noqa: S603 - our own words
+    if done.returncode != 0:
+        raise PermissionError(f"cannot join {joined}")
 
 
 def _set(path: Path, value: int) -> None:
