@@ -2,7 +2,7 @@
 
 import verifiers.v1 as vf
 
-from adder_v1.servers.tool import DoubleToolset
+from .servers.tool import DoubleToolset
 
 
 class DoubleData(vf.TaskData):
