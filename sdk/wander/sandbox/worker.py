@@ -86,21 +86,26 @@ class SandboxedWorker(WorkerProcess):
         policy = sandbox.policy
         support = require_support()
         sees = visible(python, source, policy.read)
-        group = await asyncio.to_thread(new_group, policy)
-        calls = CallSockets(sandbox.take_call)
         host, port = sandbox.endpoint
-        plan = {
-            "module": "wander.worker",
-            "arguments": ["wander.worker", "--fd", str(connected.fileno())],
-            "calls": calls.inside.fileno(),
-            "calls_host": host,
-            "calls_port": port,
-        }
-        confined = confine(policy, support, sees, group, plan, variables)
-        reading, writing = os.pipe()
-        log = CappedLog(reading, log_path, policy.log)
-        passed = (*confined.descriptors, connected.fileno(), calls.inside.fileno())
-        try:
+        with contextlib.ExitStack() as unless_started, contextlib.ExitStack() as handed_on:
+            group = await asyncio.to_thread(new_group, policy)
+            unless_started.callback(group.close)
+            calls = CallSockets(sandbox.take_call)
+            unless_started.callback(calls.close)
+            handed_on.callback(calls.inside.close)
+            plan = {
+                "module": "wander.worker",
+                "arguments": ["wander.worker", "--fd", str(connected.fileno())],
+                "calls": calls.inside.fileno(),
+                "calls_host": host,
+                "calls_port": port,
+            }
+            confined = confine(policy, support, sees, group, plan, variables)
+            reading, writing = os.pipe()
+            for descriptor in (writing, *confined.descriptors):
+                handed_on.callback(os.close, descriptor)
+            log = CappedLog(reading, log_path, policy.log)
+            unless_started.callback(log.close)
             process = await asyncio.create_subprocess_exec(
                 *confined.command,
                 stdin=asyncio.subprocess.DEVNULL,
@@ -108,18 +113,10 @@ class SandboxedWorker(WorkerProcess):
                 stderr=writing,
                 env=confined.environ,
                 cwd="/",
-                pass_fds=passed,
+                pass_fds=(*confined.descriptors, connected.fileno(), calls.inside.fileno()),
                 start_new_session=True,
             )
-        except BaseException:
-            log.close()
-            calls.close()
-            group.close()
-            raise
-        finally:
-            calls.inside.close()
-            for descriptor in (writing, *confined.descriptors):
-                os.close(descriptor)
+            unless_started.pop_all()
         return cls(process, log, log_path, calls=calls, group=group, policy=policy)
 
     async def end(self, grace: float) -> None:
