@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import signal
 import subprocess
@@ -581,6 +582,19 @@ async def test_code_that_holds_up_everything_is_noticed(monkeypatch: pytest.Monk
 
     result = await run(None, model, echo_environment(1, Rubric([slow])))
     assert result.longest_stall > 0.2
+
+
+async def test_what_an_evaluation_sets_for_the_process_is_taken_back() -> None:
+    usual = gc.get_threshold()
+    during: list[int] = []
+
+    def model(request: ModelRequest) -> str:
+        during.append(gc.get_threshold()[0])
+        return "x"
+
+    await asyncio.gather(run(None, model), run(None, model))
+    assert min(during) > usual[0]
+    assert gc.get_threshold() == usual
 
 
 async def test_sync_runs_while_rollouts_are_slow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
