@@ -95,6 +95,14 @@ async def replayed(
 def _contradiction(manifest: RunManifest, why: str) -> ReplayReport:
     from wander.verification import ReplayReport
 
-    counts = dict.fromkeys(("recorded", "replayed", "same", "differing", "failed"), 0)
-    expected = manifest.expected_rollouts
-    return ReplayReport(run_id=manifest.run_id, expected=expected, refused=why, contradicted=True, **counts)
+    return ReplayReport(
+        run_id=manifest.run_id,
+        expected=manifest.expected_rollouts,
+        recorded=0,
+        replayed=0,
+        same=0,
+        differing=0,
+        failed=0,
+        refused=why,
+        contradicted=True,
+    )
