@@ -376,9 +376,13 @@ async def test_files_that_are_roots_alone_are_refused_with_the_remedy(tmp_path):
 
 async def test_a_sandbox_that_cannot_be_built_is_no_fault_of_the_environment(tmp_path, monkeypatch):
     monkeypatch.setattr("wander.sandbox.bubblewrap._ISOLATION", ("--no-such-option",))
-    with pytest.raises(SandboxError, match="no-such-option"):
-        async with confined(tmp_path):
-            pass
+    open_files = []
+    for _ in range(3):
+        with pytest.raises(SandboxError, match="no-such-option"):
+            async with confined(tmp_path):
+                pass
+        open_files.append(len(os.listdir("/proc/self/fd")))
+    assert len(set(open_files)) == 1, "nothing is left open"
 
 
 async def test_when_the_next_worker_cannot_be_confined_the_sandbox_is_named(tmp_path, monkeypatch):
