@@ -22,6 +22,7 @@ from wander_hub import data_folder, first_token
 from wander_hub.app import create_app
 from wander_hub.database import Database
 from wander_hub.jobs import JobWorker
+from wander_hub.log_secrets import HidesSecrets
 from wander_hub.settings import Settings
 from wander_hub.verification.worker import confined, job_worker
 
@@ -53,6 +54,8 @@ def serve(
     database.migrate()
     first_token.hand_out(database, token_file, new=new_token)
     logging.basicConfig(level=logging.INFO, format="%(levelname)s: %(message)s", stream=sys.stderr)
+    for handler in logging.getLogger().handlers:
+        handler.addFilter(HidesSecrets())
     logging.getLogger("alembic").setLevel(logging.WARNING)
     settings = confined(settings)
     app = create_app(settings, database=database)
@@ -105,6 +108,9 @@ def _log_config() -> dict[str, Any]:
     """Return uvicorn's logging with requests on standard error, where everything but data goes."""
     config = copy.deepcopy(LOGGING_CONFIG)
     config["handlers"]["access"]["stream"] = "ext://sys.stderr"
+    config["filters"] = {"secrets": {"()": HidesSecrets}}
+    for handler in config["handlers"].values():
+        handler["filters"] = ["secrets"]
     return config
 
 
