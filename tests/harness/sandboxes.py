@@ -72,7 +72,7 @@ def why_not() -> str | None:
     for descriptor in ready.descriptors:
         os.close(descriptor)
     error = explained(done.stderr.strip())
-    unexplained = "could not be built" in str(error) and "private to root" not in str(error)
+    unexplained = "could not be built" in str(error)
     return None if done.returncode == 0 or unexplained else f"no sandbox on this machine: {error}"
 
 

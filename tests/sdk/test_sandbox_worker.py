@@ -369,9 +369,10 @@ async def test_files_that_are_roots_alone_are_refused_with_the_remedy(tmp_path):
     if os.geteuid() != 0:
         pytest.skip("an ordinary user's sandbox reads what the user does")
     (tmp_path / "private").mkdir(mode=0o700)
-    with pytest.raises(SandboxError, match="is private to root: run `chmod -R go\\+rX"):
+    with pytest.raises(SandboxError, match="private` is private to root") as raised:
         async with confined(tmp_path, f"read={tmp_path / 'private'}"):
             pass
+    assert raised.value.hint == f"run `chmod -R go+rX {tmp_path / 'private'}`"
 
 
 async def test_a_sandbox_that_cannot_be_built_is_no_fault_of_the_environment(tmp_path, monkeypatch):

@@ -91,6 +91,9 @@ def require_support() -> Support:
 
 def explained(said: str) -> SandboxError:
     """Return the error for a sandbox that could not be built, from what bubblewrap or the launcher said."""
+    if "private to root" in said:
+        what, _, remedy = said.partition(": ")
+        return SandboxError(f"{what}, and the sandbox runs as another user", hint=remedy)
     if any(part in said for part in _AS_ROOT):
         return SandboxError(
             f"root in this container may not do what the sandbox needs: {said}",
