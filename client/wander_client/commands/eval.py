@@ -25,18 +25,20 @@ if TYPE_CHECKING:
 app = command_app()
 
 DEFAULT_EXAMPLES = 20
+LONG_STALL_SECONDS = 5.0
+"""A stall of the event loop that is worth a warning; a busy machine makes shorter ones."""
 
 BaseUrl = Annotated[str | None, typer.Option("-b", "--base-url", help="OpenAI-compatible endpoint")]
 Examples = Annotated[int, typer.Option("-n", "--num-examples", "--limit", min=1, help="examples to play")]
 PassEnv = Annotated[
     list[str] | None, typer.Option("--pass-env", help="variable that the environment may see")
 ]
-ChangedCode = Annotated[
-    bool, typer.Option("--allow-changed-code", help="resume though files of ./folder changed")
 MaxRollouts = Annotated[
     int | None, typer.Option(min=1, help="rollouts at once (default: twice the concurrency)")
 ]
 Resume = Annotated[Path | None, typer.Option(help="go on with this run, folder or id; needs no more")]
+ChangedCode = Annotated[
+    bool, typer.Option("--allow-changed-code", help="resume though files of ./folder changed")
 ]
 
 
@@ -67,12 +69,12 @@ def evaluate(
     pass_env: PassEnv = None,
     sandbox: SandboxFlag = None,
     sandbox_limit: SandboxLimits = None,
-    device: Annotated[str | None, typer.Option(help="for a model in this process: cpu, cuda, mps")] = None,
-    fail_under: Annotated[float | None, typer.Option(help="exit 1 when the reward is lower")] = None,
     workers: WorkerCount = "auto",  # type: ignore[assignment]  # goes through the option's parser
     worker: WorkerAddresses = None,
     worker_token_file: TokenFile = None,
     rollout_timeout: RolloutTimeout = None,
+    device: Annotated[str | None, typer.Option(help="for a model in this process: cpu, cuda, mps")] = None,
+    fail_under: Annotated[float | None, typer.Option(help="exit 1 when the reward is lower")] = None,
 ) -> int:
     """Evaluate a model on an environment.
 
@@ -117,14 +119,12 @@ def evaluate(
         in_process=in_process,
         pass_environ=pass_env or [],
         sandbox=chosen_policy(sandbox, sandbox_limit),
+        **worker_fields(workers, worker, worker_token_file, rollout_timeout),
         device=device,
     )
-        **worker_fields(workers, worker, worker_token_file, rollout_timeout),
     return _play(settings, out, fail_under, exactly="num_examples" in typed)
 
 
-def _go_on(
-    run_dir: Path, typed: dict[str, Any], fail_under: float | None, *, allow_changed_code: bool
 def _missing(what: str) -> UsageError:
     return UsageError(f"{what} is missing", hint="run `wander eval --help` for examples")
 
@@ -134,6 +134,8 @@ def _require_one_number(typed: dict[str, Any]) -> None:
         raise UsageError("`-n` and `--all` contradict each other", hint="pass one of the two")
 
 
+def _go_on(
+    run_dir: Path, typed: dict[str, Any], fail_under: float | None, *, allow_changed_code: bool
 ) -> int:
     from wander_client import evaluations
     from wander_client.resuming import continued
@@ -202,6 +204,9 @@ def _play(
         )
     if result.torn:
         output.warn(result.torn)
+    if settings.in_process and result.longest_stall > LONG_STALL_SECONDS:
+        held_up = f"the environment's code held up all rollouts for {result.longest_stall:.0f} s at a time"
+        output.warn(f"{held_up}; leave out `--in-process`, or make it asynchronous")
     if result.interrupted:
         raise evaluations.interrupted(result)
     return _report(result, fail_under)
