@@ -18,7 +18,7 @@ from wander import __version__
 from wander.clients.base import ModelRequest, ModelResponse
 from wander.clients.proxy import ProxyClient
 from wander.environment import LocalEnvironment
-from wander.errors import EnvironmentFault, LoadError, WanderError
+from wander.errors import DatasetError, EnvironmentFault, LoadError, WanderError
 from wander.loading import load_environment, load_path
 from wander.outside_calls import ROLLOUT, attribute_openai_calls
 from wander.types import Boundary, Example, Failure, Rollout
@@ -245,12 +245,14 @@ class Service:
 
     def _page(self, number: int, examples: list[Example]) -> str:
         """Write the first examples: all of them, or as many as make a message of moderate size."""
+        # In letters, which may have four bytes each.
+        most = min(PAGE_BYTES, self._load.message_limit // 4)
         text = Examples.model_construct(id=number, examples=examples).model_dump_json()
-        while len(text) > PAGE_BYTES and len(examples) > 1:
-            examples = examples[: max(1, len(examples) * PAGE_BYTES // len(text))]
+        while len(text) > most and len(examples) > 1:
+            examples = examples[: max(1, min(len(examples) - 1, len(examples) * most // len(text)))]
             text = Examples.model_construct(id=number, examples=examples).model_dump_json()
         if self._too_long(text):
-            raise self._oversize(f"example `{examples[0].example_id}`", text)
+            raise DatasetError(str(self._oversize(f"example `{examples[0].example_id}`", text)))
         return text
 
     async def _end(self, environment: LocalEnvironment) -> None:
