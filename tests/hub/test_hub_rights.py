@@ -17,7 +17,15 @@ from wander_hub.boundary import mutating_routes, undeclared_routes
 from wander_hub.environments import repository as environments
 
 ENVIRONMENT = "/api/v1/environments/{owner}/{name}"
-VALUES = {"owner": "alice", "name": "reverse-text", "version": "0.1.0", "user": "bob", "prefix": "PREFIX"}
+RUN = "01JRUNPRIVATE000000000000A"
+VALUES = {
+    "owner": "alice",
+    "name": "reverse-text",
+    "version": "0.1.0",
+    "user": "bob",
+    "run_id": RUN,
+    "number": "1",
+}
 
 
 @dataclass(frozen=True)
@@ -54,17 +62,21 @@ ATTEMPTS = {
     ("POST", "/{owner}/legacy"): Attempt(lesser=("reader",)),
     ("POST", "/{owner}/legacy/"): Attempt(lesser=("reader",)),
     ("POST", "/api/v1/runs"): Attempt(lesser=(), status=201),
+    ("POST", "/api/v1/runs/{run_id}/verifications"): Attempt({"sample": None}, lesser=(), status=201),
+    ("DELETE", "/api/v1/verifications/{number}"): Attempt(),
 }
 """One for every mutating route of the hub: a route that is missing here fails the first test below."""
 
 
 @pytest.fixture
-async def private(hub, make_wheel):
+async def private(hub, make_wheel, run_of):
     """Alice's private environment, people with every role on it, and tokens of every scope."""
     answer = await hub.upload(
         make_wheel().build(), make_wheel().wheel_name, fields={"wander_visibility": "private"}
     )
     assert answer.status_code == 200, answer.text
+    manifest, rollouts = run_of(None, run_id=RUN)
+    assert (await hub.post_run(manifest, rollouts)).status_code == 201
     with hub.database.write(HUB) as session:
         environment = environments.environment_named(session, "alice", "reverse-text")
         alice = accounts.owner_named(session, "alice")
@@ -129,6 +141,9 @@ def test_a_route_that_says_nothing_is_found():
 async def test_only_those_with_the_right_may(private, make_wheel, run_of, method, path):
     hub, wanted = private, ATTEMPTS[method, path]
     needed = {(m, p): needs.permission for m, p, needs in mutating_routes(hub.client._transport.app.routes)}
+    if "{number}" in path:
+        asked = await attempt(hub, "POST", "/api/v1/runs/{run_id}/verifications", "alice", make_wheel, run_of)
+        assert asked.json()["id"] == 1, asked.text
     before = rows(hub)
     anonymous = await attempt(hub, method, path, None, make_wheel, run_of)
     assert (anonymous.status_code, anonymous.json()["code"]) == (401, "token_required")
