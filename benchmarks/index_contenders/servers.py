@@ -21,7 +21,7 @@ HERE = Path(__file__).parent
 BIN = Path(sys.executable).parent
 JSON_V1 = "application/vnd.pypi.simple.v1+json"
 WHEEL = "bench_pkg_010-1.2.0-py3-none-any.whl"
-PEERS = {"devpi": ("devpi-server==6.20.3",), "pypiserver": ("pypiserver==2.4.2",)}
+PEERS = {"devpi": ("devpi-server==6.20.3",), "pypiserver": ("pypiserver[cache]==2.4.2",)}
 
 NGINX = """
 {user}

@@ -10,12 +10,14 @@ import pytest
 import zstandard
 from hypothesis import given
 from hypothesis import strategies as st
+from obstore.store import MemoryStore, S3Store
 from wander_hub.app import create_app
 from wander_hub.http_answers import wanted_range
 from wander_hub.index import direct
 from wander_hub.index.anonymous import AnonymousReader
 from wander_hub.index.negotiation import HTML_V1, JSON_V1, encoding_for
 from wander_hub.problems import HubProblem
+from wander_hub.storage import Storage
 
 PAGE = "/alice/simple/reverse-text/"
 WHEEL = "/alice/files/reverse-text/reverse_text-0.1.0-py3-none-any.whl"
@@ -232,3 +234,30 @@ async def test_nginx_is_told_where_a_file_lies(both):
             assert (hub.settings.data / "objects" / where.removeprefix("/_objects/")).is_file()
             assert answer.headers["content-type"] == "application/octet-stream"
         assert (await client.get("/alice/files/reverse-text/x.whl")).status_code == 404
+
+
+def test_an_object_store_gives_addresses_that_end():
+    keys = {"access_key_id": "key", "secret_access_key": "secret", "region": "eu-central-1"}
+    address = Storage(S3Store("bucket", **keys)).presigned("ab" * 32, 300)
+    assert address is not None
+    assert f"/sha256/ab/{'ab' * 31}?" in address
+    assert "X-Amz-Expires=300" in address
+    assert Storage(MemoryStore()).presigned("ab" * 32, 300) is None
+
+
+async def test_downloads_are_sent_on_to_the_object_store(both, monkeypatch):
+    hub, _ = both
+    storage = Storage(MemoryStore())
+    monkeypatch.setattr(storage, "presigned", lambda sha256, seconds: f"https://bucket/{sha256}?{seconds}")
+    settings = hub.settings.model_copy(update={"presigned_seconds": 60})
+    transport = httpx.ASGITransport(app=create_app(settings, database=hub.database, storage=storage))
+    sha256 = (await hub.get(WHEEL)).headers["etag"].strip('"')
+    async with httpx.AsyncClient(transport=transport, base_url="http://hub.test") as client:
+        answer = await client.get(WHEEL)
+        assert (answer.status_code, answer.headers["location"]) == (302, f"https://bucket/{sha256}?60")
+        assert answer.headers["cache-control"] == "no-store"
+        head = await client.head(WHEEL)
+        assert (head.status_code, head.headers["accept-ranges"]) == (200, "bytes")
+        assert int(head.headers["content-length"]) > 0
+        held = await client.get(WHEEL, headers={"If-None-Match": f'"{sha256}"'})
+        assert held.status_code == 304
