@@ -7,6 +7,7 @@ occur, extended headers may name a file and keep times and owners, and zeros alo
 
 from __future__ import annotations
 
+import re
 import tarfile
 import zlib
 from collections.abc import Iterator
@@ -25,6 +26,9 @@ _OVERHEAD_BYTES = 2048
 _PAX, _PAX_GLOBAL = tarfile.XHDTYPE, tarfile.XGLTYPE
 _LINKS = (tarfile.LNKTYPE, tarfile.SYMTYPE, tarfile.GNUTYPE_LONGLINK)
 _HARMLESS_PAX = {"path", "size", "mtime", "atime", "ctime", "uid", "gid", "uname", "gname", "comment"}
+_TIME = re.compile(r"-?[0-9]{1,12}(\.[0-9]{1,12})?")
+_OWNER = re.compile(r"[0-9]{1,10}")
+_NUMBERS = {"mtime": _TIME, "atime": _TIME, "ctime": _TIME, "uid": _OWNER, "gid": _OWNER}
 _HARMLESS_PAX_PREFIXES = ("SCHILY.xattr.", "LIBARCHIVE.")
 """What tar on macOS adds for attributes that nobody extracts."""
 
@@ -144,6 +148,9 @@ class TarArchive:
         except (tarfile.HeaderError, ValueError, OverflowError) as error:
             code = "not_an_sdist" if at == 0 else "tar_framing"
             raise refused(code, f"the tar header at byte {at:,} is malformed: {error}") from error
+        if block[156:157] == tarfile.AREGTYPE and info.type == tarfile.DIRTYPE:
+            detail = f"`{shown(info.name)}` is a file by type and a folder by name"
+            raise refused("file_and_folder", detail)
         if info.size < 0:
             raise refused("tar_framing", f"the tar header at byte {at:,} has the size {info.size}")
         return info
@@ -191,6 +198,8 @@ class TarArchive:
             raise refused("tar_extension", "a long name is not UTF-8") from error
 
     def _pax(self, info: tarfile.TarInfo) -> dict[str, str]:
+        if info.size == 0:
+            raise refused("tar_extension", f"an empty pax header before byte {self._plain.offset:,}")
         try:
             return _pax_records(self._extension(info))
         except ValueError as error:
@@ -245,6 +254,10 @@ def _apply(info: tarfile.TarInfo, pax: dict[str, str], long_name: str | None) ->
             raise refused("sparse_member", f"the member `{shown(info.name)}` is sparse")
         if key not in _HARMLESS_PAX and not key.startswith(_HARMLESS_PAX_PREFIXES):
             raise refused("tar_extension", f"the pax header of `{shown(info.name)}` sets `{shown(key)}`")
+        if key in _NUMBERS and not _NUMBERS[key].fullmatch(value):
+            raise refused(
+                "tar_extension", f"the pax header of `{shown(info.name)}` has no number for `{key}`"
+            )
         if key == "size" and value != str(info.size):
             detail = f"`{shown(info.name)}` has {info.size} bytes, by its pax header `{shown(value)}`"
             raise refused("tar_extension", detail)
