@@ -151,6 +151,8 @@ def test_lists_are_tables_or_json(command):
 )
 def test_refusals_of_the_command(command, monkeypatch, capsys, words, status, said):
     monkeypatch.setattr("sys.argv", ["wander-hub", *words])
+    if "--data" in words:
+        monkeypatch.delenv("WANDER_HUB_DATABASE_URL", raising=False)  # else no folder is used
     with pytest.raises(SystemExit) as stopped:
         cli.main()
     assert stopped.value.code == status
