@@ -58,7 +58,7 @@ async def evaluated(client: OpenAIClient, folder: Path | None, played: LocalEnvi
 
 
 def quick(url: str, **options: Any) -> OpenAIClient:
-    client = OpenAIClient("m", url, KEY, **{"max_retries": 1, "timeout": 5, **options})
+    client = OpenAIClient("m", url, KEY, **{"max_retries": 3, "timeout": 30, **options})
     client.attempts.retry_seconds = 0.001
     return client
 
@@ -102,7 +102,8 @@ async def never_ends(reader: asyncio.StreamReader, writer: asyncio.StreamWriter)
 
 
 def sends(data: bytes) -> Behaviour:
-    """Send these bytes and close."""
+    """Send these bytes and close; a whole answer says so, or the next request might get that connection."""
+    data = data.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n", 1)
 
     async def behaviour(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(data)
@@ -212,8 +213,8 @@ async def test_a_fault_fails_its_rollouts_and_no_others(fault: str, tmp_path: Pa
         transport = AiohttpTransport(
             url,
             {"Authorization": f"Bearer {KEY}"},
-            timeout=5,
-            connect_timeout=5,
+            timeout=30,
+            connect_timeout=30,
             max_connections=None,
             max_answer_bytes=1 << 20,
         )
