@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from wander.checks import CHECKS, CheckReport, check_environment
-from wander.evals.replay import first_difference
 from wander.checks.package import check_package
 from wander.checks.players import written_answer
 from wander.checks.report import result
+from wander.evals.replay import first_difference
 from wander.parsers import MaybeThinkParser, Parser, ThinkParser, XMLParser
 from wander.types import Example, Rollout
 
