@@ -19,13 +19,15 @@ if TYPE_CHECKING:
 
 AUTOMATIC = 0
 """As a number of workers: one for 256 rollouts at once, at most one a core."""
+MOST_WORKERS = 256
+"""Each is a process; a machine that bears more is rare, and a slip of the finger is not."""
 
 
 def _count(word: str) -> int:
     if word == "auto":
         return AUTOMATIC
-    if not word.isdigit() or int(word) < 1:
-        raise typer.BadParameter("a number from 1, or `auto`")
+    if not word.isdigit() or not 1 <= int(word) <= MOST_WORKERS:
+        raise typer.BadParameter(f"a number from 1 to {MOST_WORKERS}, or `auto`")
     return int(word)
 
 

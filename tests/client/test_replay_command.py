@@ -54,6 +54,16 @@ def test_a_sample_says_that_it_is_one(wander: Wander, run: Path) -> None:
     assert done.out.startswith("replayed  a sample of 3 of 12 rollouts")
 
 
+def test_a_run_with_a_rollout_dropped_is_no_success(wander: Wander, run: Path) -> None:
+    packed = run / "rollouts.jsonl.zst"
+    lines = b"".join(blocks(packed)).splitlines()
+    packed.unlink()
+    (run / "rollouts.jsonl").write_bytes(b"\n".join([*lines[1:], b""]))
+    done = wander("replay", str(run))
+    assert done.status == 6
+    assert "missing   1" in done.out
+
+
 def test_what_a_change_of_the_environment_does_to_recorded_games(
     wander: Wander, run: Path, folder: Path, tmp_path: Path
 ) -> None:

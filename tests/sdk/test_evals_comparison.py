@@ -112,6 +112,19 @@ def test_what_else_differs_is_named_and_the_model_is_not():
     assert compare_runs(one, rollouts([0, 1]), other, rollouts([1, 1])).differing == ["seed", "split"]
 
 
+def test_examples_that_ask_something_else_are_not_paired():
+    pins = manifest(3)
+    after = rollouts([1, 1, 1])
+    after[0] = after[0].model_copy(update={"prompt": [{"role": "user", "content": "another board"}]})
+    after[1] = after[1].model_copy(update={"seed": 9})
+    found = compare_runs(pins, rollouts([0, 0, 0]), pins, after)
+    assert ([one.example_id for one in found.by_example], found.unshared) == (["2"], 2)
+    other = manifest(3)
+    other.environment.name = "f"
+    with pytest.raises(RunError, match="two environments, `e` and `f`"):
+        compare_runs(pins, rollouts([0, 0, 0]), other, rollouts([0, 0, 0]))
+
+
 def test_equal_runs_and_single_examples():
     same = compared([0.5, 0.25], [0.5, 0.25])
     assert (same.p_value, same.ties, same.significant, same.detectable) == (1.0, 2, False, 0.0)

@@ -35,6 +35,7 @@ def compare(
     """
     from wander.evals.comparison import compare_runs
 
+    from wander_client.output import counted
     from wander_client.runs import find_run
 
     output = current().output
@@ -43,7 +44,8 @@ def compare(
     if found.differing:
         output.warn(f"the runs differ in more than the model: {', '.join(found.differing)}")
     if found.unshared:
-        output.warn(f"{found.unshared} examples were scored in one run only and are left out")
+        examples = counted(found.unshared, "example")
+        output.warn(f"{examples} left out: not scored in both runs, or not the same in both")
     data = {
         "before_run": first.manifest.run_id,
         "after_run": second.manifest.run_id,

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from wander_client.command import command_app
-from wander_client.errors import FAILED, OK
+from wander_client.errors import FAILED, OK, PARTIAL
 from wander_client.invocation import current
 from wander_client.sandboxing import SandboxFlag, SandboxLimits, chosen_policy, require_confined
 
@@ -49,7 +49,7 @@ def replay(
     wander replay runs/RUN --env ./my-env       # what does my change do to recorded games?
 
     Messages, metrics and rewards must come out the same, bit for bit. Exit status 1 means that they do
-    not, or that the environment cannot be replayed.
+    not, or that the environment cannot be replayed; 6 that rollouts are missing or failed.
     """
     from wander_client.replaying import pinned_location, replayed
     from wander_client.runs import find_run
@@ -83,7 +83,9 @@ def replay(
     output.answer(data, lambda: show_replay(report, output))
     if report.differing:
         _next(found, report, output)
-    return FAILED if report.differing or report.refused else OK
+    if report.differing or report.refused:
+        return FAILED
+    return PARTIAL if report.level == "claimed" else OK
 
 
 class _Telling:

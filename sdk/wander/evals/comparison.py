@@ -9,6 +9,7 @@ paired: the 95 % interval and the two-sided p-value are those of Student's t ove
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 from math import sqrt
 
 from pydantic import Field
@@ -17,7 +18,7 @@ from wander.errors import RunError
 from wander.evals import student_t
 from wander.evals.manifest import differing_pins
 from wander.evals.statistics import t_interval
-from wander.types import Record, Rollout
+from wander.types import Record, Rollout, canonical_json
 from wander.wire import RunManifest
 
 POWER = 0.8
@@ -56,7 +57,7 @@ class Comparison(Record):
     examples: int
     """Examples that both runs scored."""
     unshared: int
-    """Examples that only one run scored."""
+    """Examples that only one run scored, or that ask something else in the other one."""
     wins: int
     """Examples on which the second run did better."""
     losses: int
@@ -76,13 +77,22 @@ def compare_runs(
     one: RunManifest, before: Iterable[Rollout], other: RunManifest, after: Iterable[Rollout]
 ) -> Comparison:
     """Compare two runs by the examples that both scored; raises `RunError` when they share none."""
-    first, second = _means(before), _means(after)
+    if (one.environment.owner, one.environment.name) != (other.environment.owner, other.environment.name):
+        raise RunError(
+            f"the runs are of two environments, `{one.environment.name}` and `{other.environment.name}`",
+            hint="compare runs of one environment",
+        )
+    first, second = _scored(before), _scored(after)
     shared = [name for name in one.example_ids if name in first and name in second]
+    shared = [name for name in shared if first[name].task == second[name].task]
     if not shared:
         raise RunError(
-            "the runs share no scored example", hint="compare runs of one environment, split and seed"
+            "the runs share no scored example", hint="compare runs with the same arguments, split and seed"
         )
-    pairs = [ExampleDifference(example_id=name, before=first[name], after=second[name]) for name in shared]
+    pairs = [
+        ExampleDifference(example_id=name, before=first[name].mean, after=second[name].mean)
+        for name in shared
+    ]
     differences = [pair.difference for pair in pairs]
     low, high = t_interval(differences)
     count = len(shared)
@@ -96,7 +106,7 @@ def compare_runs(
         p_value=_p_value(differences, mean),
         detectable=_detectable(differences, mean),
         examples=count,
-        unshared=len(first.keys() ^ second.keys()),
+        unshared=len(first.keys() | second.keys()) - count,
         wins=sum(value > 0 for value in differences),
         losses=sum(value < 0 for value in differences),
         ties=sum(value == 0 for value in differences),
@@ -105,13 +115,29 @@ def compare_runs(
     )
 
 
-def _means(rollouts: Iterable[Rollout]) -> dict[str, float]:
-    sums: dict[str, tuple[float, int]] = {}
+@dataclass
+class _Scored:
+    """One example's scored rollouts."""
+
+    task: str
+    """What it asks: ids alone may stand for other rows under other arguments."""
+    total: float = 0.0
+    count: int = 0
+
+    @property
+    def mean(self) -> float:
+        return self.total / self.count
+
+
+def _scored(rollouts: Iterable[Rollout]) -> dict[str, _Scored]:
+    found: dict[str, _Scored] = {}
     for rollout in rollouts:
         if rollout.failure is None and rollout.reward is not None:
-            total, count = sums.get(rollout.example_id, (0.0, 0))
-            sums[rollout.example_id] = total + rollout.reward, count + 1
-    return {name: total / count for name, (total, count) in sums.items()}
+            asked = canonical_json([rollout.seed, rollout.prompt, rollout.answer])
+            one = found.setdefault(rollout.example_id, _Scored(asked))
+            one.total += rollout.reward
+            one.count += 1
+    return found
 
 
 def _standard_error(values: list[float], mean: float) -> float:
