@@ -525,7 +525,7 @@ async def test_an_environment_may_run_a_loop_of_its_own_while_it_loads(tmp_path:
 
 async def test_another_protocol_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(worker_session, "PROTOCOL", 99)
-    with pytest.raises(LoadError, match="speaks protocol 2, this"):
+    with pytest.raises(LoadError, match="speaks protocol 3, this"):
         async with worker(tmp_path):
             pass
 
@@ -631,7 +631,7 @@ async def test_a_host_may_close_while_a_model_call_is_under_way(tmp_path: Path) 
 
 
 def test_messages_are_json_lines_of_the_documented_form() -> None:
-    hello = Hello(protocol=2, wander="0", python="3", pid=1)
+    hello = Hello(protocol=3, wander="0", python="3", pid=1)
     assert json.loads(hello.model_dump_json())["type"] == "hello"
     assert to_host.validate_json(hello.model_dump_json()) == hello
     for message in (Cancel(id=3), Close()):

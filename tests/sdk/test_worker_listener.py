@@ -247,7 +247,7 @@ async def test_another_protocol_is_told_on_both_sides(
 ) -> None:
     monkeypatch.setattr(worker_session, "PROTOCOL", 99)
     async with listener(tmp_path) as far:
-        with pytest.raises(LoadError, match=r"speaks protocol 2, this .* speaks 99") as caught:
+        with pytest.raises(LoadError, match=r"speaks protocol 3, this .* speaks 99") as caught:
             async with remote(far.address, folder=tmp_path):
                 pass
         assert caught.value.hint

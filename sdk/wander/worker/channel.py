@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
-from typing import Any
+from collections.abc import AsyncIterator, Callable, Iterator
+from typing import Any, AnyStr
 
 from websockets.asyncio.connection import Connection
 from websockets.exceptions import ConnectionClosed
@@ -33,8 +33,10 @@ sends faster than the other side reads has to wait.
 class Channel:
     """One end of a connection. `send` never waits; `run` writes until the connection ends."""
 
-    def __init__(self, connection: Connection) -> None:
+    def __init__(self, connection: Connection, aside: Callable[[str], None] | None = None) -> None:
+        """Speak over a connection; `aside` takes its text frames, which are no lines of this channel."""
         self._connection = connection
+        self._aside = aside
         self._waiting: list[bytes] = []
         self._size = 0
         self._awake = asyncio.Event()
@@ -71,7 +73,12 @@ class Channel:
         """Yield every line that comes in, until the connection closes in whatever way."""
         try:
             while True:
-                frame = await self._connection.recv(decode=False)
+                frame = await self._connection.recv()
+                if isinstance(frame, str):
+                    if self._aside is not None:
+                        self._aside(frame)
+                        continue
+                    frame = frame.encode()
                 for line in frame.split(b"\n"):
                     yield line
         except ConnectionClosed as closed:
@@ -113,6 +120,6 @@ class Channel:
         return frame
 
 
-def parts(frame: bytes) -> Iterator[bytes]:
+def parts(frame: AnyStr) -> Iterator[AnyStr]:
     """Cut a frame into parts of moderate length."""
     return (frame[start : start + FRAME] for start in range(0, len(frame), FRAME))

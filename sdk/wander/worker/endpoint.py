@@ -32,8 +32,8 @@ BASE_VARIABLE, KEY_VARIABLE = "OPENAI_BASE_URL", "OPENAI_API_KEY"
 USUAL_BASE = "https://api.openai.com/v1"
 _SECONDS, _CONNECT_SECONDS = 600.0, 15.0
 _PATHS = ("chat/completions", "completions", "responses", "embeddings")
-_MOST_CONNECTIONS = 256
-"""Connections that a sandbox may have open at a time."""
+MOST_CONNECTIONS = 256
+"""Connections that a sandbox, or a worker on another machine, may have open at a time."""
 
 
 @dataclass(frozen=True)
@@ -106,8 +106,7 @@ class HostEndpoint:
     @property
     def variables(self) -> dict[str, str]:
         """The environment variables by which the worker's clients find the endpoint."""
-        host, port = self.address
-        return {BASE_VARIABLE: f"http://{host}:{port}/v1", KEY_VARIABLE: self._token}
+        return token_variables(self.address, self._token)
 
     def take(self, connection: socket.socket) -> None:
         """Serve a connected socket as well, for a worker that can reach no address."""
@@ -116,6 +115,20 @@ class HostEndpoint:
         task = asyncio.get_running_loop().create_task(self._serve(connection))
         self._taking.add(task)
         task.add_done_callback(self._taking.discard)
+
+    async def answer(self, method: str, path: str, body: bytes, rollout_id: str) -> tuple[int, str]:
+        """Return status and JSON for the request of a worker's code that was let in."""
+        path = path.removeprefix("/v1/").strip("/")
+        if method != "POST" or path not in _PATHS:
+            return 404, refusal(f"the host answers POST {', '.join(_PATHS)}")
+        try:
+            request = json.loads(body)
+        except ValueError:
+            return 400, refusal("the request is not JSON")
+        if not isinstance(request, dict) or request.get("stream"):
+            return 400, refusal("the host records whole answers: ask without `stream`")
+        status, response = await self._call(path, request, rollout_id)
+        return status, json.dumps(response)
 
     def begin(
         self, rollout_id: str, recorded: dict[str, Any] | None, limiter: CallLimiter | None = None
@@ -155,6 +168,68 @@ class HostEndpoint:
     async def _start(self) -> None:
         from aiohttp import web
 
+        self._runner = web.ServerRunner(web.Server(self._answered), shutdown_timeout=0.5)
+        await self._runner.setup()
+        await web.SockSite(self._runner, self._socket).start()
+
+    async def _serve(self, connection: socket.socket) -> None:
+        assert self._starting is not None
+        await self._starting
+        server = None if self._runner is None else self._runner.server
+        if server is None or len(server.connections) >= MOST_CONNECTIONS:
+            connection.close()
+            return
+        await asyncio.get_running_loop().connect_accepted_socket(server, connection)
+
+    async def _answered(self, request: web.BaseRequest) -> web.StreamResponse:
+        given = request.headers.get("authorization", "").removeprefix("Bearer ")
+        if not hmac.compare_digest(given.encode(), self._token.encode()):
+            return as_response(401, TOKEN_REFUSED)
+        rollout_id = request.headers.get(HEADER, "")
+        return as_response(*await self.answer(request.method, request.path, await request.read(), rollout_id))
+
+    async def _call(self, path: str, body: dict[str, Any], rollout_id: str) -> tuple[int, Any]:
+        """Answer one call from the record, or by asking; keep what was answered."""
+        record = self._records.get(rollout_id)
+        digest = hashlib.sha256(canonical_json([path, body]).encode()).hexdigest()
+        self.count.calls += 1
+        if record is not None and record.known is not None:
+            kept = record.known.get(digest)
+            if not kept:
+                return 409, _error("the record has no answer to this request")
+            self.count.replayed += 1
+            call = kept.pop(0) if len(kept) > 1 else kept[0]
+        else:
+            limiter = record.limiter if record is not None else None
+            status, response = await self._asked(path, body, limiter or self._limiter, rollout_id)
+            call = {"digest": digest, "path": path, "request": body, "status": status, "response": response}
+        if record is not None:
+            record.made.append(call)
+        self._counted(call)
+        return int(call["status"]), call["response"]
+
+    async def _asked(
+        self, path: str, body: dict[str, Any], limiter: CallLimiter, rollout_id: str
+    ) -> tuple[int, Any]:
+        """Ask upstream; what cannot be reached is an answer too, with status 502."""
+        from wander.clients.transport import TransportError
+
+        url = self._upstream.base_url
+        if self._upstream.api_key is None and url == USUAL_BASE:
+            return 401, _error(f"the host has no key for this: set `{KEY_VARIABLE}` (or `{BASE_VARIABLE}`)")
+        attempts = self._attempts = self._attempts or self._upstream_attempts()
+        try:
+            answer = await attempts.answer(limiter, f"/{path}", body, rollout_id)
+        except RateLimited as error:
+            return 429, _error(str(error))
+        except TransportError as error:
+            return 502, _error(f"`{attempts.transport.base_url}` cannot be reached: {error}")
+        try:
+            return answer.status, json.loads(answer.body)
+        except ValueError:
+            return 502, _error(f"`{attempts.transport.base_url}` answered {answer.status} with no JSON")
+
+    def _upstream_attempts(self) -> Attempts:
         from wander.clients.attempts import Attempts
         from wander.clients.transport import AiohttpTransport
 
@@ -168,75 +243,7 @@ class HostEndpoint:
             max_connections=None,
         )
         # The code that asks has a client of its own, which tries again after faults.
-        self._attempts = Attempts(transport, max_retries=0)
-        self._runner = web.ServerRunner(web.Server(self._answered), shutdown_timeout=0.5)
-        await self._runner.setup()
-        await web.SockSite(self._runner, self._socket).start()
-
-    async def _serve(self, connection: socket.socket) -> None:
-        assert self._starting is not None
-        await self._starting
-        server = None if self._runner is None else self._runner.server
-        if server is None or len(server.connections) >= _MOST_CONNECTIONS:
-            connection.close()
-            return
-        await asyncio.get_running_loop().connect_accepted_socket(server, connection)
-
-    async def _answered(self, request: web.BaseRequest) -> web.StreamResponse:
-        given = request.headers.get("authorization", "").removeprefix("Bearer ")
-        if not hmac.compare_digest(given.encode(), self._token.encode()):
-            return _refused(401, "the token is not this endpoint's")
-        path = request.path.removeprefix("/v1/").strip("/")
-        if request.method != "POST" or path not in _PATHS:
-            return _refused(404, f"the host answers POST {', '.join(_PATHS)}")
-        try:
-            body = json.loads(await request.read())
-        except ValueError:
-            return _refused(400, "the request is not JSON")
-        if not isinstance(body, dict) or body.get("stream"):
-            return _refused(400, "the host records whole answers: ask without `stream`")
-        return await self._call(path, body, request.headers.get(HEADER, ""))
-
-    async def _call(self, path: str, body: dict[str, Any], rollout_id: str) -> web.StreamResponse:
-        """Answer one call from the record, or by asking; keep what was answered."""
-        record = self._records.get(rollout_id)
-        digest = hashlib.sha256(canonical_json([path, body]).encode()).hexdigest()
-        self.count.calls += 1
-        if record is not None and record.known is not None:
-            kept = record.known.get(digest)
-            if not kept:
-                return _refused(409, "the record has no answer to this request")
-            self.count.replayed += 1
-            call = kept.pop(0) if len(kept) > 1 else kept[0]
-        else:
-            limiter = record.limiter if record is not None else None
-            status, response = await self._asked(path, body, limiter or self._limiter, rollout_id)
-            call = {"digest": digest, "path": path, "request": body, "status": status, "response": response}
-        if record is not None:
-            record.made.append(call)
-        self._counted(call)
-        return _json(int(call["status"]), call["response"])
-
-    async def _asked(
-        self, path: str, body: dict[str, Any], limiter: CallLimiter, rollout_id: str
-    ) -> tuple[int, Any]:
-        """Ask upstream; what cannot be reached is an answer too, with status 502."""
-        from wander.clients.transport import TransportError
-
-        assert self._attempts is not None
-        url = self._upstream.base_url
-        if self._upstream.api_key is None and url == USUAL_BASE:
-            return 401, _error(f"the host has no key for this: set `{KEY_VARIABLE}` (or `{BASE_VARIABLE}`)")
-        try:
-            answer = await self._attempts.answer(limiter, f"/{path}", body, rollout_id)
-        except RateLimited as error:
-            return 429, _error(str(error))
-        except TransportError as error:
-            return 502, _error(f"`{self._attempts.transport.base_url}` cannot be reached: {error}")
-        try:
-            return answer.status, json.loads(answer.body)
-        except ValueError:
-            return 502, _error(f"`{self._attempts.transport.base_url}` answered {answer.status} with no JSON")
+        return Attempts(transport, max_retries=0)
 
     def _counted(self, call: dict[str, Any]) -> None:
         response = call["response"]
@@ -254,13 +261,24 @@ def _error(message: str) -> dict[str, Any]:
     return {"error": {"message": message, "type": "wander_host", "code": None}}
 
 
-def _refused(status: int, message: str) -> web.StreamResponse:
-    return _json(status, _error(message))
+def refusal(message: str) -> str:
+    """Return the JSON by which OpenAI's clients are told why there is no answer."""
+    return json.dumps(_error(message))
 
 
-def _json(status: int, value: Any) -> web.StreamResponse:
+TOKEN_REFUSED = refusal("the token is not this endpoint's")
+
+
+def token_variables(address: tuple[str, int], token: str) -> dict[str, str]:
+    """Return the environment variables by which OpenAI's clients find an address."""
+    host, port = address
+    return {BASE_VARIABLE: f"http://{host}:{port}/v1", KEY_VARIABLE: token}
+
+
+def as_response(status: int, body: str) -> web.StreamResponse:
+    """Return JSON as the answer to a request."""
     from aiohttp import web
 
     # The host has waited as long as there was any use in it; OpenAI's clients look for this.
     headers = {"x-should-retry": "false"} if status == 429 else None
-    return web.json_response(value, status=status, headers=headers)
+    return web.json_response(text=body, status=status, headers=headers)

@@ -22,6 +22,7 @@ from wander.worker.link import WorkerOptions
 from wander.worker.protocol import MESSAGE_LIMIT, Load
 from wander.worker.seat import Seat
 from wander.worker.session import WorkerLost, WorkerSession, failed_rollouts, lost_rollouts
+from wander.worker.tunnel import AnswerCall
 
 _PAGE = 500
 """Examples a message: a page of long rows still makes a message of moderate size."""
@@ -83,7 +84,8 @@ class WorkerEnvironment:
         - `addresses`: where workers listen (`wander.worker.listener`), instead of processes started here. The
           workers are spread over them, at least one each. `target` may then carry a version
           (`name@1.2.0`) that has to be installed there; what a `path` means is the listener's to know.
-          `python`, `environ`, `sandbox` and the endpoint for OpenAI clients are then the listener's matter.
+          `python`, `environ` and `sandbox` are then the listener's matter. OpenAI clients call through this
+          process as well, unless a key or address was passed to them there.
         - `rollout_timeout`: seconds after which a rollout fails with `RolloutTimeout`; None means never.
           Where the environment's code then lets nothing else of its worker go on for `stall_seconds`, the
           worker is ended; its other rollouts are retryable.
@@ -109,7 +111,7 @@ class WorkerEnvironment:
 
             options = replace(options, sandbox=Sandbox(sandbox, endpoint.take, endpoint.address))
         try:
-            sessions = await _started(_each(options, workers, addresses))
+            sessions = await _started(_each(options, workers, addresses, endpoint.answer))
         except BaseException:
             await endpoint.close()
             raise
@@ -265,7 +267,9 @@ def automatic_workers(concurrency: int) -> int:
     return max(1, min(os.cpu_count() or 1, math.ceil(concurrency / 256)))
 
 
-def _each(options: WorkerOptions, workers: int, addresses: Sequence[WorkerAddress]) -> list[WorkerOptions]:
+def _each(
+    options: WorkerOptions, workers: int, addresses: Sequence[WorkerAddress], answer: AnswerCall
+) -> list[WorkerOptions]:
     """Return the options of every worker."""
     if workers < 1:
         raise ConfigError(f"`workers` must be at least 1, not {workers}")
@@ -277,7 +281,7 @@ def _each(options: WorkerOptions, workers: int, addresses: Sequence[WorkerAddres
             hint="leave `sandbox` and `environ` out",
         )
     load = options.load.model_copy(update={"path": None})
-    places = [replace(options, load=load, address=address) for address in addresses]
+    places = [replace(options, load=load, address=address, answer_call=answer) for address in addresses]
     return [places[number % len(places)] for number in range(max(workers, len(places)))]
 
 

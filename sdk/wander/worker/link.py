@@ -7,7 +7,7 @@ import secrets
 import shutil
 import signal
 import tempfile
-from collections.abc import Coroutine, Iterable, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -27,6 +27,7 @@ from wander.worker.watch import LAST_WORDS
 
 if TYPE_CHECKING:
     from wander.sandbox.worker import Sandbox
+    from wander.worker.tunnel import AnswerCall
 
 T = TypeVar("T")
 
@@ -52,12 +53,17 @@ class WorkerOptions:
     """Environment variables that are the worker's alone."""
     sandbox: Sandbox | None = None
     address: WorkerAddress | None = None
-    """Where a listening worker is asked instead of one started here; then only `load` and
-    `startup_timeout` count."""
+    """Where a listening worker is asked instead of one started here; then only `load`, `startup_timeout` and
+    `answer_call` count."""
+    answer_call: AnswerCall | None = None
+    """Answers the OpenAI clients of code on another machine; None lets nobody answer."""
 
 
 class LocalLink:
     """A process started here and its connection. Made by `open`, ended by `close`."""
+
+    aside: Callable[[str], None] | None = None
+    """Takes text frames: a worker that is started here sends none."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder

@@ -37,6 +37,7 @@ from wander.worker.heartbeat import HOST_PING_SECONDS, HOST_SILENT_PINGS, heartb
 from wander.worker.link import LocalLink, WorkerOptions
 from wander.worker.protocol import PROTOCOL, Fault, LastWords, Load, LoadFailed, Refused, to_worker
 from wander.worker.session import CLOSE_SECONDS, EXIT_SECONDS
+from wander.worker.tunnel import NearEnd
 
 _REASON_BYTES = 120
 """A websocket's close frame holds a reason of at most 123 bytes."""
@@ -142,9 +143,20 @@ class Listener:
     async def _worker(self, host: ServerConnection) -> str:
         """Run a worker for the host; return how it ended by itself, or "" when the host ended it."""
         options = self._options
-        started = WorkerOptions(None, Load(), options.environ, options.log_path, startup_timeout=0.0)
-        link = await LocalLink.open(started)
-        passing = asyncio.create_task(self._pass_on(host, link))
+        calls = await NearEnd.open(host)
+        # An environment that is given a key or address of this machine talks to that endpoint itself.
+        found = {} if calls.variables.keys() & set(options.environ) else calls.variables
+        started = WorkerOptions(
+            None, Load(), options.environ, options.log_path, startup_timeout=0.0, variables=found
+        )
+        try:
+            link = await LocalLink.open(started)
+            return await self._until_over(host, link, calls)
+        finally:
+            await calls.close()
+
+    async def _until_over(self, host: ServerConnection, link: LocalLink, calls: NearEnd) -> str:
+        passing = asyncio.create_task(self._pass_on(host, link, calls))
         exited = asyncio.create_task(link.process.wait())
         gone = asyncio.create_task(host.wait_closed())
         try:
@@ -157,6 +169,7 @@ class Listener:
             for task in (passing, gone):
                 task.cancel()
             await asyncio.gather(passing, gone, return_exceptions=True)
+            await calls.close()
             # A worker that has lost its connection tears its environment down, if it still can.
             closing = asyncio.create_task(link.disconnect())
             await link.process.end(grace=EXIT_SECONDS if exited.done() else CLOSE_SECONDS)
@@ -169,7 +182,7 @@ class Listener:
         told = {"ending": link.process.ending(), "where": words.where[:_WHERE_LETTERS]}
         return words.model_copy(update=told).model_dump_json(exclude_defaults=True)
 
-    async def _pass_on(self, host: ServerConnection, link: LocalLink) -> None:
+    async def _pass_on(self, host: ServerConnection, link: LocalLink, calls: NearEnd) -> None:
         """Hand messages over in both directions, until one side closes its connection."""
         worker = await link.connected()
 
@@ -181,7 +194,11 @@ class Listener:
                 return
             await worker.send(answer)
             while True:
-                await _send(worker, await host.recv(decode=False))
+                frame = await host.recv()
+                if isinstance(frame, str):
+                    calls.received(frame)
+                else:
+                    await _send(worker, frame)
 
         async def to_the_host() -> None:
             while True:

@@ -5,6 +5,10 @@ waiting when it left. The first message is the worker's `Hello`; the host refuse
 with `Refused`. Else comes `Load`, answered by `Loaded` or `LoadFailed`, then any number of requests at once,
 matched by `id`. The worker asks for completions with `Complete`: every model call is the host's, and no key
 enters the worker.
+
+All these are binary frames. Between a host and a listener (`wander.worker.listener`) text frames are one
+`OutsideCall` or `OutsideAnswer` each: they are the listener's own, its worker's process neither sees nor
+makes them.
 """
 
 from __future__ import annotations
@@ -18,7 +22,7 @@ from wander.errors import ConfigError, DatasetError, LoadError, ModelError, Wand
 from wander.handle import Split
 from wander.types import Boundary, EnvironmentInfo, Example, Record, Rollout, SamplingArgs
 
-PROTOCOL = 2
+PROTOCOL = 3
 """Raised whenever a message changes; host and worker must agree."""
 MESSAGE_LIMIT = 256 << 20
 """Most bytes of one message that a host takes. A rollout that asks or answers more fails by itself."""
@@ -217,6 +221,26 @@ class Close(Record):
     """Host: tear the environment down and end."""
 
     type: Literal["close"] = "close"
+
+
+class OutsideCall(Record):
+    """Listener: code of its worker asks another model, with an OpenAI client of its own."""
+
+    id: int
+    method: str
+    path: str
+    body: str
+    rollout_id: str
+    """Empty where no rollout asks."""
+
+
+class OutsideAnswer(Record):
+    """Host: what its endpoint answers."""
+
+    id: int
+    status: int
+    body: str
+    """JSON."""
 
 
 ToWorker = Annotated[

@@ -15,6 +15,7 @@ from wander.worker.channel import FRAME, OPTIONS
 from wander.worker.heartbeat import PING_SECONDS, SILENT_PINGS, heartbeat, keep_alive
 from wander.worker.process import WorkerProcess
 from wander.worker.protocol import LastWords
+from wander.worker.tunnel import AnswerCall, FarEnd
 
 _CONNECT_SECONDS = 20.0
 
@@ -73,14 +74,24 @@ class RemoteWorker(WorkerProcess):
 class RemoteLink:
     """A connection to a listening worker. Made by `open`, ended by `close`."""
 
-    def __init__(self, connection: ClientConnection, address: WorkerAddress) -> None:
+    def __init__(
+        self, connection: ClientConnection, address: WorkerAddress, answer: AnswerCall | None
+    ) -> None:
         self._connection = connection
         self.process = RemoteWorker(connection, address)
+        self._calls = None if answer is None else FarEnd(connection, answer)
+        self.aside = None if self._calls is None else self._calls.received
+        """Takes text frames: what the listener asks itself."""
         self._heart = asyncio.create_task(self._beat())
 
     @classmethod
-    async def open(cls, address: WorkerAddress, *, message_limit: int, seconds: float) -> RemoteLink:
-        """Connect; raises `LoadError` where no worker answers, or not to this token."""
+    async def open(
+        cls, address: WorkerAddress, *, message_limit: int, seconds: float, answer: AnswerCall | None = None
+    ) -> RemoteLink:
+        """Connect; raises `LoadError` where no worker answers, or not to this token.
+
+        `answer` is asked by OpenAI clients of the worker's code.
+        """
         headers = {} if address.token is None else {"Authorization": f"Bearer {address.token}"}
         most = {"max_size": message_limit + FRAME}
         try:
@@ -100,7 +111,7 @@ class RemoteLink:
             said = getattr(error, "strerror", None) or str(error) or "no answer"
             raise LoadError(f"no worker answers at `{address}`: {said}", hint=_start(address)) from error
         keep_alive(connection)
-        return cls(connection, address)
+        return cls(connection, address, answer)
 
     async def connected(self) -> Connection:
         """Return the connection."""
@@ -115,6 +126,8 @@ class RemoteLink:
         """Close the connection."""
         self._heart.cancel()
         await asyncio.gather(self._heart, return_exceptions=True)
+        if self._calls is not None:
+            await self._calls.close()
         await self._connection.close()
 
     async def _beat(self) -> None:

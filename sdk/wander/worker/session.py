@@ -99,7 +99,8 @@ class WorkerSession:
         session: WorkerSession | None = None
         try:
             async with asyncio.timeout(options.startup_timeout):
-                session = cls(options, Channel(await link.connected()), link.process)
+                channel = Channel(await link.connected(), link.aside)
+                session = cls(options, channel, link.process)
                 await unless_ended(link.process, session._load())
         except BaseException as error:
             await link.process.end(grace=0)
@@ -367,7 +368,9 @@ async def _link(options: WorkerOptions) -> LocalLink | RemoteLink:
     if options.address is None:
         return await LocalLink.open(options)
     limit, seconds = options.load.message_limit, options.startup_timeout
-    return await RemoteLink.open(options.address, message_limit=limit, seconds=seconds)
+    return await RemoteLink.open(
+        options.address, message_limit=limit, seconds=seconds, answer=options.answer_call
+    )
 
 
 def _checked(asked: Play, rollouts: list[Rollout]) -> list[Rollout]:

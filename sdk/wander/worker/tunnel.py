@@ -1,0 +1,180 @@
+"""OpenAI clients in the code of a worker on another machine, whose calls are the host's as well.
+
+The listener opens a port on its own loopback and tells the environment its address and a token; each request
+goes to the host over the connection that is there already, in a text frame (those of the worker's process
+are binary), and is answered by the host's endpoint (`wander.worker.endpoint`), where the key and the record
+are.
+The port is the listener's, not that of the worker's process, whose event loop stands still while a client of
+its code that is not `async` waits.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import logging
+import secrets
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING
+
+from pydantic import ValidationError
+from websockets.asyncio.connection import Connection
+from websockets.exceptions import ConnectionClosed
+
+from wander.errors import LoadError
+from wander.outside_calls import HEADER
+from wander.worker.channel import FRAME, parts
+from wander.worker.endpoint import MOST_CONNECTIONS, TOKEN_REFUSED, as_response, refusal, token_variables
+from wander.worker.protocol import PROTOCOL, OutsideAnswer, OutsideCall
+
+if TYPE_CHECKING:
+    from aiohttp import web
+
+AnswerCall = Callable[[str, str, bytes, str], Awaitable[tuple[int, str]]]
+"""Answers the method, path, body and rollout of a request with a status and JSON."""
+_SECONDS = 1800.0
+"""How long a request may wait for the host: it asks within 600 s, but its own limits may keep it waiting."""
+
+
+class NearEnd:
+    """The port on the worker's machine. Made by `open`, ended by `close`."""
+
+    def __init__(self, host: Connection) -> None:
+        self._host = host
+        self._token = f"wander-{secrets.token_hex(16)}"
+        self._waiting: dict[int, asyncio.Future[OutsideAnswer]] = {}
+        self._next_id = 0
+        self._server: web.Server
+        self._listening: asyncio.Server
+
+    @classmethod
+    async def open(cls, host: Connection) -> NearEnd:
+        """Listen on a free port of loopback."""
+        from aiohttp import web
+
+        end = cls(host)
+        end._server = web.Server(end._answered)
+        loop = asyncio.get_running_loop()
+        end._listening = await loop.create_server(end._protocol, "127.0.0.1", 0)
+        return end
+
+    @property
+    def variables(self) -> dict[str, str]:
+        """The environment variables by which the worker's clients find the port."""
+        return token_variables(self._listening.sockets[0].getsockname(), self._token)
+
+    def received(self, text: str) -> None:
+        """Take what the host answered; raises `LoadError` for what is no answer."""
+        try:
+            answer = OutsideAnswer.model_validate_json(text)
+        except ValidationError:
+            said = f"it sent what is no message of protocol {PROTOCOL}, which this worker speaks"
+            raise LoadError(said, hint="install the same wander-sdk on both machines") from None
+        waiting = self._waiting.get(answer.id)
+        if waiting is not None and not waiting.done():
+            waiting.set_result(answer)
+
+    async def close(self) -> None:
+        """End the port, its connections and what waits."""
+        self._listening.close()
+        for number, waiting in self._waiting.items():
+            if not waiting.done():
+                waiting.set_result(_failed(number, 502, "the host is gone"))
+        await self._server.shutdown(2.0)
+
+    def _protocol(self) -> asyncio.Protocol:
+        full = len(self._server.connections) >= MOST_CONNECTIONS
+        return _Refusing() if full else self._server()
+
+    async def _answered(self, request: web.BaseRequest) -> web.StreamResponse:
+        given = request.headers.get("authorization", "").removeprefix("Bearer ")
+        if not hmac.compare_digest(given.encode(), self._token.encode()):
+            return as_response(401, TOKEN_REFUSED)
+        try:
+            body = (await request.read()).decode()
+        except UnicodeDecodeError:
+            return as_response(400, refusal("the request is not JSON"))
+        self._next_id += 1
+        call = OutsideCall(
+            id=self._next_id,
+            method=request.method,
+            path=_sendable(request.path),
+            body=body,
+            rollout_id=_sendable(request.headers.get(HEADER, "")),
+        )
+        answer = await self._asked(call)
+        return as_response(answer.status, answer.body)
+
+    async def _asked(self, call: OutsideCall) -> OutsideAnswer:
+        waiting: asyncio.Future[OutsideAnswer] = asyncio.get_running_loop().create_future()
+        self._waiting[call.id] = waiting
+        try:
+            await send_text(self._host, call.model_dump_json())
+            async with asyncio.timeout(_SECONDS):
+                return await waiting
+        except ConnectionClosed:
+            return _failed(call.id, 502, "the host is gone")
+        except TimeoutError:
+            return _failed(call.id, 504, f"the host gave no answer within {_SECONDS:g} s")
+        finally:
+            del self._waiting[call.id]
+
+
+class FarEnd:
+    """The host's side of one connection: has its endpoint answer. Ended by `close`."""
+
+    def __init__(self, worker: Connection, answer: AnswerCall) -> None:
+        self._worker = worker
+        self._answer = answer
+        self._calls: set[asyncio.Task[None]] = set()
+
+    def received(self, text: str) -> None:
+        """Begin to answer a request; raises `ValidationError` for what is none."""
+        asked = OutsideCall.model_validate_json(text)
+        call = asyncio.create_task(self._answered(asked, full=len(self._calls) >= MOST_CONNECTIONS))
+        self._calls.add(call)
+        call.add_done_callback(self._calls.discard)
+
+    async def close(self) -> None:
+        """Answer nothing more."""
+        for call in self._calls:
+            call.cancel()
+        await asyncio.gather(*self._calls, return_exceptions=True)
+
+    async def _answered(self, asked: OutsideCall, *, full: bool) -> None:
+        try:
+            if full:
+                answer = _failed(asked.id, 503, f"more than {MOST_CONNECTIONS} calls at once")
+            else:
+                said = await self._answer(asked.method, asked.path, asked.body.encode(), asked.rollout_id)
+                answer = OutsideAnswer(id=asked.id, status=said[0], body=said[1])
+        except Exception as error:
+            # Whoever asked must not wait for ever. In full it is the host's alone: who knows what it holds.
+            logging.getLogger(__name__).exception("a call of a worker's code could not be answered")
+            answer = _failed(asked.id, 500, f"the host's endpoint raised `{type(error).__name__}`")
+        try:
+            await send_text(self._worker, answer.model_dump_json())
+        except ConnectionClosed:
+            return  # and with it whoever asked
+
+
+class _Refusing(asyncio.Protocol):
+    """Closes a connection that is one too many."""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        transport.abort()
+
+
+async def send_text(connection: Connection, text: str) -> None:
+    """Send a text frame; in parts where it is long, which lets heartbeats through."""
+    await connection.send(text if len(text) <= FRAME else parts(text))
+
+
+def _sendable(text: str) -> str:
+    """Return a header or path, which may hold any bytes, as text that JSON takes."""
+    return text.encode("utf-8", "replace").decode()
+
+
+def _failed(number: int, status: int, message: str) -> OutsideAnswer:
+    return OutsideAnswer(id=number, status=status, body=refusal(message))
