@@ -28,11 +28,14 @@ async def refuse(queries: list[Query]) -> str:
 
 
 @pytest.fixture(autouse=True)
-def _nothing_is_left():
-    folder = Path(tempfile.gettempdir())
-    before = set(folder.glob("wander-repl-*"))
+def _no_process_is_left(tmp_path, monkeypatch):
+    # A folder of its own: tests that run beside this one make such folders too.
+    folder = tmp_path / "temporary"
+    folder.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+    monkeypatch.setenv("TMPDIR", str(folder))
     yield
-    assert set(folder.glob("wander-repl-*")) - before == set()
+    assert list(folder.glob("wander-repl-*")) == []
 
 
 @pytest.fixture

@@ -7,7 +7,6 @@ import json
 import random
 import re
 import tempfile
-from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -67,11 +66,14 @@ def main_script(replies, sub=None):
 
 
 @pytest.fixture(autouse=True)
-def _no_process_is_left():
-    folder = Path(tempfile.gettempdir())
-    before = set(folder.glob("wander-repl-*"))
+def _no_process_is_left(tmp_path, monkeypatch):
+    # A folder of its own: tests that run beside this one make such folders too.
+    folder = tmp_path / "temporary"
+    folder.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+    monkeypatch.setenv("TMPDIR", str(folder))
     yield
-    assert set(folder.glob("wander-repl-*")) - before == set()
+    assert list(folder.glob("wander-repl-*")) == []
 
 
 async def test_a_question_over_200_000_characters_is_answered_through_the_repl():
