@@ -55,12 +55,21 @@ def test_workers_on_another_machine(wander: Wander, folder: Path, home: Path) ->
         words = ("eval", str(folder), *SOLVER, "-n", "6", "--worker", address)
         result = wander(*words, "--worker-token-file", "token", "--workers", "2", "--json")
         refused = wander(*words, "--worker-token-file", "other")
+        (home / "another").mkdir()
+        for path in folder.iterdir():
+            if path.is_file():
+                (home / "another" / path.name).write_bytes(path.read_bytes())
+        mistaken = wander(
+            "eval", "./another", *SOLVER, "--worker", address, "--worker-token-file", "token", "-n", "2"
+        )
         unknown = wander(*words)
     assert result.status == 0, result.err
     assert result.data["summary"]["reward_mean"] == 1.0
     settings = json.loads((Path(result.data["run_dir"]) / "command.json").read_text())
     assert settings["worker_addresses"] == [address]
     assert settings["worker_token_file"] == str(home / "token")
+    assert mistaken.status != 0
+    assert f"this worker serves the folder `{folder.name}`, not `another`" in mistaken.err
     for answer in (refused, unknown):
         assert answer.status != 0
         assert "refused the token" in answer.err
@@ -70,8 +79,8 @@ def test_workers_on_another_machine(wander: Wander, folder: Path, home: Path) ->
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (("--workers", "0"), "a number from 1, or `auto`"),
-        (("--workers", "many"), "a number from 1, or `auto`"),
+        (("--workers", "0"), "a number from 1 to 256, or `auto`"),
+        (("--workers", "many"), "a number from 1 to 256, or `auto`"),
         (("--worker", "far:7100"), "no worker's address"),
         (("--worker-token-file", "token"), "cannot read the token file"),
         (("--worker", "tcp://far:1", "--worker", "tcp://far:2", "--workers", "1"), "fewer than the 2"),

@@ -288,6 +288,13 @@ async def test_only_the_named_environment_is_served(tmp_path: Path) -> None:
         with pytest.raises(LoadError, match="serves `acme/wordle`, not `other`"):
             async with remote(far.address, folder=tmp_path, target="other"):
                 pass
+        with pytest.raises(LoadError, match="serves `acme/wordle`, not the folder `wordle`"):
+            async with remote(far.address, folder=tmp_path, path=tmp_path / "wordle"):
+                pass
+    async with listener(tmp_path) as far:
+        with pytest.raises(LoadError, match="serves the folder `far_environment"):
+            async with remote(far.address, folder=tmp_path, target="wordle"):
+                pass
 
 
 async def test_a_worker_that_dies_there_comes_back(tmp_path: Path) -> None:

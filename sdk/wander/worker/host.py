@@ -280,7 +280,9 @@ def _each(
             "what a worker on another machine may see and do is said there, where it is started",
             hint="leave `sandbox` and `environ` out",
         )
-    load = options.load.model_copy(update={"path": None})
+    # Of a folder only its name goes there, to be compared with that of the one that is served.
+    path = options.load.path
+    load = options.load.model_copy(update={"path": None if path is None else Path(path).name})
     places = [replace(options, load=load, address=address, answer_call=answer) for address in addresses]
     return [places[number % len(places)] for number in range(max(workers, len(places)))]
 

@@ -236,8 +236,18 @@ class Listener:
             return asked.model_copy(update={"path": None}).model_dump_json().encode()
         place = Path(served).expanduser()
         if place.exists() and (place.is_dir() or place.suffix == ".py"):
+            # A host that names nothing takes what there is; a name is held to: runs record it.
+            named = asked.target or (Path(asked.path).name if asked.path else None)
+            if named is not None and (asked.target or named != place.resolve().name):
+                said = f"this worker serves the folder `{place.name}`, not `{named}`"
+                return _failed(said, hint="ask for the one it serves")
             found = asked.model_copy(update={"target": None, "path": str(place.resolve())})
             return found.model_dump_json().encode()
+        if wanted is None and asked.path is not None:
+            said = f"this worker serves `{served}`, not the folder `{Path(asked.path).name}`"
+            return _failed(
+                said, hint="ask for the one it serves by name, or start the worker with the folder"
+            )
         if wanted is not None and _plain(wanted) != _plain(served):
             return _failed(f"this worker serves `{served}`, not `{wanted}`", hint="ask for the one it serves")
         return asked.model_copy(update={"target": wanted or served, "path": None}).model_dump_json().encode()
