@@ -6,6 +6,10 @@ from pathlib import Path
 
 import pytest
 from command_line import HubRoom, make_wheel
+from wander_client.api import open_hub
+from wander_client.credentials import Credential
+from wander_client.packaging.install import exact_version
+from wander_client.packaging.resolve import parse_name
 from wander_hub.accounts import service as accounts
 
 
@@ -30,6 +34,11 @@ def test_yank_and_back(room: HubRoom) -> None:
 def test_deprecate_archive_and_back(room: HubRoom) -> None:
     done = room.wander("deprecate", "admin/say-env", "--reason", "biased", "--json")
     assert (done.data["status"], done.data["status_reason"]) == ("deprecated", "biased")
+    assert "status     deprecated: biased" in room.wander("info", "admin/say-env").out
+    told: list[str] = []
+    with open_hub("http://testserver", Credential(room.token, "test"), transport=room.transport) as api:
+        exact_version(api, parse_name("admin/say-env"), told.append)
+    assert told == ["`admin/say-env` is deprecated: biased"]
     assert room.wander("deprecate", "admin/say-env", "--archive").out == "admin/say-env is archived\n"
     assert room.wander("deprecate", "admin/say-env", "--undo").out == "admin/say-env is active\n"
     assert room.wander("deprecate", "admin/say-env", "--undo", "--archive").status == 2

@@ -54,6 +54,7 @@ def info(
 
 
 def _show(detail: EnvironmentDetail, version: VersionDetail, local: list[Installed]) -> None:
+    from wander_client.packaging.install import status_words
     from wander_client.packaging.origins import origin_in
 
     output = current().output
@@ -63,6 +64,7 @@ def _show(detail: EnvironmentDetail, version: VersionDetail, local: list[Install
     output.line()
     best = f"{detail.best_reward:.4g} by {detail.best_model}" if detail.best_reward is not None else ""
     facts: list[tuple[str, str]] = [
+        ("status", "" if detail.status == "active" else status_words(detail)),
         ("tags", ", ".join(version.tags)),
         ("licence", version.license or ""),
         ("python", version.requires_python or ""),

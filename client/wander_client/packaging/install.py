@@ -26,7 +26,7 @@ from packaging.specifiers import SpecifierSet
 from packaging.tags import sys_tags
 from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel_filename
 from packaging.version import Version
-from wander.wire import FileInfo, VersionDetail
+from wander.wire import EnvironmentDetail, FileInfo, VersionDetail
 
 from wander_client.api import HubApi
 from wander_client.errors import ClientError, NotFound
@@ -53,10 +53,15 @@ class Wheel:
     sha256: str
 
 
-def exact_version(hub: HubApi, name: EnvironmentName) -> VersionDetail:
+def exact_version(
+    hub: HubApi, name: EnvironmentName, warn: Callable[[str], None] = lambda text: None
+) -> VersionDetail:
     """Return the version that a name means; a yanked version only when it is named exactly."""
     if name.version is None:
-        latest = hub.environment(name.owner, name.name).latest
+        detail = hub.environment(name.owner, name.name)
+        if detail.status != "active":
+            warn(f"`{name}` is {status_words(detail)}")
+        latest = detail.latest
         if latest.yanked:
             raise NotFound(
                 f"every version of `{name}` is yanked",
@@ -66,6 +71,13 @@ def exact_version(hub: HubApi, name: EnvironmentName) -> VersionDetail:
             )
         return latest
     return hub.version(name.owner, name.name, name.version)
+
+
+def status_words(detail: EnvironmentDetail) -> str:
+    """Return an environment's status with its reason and successor: `deprecated: biased; use a/b`."""
+    reason = f": {detail.status_reason}" if detail.status_reason else ""
+    successor = f"; use `{detail.successor}`" if detail.successor else ""
+    return f"{detail.status}{reason}{successor}"
 
 
 def install(
@@ -78,7 +90,7 @@ def install(
     warn: Callable[[str], None] = lambda text: None,
 ) -> tuple[Installed, bool]:
     """Install what the name means, unless it is there; returns it and whether anything was done."""
-    detail = exact_version(hub, name)
+    detail = exact_version(hub, name, warn)
     if detail.yanked:
         warn(f"`{name}` was yanked" + (f": {detail.yanked_reason}" if detail.yanked_reason else ""))
     exact = EnvironmentName(detail.owner, detail.name, detail.version)
