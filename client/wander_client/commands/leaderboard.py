@@ -86,7 +86,10 @@ def _show(board: Leaderboard) -> None:
     else:
         output.table(COLUMNS, [_row(row, exact=False) for row in board.rows])
     if board.hidden_incomplete:
-        output.note(f"{board.hidden_incomplete} incomplete runs are left out")
+        from wander_client.output import counted
+
+        claims = counted(board.hidden_incomplete, "run")
+        output.note(f"{claims} left out, only claimed: something is missing, or did not come out the same")
     if board.others:
         output.note(f"other boards of {label}, shown with `--board NAME`:")
         for one in board.others:

@@ -26,5 +26,8 @@ def whoami() -> None:
         here.output.line(f"{who.user} on {here.settings.hub}" + (" (administrator)" if who.admin else ""))
         here.output.line(f"may publish as: {', '.join(who.owners) or 'nobody yet'}")
         here.output.line(f"token: {who.token.name} ({who.token.prefix}...) from {origin}")
+        target = f" on {who.token.target}" if who.token.target else ""
+        until = f", until {who.token.expires_at:%Y-%m-%d}" if who.token.expires_at else ""
+        here.output.line(f"good for: {', '.join(who.token.scopes)}{target}{until}")
 
     here.output.answer({"hub": here.settings.hub, **who.model_dump(), "token_from": origin}, show)
