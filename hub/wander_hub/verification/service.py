@@ -30,7 +30,7 @@ def request(
     While one of the same size waits or runs, that one is returned.
     """
     run = runs.find(session, run_id)
-    if not _may_ask(caller, run):
+    if not rights.may(caller, "results", run.environment):
         raise rights.refusal(caller, "results", run.environment)
     if settings.verification == "off":
         raise HubProblem(
@@ -74,10 +74,6 @@ def unplayable(run: Run) -> str | None:
     if run.version.deleted_at is not None:
         return "its environment version was deleted"
     return None
-
-
-def _may_ask(caller: Identity, run: Run) -> bool:
-    return rights.may(caller, "results", run.environment)
 
 
 def _submit(

@@ -10,14 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from math import sqrt
 
 from pydantic import Field
 
 from wander.errors import RunError
 from wander.evals import student_t
 from wander.evals.manifest import differing_pins
-from wander.evals.statistics import t_interval
+from wander.evals.statistics import standard_error, t_interval
 from wander.types import Record, Rollout, canonical_json
 from wander.wire import RunManifest
 
@@ -140,14 +139,10 @@ def _scored(rollouts: Iterable[Rollout]) -> dict[str, _Scored]:
     return found
 
 
-def _standard_error(values: list[float], mean: float) -> float:
-    return sqrt(sum((value - mean) ** 2 for value in values) / (len(values) - 1) / len(values))
-
-
 def _p_value(values: list[float], mean: float) -> float | None:
     if len(values) < 2:
         return None
-    error = _standard_error(values, mean)
+    error = standard_error(values, mean)
     if error == 0:
         return 1.0 if mean == 0 else 0.0
     return 2 * student_t.cdf(-abs(mean / error), len(values) - 1)
@@ -158,4 +153,4 @@ def _detectable(values: list[float], mean: float) -> float | None:
     if len(values) < 2:
         return None
     df = len(values) - 1
-    return (student_t.quantile(0.975, df) + student_t.quantile(POWER, df)) * _standard_error(values, mean)
+    return (student_t.quantile(0.975, df) + student_t.quantile(POWER, df)) * standard_error(values, mean)

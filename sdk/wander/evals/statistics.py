@@ -201,7 +201,7 @@ def t_interval(values: Sequence[float]) -> tuple[float, float] | tuple[None, Non
     if count < 2:
         return None, None
     mean = sum(values) / count
-    half = student_t.quantile(_UPPER, count - 1) * _standard_error(values, mean)
+    half = student_t.quantile(_UPPER, count - 1) * standard_error(values, mean)
     return mean - half, mean + half
 
 
@@ -213,7 +213,7 @@ def clustered_wilson_interval(means: Sequence[float], rollouts: int) -> tuple[fl
     clusters = len(means)
     p = sum(means) / clusters
     effective = float(clusters) if clusters > 1 else float(rollouts)
-    error = _standard_error(means, p) if clusters > 1 else 0.0
+    error = standard_error(means, p) if clusters > 1 else 0.0
     if error > 0:
         shrink = (_Z / student_t.quantile(_UPPER, clusters - 1)) ** 2
         effective = min(float(rollouts), max(effective, shrink * p * (1 - p) / error**2))
@@ -249,6 +249,7 @@ def _is_number(value: float) -> bool:
     return abs(value) <= _LARGEST
 
 
-def _standard_error(values: Sequence[float], mean: float) -> float:
+def standard_error(values: Sequence[float], mean: float) -> float:
+    """Return the standard error of the mean of two or more values."""
     count = len(values)
     return sqrt(sum((value - mean) ** 2 for value in values) / (count - 1) / count)
