@@ -98,13 +98,13 @@ def test_no_text_makes_an_extractor_raise(text):
 def test_time_grows_with_the_length_and_not_its_square(piece):
     def seconds(times: int) -> float:
         text = piece * times
-        started = time.perf_counter()
+        started = time.thread_time()  # what else the machine does is not counted
         for extract in (extract_boxed_answer, extract_hash_answer, extract_json_answer):
             extract(text)
-        return time.perf_counter() - started
+        return time.thread_time() - started
 
     short = max(min(seconds(2_000) for _ in range(3)), 1e-4)
-    assert seconds(40_000) < 120 * short
+    assert min(seconds(40_000) for _ in range(3)) < 120 * short
 
 
 def test_an_extractor_serves_as_a_parser():
