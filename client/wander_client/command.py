@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, ClassVar
 
 import typer
+from typer.core import TyperGroup
 
 COMMON_HELP = """\b
 Common options:
@@ -17,9 +20,14 @@ Common options:
   --debug          show the traceback of an error"""
 
 
-def command_app(help: str | None = None, *, group: bool = False) -> typer.Typer:
-    """Return an application; with `group=True` its commands stay sub-commands even if there is only one."""
+def command_app(help: str | None = None, *, group: bool = False, default: str | None = None) -> typer.Typer:
+    """Return an application; with `group=True` its commands stay sub-commands even if there is only one.
+
+    `default` names the sub-command that is meant when the line has none.
+    """
+    kind = type("DefaultGroup", (_DefaultGroup,), {"default": default}) if default else TyperGroup
     app = typer.Typer(
+        cls=kind,
         help=help,
         epilog=COMMON_HELP,
         rich_markup_mode=None,
@@ -27,7 +35,7 @@ def command_app(help: str | None = None, *, group: bool = False) -> typer.Typer:
         context_settings={"help_option_names": ["-h", "--help"]},
         no_args_is_help=False,
     )
-    if group:
+    if group or default:
         app.callback()(_keep_group)
     return app
 
@@ -39,6 +47,22 @@ def typed_options(context: typer.Context) -> dict[str, Any]:
         for name, value in context.params.items()
         if getattr(context.get_parameter_source(name), "name", "") == "COMMANDLINE"
     }
+
+
+class _DefaultGroup(TyperGroup):
+    """Takes a line without a sub-command (nothing, options, a folder) as that of the default one."""
+
+    default: ClassVar[str]
+
+    def parse_args(self, ctx: Any, args: Sequence[str]) -> list[str]:
+        """Put the default sub-command before such a line."""
+        words = list(args)
+        first = words[0] if words else ""
+        helped = first in ("-h", "--help")
+        if not helped and first not in self.commands and (first[:1] in ("", "-") or Path(first).is_dir()):
+            words.insert(0, self.default)
+        parsed: list[str] = super().parse_args(ctx, words)
+        return parsed
 
 
 def _keep_group() -> None:

@@ -154,7 +154,7 @@ def test_an_endpoint_that_answers_garbage_means_status_5(wander: Wander, folder:
         (["check", "."], 3, "there is no environment in `.`"),
         (["play", "."], 3, "there is no environment in `.`"),
         (["eval", "--resume", "nothing"], 3, "no run"),
-        (["runs", "nowhere"], 3, "there is no folder `nowhere`"),
+        (["runs", "list", "nowhere"], 3, "there is no folder `nowhere`"),
         (["halp"], 2, "did you mean `help`?"),
         (["play", "say-env"], 2, "write `./say-env` for the folder here"),
         (["view"], 3, "`wander eval` makes one"),

@@ -78,7 +78,7 @@ COMMANDS: dict[str, CommandEntry] = {
     "cache": CommandEntry("cache", "see and prune what installed environments take of the disk", FIND),
     "eval": CommandEntry("eval", "evaluate a model on an environment", RUN),
     "view": CommandEntry("view", "read the rollouts of a run", RUN),
-    "runs": CommandEntry("runs", "list the runs of this machine", RUN),
+    "runs": CommandEntry("runs", "list, show, diff and export runs", RUN),
     "compare": CommandEntry("compare", "tell whether one run does better than another", RUN),
     "verify": CommandEntry("verify", "have the hub play a posted run again", RUN),
     "replay": CommandEntry("replay", "play a run again from its record and compare", RUN),
