@@ -9,7 +9,7 @@ from sqlalchemy.orm import Session
 
 from wander_hub.accounts.schemas import HUB
 from wander_hub.database import Database
-from wander_hub.environments.models import File, Version
+from wander_hub.environments.models import File, Version, VersionDocument
 from wander_hub.runs.models import Run, RunArtifact
 from wander_hub.storage import Storage
 
@@ -18,12 +18,15 @@ _BATCH = 500
 
 
 def in_use(session: Session, digests: Sequence[str]) -> set[str]:
-    """Return those of the digests that a file that may be had, a run or an artifact has."""
+    """Return those of the digests that a file or a document that may be had, a run or an artifact has."""
     files = select(File.sha256).join(File.version).where(Version.deleted_at.is_(None))
+    documents = select(VersionDocument.sha256).join(Version, VersionDocument.version_id == Version.id)
+    documents = documents.where(Version.deleted_at.is_(None))
     found: set[str] = set()
     for start in range(0, len(digests), _BATCH):
         some = digests[start : start + _BATCH]
         found.update(session.scalars(files.where(File.sha256.in_(some))))
+        found.update(session.scalars(documents.where(VersionDocument.sha256.in_(some))))
         found.update(
             one
             for one in session.scalars(select(Run.rollouts_sha256).where(Run.rollouts_sha256.in_(some)))
@@ -55,6 +58,10 @@ def expected(session: Session) -> Iterator[tuple[str, int | None, str]]:
     files = select(File.sha256, File.size, File.filename).join(File.version)
     for sha256, size, filename in session.execute(files.where(Version.deleted_at.is_(None))):
         yield sha256, size, f"file `{filename}`"
+    documents = select(VersionDocument.sha256, VersionDocument.size, VersionDocument.kind)
+    documents = documents.join(Version, VersionDocument.version_id == Version.id)
+    for sha256, size, kind in session.execute(documents.where(Version.deleted_at.is_(None))):
+        yield sha256, size, f"{kind} of a version"
     runs = select(Run.rollouts_sha256, Run.run_id).where(Run.rollouts_sha256.is_not(None))
     for rollouts, run_id in session.execute(runs):
         if rollouts is not None:

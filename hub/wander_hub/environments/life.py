@@ -17,7 +17,7 @@ from wander_hub.accounts import rights
 from wander_hub.accounts.models import Owner
 from wander_hub.accounts.schemas import Identity
 from wander_hub.database import now
-from wander_hub.environments import repository, service
+from wander_hub.environments import documents, repository, service
 from wander_hub.environments.models import Environment, File, FormerName, Version
 from wander_hub.index import service as index
 from wander_hub.problems import HubProblem
@@ -55,7 +55,7 @@ def delete_version(
     found = _present_version(session, environment, version)
     _bury(found, reason)
     _changed(session, environment)
-    return environment, found, [one.sha256 for one in found.files]
+    return environment, found, _digests(session, found)
 
 
 def delete_environment(
@@ -67,7 +67,7 @@ def delete_environment(
     for version in repository.versions_of(session, environment):
         if version.deleted_at is None:
             _bury(version, reason)
-            digests += [one.sha256 for one in version.files]
+            digests += _digests(session, version)
     environment.deleted_at = now()
     environment.listed = False
     _drop_roles(session, environment)
@@ -190,6 +190,11 @@ def _bury(version: Version, reason: str | None) -> None:
     version.deleted_reason = _text(reason)
 
 
+def _digests(session: Session, version: Version) -> list[str]:
+    """Return the digests of all that a version points to."""
+    return [one.sha256 for one in (*version.files, *documents.documents_of(session, version))]
+
+
 def _changed(session: Session, environment: Environment) -> None:
     """Bring listings and index up to date."""
     session.flush()
@@ -268,5 +273,6 @@ def _copy(session: Session, source: Version, child: Environment, caller: Identit
     for one in source.files:
         values = {name: getattr(one, name) for name in kept}
         session.add(File(environment_id=child.id, version_id=version.id, uploaded_at=now(), **values))
+    documents.copy(session, source, version)
     session.flush()
     session.expire(version, ["files"])

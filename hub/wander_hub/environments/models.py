@@ -121,3 +121,17 @@ class File(Base):
     core_metadata_sha256: Mapped[str | None] = mapped_column(String(64))
     uploaded_at: Mapped[datetime]
     version: Mapped[Version] = relationship(back_populates="files", lazy="raise")
+
+
+class VersionDocument(Base):
+    """A document that stands beside a version's files: one of a kind, attached once, never changed."""
+
+    __tablename__ = "version_documents"
+
+    version_id: Mapped[int] = mapped_column(ForeignKey("versions.id"), primary_key=True)
+    kind: Mapped[str] = mapped_column(String(16), primary_key=True)
+    """`lock` for a `pylock.toml` (PEP 751)."""
+    sha256: Mapped[str] = mapped_column(String(64), index=True)
+    """Of its bytes, which lie in the storage."""
+    size: Mapped[int] = mapped_column(BigInteger)
+    created_at: Mapped[datetime]
