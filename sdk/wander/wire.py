@@ -21,6 +21,9 @@ Role = Literal["reader", "maintainer", "owner"]
 TokenScope = Literal["read", "results", "publish", "manage"]
 """What a token may be used for; each one also reads. A token never does more than its user may."""
 TOKEN_SCOPES: tuple[TokenScope, ...] = ("read", "results", "publish", "manage")
+Unlocked = Literal["chosen", "none_published", "folder"]
+"""Why an environment does not run with the packages of its version's lock: `--no-lock` was given, the version
+has no lock, or it is a folder that nobody published."""
 ProjectStatus = Literal["active", "deprecated", "archived", "quarantined"]
 """As PEP 792 has it: an archived environment takes no uploads, a quarantined one also offers no files."""
 
@@ -48,7 +51,11 @@ class EnvironmentPin(Record):
     version: str | None = None
     wheel_sha256: str | None = None
     lock_sha256: str | None = None
-    """Digest of the resolved dependency lock of the virtual environment it ran in."""
+    """Digest of the version's lock (PEP 751), from which its packages were installed; None without one."""
+    unlocked: Unlocked | None = None
+    """Why `lock_sha256` is None; also None in records of before versions had locks."""
+    packages_sha256: str | None = None
+    """Digest of the names and versions of the packages that it ran with."""
     path: str | None = None
     """Where a local environment was loaded from."""
     arguments: dict[str, Any] = Field(default_factory=dict)
@@ -256,6 +263,17 @@ class UploadWarning(Record):
     hint: str | None = None
 
 
+class LockInfo(Record):
+    """The lock of a version: the files of every package that it was published with (PEP 751)."""
+
+    sha256: str
+    size: int
+    """Bytes."""
+    url: str
+    """Of the `pylock.toml`, which pip and uv install from."""
+    attached_at: datetime
+
+
 class VersionDetail(Record):
     """One immutable version; all metadata was read from its files."""
 
@@ -277,6 +295,8 @@ class VersionDetail(Record):
     """Set for a tombstone: its files are gone, and its number is never given again."""
     deleted_reason: str | None = None
     files: list[FileInfo] = Field(default_factory=list)
+    lock: LockInfo | None = None
+    """None when none was attached, so after `wander publish --no-lock` and plain uploads."""
     check: CheckSummary | None = None
     """Stated by the publisher; None when nothing was stated, so when `wander publish` was not to check."""
     warnings: list[UploadWarning] = Field(default_factory=list)
