@@ -66,6 +66,7 @@ def simulated(
     latency: float,
     most: int = 256,
     retry_after: float | None = None,
+    status: int = 429,
 ) -> Outcome:
     """Ask an endpoint as fast as the pace allows, in simulated time."""
     now, end, outcome = 0.0, seconds, Outcome()
@@ -90,7 +91,7 @@ def simulated(
             elif kind == "refused":
                 pace.ended()
                 outcome.refused += 1
-                if pause := pace.refused(now, began, retry_after):
+                if pause := pace.refused(now, began, retry_after, status=status):
                     own_pauses += 1
                     heappush(events, (now + pause, next(numbers), "again", 0.0))
             elif kind == "again":
@@ -133,6 +134,40 @@ def test_a_hiccup_now_and_then_costs_no_throughput() -> None:
     chance = random.Random(3)
     outcome = simulated(Pace(), lambda now, pace: chance.random() > 0.002, seconds=60, latency=0.5, most=64)
     assert outcome.taken > 0.8 * 60 * 64 / 0.5
+
+
+@pytest.mark.parametrize(("share", "most_lost"), [(0.03, 0.1), (0.1, 0.3)])
+@pytest.mark.parametrize(("latency", "most"), [(0.01, 8), (0.5, 64), (10.0, 1024)])
+def test_hiccups_at_random_cost_only_the_calls_they_hit(
+    share: float, most_lost: float, latency: float, most: int
+) -> None:
+    chance = random.Random(3)
+    pace = Pace()
+    seconds = max(30.0, 20 * latency)
+    outcome = simulated(
+        pace, lambda now, _: chance.random() >= share, seconds=seconds, latency=latency, most=most, status=503
+    )
+    assert pace.paused_seconds == 0.0
+    assert pace.rate(seconds) is None
+    # The pause after a hiccup, 0.1 s, is long beside answers after 10 ms.
+    ideal = seconds * most / (latency + share * 0.15)
+    assert outcome.taken > (1 - most_lost) * ideal - most
+
+
+@pytest.mark.parametrize("most", [8, 256, 1024])
+def test_an_endpoint_that_takes_nothing_is_backed_off_from_although_it_says_nothing(most: int) -> None:
+    pace = Pace()
+    outcome = simulated(pace, lambda now, _: False, seconds=60, latency=0.5, most=most, status=503)
+    assert pace.paused_seconds > 30
+    assert outcome.refused < 100
+
+
+@pytest.mark.parametrize(("rate", "latency"), [(50, 0.01), (50, 1.0), (500, 0.5)])
+def test_the_pace_finds_the_rate_of_an_endpoint_that_says_only_503(rate: float, latency: float) -> None:
+    bucket = Bucket(rate, rate)
+    outcome = simulated(Pace(), lambda now, pace: bucket.takes(now), seconds=120, latency=latency, status=503)
+    assert outcome.taken > 0.7 * 120 * rate
+    assert outcome.refused_share < 0.3
 
 
 def test_bounds_are_forgotten_once_the_endpoint_takes_everything_again() -> None:
@@ -309,6 +344,23 @@ async def test_a_rate_limited_evaluation_fails_nothing_and_uses_most_of_the_rate
     assert use.paused_seconds > 0
     assert any(each.rate for each in told)
     assert any(each.paused_seconds for each in told)
+
+
+@pytest.mark.parametrize("share", [0.03, 0.1])
+async def test_refusals_at_random_slow_only_the_calls_they_hit(chat_server: Any, share: float) -> None:
+    chance, refused = random.Random(5), web.Response(status=503, text="{}")
+
+    def hiccups(body: dict[str, Any], number: int) -> Any:
+        return refused if chance.random() < share else echo(body, number)
+
+    chat_server.script = hiccups
+    client = OpenAIClient("m", chat_server.url)
+    result = await evaluated(client, single_turn(600), concurrency=32, max_retries=0)
+    await client.close()
+    assert (result.summary.failed, result.summary.rollouts) == (0, 600)
+    assert result.endpoints.refusals > 0.3 * share * 600
+    assert client.limiter.status().rate is None, "no bound was set"
+    assert result.endpoints.paused_seconds == 0.0, "nobody else waited"
 
 
 async def test_a_part_that_resumes_a_run_adds_to_what_was_asked(chat_server: Any, tmp_path: Any) -> None:

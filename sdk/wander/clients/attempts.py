@@ -24,7 +24,8 @@ class Attempts:
 
     - Lost connections, time-outs and the statuses 408, 409, 425 and 5xx are tried `max_retries` times again,
       after pauses that double.
-    - 429, 503 and 529 say that the endpoint is asked too much. They hold back everybody who asks it (see
+    - 429, 503 and 529 say that the endpoint is asked too much, unless they come now and then, without
+      `Retry-After`, from one that takes nearly all calls. They hold back everybody who asks it (see
       `wander.clients.pace`) and are tried again as long as the endpoint takes other calls, and then for
       `patience` seconds more. `Retry-After` is honoured.
     """
@@ -47,7 +48,7 @@ class Attempts:
         """
         pace = limiter.pace(self.transport.base_url)
         limiter.calls += 1
-        attempt = 0
+        attempt = hiccups = 0
         while True:
             began = await limiter.acquire(pace, rollout_id)
             try:
@@ -59,7 +60,9 @@ class Attempts:
             finally:
                 limiter.release(pace)
             if answer is not None and answer.status in REFUSALS:
-                await asyncio.sleep(self._refused(answer, limiter, pace, began))
+                pause = self._refused(answer, limiter, pace, began, hiccups)
+                hiccups += pause > 0
+                await asyncio.sleep(pause)
                 continue
             if answer is not None:
                 pace.accepted(monotonic())
@@ -75,7 +78,7 @@ class Attempts:
         pause = min(self.retry_seconds * 2.0**attempt, self.longest_pause)
         return pause * self._jitter.uniform(0.5, 1.5)
 
-    def _refused(self, answer: Answer, limiter: CallLimiter, pace: Pace, began: float) -> float:
+    def _refused(self, answer: Answer, limiter: CallLimiter, pace: Pace, began: float, earlier: int) -> float:
         """Return how long this call has to wait beside what holds everybody; raises when that is hopeless."""
         now = monotonic()
         asked = retry_after(answer.headers)
@@ -85,7 +88,7 @@ class Attempts:
         if asked is not None and asked > self.patience:
             raise RateLimited(f"`{url}` wants no call for {asked:.0f} s: {said}", hint=_WAIT)
         limiter.refusals += 1
-        pause = pace.refused(now, began, asked)
+        pause = pace.refused(now, began, asked, status=answer.status, earlier=earlier)
         if pace.accepted_at is None or now - pace.accepted_at < self.patience:
             return pause
         refused = f"`{url}` has refused every call for {self.patience:.0f} s ({answer.status}: {said})"

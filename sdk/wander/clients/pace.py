@@ -4,9 +4,12 @@ Nothing is bounded here until the first refusal, but for a ramp in the first sec
 refuses a dozen calls and not a thousand. Then two things adapt together: calls a second, which is what most
 endpoints count (with answers after 10 ms even one call at a time is 100 a second), and calls in flight.
 
-- A lone refusal without `Retry-After` is a hiccup of some gateway: only its own call waits.
-- `Retry-After`, or a second refusal within some 15 calls, holds every caller of the endpoint: as long as it
-  says, else for a pause that doubles while nothing is taken.
+- 503 or 529 without `Retry-After` may be a hiccup of some gateway, which has nothing to do with how much is
+  asked: only its own call waits, for a short pause that doubles. Such a refusal means too many calls once
+  there are more than one to every four calls taken, as in the retry throttling of gRPC (proposal A6): a call
+  taken gives a quarter of a token back, and calls in flight count as taken until they are answered.
+- `Retry-After`, a second 429 within some 15 calls, or too many 503 hold every caller of the endpoint: as long
+  as it says, else for a pause that doubles while nothing is taken.
 - The first time, both bounds start at half of what the endpoint had taken and double every second until the
   next refusal, which brackets the limit.
 - From then on they follow CUBIC (RFC 9438; AWS's adaptive retries use it for rates): a refusal cuts to 0.7
@@ -33,7 +36,12 @@ _CALLS_A_PERIOD = 50
 _LEAST_RATE = 0.1
 _MEMORY = 0.95
 _TOLERATED = 0.075
-"""Share of refused calls, weighted by `_MEMORY` to the power of how many calls ago, that cuts nothing."""
+"""Share of 429s, weighted by `_MEMORY` to the power of how many calls ago, that cuts nothing."""
+_HICCUPS = 10.0
+"""So many hiccups beyond a quarter of the calls taken cut nothing."""
+_GIVEN_BACK = 0.25
+_HICCUP_PAUSE = 0.1
+"""First pause of a call after a hiccup: short, since the endpoint takes the others."""
 _FREE, _FREE_SECONDS = 8.0, 5.0
 """The bounds are forgotten so far above the last refusal, when they kept nobody back for so long."""
 _RAMP_CALLS = 16
@@ -70,6 +78,8 @@ class Pace:
         self._streak = 0
         """Cuts since the endpoint last took a call."""
         self._share = 0.0
+        self._hiccups = 0.0
+        """Refusals that do not say why, beyond a quarter of the calls taken; at least 0."""
         self.paused_seconds = 0.0
         """How long everybody was kept waiting, in all."""
         self._taken = 0
@@ -118,12 +128,17 @@ class Pace:
         """Learn that the endpoint took a call, whatever it made of it."""
         self._streak = 0
         self._share *= _MEMORY
+        self._hiccups = max(0.0, self._hiccups - _GIVEN_BACK)
         self.accepted_at = now
         if self._cut_at is not None and self._is_forgotten(now):
             self._cut_at = None
 
-    def refused(self, now: float, began: float, retry_after: float | None) -> float:
+    def refused(
+        self, now: float, began: float, retry_after: float | None, *, status: int = 429, earlier: int = 0
+    ) -> float:
         """Learn, after `ended`, that a call which left at `began` was refused.
+
+        `earlier`: how many refusals it has waited for alone.
 
         Returns how many seconds this call has to wait, beside what holds everybody.
         """
@@ -136,13 +151,24 @@ class Pace:
             if self._searching:
                 self._rate = max(1.0, self._rate - 0.5)
             return self._hold(now, retry_after or 0.0)
-        self._share = self._share * _MEMORY + (1 - _MEMORY)
-        if self._share <= _TOLERATED and retry_after is None:
-            return self._pause()
+        if retry_after is None and self._is_tolerated(status):
+            pause = self.first_pause if status == 429 else _HICCUP_PAUSE
+            return self._spread(pause * 2.0 ** min(earlier, 32))
         self._streak += 1
-        pause = self._pause() if retry_after is None else retry_after
-        self._cut(now, pause)
-        return self._hold(now, pause)
+        held = self._spread(self.first_pause * 2.0 ** min(self._streak - 1, 32))
+        held = held if retry_after is None else retry_after
+        self._cut(now, held)
+        return self._hold(now, held)
+
+    def _is_tolerated(self, status: int) -> bool:
+        """Count a refusal without `Retry-After`, and return whether it says nothing about what is asked."""
+        if status == 429:
+            self._share = self._share * _MEMORY + (1 - _MEMORY)
+            return self._share <= _TOLERATED
+        self._hiccups += 1
+        if self._streak:  # nothing was taken since the last cut
+            return False
+        return self._hiccups - _GIVEN_BACK * self.in_flight <= _HICCUPS
 
     def _ramp(self, elapsed: float) -> float:
         """Return how long the ramp keeps the next call back."""
@@ -174,9 +200,8 @@ class Pace:
         self.paused_seconds += self.held_until - before
         return 0.0
 
-    def _pause(self) -> float:
-        pause = min(self.first_pause * 2.0 ** max(0, self._streak - 1), self.longest_pause)
-        return pause * self._jitter.uniform(0.75, 1.25)
+    def _spread(self, pause: float) -> float:
+        return min(pause, self.longest_pause) * self._jitter.uniform(0.75, 1.25)
 
     def _cut(self, now: float, pause: float) -> None:
         measured, before = self._measured(now), self.rate(now)
@@ -193,7 +218,7 @@ class Pace:
             self._searching = False
             wanted = max(_SHORTEST_PERIOD, _CALLS_A_PERIOD / self._rate)
             self._period = max(min(wanted, _LONGEST_PERIOD), 10 * pause)
-        self._share = 0.0
+        self._share = self._hiccups = 0.0
         self._flight = self.in_flight
         self._cut_at = now
         self._mark = self._next_mark = (now, self._taken)
