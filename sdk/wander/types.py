@@ -86,6 +86,8 @@ class Turn(Record):
     environment_seconds: float = 0.0
     """Time the environment took to answer this turn (0 for the last turn)."""
     tokens: TurnTokens | None = None
+    cached: bool = False
+    """Answered from a cache of responses, not by the model."""
 
 
 class Failure(Record):

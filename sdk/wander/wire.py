@@ -21,6 +21,8 @@ Role = Literal["reader", "maintainer", "owner"]
 TokenScope = Literal["read", "results", "publish", "manage"]
 """What a token may be used for; each one also reads. A token never does more than its user may."""
 TOKEN_SCOPES: tuple[TokenScope, ...] = ("read", "results", "publish", "manage")
+ExampleChoice = Literal["first", "shuffled", "strata", "shuffled strata"]
+"""How a run chooses its examples: the first of the split, drawn by the seed, evenly from the strata."""
 Unlocked = Literal["chosen", "none_published", "folder"]
 """Why an environment does not run with the packages of its version's lock: `--no-lock` was given, the version
 has no lock, or it is a folder that nobody published."""
@@ -77,6 +79,31 @@ class ModelPin(Record):
     details: dict[str, Any] = Field(default_factory=dict)
 
 
+class TokenPrices(Record):
+    """What a model costs, in USD for a million tokens."""
+
+    prompt: float = Field(ge=0)
+    completion: float = Field(ge=0)
+
+    def cost(self, usage: Usage) -> float:
+        """Return the USD that so many tokens cost."""
+        return (usage.prompt_tokens * self.prompt + usage.completion_tokens * self.completion) / 1e6
+
+
+class Spending(Record):
+    """What a run took from its model, over all its parts, and what it was allowed to take.
+
+    Counted are the answers to its rollouts, repeated ones included, without what a cache answered.
+    """
+
+    usage: Usage = Field(default_factory=Usage)
+    usd: float | None = None
+    """None where the prices are not known."""
+    prices: TokenPrices | None = None
+    budget_tokens: int | None = None
+    budget_usd: float | None = None
+
+
 class Platform(Record):
     """Where a run was made."""
 
@@ -102,10 +129,13 @@ class EndpointUse(Record):
     """How often one was sent again because the endpoint said that it is asked too much (429, 503, 529)."""
     paused_seconds: float = 0.0
     """How long the endpoint kept everybody waiting for that."""
+    cached: int = 0
+    """Calls that a cache of responses answered in the endpoint's place; not among `calls`."""
 
     def told(self) -> str:
         """Return it in words: `1,200, 3 retried; refused 41 times for their rate, 12 s of pauses`."""
         retried = f", {self.retries:,} retried" if self.retries else ""
+        retried += f", {self.cached:,} more from the cache" if self.cached else ""
         if not self.refusals:
             return f"{self.calls:,}{retried}"
         pauses = f"{self.paused_seconds:.0f} s of pauses"
@@ -117,6 +147,7 @@ class EndpointUse(Record):
             retries=self.retries + other.retries,
             refusals=self.refusals + other.refusals,
             paused_seconds=round(self.paused_seconds + other.paused_seconds, 3),
+            cached=self.cached + other.cached,
         )
 
     def __sub__(self, other: EndpointUse) -> EndpointUse:
@@ -125,6 +156,7 @@ class EndpointUse(Record):
             retries=self.retries - other.retries,
             refusals=self.refusals - other.refusals,
             paused_seconds=round(self.paused_seconds - other.paused_seconds, 3),
+            cached=self.cached - other.cached,
         )
 
 
@@ -143,6 +175,8 @@ class RunManifest(Record):
     """Ordered ids of the examples that the run plays."""
     rollouts_per_example: int = Field(ge=1)
     task_set_sha256: str
+    choice: ExampleChoice = "first"
+    """How the examples were chosen from the split."""
     seed: int = 0
     started_at: datetime
     ended_at: datetime | None = None
@@ -151,6 +185,8 @@ class RunManifest(Record):
     """The resolved training configuration, for training runs."""
     endpoints: EndpointUse | None = None
     """Over all parts of a resumed run but those that were killed; None where no endpoint was asked."""
+    spending: Spending | None = None
+    """Of runs with a budget or known prices."""
     notes: str = ""
 
     @property
@@ -173,6 +209,25 @@ class Histogram(Record):
     edges: list[float]
     """len(counts) + 1 ascending edges."""
     counts: list[int]
+
+
+class PassRate(Record):
+    """How surely an example passes when it is tried `k` times; each estimate with its 95 % interval.
+
+    Both are unbiased, means over the examples with at least `k` scored rollouts.
+    """
+
+    k: int
+    examples: int
+    """Examples with at least `k` scored rollouts."""
+    pass_at_k: float
+    """Chance that at least one of `k` rollouts passes."""
+    pass_at_k_low: float
+    pass_at_k_high: float
+    pass_hat_k: float
+    """Chance that all of `k` rollouts pass (pass^k)."""
+    pass_hat_k_low: float
+    pass_hat_k_high: float
 
 
 class RunSummary(Record):
@@ -198,6 +253,10 @@ class RunSummary(Record):
     turns_mean: float | None = None
     usage: Usage = Field(default_factory=Usage)
     seconds_mean: float | None = None
+    pass_threshold: float | None = None
+    """The reward from which a rollout counts as passed: 1 where all rewards are 0 or 1; None for graded ones."""
+    pass_rates: list[PassRate] = Field(default_factory=list)
+    """For k = 1, 2, 4... up to the most rollouts of an example; empty with one rollout an example."""
 
 
 class FileInfo(Record):

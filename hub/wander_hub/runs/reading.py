@@ -16,6 +16,7 @@ from typing import BinaryIO
 
 import zstandard
 from pydantic import ValidationError
+from wander.evals.lines import LineRule
 from wander.evals.statistics import summarise
 from wander.types import Rollout
 from wander.wire import RunManifest
@@ -37,7 +38,6 @@ class _Candidate:
 
     offset: int
     length: int
-    failed: bool
 
 
 def store_rollouts(
@@ -119,6 +119,7 @@ def _candidates(plain: BinaryIO, manifest: RunManifest) -> list[_Candidate]:
     """Return the line of each rollout, in the manifest's order; a retry replaces only what failed."""
     position = {example: place for place, example in enumerate(manifest.example_ids)}
     chosen: dict[tuple[int, int], _Candidate] = {}
+    rule = LineRule(group_rewards=manifest.environment.info.group_rewards)
     plain.seek(0)
     offset, number = 0, 0
     while line := plain.readline(_MAX_LINE + 1):
@@ -128,9 +129,9 @@ def _candidates(plain: BinaryIO, manifest: RunManifest) -> list[_Candidate]:
         if line.strip():
             rollout = checked_rollout(line, number)
             key = _key(rollout, position, manifest, number)
-            if (earlier := chosen.get(key)) is not None and not earlier.failed:
+            if not rule.takes(rollout.key, failed=rollout.failure is not None):
                 raise bad_rollouts(number, f"a second rollout {rollout.index} of `{rollout.example_id}`")
-            chosen[key] = _Candidate(offset, len(line), rollout.failure is not None)
+            chosen[key] = _Candidate(offset, len(line))
         offset += len(line)
     return [chosen[key] for key in sorted(chosen)]
 

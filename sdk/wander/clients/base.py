@@ -40,6 +40,8 @@ class ModelResponse(Record):
     finish_reason: str = "stop"
     usage: Usage = Field(default_factory=Usage)
     tokens: TurnTokens | None = None
+    cached: bool = Field(default=False, exclude=True)
+    """Answered from a cache of responses. The host's own matter: it never travels to a worker."""
 
 
 class Client(ABC):

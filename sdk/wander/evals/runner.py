@@ -22,16 +22,19 @@ from pathlib import Path
 from typing import Any
 
 from wander.clients.base import Client
-from wander.errors import ConfigError, DatasetError, RunError
-from wander.evals.admission import Admission, AdmittedClient
+from wander.errors import RunError
+from wander.evals.admission import Admission
+from wander.evals.budget import Meter, MeteredClient, asked_for
 from wander.evals.manifest import differences_in_words, differing_pins, model_pin, new_manifest
+from wander.evals.plan import EvaluationPlan, planned_examples
 from wander.evals.statistics import RunningSummary, summarise
 from wander.evals.stopping import FailureWatch, StopRequest
 from wander.evals.store import RunFolder
-from wander.handle import EnvironmentHandle, Split
-from wander.seeding import derived_rng
-from wander.types import Example, Failure, Rollout, SamplingArgs, Usage
+from wander.handle import EnvironmentHandle
+from wander.types import Example, Failure, Rollout, Usage
 from wander.wire import EndpointUse, EnvironmentPin, RunManifest, RunSummary
+
+__all__ = ["EvaluationPlan", "EvaluationResult", "Progress", "evaluate", "planned_examples"]
 
 _PROGRESS_SECONDS = 0.1
 _SYNC_SECONDS = 1.0
@@ -41,40 +44,6 @@ _RETRY_SECONDS = 0.5
 _LONGEST_RETRY_SECONDS = 30.0
 STOP_GRACE_SECONDS = 10.0
 """How long cancelled rollouts may take to clean up after the first request to stop."""
-
-
-@dataclass(frozen=True)
-class EvaluationPlan:
-    """Which rollouts an evaluation plays, and how."""
-
-    num_examples: int | None = None
-    """How many examples; None means all of the split."""
-    rollouts_per_example: int = 1
-    split: Split = "eval"
-    seed: int = 0
-    sampling: SamplingArgs = field(default_factory=SamplingArgs)
-    concurrency: int = 32
-    """Most model calls in flight, of all rollouts, workers and judges that share the client's limiter. A
-    client without a limiter, such as a model in this process, gets so many rollouts instead."""
-    max_rollouts: int | None = None
-    """Most rollouts in flight; None means twice `concurrency`. One begins whenever a call could be made for
-    it, so there are more rollouts than calls only while environments and tools are at work."""
-    max_retries: int = 2
-    """How often a rollout with a retryable failure is played again."""
-    shuffle: bool = False
-    """Draw the examples from the whole split, by the seed, instead of taking the first."""
-    notes: str = ""
-
-    def __post_init__(self) -> None:
-        for name in ("rollouts_per_example", "concurrency", "max_rollouts", "max_retries", "num_examples"):
-            value, least = getattr(self, name), 0 if name == "max_retries" else 1
-            if value is not None and value < least:
-                raise ConfigError(f"`{name}` must be at least {least}, not {value}")
-
-    def most_rollouts(self, client: Client) -> int:
-        """Return how many rollouts may be in flight with this client."""
-        wanted = self.max_rollouts or 2 * self.concurrency
-        return wanted if client.limiter is not None else min(wanted, self.concurrency)
 
 
 @dataclass(frozen=True)
@@ -97,6 +66,8 @@ class Progress:
     """Calls a second that the endpoint gets after it said that it is asked too much; else None."""
     paused_seconds: float = 0.0
     """How long it still wants not to be asked at all."""
+    usd: float | None = None
+    """What the run has cost so far; None where the prices are not known."""
 
 
 @dataclass(frozen=True)
@@ -120,6 +91,10 @@ class EvaluationResult:
     longest_stall: float = 0.0
     """Seconds that code in this process held up everything else, at most: an environment's synchronous hook,
     reward function or tool. Workers keep that apart."""
+    spent: str | None = None
+    """The budget that ended the run early, in words; None when none did."""
+    left_out: int = 0
+    """Rollouts that are missing, and were not asked for (`only_failed`)."""
 
 
 OnProgress = Callable[[Progress], None]
@@ -159,7 +134,7 @@ async def evaluate(
         split=examples[0].split,
         seed=plan.seed,
         notes=plan.notes,
-    )
+    ).model_copy(update={"choice": plan.choice})
     folder = _folder(run_dir, manifest, resume=resume)
     bound = contextlib.nullcontext() if client.limiter is None else client.limiter.at_most(plan.concurrency)
     evaluation = _Evaluation(environment, client, plan, folder, manifest, on_progress, stop or StopRequest())
@@ -187,22 +162,6 @@ def _fewer_collections() -> Iterator[None]:
         yield
     finally:
         gc.set_threshold(*usual)
-
-
-async def planned_examples(environment: EnvironmentHandle, plan: EvaluationPlan) -> list[Example]:
-    """Return the ordered examples that a plan plays."""
-    if plan.shuffle:
-        examples = await environment.examples(plan.split)
-        derived_rng(plan.seed, "evaluation order").shuffle(examples)
-        examples = examples[: plan.num_examples]
-    else:
-        examples = await environment.examples(plan.split, 0, plan.num_examples)
-    if not examples:
-        raise ConfigError(f"the `{plan.split}` split of `{environment.info.name}` has no examples")
-    twice = [name for name, count in Counter(each.example_id for each in examples).items() if count > 1]
-    if twice:
-        raise DatasetError(f"example id `{twice[0]}` stands for several rows of `{environment.info.name}`")
-    return examples
 
 
 def _folder(run_dir: Path | None, manifest: RunManifest, *, resume: bool) -> RunFolder | None:
@@ -249,12 +208,14 @@ class _Evaluation:
         self.environment = environment
         most = plan.most_rollouts(client)
         self.admission = Admission(plan.concurrency if client.limiter is not None else most)
-        self.client = AdmittedClient(client, self.admission)
+        self.manifest = folder.manifest if folder else manifest
+        before = self.manifest.spending
+        self.meter = Meter(plan.budget, Usage() if before is None else before.usage)
+        self.client = MeteredClient(client, self.admission, self.meter)
         self.limiter = client.limiter
         self.used_before = EndpointUse() if self.limiter is None else self.limiter.use()
         self.plan = plan
         self.folder = folder
-        self.manifest = folder.manifest if folder else manifest
         self.on_progress = on_progress
         self.stop = stop
         self.running = RunningSummary()
@@ -265,6 +226,9 @@ class _Evaluation:
         """How many rollouts are played together."""
         self.most_jobs = max(1, most // self.unit)
         self.resumed = 0
+        self.left_out = 0
+        """Rollouts that are missing and not asked for."""
+        self.spent: str | None = None
         self.untouched = False
         self.retried = 0
         self.in_flight = 0
@@ -282,7 +246,7 @@ class _Evaluation:
         self.untouched = self.resumed == self.total and self.manifest.ended_at is not None
         if self.folder is not None and not self.untouched:
             self.folder.resume()
-        workers = min(self.most_jobs, (self.total - self.resumed) // self.unit)
+        workers = min(self.most_jobs, (self.total - self.resumed - self.left_out) // self.unit)
         self._tell(force=True)
         async with self._each_second():
             tasks = {asyncio.create_task(self._work(jobs)) for _ in range(workers)}
@@ -308,8 +272,10 @@ class _Evaluation:
             summary = self.running.summary(expected=self.total)
         use = self._use()
         if self.folder is not None and not self.untouched:
-            if use.calls:
+            if use.calls or use.cached:
                 self.folder.add_use(use)
+            if (spending := self.meter.spending()) is not None:
+                self.folder.set_spending(spending)
             if complete:
                 self.folder.finish(summary)
             else:
@@ -319,47 +285,65 @@ class _Evaluation:
             summary=summary,
             run_dir=self.folder.path if self.folder else None,
             rollouts=self.kept,
-            interrupted=not complete,
+            interrupted=not complete
+            and self.spent is None
+            and self.running.rollouts + self.left_out < self.total,
             resumed=self.resumed,
             retried=self.retried,
             torn=self.folder.torn if self.folder else None,
             endpoints=use,
             longest_stall=self.longest_stall,
+            spent=None if complete else self.spent,
+            left_out=self.left_out,
         )
 
     def _use(self) -> EndpointUse:
-        return EndpointUse() if self.limiter is None else self.limiter.use() - self.used_before
+        use = EndpointUse() if self.limiter is None else self.limiter.use() - self.used_before
+        return use.model_copy(update={"cached": self.meter.cached_calls})
 
     def _missing(self, examples: list[Example]) -> Iterator[Job]:
         """Count what an earlier part of the run has, and return an iterator over the rest."""
-        done = self._resumed_keys() if self.folder is not None else set()
+        done, failed = self._resumed_keys() if self.folder is not None else (set(), set())
         self.resumed = len(done)
         starts = range(0, self.plan.rollouts_per_example, self.unit)
+        wanted = None
+        if self.plan.only_failed:
+            # Of a group one failed rollout is enough: it is played again as a whole.
+            wanted = {(name, index - index % self.unit) for name, index in failed}
+            self.left_out = self.total - self.resumed - len(wanted) * self.unit
         return (
             (example, range(start, start + self.unit))
             for example in examples
             for start in starts
             if (example.example_id, start) not in done
+            and (wanted is None or (example.example_id, start) in wanted)
         )
 
-    def _resumed_keys(self) -> set[tuple[str, int]]:
-        """Return the keys that need not be played again, of groups only whole ones, and count them."""
+    def _resumed_keys(self) -> tuple[set[tuple[str, int]], set[tuple[str, int]]]:
+        """Return the keys that need not be played again, of groups only whole ones, and those that failed."""
         assert self.folder is not None
         good: Counter[str] = Counter()
         if self.unit > 1:
             good.update(each.example_id for each in self.folder.rollouts() if each.failure is None)
         done: set[tuple[str, int]] = set()
+        failed: set[tuple[str, int]] = set()
+        asked = Usage()
         for rollout in self.folder.rollouts():
-            if rollout.failure is None and (self.unit == 1 or good[rollout.example_id] == self.unit):
+            asked += asked_for(rollout.turns)
+            if rollout.failure is not None:
+                failed.add(rollout.key)
+            elif self.unit == 1 or good[rollout.example_id] == self.unit:
                 done.add(rollout.key)
                 self.running.add(rollout)
-        return done
+        self.meter.at_least(asked)
+        return done, failed
 
     async def _work(self, jobs: Iterator[Job]) -> None:
         for example, indices in jobs:
             rollout_ids = [f"{example.example_id}/{index}" for index in indices]
             await self.admission.enter(rollout_ids)
-            if self.stop.requested.is_set():
+            if self.stop.requested.is_set() or self._over_budget():
+                self.admission.leave(rollout_ids)
                 return
             self.in_flight += len(indices)
             try:
@@ -367,12 +351,16 @@ class _Evaluation:
             finally:
                 self.in_flight -= len(indices)
                 self.admission.leave(rollout_ids)
-            for rollout in rollouts:
-                self._record(rollout)
+            for rollout, rollout_id in zip(rollouts, rollout_ids, strict=True):
+                self._record(self.meter.marked(rollout, rollout_id))
                 if self.watch.add(rollout):
                     self.stop.requested.set()
             if self.stop.requested.is_set():
                 return
+
+    def _over_budget(self) -> bool:
+        self.spent = self.spent or self.meter.spent
+        return self.spent is not None
 
     async def _played(self, example: Example, indices: range) -> list[Rollout]:
         """Play a rollout or a group, again while a failure is retryable and retries are left."""
@@ -438,6 +426,7 @@ class _Evaluation:
                 calls_in_flight=status.in_flight if status else self.in_flight,
                 rate=status.rate if status else None,
                 paused_seconds=status.paused_seconds if status else 0.0,
+                usd=self.meter.usd,
             )
         )
 

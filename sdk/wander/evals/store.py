@@ -6,7 +6,7 @@ loses nothing that was appended, and a machine that loses power loses at most th
 on resume moved to `rollouts.torn`, never dropped in silence.
 
 A resumed run plays failed rollouts again and appends, so a key may stand on several lines: the last one
-counts, and `RunFolder.rollouts` yields exactly one rollout a key.
+counts (`wander.evals.lines` has the rule), and `RunFolder.rollouts` yields exactly one rollout a key.
 
 `rollouts.jsonl` wins where both forms exist: compression and its reverse write the new form completely
 (temporary file, then rename) before they remove the old one.
@@ -32,8 +32,9 @@ from pydantic import ValidationError
 
 from wander.errors import RunError
 from wander.evals import jsonl
+from wander.evals.lines import LineRule
 from wander.types import Failure, Rollout, canonical_json
-from wander.wire import EndpointUse, RunManifest, RunSummary
+from wander.wire import EndpointUse, RunManifest, RunSummary, Spending
 
 MANIFEST = "run.json"
 ROLLOUTS = "rollouts.jsonl"
@@ -149,20 +150,27 @@ class RunFolder:
     def rollouts(self) -> Iterator[Rollout]:
         """Yield one rollout a key, in the order of the file; of a key's lines the last one counts.
 
-        Reads the file twice and keeps one number per key. A line that is no rollout raises `RunError` with
-        its number; a torn last line is left out (`torn` tells of it).
+        Reads the file twice and keeps one number per key. A line that is no rollout, or that repeats one
+        without need, raises `RunError` with its number; a torn last line is left out (`torn` tells of it).
         """
         last: dict[tuple[str, int], int] = {}
+        lines = 0
         for number, line in self._lines():
             last[self._key(number, line)] = number
+            lines += 1
         counts = set(last.values())
+        rule = LineRule(group_rewards=self.manifest.environment.info.group_rewards)
         for number, line in self._lines():
-            if number not in counts:
-                continue
             rollout = self._parse(number, line)
-            if last.get(rollout.key) != number:
+            if number in counts and last.get(rollout.key) != number:
                 raise RunError(f"line {number} of `{self.path / ROLLOUTS}` gives its key twice")
-            yield rollout
+            if lines > len(counts) and not rule.takes(rollout.key, failed=rollout.failure is not None):
+                raise RunError(
+                    f"line {number} of `{self.path / ROLLOUTS}` repeats a rollout that had not failed",
+                    hint="take that line out: a rollout is played again only after a failure",
+                )
+            if number in counts:
+                yield rollout
 
     def keys_done(self) -> set[tuple[str, int]]:
         """Return the (example, index) pairs that hold a rollout that did not fail."""
@@ -183,6 +191,12 @@ class RunFolder:
         """Add to the manifest how a part of the run asked its endpoints."""
         before = self.manifest.endpoints or EndpointUse()
         self.manifest = self.manifest.model_copy(update={"endpoints": before + use})
+        with _disk_errors(self.path):
+            self._write_manifest()
+
+    def set_spending(self, spending: Spending) -> None:
+        """Put into the manifest what the run has spent."""
+        self.manifest = self.manifest.model_copy(update={"spending": spending})
         with _disk_errors(self.path):
             self._write_manifest()
 
