@@ -20,6 +20,8 @@ IMMUTABLE = "public, max-age=31536000, immutable"
 REVALIDATE = "no-cache"
 
 _RANGE = re.compile(r"bytes=(\d{0,18})-(\d{0,18})")
+_PRIVATE_SECONDS = 60
+"""Whoever gets hold of the address of a private object can use it no longer than that."""
 _AT_ONCE = 256 * 1024
 """A file up to this size is read in one trip to a thread."""
 
@@ -61,7 +63,14 @@ def wanted_range(
 
 
 def stored_object(
-    request: Request, storage: Storage, sha256: str, size: int, media_type: str, headers: Mapping[str, str]
+    request: Request,
+    storage: Storage,
+    sha256: str,
+    size: int,
+    media_type: str,
+    headers: Mapping[str, str],
+    *,
+    private: bool = False,
 ) -> Response:
     """Send an object: conditional, whole, or one range of it; or say who sends it instead."""
     settings: Settings = request.app.state.settings
@@ -69,7 +78,8 @@ def stored_object(
     headers = {**headers, "ETag": etag, "Accept-Ranges": "bytes", "X-Content-Type-Options": "nosniff"}
     if (same := not_modified(request, etag, headers)) is not None:
         return same
-    if (elsewhere := sent_by_another(settings, storage, sha256, request.method)) is not None:
+    elsewhere = sent_by_another(settings, storage, sha256, request.method, private=private)
+    if elsewhere is not None:
         status, name, value = elsewhere
         if status == 302:
             headers = {"Cache-Control": "no-store"}
@@ -81,7 +91,7 @@ def stored_object(
 
 
 def sent_by_another(
-    settings: Settings, storage: Storage, sha256: str, method: str
+    settings: Settings, storage: Storage, sha256: str, method: str, *, private: bool = False
 ) -> tuple[int, str, str] | None:
     """Return status and header of the answer that leaves an object to nginx or the object store, if set so.
 
@@ -90,7 +100,8 @@ def sent_by_another(
     if settings.accel_prefix and storage.local_path(sha256) is not None:
         return 200, "X-Accel-Redirect", f"{settings.accel_prefix.rstrip('/')}/{object_key(sha256)}"
     if settings.presigned_seconds and method == "GET":
-        address = storage.presigned(sha256, settings.presigned_seconds)
+        longest = _PRIVATE_SECONDS if private else settings.presigned_seconds
+        address = storage.presigned(sha256, min(settings.presigned_seconds, longest))
         return (302, "Location", address) if address else None
     return None
 

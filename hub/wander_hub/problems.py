@@ -151,6 +151,10 @@ def problem_of(error: Exception) -> HubProblem:
     if _is_disk_full(error):
         logger.error("the disk is full: %s", error)
         return HubProblem(507, "storage_full", "the hub's disk is full", hint="tell the hub's operator")
+    if isinstance(error, BaseError):
+        logger.error("the object store does not work: %s", error)
+        hint = "try again; if it stays so, tell the hub's operator"
+        return HubProblem(503, "storage_unavailable", "the hub's object store does not answer", hint=hint)
     logger.error("unexpected failure", exc_info=error)
     return HubProblem(500, "internal_error", "the hub failed; the operator's log has the request id")
 
@@ -158,7 +162,7 @@ def problem_of(error: Exception) -> HubProblem:
 def wants_page(request: Request) -> bool:
     """Tell whether a person in a browser asked: HTML accepted, and not one of the machines' paths."""
     parts = request.url.path.strip("/").split("/")
-    if parts[0] in {"api", "files", "health", "openapi.json", "simple"} or (
+    if parts[0] in {"_", "api", "files", "health", "openapi.json", "simple"} or (
         len(parts) > 1 and parts[1] in {"simple", "legacy", "files"}
     ):
         return False

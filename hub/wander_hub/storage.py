@@ -8,17 +8,24 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import os
 import re
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from pathlib import Path
-from typing import BinaryIO
+from typing import TYPE_CHECKING, BinaryIO
 
 import obstore
 from obstore.store import AzureStore, GCSStore, LocalStore, MemoryStore, ObjectStore, S3Store, from_url
 
+if TYPE_CHECKING:
+    from obstore.store import RetryConfig
+
 CHUNK = 1024 * 1024
+_ENDPOINTS = ("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT")
+_RETRIES: RetryConfig = {"max_retries": 4, "retry_timeout": timedelta(seconds=20)}
+"""Somebody waits for the answer; the default would keep trying for three minutes."""
 _KEY = re.compile(r"sha256/([0-9a-f]{2})/([0-9a-f]{62})")
 
 
@@ -70,7 +77,8 @@ class Storage:
             return cls(LocalStore(folder), folder)
         if url.startswith("memory:"):
             return cls(MemoryStore())
-        return cls(from_url(url))
+        plain = any(os.environ.get(name, "").startswith("http://") for name in _ENDPOINTS)
+        return cls(from_url(url, retry_config=_RETRIES, client_options={"allow_http": plain}))
 
     def put(self, file: BinaryIO) -> str:
         """Store a seekable file and return its SHA-256."""

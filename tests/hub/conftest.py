@@ -16,6 +16,8 @@ from typing import Any
 import httpx
 import pytest
 import zstandard
+from object_server import WANTED as WANTED_STORAGE
+from object_server import ObjectServer, object_server
 from postgres_server import WANTED, PostgresServer, postgres_server
 from wander_hub.accounts import service as accounts
 from wander_hub.app import create_app
@@ -271,9 +273,32 @@ def database_kind(request: pytest.FixtureRequest) -> str:
     return str(getattr(request, "param", WANTED))
 
 
+@pytest.fixture(scope="session")
+def objects() -> Iterator[ObjectServer]:
+    """A real S3-compatible server, started when the first test asks for it."""
+    with object_server() as server:
+        yield server
+
+
 @pytest.fixture
-def settings(tmp_path: Path) -> Settings:
-    return Settings(data=tmp_path / "data", bundled_packages=False)
+def s3_url(objects: ObjectServer, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The URL of an empty bucket, with what this process needs in order to use it."""
+    for name, value in objects.variables.items():
+        monkeypatch.setenv(name, value)
+    return objects.bucket()
+
+
+@pytest.fixture
+def folder_alone() -> None:
+    """Skip a test that looks into the folder of objects, where the suite runs on S3."""
+    if WANTED_STORAGE != "folder":
+        pytest.skip("about the folder of objects")
+
+
+@pytest.fixture
+def settings(tmp_path: Path, request: pytest.FixtureRequest) -> Settings:
+    storage_url = request.getfixturevalue("s3_url") if WANTED_STORAGE == "s3" else None
+    return Settings(data=tmp_path / "data", bundled_packages=False, storage_url=storage_url)
 
 
 @pytest.fixture

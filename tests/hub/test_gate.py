@@ -53,7 +53,7 @@ async def test_the_hub_answers_each_as_a_problem_and_keeps_nothing(hub):
         assert answer.json()["request_id"] == answer.headers["x-request-id"]
     assert wrong == []
     assert (await hub.get("/api/v1/environments")).json()["data"] == []
-    assert not [path for path in (hub.settings.data / "objects").rglob("*") if path.is_file()]
+    assert list(hub.client._transport.app.state.storage.objects()) == []
 
 
 def test_labels_are_unique_and_every_rule_has_its_archives():

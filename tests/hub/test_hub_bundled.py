@@ -13,7 +13,7 @@ from wander_hub.upload.schemas import Limits, Upload
 
 @pytest.fixture
 def storage(hub):
-    return Storage.open(None, hub.settings.data / "objects")
+    return Storage.open(hub.settings.storage_url, hub.settings.data / "objects")
 
 
 async def test_our_packages_are_offered_and_not_listed(hub, storage):

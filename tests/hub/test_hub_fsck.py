@@ -52,7 +52,7 @@ async def test_a_sound_hub_has_no_findings(filled, storage):
     assert codes(filled, storage, repair=True) == []
 
 
-async def test_lost_and_changed_objects_are_told_and_stay(filled, storage):
+async def test_lost_and_changed_objects_are_told_and_stay(filled, storage, folder_alone):
     digest = await wheel_digest(filled)
     path = object_path(storage, digest)
     body = path.read_bytes()
@@ -67,7 +67,7 @@ async def test_lost_and_changed_objects_are_told_and_stay(filled, storage):
     assert "reverse_text-0.1.0" in finding.detail
 
 
-async def test_what_nothing_needs_is_removed_once_it_is_old(filled, storage, tmp_path):
+async def test_what_nothing_needs_is_removed_once_it_is_old(filled, storage, tmp_path, folder_alone):
     loose = tmp_path / "loose"
     loose.write_bytes(b"from an upload that died")
     with loose.open("rb") as file:
@@ -117,7 +117,7 @@ async def test_deleted_things_are_not_missed(filled, storage):
     assert codes(filled, storage) == []
 
 
-async def test_the_command_reports_and_repairs(filled, storage, monkeypatch):
+async def test_the_command_reports_and_repairs(filled, storage, monkeypatch, folder_alone):
     hub = filled
     monkeypatch.setenv("WANDER_HUB_DATA", str(hub.settings.data))
     if not hub.database.url.startswith("sqlite"):

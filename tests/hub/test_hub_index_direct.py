@@ -95,7 +95,7 @@ async def test_both_ways_answer_alike(both):
             assert short.status_code == 304
 
 
-async def test_the_short_way_is_taken(both, monkeypatch):
+async def test_the_short_way_is_taken(both, monkeypatch, folder_alone):
     hub, _ = both
     ways: list[bool] = []
     answered = direct.DirectIndex.answered
@@ -213,7 +213,7 @@ def test_what_is_no_single_range_gets_the_whole(header):
     assert wanted_range(header, None, '"x"', 10) is None
 
 
-async def test_a_file_that_vanished_is_an_error_of_the_hub(both):
+async def test_a_file_that_vanished_is_an_error_of_the_hub(both, folder_alone):
     hub, _ = both
     sha256 = (await hub.get(WHEEL)).headers["etag"].strip('"')
     (hub.settings.data / "objects" / "sha256" / sha256[:2] / sha256[2:]).unlink()
@@ -221,7 +221,7 @@ async def test_a_file_that_vanished_is_an_error_of_the_hub(both):
     assert (answer.status_code, answer.json()["code"]) == (500, "internal_error")
 
 
-async def test_nginx_is_told_where_a_file_lies(both):
+async def test_nginx_is_told_where_a_file_lies(both, folder_alone):
     hub, _ = both
     behind = create_app(hub.settings.model_copy(update={"accel_prefix": "/_objects/"}), database=hub.database)
     transport = httpx.ASGITransport(app=behind)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import io
 import os
+from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 import pytest
@@ -12,19 +13,52 @@ from wander_hub.app import create_app
 from wander_hub.storage import Storage, object_key
 
 
-@pytest.fixture(params=["folder", "memory"])
+@pytest.fixture(params=["folder", "memory", "s3"])
 def storage(request, tmp_path):
+    """Each kind of store in turn; what follows holds for all of them."""
+    if request.param == "s3":
+        return Storage.open(request.getfixturevalue("s3_url"), tmp_path / "unused")
     return Storage.open(None if request.param == "folder" else "memory://", tmp_path / "objects")
 
 
-def test_objects_are_kept_under_their_digest(storage):
-    content = os.urandom(3_000_000)
+@pytest.mark.parametrize("size", [0, 1, 3_000_000, 13_000_000])
+async def test_objects_are_kept_under_their_digest(storage, size):
+    content = os.urandom(size)
     sha256 = storage.put(io.BytesIO(content))
-    assert sha256 == hashlib.sha256(content).hexdigest()
+    assert sha256 == hashlib.sha256(content).hexdigest() == storage.digest(sha256)
     assert storage.put(io.BytesIO(content)) == sha256
     assert storage.read(sha256) == content
-    assert storage.read(sha256, 1_000_000, 20) == content[1_000_000:1_000_020]
+    if size > 1_000_020:
+        assert storage.read(sha256, 1_000_000, 20) == content[1_000_000:1_000_020]
+    pieces = [piece async for piece in storage.stream(sha256, size // 3, size)]
+    assert b"".join(pieces) == content[size // 3 :]
     assert storage.healthy()
+
+
+def test_objects_are_listed_found_and_deleted(storage):
+    bodies = [b"one", b"two of them", b"three"]
+    digests = [storage.put(io.BytesIO(body)) for body in bodies]
+    assert sorted((one.sha256, one.size) for one in storage.objects()) == sorted(
+        (digest, len(body)) for digest, body in zip(digests, bodies, strict=True)
+    )
+    assert all(one.modified_at.tzinfo is not None for one in storage.objects())
+    storage.delete(digests[1])
+    storage.delete(digests[1])
+    assert [storage.exists(one) for one in digests] == [True, False, True]
+    with pytest.raises(FileNotFoundError):
+        storage.read(digests[1])
+    storage.ensure(digests[1], io.BytesIO(bodies[1]))
+    storage.ensure(digests[0], io.BytesIO(b"not looked at: it is there"))
+    assert [storage.read(one) for one in digests] == bodies
+
+
+def test_many_may_store_the_same_at_once(storage):
+    content = os.urandom(100_000)
+    with ThreadPoolExecutor(8) as threads:
+        digests = set(threads.map(lambda _: storage.put(io.BytesIO(content)), range(16)))
+    (sha256,) = digests
+    assert storage.read(sha256) == content
+    assert [one.sha256 for one in storage.objects()] == [sha256]
 
 
 def test_a_truncated_object_is_written_again(tmp_path):
@@ -75,7 +109,7 @@ async def test_ranges_from_a_store_that_is_no_folder(hub, make_wheel, asked, sta
     assert (head.content, head.headers["content-length"]) == (b"", str(len(body)))
 
 
-async def test_health_tells_of_a_lost_store(hub):
+async def test_health_tells_of_a_lost_store(hub, folder_alone):
     for path in sorted((hub.settings.data / "objects").rglob("*"), reverse=True):
         path.rmdir() if path.is_dir() else path.unlink()
     (hub.settings.data / "objects").rmdir()

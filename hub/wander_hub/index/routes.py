@@ -200,7 +200,7 @@ def _project_page(
 def _core_metadata(
     request: Request, database: Database, owner: str | None, project: str, filename: str
 ) -> Response:
-    file, caching = _file(request, database, owner, project, filename)
+    file, caching, _private = _file(request, database, owner, project, filename)
     if file.core_metadata is None:
         raise HubProblem(404, "file_not_found", f"`{filename}` is served without separate metadata")
     headers = {"ETag": f'"{file.core_metadata_sha256}"', "Cache-Control": caching}
@@ -212,19 +212,20 @@ def _core_metadata(
 def _distribution(
     request: Request, database: Database, storage: Storage, owner: str | None, project: str, filename: str
 ) -> Response:
-    file, caching = _file(request, database, owner, project, filename)
-    headers = {"Cache-Control": caching}
-    return stored_object(request, storage, file.sha256, file.size, "application/octet-stream", headers)
+    file, caching, private = _file(request, database, owner, project, filename)
+    what = (file.sha256, file.size, "application/octet-stream", {"Cache-Control": caching})
+    return stored_object(request, storage, *what, private=private)
 
 
 def _file(
     request: Request, database: Database, owner: str | None, project: str, filename: str
-) -> tuple[File, str]:
-    """Return a file that may be had, and how long its bytes may be kept by whom."""
+) -> tuple[File, str, bool]:
+    """Return a file that may be had, how long its bytes may be kept by whom, and whether it is private."""
     with database.read(optional_identity(request)) as session:
         owner = owner or service.owner_of(session, project)
         file, environment = service.file(session, owner, project, filename)
-    return file, file_caching(environment.owner.name, project, private=environment.private)
+    private = environment.private
+    return file, file_caching(environment.owner.name, project, private=private), private
 
 
 def _media_type(request: Request, wanted: str | None) -> str:

@@ -178,7 +178,8 @@ def get_artifact(
     if artifact is None:
         raise HubProblem(404, "artifact_not_found", f"the run has no file `{name[:100]}`")
     headers = {"Cache-Control": REVALIDATE, "Content-Security-Policy": _ARTIFACT_CSP}
-    return stored_object(request, storage, artifact.sha256, artifact.size, artifact.media_type, headers)
+    what = (artifact.sha256, artifact.size, artifact.media_type, headers)
+    return stored_object(request, storage, *what, private=True)  # who may see the run may be one of few
 
 
 def _post(
