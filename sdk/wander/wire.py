@@ -11,6 +11,7 @@ from typing import Any, Literal, Self
 
 from pydantic import Field, model_validator
 
+from wander.source_tree import SourceInfo
 from wander.types import EnvironmentInfo, Record, SamplingArgs, Usage
 
 RUN_SCHEMA: Literal["wander.run/1"] = "wander.run/1"
@@ -320,6 +321,8 @@ class UploadWarning(Record):
     code: str = Field(pattern=r"^[a-z0-9_]{1,64}$")
     detail: str = Field(default="", max_length=2000)
     hint: str | None = None
+    filename: str | None = None
+    """The file that it is about, of a version with several."""
 
 
 class LockInfo(Record):
@@ -359,7 +362,9 @@ class VersionDetail(Record):
     check: CheckSummary | None = None
     """Stated by the publisher; None when nothing was stated, so when `wander publish` was not to check."""
     warnings: list[UploadWarning] = Field(default_factory=list)
-    """What the hub flagged in the file just uploaded; empty in every other answer."""
+    """What the hub flagged in the files; in the answer to an upload of one file, in that one."""
+    source: SourceInfo | None = None
+    """Digest of its source archive's files, and which wheels are of these; None without an archive."""
 
 
 class EnvironmentSummary(Record):

@@ -1,0 +1,76 @@
+"""Staged uploads: what passes between a client and a hub while the files of one version are sent.
+
+A session names all files with their sizes and digests before the first byte is sent. Chunks follow, each at
+the offset that the hub has reached; publishing makes all files visible together, or none. The shapes follow
+the draft of PEP 694.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Literal
+
+from pydantic import Field
+
+from wander.types import Record
+from wander.wire import Body, CheckSummary
+
+FileKind = Literal["wheel", "sdist", "lock"]
+UploadStatus = Literal["open", "published", "canceled"]
+"""In the words of PEP 694."""
+OFFSET_HEADER = "Upload-Offset"
+"""Where a chunk begins, and how far the hub has got."""
+_SHA256 = r"^[0-9a-f]{64}$"
+
+
+class UploadFile(Body):
+    """One file that is going to be sent."""
+
+    filename: str = Field(min_length=1, max_length=255)
+    kind: FileKind
+    size: int = Field(ge=1, lt=2**40)
+    """In bytes."""
+    sha256: str = Field(pattern=_SHA256)
+
+
+class NewUpload(Body):
+    """All files that one version is to have from this session."""
+
+    owner: str = Field(min_length=1, max_length=39)
+    name: str = Field(min_length=1, max_length=200)
+    version: str = Field(min_length=1, max_length=100)
+    files: list[UploadFile] = Field(min_length=1, max_length=32)
+    private: bool | None = None
+    """Of an environment that is new; None leaves it to the owner's settings."""
+    source_sha256: str | None = Field(default=None, pattern=_SHA256)
+    """Tree digest of the source archive; the hub refuses an archive of another one."""
+    check: CheckSummary | None = None
+    """What `wander check` found; shown as the publisher's word."""
+
+
+class UploadedFile(Record):
+    """How far a file has been sent."""
+
+    filename: str
+    kind: FileKind
+    size: int
+    sha256: str
+    offset: int
+    """Bytes that the hub has; the next chunk begins here."""
+    url: str
+    """Where chunks are sent to."""
+
+
+class UploadSession(Record):
+    """A session as the hub tells of it."""
+
+    id: str
+    owner: str
+    name: str
+    version: str
+    status: UploadStatus
+    files: list[UploadedFile]
+    chunk_bytes: int
+    """The longest chunk that the hub takes."""
+    expires_at: datetime
+    """Each chunk puts it off; what was sent until then is dropped."""
