@@ -8,7 +8,7 @@ from command_line import Wander
 
 
 def evaluated(wander: Wander, folder: Path, function: str, *words: str) -> str:
-    done = wander("eval", str(folder), "-m", f"scripted:say_env:{function}", "-n", "6", *words, "--json")
+    done = wander("eval", str(folder), "-m", f"scripted:say_env:{function}", "-n", "8", *words, "--json")
     return str(done.data["run_dir"])
 
 
@@ -17,12 +17,12 @@ def test_a_better_run_is_told_with_its_examples(wander: Wander, folder: Path) ->
     after = evaluated(wander, folder, "breaks_on_three")
     done = wander("compare", before, after)
     assert done.status == 0, done.err
-    assert "difference  +1.0000  [+1.0000, +1.0000]  p 0  clear" in done.out
-    assert "examples    5: 5 better, 0 worse, 0 the same" in done.out
+    assert "difference  +1.0000  [+0.1807, +1.0000]  p 0.016  clear" in done.out
+    assert "examples    7: 7 better, 0 worse, 0 the same" in done.out
     assert "1 example left out: not scored in both runs" in done.err
     data = wander("compare", before, after, "--json").data
-    assert (data["significant"], data["wins"], data["differing"]) == (True, 5, [])
-    assert len(data["by_example"]) == 5
+    assert (data["significant"], data["wins"], data["differing"]) == (True, 7, [])
+    assert len(data["by_example"]) == 7
 
 
 def test_runs_that_differ_in_more_than_the_model_are_warned_of(wander: Wander, folder: Path) -> None:

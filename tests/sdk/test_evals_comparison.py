@@ -91,6 +91,15 @@ def test_the_detectable_difference_is_found_four_times_in_five():
     assert 0.75 <= hits / 1500 <= 0.85
 
 
+def test_a_change_of_every_example_by_chance_is_seldom_called_clear():
+    draw = random.Random(11)
+    clear = 0
+    for _ in range(2000):
+        signs = [draw.choice((-1, 1)) for _ in range(4)]
+        clear += compared([0.0] * 4, signs).significant
+    assert clear / 2000 <= 0.05
+
+
 def test_siblings_are_averaged_and_failures_left_out():
     pins = manifest(3, rollouts_per_example=2)
     before = rollouts([0, 0, 1]) + rollouts([1, 0, 1], index=1)
@@ -125,10 +134,22 @@ def test_examples_that_ask_something_else_are_not_paired():
         compare_runs(pins, rollouts([0, 0, 0]), other, rollouts([0, 0, 0]))
 
 
+@pytest.mark.parametrize("examples", range(2, 12))
+@pytest.mark.parametrize("size", [1.0, 0.05])
+def test_equal_differences_are_judged_by_the_sign_test(examples, size):
+    found = compared([0.0] * examples, [size] * examples)
+    exact = stats.binomtest(examples, examples).pvalue
+    assert found.p_value == pytest.approx(exact)
+    assert found.significant == (exact < 0.05)
+    assert found.low < size <= found.high
+    assert found.high <= 1
+    assert found.detectable is None
+
+
 def test_equal_runs_and_single_examples():
     same = compared([0.5, 0.25], [0.5, 0.25])
-    assert (same.p_value, same.ties, same.significant, same.detectable) == (1.0, 2, False, 0.0)
-    assert compared([0, 0], [1, 1]).p_value == 0.0
+    assert (same.p_value, same.ties, same.significant, same.detectable) == (1.0, 2, False, None)
+    assert (same.low, same.high) == (pytest.approx(-same.high), pytest.approx(1 - 0.025**0.5))
     single = compared([0], [1])
     assert (single.low, single.p_value, single.significant) == (None, None, False)
     with pytest.raises(RunError, match="share no scored example"):

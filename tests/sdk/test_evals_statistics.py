@@ -10,7 +10,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 from wander.evals import student_t
-from wander.evals.statistics import RunningSummary, histogram, summarise, wilson_interval
+from wander.evals.statistics import (
+    RunningSummary,
+    histogram,
+    summarise,
+    t_interval,
+    unseen_share,
+    wilson_interval,
+)
 from wander.types import Boundary, Failure, Rollout, Turn, Usage
 
 
@@ -74,6 +81,12 @@ def test_unanimous_examples_do_not_pretend_to_certainty() -> None:
     assert low < 0.6
 
 
+def test_examples_that_agree_in_their_mean_alone_count_every_rollout() -> None:
+    rows = [scored(i, float(j == i % 3), j) for i in range(9) for j in range(3)]
+    summary = summarise(rows, expected=27)
+    assert (summary.reward_low, summary.reward_high) == pytest.approx(wilson_interval(1 / 3, 27))
+
+
 def coverage(rollouts: int, spread: float, *, binary: bool, examples: int, runs: int = 400) -> float:
     """Share of simulated runs whose interval holds the true mean of 0.5."""
     generator = random.Random(20260101)
@@ -100,6 +113,37 @@ def test_intervals_cover_the_true_mean(binary: bool, examples: int, rollouts: in
     assert 0.915 <= coverage(rollouts, spread, binary=binary, examples=examples) <= 1.0
 
 
+@pytest.mark.parametrize("odd", [0.01, 0.05, 0.15])
+def test_a_few_odd_examples_among_equal_graded_ones_are_allowed_for(odd: float) -> None:
+    """Most examples give 0.75, some 0: runs that saw none of the latter must not be sure of 0.75."""
+    generator = random.Random(9)
+    held, certain, runs = 0, 0, 400
+    for _ in range(runs):
+        rewards = [0.0 if generator.random() < odd else 0.75 for _ in range(12)]
+        summary = summarise([scored(i, reward) for i, reward in enumerate(rewards)], expected=12)
+        assert summary.reward_low is not None
+        assert summary.reward_high is not None
+        certain += summary.reward_low == summary.reward_high
+        held += summary.reward_low <= 0.75 * (1 - odd) <= summary.reward_high
+    assert certain == 0
+    assert held / runs >= 0.915
+
+
+@pytest.mark.parametrize(("count", "share"), [(5, 0.5218), (10, 0.3085), (100, 0.0362)])
+def test_the_share_of_what_stayed_unseen_is_clopper_and_pearsons(count: int, share: float) -> None:
+    assert unseen_share(count) == pytest.approx(share, abs=5e-5)
+    assert unseen_share(count) == pytest.approx(stats.binomtest(0, count).proportion_ci(method="exact").high)
+
+
+@pytest.mark.parametrize("reward", [2.5, -3.0])
+def test_equal_rewards_outside_of_the_unit_interval_have_room_to_both_sides(reward: float) -> None:
+    low, high = t_interval([reward] * 9)
+    assert low is not None
+    assert high is not None
+    assert reward - low == pytest.approx(high - reward)
+    assert high - low == pytest.approx(2 * abs(reward) * unseen_share(9))
+
+
 def test_one_example_speaks_for_itself_and_one_rollout_for_nothing() -> None:
     graded = summarise([scored("a", r, i) for i, r in enumerate((0.1, 0.5, 0.6))], expected=3)
     low, high = stats.t.interval(0.95, 2, loc=0.4, scale=stats.sem((0.1, 0.5, 0.6)))
@@ -110,9 +154,11 @@ def test_one_example_speaks_for_itself_and_one_rollout_for_nothing() -> None:
     assert (binary.reward_low, binary.reward_high) == wilson_interval(1.0, 8)
 
 
-def test_equal_graded_rewards_give_a_point() -> None:
+def test_equal_graded_rewards_do_not_pretend_to_certainty() -> None:
     summary = summarise([scored(i, 0.25) for i in range(6)], expected=6)
-    assert (summary.reward_low, summary.reward_mean, summary.reward_high) == (0.25, 0.25, 0.25)
+    unseen = stats.binomtest(0, 6).proportion_ci(method="exact").high
+    assert summary.reward_low == pytest.approx(0.25 - unseen * 0.25)
+    assert summary.reward_high == pytest.approx(0.25 + unseen * 0.75)
     assert summary.histogram is not None
     assert summary.histogram.counts == [6]
 

@@ -4,6 +4,11 @@ Two means with intervals that overlap may still differ clearly, since both runs 
 difference of each example's means has a far smaller spread than the means themselves. So the comparison is
 paired: the 95 % interval and the two-sided p-value are those of Student's t over the examples' differences
 (Miller 2024, "Adding Error Bars to Evals", arXiv:2411.00640, section 4).
+
+Where every example differs by the same amount there is no spread to estimate from, and a handful of equal
+differences is no certainty. The p-value is then that of the sign test, `2 * 0.5^K`, and the interval allows
+for examples that stayed unseen among K and differ as much the other way; both call six equal differences
+clear and five within chance. Rewards are taken to lie between 0 and 1, or the least and greatest seen.
 """
 
 from __future__ import annotations
@@ -16,7 +21,7 @@ from pydantic import Field
 from wander.errors import RunError
 from wander.evals import student_t
 from wander.evals.manifest import differing_pins
-from wander.evals.statistics import standard_error, t_interval
+from wander.evals.statistics import is_rounding, standard_error, t_interval, unanimous_interval
 from wander.types import Record, Rollout, canonical_json
 from wander.wire import RunManifest
 
@@ -52,7 +57,7 @@ class Comparison(Record):
     p_value: float | None
     """Two-sided, of no difference; None for a single example."""
     detectable: float | None
-    """The smallest true difference that so many examples show with a power of 80 %."""
+    """The smallest true difference that so many examples show with a power of 80 %; None without spread."""
     examples: int
     """Examples that both runs scored."""
     unshared: int
@@ -93,9 +98,10 @@ def compare_runs(
         for name in shared
     ]
     differences = [pair.difference for pair in pairs]
-    low, high = t_interval(differences)
     count = len(shared)
     mean = sum(differences) / count
+    rewards = [*(pair.before for pair in pairs), *(pair.after for pair in pairs)]
+    low, high = _interval(differences, mean, max(1.0, *rewards) - min(0.0, *rewards))
     return Comparison(
         before=sum(pair.before for pair in pairs) / count,
         after=sum(pair.after for pair in pairs) / count,
@@ -139,18 +145,32 @@ def _scored(rollouts: Iterable[Rollout]) -> dict[str, _Scored]:
     return found
 
 
+def _interval(values: list[float], mean: float, widest: float) -> tuple[float, float] | tuple[None, None]:
+    if len(values) < 2 or not is_rounding(standard_error(values, mean), mean):
+        return t_interval(values)
+    away = 2 * abs(mean) or widest
+    return unanimous_interval(mean, len(values), max(-widest, mean - away), min(widest, mean + away))
+
+
 def _p_value(values: list[float], mean: float) -> float | None:
     if len(values) < 2:
         return None
     error = standard_error(values, mean)
-    if error == 0:
-        return 1.0 if mean == 0 else 0.0
+    if is_rounding(error, mean):
+        return 1.0 if mean == 0 else 2 * 0.5 ** len(values)
     return 2 * student_t.cdf(-abs(mean / error), len(values) - 1)
 
 
 def _detectable(values: list[float], mean: float) -> float | None:
-    """Solve for the difference at which the t test's power is `POWER`, in the usual approximation."""
-    if len(values) < 2:
+    if len(values) < 2 or is_rounding(error := standard_error(values, mean), mean):
         return None
-    df = len(values) - 1
-    return (student_t.quantile(0.975, df) + student_t.quantile(POWER, df)) * standard_error(values, mean)
+    return detectable_difference(error, len(values) - 1)
+
+
+def detectable_difference(error: float, df: float) -> float:
+    """Return the difference that a two-sided t test at 5 % finds with a power of 80 %.
+
+    `error` is the standard error of the difference. The usual approximation: the sum of both quantiles times
+    it (Miller 2024, section 5).
+    """
+    return (student_t.quantile(0.975, df) + student_t.quantile(POWER, df)) * error

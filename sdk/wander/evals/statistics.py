@@ -15,7 +15,13 @@ How the numbers are made:
   at most the number of rollouts.
 - One example gives no variance between examples: the interval then speaks of that example only (a t
   interval over its rollouts, or Wilson's). One single graded rollout gives no interval at all (None).
-- Graded rewards that are all equal give an interval of width 0, which says nothing of unseen examples.
+- Graded means that are all equal, say to `c`, have no spread to estimate from, and a width of 0 would claim
+  certainty about examples that nobody saw. The interval then allows for the share of other examples that
+  could have stayed unseen among K, the exact binomial bound `1 - 0.025^(1/K)` (Clopper and Pearson 1934;
+  near 3.7/K, the "rule of three" of Hanley and Lippman-Hand 1983 at 97.5 %), with rewards as low as 0 and
+  as high as 1, or as far from `c` as 0 is where `c` lies outside of [0, 1].
+- `pass_rates` are there where every reward is 0 or 1, or where a threshold says what passes
+  (`wander.evals.passes`).
 """
 
 from __future__ import annotations
@@ -26,6 +32,7 @@ from collections.abc import Iterable, Sequence
 from math import floor, sqrt
 
 from wander.evals import student_t
+from wander.evals.passes import pass_rates
 from wander.types import Rollout, Usage
 from wander.wire import Histogram, MetricSummary, RunSummary
 
@@ -36,14 +43,19 @@ _Z = 1.959963984540054
 _BINS = 20
 _LARGEST = 1e150
 """Squares and sums beyond this would overflow."""
+_ROUNDING = 1e-12
+"""Standard errors below this share of the mean are rounding, not spread."""
 
 
-def summarise(rollouts: Iterable[Rollout], *, expected: int) -> RunSummary:
+def summarise(
+    rollouts: Iterable[Rollout], *, expected: int, pass_threshold: float | None = None
+) -> RunSummary:
     """Return the aggregates of a run that should hold `expected` rollouts.
 
-    Keeps one float per rollout and two numbers per example, no message bodies.
+    `pass_threshold` is the reward from which a rollout counts as passed; without one only runs whose rewards
+    are all 0 or 1 have pass rates. Keeps one float per rollout and three numbers per example, no messages.
     """
-    running = RunningSummary()
+    running = RunningSummary(pass_threshold)
     for rollout in rollouts:
         running.add(rollout)
     return running.summary(expected=expected)
@@ -52,7 +64,8 @@ def summarise(rollouts: Iterable[Rollout], *, expected: int) -> RunSummary:
 class RunningSummary:
     """The same aggregates while rollouts arrive; `reward_mean` is at hand at any time."""
 
-    def __init__(self) -> None:
+    def __init__(self, pass_threshold: float | None = None) -> None:
+        self._pass_threshold = pass_threshold
         self.rollouts = 0
         self.failed = 0
         self.usage_prompt = 0
@@ -60,8 +73,8 @@ class RunningSummary:
         self._failures: Counter[str] = Counter()
         self._stop_reasons: Counter[str] = Counter()
         self._rewards = array("d")
-        self._examples: dict[str, tuple[float, int]] = {}
-        """Sum of rewards and number of scored rollouts of each example seen."""
+        self._examples: dict[str, tuple[float, int, int]] = {}
+        """Sum of rewards, number of scored rollouts and of passed ones, of each example seen."""
         self._scored_examples = 0
         self._sum_of_means = 0.0
         self._binary = True
@@ -89,7 +102,7 @@ class RunningSummary:
         self.usage_prompt += rollout.usage.prompt_tokens
         self.usage_completion += rollout.usage.completion_tokens
         self._truncated += rollout.truncated
-        self._examples.setdefault(rollout.example_id, (0.0, 0))
+        self._examples.setdefault(rollout.example_id, (0.0, 0, 0))
         reward = rollout.reward
         if rollout.failure is not None:
             self._count_failure(rollout.failure.boundary)
@@ -103,6 +116,7 @@ class RunningSummary:
         """Return the aggregates of what was added so far."""
         low, high = self._interval()
         scored = self.scored
+        threshold = self._threshold()
         return RunSummary(
             rollouts=self.rollouts,
             expected=expected,
@@ -120,6 +134,8 @@ class RunningSummary:
             turns_mean=self._turns / scored if scored else None,
             usage=Usage(prompt_tokens=self.usage_prompt, completion_tokens=self.usage_completion),
             seconds_mean=self._seconds / scored if scored else None,
+            pass_threshold=threshold,
+            pass_rates=[] if threshold is None else pass_rates(self._passed()),
         )
 
     def _count_failure(self, boundary: str) -> None:
@@ -127,11 +143,12 @@ class RunningSummary:
         self._failures[boundary] += 1
 
     def _add_scored(self, rollout: Rollout, reward: float) -> None:
-        total, count = self._examples[rollout.example_id]
+        total, count, passed = self._examples[rollout.example_id]
         before = total / count if count else 0.0
         self._scored_examples += count == 0
         self._sum_of_means += (total + reward) / (count + 1) - before
-        self._examples[rollout.example_id] = (total + reward, count + 1)
+        passed += reward >= (1.0 if self._pass_threshold is None else self._pass_threshold)
+        self._examples[rollout.example_id] = (total + reward, count + 1, passed)
         self._rewards.append(reward)
         self._reward_moments.add(reward)
         self._binary = self._binary and reward in (0.0, 1.0)
@@ -143,7 +160,15 @@ class RunningSummary:
                 self._metrics.setdefault(name, Moments()).add(value)
 
     def _example_means(self) -> list[float]:
-        return [total / count for total, count in self._examples.values() if count]
+        return [total / count for total, count, _ in self._examples.values() if count]
+
+    def _threshold(self) -> float | None:
+        if self._pass_threshold is not None or not (self._binary and self.scored):
+            return self._pass_threshold
+        return 1.0
+
+    def _passed(self) -> Iterable[tuple[int, int]]:
+        return ((count, passed) for _, count, passed in self._examples.values())
 
     def _exact_mean(self) -> float | None:
         """The mean from scratch: `reward_mean` gathers rounding errors as it goes."""
@@ -196,13 +221,39 @@ class Moments:
 
 
 def t_interval(values: Sequence[float]) -> tuple[float, float] | tuple[None, None]:
-    """Return the 95 % t interval of the mean; (None, None) for fewer than two values."""
+    """Return the 95 % t interval of the mean, of equal values what those unseen allow for.
+
+    (None, None) for fewer than two values.
+    """
     count = len(values)
     if count < 2:
         return None, None
     mean = sum(values) / count
-    half = student_t.quantile(_UPPER, count - 1) * standard_error(values, mean)
+    error = standard_error(values, mean)
+    if is_rounding(error, mean):
+        bounds = (0.0, 1.0) if 0 <= mean <= 1 else (min(0.0, 2 * mean), max(0.0, 2 * mean))
+        return unanimous_interval(mean, count, *bounds)
+    half = student_t.quantile(_UPPER, count - 1) * error
     return mean - half, mean + half
+
+
+def unanimous_interval(value: float, count: int, low: float, high: float) -> tuple[float, float]:
+    """Return the 95 % interval of a mean of which `count` samples were all equal to `value`.
+
+    Samples lie between `low` and `high`; up to `unseen_share(count)` of them may be others.
+    """
+    share = unseen_share(count)
+    return value - share * (value - low), value + share * (high - value)
+
+
+def is_rounding(error: float, mean: float) -> bool:
+    """Tell whether a standard error is that of equal values, up to rounding."""
+    return error <= _ROUNDING * abs(mean)
+
+
+def unseen_share(count: int) -> float:
+    """Return how common something may be that none of `count` samples showed: the bound at 97.5 %."""
+    return float(1 - (1 - _UPPER) ** (1 / count))
 
 
 def clustered_wilson_interval(means: Sequence[float], rollouts: int) -> tuple[float, float]:
@@ -213,10 +264,12 @@ def clustered_wilson_interval(means: Sequence[float], rollouts: int) -> tuple[fl
     clusters = len(means)
     p = sum(means) / clusters
     effective = float(clusters) if clusters > 1 else float(rollouts)
-    error = standard_error(means, p) if clusters > 1 else 0.0
-    if error > 0:
+    if clusters > 1 and 0 < p < 1:
+        error = standard_error(means, p)
         shrink = (_Z / student_t.quantile(_UPPER, clusters - 1)) ** 2
-        effective = min(float(rollouts), max(effective, shrink * p * (1 - p) / error**2))
+        # No spread between examples: their rollouts are as good as independent.
+        independent = shrink * p * (1 - p) / error**2 if error > _ROUNDING else float(rollouts)
+        effective = min(float(rollouts), max(effective, independent))
     return wilson_interval(p, effective)
 
 
