@@ -88,6 +88,8 @@ class Version(Base):
     """Rendered and sanitised at upload."""
     check_summary: Mapped[dict[str, Any] | None] = mapped_column(JSON(none_as_null=True))
     """A `CheckSummary` that the publisher stated with the first wheel."""
+    source: Mapped[dict[str, Any] | None] = mapped_column(JSON(none_as_null=True))
+    """A `SourceInfo`; None without a source archive."""
     yanked: Mapped[bool]
     yanked_reason: Mapped[str | None] = mapped_column(Text)
     deleted_at: Mapped[datetime | None]
@@ -101,6 +103,7 @@ class Version(Base):
     files: Mapped[list[File]] = relationship(
         back_populates="version", lazy="raise", order_by="File.filename.desc()"
     )
+    documents: Mapped[list[VersionDocument]] = relationship(lazy="raise", viewonly=True)
 
 
 class File(Base):
@@ -119,6 +122,8 @@ class File(Base):
     core_metadata: Mapped[str | None] = mapped_column(Text)
     """The wheel's METADATA as text (it is valid UTF-8); None for a source archive."""
     core_metadata_sha256: Mapped[str | None] = mapped_column(String(64))
+    warnings: Mapped[list[dict[str, Any]] | None] = mapped_column(JSON(none_as_null=True))
+    """What the gate flagged when it came, each an `UploadWarning`."""
     uploaded_at: Mapped[datetime]
     version: Mapped[Version] = relationship(back_populates="files", lazy="raise")
 

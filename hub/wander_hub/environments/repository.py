@@ -109,13 +109,13 @@ def packages_of(session: Session, owner_id: int) -> Sequence[str]:
 
 
 def version_of(session: Session, environment: Environment, version: str) -> Version | None:
-    """Return one version with files and uploader."""
+    """Return one version with files, documents and uploader."""
     query = select(Version).where(Version.environment_id == environment.id, Version.version == version)
     return session.scalar(query.options(*_whole_version()))
 
 
 def versions_of(session: Session, environment: Environment) -> Sequence[Version]:
-    """Return every version with files and uploader, in order of upload."""
+    """Return every version with files, documents and uploader, in order of upload."""
     query = select(Version).where(Version.environment_id == environment.id).order_by(Version.id)
     return session.scalars(query.options(*_whole_version())).all()
 
@@ -170,8 +170,8 @@ def file_of(session: Session, environment: Environment, filename: str) -> File |
     return session.scalar(query.options(joinedload(File.version)))
 
 
-def _whole_version() -> tuple[ExecutableOption, ExecutableOption]:
-    return selectinload(Version.files), joinedload(Version.uploaded_by)
+def _whole_version() -> tuple[ExecutableOption, ...]:
+    return selectinload(Version.files), selectinload(Version.documents), joinedload(Version.uploaded_by)
 
 
 def _conditions(wanted: EnvironmentFilter) -> list[ColumnElement[bool]]:

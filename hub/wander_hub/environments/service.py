@@ -7,13 +7,16 @@ from typing import TypeVar
 
 from packaging.version import Version as ParsedVersion
 from sqlalchemy.orm import Session
+from wander.source_tree import SourceInfo
 from wander.wire import (
     CheckSummary,
     EnvironmentDetail,
     EnvironmentPage,
     EnvironmentSummary,
     FileInfo,
+    LockInfo,
     ProjectStatus,
+    UploadWarning,
     VersionDetail,
 )
 
@@ -203,7 +206,10 @@ def version_detail(environment: Environment, version: Version, base_url: str) ->
         deleted_at=version.deleted_at,
         deleted_reason=version.deleted_reason,
         files=[file_info(environment, one, base_url) for one in offered_files(environment, version)],
+        lock=lock_info(environment, version, base_url),
         check=CheckSummary.model_validate(version.check_summary) if version.check_summary else None,
+        warnings=flagged(environment, version),
+        source=SourceInfo.model_validate(version.source) if version.source else None,
     )
 
 
@@ -212,6 +218,15 @@ def offered_files(environment: Environment, version: Version) -> list[File]:
     if version.deleted_at is not None or environment.quarantine_reason is not None:
         return []
     return version.files
+
+
+def flagged(environment: Environment, version: Version) -> list[UploadWarning]:
+    """Return what the gate flagged in the files of a version that may be had."""
+    return [
+        UploadWarning.model_validate({**one, "filename": file.filename})
+        for file in offered_files(environment, version)
+        for one in file.warnings or ()
+    ]
 
 
 def file_info(environment: Environment, file: File, base_url: str) -> FileInfo:
@@ -223,6 +238,26 @@ def file_info(environment: Environment, file: File, base_url: str) -> FileInfo:
         sha256=file.sha256,
         url=f"{base_url}/{environment.owner.name}/files/{environment.name}/{file.filename}",
         uploaded_at=file.uploaded_at,
+    )
+
+
+def lock_info(environment: Environment, version: Version, base_url: str) -> LockInfo | None:
+    """Return the lock of a version with its address; None where it has none or its files may not be had."""
+    if not offered_files(environment, version):
+        return None
+    path = f"/api/v1/environments/{environment.owner.name}/{environment.name}/versions/{version.version}"
+    return next(
+        (
+            LockInfo(
+                sha256=one.sha256,
+                size=one.size,
+                url=f"{base_url}{path}/pylock.toml",
+                attached_at=one.created_at,
+            )
+            for one in version.documents
+            if one.kind == "lock"
+        ),
+        None,
     )
 
 
