@@ -16,6 +16,7 @@ from wander_hub.accounts import routes as accounts
 from wander_hub.boundary import undeclared_routes
 from wander_hub.database import Database
 from wander_hub.environments import life_routes as environment_life
+from wander_hub.environments import lock_routes as environment_locks
 from wander_hub.environments import routes as environments
 from wander_hub.index import routes as index
 from wander_hub.index.anonymous import AnonymousReader
@@ -89,6 +90,7 @@ def create_app(
         leaderboards.router,
         environments.router,
         environment_life.router,
+        environment_locks.router,
         runs.router,
         verification.router,
         upload.router,
