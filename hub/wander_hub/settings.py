@@ -59,6 +59,8 @@ class Settings(BaseSettings):
     """Limit of a member's path."""
     upload_policy: dict[str, Action] = Field(default_factory=dict)
     """Actions of optional rules: `{"startup_file": "refuse"}`. The rules: docs/upload-rules.md."""
+    max_lock_bytes: int = Field(default=4 * MIB, gt=0)
+    """Limit of the `pylock.toml` of a version."""
     max_run_bytes: int = Field(default=1024 * MIB, gt=0)
     """Limit of one posted run: of the request, and of its rollouts once decompressed."""
     max_manifest_bytes: int = Field(default=32 * MIB, gt=0)
