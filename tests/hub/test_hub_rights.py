@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
+import tomlkit
 from fastapi import APIRouter
+from lock_files import lock_of
 from sqlalchemy import MetaData
 from wander_hub.accounts import repository as accounts
 from wander_hub.accounts import service as account_service
@@ -53,6 +56,7 @@ ATTEMPTS = {
     ("DELETE", ENVIRONMENT + "/members/{user}"): Attempt(),
     ("PUT", ENVIRONMENT + "/versions/{version}/yank"): Attempt({"reason": "wrong"}, lesser=("reader",)),
     ("DELETE", ENVIRONMENT + "/versions/{version}/yank"): Attempt(lesser=("reader",)),
+    ("PUT", ENVIRONMENT + "/versions/{version}/pylock.toml"): Attempt(lesser=("reader",)),
     ("DELETE", ENVIRONMENT + "/versions/{version}"): Attempt(query={"reason": "leaked"}),
     ("DELETE", ENVIRONMENT): Attempt(status=204),
     ("PUT", ENVIRONMENT + "/status"): Attempt({"status": "archived"}),
@@ -108,6 +112,9 @@ async def attempt(hub, method: str, path: str, token: str | None, make_wheel, ru
     if path == "/api/v1/runs":
         manifest, rollouts = run_of(None)
         return await hub.post_run(manifest, rollouts, user=token)
+    if path.endswith("/pylock.toml"):
+        lock = lock_of(hashlib.sha256(make_wheel().build()).hexdigest())
+        return await hub.client.put(address, content=tomlkit.dumps(lock), headers=headers)
     return await hub.client.request(method, address, json=wanted.body, params=wanted.query, headers=headers)
 
 
