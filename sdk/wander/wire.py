@@ -175,6 +175,8 @@ class RunManifest(Record):
     example_ids: list[str]
     """Ordered ids of the examples that the run plays."""
     rollouts_per_example: int = Field(ge=1)
+    strata: list[int | None] = Field(default_factory=list)
+    """Stratum of each of those examples; empty where the environment declares none."""
     task_set_sha256: str
     choice: ExampleChoice = "first"
     """How the examples were chosen from the split."""

@@ -134,3 +134,9 @@ def test_what_differs_is_said_in_words() -> None:
     )
     every = differing_pins(manifest(), manifest(seed=1, examples=EXAMPLES[:1]))
     assert "_" not in differences_in_words([*every, "anything.else"])
+
+
+def test_strata_are_on_record_where_there_are_any() -> None:
+    assert manifest().strata == []
+    examples = [one.model_copy(update={"stratum": n}) for one, n in zip(EXAMPLES, (1, None, 0), strict=True)]
+    assert manifest(examples=examples).strata == [1, None, 0]

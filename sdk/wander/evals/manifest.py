@@ -64,6 +64,7 @@ def new_manifest(
         sampling=sampling or SamplingArgs(),
         split=split,
         example_ids=[example.example_id for example in examples],
+        strata=_strata(examples),
         rollouts_per_example=rollouts_per_example,
         task_set_sha256=task_set_digest(list(examples)),
         seed=seed,
@@ -72,6 +73,11 @@ def new_manifest(
         training=training,
         notes=notes,
     )
+
+
+def _strata(examples: Sequence[Example]) -> list[int | None]:
+    strata = [example.stratum for example in examples]
+    return strata if any(stratum is not None for stratum in strata) else []
 
 
 def model_pin(client: Client) -> ModelPin:
