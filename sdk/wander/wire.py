@@ -257,7 +257,7 @@ class RunSummary(Record):
     usage: Usage = Field(default_factory=Usage)
     seconds_mean: float | None = None
     pass_threshold: float | None = None
-    """The reward from which a rollout counts as passed: 1 where all rewards are 0 or 1; None for graded ones."""
+    """The reward from which a rollout counts as passed: 1 where all are 0 or 1; None for graded ones."""
     pass_rates: list[PassRate] = Field(default_factory=list)
     """For k = 1, 2, 4... up to the most rollouts of an example; empty with one rollout an example."""
 
