@@ -13,7 +13,7 @@ from wander_client.errors import ClientError, NotFound, UsageError
 if TYPE_CHECKING:
     from wander.sandbox import SandboxPolicy
     from wander.types import Rollout
-    from wander.verification import ReplayReport, VerifiedWith
+    from wander.verification import LevelSought, ReplayReport, VerifiedWith
     from wander.wire import EnvironmentPin, RunManifest
 
 
@@ -51,6 +51,7 @@ async def replayed(
     manifest: RunManifest,
     rollouts: Iterable[Rollout],
     *,
+    level: LevelSought = "replayed",
     sample: int | None,
     seed: int,
     concurrency: int,
@@ -58,7 +59,7 @@ async def replayed(
     sandbox: SandboxPolicy | None,
     on_replayed: Callable[[int, int], None],
 ) -> tuple[ReplayReport, VerifiedWith | None]:
-    """Open the environment with the run's arguments and play its rollouts again.
+    """Open the environment with the run's arguments and play, or score, its rollouts again.
 
     An environment that refuses the arguments contradicts the manifest; then there is nothing it ran with.
     """
@@ -84,6 +85,7 @@ async def replayed(
             opened.handle,
             manifest,
             rollouts,
+            level=level,
             sample=sample,
             sample_seed=seed,
             concurrency=concurrency,

@@ -19,6 +19,7 @@ from datetime import UTC, datetime
 from typing import Any, ClassVar
 
 from wander.clients.base import Client
+from wander.clients.transcript import transcript_of
 from wander.dataset import Dataset, ProceduralRows, Rows
 from wander.envs.calls import ModelCalls
 from wander.envs.faults import is_fault
@@ -278,6 +279,9 @@ class Environment(ABC):
         started = time.perf_counter()
         state = self.init_state(example, index=index, run_seed=run_seed)
         rollout_id = rollout_id or f"{example.example_id}/{index}"
+        if (transcript := transcript_of(client, rollout_id)) is not None:
+            _restore(state, transcript)
+            return _Episode(state, started_at, 0.0)
         calls = ModelCalls(client, state, sampling or SamplingArgs(), rollout_id)
         try:
             await self._played(state, calls)
@@ -395,6 +399,15 @@ class LocalEnvironment:
     async def close(self) -> None:
         """Run the environment's teardown."""
         await self.env.teardown()
+
+
+def _restore(state: State, transcript: Rollout) -> None:
+    """Bring a state to where a recorded rollout ended, as far as its record tells."""
+    for name in ("prompt", "completion"):
+        state[name] = _copied(getattr(transcript, name))
+    state["turns"] = list(transcript.turns)
+    state["stop_reason"], state["truncated"] = transcript.stop_reason, transcript.truncated
+    state["public"], state["recorded"] = _copied(transcript.info), _copied(transcript.info)
 
 
 def _ended(calls: ModelCalls, state: State) -> None:

@@ -17,6 +17,7 @@ WanderError                    has `.hint`: what to do next, as a command where 
    |- EnvironmentFault         the environment's own code
    |- ToolError                a tool that was declared fatal
    |- RubricError              a reward function
+   |  '- NotRecorded           scored again, it asks what the record has no answer to
    '- SandboxError             the isolation around the environment
 """
 
@@ -122,6 +123,10 @@ class RubricError(BoundaryError):
     """A reward function raised or returned something that is not a number."""
 
     boundary: ClassVar[Boundary] = "rubric"
+
+
+class NotRecorded(RubricError):
+    """A record that is scored again does not hold what its rubric was told by others."""
 
 
 class SandboxError(BoundaryError):

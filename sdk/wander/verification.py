@@ -8,7 +8,14 @@ from typing import Any, Literal
 from pydantic import Field
 
 from wander.types import Record
-from wander.wire import Body, EnvironmentPin, Platform
+from wander.wire import Body, EnvironmentPin, Platform, VerificationLevel
+
+Method = Literal["replay", "rescore"]
+"""How a run is derived again: the whole environment with the recorded completions, or the rubric alone on the
+stored transcripts, where outside observations enter the rollouts."""
+LevelSought = Literal["highest", "rescored", "replayed"]
+LEVELS_SOUGHT: tuple[LevelSought, ...] = ("highest", "rescored", "replayed")
+"""Which level to verify; the highest is what the environment allows: `replayed` where it is deterministic."""
 
 
 class Divergence(Record):
@@ -18,24 +25,35 @@ class Divergence(Record):
     index: int
     difference: str
     """What differs first, with both values."""
+    part: str = ""
+    """Which part of the rollout that is: `completion`, `reward`..."""
+    message: int | None = None
+    """Number of the first message that differs, where the part holds messages."""
 
 
 class ReplayReport(Record):
-    """What playing a run again came to."""
+    """What playing a run again, or scoring it again, came to."""
 
     run_id: str
+    method: Method = "replay"
     expected: int
     """Rollouts that a complete run holds."""
     recorded: int
     """Rollouts on record."""
     replayed: int
-    """Rollouts that were played again and compared."""
+    """Rollouts that were played, or scored, again and compared."""
     same: int
     differing: int
     failed: int
     """Recorded as failed, so not compared."""
+    unscored: int = 0
+    """Rollouts whose rubric cannot run on the transcript alone, so neither the same nor differing."""
+    unscored_reason: str | None = None
+    """What the rubric says of the first one."""
     sampled: bool = False
     """True when only a random sample was played again."""
+    sample_seed: int | None = None
+    """What drew the sample, so that anyone can draw it again; None without one."""
     divergences: list[Divergence] = Field(default_factory=list)
     """The first ones, in the order of the record."""
     refused: str | None = None
@@ -45,12 +63,14 @@ class ReplayReport(Record):
     seconds: float = 0.0
 
     @property
-    def level(self) -> Literal["claimed", "complete", "replayed"]:
+    def level(self) -> Literal["claimed", "complete", "rescored", "replayed"]:
         """The verification level that this report supports; a sample gives no more than `complete`."""
         if self.recorded < self.expected or self.failed or self.contradicted or self.differing:
             return "claimed"
         whole = not self.sampled and self.refused is None
-        return "replayed" if whole and self.replayed == self.expected else "complete"
+        if not whole or self.same != self.expected:
+            return "complete"
+        return "rescored" if self.method == "rescore" else "replayed"
 
 
 class VerifiedWith(Record):
@@ -59,6 +79,8 @@ class VerifiedWith(Record):
     environment: EnvironmentPin
     """With the lock it ran with and the sandbox that confined it."""
     platform: Platform
+    hub: str | None = None
+    """Version of the hub that did it; None on anyone else's machine."""
 
 
 class VerificationInfo(Record):
@@ -69,6 +91,10 @@ class VerificationInfo(Record):
     state: Literal["queued", "running", "done", "failed", "cancelled"]
     sample: int | None = None
     """How many rollouts are drawn; None means all."""
+    level: LevelSought = "highest"
+    """What was asked for."""
+    gave: VerificationLevel | None = None
+    """The level that the run had after it; None until it is done."""
     requested_by: str | None = None
     """None where the hub asked itself, after a post."""
     created_at: datetime
@@ -78,6 +104,7 @@ class VerificationInfo(Record):
     error: str | None = None
     """Why it failed."""
     report: ReplayReport | None = None
+    """With the first divergences; `GET /api/v1/verifications/{id}/divergences` has all."""
     made_with: VerifiedWith | None = None
 
 
@@ -91,4 +118,15 @@ class VerificationRequest(Body):
     """What to play again."""
 
     sample: int | None = Field(default=None, ge=1, le=1_000_000)
-    """Play only so many rollouts, drawn at random; None means all."""
+    """Only so many rollouts, drawn at random by the hub; None means all."""
+    level: LevelSought = "highest"
+
+
+class DivergencePage(Record):
+    """A page of the rollouts that came out otherwise, by offset."""
+
+    data: list[Divergence]
+    total: int
+    """As many as are kept, which are the first ones of a report with more than `differing`."""
+    differing: int
+    offset: int

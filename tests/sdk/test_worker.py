@@ -34,7 +34,7 @@ from wander.worker import link as worker_link
 from wander.worker import process as worker_process
 from wander.worker import session as worker_session
 from wander.worker.host import WorkerEnvironment
-from wander.worker.protocol import Cancel, Close, Hello, to_host, to_worker
+from wander.worker.protocol import PROTOCOL, Cancel, Close, Hello, to_host, to_worker
 
 BODY = """
 import asyncio, os, signal, subprocess, sys, threading, time
@@ -525,7 +525,7 @@ async def test_an_environment_may_run_a_loop_of_its_own_while_it_loads(tmp_path:
 
 async def test_another_protocol_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(worker_session, "PROTOCOL", 99)
-    with pytest.raises(LoadError, match="speaks protocol 3, this"):
+    with pytest.raises(LoadError, match=f"speaks protocol {PROTOCOL}, this"):
         async with worker(tmp_path):
             pass
 

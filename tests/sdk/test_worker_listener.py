@@ -23,6 +23,7 @@ from wander.worker import remote as worker_remote
 from wander.worker import session as worker_session
 from wander.worker.address import WorkerAddress, is_loopback, parse_listen, read_token
 from wander.worker.host import WorkerEnvironment
+from wander.worker.protocol import PROTOCOL
 from websockets.asyncio.client import connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
@@ -247,7 +248,7 @@ async def test_another_protocol_is_told_on_both_sides(
 ) -> None:
     monkeypatch.setattr(worker_session, "PROTOCOL", 99)
     async with listener(tmp_path) as far:
-        with pytest.raises(LoadError, match=r"speaks protocol 3, this .* speaks 99") as caught:
+        with pytest.raises(LoadError, match=rf"speaks protocol {PROTOCOL}, this .* speaks 99") as caught:
             async with remote(far.address, folder=tmp_path):
                 pass
         assert caught.value.hint

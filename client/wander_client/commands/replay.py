@@ -15,7 +15,7 @@ from wander_client.invocation import current
 from wander_client.sandboxing import SandboxFlag, SandboxLimits, chosen_policy, require_confined
 
 if TYPE_CHECKING:
-    from wander.verification import ReplayReport
+    from wander.verification import LevelSought, ReplayReport
 
     from wander_client.output import Output, Progress
     from wander_client.runs import FoundRun
@@ -26,6 +26,9 @@ app = command_app()
 @app.command()
 def replay(
     run: Annotated[str | None, typer.Argument(help="folder, run id, or nothing for the newest run")] = None,
+    level: Annotated[
+        str, typer.Option(help="replayed, rescored, or the highest that the environment allows")
+    ] = "replayed",
     sample: Annotated[
         int | None, typer.Option("--sample", min=1, help="play only so many rollouts, drawn at random")
     ] = None,
@@ -47,6 +50,7 @@ def replay(
     wander replay runs/RUN
     wander replay RUN_ID --sample 100
     wander replay runs/RUN --env ./my-env       # what does my change do to recorded games?
+    wander replay RUN_ID --level rescored       # the rubric alone, on the stored transcripts
 
     Messages, metrics and rewards must come out the same, bit for bit. Exit status 1 means that they do
     not, or that the environment cannot be replayed; 6 that rollouts are missing or failed.
@@ -60,6 +64,7 @@ def replay(
     policy = chosen_policy(sandbox, sandbox_limit)
     require_confined(policy, location, "replay", in_process=in_process)
     total = found.manifest.expected_rollouts
+    sought = level_sought(level)
     with output.progress("replaying", total, unit="rollouts") as bar:
         told = _Telling(bar, output, total, stream=stream)
         report, made_with = asyncio.run(
@@ -67,6 +72,7 @@ def replay(
                 location,
                 found.manifest,
                 found.rollouts(),
+                level=sought,
                 sample=sample,
                 seed=seed,
                 concurrency=concurrency,
@@ -83,9 +89,21 @@ def replay(
     output.answer(data, lambda: show_replay(report, output))
     if report.differing:
         _next(found, report, output)
-    if report.differing or report.refused:
+    if report.differing or report.refused or report.unscored:
         return FAILED
     return PARTIAL if report.level == "claimed" else OK
+
+
+def level_sought(word: str) -> LevelSought:
+    """Return the level that a word asks for; raises `UsageError`."""
+    from wander.verification import LEVELS_SOUGHT
+
+    from wander_client.errors import UsageError
+
+    for level in LEVELS_SOUGHT:
+        if word == level:
+            return level
+    raise UsageError(f"`--level {word}` is unknown", hint="use `replayed`, `rescored` or `highest`")
 
 
 class _Telling:
@@ -112,9 +130,13 @@ def show_replay(report: ReplayReport, output: Output) -> None:
         output.line(f"not replayed: {report.refused}")
         return
     of = f"a sample of {report.replayed}" if report.sampled else f"{report.replayed}"
-    output.line(f"replayed  {of} of {report.expected} rollouts in {report.seconds:.1f} s")
+    done = "rescored" if report.method == "rescore" else "replayed"
+    output.line(f"{done}  {of} of {report.expected} rollouts in {report.seconds:.1f} s")
     output.line(f"same      {report.same}")
     output.line(f"differ    {report.differing}", style="error" if report.differing else None)
+    if report.unscored:
+        output.line(f"unscored  {report.unscored}: the rubric needs more than the transcript")
+        output.line(f"          {report.unscored_reason}")
     if report.failed:
         output.line(f"failed    {report.failed}, not compared")
     if report.recorded < report.expected:

@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 from wander.clients.base import Client, ModelRequest, ModelResponse
+from wander.types import Rollout
 
 Ask = Callable[[ModelRequest], Awaitable[ModelResponse]]
 
@@ -19,11 +20,13 @@ class ProxyClient(Client):
         model: str,
         recorded: Mapping[str, dict[str, Any] | None] | None = None,
         ended: Callable[[str], None] | None = None,
+        transcripts: Mapping[str, Rollout] | None = None,
     ) -> None:
         self.model = model
         self._ask = ask
         self._recorded = recorded or {}
         self._ended = ended
+        self._transcripts = transcripts or {}
 
     async def complete(self, request: ModelRequest) -> ModelResponse:
         """Return what the host's client answered."""
@@ -37,3 +40,7 @@ class ProxyClient(Client):
     def recorded(self, rollout_id: str) -> dict[str, Any] | None:
         """Return what the host's client has on record of the rollout."""
         return self._recorded.get(rollout_id)
+
+    def transcript(self, rollout_id: str) -> Rollout | None:
+        """Return the recorded rollout that the host wants scored again, or None for one to be played."""
+        return self._transcripts.get(rollout_id)

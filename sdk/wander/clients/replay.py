@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterable
 from typing import Any
 
@@ -36,7 +35,7 @@ class ReplayClient(Client):
             raise _recorded_end(rollout, request)
         turn = rollout.turns[request.turn]
         return ModelResponse.model_construct(
-            message=copy.deepcopy(turn.message),
+            message=_copied(turn.message),
             finish_reason=turn.finish_reason,
             usage=turn.usage,
             tokens=turn.tokens,
@@ -45,7 +44,7 @@ class ReplayClient(Client):
     def recorded(self, rollout_id: str) -> dict[str, Any] | None:
         """Return what the recorded rollout published."""
         rollout = self._rollouts.get(rollout_id)
-        return None if rollout is None else copy.deepcopy(rollout.info)
+        return None if rollout is None else _copied(rollout.info)
 
 
 def _recorded_end(rollout: Rollout, request: ModelRequest) -> ModelError:
@@ -58,3 +57,12 @@ def _recorded_end(rollout: Rollout, request: ModelRequest) -> ModelError:
         f"rollout `{request.rollout_id}` was recorded with {len(rollout.turns)} turns "
         f"and now asks for number {request.turn + 1}"
     )
+
+
+def _copied(value: Any) -> Any:
+    """Copy a JSON value; several times faster than `copy.deepcopy`."""
+    if isinstance(value, dict):
+        return {key: _copied(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_copied(item) for item in value]
+    return value

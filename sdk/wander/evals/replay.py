@@ -1,4 +1,4 @@
-"""Play a recorded run again from its completions, and compare every rollout with its record.
+"""Play a recorded run again from its completions, or score it again, and compare it with its record.
 
 A rollout of a deterministic environment is a pure function of environment version, arguments, example, seed
 and completions, so the second playing must give the same messages, metrics and reward, bit for bit. What is
@@ -6,6 +6,10 @@ compared is listed in `COMPARED`; times and token counts are not.
 
 Failed rollouts are not compared: what broke them (an endpoint, a killed process) is no part of that function.
 They count as `failed`, and a run that has any is no further verified than `claimed`.
+
+Where outside observations enter the rollouts, nobody can play them twice. Then the rubric runs on the stored
+transcripts, with what judges answered taken from the record, and `RESCORED` is compared. A rubric that needs
+what only the playing leaves in the state cannot do that: such rollouts are `unscored`, and prove nothing.
 """
 
 from __future__ import annotations
@@ -14,16 +18,17 @@ import asyncio
 import json
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
-from contextlib import suppress
 from itertools import groupby, islice
 from typing import Any
 
+from wander.clients.base import Client
 from wander.clients.replay import ReplayClient
-from wander.errors import RunError
+from wander.clients.transcript import TranscriptClient
+from wander.errors import NotRecorded, RunError
 from wander.handle import EnvironmentHandle
 from wander.seeding import derived_rng
 from wander.types import Example, Rollout, task_set_digest
-from wander.verification import Divergence, ReplayReport
+from wander.verification import Divergence, LevelSought, Method, ReplayReport
 from wander.wire import RunManifest
 
 COMPARED = (
@@ -39,9 +44,11 @@ COMPARED = (
     "info",
 )
 """What must be the same in every playing of a rollout, in the order in which a difference is told."""
+RESCORED = ("seed", "answer", "failure", "reward", "metrics", "info")
+"""What must be the same when a transcript is scored again."""
 _STATED = ("deterministic", "group_rewards", "max_turns", "reward_functions")
 """What a manifest says of its environment that decides how a run reads, and whether it can be replayed."""
-SHOWN = 100
+SHOWN = 10_000
 """Most divergences that a report tells one by one."""
 _CHUNK = 256
 """Rollouts that are held in memory at once, where rewards do not compare those of a group."""
@@ -56,15 +63,17 @@ async def replay_run(
     manifest: RunManifest,
     rollouts: Iterable[Rollout],
     *,
+    level: LevelSought = "replayed",
     sample: int | None = None,
     sample_seed: int = 0,
     concurrency: int = 64,
     on_replayed: OnReplayed | None = None,
 ) -> ReplayReport:
-    """Play the rollouts of a run again and compare them with their record.
+    """Play the rollouts of a run again, or score them again, and compare them with their record.
 
     - `rollouts`: each key at most once; read in pieces, so that a long run needs little memory, except where
       reward functions compare the rollouts of a group.
+    - `level`: which level is sought; the `highest` replays what is deterministic and rescores what is not.
     - `sample`: play only so many rollouts again (of whole groups), drawn with `sample_seed`.
 
     The report's `refused` says why a run cannot be compared: the environment declares that it is not
@@ -72,31 +81,59 @@ async def replay_run(
     manifest does not hold.
     """
     started = time.monotonic()
-    replay = _Replay(environment, manifest, concurrency, on_replayed)
+    deterministic = environment.info.deterministic
+    rescoring = level == "rescored" or (level == "highest" and not deterministic)
+    method: Method = "rescore" if rescoring else "replay"
+    replay = _Replay(environment, manifest, method, concurrency, on_replayed)
     examples = await replay.examples()
     refused = replay.contradiction(examples)
     contradicted = refused is not None
-    if refused is None and not environment.info.deterministic:
+    if refused is None and not deterministic and method == "replay":
         refused = f"`{environment.info.name}` declares that it is not deterministic"
     chosen = None if refused else _sampled(manifest, environment.info.group_rewards, sample, sample_seed)
     for chunk in _chunks(rollouts, whole=environment.info.group_rewards):
         await replay.add(chunk, examples, chosen, compare=refused is None)
-    report = replay.report(sampled=chosen is not None, seconds=time.monotonic() - started)
-    return report.model_copy(update={"refused": refused, "contradicted": contradicted})
+    report = replay.report(seconds=time.monotonic() - started)
+    drawn = {"sampled": chosen is not None, "sample_seed": None if chosen is None else sample_seed}
+    return report.model_copy(update={"refused": refused, "contradicted": contradicted, **drawn})
 
 
 def first_difference(recorded: Rollout, again: Rollout) -> str | None:
     """Return what differs first between two playings of a rollout, or None."""
-    for name in COMPARED:
+    found = first_divergence(recorded, again)
+    return None if found is None else found.difference
+
+
+def first_divergence(
+    recorded: Rollout, again: Rollout, compared: Sequence[str] = COMPARED
+) -> Divergence | None:
+    """Return where two playings of a rollout first differ in what is compared, or None."""
+    if repr([getattr(recorded, name) for name in compared]) == repr(
+        [getattr(again, name) for name in compared]
+    ):
+        return None
+
+    def found(part: str, difference: str, message: int | None = None) -> Divergence:
+        return Divergence(
+            example_id=recorded.example_id,
+            index=recorded.index,
+            part=part,
+            message=message,
+            difference=difference,
+        )
+
+    for name in compared:
         one, other = getattr(recorded, name), getattr(again, name)
         if isinstance(one, list) and isinstance(other, list):
             for number, (left, right) in enumerate(zip(one, other, strict=False)):
                 if _differ(left, right):
-                    return f"message {number} of the {name} is {_excerpt(right)}, not {_excerpt(left)}"
+                    told = f"message {number} of the {name} is {_excerpt(right)}, not {_excerpt(left)}"
+                    return found(name, told, number)
             if len(one) != len(other):
-                return f"the {name} has {len(other)} messages, not {len(one)}"
+                told = f"the {name} has {len(other)} messages, not {len(one)}"
+                return found(name, told, min(len(one), len(other)))
         elif _differ(one, other):
-            return f"the {name} is {_excerpt(other)}, not {_excerpt(one)}"
+            return found(name, f"the {name} is {_excerpt(other)}, not {_excerpt(one)}")
     return None
 
 
@@ -107,16 +144,19 @@ class _Replay:
         self,
         environment: EnvironmentHandle,
         manifest: RunManifest,
+        method: Method,
         concurrency: int,
         on_replayed: OnReplayed | None,
     ) -> None:
         self._environment = environment
         self._manifest = manifest
-        self._slots = asyncio.Semaphore(max(1, concurrency))
+        self._method = method
+        self._concurrency = max(1, concurrency)
         self._on_replayed = on_replayed
         self._seen: set[tuple[str, int]] = set()
         self._wanted = set(manifest.example_ids)
-        self._recorded = self._replayed = self._failed = self._differing = 0
+        self._recorded = self._replayed = self._failed = self._differing = self._unscored = 0
+        self._unscored_reason: str | None = None
         self._divergences: list[Divergence] = []
 
     async def examples(self) -> dict[str, Example]:
@@ -163,23 +203,30 @@ class _Replay:
         if self._environment.info.group_rewards:
             playable.sort(key=lambda each: each.key)
             groups = [list(group) for _, group in groupby(playable, key=lambda each: each.example_id)]
-        client = ReplayClient(playable)
-        async with asyncio.TaskGroup() as tasks:
-            for group in groups:
-                await self._slots.acquire()
-                tasks.create_task(self._compare(client, examples[group[0].example_id], group))
+        client = TranscriptClient(playable) if self._method == "rescore" else ReplayClient(playable)
+        waiting = iter([(examples[group[0].example_id], group) for group in groups])
 
-    def report(self, *, sampled: bool, seconds: float) -> ReplayReport:
+        async def work() -> None:
+            for example, group in waiting:
+                await self._compare(client, example, group)
+
+        async with asyncio.TaskGroup() as tasks:
+            for _ in range(min(self._concurrency, len(playable))):
+                tasks.create_task(work())
+
+    def report(self, *, seconds: float) -> ReplayReport:
         """Return what was found."""
         return ReplayReport(
             run_id=self._manifest.run_id,
+            method=self._method,
             expected=self._manifest.expected_rollouts,
             recorded=self._recorded,
             replayed=self._replayed,
-            same=self._replayed - self._differing,
+            same=self._replayed - self._differing - self._unscored,
             differing=self._differing,
             failed=self._failed,
-            sampled=sampled,
+            unscored=self._unscored,
+            unscored_reason=self._unscored_reason,
             divergences=sorted(self._divergences, key=lambda each: (each.example_id, each.index)),
             seconds=seconds,
         )
@@ -194,24 +241,25 @@ class _Replay:
         self._seen.add(rollout.key)
         self._recorded += 1
 
-    async def _compare(self, client: ReplayClient, example: Example, recorded: list[Rollout]) -> None:
-        try:
-            again = await self._played(client, example, [each.index for each in recorded])
-        finally:
-            self._slots.release()
+    async def _compare(self, client: Client, example: Example, recorded: list[Rollout]) -> None:
+        again = await self._played(client, example, [each.index for each in recorded])
+        compared = RESCORED if self._method == "rescore" else COMPARED
         for one, other in zip(recorded, again, strict=True):
-            difference = first_difference(one, other)
             self._replayed += 1
-            if difference is not None:
+            if self._method == "rescore" and _needs_playing(other):
+                assert other.failure is not None
+                self._unscored += 1
+                self._unscored_reason = self._unscored_reason or other.failure.message
+                continue
+            divergence = first_divergence(one, other, compared)
+            if divergence is not None:
                 self._differing += 1
                 if len(self._divergences) < SHOWN:
-                    self._divergences.append(
-                        Divergence(example_id=one.example_id, index=one.index, difference=difference)
-                    )
+                    self._divergences.append(divergence)
         if self._on_replayed is not None:
             self._on_replayed(self._replayed, self._differing)
 
-    async def _played(self, client: ReplayClient, example: Example, indices: list[int]) -> list[Rollout]:
+    async def _played(self, client: Client, example: Example, indices: list[int]) -> list[Rollout]:
         manifest = self._manifest
         if self._environment.info.group_rewards:
             return await self._environment.rollout_group(
@@ -221,6 +269,12 @@ class _Replay:
             client, example, index=indices[0], run_seed=manifest.seed, sampling=manifest.sampling
         )
         return [rollout]
+
+
+def _needs_playing(rescored: Rollout) -> bool:
+    """Tell whether a rubric failed on a transcript, other than by asking what the record cannot answer."""
+    failure = rescored.failure
+    return failure is not None and failure.boundary == "rubric" and failure.type != NotRecorded.__name__
 
 
 async def _read(environment: EnvironmentHandle, manifest: RunManifest) -> AsyncIterator[Example]:
@@ -257,20 +311,8 @@ def _chunks(rollouts: Iterable[Rollout], *, whole: bool) -> Iterator[list[Rollou
 
 
 def _differ(one: Any, other: Any) -> bool:
-    # Equal values are the common case, and comparing them costs a tenth of writing them as JSON.
-    with suppress(TypeError):
-        if type(one) is type(other) and one == other and not _has_lookalikes(one):
-            return False
-    return _canonical(one) != _canonical(other)
-
-
-def _has_lookalikes(value: Any) -> bool:
-    """Tell whether Python may call this equal to a value that JSON writes otherwise (1, 1.0, True)."""
-    if isinstance(value, dict):
-        return any(_has_lookalikes(each) for each in value.values())
-    if isinstance(value, list | tuple):
-        return any(_has_lookalikes(each) for each in value)
-    return not isinstance(value, str) and value is not None
+    # Equal values are the common case, and `repr`, unlike `==`, tells 1, 1.0 and True apart.
+    return repr(one) != repr(other) and _canonical(one) != _canonical(other)
 
 
 def _canonical(value: Any) -> str:

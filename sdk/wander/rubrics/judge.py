@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from wander.clients.base import Client, ModelRequest
-from wander.errors import ConfigError, ModelError, RubricError
+from wander.errors import ConfigError, ModelError, NotRecorded, RubricError
 from wander.parsers import Parser, message_text
 from wander.rubrics.judge_cache import JudgeCache
 from wander.rubrics.rubric import Rubric
@@ -229,7 +229,7 @@ def _recorded_answer(recorded: dict[str, Any], digest: str) -> str:
     for each in recorded.get(PUBLIC_KEY, []):
         if each["digest"] == digest:
             return str(each["answer"])
-    raise RubricError(
+    raise NotRecorded(
         "the record has no answer of the judge to this request",
         hint="the judge's prompt, model or sampling differ from those of the recorded run",
     )

@@ -22,7 +22,7 @@ from wander.errors import ConfigError, DatasetError, LoadError, ModelError, Wand
 from wander.handle import Split
 from wander.types import Boundary, EnvironmentInfo, Example, Record, Rollout, SamplingArgs
 
-PROTOCOL = 3
+PROTOCOL = 4
 """Raised whenever a message changes; host and worker must agree."""
 MESSAGE_LIMIT = 256 << 20
 """Most bytes of one message that a host takes. A rollout that asks or answers more fails by itself."""
@@ -169,6 +169,8 @@ class Play(Record):
     """One beside each index."""
     recorded: list[dict[str, Any] | None] = Field(default_factory=list)
     """What each rollout published when it was recorded, where records are played again."""
+    transcripts: list[Rollout] = Field(default_factory=list)
+    """Recorded rollouts, one beside each index, that are only scored again; else empty."""
     run_seed: int
     sampling: SamplingArgs
     model: str

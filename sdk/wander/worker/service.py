@@ -10,7 +10,6 @@ import sys
 import time
 from collections.abc import AsyncIterator, Callable
 from contextvars import copy_context
-from pathlib import Path
 
 from pydantic import ValidationError
 
@@ -47,8 +46,8 @@ from wander.worker.protocol import (
     Refused,
     to_worker,
 )
-from wander.worker.running import PLAY, RUNNING, Running
-from wander.worker.watch import LAST_WORDS, Watch
+from wander.worker.running import PLAY, Running
+from wander.worker.watch import Watch
 
 _TEARDOWN_SECONDS = 5.0
 
@@ -56,11 +55,13 @@ _TEARDOWN_SECONDS = 5.0
 class Service:
     """One worker: greet, load, then serve until the host says `Close` or is gone."""
 
-    def __init__(self, channel: Channel, folder: Path | None = None) -> None:
-        """Speak over a channel; the host looks into `folder` when the process ended unexpectedly."""
+    def __init__(self, channel: Channel, note: int | None = None) -> None:
+        """Speak over a channel; the host looks into the file `note`, a descriptor, when the process ended
+        unexpectedly.
+        """
         self._channel = channel
         self._lines: AsyncIterator[bytes] = channel.lines()
-        self._folder = folder
+        self._note = note
         self._load = Load()
         self._plays: dict[int, asyncio.Task[None]] = {}
         self._begun: dict[int, float] = {}
@@ -140,12 +141,12 @@ class Service:
         self._asking.discard(play)
 
     def _watch(self, end: Callable[[], None], playing_limit: float | None) -> None:
+        running = Running(self._note)
+
         def with_last_words(words: LastWords) -> None:
-            if self._folder is not None:
-                (self._folder / LAST_WORDS).write_text(words.model_dump_json(), encoding="utf-8")
+            running.leave(words)
             end()
 
-        running = Running(None if self._folder is None else self._folder / RUNNING)
         running.follow()
         Watch(
             asyncio.get_running_loop(),
@@ -168,7 +169,8 @@ class Service:
                 self._channel.send(part.model_dump_json())
 
         recorded = dict(zip(asked.rollout_ids, asked.recorded, strict=False))
-        client = ProxyClient(ask, asked.model, recorded, ended)
+        transcripts = dict(zip(asked.rollout_ids, asked.transcripts, strict=False))
+        client = ProxyClient(ask, asked.model, recorded, ended, transcripts)
         attribute_openai_calls()
         ROLLOUT.set(asked.rollout_ids[0])
         limit = asyncio.timeout(self._load.rollout_timeout)

@@ -11,6 +11,7 @@ from pydantic import ValidationError
 
 from wander import __version__
 from wander.clients.base import Client, ModelRequest
+from wander.clients.transcript import transcript_of
 from wander.errors import LoadError, ModelError
 from wander.handle import Split
 from wander.sandbox.clock import OwnTime
@@ -151,6 +152,7 @@ class WorkerSession:
             indices=indices,
             rollout_ids=rollout_ids,
             recorded=[client.recorded(rollout_id) for rollout_id in rollout_ids],
+            transcripts=[each for name in rollout_ids if (each := transcript_of(client, name)) is not None],
             run_seed=run_seed,
             sampling=sampling,
             model=client.model,
