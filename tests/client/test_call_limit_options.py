@@ -21,7 +21,7 @@ def test_calls_are_counted_and_told(wander: Wander, folder: Path) -> None:
     assert told.status == 0, told.err
     assert "calls   4\n" in told.out
     assert "2 calls at once" in told.err
-    assert data["endpoints"] == {"calls": 4, "retries": 0, "refusals": 0, "paused_seconds": 0.0}
+    assert data["endpoints"] == {"calls": 4, "retries": 0, "refusals": 0, "paused_seconds": 0.0, "cached": 0}
 
 
 def test_a_bound_below_one_is_refused(wander: Wander, folder: Path) -> None:

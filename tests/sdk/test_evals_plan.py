@@ -24,7 +24,6 @@ def exact(completion: list[dict[str, Any]], answer: str) -> float:
     return float(completion[-1]["content"] == answer)
 
 
-
 def environment(strata: list[int | None] | None = None, count: int = 10, **options: Any) -> LocalEnvironment:
     strata = strata or [None] * count
     rows: list[dict[str, Any]] = [{"question": f"{i}?", "answer": str(i)} for i in range(len(strata))]

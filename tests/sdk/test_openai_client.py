@@ -23,6 +23,7 @@ from wander.errors import (
     EndpointUnreachable,
     InvalidResponse,
     ModelError,
+    ModelNotFound,
     RateLimited,
 )
 
@@ -263,6 +264,28 @@ async def test_check_asks_for_one_token_where_no_models_are_listed(
     chat_server.script = lambda body, number: faults[fault]
     with pytest.raises(error):
         await client.check()
+
+
+@pytest.mark.parametrize(
+    ("code", "text"), [(404, "no such model"), (400, "The model `qwen3-4b-instuct` is unknown")]
+)
+async def test_check_names_the_model_that_was_meant(chat_server: Any, code: int, text: str) -> None:
+    names = ["llama-3", "Qwen/Qwen3-4B", "qwen3-4b-instruct"]
+    chat_server.models = web.json_response({"data": [{"id": name} for name in names]})
+    chat_server.script = lambda body, number: web.json_response({"error": {"message": text}}, status=code)
+    client = OpenAIClient("qwen3-4b-instuct", chat_server.url, "k")
+    with pytest.raises(ModelNotFound, match="has no model `qwen3-4b-instuct`") as refused:
+        await client.check()
+    assert str(refused.value.hint).startswith("did you mean `qwen3-4b-instruct`")
+    assert "it has `llama-3`" in str(refused.value.hint)
+    await client.close()
+
+
+async def test_check_lets_pass_an_unlisted_model_that_answers(chat_server: Any) -> None:
+    client = OpenAIClient("an-alias", chat_server.url, "k")
+    await client.check()
+    assert len(chat_server.requests) == 1
+    await client.close()
 
 
 async def test_description_and_environment_hold_no_secret(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import html
 import re
 from typing import Any
@@ -10,7 +11,14 @@ from pydantic_core import from_json
 
 from wander.clients.base import ModelResponse
 from wander.clients.transport import Answer, retry_after, without_credentials
-from wander.errors import AuthenticationFailed, ContextOverflow, InvalidResponse, ModelError, RateLimited
+from wander.errors import (
+    AuthenticationFailed,
+    ContextOverflow,
+    InvalidResponse,
+    ModelError,
+    ModelNotFound,
+    RateLimited,
+)
 from wander.types import Message, TurnTokens, Usage
 
 _OVERFLOW = re.compile(
@@ -21,6 +29,8 @@ _OVERFLOW = re.compile(
 )
 """How OpenAI, vLLM, SGLang, llama.cpp, TGI and Anthropic's bridge say that a prompt does not fit."""
 _SHOWN = 300
+_LISTED = 8
+"""Most models that an error names."""
 
 
 def completion_of(answer: Answer, base_url: str) -> ModelResponse:
@@ -83,6 +93,30 @@ def error_of(answer: Answer, base_url: str, model: str) -> ModelError:
     return ModelError(
         f"`{base_url}` answered {status}: {said}", retryable=status >= 500 or status in (408, 409)
     )
+
+
+def listed_models(answer: Answer) -> list[str]:
+    """Return the names in an endpoint's list of models; none where it gives no such list."""
+    if answer.status != 200:
+        return []
+    try:
+        return [str(each["id"]) for each in from_json(answer.body)["data"]]
+    except (ValueError, KeyError, TypeError):
+        return []
+
+
+def lacks_model(answer: Answer, model: str) -> bool:
+    """Tell whether an answer says that the endpoint has no such model."""
+    return answer.status == 404 or (answer.status in (400, 422) and model in complaint(answer))
+
+
+def unlisted(model: str, listed: list[str], base_url: str) -> ModelNotFound:
+    """Return the error for a model that an endpoint lacks, with the names that may have been meant."""
+    near = difflib.get_close_matches(model, listed, n=2, cutoff=0.4)
+    near += [name for name in listed if name.rpartition("/")[2] == model and name not in near]
+    meant = "did you mean " + " or ".join(f"`{name}`" for name in near[:2]) + "? " if near else ""
+    shown = ", ".join(f"`{name}`" for name in listed[:_LISTED]) + (", ..." if len(listed) > _LISTED else "")
+    return ModelNotFound(f"`{base_url}` has no model `{model}`", hint=f"{meant}it has {shown}")
 
 
 def _message(raw: Any) -> Message:

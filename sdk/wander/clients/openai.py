@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from wander.clients.answers import completion_of, error_of
+from wander.clients.answers import completion_of, error_of, lacks_model, listed_models, unlisted
 from wander.clients.attempts import Attempts
 from wander.clients.base import Client, ModelRequest, ModelResponse
 from wander.clients.limiter import CallLimiter
@@ -120,19 +120,23 @@ class OpenAIClient(Client):
     async def check(self) -> None:
         """Find out cheaply whether the endpoint answers and takes the key; raises the `ModelError` otherwise.
 
-        Asks for the list of models, and where the endpoint has none, for one token. An endpoint that is
-        asked too much at the moment (429) passes: a rollout waits for it.
+        Asks for the list of models, and where the model is not on it, since some endpoints list not all or
+        none, for one token. An endpoint that is asked too much at the moment (429) passes: a rollout waits
+        for it. Raises `ModelNotFound` with the names that were meant when the endpoint has no such model.
         """
         answer = await self._checked(None)
-        if answer.status == 200 and answer.body.lstrip().startswith(b"{"):
-            return
         if answer.status in (401, 403):
             raise error_of(answer, self.base_url, self.model)
-        await self._probe()
+        listed = listed_models(answer)
+        answers = answer.status == 200 and answer.body.lstrip().startswith(b"{")
+        if self.model not in listed and (listed or not answers):
+            await self._probe(listed)
 
-    async def _probe(self) -> None:
+    async def _probe(self, listed: list[str]) -> None:
         payload = {"model": self.model, "messages": [{"role": "user", "content": "hi"}], "max_tokens": 1}
         answer = await self._checked(payload)
+        if listed and lacks_model(answer, self.model):
+            raise unlisted(self.model, listed, self.base_url)
         # Endpoints refuse odd requests (400, 422) for many reasons; a rollout will tell. These are certain.
         if answer.status in (401, 403, 404, 405) or 300 <= answer.status < 400 or answer.status >= 500:
             raise error_of(answer, self.base_url, self.model)
