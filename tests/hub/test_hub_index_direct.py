@@ -105,13 +105,13 @@ async def test_the_short_way_is_taken(both, monkeypatch, folder_alone):
         return ways[-1]
 
     monkeypatch.setattr(direct.DirectIndex, "answered", noted)
-    for path in (PAGE, WHEEL, f"{WHEEL}.metadata", "/simple/alice-own/"):
+    for path in (PAGE, WHEEL, f"{WHEEL}.metadata", "/simple/alice-own/", "/alice/simple/"):
         assert (await hub.get(path, headers={"X-Request-ID": "mine"})).headers["x-request-id"] == "mine"
-    assert ways == [True] * 4
+    assert ways == [True] * 5
     await hub.get(PAGE, headers=hub.auth())
     await hub.get("/alice/simple/nothing/")
     await hub.client.post(PAGE)
-    assert ways[4:] == [False] * 3
+    assert ways[5:] == [False] * 3
 
 
 async def test_what_not_everybody_may_have_is_not_told(both, make_wheel):
@@ -134,15 +134,74 @@ async def test_what_not_everybody_may_have_is_not_told(both, make_wheel):
 
 async def test_a_change_is_seen_at_once_by_every_process(both, make_wheel, settings):
     hub, _ = both
-    elsewhere = AnonymousReader(type(hub.database)(settings.resolved_database_url))
-    place = direct.Place("alice", "reverse-text")
-    before = await elsewhere.page(place, JSON_V1, None)
+    database = type(hub.database)(hub.database.url)
+    elsewhere = create_app(hub.settings, database=database)
+    transport = httpx.ASGITransport(app=elsewhere)
+    list_, combined = "/alice/simple/", "/simple/alice-own/"
+    async with httpx.AsyncClient(transport=transport, base_url="http://hub.test") as client:
+        client.headers.clear()
+
+        async def shown(path: str) -> httpx.Response:
+            first = await client.get(path)
+            assert told(first) == told(await client.get(path)) == told(await hub.get(path))
+            return first
+
+        for number in range(5, 8):
+            assert f"0.{number}.0" not in (await shown(PAGE)).text
+            await hub.publish(make_wheel(version=f"0.{number}.0"))
+            assert f"0.{number}.0" in (await shown(PAGE)).text
+        assert "one-more" not in (await shown(list_)).text
+        await hub.publish(make_wheel(name="one-more"))
+        assert "one-more" in (await shown(list_)).text
+        for path in (PAGE, WHEEL, f"{WHEEL}.metadata", combined):
+            assert (await shown(path)).status_code == 200
+        for name in ("reverse-text", "alice-own"):
+            private = await hub.client.put(
+                f"/api/v1/environments/alice/{name}/visibility", json={"private": True}, headers=hub.auth()
+            )
+            assert private.status_code == 200, private.text
+        for path in (PAGE, WHEEL, f"{WHEEL}.metadata", combined):
+            assert (await shown(path)).status_code == 401
+        assert "reverse-text" not in (await shown(list_)).text
+    database.close()
+
+
+async def test_answers_are_kept_while_nothing_changes(both, make_wheel, monkeypatch, sqlite_alone):
+    hub, _ = both
+    asked: list[str] = []
+    one = AnonymousReader._one
+
+    async def noted(self, key, *rest):
+        asked.append(key[0])
+        return await one(self, key, *rest)
+
+    monkeypatch.setattr(AnonymousReader, "_one", noted)
+    kinds = {PAGE: "page", "/alice/simple/": "list", WHEEL: "file", f"{WHEEL}.metadata": "file"}
+    for path, kind in kinds.items():
+        asked.clear()
+        answers = [await hub.get(path) for _ in range(4)]
+        held = {"If-None-Match": answers[0].headers["etag"]}
+        assert [one.status_code for one in answers] + [(await hub.get(path, headers=held)).status_code] == [
+            *(200,) * 4,
+            304,
+        ]
+        assert asked == [kind], path
     await hub.publish(make_wheel(version="0.5.0"))
-    after = await elsewhere.page(place, JSON_V1, None)
-    assert before.etag != after.etag
-    assert b"reverse_text-0.5.0-py3-none-any.whl" in after.body
-    assert await elsewhere.page_etag(place, JSON_V1, None) == after.etag
-    elsewhere.close()
+    asked.clear()
+    await hub.get(PAGE)
+    assert asked == ["page"]
+
+
+async def test_kept_answers_stay_within_their_bounds(both, monkeypatch, sqlite_alone):
+    hub, _ = both
+    index = hub.client._transport.app._direct
+    monkeypatch.setattr(direct, "_KEPT_BYTES", 3 * direct._KEPT_OVERHEAD)
+    for version in range(1, 5):
+        path = f"/alice/files/reverse-text/reverse_text-0.{version}.0-py3-none-any.whl"
+        for _ in range(3):
+            assert (await hub.get(path)).status_code == 200
+    assert 0 < len(index._kept) <= 3
+    assert index._kept_bytes <= direct._KEPT_BYTES
 
 
 async def test_pages_are_stored_compressed(both):
@@ -214,8 +273,8 @@ def test_what_is_no_single_range_gets_the_whole(header):
 
 
 async def test_a_file_that_vanished_is_an_error_of_the_hub(both, folder_alone):
-    hub, _ = both
-    sha256 = (await hub.get(WHEEL)).headers["etag"].strip('"')
+    hub, long_way = both
+    sha256 = (await long_way.get(WHEEL)).headers["etag"].strip('"')
     (hub.settings.data / "objects" / "sha256" / sha256[:2] / sha256[2:]).unlink()
     answer = await hub.get(WHEEL)
     assert (answer.status_code, answer.json()["code"]) == (500, "internal_error")

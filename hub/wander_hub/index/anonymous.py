@@ -2,8 +2,8 @@
 
 Installers ask a hub for this more than for all else, mostly without a token. The statements are compiled
 once. On SQLite they run on a connection of their own in the event loop: a page is read in some microseconds,
-less than a trip to a thread costs, and since nothing is remembered, each process sees a change at once. Other
-databases are asked from a thread.
+less than a trip to a thread costs. SQLite also tells whether anything changed, in whatever process, so that
+answers may be kept until then. Other databases are asked from a thread, each time.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from starlette.concurrency import run_in_threadpool
 from wander_hub.accounts.models import Owner
 from wander_hub.database import Database
 from wander_hub.environments.models import Environment, File, Version
+from wander_hub.index import rendering
 from wander_hub.index.models import IndexPage
 from wander_hub.index.namespaces import namespace_owner, namespaces_of
 from wander_hub.index.negotiation import JSON_V1
@@ -53,7 +54,7 @@ class Place(NamedTuple):
 
     owner: str | None
     project: str
-    """Normalised."""
+    """Normalised; empty for the owner's list of projects."""
 
     @property
     def shape(self) -> int:
@@ -85,22 +86,30 @@ class AnonymousReader:
         path = database.engine.url.database if database.engine.dialect.name == "sqlite" else None
         self._path = path if path not in (None, "", ":memory:") else None
         self._connection: sqlite3.Connection | None = None
+        self._changes: sqlite3.Cursor | None = None
         self._statements: dict[Any, str | Statement] = {}
 
     async def page(self, place: Place, media_type: str, encoding: str | None) -> PublicPage | None:
         """Return a page; None when not everybody may see it."""
-        key = ("page", place.shape, media_type == JSON_V1, encoding)
-        found = await self._one(key, lambda: _page(*key[1:]), place.values())
+        key = ("page" if place.project else "list", place.shape, media_type == JSON_V1, encoding)
+        values = place.values() if place.project else {**place.values(), "nothing": rendering.root_json([])}
+        found = await self._one(key, lambda: _page(*key), values)
         if found is None:
             return None
         body, etag, encoded = found
         return PublicPage(body, etag_of(etag, encoding) if encoded else etag, encoded)
 
-    async def page_etag(self, place: Place, media_type: str, encoding: str | None) -> str | None:
-        """Return the entity tag of that page alone, without reading its body."""
-        key = ("etag", place.shape, media_type == JSON_V1, encoding)
-        found = await self._one(key, lambda: _page(*key[1:], body=False), place.values())
-        return etag_of(found[1], encoding if found[2] else None) if found else None
+    def last_change(self) -> int | None:
+        """Return what is another number after any change of the database; None where nobody knows."""
+        if self._path is None:
+            return None
+        try:
+            if self._changes is None:
+                self._changes = self._opened().cursor()
+            version: int = self._changes.execute("PRAGMA data_version").fetchone()[0]
+        except sqlite3.Error:
+            return None
+        return version
 
     async def file(self, place: Place, filename: str) -> PublicFile | None:
         """Return a distribution file that anybody may download."""
@@ -112,7 +121,7 @@ class AnonymousReader:
         """Close the connection."""
         if self._connection is not None:
             self._connection.close()
-            self._connection = None
+            self._connection = self._changes = None
 
     async def _one(
         self,
@@ -149,14 +158,17 @@ class AnonymousReader:
         return tuple(row) if row is not None else None
 
 
-def _page(shape: int, is_json: bool, encoding: str | None, *, body: bool = True) -> Statement:
+def _page(kind: str, shape: int, is_json: bool, encoding: str | None) -> Statement:
     name = "json" if is_json else "html"
     plain, etag = getattr(IndexPage, name), getattr(IndexPage, f"{name}_etag")
     encoded = getattr(IndexPage, f"{name}_{encoding}") if encoding else null()
-    shown = func.coalesce(encoded, plain) if body and encoding else plain if body else null()
+    shown = func.coalesce(encoded, plain) if encoding else plain
     query = select(shown, etag, encoded.is_not(None)).join(Owner, IndexPage.owner_id == Owner.id)
+    query = query.where(IndexPage.project == bindparam("project"), _owner(shape))
+    if kind == "list":  # it names what is public; where that is nothing, the answer depends on who asks
+        return query.where(IndexPage.environment_id.is_(None), IndexPage.json != bindparam("nothing"))
     query = query.join(Environment, IndexPage.environment_id == Environment.id)
-    return query.where(IndexPage.project == bindparam("project"), _owner(shape), *anybody_reads())
+    return query.where(*anybody_reads())
 
 
 def _file(shape: int) -> Statement:

@@ -3,14 +3,17 @@
 It answers only the plain case: GET or HEAD without a token, without a query, a name in its normal spelling,
 something that is there and open to all. Everything else, errors included, goes on to the routes, which say
 the same things the long way; a test holds the two against each other.
+
+A small answer is kept, that of a file included, for as long as nothing at all changes in the database.
 """
 
 from __future__ import annotations
 
 import re
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
-from starlette.types import Scope, Send
+from starlette.concurrency import run_in_threadpool
+from starlette.types import Message, Scope, Send
 
 from wander_hub.http_answers import holds, send_object, sent_by_another, wanted_range
 from wander_hub.index.anonymous import AnonymousReader, Place, PublicFile
@@ -22,9 +25,13 @@ from wander_hub.settings import Settings
 from wander_hub.storage import Storage
 
 _PROJECT = r"[a-z0-9]+(?:-[a-z0-9]+)*"
-_PAGE = re.compile(rf"(?:/([a-z0-9-]{{1,39}}))?/simple/({_PROJECT})/")
+_PAGE = re.compile(rf"(?:/([a-z0-9-]{{1,39}}))?/simple/({_PROJECT})/|/([a-z0-9-]{{1,39}})/simple/")
 _FILE = re.compile(rf"(?:/([a-z0-9-]{{1,39}}))?/files/({_PROJECT})/([A-Za-z0-9._+!-]+?)(\.metadata)?")
 _LONGEST_PATH = 600
+_SAFE = frozenset({"GET", "HEAD"})
+_SMALL = 64 * 1024
+_KEPT_BYTES, _KEPT_OVERHEAD = 32 * 1024 * 1024, 2048
+"""The most that kept answers take, and what one takes beside its body."""
 _ASKED = frozenset({b"accept", b"accept-encoding", b"if-none-match", b"range", b"if-range", b"x-request-id"})
 _CREDENTIALS = frozenset({b"authorization", b"cookie"})
 """Who says who they are is answered by the routes."""
@@ -41,7 +48,22 @@ def _encoded(headers: dict[str, str]) -> Headers:
 _PAGE_HEADERS = _encoded({**BROWSER_HEADERS, **PAGE_HEADERS})
 _FILE_HEADERS = _encoded(BROWSER_HEADERS)
 _BYTES = (b"content-type", b"application/octet-stream")
+_NOTHING: Message = {"type": "http.response.body", "body": b""}
 _REQUEST_ID = REQUEST_ID_HEADER.lower().encode()
+
+
+class Answer(NamedTuple):
+    """What is said to everybody who asks for the same in the same format and encoding."""
+
+    etag: str
+    """With quotes."""
+    unchanged: Headers
+    """Of a 304."""
+    headers: Headers
+    """Of a 200, without the length of a file."""
+    body: bytes
+    file: PublicFile | None = None
+    """What the hub itself sends, a part of it or the whole; a small one is the body too."""
 
 
 class DirectIndex:
@@ -51,75 +73,118 @@ class DirectIndex:
         self._reader = reader
         self._storage = storage
         self._settings = settings
+        self._kept: dict[tuple[str, ...], Answer] = {}
+        self._kept_bytes, self._kept_at = 0, -1
 
     async def answered(self, scope: Scope, send: Send) -> bool:
         """Answer, or leave the request untouched and return False."""
-        if scope["type"] != "http" or scope["method"] not in ("GET", "HEAD") or scope["query_string"]:
+        if scope["type"] != "http" or scope["method"] not in _SAFE or scope["query_string"]:
             return False
         path = scope["path"]
-        if len(path) > _LONGEST_PATH or scope.get("root_path"):
+        asked = _asked(scope)
+        if asked is None or len(path) > _LONGEST_PATH or scope.get("root_path"):
             return False
-        if found := _PAGE.fullmatch(path):
-            asked = _asked(scope)
-            return asked is not None and await self._page(scope, send, Place(*found.groups()), asked)
-        if found := _FILE.fullmatch(path):
-            asked = _asked(scope)
-            owner, project, filename, metadata = found.groups()
-            place = Place(owner, project)
-            return asked is not None and await self._file(scope, send, place, filename, metadata, asked)
-        return False
-
-    async def _page(self, scope: Scope, send: Send, place: Place, asked: Asked) -> bool:
         media_type = negotiated(asked.get(b"accept"))
-        if media_type is None:
-            return False
         encoding = encoding_for(asked.get(b"accept-encoding"))
-        held = asked.get(b"if-none-match")
-        if held is not None:
-            etag = await self._reader.page_etag(place, media_type, encoding)
-            if etag is not None and holds(held, f'"{etag}"'):
-                await _send(scope, send, 304, [*_PAGE_HEADERS, *_own(asked, etag)])
-                return True
+        key = (path, media_type or "", encoding or "")
+        change = self._reader.last_change()
+        if change != self._kept_at:
+            self._forget(change)
+        answer = self._kept.get(key)
+        if answer is None:
+            answer = await self._answer(path, media_type, encoding)
+            if answer is None:
+                return False
+            self._keep(key, answer, change)
+        return await self._send(scope, send, answer, asked)
+
+    def _keep(self, key: tuple[str, ...], answer: Answer, change: int | None) -> None:
+        # It was read after the change that it is kept under, so what is kept may be newer, never older.
+        if change is None or change != self._kept_at:
+            return
+        size = len(answer.body) + _KEPT_OVERHEAD
+        if self._kept_bytes + size > _KEPT_BYTES:
+            self._forget(change)
+        self._kept[key] = answer
+        self._kept_bytes += size
+
+    def _forget(self, change: int | None) -> None:
+        self._kept.clear()
+        self._kept_bytes, self._kept_at = 0, -1 if change is None else change
+
+    async def _answer(self, path: str, media_type: str | None, encoding: str | None) -> Answer | None:
+        if found := _PAGE.fullmatch(path):
+            owner, project, listed = found.groups()
+            place = Place(listed or owner, project or "")
+            return await self._page(place, media_type, encoding) if media_type else None
+        if found := _FILE.fullmatch(path):
+            owner, project, filename, metadata = found.groups()
+            return await self._file(Place(owner, project), filename, metadata)
+        return None
+
+    async def _page(self, place: Place, media_type: str, encoding: str | None) -> Answer | None:
         page = await self._reader.page(place, media_type, encoding)
         if page is None:
-            return False
+            return None
         content_type = f"{media_type}; charset=utf-8" if media_type == PLAIN_HTML else media_type
-        headers = [*_PAGE_HEADERS, *_own(asked, page.etag), (b"content-type", content_type.encode())]
+        unchanged = [*_PAGE_HEADERS, (b"etag", f'"{page.etag}"'.encode())]
+        headers = [*unchanged, (b"content-type", content_type.encode()), _length(len(page.body))]
         if page.encoded and encoding:
             headers.append((b"content-encoding", encoding.encode()))
-        await _send(scope, send, 200, headers, page.body)
-        return True
+        return Answer(f'"{page.etag}"', unchanged, headers, page.body)
 
-    async def _file(
-        self, scope: Scope, send: Send, place: Place, filename: str, metadata: str | None, asked: Asked
-    ) -> bool:
+    async def _file(self, place: Place, filename: str, metadata: str | None) -> Answer | None:
         file = await self._reader.file(place, filename)
         if file is None or (metadata and file.core_metadata is None):
-            return False
-        etag = str(file.core_metadata_sha256) if metadata else file.sha256
-        headers = [*_FILE_HEADERS, *_own(asked, etag)]
-        headers.append((b"cache-control", file_caching(place.owner, place.project).encode()))
-        if not metadata:
-            headers.append((b"accept-ranges", b"bytes"))
-        if holds(asked.get(b"if-none-match"), f'"{etag}"'):
-            await _send(scope, send, 304, headers)
-        elif metadata and file.core_metadata is not None:
-            await _send(scope, send, 200, [*headers, _BYTES], file.core_metadata.encode())
-        else:
-            return await self._object(scope, send, file, [*headers, _BYTES], asked)
+            return None
+        etag = f'"{file.core_metadata_sha256 if metadata else file.sha256}"'
+        caching = file_caching(place.owner, place.project).encode()
+        unchanged = [*_FILE_HEADERS, (b"etag", etag.encode()), (b"cache-control", caching)]
+        if metadata and file.core_metadata is not None:
+            body = file.core_metadata.encode()
+            return Answer(etag, unchanged, [*unchanged, _BYTES, _length(len(body))], body)
+        if self._storage.local_path(file.sha256) is None:
+            return None  # an object store may have to be asked for an address first
+        unchanged.append((b"accept-ranges", b"bytes"))
+        headers = [*unchanged, _BYTES]
+        if (elsewhere := sent_by_another(self._settings, self._storage, file.sha256, "GET")) is None:
+            return Answer(etag, unchanged, headers, await self._small(file), file)
+        _status, name, value = elsewhere  # nginx, since the store is a folder
+        headers += [(name.lower().encode(), value.encode()), _length(0)]
+        return Answer(etag, unchanged, headers, b"")
+
+    async def _small(self, file: PublicFile) -> bytes:
+        """Return the bytes of a small file; none where they are not there or not whole, which is said later."""
+        if file.size > _SMALL:
+            return b""
+        try:
+            body = await run_in_threadpool(self._storage.read, file.sha256)
+        except FileNotFoundError:
+            return b""
+        return body if len(body) == file.size else b""
+
+    async def _send(self, scope: Scope, send: Send, answer: Answer, asked: Asked) -> bool:
+        named = (_REQUEST_ID, (usable_id(asked.get(b"x-request-id")) or fresh_id()).encode())
+        held = asked.get(b"if-none-match")
+        if held is not None and (held == answer.etag or holds(held, answer.etag)):
+            headers = [*answer.unchanged, named]
+            await send({"type": "http.response.start", "status": 304, "headers": headers})
+            await send(_NOTHING)
+            return True
+        headers = [*answer.headers, named]
+        if answer.file is not None:
+            if not answer.body or b"range" in asked:
+                return await self._object(scope, send, answer.file, headers, asked)
+            headers.append(_length(answer.file.size))
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        body = answer.body
+        await send({"type": "http.response.body", "body": body} if scope["method"] == "GET" else _NOTHING)
         return True
 
     async def _object(
         self, scope: Scope, send: Send, file: PublicFile, headers: Headers, asked: Asked
     ) -> bool:
         method, sha256 = scope["method"], file.sha256
-        if self._storage.local_path(sha256) is None:
-            return False  # an object store may have to be asked for an address first
-        if (elsewhere := sent_by_another(self._settings, self._storage, sha256, method)) is not None:
-            status, name, value = elsewhere
-            headers.append((name.lower().encode(), value.encode()))
-            await _send(scope, send, status, headers)
-            return True
         part = None
         if method == "GET" and b"range" in asked:
             try:
@@ -127,7 +192,7 @@ class DirectIndex:
             except HubProblem:
                 return False
         start, end = part or (0, file.size)
-        headers.append((b"content-length", str(end - start).encode()))
+        headers.append(_length(end - start))
         if part is not None:
             headers.append((b"content-range", f"bytes {start}-{end - 1}/{file.size}".encode()))
         head = {"type": "http.response.start", "status": 206 if part else 200, "headers": headers}
@@ -150,14 +215,5 @@ def _asked(scope: Scope) -> Asked | None:
     return found
 
 
-def _own(asked: Asked, etag: str) -> Headers:
-    """Return the headers that differ from one answer to the next."""
-    request_id = usable_id(asked.get(b"x-request-id")) or fresh_id()
-    return [(b"etag", f'"{etag}"'.encode()), (_REQUEST_ID, request_id.encode())]
-
-
-async def _send(scope: Scope, send: Send, status: int, headers: Headers, body: bytes = b"") -> None:
-    if status != 304:
-        headers.append((b"content-length", str(len(body)).encode()))
-    await send({"type": "http.response.start", "status": status, "headers": headers})
-    await send({"type": "http.response.body", "body": b"" if scope["method"] == "HEAD" else body})
+def _length(size: int) -> tuple[bytes, bytes]:
+    return b"content-length", str(size).encode()
