@@ -1,15 +1,18 @@
-"""The table of verifications."""
+"""Tables of what the hub found out by itself: verifications, copies and reruns, checks of versions."""
 
 from __future__ import annotations
 
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import JSON, ForeignKey
+from sqlalchemy import JSON, ForeignKey, String, Text
 from sqlalchemy.orm import Mapped, mapped_column, relationship
+from wander.verification import LevelSought
+from wander.wire import VerificationLevel
 
 from wander_hub.accounts.models import User
 from wander_hub.database import Base
+from wander_hub.environments.models import Version
 from wander_hub.jobs import Job
 from wander_hub.runs.models import Run
 
@@ -24,13 +27,70 @@ class Verification(Base):
     job_id: Mapped[int] = mapped_column(ForeignKey("jobs.id"), unique=True)
     sample: Mapped[int | None]
     """How many rollouts to draw; None means all."""
+    level: Mapped[LevelSought] = mapped_column(String(12), default="highest")
+    """What was asked for."""
+    gave: Mapped[VerificationLevel | None] = mapped_column(String(16))
+    """The level that the run had after it; None until the job is done."""
     report: Mapped[dict[str, Any] | None] = mapped_column(JSON)
-    """`wander.evals.replay.ReplayReport`; None until the job is done."""
+    """`wander.verification.ReplayReport`, its divergences in a table of their own; None until the job is done."""
     made_with: Mapped[dict[str, Any] | None] = mapped_column(JSON)
-    """`wander.wire.VerifiedWith`."""
+    """`wander.verification.VerifiedWith`."""
     requested_by_id: Mapped[int | None] = mapped_column(ForeignKey("users.id"))
     """None where the hub asked itself, after a post."""
     created_at: Mapped[datetime]
     job: Mapped[Job] = relationship(lazy="raise")
     run: Mapped[Run] = relationship(lazy="raise")
     requested_by: Mapped[User | None] = relationship(lazy="raise")
+
+
+class VerificationDivergence(Base):
+    """One rollout that came out otherwise."""
+
+    __tablename__ = "verification_divergences"
+
+    verification_id: Mapped[int] = mapped_column(ForeignKey("verifications.id"), primary_key=True)
+    number: Mapped[int] = mapped_column(primary_key=True)
+    """From 0, in the order of the report."""
+    example_id: Mapped[str] = mapped_column(Text)
+    index: Mapped[int]
+    part: Mapped[str] = mapped_column(String(40))
+    message: Mapped[int | None]
+    difference: Mapped[str] = mapped_column(Text)
+
+
+class RunExamination(Base):
+    """What reading a run told: what its completions are, whose copy it is, whether it agrees with another."""
+
+    __tablename__ = "run_examinations"
+
+    run_id: Mapped[str] = mapped_column(ForeignKey("runs.run_id"), primary_key=True)
+    completions_sha256: Mapped[str | None] = mapped_column(String(64), index=True)
+    """Digest of all completions, letters and digits only; None where they are too few to tell runs apart."""
+    duplicate_of: Mapped[str | None] = mapped_column(String(64))
+    """The run that had these completions before, of another model or another user."""
+    rerun_of: Mapped[str | None] = mapped_column(String(64), index=True)
+    """The run that it repeats, by its manifest."""
+    agreement: Mapped[dict[str, Any] | None] = mapped_column(JSON(none_as_null=True))
+    """`wander.evals.agreement.Agreement` with that run; None where the two cannot be compared."""
+    independent: Mapped[bool] = mapped_column(default=False)
+    """Whether somebody else posted it than the run that it repeats, and it is no copy of it."""
+    note: Mapped[str] = mapped_column(Text, default="")
+    """In words: what it is a copy of, why it is no evidence."""
+    examined_at: Mapped[datetime]
+    run: Mapped[Run] = relationship(lazy="raise")
+
+
+class VersionCheck(Base):
+    """The checks of a version that the hub ran itself."""
+
+    __tablename__ = "version_checks"
+
+    version_id: Mapped[int] = mapped_column(ForeignKey("versions.id"), primary_key=True)
+    job_id: Mapped[int] = mapped_column(ForeignKey("jobs.id"), unique=True)
+    report: Mapped[dict[str, Any] | None] = mapped_column(JSON(none_as_null=True))
+    """`wander.checks.CheckReport`; None until the job is done."""
+    made_with: Mapped[dict[str, Any] | None] = mapped_column(JSON(none_as_null=True))
+    """`wander.verification.VerifiedWith`."""
+    created_at: Mapped[datetime]
+    job: Mapped[Job] = relationship(lazy="raise")
+    version: Mapped[Version] = relationship(lazy="raise")
