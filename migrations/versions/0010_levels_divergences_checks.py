@@ -25,7 +25,10 @@ def upgrade() -> None:
     sa.Column('part', sa.String(length=40), nullable=False),
     sa.Column('message', sa.Integer(), nullable=True),
     sa.Column('difference', sa.Text(), nullable=False),
-    sa.ForeignKeyConstraint(['verification_id'], ['verifications.id'], name=op.f('fk_verification_divergences_verification_id_verifications')),
+    sa.ForeignKeyConstraint(
+        ['verification_id'], ['verifications.id'],
+        name=op.f('fk_verification_divergences_verification_id_verifications'),
+    ),
     sa.PrimaryKeyConstraint('verification_id', 'number', name=op.f('pk_verification_divergences'))
     )
     op.create_table('run_examinations',
@@ -49,7 +52,9 @@ def upgrade() -> None:
     sa.Column('made_with', sa.JSON(none_as_null=True), nullable=True),
     sa.Column('created_at', sa.DateTime(timezone=True), nullable=False),
     sa.ForeignKeyConstraint(['job_id'], ['jobs.id'], name=op.f('fk_version_checks_job_id_jobs')),
-    sa.ForeignKeyConstraint(['version_id'], ['versions.id'], name=op.f('fk_version_checks_version_id_versions')),
+    sa.ForeignKeyConstraint(
+        ['version_id'], ['versions.id'], name=op.f('fk_version_checks_version_id_versions')
+    ),
     sa.PrimaryKeyConstraint('version_id', name=op.f('pk_version_checks')),
     sa.UniqueConstraint('job_id', name=op.f('uq_version_checks_job_id'))
     )

@@ -32,7 +32,7 @@ class Verification(Base):
     gave: Mapped[VerificationLevel | None] = mapped_column(String(16))
     """The level that the run had after it; None until the job is done."""
     report: Mapped[dict[str, Any] | None] = mapped_column(JSON)
-    """`wander.verification.ReplayReport`, its divergences in a table of their own; None until the job is done."""
+    """`wander.verification.ReplayReport` without its divergences; None until the job is done."""
     made_with: Mapped[dict[str, Any] | None] = mapped_column(JSON)
     """`wander.verification.VerifiedWith`."""
     requested_by_id: Mapped[int | None] = mapped_column(ForeignKey("users.id"))
