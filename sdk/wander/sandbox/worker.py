@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import fcntl
 import json
 import os
 import signal
@@ -24,7 +25,8 @@ from wander.sandbox.policy import SandboxPolicy
 from wander.sandbox.seccomp import compiled
 from wander.sandbox.support import FIRST_UID, Support, explained, require_support
 from wander.sandbox.visible import INSIDE, Visible, visible
-from wander.worker.process import WorkerProcess
+from wander.worker.process import FROM_OUTSIDE, WorkerProcess
+from wander.worker.running import NOTE_BYTES
 
 _LAUNCHER = Path(launcher.__file__)
 _LAST_OUTPUT_SECONDS = 2.0
@@ -63,8 +65,11 @@ class SandboxedWorker(WorkerProcess):
         calls: CallSockets,
         group: Group,
         policy: SandboxPolicy,
+        note: int,
     ) -> None:
         super().__init__(process, None, log_path)
+        self._note: int | None = note
+        self._noted = b""
         self._log = log
         self._calls = calls
         self._group = group
@@ -93,9 +98,11 @@ class SandboxedWorker(WorkerProcess):
             calls = CallSockets(sandbox.take_call)
             unless_started.callback(calls.close)
             handed_on.callback(calls.inside.close)
+            note = _new_note()
+            unless_started.callback(os.close, note)
             plan = {
                 "module": "wander.worker",
-                "arguments": ["wander.worker", "--fd", str(connected.fileno())],
+                "arguments": ["wander.worker", "--fd", str(connected.fileno()), "--note", str(note)],
                 "calls": calls.inside.fileno(),
                 "calls_host": host,
                 "calls_port": port,
@@ -113,11 +120,11 @@ class SandboxedWorker(WorkerProcess):
                 stderr=writing,
                 env=confined.environ,
                 cwd="/",
-                pass_fds=(*confined.descriptors, connected.fileno(), calls.inside.fileno()),
+                pass_fds=(*confined.descriptors, connected.fileno(), calls.inside.fileno(), note),
                 start_new_session=True,
             )
             unless_started.pop_all()
-        return cls(process, log, log_path, calls=calls, group=group, policy=policy)
+        return cls(process, log, log_path, calls=calls, group=group, policy=policy, note=note)
 
     async def end(self, grace: float) -> None:
         """End it as any worker, then everything that was made for it."""
@@ -125,6 +132,7 @@ class SandboxedWorker(WorkerProcess):
             await super().end(grace)
         finally:
             self._calls.close()
+            self._read_note()
             await self._log.ended(_LAST_OUTPUT_SECONDS)
             self._starved |= self._group.out_of_memory()
             for _ in range(_GROUP_ROUNDS):
@@ -134,16 +142,35 @@ class SandboxedWorker(WorkerProcess):
 
     def ending(self) -> str:
         """Say in words how it ended; what a limit of the sandbox did is told as such."""
-        code = self._process.returncode
         if self._starved or self._group.out_of_memory():
             return f"ran out of memory: the sandbox allows {size_in_words(self._policy.memory)}"
-        number = -code if code is not None and code < 0 else (code or 0) - 128
         with contextlib.suppress(ValueError):
-            name = signal.Signals(number).name
+            name = signal.Signals(self._signal()).name
             if name == "SIGXCPU":
                 return f"used up the {self._policy.cpu} s of processor time that the sandbox allows"
             return f"was killed by {name}"
         return super().ending()
+
+    def ended_itself(self) -> bool:
+        """Whether it was the code in there that ended it, and not one of the limits for all rollouts."""
+        if self._process.returncode is None or self._starved or self._group.out_of_memory():
+            return False
+        return self._signal() not in {*FROM_OUTSIDE, signal.SIGXCPU}
+
+    def note(self) -> bytes | None:
+        """Return what the worker noted of what it ran."""
+        return self._noted
+
+    def _read_note(self) -> None:
+        note, self._note = self._note, None
+        if note is not None:
+            self._noted = os.pread(note, NOTE_BYTES, 0)
+            os.close(note)
+
+    def _signal(self) -> int:
+        """Return the signal that ended what ran inside, which bubblewrap tells as a shell does; else 0."""
+        code = self._process.returncode or 0
+        return -code if code < 0 else max(0, code - 128)
 
     def not_made(self) -> SandboxError | None:
         """Return why there was no sandbox, where the process ended for that."""
@@ -192,6 +219,14 @@ def confine(
     command = [*group.prefix, sys.executable, "-I", "-S", str(_LAUNCHER), json.dumps(launch)]
     path = f"{sees.python.parent}:/usr/local/bin:/usr/bin:/bin"
     return Confined(command, {"PATH": path, **VARIABLES, **variables}, [filter_fd])
+
+
+def _new_note() -> int:
+    """Return memory that the worker shares with its host, of a size that it cannot change."""
+    descriptor = os.memfd_create("note", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    os.ftruncate(descriptor, NOTE_BYTES)
+    fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
+    return descriptor
 
 
 def _limits(policy: SandboxPolicy, group: Group) -> dict[str, tuple[int, int]]:

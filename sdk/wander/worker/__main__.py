@@ -28,6 +28,7 @@ from wander.worker.channel import OPTIONS, Channel
 from wander.worker.command import listen_options, listened
 from wander.worker.guard import keep_from_children, take_no_interrupts
 from wander.worker.protocol import Load
+from wander.worker.running import RUNNING, new_note
 from wander.worker.service import Service, load
 
 _LAST_SECONDS = 6.0
@@ -44,6 +45,7 @@ def main() -> int:
     host = parser.add_mutually_exclusive_group(required=True)
     host.add_argument("--socket", help="Unix socket on which the host listens")
     host.add_argument("--fd", type=int, help="inherited descriptor of a socket that is connected to the host")
+    parser.add_argument("--note", type=int, help="with --fd: descriptor of the file of `running.py`")
     host.add_argument("--listen", metavar="HOST:PORT", help="serve hosts on other machines")
     parser.add_argument("--lifeline", type=int, help="descriptor of a pipe that closes when the host ends")
     listen_options(parser.add_argument_group("with --listen"))
@@ -55,7 +57,7 @@ def main() -> int:
     take_no_interrupts()
     loop = asyncio.new_event_loop()
     asyncio.set_event_loop(loop)
-    service, asked = loop.run_until_complete(_greeted(given.socket, given.fd, given.lifeline))
+    service, asked = loop.run_until_complete(_greeted(given.socket, given.fd, given.lifeline, given.note))
     if asked is None:
         return 1
     # Outside of the running loop, since environments are known to call `asyncio.run` while they load.
@@ -70,12 +72,18 @@ def main() -> int:
     return 0
 
 
-async def _greeted(path: str | None, fd: int | None, lifeline: int | None) -> tuple[Service, Load | None]:
+async def _greeted(
+    path: str | None, fd: int | None, lifeline: int | None, note: int | None
+) -> tuple[Service, Load | None]:
     where: dict[str, Any] = {"path": path} if fd is None else {"sock": socket.socket(fileno=fd)}
     connection = await unix_connect(uri="ws://localhost/", proxy=None, **where, **OPTIONS)
     own = connection.transport.get_extra_info("socket").fileno()
     keep_from_children([own] if lifeline is None else [own, lifeline])
-    service = Service(Channel(connection), None if path is None else Path(path).parent)
+    if path is not None:
+        note = new_note(Path(path).with_name(RUNNING))
+    elif note is not None:
+        os.set_inheritable(note, False)
+    service = Service(Channel(connection), note)
     return service, await service.greet()
 
 

@@ -5,14 +5,12 @@ from __future__ import annotations
 import asyncio
 import secrets
 import shutil
-import signal
 import tempfile
 from collections.abc import Callable, Coroutine, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from pydantic import ValidationError
 from websockets.asyncio.connection import Connection
 from websockets.asyncio.server import Server, ServerConnection, unix_serve
 
@@ -22,8 +20,7 @@ from wander.worker.channel import FRAME, OPTIONS
 from wander.worker.leftovers import MARK, end_marked
 from wander.worker.process import WorkerProcess
 from wander.worker.protocol import LastWords, Load
-from wander.worker.running import RUNNING, read_running
-from wander.worker.watch import LAST_WORDS
+from wander.worker.running import RUNNING, read_note
 
 if TYPE_CHECKING:
     from wander.sandbox.worker import Sandbox
@@ -31,11 +28,6 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-_FROM_OUTSIDE = (
-    None,
-    *(-number for number in (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)),
-)
-"""Statuses that say nothing against the code that ran: somebody, or a lack of memory, ended the process."""
 _SOCKET_LIMIT = 100
 """Longest path of a Unix socket that macOS takes is 104 bytes."""
 
@@ -112,14 +104,16 @@ class LocalLink:
 
     def last_words(self) -> LastWords | None:
         """Return what is known of a worker that a rollout ended: itself, or by the code that it ran."""
-        try:
-            return LastWords.model_validate_json((self._folder / LAST_WORDS).read_bytes())
-        except (OSError, ValidationError):
-            pass
-        play = read_running(self._folder / RUNNING)
-        if play is None or self.process.returncode in _FROM_OUTSIDE:
-            return None
-        return LastWords(play=play, seconds=0.0)
+        note = self.process.note()
+        if note is None:
+            try:
+                note = (self._folder / RUNNING).read_bytes()
+            except OSError:
+                return None
+        play, words = read_note(note)
+        if words is None and play is not None and self.process.ended_itself():
+            return LastWords(play=play, seconds=0.0)
+        return words
 
     async def disconnect(self) -> None:
         """Close the connection: the worker then tears its environment down and ends."""

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 ALWAYS_PASSED = ("PATH", "HOME", "LANG", "TMPDIR")
 """Environment variables that every worker gets; others only by name."""
+FROM_OUTSIDE = frozenset({signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP})
+"""Signals that say nothing against the code that ran: somebody, or a lack of memory, ended the process."""
 _LOG_LINES = 15
 _LOG_BYTES = 8192
 
@@ -91,6 +93,15 @@ class WorkerProcess:
     def returncode(self) -> int | None:
         """The child's exit status, negative for a signal; None while it lives."""
         return self._process.returncode
+
+    def ended_itself(self) -> bool:
+        """Whether it was the code in the child that ended it."""
+        code = self._process.returncode
+        return code is not None and -code not in FROM_OUTSIDE
+
+    def note(self) -> bytes | None:
+        """Return what the child noted (`wander.worker.running`) where that is not beside its socket."""
+        return None
 
     async def wait(self) -> None:
         """Wait until the child has ended."""

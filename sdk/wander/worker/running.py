@@ -2,7 +2,9 @@
 
 A process that ends in the middle of environment code (`os._exit`, a crash of native code) says nothing any
 more. Before each callback of its event loop the worker therefore notes in a small shared file to which `Play`
-the callback belongs: the host reads there whose code it was.
+the callback belongs: the host reads there whose code it was. Behind that number the worker leaves its last
+words, where it knows more. The file is one in the folder of the worker's socket, or, for a worker that sees
+no files of the host, memory that it is given as a descriptor.
 """
 
 from __future__ import annotations
@@ -15,24 +17,29 @@ from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
+from pydantic import ValidationError
+
+from wander.worker.protocol import LastWords
+
 PLAY: ContextVar[int] = ContextVar("wander_play", default=0)
 """The id of the `Play` whose code runs; ids begin with 1. Every task that a play starts inherits it."""
 RUNNING = "running"
 """Name of the file beside the worker's socket."""
+NOTE_BYTES = 4096
+"""Size of the file."""
 _NUMBER = struct.Struct("<Q")
 
 
 class Running:
     """Notes the play of the callback that runs; `current` is 0 between callbacks, and in those of no play."""
 
-    def __init__(self, path: Path | None) -> None:
-        """Share the note in a file, unless there is no folder that the host can read."""
+    def __init__(self, descriptor: int | None) -> None:
+        """Share the note in the file behind a descriptor, which is not kept; None: nobody reads it."""
         self.current = 0
-        self._shared: mmap.mmap | bytearray = bytearray(_NUMBER.size)
-        if path is not None:
-            path.write_bytes(bytes(_NUMBER.size))
-            with path.open("r+b") as file:
-                self._shared = mmap.mmap(file.fileno(), _NUMBER.size)
+        self._shared: mmap.mmap | bytearray = bytearray(NOTE_BYTES)
+        if descriptor is not None:
+            self._shared = mmap.mmap(descriptor, NOTE_BYTES)
+            os.close(descriptor)
 
     def follow(self) -> None:
         """Note from now on: every callback of every loop of this process runs through `Handle._run`."""
@@ -53,14 +60,31 @@ class Running:
         handle_class._run = noted
         os.register_at_fork(after_in_child=self._keep_to_itself)
 
+    def leave(self, words: LastWords) -> None:
+        """Leave the last words; those that are too long are cut where that can be done."""
+        text = words.model_dump_json().encode()
+        if len(text) > NOTE_BYTES - _NUMBER.size:
+            text = words.model_copy(update={"where": ""}).model_dump_json().encode()
+        self._shared[_NUMBER.size : _NUMBER.size + len(text)] = text
+
     def _keep_to_itself(self) -> None:
-        self._shared = bytearray(_NUMBER.size)
+        self._shared = bytearray(NOTE_BYTES)
 
 
-def read_running(path: Path) -> int | None:
-    """Return the play whose code the process was running when it ended, if any."""
+def new_note(path: Path) -> int:
+    """Make the file; return a descriptor of it."""
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    os.ftruncate(descriptor, NOTE_BYTES)
+    return descriptor
+
+
+def read_note(note: bytes) -> tuple[int | None, LastWords | None]:
+    """Return the play whose code the process was running when it ended, and its last words, if any."""
+    if len(note) != NOTE_BYTES:
+        return None, None
+    (play,) = _NUMBER.unpack_from(note)
     try:
-        (play,) = _NUMBER.unpack(path.read_bytes())
-    except (OSError, struct.error):
-        return None
-    return play or None
+        words = LastWords.model_validate_json(note[_NUMBER.size :].rstrip(b"\0"))
+    except ValidationError:
+        words = None
+    return play or None, words

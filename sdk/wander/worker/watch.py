@@ -22,8 +22,6 @@ from wander.worker.guard import log_line
 from wander.worker.protocol import LastWords
 from wander.worker.running import Running
 
-LAST_WORDS = "last-words"
-"""Name of the file beside the worker's socket."""
 _TELL_SECONDS = 30.0
 """After so long without a turn of the loop the log is told where it stands."""
 
