@@ -7,6 +7,7 @@ from wander_hub.database import Base, UtcDateTime
 from wander_hub.environments import models as environments  # noqa: F401
 from wander_hub.index import models as index  # noqa: F401
 from wander_hub.runs import models as runs  # noqa: F401
+from wander_hub.upload import models as upload  # noqa: F401
 from wander_hub.verification import models as verification  # noqa: F401
 
 

@@ -26,6 +26,7 @@ CHUNK = 1024 * 1024
 _ENDPOINTS = ("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT")
 _RETRIES: RetryConfig = {"max_retries": 4, "retry_timeout": timedelta(seconds=20)}
 """Somebody waits for the answer; the default would keep trying for three minutes."""
+_STAGING = "staging/"
 _KEY = re.compile(r"sha256/([0-9a-f]{2})/([0-9a-f]{62})")
 
 
@@ -83,9 +84,14 @@ class Storage:
     def put(self, file: BinaryIO) -> str:
         """Store a seekable file and return its SHA-256."""
         sha256, size = digest_of(file)
-        if self._size(sha256) != size:
-            obstore.put(self._store, object_key(sha256), file)
+        self.keep(file, sha256, size)
         return sha256
+
+    def keep(self, file: BinaryIO, sha256: str, size: int) -> None:
+        """Store a seekable file whose digest and size were just taken."""
+        if self._size(sha256) != size:
+            file.seek(0)
+            obstore.put(self._store, object_key(sha256), file)
 
     def ensure(self, sha256: str | None, file: BinaryIO) -> None:
         """Store a file once more should its object have been deleted since `put`."""
@@ -128,6 +134,26 @@ class Storage:
             yield bytes(
                 await obstore.get_range_async(self._store, key, start=begin, end=min(begin + CHUNK, end))
             )
+
+    def stage(self, key: str, content: bytes) -> None:
+        """Put a piece of an upload aside, until all of it is there."""
+        obstore.put(self._store, _STAGING + key, content)
+
+    def staged(self, key: str) -> bytes:
+        """Return a piece that was put aside."""
+        return bytes(obstore.get(self._store, _STAGING + key).bytes())
+
+    def unstage(self, key: str) -> None:
+        """Remove a piece; one that is not there is fine."""
+        with contextlib.suppress(FileNotFoundError):
+            obstore.delete(self._store, _STAGING + key)
+
+    def staging(self, prefix: str = "") -> Iterator[StoredObject]:
+        """Yield what lies aside, all of it or that of one folder; a path is a piece's key."""
+        for batch in obstore.list(self._store, _STAGING + prefix):
+            for one in batch:
+                key = one["path"].removeprefix(_STAGING)
+                yield StoredObject(key, None, one["size"], one["last_modified"])
 
     def local_path(self, sha256: str) -> Path | None:
         """Return the content's file when the store is a folder, which the kernel can then send itself."""

@@ -57,6 +57,8 @@ class UploadedFile(Record):
     sha256: str
     offset: int
     """Bytes that the hub has; the next chunk begins here."""
+    published: bool
+    """True when the version had the file before; nothing of it is to be sent."""
     url: str
     """Where chunks are sent to."""
 

@@ -267,6 +267,14 @@ CONTENTS = [
         lambda: project(b'[project.entry-points."wander.environments"]\nx = [1]\n'),
     ),
     case("no environment in a source archive", "no_environment", lambda: project(b"")),
+    case("generated files of no list", "bad_generated", lambda: project(b"tool.wander.generated = 'x.py'\n")),
+    case("generated files as numbers", "bad_generated", lambda: project(b"tool.wander.generated = [1]\n")),
+    case("a table that is a number", "bad_generated", lambda: project(b"tool.wander = 1\n")),
+    case(
+        "50,000 patterns",
+        "bad_generated",
+        lambda: project(b"[tool.wander]\ngenerated = [%s]" % (b"'a'," * 50_000)),
+    ),
     case(
         "PKG-INFO of another name", "name_mismatch", lambda: info(metadata().replace(b"good-env", b"other"))
     ),

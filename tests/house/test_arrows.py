@@ -16,7 +16,8 @@ ALLOWED = {
 }
 HUB_READS = {
     *("wander.wire", "wander.types", "wander.errors", "wander.evals"),
-    *("wander.verification", "wander.sandbox"),
+    *("wander.verification", "wander.posting", "wander.sandbox", "wander.trusted_publishing"),
+    *("wander.uploads", "wander.source_tree"),
 }
 """What the hub may take from the SDK: wire models, values, errors, the aggregates it recomputes, the reports
 of replays, and whether a sandbox can be had."""

@@ -18,8 +18,9 @@ from wander_hub.upload.rules import OPTIONAL, RULES
 from wander_hub.upload.schemas import Limits, Upload
 
 CORPUS = [*BAD_WHEELS, *BAD_SDISTS]
-ELSEWHERE = {"too_large"}
-"""Refused before the archive is there to be read: test_hub_limits.py."""
+ELSEWHERE = {"too_large", "wheel_differs_from_source", "source_tree_mismatch"}
+"""Refused before the archive is there to be read (test_hub_limits.py), or of two archives together
+(test_upload_sources.py)."""
 DOCS = Path(__file__).resolve().parents[2] / "docs" / "upload-rules.md"
 
 

@@ -226,7 +226,7 @@ async def test_the_answer_names_what_was_flagged(hub):
     (warning,) = answer.json()["warnings"]
     assert (warning["code"], warning["detail"]) == ("startup_file", "`evil.pth` runs when Python starts")
     later = (await hub.get("/api/v1/environments/alice/good-env/versions/1.0")).json()
-    assert later["warnings"] == []
+    assert later["warnings"] == [warning | {"filename": WHEEL_NAME}], "it stays with the version"
 
 
 @pytest.mark.parametrize(

@@ -40,7 +40,7 @@ sha256, size = digest_of(body)
 package = checks.checked(Upload("alice", Path(wheel).name, body, size, sha256), Limits.of(Settings()))
 storage.put(body)
 with database.write(HUB) as session:
-    service.publish(session, accounts.owner_named(session, "alice"), package, HUB)
+    service.publish(session, accounts.owner_named(session, "alice"), [package], HUB)
     if step == "before the commit":
         os.kill(os.getpid(), signal.SIGKILL)
 """

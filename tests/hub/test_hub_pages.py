@@ -204,7 +204,7 @@ async def test_a_plain_package_is_not_shown_as_an_environment(hub, make_wheel):
     package = checks.checked(upload, Limits(10**6, 10**6, 100), environment=False)
     with hub.database.write(HUB) as session:
         owner = repository.owner_named(session, "wander")
-        service.publish(session, owner, package, HUB, listed=False)
+        service.publish(session, owner, [package], HUB, listed=False)
     page = (await hub.get("/wander/wander-sdk", headers=HTML)).text
     assert "wander install" not in page
     assert "wander-sdk==0.1.0" in page

@@ -258,7 +258,7 @@ def _text(reason: str | None) -> str | None:
 def _copy(session: Session, source: Version, child: Environment, caller: Identity) -> None:
     described = (
         *("version", "summary", "requires_python", "requires_dist", "license", "tags", "entry_point"),
-        *("readme", "readme_html", "check_summary"),
+        *("readme", "readme_html", "check_summary", "source"),
     )
     version = Version(
         environment_id=child.id,
@@ -269,7 +269,7 @@ def _copy(session: Session, source: Version, child: Environment, caller: Identit
     )
     session.add(version)
     session.flush()
-    kept = ("filename", "kind", "size", "sha256", "core_metadata", "core_metadata_sha256")
+    kept = ("filename", "kind", "size", "sha256", "core_metadata", "core_metadata_sha256", "warnings")
     for one in source.files:
         values = {name: getattr(one, name) for name in kept}
         session.add(File(environment_id=child.id, version_id=version.id, uploaded_at=now(), **values))

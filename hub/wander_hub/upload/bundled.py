@@ -116,5 +116,5 @@ def _publish(wheel: Path, database: Database, storage: Storage, settings: Settin
     with database.write(HUB) as session:
         owner = accounts.owner_named(session, BUNDLED_OWNER)
         assert owner is not None
-        published = service.publish(session, owner, package, HUB, listed=False, replace=True)
+        published = service.publish(session, owner, [package], HUB, listed=False, replace=True)
     return [wheel.name] if published.created else []

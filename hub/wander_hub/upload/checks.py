@@ -46,8 +46,8 @@ def checked(upload: Upload, limits: Limits, *, environment: bool = True) -> Pack
     `environment` demands that it offers one, and that it is none of the hub's own packages.
     """
     check_form(upload)
-    filename = check_filename(upload)
-    check_size(upload, limits)
+    filename = check_filename(upload.filename)
+    check_size(upload.filename, upload.size, limits)
     findings = Findings(limits.policy)
     contents = check_bytes(upload, filename, limits, findings)
     package = package_from(upload, filename, contents, limits, findings)
@@ -87,9 +87,8 @@ def stated_check(upload: Upload) -> CheckSummary | None:
         raise refused("bad_check_report", f"`{CHECK_FIELD}`: {reason:.300}", hint=hint) from error
 
 
-def check_filename(upload: Upload) -> FileName:
+def check_filename(filename: str) -> FileName:
     """The name is one that the packaging standards know, and cannot be mistaken for a path."""
-    filename = upload.filename
     if not _FILENAME.fullmatch(filename):
         detail = f"`{filename[:100]!s}` is not the name of a distribution"
         raise refused("bad_filename", detail.encode("utf-8", "replace").decode())
@@ -117,13 +116,13 @@ def _sdist_name(filename: str) -> FileName:
     return FileName("sdist", name, str(version), stem)
 
 
-def check_size(upload: Upload, limits: Limits) -> None:
+def check_size(filename: str, size: int, limits: Limits) -> None:
     """Neither empty nor over the limit."""
-    if upload.size == 0:
-        raise refused("empty_file", f"`{upload.filename}` is empty")
-    if upload.size > limits.file_bytes:
+    if size == 0:
+        raise refused("empty_file", f"`{filename}` is empty")
+    if size > limits.file_bytes:
         allowed = f"{limits.file_bytes / (1024 * 1024):,.0f} MiB"
-        raise refused("too_large", f"`{upload.filename}` is over this hub's limit of {allowed}")
+        raise refused("too_large", f"`{filename}` is over this hub's limit of {allowed}")
 
 
 def check_bytes(upload: Upload, filename: FileName, limits: Limits, findings: Findings) -> Contents:

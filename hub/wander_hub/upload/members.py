@@ -19,6 +19,7 @@ _DEVICES = frozenset(
     | {f"{port}{digit}" for port in ("com", "lpt") for digit in "0123456789\u00b9\u00b2\u00b3"}
 )
 _STARTUP = re.compile(r"\.(pth|start)$", re.IGNORECASE)
+_CODE = (".py", ".pyw", ".pth", ".start")
 _PLAIN = re.compile(r"[A-Za-z0-9_./+-]+")
 _ZIP_FORMATS = (".npz", ".docx", ".xlsx", ".pptx", ".ods", ".odt", ".keras", ".pt", ".pth")
 """Data that happens to be a zip archive."""
@@ -161,6 +162,11 @@ def check_metadata_size(path: str, size: int, limits: Limits) -> None:
     most = limits.metadata_bytes if large else min(limits.metadata_bytes, limits.small_bytes)
     if size > most:
         raise refused("too_large_metadata", f"`{shown(path)}` is over {most:,} bytes")
+
+
+def is_code(path: str) -> bool:
+    """Tell whether Python runs a file as it is: a module, or what it reads when it starts."""
+    return path.lower().endswith(_CODE)
 
 
 def note_startup(path: str, findings: Findings) -> None:

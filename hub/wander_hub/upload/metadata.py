@@ -53,6 +53,9 @@ def package_from(
         entry_point=contents.entry_point,
         has_loader=contents.has_loader,
         core_metadata=contents.metadata if filename.kind == "wheel" else None,
+        code=contents.code,
+        tree_sha256=contents.tree_sha256,
+        generated=contents.generated,
     )
 
 

@@ -120,7 +120,7 @@ def _publish(
         published = service.publish(
             session,
             owner,
-            package,
+            [package],
             caller,
             check=check,
             private=private,

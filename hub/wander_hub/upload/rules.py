@@ -183,6 +183,24 @@ SDIST = (
         "there is no pyproject.toml, or it is not TOML",
         "add a pyproject.toml with `[build-system]`",
     ),
+    Rule(
+        "bad_generated",
+        "`generated` under `[tool.wander]` is no list of patterns, or covers too many files of the wheel",
+        'write `generated = ["package/_version.py"]` for what only the build makes',
+    ),
+)
+VERSION = (
+    Rule(
+        "wheel_differs_from_source",
+        "a Python file (or `.pth`, `.start`) of the wheel is not in the source archive, or with other bytes",
+        "build the wheel from the source archive, as `uv build` does; name what the build itself makes "
+        "under `generated` of `[tool.wander]` in pyproject.toml",
+    ),
+    Rule(
+        "source_tree_mismatch",
+        "the digest given for the source tree is not that of the source archive",
+        "publish again with `wander publish`",
+    ),
 )
 METADATA = (
     Rule(
@@ -286,7 +304,9 @@ POLICY = (
     ),
 )
 RULES = {
-    rule.code: rule for group in (FORM, ZIP, TAR, MEMBERS, WHEEL, SDIST, METADATA, POLICY) for rule in group
+    rule.code: rule
+    for group in (FORM, ZIP, TAR, MEMBERS, WHEEL, SDIST, VERSION, METADATA, POLICY)
+    for rule in group
 }
 OPTIONAL = {code: rule.default for code, rule in RULES.items() if rule.optional}
 """What an operator may choose otherwise, with what holds unless chosen."""

@@ -101,6 +101,12 @@ class Contents:
     """Paths that `License-File` may name: relative to where this kind of archive keeps them."""
     modules: frozenset[str] = frozenset()
     """Top-level names that would become importable, of wheels."""
+    code: Mapping[str, bytes] = field(default_factory=dict)
+    """SHA-256 of every file that Python runs, by its path: in a wheel the one it is installed under."""
+    tree_sha256: str | None = None
+    """Digest of the source tree, of source archives."""
+    generated: tuple[str, ...] = ()
+    """Patterns of the files that a source archive declares as made by the build."""
 
 
 @dataclass(frozen=True)
@@ -127,6 +133,10 @@ class Package:
     """METADATA byte for byte, for wheels."""
     warnings: tuple[UploadWarning, ...] = ()
     """What the operator's policy flags and does not refuse."""
+    code: Mapping[str, bytes] = field(default_factory=dict, repr=False)
+    tree_sha256: str | None = None
+    generated: tuple[str, ...] = ()
+    """These three as in `Contents`."""
 
 
 def refused(code: str, detail: str, *, hint: str | None = None) -> HubProblem:

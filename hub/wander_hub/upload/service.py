@@ -1,12 +1,14 @@
-"""Publishes a checked file: store the object, then rows and index pages in one transaction."""
+"""Publishes checked files of one version: objects first, then rows and index pages in one transaction."""
 
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import timedelta
 
 from sqlalchemy.orm import Session
+from wander.source_tree import SourceInfo
 from wander.wire import CheckSummary
 
 from wander_hub import names
@@ -27,13 +29,37 @@ VISIBILITY_FIELD = "wander_visibility"
 
 
 @dataclass(frozen=True)
+class Wanted:
+    """What somebody wants to add to an environment: files of one version, by name and digest."""
+
+    name: str
+    version: str
+    files: Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where wanted files go; both None for a name that is new."""
+
+    environment: Environment | None = None
+    version: Version | None = None
+    known: Mapping[str, File] = field(default_factory=dict)
+    """Those of the files that are there already, with the same bytes unless they are to be replaced."""
+
+
+@dataclass(frozen=True)
 class Published:
     """The outcome of an upload."""
 
     environment: Environment
     version: Version
-    created: bool
-    """False when the hub already had these very bytes."""
+    new: frozenset[str]
+    """The files that the hub did not have."""
+
+    @property
+    def created(self) -> bool:
+        """False when the hub already had these very bytes."""
+        return bool(self.new)
 
 
 def stated_visibility(upload: Upload) -> bool | None:
@@ -49,7 +75,7 @@ def stated_visibility(upload: Upload) -> bool | None:
 def publish(
     session: Session,
     owner: Owner,
-    package: Package,
+    packages: Sequence[Package],
     caller: Identity,
     *,
     listed: bool = True,
@@ -57,62 +83,102 @@ def publish(
     check: CheckSummary | None = None,
     private: bool | None = None,
     open_days: int | None = None,
+    compared: Mapping[str, Sequence[str]] | None = None,
 ) -> Published:
-    """Record a file whose object is stored. Other bytes under a known file name are a 409, unless `replace`.
+    """Record files of one version whose objects are stored: all, or none for the fault of one.
 
-    `check` is what the publisher states; that of a version's first wheel is kept. A version that is older
-    than `open_days` takes no new file. `replace` is for the hub's own packages, which are rebuilt under one
-    version while they are developed.
+    Other bytes under a known file name are a 409, unless `replace`, which is for the hub's own packages: they
+    are rebuilt under one version while they are developed. `check` is what the publisher states; that of a
+    version's first wheel is kept. A version that is older than `open_days` takes no new file. `compared` has
+    the wheels that were held against the source archive, each with the files that only its build made.
     """
     accounts.lock_owner(session, owner)  # the index pages are rendered from all of the owner's rows
-    environment = _environment_for(session, owner, package, caller, listed=listed, private=private)
-    known = environments.file_of(session, environment, package.filename)
-    version = environments.version_of(session, environment, package.version)
-    if version is not None and version.deleted_at is not None:
-        raise _deleted(environment, version)
-    if known is not None and known.sha256 == package.sha256:
-        assert version is not None
-        return Published(environment, version, created=False)
-    named_otherwise = version is not None and any(
-        names.distribution_of(file.filename) != package.name for file in version.files
-    )
-    if (known is not None and not replace) or named_otherwise:
-        raise _taken(environment, package)
-    if version is not None and not replace and _is_closed(version, open_days):
-        raise _closed(environment, version)
+    wheels_first = sorted(packages, key=lambda one: one.kind != "wheel")
+    first = wheels_first[0]
+    wanted = Wanted(first.name, first.version, {one.filename: one.sha256 for one in packages})
+    place = place_for(session, owner, wanted, caller, private=private, open_days=open_days, replace=replace)
+    environment = place.environment or _add_environment(session, owner, first, listed, private)
+    fresh = [one for one in wheels_first if not _is_there(place, one.filename, one.sha256)]
+    if not fresh:
+        assert place.version is not None
+        return Published(environment, place.version, frozenset())
     user_id = caller.user_id if caller is not HUB else None
-    version, described = _version_for(session, environment, version, package, user_id, replace=replace)
-    if described and package.kind == "wheel":
+    version, described = _version_for(session, environment, place.version, fresh[0], user_id, replace=replace)
+    if described and fresh[0].kind == "wheel":
         version.check_summary = check.model_dump(mode="json") if check is not None else None
-    _put_file(session, environment, version, package, known)
+    for package in fresh:
+        _put_file(session, environment, version, package, place.known.get(package.filename))
+    _note_source(version, packages, compared or {})
     session.flush()
-    session.expire(version, ["files"])
+    session.expire(version, ["files", "documents"])
     environment_service.refresh(session, environment)
     environment.updated_at = now()
     index.write_pages(session, environment)
     return Published(
-        environment, environment_service.find_version(session, environment, package.version), created=True
+        environment,
+        environment_service.find_version(session, environment, first.version),
+        frozenset(one.filename for one in fresh),
     )
 
 
-def _environment_for(
+def place_for(
     session: Session,
     owner: Owner,
-    package: Package,
+    wanted: Wanted,
     caller: Identity,
     *,
-    listed: bool,
-    private: bool | None,
-) -> Environment:
-    """Return the environment that a package belongs to, made when the name is new; refuse who may not."""
-    held = environments.taken(session, owner.id, package.name)
+    private: bool | None = None,
+    open_days: int | None = None,
+    replace: bool = False,
+) -> Place:
+    """Return where files would go, or refuse them for all that can be said before their bytes are known."""
+    environment = _environment_for(session, owner, wanted.name, caller, private=private)
+    if environment is None:
+        return Place()
+    version = environments.version_of(session, environment, wanted.version)
+    if version is not None and version.deleted_at is not None:
+        raise _deleted(environment, version)
+    found = {name: environments.file_of(session, environment, name) for name in wanted.files}
+    place = Place(environment, version, {name: file for name, file in found.items() if file is not None})
+    if all(_is_there(place, filename, sha256) for filename, sha256 in wanted.files.items()):
+        return place
+    if version is not None and any(
+        names.distribution_of(file.filename) != wanted.name for file in version.files
+    ):
+        raise _taken(environment, next(iter(wanted.files)))
+    for filename, file in place.known.items():
+        if file.sha256 != wanted.files[filename] and not replace:
+            raise _taken(environment, filename)
+    if version is not None and not replace and _is_closed(version, open_days):
+        raise _closed(environment, version)
+    return place
+
+
+def _is_there(place: Place, filename: str, sha256: str) -> bool:
+    known = place.known.get(filename)
+    return known is not None and known.sha256 == sha256
+
+
+def require_publisher(
+    session: Session, owner: Owner, name: str, caller: Identity
+) -> Environment | FormerName | None:
+    """Return what holds a name; refuse who may not publish under it."""
+    held = environments.taken(session, owner.id, name)
     if not (isinstance(held, Environment) and rights.may(caller, "publish", held)):
         # Whoever has no right to the name learns nothing about it: new, private and moved are refused alike.
         rights.owner_for(session, caller, "publish", owner.name)
+    return held
+
+
+def _environment_for(
+    session: Session, owner: Owner, name: str, caller: Identity, *, private: bool | None
+) -> Environment | None:
+    """Return the environment of a name, None for a new one; refuse who may not publish there."""
+    held = require_publisher(session, owner, name, caller)
     if isinstance(held, FormerName):
-        raise _moved(session, owner, package, held)
+        raise _moved(session, owner, name, held)
     if held is None:
-        return _add_environment(session, owner, package, listed, private)
+        return None
     label = f"{owner.name}/{held.name}"
     if held.deleted_at is not None:
         hint = "choose another name"
@@ -203,17 +269,35 @@ def _put_file(
     file.size = package.size
     file.sha256 = package.sha256
     file.core_metadata = core.decode() if core is not None else None
+    file.warnings = [one.model_dump(mode="json") for one in package.warnings] or None
     file.core_metadata_sha256 = hashlib.sha256(core).hexdigest() if core is not None else None
     file.uploaded_at = now()
     session.add(file)
 
 
-def _taken(environment: Environment, package: Package) -> HubProblem:
+def _note_source(
+    version: Version, packages: Sequence[Package], compared: Mapping[str, Sequence[str]]
+) -> None:
+    """Keep the digest of the source tree, and which wheels were found to be made of it."""
+    tree = next((one.tree_sha256 for one in packages if one.tree_sha256 is not None), None)
+    before = SourceInfo.model_validate(version.source) if version.source else None
+    if tree is None and before is None:
+        return
+    before = before or SourceInfo(tree_sha256=tree or "")
+    made = {path for paths in compared.values() for path in paths}
+    version.source = SourceInfo(
+        tree_sha256=tree or before.tree_sha256,
+        compared=sorted({*before.compared, *compared}),
+        generated=sorted({*before.generated, *made}),
+    ).model_dump(mode="json")
+
+
+def _taken(environment: Environment, filename: str) -> HubProblem:
     label = f"{environment.owner.name}/{environment.name}"
     return HubProblem(
         409,
         "version_exists",
-        f"`{package.filename}` already exists in `{label}` with other bytes",
+        f"`{filename}` already exists in `{label}` with other bytes",
         hint=f"versions never change: raise it above {environment.latest_version} and publish again",
     )
 
@@ -235,9 +319,9 @@ def _deleted(environment: Environment, version: Version) -> HubProblem:
     return HubProblem(409, "version_deleted", f"`{label}` was deleted; it is not given again", hint=hint)
 
 
-def _moved(session: Session, owner: Owner, package: Package, former: FormerName) -> HubProblem:
+def _moved(session: Session, owner: Owner, name: str, former: FormerName) -> HubProblem:
     now_at = environments.environment_numbered(session, former.environment_id)
-    detail = f"`{owner.name}/{package.name}` is a former name; former names are not given again"
+    detail = f"`{owner.name}/{name}` is a former name; former names are not given again"
     hint = "choose another name"
     if now_at is not None:
         hint = f"publish to `{now_at.owner.name}/{now_at.name}`, which it has become"

@@ -40,6 +40,7 @@ class TarMember:
     name: str
     size: int
     is_folder: bool
+    is_executable: bool = False
 
 
 class _Gunzipped:
@@ -172,7 +173,8 @@ class TarArchive:
             )
         if not is_folder and info.mode & 0o6000:
             raise refused("special_member", f"the member `{shown(name)}` has the mode {info.mode:o}")
-        return TarMember(name.removesuffix("/") if is_folder else name, info.size, is_folder)
+        path = name.removesuffix("/") if is_folder else name
+        return TarMember(path, info.size, is_folder, is_executable=bool(info.mode & 0o100))
 
     def _content(self, member: TarMember) -> Iterator[bytes]:
         left = member.size

@@ -19,6 +19,7 @@ from wander_hub.upload.members import (
     Budget,
     MemberNames,
     check_metadata_size,
+    is_code,
     note_hidden,
     note_startup,
     shown,
@@ -46,6 +47,7 @@ class _Pass:
     loaders: LoaderSearch = field(default_factory=LoaderSearch)
     files: dict[str, tuple[str, int]] = field(default_factory=dict)
     """SHA-256 as RECORD spells it, and size."""
+    code: dict[str, bytes] = field(default_factory=dict)
     members: dict[str, Member] = field(default_factory=dict)
     texts: dict[str, bytes] = field(default_factory=dict)
     """The metadata files, by name."""
@@ -85,6 +87,7 @@ def read(
             path.removeprefix(licences) for path in state.files if path.startswith(licences)
         ),
         modules=frozenset(state.modules),
+        code=state.code,
     )
 
 
@@ -108,6 +111,8 @@ def _take(state: _Pass, member: Member, content: Iterator[bytes]) -> None:
         if is_metadata or is_loader:
             kept.append(piece)
     state.files[path] = (record.spelt(digest.digest()), member.size)
+    if is_code(path):
+        state.code[installed or path.rpartition(".data/")[2]] = digest.digest()
     state.members[path] = member
     note_hidden(path, start, state.findings)
     if is_metadata:
