@@ -105,13 +105,13 @@ async def test_the_short_way_is_taken(both, monkeypatch, folder_alone):
         return ways[-1]
 
     monkeypatch.setattr(direct.DirectIndex, "answered", noted)
-    for path in (PAGE, WHEEL, f"{WHEEL}.metadata", "/simple/alice-own/", "/alice/simple/"):
+    for path in (PAGE, WHEEL, f"{WHEEL}.metadata", "/simple/alice-own/", "/alice/simple/", "/simple/"):
         assert (await hub.get(path, headers={"X-Request-ID": "mine"})).headers["x-request-id"] == "mine"
-    assert ways == [True] * 5
+    assert ways == [True] * 6
     await hub.get(PAGE, headers=hub.auth())
     await hub.get("/alice/simple/nothing/")
     await hub.client.post(PAGE)
-    assert ways[5:] == [False] * 3
+    assert ways[6:] == [False] * 3
 
 
 async def test_what_not_everybody_may_have_is_not_told(both, make_wheel):
@@ -153,6 +153,9 @@ async def test_a_change_is_seen_at_once_by_every_process(both, make_wheel, setti
         assert "one-more" not in (await shown(list_)).text
         await hub.publish(make_wheel(name="one-more"))
         assert "one-more" in (await shown(list_)).text
+        assert "alice-two" not in (await shown("/simple/")).text
+        await hub.publish(make_wheel(name="alice-two"))
+        assert "alice-two" in (await shown("/simple/")).text
         for path in (PAGE, WHEEL, f"{WHEEL}.metadata", combined):
             assert (await shown(path)).status_code == 200
         for name in ("reverse-text", "alice-own"):

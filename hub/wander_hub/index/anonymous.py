@@ -19,7 +19,7 @@ from starlette.concurrency import run_in_threadpool
 from wander_hub.accounts.models import Owner
 from wander_hub.database import Database
 from wander_hub.environments.models import Environment, File, Version
-from wander_hub.index import rendering
+from wander_hub.index import rendering, service
 from wander_hub.index.models import IndexPage
 from wander_hub.index.namespaces import namespace_owner, namespaces_of
 from wander_hub.index.negotiation import JSON_V1
@@ -98,6 +98,16 @@ class AnonymousReader:
             return None
         body, etag, encoded = found
         return PublicPage(body, etag_of(etag, encoding) if encoded else etag, encoded)
+
+    async def combined_root(self, media_type: str) -> PublicPage:
+        """Return the list of the combined index as the public sees it, made from rows."""
+
+        def made() -> PublicPage:
+            with self._database.read() as session:
+                page = service.combined_root(session, media_type)
+            return PublicPage(page.body, page.etag, encoded=False)
+
+        return await run_in_threadpool(made)
 
     def last_change(self) -> int | None:
         """Return what is another number after any change of the database; None where nobody knows."""

@@ -16,7 +16,7 @@ from starlette.concurrency import run_in_threadpool
 from starlette.types import Message, Scope, Send
 
 from wander_hub.http_answers import holds, send_object, sent_by_another, wanted_range
-from wander_hub.index.anonymous import AnonymousReader, Place, PublicFile
+from wander_hub.index.anonymous import AnonymousReader, Place, PublicFile, PublicPage
 from wander_hub.index.caching import PAGE_HEADERS, file_caching
 from wander_hub.index.negotiation import PLAIN_HTML, encoding_for, negotiated
 from wander_hub.middleware import BROWSER_HEADERS, REQUEST_ID_HEADER, fresh_id, usable_id
@@ -113,6 +113,8 @@ class DirectIndex:
         self._kept_bytes, self._kept_at = 0, -1 if change is None else change
 
     async def _answer(self, path: str, media_type: str | None, encoding: str | None) -> Answer | None:
+        if path == "/simple/" and media_type:
+            return _answer_of(await self._reader.combined_root(media_type), media_type, None)
         if found := _PAGE.fullmatch(path):
             owner, project, listed = found.groups()
             place = Place(listed or owner, project or "")
@@ -124,14 +126,7 @@ class DirectIndex:
 
     async def _page(self, place: Place, media_type: str, encoding: str | None) -> Answer | None:
         page = await self._reader.page(place, media_type, encoding)
-        if page is None:
-            return None
-        content_type = f"{media_type}; charset=utf-8" if media_type == PLAIN_HTML else media_type
-        unchanged = [*_PAGE_HEADERS, (b"etag", f'"{page.etag}"'.encode())]
-        headers = [*unchanged, (b"content-type", content_type.encode()), _length(len(page.body))]
-        if page.encoded and encoding:
-            headers.append((b"content-encoding", encoding.encode()))
-        return Answer(f'"{page.etag}"', unchanged, headers, page.body)
+        return _answer_of(page, media_type, encoding) if page is not None else None
 
     async def _file(self, place: Place, filename: str, metadata: str | None) -> Answer | None:
         file = await self._reader.file(place, filename)
@@ -154,7 +149,7 @@ class DirectIndex:
         return Answer(etag, unchanged, headers, b"")
 
     async def _small(self, file: PublicFile) -> bytes:
-        """Return the bytes of a small file; none where they are not there or not whole, which is said later."""
+        """Return the bytes of a small file; none where they are missing or cut off, which is said later."""
         if file.size > _SMALL:
             return b""
         try:
@@ -213,6 +208,15 @@ def _asked(scope: Scope) -> Asked | None:
         elif name in _CREDENTIALS:
             return None
     return found
+
+
+def _answer_of(page: PublicPage, media_type: str, encoding: str | None) -> Answer:
+    content_type = f"{media_type}; charset=utf-8" if media_type == PLAIN_HTML else media_type
+    unchanged = [*_PAGE_HEADERS, (b"etag", f'"{page.etag}"'.encode())]
+    headers = [*unchanged, (b"content-type", content_type.encode()), _length(len(page.body))]
+    if page.encoded and encoding:
+        headers.append((b"content-encoding", encoding.encode()))
+    return Answer(f'"{page.etag}"', unchanged, headers, page.body)
 
 
 def _length(size: int) -> tuple[bytes, bytes]:

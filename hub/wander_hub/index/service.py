@@ -148,7 +148,7 @@ def combined_project(session: Session, name: str, media_type: str) -> StoredPage
 
 
 def combined_root(session: Session, media_type: str) -> StoredPage:
-    """Return the list of the combined index, made for each request: few want it, every change alters it."""
+    """Return the list of the combined index, made from rows: few want it, every change alters it."""
     return _fresh("all namespaces", [name for name, _ in _combined(session)], media_type)
 
 
