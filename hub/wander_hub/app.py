@@ -25,6 +25,7 @@ from wander_hub.jobs import TableQueue
 from wander_hub.leaderboards import routes as leaderboards
 from wander_hub.middleware import AnswerHeaders
 from wander_hub.problems import install_handlers
+from wander_hub.publishers import routes as publishers
 from wander_hub.runs import routes as runs
 from wander_hub.settings import Settings
 from wander_hub.storage import Storage
@@ -87,6 +88,7 @@ def create_app(
     for router in (
         health.router,
         accounts.router,
+        publishers.router,
         leaderboards.router,
         environments.router,
         environment_life.router,

@@ -113,6 +113,13 @@ class Needs:
         return identity
 
 
+class ByIdentityToken:
+    """Marks a route whose body is what proves who asks: an identity token for a trusted publisher."""
+
+    async def __call__(self) -> None:
+        """Ask nothing here: the route verifies the body."""
+
+
 def wake_jobs(request: Request) -> None:
     """Have this process's worker look for jobs now, if it has one."""
     worker: JobWorker | None = request.app.state.job_worker
@@ -120,7 +127,7 @@ def wake_jobs(request: Request) -> None:
         worker.wake()
 
 
-def mutating_routes(routes: Iterable[BaseRoute]) -> Iterator[tuple[str, str, Needs | None]]:
+def mutating_routes(routes: Iterable[BaseRoute]) -> Iterator[tuple[str, str, Needs | ByIdentityToken | None]]:
     """Yield method, path and declared permission of every route that may change something."""
     for context in iter_route_contexts(list(routes)):
         route = context.original_route
@@ -134,9 +141,9 @@ def undeclared_routes(routes: Iterable[BaseRoute]) -> list[str]:
     return [f"{method} {path}" for method, path, needs in mutating_routes(routes) if needs is None]
 
 
-def _needs_of(dependant: Dependant) -> Needs | None:
+def _needs_of(dependant: Dependant) -> Needs | ByIdentityToken | None:
     for one in dependant.dependencies:
-        found = one.call if isinstance(one.call, Needs) else _needs_of(one)
+        found = one.call if isinstance(one.call, Needs | ByIdentityToken) else _needs_of(one)
         if found is not None:
             return found
     return None

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 from typing import Literal
+from urllib.parse import urlsplit
 
 from pydantic import Field, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
+from wander.trusted_publishing import PublisherKind
 
+from wander_hub.publishers.identity_tokens import acceptable_address
 from wander_hub.upload.rules import OPTIONAL, Action
 
 MIB = 1024 * 1024
@@ -67,6 +70,18 @@ class Settings(BaseSettings):
     max_artifact_bytes: int = Field(default=32 * MIB, gt=0)
     max_artifacts: int = Field(default=32, ge=0)
 
+    oidc_issuers: dict[str, PublisherKind] = Field(
+        default_factory=lambda: {
+            "https://token.actions.githubusercontent.com": "github",
+            "https://gitlab.com": "gitlab",
+        }
+    )
+    """Whose identity tokens trusted publishers may trade, and whose claims they are: `github`, `gitlab` or
+    `oidc` for any other, where `sub` alone tells publishers apart. Setting it replaces these two."""
+    oidc_audience: str | None = None
+    """Whom identity tokens must be made for; unset means the host of `public_url`, and without that no
+    trusted publishing: a token made for another hub must not be good here."""
+
     verification: Literal["sandbox", "unconfined", "off"] = "sandbox"
     """How the hub plays posted runs again: in a sandbox, or not where that cannot be had; `unconfined` runs
     environments' code as the hub's own user, for operators who trust every publisher; or never."""
@@ -85,7 +100,20 @@ class Settings(BaseSettings):
                 raise ValueError(f"`{code}` is no optional rule; these are: {', '.join(OPTIONAL)}")
         return policy
 
+    @field_validator("oidc_issuers")
+    @classmethod
+    def _names_addresses(cls, issuers: dict[str, PublisherKind]) -> dict[str, PublisherKind]:
+        for issuer in issuers:
+            if not acceptable_address(issuer):
+                raise ValueError(f"the issuer `{issuer}` must be an https address")
+        return issuers
+
     @property
     def resolved_database_url(self) -> str:
         """The database URL with the default filled in."""
         return self.database_url or f"sqlite:///{self.data.absolute() / 'hub.db'}"
+
+    @property
+    def audience(self) -> str | None:
+        """Whom identity tokens must be made for; None where the hub does not know its own name."""
+        return self.oidc_audience or (urlsplit(self.public_url).netloc if self.public_url else None)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import datetime
 from typing import TYPE_CHECKING
 
-from sqlalchemy import ForeignKey, String
+from sqlalchemy import JSON, ForeignKey, String
 from sqlalchemy.orm import Mapped, mapped_column, relationship
 from wander.wire import Role
 
@@ -84,6 +84,10 @@ class Token(Base):
     """Good for this owner's environments alone."""
     environment_id: Mapped[int | None] = mapped_column(ForeignKey("environments.id"))
     """Good for this environment alone."""
+    environment_name: Mapped[str | None] = mapped_column(String(200))
+    """With an owner: good for its environment of this name alone, which need not exist yet."""
+    claims: Mapped[dict[str, str] | None] = mapped_column(JSON(none_as_null=True))
+    """What the trusted publisher proved to get this token; None for one that a user made."""
     user: Mapped[User] = relationship(lazy="raise")
     owner: Mapped[Owner | None] = relationship(lazy="raise")
     environment: Mapped[Environment | None] = relationship(lazy="raise")

@@ -62,6 +62,12 @@ def owners_of_environments(session: Session, ids: Sequence[int]) -> dict[int, Ow
     return {environment: owner for environment, owner in session.execute(query)} if ids else {}
 
 
+def environment_id(session: Session, owner_id: int, name: str) -> int | None:
+    """Return the id of an environment by its present name, seen or unseen."""
+    query = select(Environment.id).where(Environment.owner_id == owner_id, Environment.name == name)
+    return session.scalar(query)
+
+
 def tokens_of(session: Session, user: str | None) -> Sequence[Token]:
     """Return every token of one user or of all, oldest first."""
     query = select(Token).options(joinedload(Token.user), *_TARGET).order_by(Token.id)

@@ -52,6 +52,12 @@ def owner_for(session: Session, identity: Identity, permission: Permission, name
     return owner
 
 
+def beginning(session: Session, identity: Identity, owner: Owner, name: str) -> None:
+    """Refuse a caller who may not publish a new environment of this name."""
+    if not identity.may_begin(owner.id, name):
+        raise _owner_refusal(identity, "publish", owner.name)
+
+
 def uploading_owner(session: Session, identity: Identity, name: str) -> Owner:
     """Return an owner under which the caller may publish something; what exactly is asked again later."""
     owner = named_owner(session, identity, name)

@@ -34,7 +34,11 @@ class Identity:
     only_owner: int | None = None
     """Id of the owner that the token is good for; None for any."""
     only_environment: int | None = None
-    """Id of the environment that the token is good for; None for any."""
+    """Id of the environment that the token is good for; None for any, 0 for one that does not exist yet."""
+    only_new: tuple[int, str] | None = None
+    """Owner's id and name of the one environment that the token may begin, though it is good for no other."""
+    claims: Mapping[str, str] | None = None
+    """What a trusted publisher proved to get the token."""
 
     def may(self, permission: Permission, owner_id: int, environment_id: int, *, private: bool) -> bool:
         """Tell whether the caller may do this to an environment."""
@@ -47,6 +51,12 @@ class Identity:
     def may_as_owner(self, permission: Permission, owner_id: int) -> bool:
         """Tell whether the caller may do this to everything of an owner, new environments included."""
         return self.covers(permission, owner_id, None) and self.rank_on(owner_id, None) >= _NEEDED[permission]
+
+    def may_begin(self, owner_id: int, name: str) -> bool:
+        """Tell whether the caller may publish a new environment of this name."""
+        if self.only_new == (owner_id, name):
+            return "publish" in self.token.scopes and self.rank_on(owner_id, None) >= _NEEDED["publish"]
+        return self.may_as_owner("publish", owner_id)
 
     def covers(self, permission: Permission, owner_id: int, environment_id: int | None) -> bool:
         """Tell whether the token is meant for this, whatever its user may."""

@@ -123,6 +123,27 @@ def _new_token(
     return secret, token
 
 
+def short_lived_token(
+    session: Session,
+    user: User,
+    name: str,
+    *,
+    owner: Owner,
+    environment_name: str | None,
+    minutes: int,
+    claims: dict[str, str],
+) -> tuple[str, Token]:
+    """Make a token that publishes under an owner, or one environment of it, for some minutes."""
+    secret, token = _new_token(
+        session, user.id, name, scopes=("publish",), owner=owner, environment=None, days=None
+    )
+    token.environment_name = environment_name
+    token.claims = claims
+    token.expires_at = token.created_at + timedelta(minutes=minutes)
+    session.flush()
+    return secret, token
+
+
 def revoke_token(session: Session, prefix: str, *, user: str | None = None) -> Token:
     """End a token, named by the prefix that listings show; `user` refuses the tokens of others."""
     found = [one for one in repository.tokens_of(session, user) if one.prefix == prefix]
@@ -165,6 +186,10 @@ def authenticate(database: Database, secret: str) -> Identity:
 def identity_of(session: Session, token: Token) -> Identity:
     """Return the caller that a loaded token stands for."""
     user = token.user
+    only_environment, only_new = token.environment_id, None
+    if token.owner_id is not None and token.environment_name is not None:
+        known = repository.environment_id(session, token.owner_id, token.environment_name)
+        only_environment, only_new = known or 0, (token.owner_id, token.environment_name)
     identity = Identity(
         user_id=user.id,
         user=user.name,
@@ -173,13 +198,17 @@ def identity_of(session: Session, token: Token) -> Identity:
         roles={one.owner_id: one.role for one in user.memberships},
         grants={one.environment_id: one.role for one in user.grants},
         only_owner=token.owner_id,
-        only_environment=token.environment_id,
+        only_environment=only_environment,
+        only_new=only_new,
+        claims=token.claims,
     )
     publishing = {
         one.owner.name for one in user.memberships if identity.may_as_owner("publish", one.owner_id)
     }
     single = {one.environment_id for one in user.grants if outranks(one.role, "reader")}
-    single |= {token.environment_id} if token.environment_id is not None else set()
+    single |= {only_environment} if only_environment else set()
+    if token.owner is not None and only_new is not None and identity.may_begin(*only_new):
+        publishing.add(token.owner.name)
     owner_ids = repository.owners_of_environments(session, sorted(single))
     publishing |= {
         owner.name for one, owner in owner_ids.items() if identity.may("publish", owner.id, one, private=True)
@@ -190,6 +219,8 @@ def identity_of(session: Session, token: Token) -> Identity:
 def token_info(token: Token) -> TokenInfo:
     """Return a token without its secret."""
     target = token.owner.name if token.owner else None
+    if target is not None and token.environment_name is not None:
+        target = f"{target}/{token.environment_name}"
     if token.environment is not None:
         target = f"{token.environment.owner.name}/{token.environment.name}"
     return TokenInfo(

@@ -21,6 +21,7 @@ from wander_hub.environments import documents, repository, service
 from wander_hub.environments.models import Environment, File, FormerName, Version
 from wander_hub.index import service as index
 from wander_hub.problems import HubProblem
+from wander_hub.publishers import service as publishers
 
 _NAME = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,198}[a-z0-9])?")
 
@@ -71,6 +72,7 @@ def delete_environment(
     environment.deleted_at = now()
     environment.listed = False
     _drop_roles(session, environment)
+    publishers.drop_of_environment(session, environment.owner_id, environment.name)
     _changed(session, environment)
     return digests
 
@@ -110,7 +112,7 @@ def set_visibility(
 def move(session: Session, caller: Identity, owner: str, name: str, place: NewPlace) -> Environment:
     """Give an environment another owner, another name or both; the old ones lead to it for ever.
 
-    Roles on the environment and tokens for it end: who held them was the old owner's choice.
+    Trusted publishers of the old name end, and with the old owner roles and tokens, which were its choice.
     """
     _lock_both(session, caller, owner, place.owner)
     environment = rights.environment_for(session, caller, "manage", owner, name)
@@ -128,6 +130,7 @@ def move(session: Session, caller: Identity, owner: str, name: str, place: NewPl
         FormerName(owner_id=old_owner.id, name=old_name, environment_id=environment.id, moved_at=now())
     )
     environment.owner, environment.owner_id, environment.name = target, target.id, new_name
+    publishers.drop_of_environment(session, old_owner.id, old_name)
     if target.id != old_owner.id:
         _drop_roles(session, environment)
         for one in sorted(carried - {new_name}):

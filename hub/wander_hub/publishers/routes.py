@@ -1,0 +1,95 @@
+"""The API on trusted publishers, and the two addresses that twine, uv and pdm ask on an upload's host."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import APIRouter, Depends, Path, Request
+from wander.trusted_publishing import (
+    Audience,
+    MintedToken,
+    MintRequest,
+    NewPublisher,
+    PublisherInfo,
+    PublisherList,
+)
+
+from wander_hub.boundary import (
+    ByIdentityToken,
+    Caller,
+    HubDatabase,
+    HubSettings,
+    Manager,
+    ReadSession,
+    WriteSession,
+)
+from wander_hub.problems import HubProblem, documented
+from wander_hub.publishers import service
+from wander_hub.publishers.identity_tokens import IdentityTokens
+
+router = APIRouter(tags=["trusted publishing"])
+
+_REFUSALS = documented(308, 400, 401, 403, 404, 409, 410, 422)
+_PUBLISHERS = "/api/v1/owners/{owner}/publishers"
+
+
+@router.get(_PUBLISHERS, response_model=PublisherList, responses=documented(401, 403, 404, 422))
+def list_publishers(session: ReadSession, caller: Caller, owner: str) -> PublisherList:
+    """List the workflows that may publish for an owner."""
+    return PublisherList(data=service.publishers_of(session, caller, owner))
+
+
+@router.post(_PUBLISHERS, status_code=201, response_model=PublisherInfo, responses=_REFUSALS)
+def add_publisher(
+    session: WriteSession, caller: Manager, settings: HubSettings, owner: str, body: NewPublisher
+) -> PublisherInfo:
+    """Trust a workflow to publish one environment, which need not exist yet, or all of an owner's."""
+    return service.add(session, caller, owner, body, settings.oidc_issuers)
+
+
+@router.delete(_PUBLISHERS + "/{publisher}", response_model=PublisherInfo, responses=_REFUSALS)
+def remove_publisher(
+    session: WriteSession, caller: Manager, owner: str, publisher: Annotated[int, Path(ge=1, le=2**31 - 1)]
+) -> PublisherInfo:
+    """Trust a workflow no more."""
+    return service.remove(session, caller, owner, publisher)
+
+
+@router.get("/_/oidc/audience", response_model=Audience, responses=documented(404))
+def audience(settings: HubSettings) -> Audience:
+    """Tell whom an identity token must be made for."""
+    return Audience(audience=_audience(settings.audience))
+
+
+def identity_tokens(request: Request, settings: HubSettings) -> IdentityTokens:
+    """Return the application's checker of identity tokens, which keeps issuers' keys."""
+    state = request.app.state
+    if getattr(state, "identity_tokens", None) is None:
+        state.identity_tokens = IdentityTokens(settings.oidc_issuers, _audience(settings.audience))
+    checker: IdentityTokens = state.identity_tokens
+    return checker
+
+
+@router.post(
+    "/_/oidc/mint-token",
+    response_model=MintedToken,
+    responses=documented(400, 404, 422, 503),
+    dependencies=[Depends(ByIdentityToken())],
+)
+def mint_token(
+    database: HubDatabase,
+    settings: HubSettings,
+    tokens: Annotated[IdentityTokens, Depends(identity_tokens)],
+    body: MintRequest,
+) -> MintedToken:
+    """Trade the identity token of a trusted workflow for an API token of 15 minutes."""
+    claims = tokens.claims(body.token)  # may ask the issuer, so outside of any transaction
+    with database.write() as session:
+        return service.mint(session, settings.oidc_issuers[claims["iss"]], claims)
+
+
+def _audience(known: str | None) -> str:
+    if known is None:
+        hint = "its operator sets `WANDER_HUB_PUBLIC_URL`"
+        raise HubProblem(404, "trusted_publishing_off", "this hub has no trusted publishing", hint=hint)
+    return known

@@ -1,0 +1,187 @@
+"""Adds and removes trusted publishers, and trades their identity tokens for tokens of minutes."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from sqlalchemy.exc import IntegrityError
+from sqlalchemy.orm import Session
+from wander.trusted_publishing import MintedToken, NewPublisher, PublisherInfo, PublisherKind
+
+from wander_hub import names
+from wander_hub.accounts import repository as accounts
+from wander_hub.accounts import rights
+from wander_hub.accounts import service as account_service
+from wander_hub.accounts.models import User
+from wander_hub.accounts.schemas import Identity
+from wander_hub.database import now
+from wander_hub.environments import repository as environments
+from wander_hub.problems import HubProblem
+from wander_hub.publishers import claims as claim
+from wander_hub.publishers import repository
+from wander_hub.publishers.identity_tokens import LEEWAY_SECONDS, refused
+from wander_hub.publishers.models import Publisher, UsedAssertion
+
+TOKEN_MINUTES = 15
+_DEFAULT_ISSUERS: dict[PublisherKind, str] = {
+    "github": "https://token.actions.githubusercontent.com",
+    "gitlab": "https://gitlab.com",
+}
+_SLACK = timedelta(seconds=60)
+"""How much longer a used token is remembered than its own expiry and the leeway refuse it."""
+
+
+def publishers_of(session: Session, caller: Identity, owner: str) -> list[PublisherInfo]:
+    """Return the publishers of an owner; for its members alone."""
+    found = rights.owner_for(session, caller, "read", owner)
+    return [info_of(one) for one in repository.of_owner(session, found.id)]
+
+
+def add(
+    session: Session, caller: Identity, owner: str, wanted: NewPublisher, issuers: dict[str, PublisherKind]
+) -> PublisherInfo:
+    """Trust a workflow.
+
+    Who adds it must own the environment, or the owner where the environment is new or all are meant.
+    """
+    name = names.normalise_environment(wanted.name) if wanted.name is not None else None
+    exists = name is not None and environments.environment_named(session, names.normalise_owner(owner), name)
+    if name is not None and exists:
+        found = rights.environment_for(session, caller, "manage", owner, name).owner
+    else:
+        found = rights.owner_for(session, caller, "manage", owner)
+        accounts.lock_owner(session, found)
+    publisher = Publisher(
+        owner=found,
+        owner_id=found.id,
+        name=name,
+        kind=wanted.kind,
+        issuer=_issuer(wanted, issuers),
+        subject=claim.normal_subject(wanted.kind, wanted.subject),
+        workflow=wanted.workflow,
+        deployment=wanted.deployment,
+        created_by=session.get_one(User, caller.user_id),
+        created_at=now(),
+    )
+    told = ("name", "issuer", "subject", "workflow", "deployment")
+    for one in repository.of_owner(session, found.id):
+        if all(getattr(one, key) == getattr(publisher, key) for key in told):
+            hint = f"`wander publisher remove {found.name} {one.id}` ends it"
+            raise HubProblem(409, "publisher_exists", "this publisher is trusted already", hint=hint)
+    session.add(publisher)
+    session.flush()
+    return info_of(publisher)
+
+
+def remove(session: Session, caller: Identity, owner: str, number: int) -> PublisherInfo:
+    """Trust a publisher no more; its tokens end too."""
+    found = rights.named_owner(session, caller, owner)
+    publisher = next((one for one in repository.of_owner(session, found.id) if one.id == number), None)
+    name = publisher.name if publisher is not None else None
+    if name is not None and environments.environment_named(session, found.name, name):
+        rights.environment_for(session, caller, "manage", found.name, name)
+    else:
+        rights.owner_for(session, caller, "manage", found.name)
+    if publisher is None:
+        hint = f"`wander publisher list {found.name}` shows their numbers"
+        raise HubProblem(404, "publisher_not_found", f"`{found.name}` has no publisher {number}", hint=hint)
+    told = info_of(publisher)
+    for token in accounts.tokens_of(session, publisher.created_by.name):
+        if token.claims is not None and token.claims.get("publisher") == str(publisher.id):
+            token.revoked_at = token.revoked_at or now()
+    session.delete(publisher)
+    return told
+
+
+def mint(session: Session, kind: PublisherKind, claims: dict[str, Any]) -> MintedToken:
+    """Give the publisher whom verified claims name a token for what it may publish; each token works once."""
+    repository.forget_before(session, now())
+    subject = claim.subject_of(kind, claims)
+    known = repository.with_subject(session, claims["iss"], subject)
+    if not known:
+        raise refused("unknown_publisher", f"nobody here trusts `{subject[:200]}` of `{claims['iss']}`")
+    differences = [(one, claim.difference(one, claims)) for one in known]
+    fitting = [one for one, why in differences if why is None]
+    if not fitting:
+        reasons = dict.fromkeys(why for _, why in differences if why)
+        raise refused("unknown_publisher", "; ".join(reasons))
+    publisher = _the_one(fitting)
+    _use_once(session, claims)
+    publisher.pinned = publisher.pinned or claim.pins_of(kind, claims)
+    publisher.last_used_at = now()
+    label = f"{publisher.kind} {publisher.subject} {publisher.workflow or ''}".strip()
+    secret, token = account_service.short_lived_token(
+        session,
+        publisher.created_by,
+        label[:80],
+        owner=publisher.owner,
+        environment_name=publisher.name,
+        minutes=TOKEN_MINUTES,
+        claims={"publisher": str(publisher.id), "kind": kind, **claim.shown_claims(kind, claims)},
+    )
+    assert token.expires_at is not None
+    return MintedToken(token=secret, expires=int(token.expires_at.timestamp()))
+
+
+def drop_of_environment(session: Session, owner_id: int, name: str) -> None:
+    """Forget the publishers of an environment that goes away; its new owner chooses whom to trust."""
+    for one in repository.for_environment(session, owner_id, name):
+        session.delete(one)
+
+
+def info_of(publisher: Publisher) -> PublisherInfo:
+    """Return a publisher as the outside sees it."""
+    return PublisherInfo(
+        id=publisher.id,
+        owner=publisher.owner.name,
+        name=publisher.name,
+        kind=publisher.kind,  # type: ignore[arg-type]
+        issuer=publisher.issuer,
+        subject=publisher.subject,
+        workflow=publisher.workflow,
+        deployment=publisher.deployment,
+        pinned=publisher.pinned or {},
+        created_by=publisher.created_by.name,
+        created_at=publisher.created_at,
+        last_used_at=publisher.last_used_at,
+    )
+
+
+def _issuer(wanted: NewPublisher, issuers: dict[str, PublisherKind]) -> str:
+    issuer = wanted.issuer or _DEFAULT_ISSUERS[wanted.kind]
+    if issuers.get(issuer) != wanted.kind:
+        trusted = ", ".join(f"`{one}`" for one, kind in issuers.items() if kind == wanted.kind)
+        detail = f"this hub takes no `{wanted.kind}` tokens of `{issuer}`"
+        hint = f"it knows {trusted}" if trusted else "its operator sets `WANDER_HUB_OIDC_ISSUERS`"
+        raise HubProblem(422, "unknown_issuer", detail, hint=hint)
+    return issuer
+
+
+def _the_one(fitting: Sequence[Publisher]) -> Publisher:
+    """Return the publisher that allows least and serves; several environments' are no single token's."""
+    targets = {(one.owner_id, one.name): one for one in fitting}
+    if len(targets) == 1:
+        return fitting[0]
+    whole = [one for one in targets.values() if one.name is None]
+    if len(whole) == 1 and len({one.owner_id for one in fitting}) == 1:
+        return whole[0]
+    labels = sorted(f"`{one.owner.name}/{one.name or '*'}`" for one in targets.values())
+    reason = (
+        f"{', '.join(labels)} all trust this workflow, and one token is for one of them: "
+        "trust it for the owner as a whole, or give each a workflow or a deployment of its own"
+    )
+    raise refused("several_publishers", reason)
+
+
+def _use_once(session: Session, claims: dict[str, Any]) -> None:
+    """Note the token as used; of two requests with one token the database lets one through."""
+    name = f"{len(claims['iss'])}:{claims['iss']}{claims['jti']}"
+    until = datetime.fromtimestamp(claims["exp"], UTC) + timedelta(seconds=LEEWAY_SECONDS) + _SLACK
+    try:
+        with session.begin_nested():
+            session.add(UsedAssertion(sha256=hashlib.sha256(name.encode()).hexdigest(), expires_at=until))
+    except IntegrityError as error:
+        raise refused("token_used", "it was used already; every identity token works once") from error
