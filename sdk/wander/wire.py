@@ -180,6 +180,8 @@ class RunManifest(Record):
     task_set_sha256: str
     choice: ExampleChoice = "first"
     """How the examples were chosen from the split."""
+    rerun_of: str | None = None
+    """Id of the run that this one repeats from its manifest."""
     seed: int = 0
     started_at: datetime
     ended_at: datetime | None = None

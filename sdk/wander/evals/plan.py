@@ -43,6 +43,8 @@ class EvaluationPlan:
     only_failed: bool = False
     """Of a run that is resumed, play the rollouts that failed and leave those that are missing."""
     notes: str = ""
+    rerun_of: str | None = None
+    """Id of the run that this one repeats."""
 
     def __post_init__(self) -> None:
         for name in ("rollouts_per_example", "concurrency", "max_rollouts", "max_retries", "num_examples"):

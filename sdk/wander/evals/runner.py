@@ -134,7 +134,7 @@ async def evaluate(
         split=examples[0].split,
         seed=plan.seed,
         notes=plan.notes,
-    ).model_copy(update={"choice": plan.choice})
+    ).model_copy(update={"choice": plan.choice, "rerun_of": plan.rerun_of})
     folder = _folder(run_dir, manifest, resume=resume)
     bound = contextlib.nullcontext() if client.limiter is None else client.limiter.at_most(plan.concurrency)
     evaluation = _Evaluation(environment, client, plan, folder, manifest, on_progress, stop or StopRequest())
