@@ -1,0 +1,255 @@
+"""The run record: what a run folder holds and what is posted of it.
+
+The run folder is the unit of posting (`run.json`, `rollouts.jsonl` or `rollouts.jsonl.zst`, optional
+`metrics.jsonl` and plots for training runs). `summary.json` is derived and the hub never trusts it.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Any, Literal
+
+from pydantic import Field
+
+from wander.types import EnvironmentInfo, Record, SamplingArgs, Usage
+
+RUN_SCHEMA: Literal["wander.run/1"] = "wander.run/1"
+
+ExampleChoice = Literal["first", "shuffled", "strata", "shuffled strata"]
+"""How a run chooses its examples: the first of the split, drawn by the seed, evenly from the strata."""
+Unlocked = Literal["chosen", "none_published", "folder"]
+"""Why an environment does not run with the packages of its version's lock: `--no-lock` was given, the version
+has no lock, or it is a folder that nobody published."""
+
+
+class SandboxPin(Record):
+    """By what the environment of a run was confined."""
+
+    tier: Literal["bubblewrap"] = "bubblewrap"
+    version: str
+    """Of the program that made it."""
+    profile_sha256: str
+    """Digest of the isolation, the system call filter and the limits."""
+    limits: dict[str, float] = Field(default_factory=dict)
+    """As in `wander.sandbox.SandboxPolicy`: bytes and seconds."""
+    memory_bound: Literal["cgroup", "process"]
+    """Whether the memory limit holds for all its processes together, or for each by itself."""
+
+
+class EnvironmentPin(Record):
+    """Exactly which environment a run used."""
+
+    owner: str | None = None
+    """None for an environment taken from a local path."""
+    name: str
+    version: str | None = None
+    wheel_sha256: str | None = None
+    lock_sha256: str | None = None
+    """Digest of the version's lock (PEP 751), from which its packages were installed; None without one."""
+    unlocked: Unlocked | None = None
+    """Why `lock_sha256` is None; also None in records of before versions had locks."""
+    packages_sha256: str | None = None
+    """Digest of the names and versions of the packages that it ran with."""
+    path: str | None = None
+    """Where a local environment was loaded from."""
+    arguments: dict[str, Any] = Field(default_factory=dict)
+    sandbox: SandboxPin | None = None
+    """None when its process was not confined."""
+    info: EnvironmentInfo
+
+
+class ModelPin(Record):
+    """Which model answered, as precisely as the client knows."""
+
+    name: str
+    kind: str
+    """Client class: OpenAIClient, TransformersClient, ScriptedClient..."""
+    base_url: str | None = None
+    revision: str | None = None
+    weights_sha256: str | None = None
+    chat_template_sha256: str | None = None
+    details: dict[str, Any] = Field(default_factory=dict)
+
+
+class TokenPrices(Record):
+    """What a model costs, in USD for a million tokens."""
+
+    prompt: float = Field(ge=0)
+    completion: float = Field(ge=0)
+
+    def cost(self, usage: Usage) -> float:
+        """Return the USD that so many tokens cost."""
+        return (usage.prompt_tokens * self.prompt + usage.completion_tokens * self.completion) / 1e6
+
+
+class Spending(Record):
+    """What a run took from its model, over all its parts, and what it was allowed to take.
+
+    Counted are the answers to its rollouts, repeated ones included, without what a cache answered.
+    """
+
+    usage: Usage = Field(default_factory=Usage)
+    usd: float | None = None
+    """None where the prices are not known."""
+    prices: TokenPrices | None = None
+    budget_tokens: int | None = None
+    budget_usd: float | None = None
+
+
+class Platform(Record):
+    """Where a run was made."""
+
+    wander: str
+    python: str
+    system: str
+    machine: str
+    accelerator: str | None = None
+    packages: dict[str, str] = Field(default_factory=dict)
+    """Versions of the libraries that can change a number: torch, transformers, vllm, trl."""
+    git_commit: str | None = None
+    git_dirty: bool | None = None
+
+
+class EndpointUse(Record):
+    """How the endpoints of a run were asked, those of judges that ask through the host included."""
+
+    calls: int = 0
+    """Model calls, each counted once however often it was sent."""
+    retries: int = 0
+    """How often one was sent again after a lost connection, a time-out or an error of the server."""
+    refusals: int = 0
+    """How often one was sent again because the endpoint said that it is asked too much (429, 503, 529)."""
+    paused_seconds: float = 0.0
+    """How long the endpoint kept everybody waiting for that."""
+    cached: int = 0
+    """Calls that a cache of responses answered in the endpoint's place; not among `calls`."""
+
+    def told(self) -> str:
+        """Return it in words: `1,200, 3 retried; refused 41 times for their rate, 12 s of pauses`."""
+        retried = f", {self.retries:,} retried" if self.retries else ""
+        retried += f", {self.cached:,} more from the cache" if self.cached else ""
+        if not self.refusals:
+            return f"{self.calls:,}{retried}"
+        pauses = f"{self.paused_seconds:.0f} s of pauses"
+        return f"{self.calls:,}{retried}; refused {self.refusals:,} times for their rate, {pauses}"
+
+    def __add__(self, other: EndpointUse) -> EndpointUse:
+        return EndpointUse(
+            calls=self.calls + other.calls,
+            retries=self.retries + other.retries,
+            refusals=self.refusals + other.refusals,
+            paused_seconds=round(self.paused_seconds + other.paused_seconds, 3),
+            cached=self.cached + other.cached,
+        )
+
+    def __sub__(self, other: EndpointUse) -> EndpointUse:
+        return EndpointUse(
+            calls=self.calls - other.calls,
+            retries=self.retries - other.retries,
+            refusals=self.refusals - other.refusals,
+            paused_seconds=round(self.paused_seconds - other.paused_seconds, 3),
+            cached=self.cached - other.cached,
+        )
+
+
+class RunManifest(Record):
+    """`run.json`: everything that pins a run, written before the first rollout."""
+
+    schema_: Literal["wander.run/1"] = Field(default=RUN_SCHEMA, alias="schema")
+    run_id: str
+    """26-character sortable id, made by the client."""
+    kind: Literal["evaluation", "training"] = "evaluation"
+    environment: EnvironmentPin
+    model: ModelPin
+    sampling: SamplingArgs = Field(default_factory=SamplingArgs)
+    split: Literal["train", "eval"] = "eval"
+    example_ids: list[str]
+    """Ordered ids of the examples that the run plays."""
+    rollouts_per_example: int = Field(ge=1)
+    strata: list[int | None] = Field(default_factory=list)
+    """Stratum of each of those examples; empty where the environment declares none."""
+    task_set_sha256: str
+    choice: ExampleChoice = "first"
+    """How the examples were chosen from the split."""
+    rerun_of: str | None = None
+    """Id of the run that this one repeats from its manifest."""
+    seed: int = 0
+    started_at: datetime
+    ended_at: datetime | None = None
+    platform: Platform
+    training: dict[str, Any] | None = None
+    """The resolved training configuration, for training runs."""
+    endpoints: EndpointUse | None = None
+    """Over all parts of a resumed run but those that were killed; None where no endpoint was asked."""
+    spending: Spending | None = None
+    """Of runs with a budget or known prices."""
+    notes: str = ""
+
+    @property
+    def expected_rollouts(self) -> int:
+        """How many rollouts a complete run holds."""
+        return len(self.example_ids) * self.rollouts_per_example
+
+
+class MetricSummary(Record):
+    """Mean of one reward function over the rollouts that were scored."""
+
+    mean: float
+    std: float
+    count: int
+
+
+class Histogram(Record):
+    """Equal-width bins over the observed rewards."""
+
+    edges: list[float]
+    """len(counts) + 1 ascending edges."""
+    counts: list[int]
+
+
+class PassRate(Record):
+    """How surely an example passes when it is tried `k` times; each estimate with its 95 % interval.
+
+    Both are unbiased, means over the examples with at least `k` scored rollouts.
+    """
+
+    k: int
+    examples: int
+    """Examples with at least `k` scored rollouts."""
+    pass_at_k: float
+    """Chance that at least one of `k` rollouts passes."""
+    pass_at_k_low: float
+    pass_at_k_high: float
+    pass_hat_k: float
+    """Chance that all of `k` rollouts pass (pass^k)."""
+    pass_hat_k_low: float
+    pass_hat_k_high: float
+
+
+class RunSummary(Record):
+    """Aggregates of a run, always recomputed from its rollouts."""
+
+    rollouts: int
+    """Rollouts on record, failed ones included."""
+    expected: int
+    failed: int
+    failures: dict[str, int] = Field(default_factory=dict)
+    """Failed rollouts by boundary."""
+    examples: int
+    reward_mean: float | None
+    """Mean over examples of the mean over that example's scored rollouts; None when nothing was scored."""
+    reward_low: float | None
+    reward_high: float | None
+    """95 % interval, clustered by example."""
+    reward_std: float | None
+    metrics: dict[str, MetricSummary] = Field(default_factory=dict)
+    histogram: Histogram | None = None
+    stop_reasons: dict[str, int] = Field(default_factory=dict)
+    truncated: int = 0
+    turns_mean: float | None = None
+    usage: Usage = Field(default_factory=Usage)
+    seconds_mean: float | None = None
+    pass_threshold: float | None = None
+    """The reward from which a rollout counts as passed: 1 where all are 0 or 1; None for graded ones."""
+    pass_rates: list[PassRate] = Field(default_factory=list)
+    """For k = 1, 2, 4... up to the most rollouts of an example; empty with one rollout an example."""
