@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from urllib.parse import quote
 
-from wander.wire import (
+from wander.wire import EnvironmentDetail, Role, TokenInfo, VersionDetail
+from wander.wire.changes import (
     CreatedToken,
-    EnvironmentDetail,
     Member,
     MemberList,
     NewPlace,
@@ -16,10 +16,7 @@ from wander.wire import (
     NewVisibility,
     OwnerSettings,
     Reason,
-    Role,
-    TokenInfo,
     TokenList,
-    VersionDetail,
 )
 
 from wander_client.api import HubApi

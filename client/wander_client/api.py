@@ -20,7 +20,7 @@ from urllib.parse import quote, urlsplit
 import httpx
 from pydantic import BaseModel, ValidationError
 from wander.types import Rollout
-from wander.verification import VerificationInfo
+from wander.verification import VerificationInfo, VerificationList, VerificationRequest
 from wander.wire import (
     EnvironmentDetail,
     EnvironmentPage,
@@ -32,8 +32,8 @@ from wander.wire import (
     RunDetail,
     RunPage,
     VersionDetail,
-    Whoami,
 )
+from wander.wire.changes import Whoami
 
 from wander_client.credentials import Credential
 from wander_client.errors import ClientError, LoginRequired, NotFound, Unavailable, UsageError
@@ -151,6 +151,12 @@ class HubApi:
             )
         return self._parse(response, VersionDetail)
 
+    def attach_lock(self, owner: str, name: str, version: str, content: bytes) -> VersionDetail:
+        """Give a published version its `pylock.toml`."""
+        path = f"/api/v1/environments/{_part(owner)}/{_part(name)}/versions/{_part(version)}/pylock.toml"
+        headers = {"Content-Type": "application/toml"}
+        return self._parse(self._send("PUT", path, content=content, headers=headers), VersionDetail)
+
     def download(self, url: str, target: Path, sha256: str | None) -> str:
         """Save a file, checking its digest before it gets its name; returns the digest."""
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -220,10 +226,18 @@ class HubApi:
             for line in response.iter_lines():
                 yield Rollout.model_validate_json(line)
 
-    def request_verification(self, run_id: str, sample: int | None) -> VerificationInfo:
+    def request_verification(self, run_id: str, wanted: VerificationRequest) -> VerificationInfo:
         """Have the hub play a run again; returns the one under way where there is one."""
         path = f"/api/v1/runs/{_part(run_id)}/verifications"
-        return self._parse(self._send("POST", path, json={"sample": sample}), VerificationInfo)
+        return self._parse(self._send("POST", path, json=wanted.model_dump()), VerificationInfo)
+
+    def verifications(self, run_id: str) -> list[VerificationInfo]:
+        """Return every verification of a run, the newest first."""
+        return self._get(f"/api/v1/runs/{_part(run_id)}/verifications", VerificationList).data
+
+    def cancel_verification(self, number: int) -> VerificationInfo:
+        """Call a verification off."""
+        return self._parse(self._send("DELETE", f"/api/v1/verifications/{number}"), VerificationInfo)
 
     def verification(self, number: int) -> VerificationInfo:
         """Return how far a verification is, or what came out."""

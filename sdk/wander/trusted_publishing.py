@@ -1,4 +1,4 @@
-"""What passes between client and hub about trusted publishers: workflows that publish without a stored token."""
+"""What client and hub say of trusted publishers: workflows that publish without a stored token."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Literal, Self
 from pydantic import AwareDatetime, Field, model_validator
 
 from wander.types import Record
-from wander.wire import Body
+from wander.wire.changes import Body
 
 PublisherKind = Literal["github", "gitlab", "oidc"]
 

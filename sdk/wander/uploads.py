@@ -13,7 +13,8 @@ from typing import Literal
 from pydantic import Field
 
 from wander.types import Record
-from wander.wire import Body, CheckSummary
+from wander.wire import CheckSummary
+from wander.wire.changes import Body
 
 FileKind = Literal["wheel", "sdist", "lock"]
 UploadStatus = Literal["open", "published", "canceled"]

@@ -8,7 +8,8 @@ from typing import Any, Literal
 from pydantic import Field
 
 from wander.types import Record
-from wander.wire import Body, EnvironmentPin, Platform, VerificationLevel
+from wander.wire import EnvironmentPin, Platform, VerificationLevel
+from wander.wire.changes import Body
 
 Method = Literal["replay", "rescore"]
 """How a run is derived again: the whole environment with the recorded completions, or the rubric alone on the

@@ -5,7 +5,8 @@ from __future__ import annotations
 import hashlib
 
 from wander.types import Rollout
-from wander.wire import EnvironmentDetail, EnvironmentPage, Leaderboard, RolloutPage, RunDetail, Whoami
+from wander.wire import EnvironmentDetail, EnvironmentPage, Leaderboard, RolloutPage, RunDetail
+from wander.wire.changes import Whoami
 
 
 async def test_publish_post_rank(hub, wheel_spec, run_of):

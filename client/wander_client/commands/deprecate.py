@@ -34,7 +34,7 @@ def deprecate(
     wander deprecate acme/wordle --archive
     wander deprecate acme/wordle --undo
     """
-    from wander.wire import NewStatus
+    from wander.wire.changes import NewStatus
 
     from wander_client import administration
     from wander_client.packaging.resolve import parse_name

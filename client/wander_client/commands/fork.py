@@ -23,7 +23,7 @@ def fork(
     wander fork acme/wordle
     wander fork acme/wordle@0.2.0 --owner lab
     """
-    from wander.wire import NewPlace
+    from wander.wire.changes import NewPlace
 
     from wander_client import administration
     from wander_client.packaging.resolve import parse_name

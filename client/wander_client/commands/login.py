@@ -14,7 +14,7 @@ from wander_client.errors import ClientError, NotFound, UsageError
 from wander_client.invocation import current
 
 if TYPE_CHECKING:
-    from wander.wire import Whoami
+    from wander.wire.changes import Whoami
 
 app = command_app()
 

@@ -11,7 +11,8 @@ from wander_client.errors import UsageError
 from wander_client.invocation import current
 
 if TYPE_CHECKING:
-    from wander.wire import EnvironmentDetail, Member, Role
+    from wander.wire import EnvironmentDetail, Role
+    from wander.wire.changes import Member
 
 app = command_app(
     help="""Roles, transfer, renaming and visibility.
@@ -138,7 +139,7 @@ def visibility(
 
 
 def _move(environment: str, *, owner: str | None, name: str | None) -> None:
-    from wander.wire import NewPlace
+    from wander.wire.changes import NewPlace
 
     from wander_client import administration
     from wander_client.packaging.resolve import parse_name

@@ -45,7 +45,8 @@ def new(
     pip and uv take it as a password: https://__token__:TOKEN@HUB/OWNER/simple/
     """
     from pydantic import ValidationError
-    from wander.wire import TOKEN_SCOPES, NewToken
+    from wander.wire import TOKEN_SCOPES
+    from wander.wire.changes import NewToken
 
     from wander_client import administration
 

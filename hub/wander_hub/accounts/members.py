@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from sqlalchemy.orm import Session
-from wander.wire import CreatedToken, Member, NewToken, Role, TokenInfo
+from wander.wire import Role, TokenInfo
+from wander.wire.changes import CreatedToken, Member, NewToken
 
 from wander_hub import names
 from wander_hub.accounts import repository, rights, service

@@ -5,16 +5,8 @@ from __future__ import annotations
 from typing import Annotated
 
 from fastapi import APIRouter, Path
-from wander.wire import (
-    CreatedToken,
-    MemberList,
-    NewRole,
-    NewToken,
-    OwnerSettings,
-    TokenInfo,
-    TokenList,
-    Whoami,
-)
+from wander.wire import TokenInfo
+from wander.wire.changes import CreatedToken, MemberList, NewRole, NewToken, OwnerSettings, TokenList, Whoami
 
 from wander_hub.accounts import members
 from wander_hub.boundary import Caller, Manager, ReadSession, WriteSession

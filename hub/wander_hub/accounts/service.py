@@ -7,7 +7,8 @@ from dataclasses import replace
 from datetime import timedelta
 
 from sqlalchemy.orm import Session
-from wander.wire import CreatedToken, Role, TokenInfo
+from wander.wire import Role, TokenInfo
+from wander.wire.changes import CreatedToken
 
 from wander_hub import names, security
 from wander_hub.accounts import repository

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 
 from sqlalchemy.orm import Session
-from wander.wire import NewPlace, NewStatus
+from wander.wire.changes import NewPlace, NewStatus
 
 from wander_hub import names
 from wander_hub.accounts import repository as accounts

@@ -7,14 +7,8 @@ from typing import Annotated
 from fastapi import APIRouter, Query
 from sqlalchemy.orm import Session
 from starlette.responses import Response
-from wander.wire import (
-    EnvironmentDetail,
-    NewPlace,
-    NewStatus,
-    NewVisibility,
-    Reason,
-    VersionDetail,
-)
+from wander.wire import EnvironmentDetail, VersionDetail
+from wander.wire.changes import NewPlace, NewStatus, NewVisibility, Reason
 
 from wander_hub import objects
 from wander_hub.boundary import (
