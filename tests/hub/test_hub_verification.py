@@ -8,8 +8,10 @@ import pytest
 from wander.types import EnvironmentInfo
 from wander.verification import Divergence, ReplayReport, VerifiedWith
 from wander.wire import EnvironmentPin, Platform
-from wander_hub.jobs import JobWorker, TableQueue
+from wander_hub import __version__
+from wander_hub.jobs import JobContext, JobWorker, TableQueue
 from wander_hub.verification import service
+from wander_hub.verification.replaying import Replayer
 
 RUN = "01JRUN0000000000000000000A"
 
@@ -107,6 +109,12 @@ async def test_one_rollout_that_differs_takes_the_level_away_and_the_board_follo
         ("complete", {}, "replayed"),
         ("replayed", {}, "replayed"),
         ("claimed", {}, "claimed"),
+        ("rerun", {}, "rerun"),
+        ("complete", {"method": "rescore"}, "rescored"),
+        ("replayed", {"method": "rescore"}, "replayed"),
+        ("claimed", {"method": "rescore"}, "claimed"),
+        ("complete", {"method": "rescore", "same": 5, "unscored": 1}, "complete"),
+        ("rescored", {"method": "rescore", "same": 5, "differing": 1}, "claimed"),
         ("complete", {"sampled": True, "replayed": 2, "same": 2}, "complete"),
         ("replayed", {"sampled": True, "replayed": 2, "same": 2}, "replayed"),
         ("replayed", {"sampled": True, "replayed": 2, "same": 1, "differing": 1}, "claimed"),
@@ -166,3 +174,59 @@ async def test_verifications_of_private_runs_are_seen_by_those_who_see_the_run(h
     play(hub, report())
     detail = await hub.get(f"/api/v1/runs/{run}", headers=hub.auth("alice"))
     assert detail.json()["level"] == "replayed"
+
+
+async def test_every_divergence_is_listed_page_by_page(hub, run):
+    wrong = [
+        Divergence(example_id=str(n), index=0, part="completion", message=3, difference=f"message 3 is `{n}`")
+        for n in range(250)
+    ]
+    play(hub, report(same=0, differing=6, divergences=wrong))
+    (found,) = await listed(hub)
+    assert len(found["report"]["divergences"]) == service.SHOWN_DIVERGENCES
+    assert found["gave"] == "claimed"
+    path = f"/api/v1/verifications/{found['id']}/divergences"
+    page = (await hub.get(f"{path}?offset=240&limit=100")).json()
+    assert (page["total"], page["offset"], len(page["data"])) == (250, 240, 10)
+    assert page["data"][0] == wrong[240].model_dump()
+    assert (await hub.get(f"{path}?limit=5000")).status_code == 422
+    assert (await hub.get("/api/v1/verifications/4711/divergences")).status_code == 404
+
+
+async def test_levels_are_asked_for_one_by_one_and_rescoring_gives_its_own(hub, run):
+    (first,) = await listed(hub)
+    assert (first["level"], first["gave"]) == ("highest", None)
+    asked = await hub.client.post(
+        f"/api/v1/runs/{run}/verifications", json={"level": "rescored"}, headers=hub.auth("bob")
+    )
+    assert (asked.status_code, asked.json()["level"]) == (201, "rescored")
+    play(hub, report(method="rescore"))
+    detail = (await hub.get(f"/api/v1/runs/{run}")).json()
+    assert (detail["level"], detail["level_reason"]) == (
+        "rescored",
+        "the hub scored the transcripts of all 6 rollouts again: the same rewards",
+    )
+    newest = (await listed(hub))[0]
+    assert (newest["gave"], newest["made_with"]["hub"]) == ("rescored", __version__)
+    play(hub, report())
+    assert (await hub.get(f"/api/v1/runs/{run}")).json()["level"] == "replayed"
+
+
+async def test_a_sample_is_drawn_by_nothing_that_can_be_foreseen(hub, run, monkeypatch):
+    commands: list[list[str]] = []
+
+    def answer(self: Replayer, context: JobContext, words: list[str], secret: str) -> dict[str, Any]:
+        commands.append(words)
+        found = report(sampled=True, replayed=2, same=2, sample_seed=int(words[words.index("--seed") + 1]))
+        data = found.model_dump(mode="json")
+        return {"level": found.level, **data, "made_with": made_with().model_dump(mode="json")}
+
+    monkeypatch.setattr(Replayer, "_answer", answer)
+    replayer = Replayer(hub.database, "http://hub", hub.settings.data, sandbox=False, seconds=60)
+    for user in ("alice", "bob"):
+        assert (await ask(hub, user=user, sample=2)).status_code == 201
+        JobWorker(TableQueue(hub.database), {service.KIND: replayer}, "test").run_one()
+    seeds = [words[words.index("--seed") + 1] for words in commands if "--seed" in words]
+    assert len(set(seeds)) == 2
+    told = [one["report"]["sample_seed"] for one in await listed(hub) if one["sample"]]
+    assert sorted(map(str, told)) == sorted(seeds), "the seed is public once the sample was looked at"

@@ -156,7 +156,9 @@ def _members_of(session: Session, environment: Environment) -> list[Member]:
 def _user(session: Session, name: str) -> User:
     found = repository.user_named(session, names.normalise_owner(name))
     if found is None:
-        raise HubProblem(404, "user_not_found", f"there is no user `{name[:80]}`")
+        known = names.normalise_owner(name)[:80]
+        hint = f"whoever runs the hub adds users: `wander-hub user add {known}`"
+        raise HubProblem(404, "user_not_found", f"there is no user `{name[:80]}`", hint=hint)
     return found
 
 

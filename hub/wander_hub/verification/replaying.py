@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import queue
+import secrets
 import signal
 import subprocess
 import sys
@@ -62,10 +63,11 @@ class Replayer:
         """Play a run again; return what keeps the report."""
         payload = context.lease.payload
         words = ["replay", str(payload["run_id"]), "--json", "--stream"]
+        words += ["--level", str(payload.get("level", "highest"))]
         words.append("--sandbox" if self._sandbox else "--no-sandbox")
         if payload.get("sample") is not None:
-            # A sample that nobody can foresee: the job's own number draws it, attempts included.
-            words += ["--sample", str(payload["sample"]), "--seed", str(context.lease.job_id)]
+            # Drawn now and stored with the report alone: nobody can know before which rollouts are looked at.
+            words += ["--sample", str(payload["sample"]), "--seed", str(secrets.randbits(62))]
         with self._reading_token() as secret:
             data = self._answer(context, words, secret)
         try:

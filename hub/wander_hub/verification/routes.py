@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from fastapi import APIRouter, Path, Request
+from fastapi import APIRouter, Path, Query, Request
 from fastapi.encoders import jsonable_encoder
 from starlette.responses import JSONResponse, Response
-from wander.verification import VerificationInfo, VerificationList, VerificationRequest
+from wander.verification import DivergencePage, VerificationInfo, VerificationList, VerificationRequest
 
 from wander_hub.boundary import HubDatabase, HubSettings, Poster, ReadSession, WriteSession, wake_jobs
 from wander_hub.jobs import JobQueue
@@ -31,7 +31,10 @@ def list_verifications(session: ReadSession, run_id: RunId) -> VerificationList:
     status_code=201,
     response_model=VerificationInfo,
     responses={
-        200: {"model": VerificationInfo, "description": "One of the same size waits or runs already"},
+        200: {
+            "model": VerificationInfo,
+            "description": "One of the same size and level waits or runs already",
+        },
         **documented(401, 403, 404, 422, 429, 503),
     },
 )
@@ -43,10 +46,14 @@ def request_verification(
     run_id: RunId,
     body: VerificationRequest,
 ) -> Response:
-    """Have the hub play a run again from its record, in a sandbox, and compare every rollout."""
+    """Have the hub play a run again from its record, in a sandbox, and compare every rollout.
+
+    Of a sample the hub draws the rollouts when it begins, so that nobody knows before which ones; the
+    report then tells the seed.
+    """
     queue: JobQueue = request.app.state.jobs
     found, created = database.committed(
-        lambda session: service.request(session, queue, settings, run_id, caller, body.sample), caller
+        lambda session: service.request(session, queue, settings, run_id, caller, body), caller
     )
     wake_jobs(request)
     return JSONResponse(jsonable_encoder(found), 201 if created else 200)
@@ -56,6 +63,19 @@ def request_verification(
 def get_verification(session: ReadSession, number: Number) -> VerificationInfo:
     """Show one verification: how far it is, or what came out."""
     return service.info_of(service.find(session, number))
+
+
+@router.get(
+    "/verifications/{number}/divergences", response_model=DivergencePage, responses=documented(404, 422)
+)
+def list_divergences(
+    session: ReadSession,
+    number: Number,
+    offset: Annotated[int, Query(ge=0, le=2**31)] = 0,
+    limit: Annotated[int, Query(ge=1, le=1000)] = 100,
+) -> DivergencePage:
+    """List the rollouts that came out otherwise, each with what differs first."""
+    return service.divergence_page(session, number, offset, limit)
 
 
 @router.delete(

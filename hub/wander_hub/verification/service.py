@@ -3,9 +3,18 @@
 from __future__ import annotations
 
 from sqlalchemy.orm import Session
-from wander.verification import ReplayReport, VerificationInfo, VerificationList, VerifiedWith
+from wander.verification import (
+    Divergence,
+    DivergencePage,
+    ReplayReport,
+    VerificationInfo,
+    VerificationList,
+    VerificationRequest,
+    VerifiedWith,
+)
 from wander.wire import VerificationLevel
 
+from wander_hub import __version__
 from wander_hub.accounts import rights
 from wander_hub.accounts.schemas import Identity
 from wander_hub.database import now
@@ -19,15 +28,21 @@ from wander_hub.verification.models import Verification
 
 KIND = "replay"
 """Of the jobs that play a run again."""
-_OPEN = ("queued", "running")
+SHOWN_DIVERGENCES = 100
+"""How many stand in the report itself; a page of its own has all."""
 
 
 def request(
-    session: Session, queue: JobQueue, settings: Settings, run_id: str, caller: Identity, sample: int | None
+    session: Session,
+    queue: JobQueue,
+    settings: Settings,
+    run_id: str,
+    caller: Identity,
+    wanted: VerificationRequest,
 ) -> tuple[VerificationInfo, bool]:
     """Ask for a run to be played again; returns the verification and whether it is a new one.
 
-    While one of the same size waits or runs, that one is returned.
+    While one of the same size and level waits or runs, that one is returned.
     """
     run = runs.find(session, run_id)
     if not rights.may(caller, "results", run.environment):
@@ -41,9 +56,9 @@ def request(
         )
     if (why := unplayable(run)) is not None:
         raise HubProblem(422, "not_replayable", f"`{run_id}` cannot be played again: {why}")
-    for one in repository.of_run(session, run_id):
-        if one.job.state in _OPEN and one.sample == sample:
-            return info_of(one), False
+    under_way = repository.open_of_run(session, run_id, wanted.sample, wanted.level)
+    if under_way is not None:
+        return info_of(under_way), False
     if repository.waiting_of(session, caller.user_id) >= settings.max_waiting_verifications:
         raise HubProblem(
             429,
@@ -51,7 +66,7 @@ def request(
             f"{settings.max_waiting_verifications} verifications of yours wait already",
             hint="wait for one of them, or call one off",
         )
-    return info_of(_submit(session, queue, run, sample, caller.user_id, priority=1)), True
+    return info_of(_submit(session, queue, run, wanted, caller.user_id, priority=1)), True
 
 
 def request_after_post(session: Session, queue: JobQueue, run_id: str) -> bool:
@@ -60,7 +75,7 @@ def request_after_post(session: Session, queue: JobQueue, run_id: str) -> bool:
     # Whether the environment is deterministic is not asked here: the manifest may say what it likes.
     if run.level != "complete" or unplayable(run) is not None:
         return False
-    _submit(session, queue, run, None, None, priority=0)
+    _submit(session, queue, run, VerificationRequest(), None, priority=0)
     return True
 
 
@@ -77,30 +92,52 @@ def unplayable(run: Run) -> str | None:
 
 
 def _submit(
-    session: Session, queue: JobQueue, run: Run, sample: int | None, user_id: int | None, *, priority: int
+    session: Session,
+    queue: JobQueue,
+    run: Run,
+    wanted: VerificationRequest,
+    user_id: int | None,
+    *,
+    priority: int,
 ) -> Verification:
-    number = len(repository.of_run(session, run.run_id)) + 1
+    number = repository.count_of_run(session, run.run_id) + 1
     job_id = queue.submit(
         session,
         KIND,
         f"{KIND} {run.run_id} {number}",
-        {"run_id": run.run_id, "sample": sample},
+        {"run_id": run.run_id, **wanted.model_dump()},
         priority=priority,
         created_by=user_id,
     )
-    session.add(
-        Verification(
-            run_id=run.run_id, job_id=job_id, sample=sample, requested_by_id=user_id, created_at=now()
-        )
+    added = Verification(
+        run_id=run.run_id,
+        job_id=job_id,
+        sample=wanted.sample,
+        level=wanted.level,
+        requested_by_id=user_id,
+        created_at=now(),
     )
+    session.add(added)
     session.flush()
-    return repository.of_run(session, run.run_id)[0]
+    return find(session, added.id)
 
 
 def listing(session: Session, run_id: str) -> VerificationList:
     """Return every verification of a run, the newest first."""
     runs.find(session, run_id)
     return VerificationList(data=[info_of(one) for one in repository.of_run(session, run_id)])
+
+
+def divergence_page(session: Session, number: int, offset: int, limit: int) -> DivergencePage:
+    """Return a page of the rollouts that came out otherwise."""
+    found = find(session, number)
+    rows = repository.divergences_of(session, number, offset, limit)
+    return DivergencePage(
+        data=[Divergence(**{name: getattr(row, name) for name in Divergence.model_fields}) for row in rows],
+        total=repository.count_divergences(session, number),
+        differing=found.report["differing"] if found.report else 0,
+        offset=offset,
+    )
 
 
 def find(session: Session, number: int) -> Verification:
@@ -125,10 +162,15 @@ def cancel(session: Session, queue: JobQueue, number: int, caller: Identity) -> 
 def keep(session: Session, job_id: int, report: ReplayReport, made_with: VerifiedWith | None) -> None:
     """Keep what a replay came to, and give the run the level that it supports."""
     found = session.query(Verification).filter_by(job_id=job_id).one()
-    found.report = report.model_dump(mode="json")
-    found.made_with = made_with.model_dump(mode="json") if made_with is not None else None
+    repository.add_divergences(session, found.id, report.divergences)
+    shown = report.model_copy(update={"divergences": report.divergences[:SHOWN_DIVERGENCES]})
+    found.report = shown.model_dump(mode="json")
+    if made_with is not None:
+        by_this_hub = made_with.model_copy(update={"hub": __version__})
+        found.made_with = by_this_hub.model_dump(mode="json")
     run = runs.find(session, found.run_id)
     run.level, run.level_reason = level_after(run.level, run.level_reason, report)
+    found.gave = run.level
     session.flush()
     runs.refresh_listing(session, run.environment)
 
@@ -136,21 +178,30 @@ def keep(session: Session, job_id: int, report: ReplayReport, made_with: Verifie
 def level_after(level: VerificationLevel, reason: str, report: ReplayReport) -> tuple[VerificationLevel, str]:
     """Return a run's level after a replay, and why.
 
-    Only a replay of every rollout raises it; a single rollout that comes out otherwise takes all evidence
-    away, also when only a sample was played.
+    Only playing, or scoring, every rollout raises it; a single rollout that comes out otherwise takes all
+    evidence away, also when only a sample was looked at.
     """
     if report.contradicted:
         return "claimed", f"the hub could not play it again: {report.refused}"
     if report.refused is not None:
         return level, reason
+    again = "scored them" if report.method == "rescore" else "played them"
     if report.differing:
         found = f"{report.differing} of {report.replayed} rollouts came out otherwise"
-        return "claimed", f"{found} when the hub played them again"
-    if report.level == "replayed" and level in ("complete", "rescored", "replayed"):
+        return "claimed", f"{found} when the hub {again} again"
+    if report.level in ("rescored", "replayed") and level in _BELOW[report.level]:
         count = f"{report.replayed:,} rollouts" if report.replayed > 1 else "rollout"
-        found = f"the hub played all {count} again: the same messages, metrics and rewards"
-        return "replayed", found
+        if report.level == "rescored":
+            return "rescored", f"the hub scored the transcripts of all {count} again: the same rewards"
+        return "replayed", f"the hub played all {count} again: the same messages, metrics and rewards"
     return level, reason
+
+
+_BELOW: dict[str, tuple[VerificationLevel, ...]] = {
+    "rescored": ("complete", "rescored"),
+    "replayed": ("complete", "rescored", "replayed"),
+}
+"""From which levels a report raises a run; what is only claimed stays so."""
 
 
 def info_of(one: Verification) -> VerificationInfo:
@@ -160,6 +211,8 @@ def info_of(one: Verification) -> VerificationInfo:
         run_id=one.run_id,
         state=one.job.state,
         sample=one.sample,
+        level=one.level,
+        gave=one.gave,
         requested_by=one.requested_by.name if one.requested_by else None,
         created_at=one.created_at,
         finished_at=one.job.finished_at,
