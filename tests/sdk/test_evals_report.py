@@ -49,7 +49,7 @@ def test_the_text_says_score_counts_failures_metrics_and_shape() -> None:
     assert "failed    model 1" in text
     assert "max_turns_reached 3" in text
     assert "3,000 read, 15 written" in text
-    assert "exact      0.5000     0.5000       3" in text
+    assert "exact   0.5000  0.5000      3" in text
     assert text.count("#" * 30) == 3
 
 

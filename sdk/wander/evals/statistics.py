@@ -106,7 +106,7 @@ class RunningSummary:
         reward = rollout.reward
         if rollout.failure is not None:
             self._count_failure(rollout.failure.boundary)
-        elif reward is None or not _is_number(reward):
+        elif reward is None or not is_number(reward):
             # Neither a score nor an explanation: somebody's rubric returned no number.
             self._count_failure("rubric")
         else:
@@ -156,7 +156,7 @@ class RunningSummary:
         self._seconds += rollout.seconds
         self._stop_reasons[rollout.stop_reason or "unknown"] += 1
         for name, value in rollout.metrics.items():
-            if _is_number(value):
+            if is_number(value):
                 self._metrics.setdefault(name, Moments()).add(value)
 
     def _example_means(self) -> list[float]:
@@ -298,7 +298,8 @@ def histogram(values: Sequence[float], bins: int = _BINS) -> Histogram:
     return Histogram(edges=[*edges, high], counts=counts)
 
 
-def _is_number(value: float) -> bool:
+def is_number(value: float) -> bool:
+    """Tell whether a value can be averaged: finite, and its square too."""
     return abs(value) <= _LARGEST
 
 
