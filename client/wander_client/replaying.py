@@ -7,8 +7,9 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from wander_client.environments import Location, locate, open_environment
-from wander_client.errors import ClientError, NotFound, UsageError
+from wander_client.environments import Location, installed_location, locate, open_environment
+from wander_client.errors import NotFound, UsageError
+from wander_client.pinned import pinned_installation
 
 if TYPE_CHECKING:
     from wander.sandbox import SandboxPolicy
@@ -17,11 +18,11 @@ if TYPE_CHECKING:
     from wander.wire import EnvironmentPin, RunManifest
 
 
-def pinned_location(pin: EnvironmentPin, *, folder: Path | None = None) -> Location:
+def pinned_location(pin: EnvironmentPin, *, folder: Path | None = None, no_lock: bool = False) -> Location:
     """Return the very environment that a run used, installing it when it is absent.
 
-    `folder` takes the place of what is pinned, for authors who look at what a change does. Raises
-    `ClientError` when the hub's files are others than those of the run.
+    `folder` takes the place of what is pinned, for authors who look at what a change does; `no_lock` leaves
+    the run's lock aside. Raises `ClientError` when the hub's files or lock are others than those of the run.
     """
     if folder is not None:
         return locate(str(folder.expanduser().resolve()))
@@ -33,17 +34,8 @@ def pinned_location(pin: EnvironmentPin, *, folder: Path | None = None) -> Locat
                 code="environment_not_found",
             )
         return locate(pin.path)
-    location = locate(f"{pin.owner}/{pin.name}@{pin.version}")
-    assert location.installed is not None
-    installed = location.installed.record.wheel_sha256
-    if pin.wheel_sha256 is not None and installed != pin.wheel_sha256:
-        raise ClientError(
-            f"`{location.spec}` is another file here than the run used: sha256 {installed[:16]}..., "
-            f"the run's is {pin.wheel_sha256[:16]}...",
-            hint="the run belongs to another hub, or its record was changed",
-            code="other_environment",
-        )
-    return location
+    installed = pinned_installation(pin, no_lock=no_lock)
+    return installed_location(str(installed.name), installed)
 
 
 async def replayed(

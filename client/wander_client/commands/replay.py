@@ -36,6 +36,9 @@ def replay(
     env: Annotated[
         Path | None, typer.Option("--env", help="this folder instead of the pinned environment")
     ] = None,
+    no_lock: Annotated[
+        bool, typer.Option("--no-lock", help="with the packages of now, not those of the run's lock")
+    ] = False,
     concurrency: Annotated[int, typer.Option("-c", "--concurrency", min=1, help="rollouts at once")] = 64,
     in_process: Annotated[bool, typer.Option("--in-process", help="run a folder in this process")] = False,
     stream: Annotated[
@@ -60,7 +63,7 @@ def replay(
 
     output = current().output
     found = find_run(run)
-    location = pinned_location(found.manifest.environment, folder=env)
+    location = pinned_location(found.manifest.environment, folder=env, no_lock=no_lock)
     policy = chosen_policy(sandbox, sandbox_limit)
     require_confined(policy, location, "replay", in_process=in_process)
     total = found.manifest.expected_rollouts

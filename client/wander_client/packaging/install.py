@@ -1,56 +1,38 @@
 """Install an exact version from a hub into a virtual environment of its own.
 
-The hub names one wheel with its digest; `wander-sdk` and `wander-client` come from the hub's own index
-(`/wander/simple/`) when it serves them, everything else from the user's index. The first kind is resolved by
-direct URL: no index can offer another package under those names. What was resolved is locked with hashes
-before anything is installed.
+The hub names one wheel with its digest, and mostly a lock (`wander_client.packaging.lock`): the packages are
+then exactly those of the lock, whenever and wherever it is installed. Without one, or where the lock is left
+aside, they are resolved at the moment: `wander-sdk` and `wander-client` come from the hub's own index when it
+serves them, everything else from the user's index.
 """
 
 from __future__ import annotations
 
 import hashlib
+import json
 import platform
-import shutil
 import sys
-import zipfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from email.parser import BytesParser
 from pathlib import Path
-from typing import Any
 
-from packaging.requirements import InvalidRequirement, Requirement
 from packaging.specifiers import SpecifierSet
 from packaging.tags import sys_tags
-from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel_filename
-from packaging.version import Version
-from wander.wire import EnvironmentDetail, FileInfo, VersionDetail
+from packaging.utils import canonicalize_name, parse_wheel_filename
+from wander.wire import EnvironmentDetail, FileInfo, LockInfo, Unlocked, VersionDetail
 
 from wander_client.api import HubApi
 from wander_client.errors import ClientError, NotFound
-from wander_client.packaging import classic
+from wander_client.packaging.lock import compiled, install_lines, metadata_of, read_lock
+from wander_client.packaging.needs import Needs, Wheel, fetched, needs_of
 from wander_client.packaging.resolve import EnvironmentName
 from wander_client.packaging.store import LOCK, RECORD, EnvironmentStore, Installed, InstalledRecord
 from wander_client.packaging.uv import index_arguments, run_uv
 from wander_client.packaging.virtualenvs import VirtualEnvironments, key_of, staged
 
-HUB_OWNER = "wander"
-"""The owner under which a hub serves the packages it runs with."""
-HUB_PACKAGES = ("wander-sdk", "wander-client")
 _VENV = ("venv", "--quiet", "--relocatable", "--no-project", "--allow-existing")
-
-
-@dataclass(frozen=True)
-class Wheel:
-    """A wheel that the hub lists, downloaded and checked."""
-
-    project: str
-    version: str
-    path: Path
-    url: str
-    sha256: str
 
 
 def exact_version(
@@ -87,49 +69,111 @@ def install(
     name: EnvironmentName,
     *,
     force: bool = False,
+    no_lock: bool | None = None,
     warn: Callable[[str], None] = lambda text: None,
 ) -> tuple[Installed, bool]:
-    """Install what the name means, unless it is there; returns it and whether anything was done."""
+    """Install what the name means, unless it is there; returns it and whether anything was done.
+
+    `no_lock` leaves the version's lock aside, or takes it; None takes what was chosen last for this version,
+    at first the lock.
+    """
     detail = exact_version(hub, name, warn)
     if detail.yanked:
         warn(f"`{name}` was yanked" + (f": {detail.yanked_reason}" if detail.yanked_reason else ""))
     exact = EnvironmentName(detail.owner, detail.name, detail.version)
-    wheel_file = _wheel_file(detail)
+    listed = wheel_file(detail)
     _require_python(detail)
-    place = store.place(exact, wheel_file.sha256)
+    if no_lock is None:
+        last = store.find(exact, hub.url)[-1:]
+        no_lock = bool(last) and last[0].record.unlocked == "chosen"
+    unlocked = _unlocked(detail, no_lock=no_lock)
+    place = store.place(exact, listed.sha256, locked=unlocked != "chosen")
     with store.locked(exact):
-        if (place / RECORD).is_file() and not force:
-            present = [one for one in store.find(exact, hub.url) if one.path == place]
-            if present and present[0].python.exists():
-                store.virtualenvs.mark_used(present[0].record.virtualenv)
-                return present[0], False
-        wheel = _fetch(hub, cache_dir, canonicalize_name(detail.name), wheel_file)
-        needs = _needs(hub, cache_dir, wheel, detail.requires_dist, warn)
+        present = None if force else _present(store, exact, hub.url, place, detail.lock, unlocked)
+        if present is not None:
+            store.choose(present)
+            return present, False
+        wheel = fetched(hub, cache_dir, canonicalize_name(detail.name), listed)
         with staged(place) as work:
-            what = str(exact)
-            lock = _resolve(work, needs, what)
-            with _filled(store.virtualenvs, lock, needs, what, force=force) as virtualenv:
-                record = _record(hub, detail, needs, lock, virtualenv)
+            contents = _contents(hub, cache_dir, detail, wheel, unlocked, warn)
+            with _filled(store.virtualenvs, contents, str(exact), force=force) as virtualenv:
+                record = _record(hub, detail, wheel, contents, virtualenv)
+                (work / LOCK).write_bytes(contents.lock)
                 (work / RECORD).write_text(record.model_dump_json(indent=1), encoding="utf-8")
     return store.installed(place, record), True
 
 
 @dataclass(frozen=True)
-class Needs:
-    """What goes into a virtual environment beside what a package index has."""
+class _Contents:
+    """What goes into a virtual environment, before it is made."""
 
-    own: list[Wheel]
-    """The environment's wheel, then those of the hub's own packages that it needs."""
-    shim: Wheel | None = None
-    """The hub's `verifiers`, where it stands in for upstream's."""
-    overrides: str = ""
-    first: str = ""
-    """A requirement that is resolved before all others."""
+    lock: bytes
+    """As it is kept; it names nothing of this machine."""
+    key: str
+    """Digest of what the virtual environment is known by."""
+    install: str
+    """What uv is given: requirements with digests, or a lock with this machine's paths."""
+    locked: bool
+    unlocked: Unlocked | None = None
 
-    @property
-    def wheels(self) -> list[Wheel]:
-        """Every wheel that lies in this machine's cache."""
-        return [*self.own, *([] if self.shim is None else [self.shim])]
+
+def _unlocked(detail: VersionDetail, *, no_lock: bool) -> Unlocked | None:
+    """Return why a version is installed without its lock, None where it is not."""
+    if detail.lock is None:
+        return "none_published"
+    return "chosen" if no_lock else None
+
+
+def _present(
+    store: EnvironmentStore,
+    exact: EnvironmentName,
+    hub_url: str,
+    place: Path,
+    lock: LockInfo | None,
+    unlocked: Unlocked | None,
+) -> Installed | None:
+    """Return what is installed at a place already, if it is what is wanted and its Python still exists."""
+    wanted = lock.sha256 if lock is not None and unlocked is None else None
+    for one in store.find(exact, hub_url):
+        same = (one.record.lock_sha256, one.record.unlocked) == (wanted, unlocked)
+        if one.path == place and same and one.python.exists():
+            return one
+    return None
+
+
+def _contents(
+    hub: HubApi,
+    cache_dir: Path,
+    detail: VersionDetail,
+    wheel: Wheel,
+    unlocked: Unlocked | None,
+    warn: Callable[[str], None],
+) -> _Contents:
+    """Read the version's lock, or resolve what the wheel needs now."""
+    if detail.lock is not None and unlocked is None:
+        content = _fetched_lock(hub, cache_dir, detail.lock)
+        lines = install_lines(hub, cache_dir, read_lock(content), wheel)
+        key = hashlib.sha256(f"{detail.lock.sha256}\n{wheel.sha256}\n".encode()).hexdigest()
+        return _Contents(content, key, lines, locked=True)
+    needs = needs_of(hub, cache_dir, wheel, detail.requires_dist, warn)
+    return _resolved_now(needs, f"{detail.owner}/{detail.name}@{detail.version}", unlocked)
+
+
+def _resolved_now(needs: Needs, what: str, unlocked: Unlocked | None = None) -> _Contents:
+    here = compiled(needs, what, ["--python", sys.executable])
+    portable = _with_urls(here, needs.wheels).encode()
+    key = hashlib.sha256(portable).hexdigest()
+    return _Contents(portable, key, here, locked=False, unlocked=unlocked)
+
+
+def _fetched_lock(hub: HubApi, cache_dir: Path, lock: LockInfo) -> bytes:
+    """Return a version's lock from the cache, downloading it first when it is not there."""
+    target = cache_dir / "locks" / lock.sha256 / LOCK
+    if target.is_file() and hashlib.sha256(target.read_bytes()).hexdigest() != lock.sha256:
+        target.unlink()
+    if not target.is_file():
+        hub.download(lock.url, target, lock.sha256)
+    return target.read_bytes()
 
 
 def try_out(
@@ -139,26 +183,27 @@ def try_out(
 
     Returns the interpreter and the lock; raises `ClientError`.
     """
-    with zipfile.ZipFile(wheel) as archive:
-        name = next(each for each in archive.namelist() if each.endswith(".dist-info/METADATA"))
-        metadata = BytesParser().parsebytes(archive.read(name))
+    metadata = metadata_of(wheel)
     project = canonicalize_name(str(metadata["Name"]))
     digest = hashlib.sha256(wheel.read_bytes()).hexdigest()
     this = Wheel(project, str(metadata["Version"]), wheel.resolve(), wheel.resolve().as_uri(), digest)
     required = [str(each) for each in metadata.get_all("Requires-Dist") or []]
-    needs = _needs(hub, cache_dir, this, required, warn)
+    needs = needs_of(hub, cache_dir, this, required, warn)
     what = f"{project} {this.version}"
-    lock = _resolve(work, needs, what)
-    with _filled(VirtualEnvironments(work), lock, needs, what) as virtualenv:
+    contents = _resolved_now(needs, what)
+    with _filled(VirtualEnvironments(work), contents, what) as virtualenv:
+        lock = work / LOCK
+        lock.write_bytes(contents.lock)
         return virtualenv / "bin" / "python", lock
 
 
 def _record(
-    hub: HubApi, detail: VersionDetail, needs: Needs, lock: Path, virtualenv: Path
+    hub: HubApi, detail: VersionDetail, wheel: Wheel, contents: _Contents, virtualenv: Path
 ) -> InstalledRecord:
     python = str(virtualenv / "bin" / "python")
     freeze = run_uv(["pip", "list", "--format", "json", "--python", python], doing="listing packages")
-    wheel = needs.own[0]
+    packages = {str(canonicalize_name(each["name"])): str(each["version"]) for each in json.loads(freeze)}
+    listing = "".join(f"{name}=={version}\n" for name, version in sorted(packages.items()))
     return InstalledRecord(
         hub=hub.url,
         owner=detail.owner,
@@ -167,9 +212,11 @@ def _record(
         wheel=wheel.path.name,
         wheel_sha256=wheel.sha256,
         wheel_url=wheel.url,
-        lock_sha256=hashlib.sha256(lock.read_bytes()).hexdigest(),
+        lock_sha256=hashlib.sha256(contents.lock).hexdigest() if contents.locked else None,
+        unlocked=contents.unlocked,
+        packages_sha256=hashlib.sha256(listing.encode()).hexdigest(),
         virtualenv=virtualenv.name,
-        sdk=_sdk_version(freeze, f"{detail.owner}/{detail.name}@{detail.version}"),
+        sdk=_sdk_version(packages, f"{detail.owner}/{detail.name}@{detail.version}"),
         python=platform.python_version(),
         entry_point=detail.entry_point,
         installed_at=datetime.now(UTC),
@@ -178,59 +225,42 @@ def _record(
 
 @contextmanager
 def _filled(
-    virtualenvs: VirtualEnvironments, lock: Path, needs: Needs, what: str, *, force: bool = False
+    virtualenvs: VirtualEnvironments, contents: _Contents, what: str, *, force: bool = False
 ) -> Iterator[Path]:
-    """Yield the virtual environment of a lock, installed where there is none yet.
-
-    The lock then names the hub's URLs in place of this machine's cache, and by that text it is known.
-    """
-    here = lock.read_text(encoding="utf-8")
-    portable = _portable(here, needs.wheels)
+    """Yield the virtual environment of what is to be installed, made where there is none yet."""
 
     def install_into(folder: Path) -> None:
         run_uv(
             [*_VENV, "--python", sys.executable, str(folder)],
             doing="making the virtual environment",
         )
+        source = folder / ("requirements.txt" if contents.locked else LOCK)
+        source.write_text(contents.install, encoding="utf-8")
         python = str(folder / "bin" / "python")
-        run_uv(
-            ["pip", "sync", "--quiet", "--python", python, *index_arguments(), str(lock)],
-            doing=f"installing `{what}`",
-        )
+        hashes = ["--require-hashes"] if contents.locked else []
+        try:
+            run_uv(
+                ["pip", "sync", "--quiet", "--python", python, *hashes, *index_arguments(), str(source)],
+                doing=f"installing `{what}`",
+            )
+        except ClientError as error:
+            if contents.locked and error.code == "uv_failed":
+                error.hint = "the lock names what your package index lacks; `--no-lock` takes what it has"
+            raise
+        source.unlink()
 
-    key = key_of(hashlib.sha256(portable.encode()).hexdigest())
-    with virtualenvs.held(key, install_into, force=force) as virtualenv:
-        lock.write_text(portable, encoding="utf-8")
+    with virtualenvs.held(key_of(contents.key), install_into, force=force) as virtualenv:
         yield virtualenv
 
 
-def _resolve(work: Path, needs: Needs, what: str) -> Path:
-    """Write the lock of the hub's wheels and everything they need."""
-    requirements, overriding = work / "requirements.in", work / "overrides.txt"
-    wanted = [needs.first, *(f"{wheel.project} @ {wheel.path.as_uri()}" for wheel in needs.own)]
-    requirements.write_text("".join(f"{line}\n" for line in wanted if line))
-    overriding.write_text(needs.overrides)
-    lock = work / LOCK
-    run_uv(
-        [
-            "pip", "compile", "--quiet", "--no-header", "--format", "pylock.toml", "--python", sys.executable,
-            *index_arguments(), "--override", str(overriding), str(requirements), "--output-file", str(lock),
-        ],
-        doing=f"resolving the dependencies of `{what}`",
-    )  # fmt: skip
-    requirements.unlink()
-    overriding.unlink()
-    return lock
-
-
-def _portable(lock: str, own: list[Wheel]) -> str:
+def _with_urls(lock: str, wheels: list[Wheel]) -> str:
     """Return a lock that names the hub's URLs instead of this machine's cache."""
-    for wheel in own:
+    for wheel in wheels:
         lock = lock.replace(f'path = "{wheel.path}"', f'url = "{wheel.url}"')
     return lock
 
 
-def _wheel_file(detail: VersionDetail) -> FileInfo:
+def wheel_file(detail: VersionDetail) -> FileInfo:
     """Return the wheel of a version that this Python can install."""
     supported = {tag: rank for rank, tag in enumerate(sys_tags())}
     ranked = []
@@ -260,104 +290,9 @@ def _require_python(detail: VersionDetail) -> None:
         )
 
 
-def _needs(
-    hub: HubApi, cache_dir: Path, wheel: Wheel, requires_dist: list[str], warn: Callable[[str], None]
-) -> Needs:
-    """Return what an environment needs of the hub: always the SDK, and `verifiers` where ours will do."""
-    wanted = _requirements(requires_dist, f"{wheel.project} {wheel.version}")
-    own = [wheel]
-    for project in HUB_PACKAGES:
-        if project != "wander-sdk" and project not in wanted:
-            continue
-        files = hub.index_files(HUB_OWNER, project)
-        if files is None:
-            warn(f"`{hub.url}` does not serve `{project}`: it comes from your package index")
-            continue
-        own.append(_fetch(hub, cache_dir, project, _newest(project, files, wanted.get(project))))
-    if classic.keeps_upstream(wheel.path, requires_dist):
-        return Needs(own, first=classic.upstream_requirement(requires_dist))
-    shim = _classic_package(hub, cache_dir)
-    if shim is None:
-        return Needs(own)
-    return Needs(own, shim, classic.override(shim.path, classic.requirement_of(requires_dist)))
-
-
-def _classic_package(hub: HubApi, cache_dir: Path) -> Wheel | None:
-    """Return the hub's `verifiers`, which stands in for upstream's wherever the classic API will do."""
-    files = hub.index_files(HUB_OWNER, classic.PROJECT)
-    if files is None:
-        return None  # this hub does not serve it
-    return _fetch(hub, cache_dir, classic.PROJECT, _newest(classic.PROJECT, files, None))
-
-
-def _requirements(requires_dist: list[str], what: str) -> dict[str, SpecifierSet]:
-    found: dict[str, SpecifierSet] = {}
-    for text in requires_dist:
-        try:
-            requirement = Requirement(text)
-        except InvalidRequirement as error:
-            raise ClientError(
-                f"`{what}` requires `{text}`, which names nothing",
-                hint="ask its owner to publish a corrected version",
-            ) from error
-        if requirement.marker is None or requirement.marker.evaluate({"extra": ""}):
-            found[canonicalize_name(requirement.name)] = requirement.specifier
-    return found
-
-
-def _newest(project: str, files: list[dict[str, Any]], wanted: SpecifierSet | None) -> FileInfo:
-    """Return the newest wheel of the hub's index page that the specifier allows."""
-    found: list[tuple[Version, dict[str, Any]]] = []
-    for file in files:
-        try:
-            version = parse_wheel_filename(file["filename"])[1]
-        except InvalidWheelFilename:
-            continue
-        if not file.get("yanked") and (wanted is None or wanted.contains(version, prereleases=True)):
-            found.append((version, file))
-    if not found:
-        served = ", ".join(str(file["filename"]) for file in files) or "nothing"
-        raise ClientError(
-            f"the hub serves no `{project}` that fits `{wanted}`",
-            hint="the environment was written for another version of Wander than this hub's",
-            code="incompatible_sdk",
-            detail=f"served: {served}",
-        )
-    _, best = max(found, key=lambda item: item[0])
-    digest = best.get("hashes", {}).get("sha256")
-    if not digest:
-        raise ClientError(f"the hub lists `{best['filename']}` without a digest", code="no_digest")
-    return FileInfo(
-        filename=best["filename"],
-        kind="wheel",
-        size=int(best.get("size") or 0),
-        sha256=digest,
-        url=best["url"],
-        uploaded_at=datetime.now(UTC),
-    )
-
-
-def _fetch(hub: HubApi, cache_dir: Path, project: str, file: FileInfo) -> Wheel:
-    """Return a file of the hub from the cache, downloading it first when it is not there."""
-    try:
-        version = parse_wheel_filename(file.filename)[1]
-    except InvalidWheelFilename as error:
-        raise ClientError(f"the hub lists `{file.filename}`, which is no wheel") from error
-    target = cache_dir / "wheels" / file.sha256 / file.filename
-    if target.is_file() and hashlib.sha256(target.read_bytes()).hexdigest() != file.sha256:
-        shutil.rmtree(target.parent)
-    if not target.is_file():
-        hub.download(file.url, target, file.sha256)
-    url = hub.absolute(file.url)
-    return Wheel(project, str(version), target.resolve(), url, file.sha256)
-
-
-def _sdk_version(listing: str, what: str) -> str:
-    import json
-
-    for package in json.loads(listing):
-        if canonicalize_name(package["name"]) == "wander-sdk":
-            return str(package["version"])
+def _sdk_version(packages: dict[str, str], what: str) -> str:
+    if "wander-sdk" in packages:
+        return packages["wander-sdk"]
     raise ClientError(
         f"`{what}` does not depend on `wander-sdk`",
         hint="ask its owner to add `wander-sdk` to the package's dependencies",

@@ -1,6 +1,6 @@
-"""The virtual environments of this machine: one a lock and Python, built once, complete or not there.
+"""The virtual environments of this machine: one for a lock, wheel and Python, complete or not there.
 
-virtualenvs/<first 16 of the lock's sha256>-py3.11.9/   one of these; its `.used` is as old as its last use
+virtualenvs/<first 16 of a sha256>-py3.11.9/            one of these; its `.used` is as old as its last use
 virtualenvs/.making-*/                                  one that is built; its `.lock` is held meanwhile
 virtualenvs/.locks/                                     who builds or uses which
 
@@ -27,9 +27,9 @@ _YOUNG_SECONDS = 60.0
 """A temporary folder of this age may not have got its lock yet."""
 
 
-def key_of(lock_sha256: str) -> str:
-    """Return the name of the virtual environment that a lock makes under this Python."""
-    return f"{lock_sha256[:16]}-py{platform.python_version()}"
+def key_of(contents_sha256: str) -> str:
+    """Return the name of the virtual environment with these contents under this Python."""
+    return f"{contents_sha256[:16]}-py{platform.python_version()}"
 
 
 @dataclass(frozen=True)

@@ -135,6 +135,7 @@ def differences_in_words(fields: Sequence[str]) -> str:
 _WORDS = (
     ("kind", "the kind of run"),
     ("environment.lock_sha256", "the packages that the environment runs with"),
+    ("environment.packages_sha256", "the packages that the environment runs with"),
     ("environment.arguments", "the environment's arguments"),
     ("environment.info", "what the environment says of itself"),
     ("environment", "the environment or its version"),
@@ -155,11 +156,14 @@ _WORDS = (
 
 def _pins(manifest: RunManifest) -> dict[str, Any]:
     """The part of a manifest that decides its rollouts."""
-    return manifest.model_dump(
+    pins = manifest.model_dump(
         mode="json",
         include={
             "kind": True,
-            "environment": {"owner", "name", "version", "wheel_sha256", "lock_sha256", "arguments", "info"},
+            "environment": {
+                *("owner", "name", "version", "wheel_sha256", "lock_sha256", "packages_sha256"),
+                *("arguments", "info"),
+            },
             "model": {"name", "kind", "revision", "weights_sha256", "chat_template_sha256"},
             "sampling": True,
             "split": True,
@@ -170,6 +174,10 @@ def _pins(manifest: RunManifest) -> dict[str, Any]:
             "training": True,
         },
     )
+    if pins["environment"]["lock_sha256"] is not None:
+        # One lock gives other packages to other platforms, and is one thing all the same.
+        del pins["environment"]["packages_sha256"]
+    return pins
 
 
 def _differences(one: Any, other: Any, place: str = "") -> list[str]:
