@@ -29,7 +29,7 @@ EXIT_CODES: dict[int, str] = {
     FAILED: "the thing asked about failed: a check found faults, a score is below --fail-under",
     USAGE: "wrong usage: unknown option, bad value, a question that nobody can answer here",
     NOT_FOUND: "not found: environment, version, run, model or file",
-    LOGIN: "login needed, or the hub refused the token",
+    LOGIN: "login needed, or the hub, endpoint or worker refused the token",
     UNAVAILABLE: "network or server trouble; a retry may help",
     PARTIAL: "partial: some rollouts failed, the results are kept",
     INTERRUPTED: "interrupted; what was kept is printed",

@@ -65,6 +65,8 @@ def _from_sdk(error: BaseException) -> ClientError | None:
 
     kinds: list[tuple[type[Exception], type[ClientError]]] = [
         (sdk.AuthenticationFailed, LoginRequired),
+        (sdk.WorkerRefusedToken, LoginRequired),
+        (sdk.WorkerUnreachable, Unavailable),
         (sdk.ModelError, Unavailable),
         (sdk.ModelNotFound, NotFound),
         (sdk.ConfigError, UsageError),

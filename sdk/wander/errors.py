@@ -2,6 +2,8 @@
 
 WanderError                    has `.hint`: what to do next, as a command where possible
 |- LoadError                   a package or module that gives no usable environment
+|  |- WorkerUnreachable        no worker answers, or it is busy; a later attempt may do better
+|  '- WorkerRefusedToken       a worker on another machine that does not take the token
 |- DatasetError                rows that cannot become examples
 |- ConfigError                 arguments or settings that contradict each other
 |  '- ModelNotFound            a model's name that leads nowhere
@@ -38,6 +40,14 @@ class WanderError(Exception):
 
 class LoadError(WanderError):
     """A package or module that gives no usable environment."""
+
+
+class WorkerUnreachable(LoadError):
+    """No worker answers at an address, or it is busy; a later attempt may do better."""
+
+
+class WorkerRefusedToken(LoadError):
+    """A worker on another machine that does not take the token."""
 
 
 class DatasetError(WanderError):

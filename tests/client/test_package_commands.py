@@ -13,7 +13,7 @@ from command_line import ENVIRONMENT, HubRoom, Wander, make_wheel
 from packaging.specifiers import SpecifierSet
 from wander.wire import FileInfo, VersionDetail
 from wander_client.errors import ClientError, NotFound, UsageError
-from wander_client.packaging import install, needs, publish
+from wander_client.packaging import install, publish
 from wander_client.packaging.publish import BuiltPackage, Distribution
 from wander_client.packaging.resolve import EnvironmentName
 from wander_client.packaging.scaffold import package_name
@@ -112,12 +112,12 @@ def detail(*filenames: str, requires_python: str | None = None) -> VersionDetail
 
 def test_a_wheel_for_this_machine_is_chosen() -> None:
     tag = f"cp{sys.version_info.major}{sys.version_info.minor}"
-    found = install.wheel_file(
+    found = install._wheel_file(
         detail("b-1.0-cp27-cp27m-win32.whl", "b-1.0-py3-none-any.whl", f"b-1.0-{tag}-none-any.whl")
     )
     assert found.filename == f"b-1.0-{tag}-none-any.whl"
     with pytest.raises(NotFound, match="no wheel for this machine"):
-        install.wheel_file(detail("b-1.0-cp27-cp27m-win32.whl"))
+        install._wheel_file(detail("b-1.0-cp27-cp27m-win32.whl"))
 
 
 def test_another_python_is_told_of_before_anything_is_downloaded() -> None:
@@ -126,12 +126,12 @@ def test_another_python_is_told_of_before_anything_is_downloaded() -> None:
 
 
 def test_the_requirements_of_this_machine_count() -> None:
-    found = needs.requirements_of(
+    found = install._requirements(
         ["Wander_SDK>=0.1", "x; python_version < '3'", "y; extra == 'dev'", "z==2"], "acme/b 1.0"
     )
     assert {name: str(specifier) for name, specifier in found.items()} == {"wander-sdk": ">=0.1", "z": "==2"}
     with pytest.raises(ClientError, match="names nothing"):
-        needs.requirements_of(["!!"], "acme/b 1.0")
+        install._requirements(["!!"], "acme/b 1.0")
 
 
 def index_file(version: str, **more: object) -> dict[str, object]:
@@ -146,19 +146,21 @@ def test_the_newest_sdk_that_fits_is_taken_from_the_hub() -> None:
         index_file("0.11", yanked=True),
         {"filename": "wander_sdk-0.1.tar.gz"},
     ]
-    assert needs.newest("wander-sdk", files, None).filename == "wander_sdk-0.10-py3-none-any.whl"
-    assert needs.newest("wander-sdk", files, SpecifierSet("<0.5")).filename.startswith("wander_sdk-0.2")
+    assert install._newest("wander-sdk", files, None).filename == "wander_sdk-0.10-py3-none-any.whl"
+    assert install._newest("wander-sdk", files, SpecifierSet("<0.5")).filename.startswith("wander_sdk-0.2")
     with pytest.raises(ClientError, match="serves no `wander-sdk` that fits"):
-        needs.newest("wander-sdk", files, SpecifierSet(">=9"))
+        install._newest("wander-sdk", files, SpecifierSet(">=9"))
     with pytest.raises(ClientError, match="without a digest"):
-        needs.newest("wander-sdk", [index_file("0.2", hashes={})], None)
+        install._newest("wander-sdk", [index_file("0.2", hashes={})], None)
 
 
-def record(version: str, sha256: str = "a" * 64, hub: str = "http://h") -> InstalledRecord:
+def record(
+    version: str, sha256: str = "a" * 64, hub: str = "http://h", virtualenv: str = ""
+) -> InstalledRecord:
     return InstalledRecord(
         hub=hub, owner="acme", name="wordle", version=version, wheel="w.whl", wheel_sha256=sha256,
         wheel_url="http://h/w.whl", lock_sha256="b" * 64, sdk="0.1.0", python="3.11",
-        installed_at=datetime.now(UTC),
+        virtualenv=virtualenv, installed_at=datetime.now(UTC),
     )  # fmt: skip
 
 
@@ -216,9 +218,31 @@ def test_list_and_uninstall_show_and_remove_what_is_installed(wander: Wander, ho
     assert wander("list").out.startswith("environment\t")
 
 
-def test_a_damaged_record_is_named(wander: Wander, home: Path) -> None:
-    place = put(EnvironmentStore(home / "data"), "1.0")
+def test_a_damaged_record_is_named_and_the_others_are_listed(wander: Wander, home: Path) -> None:
+    store = EnvironmentStore(home / "data")
+    put(store, "1.0")
+    place = put(store, "1.1")
     (place / RECORD).write_text("{")
-    result = wander("list", "--json")
-    assert (result.status, result.json["error"]["code"]) == (1, "damaged")
-    assert str(place) in result.json["error"]["hint"]
+    for command in (("list",), ("cache", "list"), ("cache", "prune", "--dry-run")):
+        result = wander(*command, "--json")
+        assert result.status == 0
+        (warning,) = result.json["warnings"]
+        assert f"`{place / RECORD}` is no record" in warning
+        assert f"remove the folder `{place}`" in warning
+    assert [one["version"] for one in wander("list", "--json").data] == ["1.0"]
+    assert wander("uninstall", "acme/wordle").out == "uninstalled acme/wordle@1.0\n"
+    with pytest.raises(ClientError, match="is no record"):
+        store.all()  # whoever has nobody to warn is not left in the dark
+
+
+def test_what_is_installed_runs_while_its_hub_is_out_of_reach(wander: Wander, home: Path) -> None:
+    store = EnvironmentStore(home / "data")
+    put(store, "1.0", hub="http://hub.example", virtualenv="some")
+    python = store.virtualenvs.root / "some" / "bin" / "python"
+    python.parent.mkdir(parents=True)
+    python.symlink_to(sys.executable)
+    for hub in ("http://hub.example", "http://127.0.0.1:9"):
+        played = wander("eval", "acme/wordle@1.0", "-m", "scripted:nothing", "--hub", hub)
+        assert "cannot reach" not in played.err.partition("error:")[2]
+        used = "using the installed acme/wordle@1.0 of http://hub.example\n"
+        assert (used in played.err) is (hub != "http://hub.example")

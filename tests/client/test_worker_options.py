@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -71,7 +72,7 @@ def test_workers_on_another_machine(wander: Wander, folder: Path, home: Path) ->
     assert mistaken.status != 0
     assert f"this worker serves the folder `{folder.name}`, not `another`" in mistaken.err
     for answer in (refused, unknown):
-        assert answer.status != 0
+        assert answer.status == 4
         assert "refused the token" in answer.err
         assert "--worker-token-file" in answer.err
 
@@ -122,3 +123,12 @@ def test_an_open_address_needs_a_token(folder: Path) -> None:
     )  # fmt: skip
     assert done.returncode == 2
     assert "needs a token" in done.stderr
+
+
+def test_a_worker_that_does_not_answer_is_network_trouble(wander: Wander, folder: Path) -> None:
+    with socket.socket() as taken:  # bound and not listening: nobody answers here
+        taken.bind(("127.0.0.1", 0))
+        address = f"tcp://127.0.0.1:{taken.getsockname()[1]}"
+        answer = wander("eval", str(folder), *SOLVER, "-n", "2", "--worker", address, "--json")
+    assert (answer.status, answer.json["error"]["retryable"]) == (5, True)
+    assert f"no worker answers at `{address}`" in answer.json["error"]["message"]

@@ -30,11 +30,11 @@ from wander.evals.runner import EvaluationPlan, evaluate
 from wander.handle import EnvironmentHandle
 from wander.loading import load_path
 from wander.wire import EnvironmentPin
-from wander.worker import link as worker_link
 from wander.worker import process as worker_process
 from wander.worker import session as worker_session
 from wander.worker.host import WorkerEnvironment
 from wander.worker.protocol import PROTOCOL, Cancel, Close, Hello, to_host, to_worker
+from wander.worker.socket_folder import SocketFolder
 
 BODY = """
 import asyncio, os, signal, subprocess, sys, threading, time
@@ -548,13 +548,14 @@ async def test_the_socket_is_for_this_user_only_and_goes_away(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made: list[Path] = []
-    short_folder: Callable[[], Path] = worker_link._short_folder
+    make: Callable[[], SocketFolder] = SocketFolder.make
 
-    def spy() -> Path:
-        made.append(short_folder())
-        return made[-1]
+    def spy() -> SocketFolder:
+        folder = make()
+        made.append(folder.path)
+        return folder
 
-    monkeypatch.setattr(worker_link, "_short_folder", spy)
+    monkeypatch.setattr(SocketFolder, "make", spy)
     async with worker(tmp_path):
         (folder,) = made
         assert stat.S_IMODE(folder.stat().st_mode) == 0o700
@@ -568,9 +569,9 @@ def test_a_long_temporary_folder_does_not_break_the_socket(
     deep = tmp_path / ("d" * 120)
     deep.mkdir()
     monkeypatch.setattr("tempfile.tempdir", str(deep))
-    folder = worker_link._short_folder()
-    folder.rmdir()
-    assert len(str(folder)) < 100
+    folder = SocketFolder.make()
+    folder.close()
+    assert len(str(folder.path)) < 100
     assert list(deep.iterdir()) == []
 
 

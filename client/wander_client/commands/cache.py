@@ -32,7 +32,7 @@ def list_cached() -> None:
     from wander_client.packaging.store import EnvironmentStore
 
     here = current()
-    found = cached_in(EnvironmentStore(here.settings.data_dir))
+    found = cached_in(EnvironmentStore(here.settings.data_dir, here.output.warn))
     if not found and here.output.human:
         here.output.note("nothing is installed")
         here.output.next("wander search")
@@ -71,7 +71,7 @@ def prune(
     from wander_client.packaging.store import EnvironmentStore
 
     here = current()
-    store = EnvironmentStore(here.settings.data_dir)
+    store = EnvironmentStore(here.settings.data_dir, here.output.warn)
     age = None if unused_for is None else timedelta(days=unused_for)
     chosen = cached.prunable(cached.cached_in(store), age, datetime.now(UTC))
     gone = chosen if dry_run else cached.prune(store, chosen)
@@ -99,7 +99,7 @@ def directory() -> None:
     from wander_client.packaging.store import EnvironmentStore
 
     here = current()
-    place = EnvironmentStore(here.settings.data_dir).virtualenvs.root
+    place = EnvironmentStore(here.settings.data_dir, here.output.warn).virtualenvs.root
     here.output.answer({"path": str(place)}, str(place))
 
 

@@ -38,7 +38,7 @@ def info(
     with here.hub() as hub:
         detail = hub.environment(name.owner, name.name)
         version = hub.version(name.owner, name.name, name.version) if name.version else detail.latest
-    local = EnvironmentStore(here.settings.data_dir).find(name, here.settings.hub)
+    local = EnvironmentStore(here.settings.data_dir, here.output.warn).find(name, here.settings.hub)
     data = {
         **detail.model_dump(mode="json"),
         "version": version.model_dump(mode="json"),

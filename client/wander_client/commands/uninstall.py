@@ -29,7 +29,7 @@ def uninstall(
 
     here = current()
     name = parse_name(environment)
-    store = EnvironmentStore(here.settings.data_dir)
+    store = EnvironmentStore(here.settings.data_dir, here.output.warn)
     found = [
         one
         for one in store.all()

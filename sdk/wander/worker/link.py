@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import secrets
-import shutil
-import tempfile
+import sys
 from collections.abc import Callable, Coroutine, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,6 +21,7 @@ from wander.worker.leftovers import MARK, end_marked
 from wander.worker.process import WorkerProcess
 from wander.worker.protocol import LastWords, Load
 from wander.worker.running import RUNNING, read_note
+from wander.worker.socket_folder import SocketFolder
 
 if TYPE_CHECKING:
     from wander.sandbox.worker import Sandbox
@@ -28,8 +29,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-_SOCKET_LIMIT = 100
-"""Longest path of a Unix socket that macOS takes is 104 bytes."""
+_NO_PYTHON = (errno.ENOENT, errno.ENOTDIR, errno.EACCES, errno.ENOEXEC)
+"""What the system answers where an interpreter is missing or damaged."""
 
 
 @dataclass(frozen=True)
@@ -57,11 +58,11 @@ class LocalLink:
     aside: Callable[[str], None] | None = None
     """Takes text frames: a worker that is started here sends none."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: SocketFolder) -> None:
         self._folder = folder
-        self._path = folder / "s"
+        self._path = folder.path / "s"
         self._mark = secrets.token_hex(8)
-        self._server: Server
+        self._server: Server | None = None
         self._connected: asyncio.Future[ServerConnection] = asyncio.get_running_loop().create_future()
         self._done = asyncio.Event()
         self.process: WorkerProcess
@@ -69,7 +70,7 @@ class LocalLink:
     @classmethod
     async def open(cls, options: WorkerOptions) -> LocalLink:
         """Start a worker that will connect; raises `LoadError` when its interpreter does not start."""
-        link = cls(_short_folder())
+        link = cls(SocketFolder.make())
         try:
             # A socket that is handed to the worker is connected before the worker is there to greet, and
             # `startup_timeout` bounds the whole start.
@@ -87,9 +88,10 @@ class LocalLink:
         except BaseException as error:
             await link.close()
             if isinstance(error, OSError):
+                hint = "install the environment again: its virtual environment is incomplete"
                 raise LoadError(
-                    f"cannot start `{options.python}`: {error.strerror}",
-                    hint="install the environment again: its virtual environment is incomplete",
+                    f"cannot start `{options.python or sys.executable}`: {error.strerror}",
+                    hint=hint if error.errno in _NO_PYTHON else None,
                 ) from error
             raise
         return link
@@ -107,7 +109,7 @@ class LocalLink:
         note = self.process.note()
         if note is None:
             try:
-                note = (self._folder / RUNNING).read_bytes()
+                note = (self._folder.path / RUNNING).read_bytes()
             except OSError:
                 return None
         play, words = read_note(note)
@@ -118,13 +120,14 @@ class LocalLink:
     async def disconnect(self) -> None:
         """Close the connection: the worker then tears its environment down and ends."""
         self._done.set()
-        self._server.close()
-        await self._server.wait_closed()
+        if self._server is not None:  # none, where it could not even be opened
+            self._server.close()
+            await self._server.wait_closed()
 
     async def close(self) -> None:
         """Close the connection, remove the socket, and end what the worker's process has left."""
         await self.disconnect()
-        shutil.rmtree(self._folder, ignore_errors=True)
+        self._folder.close()
         end_marked(self._mark)
 
     async def _accept(self, connection: ServerConnection) -> None:
@@ -132,15 +135,6 @@ class LocalLink:
             return  # one worker only
         self._connected.set_result(connection)
         await self._done.wait()
-
-
-def _short_folder() -> Path:
-    """Make a folder of mode 0700 whose path leaves room for a socket; macOS has long temporary paths."""
-    folder = Path(tempfile.mkdtemp(prefix="wander-"))
-    if len(str(folder / "s")) > _SOCKET_LIMIT:
-        folder.rmdir()
-        folder = Path(tempfile.mkdtemp(prefix="wander-", dir="/tmp"))
-    return folder
 
 
 async def until_ended(process: WorkerProcess, reading: Coroutine[Any, Any, None]) -> None:

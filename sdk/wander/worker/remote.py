@@ -9,7 +9,7 @@ from websockets.asyncio.client import ClientConnection, connect
 from websockets.asyncio.connection import Connection
 from websockets.exceptions import InvalidHandshake, InvalidStatus
 
-from wander.errors import LoadError
+from wander.errors import LoadError, WorkerRefusedToken, WorkerUnreachable
 from wander.worker.address import WorkerAddress
 from wander.worker.channel import FRAME, OPTIONS
 from wander.worker.heartbeat import PING_SECONDS, SILENT_PINGS, heartbeat, keep_alive
@@ -88,7 +88,8 @@ class RemoteLink:
     async def open(
         cls, address: WorkerAddress, *, message_limit: int, seconds: float, answer: AnswerCall | None = None
     ) -> RemoteLink:
-        """Connect; raises `LoadError` where no worker answers, or not to this token.
+        """Connect; raises `WorkerUnreachable` where no worker answers, `WorkerRefusedToken` where it
+        does not take this one, and another `LoadError` where something else answers.
 
         `answer` is asked by OpenAI clients of the worker's code.
         """
@@ -109,7 +110,9 @@ class RemoteLink:
             raise LoadError(said, hint=_start(address)) from error
         except (OSError, TimeoutError) as error:
             said = getattr(error, "strerror", None) or str(error) or "no answer"
-            raise LoadError(f"no worker answers at `{address}`: {said}", hint=_start(address)) from error
+            raise WorkerUnreachable(
+                f"no worker answers at `{address}`: {said}", hint=_start(address)
+            ) from error
         keep_alive(connection)
         return cls(connection, address, answer)
 
@@ -141,10 +144,10 @@ def _refused(address: WorkerAddress, error: InvalidStatus) -> LoadError:
     said = body.strip().partition("\n")[0][:200]
     if status == 401:
         hint = "give the file that it was started with: `--worker-token-file FILE`"
-        return LoadError(f"the worker at `{address}` refused the token: {said}", hint=hint)
+        return WorkerRefusedToken(f"the worker at `{address}` refused the token: {said}", hint=hint)
     if status == 503:
         hint = "ask for fewer with `--workers`, or start it with more"
-        return LoadError(f"the worker at `{address}` is busy: {said}", hint=hint)
+        return WorkerUnreachable(f"the worker at `{address}` is busy: {said}", hint=hint)
     return LoadError(f"what answers at `{address}` is no worker: HTTP {status}", hint=_start(address))
 
 

@@ -1,0 +1,87 @@
+"""The folder of a worker's socket: nobody's that is in use is removed, what killed hosts left is."""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+from wander.errors import LoadError
+from wander.worker import link
+from wander.worker.host import WorkerEnvironment
+from wander.worker.socket_folder import PREFIX, SocketFolder, remove_left
+
+HOST = """
+import sys, tempfile, time
+tempfile.tempdir = sys.argv[1]
+from wander.worker.socket_folder import SocketFolder
+folder = SocketFolder.make()
+(folder.path / "s").touch()
+print(folder.path, flush=True)
+time.sleep(1000)
+"""
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A temporary folder of this test's own, with a short path."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr("wander.worker.socket_folder._SOCKET_LIMIT", 1000)
+    return tmp_path
+
+
+def test_a_killed_host_s_folder_goes_when_the_next_one_starts(place: Path) -> None:
+    setting = HOST.replace(
+        "folder =", "from wander.worker import socket_folder as m; m._SOCKET_LIMIT = 1000\nfolder ="
+    )
+    process = subprocess.Popen([sys.executable, "-c", setting, str(place)], stdout=subprocess.PIPE, text=True)
+    with process:
+        assert process.stdout is not None
+        left = Path(process.stdout.readline().strip())
+        mine = SocketFolder.make()
+        assert left.parent == place
+        assert (left / "s").exists(), "its host lives"
+        process.send_signal(signal.SIGKILL)
+        process.wait(60)
+        assert left.exists()
+        other = SocketFolder.make()
+    assert not left.exists()
+    assert mine.path.exists()
+    assert mine.path.stat().st_mode & 0o777 == 0o700
+    for each in (mine, other, other):
+        each.close()
+    assert list(place.iterdir()) == []
+
+
+def test_only_what_is_ours_is_removed(place: Path) -> None:
+    (place / "elsewhere").mkdir()
+    (place / "elsewhere" / "kept").touch()
+    (place / f"{PREFIX}link").symlink_to(place / "elsewhere")
+    (place / f"{PREFIX}file").touch()
+    (place / f"{PREFIX}open").mkdir(mode=0o755)
+    (place / f"{PREFIX}left").mkdir(mode=0o700)
+    if os.geteuid() == 0:
+        (place / f"{PREFIX}another").mkdir(mode=0o700)
+        os.chown(place / f"{PREFIX}another", 12345, 12345)
+    before = {path.name for path in place.iterdir()}
+    remove_left(place)
+    assert before - {path.name for path in place.iterdir()} == {f"{PREFIX}left"}
+    assert (place / "elsewhere" / "kept").exists()
+
+
+async def test_what_keeps_a_socket_from_being_made_is_told(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def none_left(*given: object, **named: object) -> None:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    monkeypatch.setattr(link, "unix_serve", none_left)
+    with pytest.raises(LoadError, match="Too many open files") as caught:
+        await WorkerEnvironment.start(None, "any", log_path=place / "log", workers=3)
+    assert caught.value.hint is None
+    assert os.listdir(place) == []
