@@ -64,13 +64,20 @@ class OpenedEnvironment:
     location: Location
 
 
-def locate(spec: str) -> Location:
-    """Find what a word means, installing `owner/name` when it is absent."""
+def locate(spec: str, *, no_lock: bool | None = None) -> Location:
+    """Find what a word means, installing `owner/name` when it is absent.
+
+    `no_lock` leaves the version's lock aside, or takes it; None takes what was chosen last.
+    """
     found = parse_environment(spec)
     if isinstance(found, Path):
         _require_something(found, spec)
         return Location(spec, str(found), Path(sys.executable), folder=found)
-    installed = ensure_installed(found)
+    return installed_location(spec, ensure_installed(found, no_lock=no_lock))
+
+
+def installed_location(spec: str, installed: Installed) -> Location:
+    """Return where an installed environment lies."""
     return Location(spec, installed.record.name, installed.python, installed=installed)
 
 
@@ -86,21 +93,32 @@ def _require_something(folder: Path, given: str) -> None:
         )
 
 
-def ensure_installed(name: EnvironmentName) -> Installed:
+def installed_here(name: EnvironmentName) -> list[Installed]:
+    """Return what is installed of an environment from this hub, what was chosen last at the end."""
+    from wander_client.packaging.store import EnvironmentStore
+
+    here = current()
+    store = EnvironmentStore(here.settings.data_dir, here.output.warn)
+    # A virtual environment dies with the Python it was made from; such a one is made again.
+    return [one for one in store.find(name, here.settings.hub) if one.python.exists()]
+
+
+def ensure_installed(name: EnvironmentName, *, no_lock: bool | None = None) -> Installed:
     """Return the installed environment; asks the hub only when that is needed."""
     from wander_client.packaging.install import install
     from wander_client.packaging.store import EnvironmentStore
 
     here = current()
     store = EnvironmentStore(here.settings.data_dir, here.output.warn)
-    # A virtual environment dies with the Python it was made from; such a one is made again.
-    present = [one for one in store.find(name, here.settings.hub) if one.python.exists()]
+    present = [one for one in installed_here(name) if one.record.fits(no_lock)]
     if name.version is not None and present:
         store.virtualenvs.mark_used(present[-1].record.virtualenv)
         return present[-1]
     try:
         with here.hub() as hub:
-            installed, fresh = install(hub, store, here.settings.cache_dir, name, warn=here.output.warn)
+            installed, fresh = install(
+                hub, store, here.settings.cache_dir, name, no_lock=no_lock, warn=here.output.warn
+            )
     except Unavailable as error:
         # Installed from the hub under another address: what runs is known by its digest all the same.
         elsewhere = [] if present else [one for one in store.find(name, None) if one.python.exists()]
@@ -162,7 +180,11 @@ def environment_pin(
 
     if location.installed is None:
         return EnvironmentPin(
-            name=handle.info.name, path=location.target, arguments=dict(arguments), info=handle.info
+            name=handle.info.name,
+            path=location.target,
+            unlocked="folder",
+            arguments=dict(arguments),
+            info=handle.info,
         )
     record = location.installed.record
     return EnvironmentPin(
@@ -171,6 +193,8 @@ def environment_pin(
         version=record.version,
         wheel_sha256=record.wheel_sha256,
         lock_sha256=record.lock_sha256,
+        unlocked=record.unlocked,
+        packages_sha256=record.packages_sha256,
         arguments=dict(arguments),
         info=handle.info,
     )

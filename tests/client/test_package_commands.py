@@ -13,7 +13,7 @@ from command_line import ENVIRONMENT, HubRoom, Wander, make_wheel
 from packaging.specifiers import SpecifierSet
 from wander.wire import FileInfo, VersionDetail
 from wander_client.errors import ClientError, NotFound, UsageError
-from wander_client.packaging import install, publish
+from wander_client.packaging import install, needs, publish
 from wander_client.packaging.publish import BuiltPackage, Distribution
 from wander_client.packaging.resolve import EnvironmentName
 from wander_client.packaging.scaffold import package_name
@@ -112,12 +112,12 @@ def detail(*filenames: str, requires_python: str | None = None) -> VersionDetail
 
 def test_a_wheel_for_this_machine_is_chosen() -> None:
     tag = f"cp{sys.version_info.major}{sys.version_info.minor}"
-    found = install._wheel_file(
+    found = install.wheel_file(
         detail("b-1.0-cp27-cp27m-win32.whl", "b-1.0-py3-none-any.whl", f"b-1.0-{tag}-none-any.whl")
     )
     assert found.filename == f"b-1.0-{tag}-none-any.whl"
     with pytest.raises(NotFound, match="no wheel for this machine"):
-        install._wheel_file(detail("b-1.0-cp27-cp27m-win32.whl"))
+        install.wheel_file(detail("b-1.0-cp27-cp27m-win32.whl"))
 
 
 def test_another_python_is_told_of_before_anything_is_downloaded() -> None:
@@ -126,12 +126,12 @@ def test_another_python_is_told_of_before_anything_is_downloaded() -> None:
 
 
 def test_the_requirements_of_this_machine_count() -> None:
-    found = install._requirements(
+    found = needs.requirements_of(
         ["Wander_SDK>=0.1", "x; python_version < '3'", "y; extra == 'dev'", "z==2"], "acme/b 1.0"
     )
     assert {name: str(specifier) for name, specifier in found.items()} == {"wander-sdk": ">=0.1", "z": "==2"}
     with pytest.raises(ClientError, match="names nothing"):
-        install._requirements(["!!"], "acme/b 1.0")
+        needs.requirements_of(["!!"], "acme/b 1.0")
 
 
 def index_file(version: str, **more: object) -> dict[str, object]:
@@ -146,12 +146,12 @@ def test_the_newest_sdk_that_fits_is_taken_from_the_hub() -> None:
         index_file("0.11", yanked=True),
         {"filename": "wander_sdk-0.1.tar.gz"},
     ]
-    assert install._newest("wander-sdk", files, None).filename == "wander_sdk-0.10-py3-none-any.whl"
-    assert install._newest("wander-sdk", files, SpecifierSet("<0.5")).filename.startswith("wander_sdk-0.2")
+    assert needs.newest("wander-sdk", files, None).filename == "wander_sdk-0.10-py3-none-any.whl"
+    assert needs.newest("wander-sdk", files, SpecifierSet("<0.5")).filename.startswith("wander_sdk-0.2")
     with pytest.raises(ClientError, match="serves no `wander-sdk` that fits"):
-        install._newest("wander-sdk", files, SpecifierSet(">=9"))
+        needs.newest("wander-sdk", files, SpecifierSet(">=9"))
     with pytest.raises(ClientError, match="without a digest"):
-        install._newest("wander-sdk", [index_file("0.2", hashes={})], None)
+        needs.newest("wander-sdk", [index_file("0.2", hashes={})], None)
 
 
 def record(

@@ -10,7 +10,7 @@ from wander_client.command import command_app
 from wander_client.invocation import current
 
 if TYPE_CHECKING:
-    from wander_client.packaging.store import Installed
+    from wander_client.packaging.store import Installed, InstalledRecord
 
 app = command_app()
 
@@ -19,6 +19,9 @@ app = command_app()
 def install(
     environments: Annotated[list[str], typer.Argument(help="owner/name or owner/name@version, one or more")],
     force: Annotated[bool, typer.Option("--force", help="install again even if it is there")] = False,
+    no_lock: Annotated[
+        bool, typer.Option("--no-lock", help="take the packages of now; runs will say so")
+    ] = False,
 ) -> None:
     """Install environments, each into a virtual environment of its own.
 
@@ -26,8 +29,9 @@ def install(
     wander install wander/tictactoe
     wander install wander/tictactoe@0.1.0 wander/reverse-text
 
-    The wheel's digest is checked, every dependency is locked with its hash, and nothing is there unless all
-    of it is. `wander-sdk` comes from the hub, other dependencies from the index that pip or uv is set to.
+    The wheel's digest is checked, the packages are those of the version's lock, each by its digest, and
+    nothing is there unless all of it is. `wander-sdk` comes from the hub, other packages from the index that
+    pip or uv is set to. Of what is installed both ways, other commands use the one that was named last.
     """
     from wander_client.packaging import install as installing
     from wander_client.packaging.resolve import parse_name
@@ -42,7 +46,13 @@ def install(
             here.output.note(f"installing {name} from {hub.url}")
             done.append(
                 installing.install(
-                    hub, store, here.settings.cache_dir, name, force=force, warn=here.output.warn
+                    hub,
+                    store,
+                    here.settings.cache_dir,
+                    name,
+                    force=force,
+                    no_lock=no_lock,
+                    warn=here.output.warn,
                 )
             )
 
@@ -50,11 +60,18 @@ def install(
         for one, fresh in done:
             said = "installed" if fresh else "already installed"
             here.output.line(f"{said} {one.name}  sha256:{one.record.wheel_sha256}")
-            here.output.line(f"  lock sha256:{one.record.lock_sha256}  {one.path}")
+            here.output.line(f"  {lock_of(one.record)}  {one.path}")
 
     here.output.answer([{**record_of(one), "fresh": fresh} for one, fresh in done], show)
     last = done[-1][0].record
     here.output.next(f"wander eval {last.owner}/{last.name} -m MODEL")
+
+
+def lock_of(record: InstalledRecord) -> str:
+    """Return what an environment was installed from: `lock sha256:...`, or why there is none."""
+    if record.lock_sha256 is not None:
+        return f"lock sha256:{record.lock_sha256}"
+    return "lock left aside" if record.unlocked == "chosen" else "without a lock"
 
 
 def record_of(installed: Installed) -> dict[str, Any]:

@@ -26,6 +26,7 @@ def list_installed() -> None:
             f"{one.record.owner}/{one.record.name}",
             one.record.version,
             one.record.wheel_sha256[:12],
+            one.record.lock_sha256[:12] if one.record.lock_sha256 else "none",
             f"{one.record.installed_at:%Y-%m-%d}",
             one.record.hub,
         ]
@@ -35,8 +36,8 @@ def list_installed() -> None:
         here.output.note("no environment is installed")
         here.output.next("wander search")
         return
-    columns = ["environment", "version", "sha256", "installed", "hub"]
+    columns = ["environment", "version", "sha256", "lock", "installed", "hub"]
     here.output.answer(
         [record_of(one) for one in found],
-        lambda: here.output.table(columns, rows, shrink=["hub"], drop=["sha256", "installed"]),
+        lambda: here.output.table(columns, rows, shrink=["hub"], drop=["sha256", "installed", "lock"]),
     )

@@ -1,8 +1,9 @@
 """The environments installed on this machine: one folder a version and digest, complete or not there.
 
 environments/<owner>/<name>/<version>-<first 12 of the wheel's sha256>/
-    pylock.toml     every package with its URL and sha256 (PEP 751)
+    pylock.toml     the version's lock, or what was resolved where it has none (PEP 751)
     installed.json  what it is: written last, before the folder gets its name
+...-unlocked/       the same version with its lock left aside
 virtualenvs/        the virtual environments, by what is locked (`wander_client.packaging.virtualenvs`)
 """
 
@@ -17,6 +18,7 @@ from pathlib import Path
 from packaging.version import Version
 from pydantic import ValidationError
 from wander.types import Record
+from wander.wire import Unlocked
 
 from wander_client.errors import ClientError
 from wander_client.packaging.resolve import EnvironmentName
@@ -37,8 +39,12 @@ class InstalledRecord(Record):
     """File name of the wheel."""
     wheel_sha256: str
     wheel_url: str
-    lock_sha256: str
-    """Digest of `pylock.toml`."""
+    lock_sha256: str | None = None
+    """Digest of the version's lock, which it was installed from; None without one."""
+    unlocked: Unlocked | None = None
+    """Why it was installed without a lock."""
+    packages_sha256: str | None = None
+    """Digest of the lines `name==version` of all packages inside; None in records of before locks."""
     virtualenv: str = ""
     """Name of its virtual environment; empty in records of before they were kept by what is locked."""
     sdk: str
@@ -48,14 +54,20 @@ class InstalledRecord(Record):
     """`module:function` as the hub read it from the wheel."""
     installed_at: datetime
 
+    def fits(self, no_lock: bool | None) -> bool:
+        """Tell whether it is what is asked for: with its version's lock, without it, or either (None)."""
+        return no_lock is None or (self.unlocked is not None if no_lock else self.unlocked != "chosen")
+
 
 class Installed:
     """One installed environment."""
 
-    def __init__(self, path: Path, record: InstalledRecord, virtualenv: Path) -> None:
+    def __init__(self, path: Path, record: InstalledRecord, virtualenv: Path, chosen_at: float = 0.0) -> None:
         self.path = path
         self.record = record
         self.virtualenv = virtualenv
+        self.chosen_at = chosen_at
+        """When it was last asked for, in seconds since 1970."""
 
     @property
     def python(self) -> Path:
@@ -100,10 +112,14 @@ class EnvironmentStore:
                 continue
             except ClientError as error:
                 self._pass_over(path, error)
-        return sorted(found, key=lambda one: (one.record.owner, one.record.name, Version(one.record.version)))
+        return sorted(found, key=_order)
 
     def find(self, name: EnvironmentName, hub: str | None) -> list[Installed]:
-        """Return the installed versions of a hub's environment that the name allows, oldest first."""
+        """Return the installed versions of a hub's environment that the name allows, oldest first.
+
+        With no hub, those of any. Of a version that is there with its lock and without, what was chosen last
+        comes last.
+        """
         return [
             one
             for one in self.all()
@@ -112,9 +128,16 @@ class EnvironmentStore:
             and name.version in (None, one.record.version)
         ]
 
-    def place(self, name: EnvironmentName, wheel_sha256: str) -> Path:
+    def place(self, name: EnvironmentName, wheel_sha256: str, *, locked: bool = True) -> Path:
         """Return the folder of one version with that digest, existing or not."""
-        return self.root / name.owner / name.name / f"{name.version}-{wheel_sha256[:12]}"
+        suffix = "" if locked else "-unlocked"
+        return self.root / name.owner / name.name / f"{name.version}-{wheel_sha256[:12]}{suffix}"
+
+    def choose(self, installed: Installed) -> None:
+        """Note that an installed environment is used now, and is what its version means here."""
+        with contextlib.suppress(OSError):  # on a disk that is only read
+            (installed.path / RECORD).touch()
+        self.virtualenvs.mark_used(installed.record.virtualenv)
 
     @contextlib.contextmanager
     def locked(self, name: EnvironmentName) -> Iterator[None]:
@@ -127,7 +150,8 @@ class EnvironmentStore:
 
     def installed(self, place: Path, record: InstalledRecord) -> Installed:
         """Return the installed environment of a folder and its record."""
-        return Installed(place, record, self.virtualenvs.root / (record.virtualenv or "none"))
+        chosen_at = (place / RECORD).stat().st_mtime
+        return Installed(place, record, self.virtualenvs.root / (record.virtualenv or "none"), chosen_at)
 
     def remove(self, installed: Installed) -> None:
         """Remove an installed environment, with its virtual environment when no other uses it."""
@@ -167,3 +191,7 @@ class EnvironmentStore:
                 hint=f"remove the folder `{path.parent}` and install again",
                 code="damaged",
             ) from error
+
+
+def _order(one: Installed) -> tuple[str, str, Version, float]:
+    return one.record.owner, one.record.name, Version(one.record.version), one.chosen_at
