@@ -31,6 +31,8 @@ from wander_hub.settings import Settings
 from wander_hub.storage import Storage
 from wander_hub.upload import bundled
 from wander_hub.upload import routes as upload
+from wander_hub.upload import session_routes as upload_sessions
+from wander_hub.upload.sweep import sweeping
 from wander_hub.verification import routes as verification
 from wander_hub.web import routes as web
 
@@ -68,7 +70,8 @@ def create_app(
     @asynccontextmanager
     async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
         await run_in_threadpool(_start, settings, database, storage)
-        yield
+        async with sweeping(database, storage):
+            yield
         reader.close()
         database.close()
 
@@ -95,6 +98,7 @@ def create_app(
         environment_locks.router,
         runs.router,
         verification.router,
+        upload_sessions.router,
         upload.router,
         index.router,
         web.router,

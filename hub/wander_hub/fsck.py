@@ -28,6 +28,7 @@ from wander_hub.leaderboards import service as leaderboards
 from wander_hub.runs import repository as runs
 from wander_hub.runs.models import RunArtifact
 from wander_hub.storage import Storage
+from wander_hub.upload import sweep
 
 GRACE = timedelta(hours=1)
 """An object that nothing points to may belong to an upload that is under way, until it is this old."""
@@ -40,8 +41,8 @@ class Finding:
     """Something that does not fit together."""
 
     code: str
-    """object_missing, object_corrupt, object_extra, size_wrong, page_missing, page_extra, page_stale or
-    totals_wrong."""
+    """object_missing, object_corrupt, object_extra, size_wrong, chunk_missing, chunk_extra, page_missing,
+    page_extra, page_stale or totals_wrong."""
     subject: str
     """What it is about: an object's digest, or `owner/name`."""
     detail: str
@@ -53,6 +54,7 @@ def check(
 ) -> Iterator[Finding]:
     """Yield all findings; `quick` compares sizes of objects without reading them."""
     yield from _objects(database, storage, repair=repair, quick=quick)
+    yield from _chunks(database, storage, repair=repair)
     with database.read(HUB) as session:
         ids = session.scalars(select(Environment.id).order_by(Environment.id)).all()
         owners = session.scalars(select(Owner.id).order_by(Owner.id)).all()
@@ -87,6 +89,26 @@ def _objects(database: Database, storage: Storage, *, repair: bool, quick: bool)
             removed = repair and objects.discard(database, storage, [sha256]) == [sha256]
             size = stored[sha256].size
             yield Finding("object_extra", sha256, f"nothing needs these {size:,} bytes", repaired=removed)
+
+
+def _chunks(database: Database, storage: Storage, *, repair: bool) -> Iterator[Finding]:
+    """Look for chunks of uploads under way that were lost, and for those that nobody needs any more."""
+    lost = sweep.lost_chunks(database, storage)
+    for number in dict.fromkeys(one.file_id for one in lost):
+        chunk = next(one for one in lost if one.file_id == number)
+        if repair:
+            sweep.count_again(database, storage, number)
+        detail = f"chunks of `{chunk.filename}` are gone; from the first of them on it is to be sent again"
+        yield Finding("chunk_missing", chunk.session_id, detail, repaired=repair)
+    oldest = now() - GRACE
+    loose = [one for one in sweep.loose_chunks(database, storage) if one.modified_at < oldest]
+    if loose:
+        if repair:
+            for one in loose:
+                storage.unstage(one.path)
+        size = sum(one.size for one in loose)
+        detail = f"nothing needs these {len(loose):,} chunks of {size:,} bytes"
+        yield Finding("chunk_extra", "staging", detail, repaired=repair)
 
 
 def _resized(database: Database, sha256: str, size: int, whats: str, *, repair: bool) -> Finding:

@@ -40,6 +40,12 @@ class Settings(BaseSettings):
     """Publish the SDK and client this hub runs with under the owner `wander` at start."""
     max_upload_bytes: int = Field(default=100 * MIB, gt=0, lt=4096 * MIB)
     """Limit of one distribution file, and of the request that carries it."""
+    upload_chunk_bytes: int = Field(default=8 * MIB, ge=MIB, le=256 * MIB)
+    """Longest chunk of a staged upload; it is in memory while it is received."""
+    upload_hours: float = Field(default=24, gt=0)
+    """How long a staged upload is kept, counted from its last chunk."""
+    max_open_uploads: int = Field(default=20, ge=1)
+    """How many staged uploads one user may have open."""
     version_open_days: int = Field(default=14, ge=0)
     """After so many days a version takes no further files: who steals a token cannot add to an old one."""
     max_unpacked_bytes: int = Field(default=1024 * MIB, gt=0, lt=4096 * MIB)

@@ -12,6 +12,7 @@ import tomlkit
 from fastapi import APIRouter
 from lock_files import lock_of
 from sqlalchemy import MetaData
+from staged_uploads import announced
 from wander_hub.accounts import repository as accounts
 from wander_hub.accounts import service as account_service
 from wander_hub.accounts.models import Grant, Membership
@@ -20,6 +21,7 @@ from wander_hub.boundary import mutating_routes, undeclared_routes
 from wander_hub.environments import repository as environments
 
 ENVIRONMENT = "/api/v1/environments/{owner}/{name}"
+UPLOADS = "/api/v1/uploads"
 RUN = "01JRUNPRIVATE000000000000A"
 VALUES = {
     "owner": "alice",
@@ -76,6 +78,10 @@ ATTEMPTS = {
     ("POST", ENVIRONMENT + "/fork"): Attempt({"owner": "team"}, status=201),
     ("POST", "/{owner}/legacy"): Attempt(lesser=("reader",)),
     ("POST", "/{owner}/legacy/"): Attempt(lesser=("reader",)),
+    ("POST", UPLOADS): Attempt(lesser=("reader",), status=201),
+    ("PUT", UPLOADS + "/{session_id}/files/{filename}"): Attempt(),
+    ("POST", UPLOADS + "/{session_id}/finalize"): Attempt(),
+    ("DELETE", UPLOADS + "/{session_id}"): Attempt(status=204),
     ("POST", "/api/v1/runs"): Attempt(lesser=(), status=201),
     ("POST", "/api/v1/runs/{run_id}/verifications"): Attempt({"sample": None}, lesser=(), status=201),
     ("DELETE", "/api/v1/verifications/{number}"): Attempt(),
@@ -116,12 +122,18 @@ async def private(hub, make_wheel, run_of):
 
 async def attempt(hub, method: str, path: str, token: str | None, make_wheel, run_of) -> Any:
     wanted = ATTEMPTS[method, path]
-    values = VALUES | {"prefix": hub.tokens["read"][:10]}
+    values = VALUES | {
+        "prefix": hub.tokens["read"][:10],
+        "session_id": hub.tokens.get("upload", "none"),
+        "filename": "x",
+    }
     address = re.sub(r"{(\w+)[^}]*}", lambda match: values[match[1]], path)
     headers = hub.auth(token) if token else {}
     if "legacy" in path:
         spec = make_wheel(version="0.2.0")
         return await hub.upload(spec.build(), spec.wheel_name, user=token, fields=None)
+    if path.startswith(UPLOADS):
+        return await attempt_upload(hub, method, path, values["session_id"], headers, make_wheel)
     if path == "/api/v1/runs":
         manifest, rollouts = run_of(None)
         return await hub.post_run(manifest, rollouts, user=token)
@@ -129,6 +141,20 @@ async def attempt(hub, method: str, path: str, token: str | None, make_wheel, ru
         lock = lock_of(hashlib.sha256(make_wheel().build()).hexdigest())
         return await hub.client.put(address, content=tomlkit.dumps(lock), headers=headers)
     return await hub.client.request(method, address, json=wanted.body, params=wanted.query, headers=headers)
+
+
+async def attempt_upload(hub, method: str, path: str, session_id: str, headers, make_wheel) -> Any:
+    """Try a route of staged uploads on a session of version 0.2.0."""
+    spec = make_wheel(version="0.2.0")
+    files = {spec.wheel_name: spec.build()}
+    if path == UPLOADS:
+        body = announced(files, name="reverse-text", version="0.2.0")
+        return await hub.client.post(path, json=body, headers=headers)
+    address = path.format(session_id=session_id, filename=spec.wheel_name)
+    if method == "PUT":
+        headers = headers | {"Upload-Offset": "0"}
+        return await hub.client.put(address, content=files[spec.wheel_name], headers=headers)
+    return await hub.client.request(method, address, headers=headers)
 
 
 def rows(hub) -> dict[str, list[tuple[Any, ...]]]:
@@ -168,6 +194,13 @@ async def test_only_those_with_the_right_may(private, make_wheel, run_of, method
     if "{publisher}" in path:
         added = await attempt(hub, "POST", "/api/v1/owners/{owner}/publishers", "alice", make_wheel, run_of)
         assert added.json()["id"] == 1, added.text
+    if "{session_id}" in path:
+        opened = await attempt(hub, "POST", UPLOADS, "alice", make_wheel, run_of)
+        hub.tokens["upload"] = opened.json()["id"]
+        if path.endswith("/finalize"):
+            chunk = UPLOADS + "/{session_id}/files/{filename}"
+            sent = await attempt(hub, "PUT", chunk, "alice", make_wheel, run_of)
+            assert sent.status_code == 200, sent.text
     before = rows(hub)
     anonymous = await attempt(hub, method, path, None, make_wheel, run_of)
     assert (anonymous.status_code, anonymous.json()["code"]) == (401, "token_required")

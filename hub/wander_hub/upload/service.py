@@ -101,6 +101,7 @@ def publish(
     fresh = [one for one in wheels_first if not _is_there(place, one.filename, one.sha256)]
     if not fresh:
         assert place.version is not None
+        _note_source(place.version, packages, compared or {})
         return Published(environment, place.version, frozenset())
     user_id = caller.user_id if caller is not HUB else None
     version, described = _version_for(session, environment, place.version, fresh[0], user_id, replace=replace)
@@ -166,7 +167,7 @@ def require_publisher(
     held = environments.taken(session, owner.id, name)
     if not (isinstance(held, Environment) and rights.may(caller, "publish", held)):
         # Whoever has no right to the name learns nothing about it: new, private and moved are refused alike.
-        rights.owner_for(session, caller, "publish", owner.name)
+        rights.beginning(session, caller, owner, name)
     return held
 
 

@@ -1,0 +1,188 @@
+"""Staged uploads: open a session, send chunks, finalize. The shapes follow the draft of PEP 694."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import re
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Header, Request
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import ClientDisconnect
+from starlette.responses import JSONResponse, Response
+from wander.uploads import OFFSET_HEADER, NewUpload, UploadedFile, UploadSession
+from wander.wire import VersionDetail
+
+from wander_hub.boundary import (
+    BaseUrl,
+    HubDatabase,
+    HubSettings,
+    HubStorage,
+    Publisher,
+    database_of,
+    settings_of,
+)
+from wander_hub.problems import HubProblem, documented
+from wander_hub.upload import finalize as finishing
+from wander_hub.upload import sessions
+from wander_hub.upload.sessions import Chunk
+
+router = APIRouter(tags=["upload"], prefix="/api/v1/uploads")
+
+_CHUNK: dict[str, Any] = {
+    "requestBody": {
+        "required": True,
+        "content": {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}},
+    }
+}
+_DIGEST = re.compile(r"(?:^|,)\s*sha-256=:([A-Za-z0-9+/=]{44}):\s*(?:,|$)")
+Offset = Annotated[int, Header(alias=OFFSET_HEADER, ge=0, lt=2**40, description="where the chunk begins")]
+ContentDigest = Annotated[
+    str | None,
+    Header(max_length=500, description="RFC 9530; its `sha-256` is held against the chunk"),
+]
+
+
+@router.post(
+    "",
+    status_code=201,
+    response_model=UploadSession,
+    responses={
+        **documented(400, 401, 403, 404, 409, 413, 422, 429),
+        200: {"description": "the caller's open upload of the very same files", "model": UploadSession},
+    },
+)
+def open_upload(
+    wanted: NewUpload, caller: Publisher, database: HubDatabase, settings: HubSettings, base_url: BaseUrl
+) -> Response:
+    """Announce all files of a version; what can be said against them is said before a byte is sent."""
+    found, created = sessions.begin(database, wanted, caller, settings, base_url)
+    headers = {"Location": f"{base_url}/api/v1/uploads/{found.id}"}
+    return JSONResponse(found.model_dump(mode="json"), 201 if created else 200, headers=headers)
+
+
+@router.get("/{session_id}", responses=documented(401, 403, 404, 422))
+def show_upload(
+    session_id: str, caller: Publisher, database: HubDatabase, settings: HubSettings, base_url: BaseUrl
+) -> UploadSession:
+    """Show an upload of the caller's: how far each file is."""
+    with database.read(caller) as session:
+        return sessions.shown(sessions.find(session, caller, session_id), settings, base_url)
+
+
+@router.head("/{session_id}/files/{filename}", include_in_schema=False)
+@router.get("/{session_id}/files/{filename}", responses=documented(401, 403, 404, 409, 422))
+def show_file(
+    session_id: str,
+    filename: str,
+    caller: Publisher,
+    database: HubDatabase,
+    base_url: BaseUrl,
+    response: Response,
+) -> UploadedFile:
+    """Show how far a file is; `Upload-Offset` says where the next chunk begins."""
+    with database.read(caller) as session:
+        file = sessions.find_file(session, caller, session_id, filename)
+        response.headers[OFFSET_HEADER] = str(file.received)
+        response.headers["Cache-Control"] = "no-store"
+        return sessions.file_shown(file, session_id, base_url)
+
+
+@router.put(
+    "/{session_id}/files/{filename}",
+    response_model=UploadedFile,
+    responses=documented(400, 401, 403, 404, 409, 413, 422, 507),
+    openapi_extra=_CHUNK,
+)
+async def send_chunk(
+    request: Request,
+    session_id: str,
+    filename: str,
+    upload_offset: Offset,
+    caller: Publisher,
+    database: HubDatabase,
+    storage: HubStorage,
+    settings: HubSettings,
+    base_url: BaseUrl,
+    content_digest: ContentDigest = None,
+) -> Response:
+    """Send the next chunk of a file; at a wrong offset the answer is a 409 that tells the right one."""
+    stated = _sha256_in(content_digest)
+    await run_in_threadpool(_expected, request, caller, session_id, filename)
+    content = await _body(request, settings.upload_chunk_bytes)
+    found = await run_in_threadpool(
+        sessions.receive,
+        database,
+        storage,
+        caller,
+        session_id,
+        filename,
+        Chunk(upload_offset, content, stated),
+        settings,
+        base_url,
+    )
+    return JSONResponse(found.model_dump(mode="json"), headers={OFFSET_HEADER: str(found.offset)})
+
+
+@router.post(
+    "/{session_id}/finalize",
+    response_model=VersionDetail,
+    responses=documented(401, 403, 404, 409, 413, 422, 507),
+)
+def finalize_upload(
+    session_id: str,
+    caller: Publisher,
+    database: HubDatabase,
+    storage: HubStorage,
+    settings: HubSettings,
+    base_url: BaseUrl,
+) -> Response:
+    """Publish all files of an upload at once, or none of them; again is fine."""
+    detail, created = finishing.finalize(database, storage, caller, session_id, settings, base_url)
+    outcome = "created" if created else "unchanged"
+    return JSONResponse(detail.model_dump(mode="json"), headers={"X-Wander-Upload": outcome})
+
+
+@router.delete("/{session_id}", status_code=204, responses=documented(401, 403, 404, 409, 422))
+def cancel_upload(session_id: str, caller: Publisher, database: HubDatabase, storage: HubStorage) -> None:
+    """Call an upload off and drop what was sent."""
+    sessions.cancel(database, caller, session_id)
+    finishing.drop_staged(storage, session_id)
+
+
+def _expected(request: Request, caller: Publisher, session_id: str, filename: str) -> None:
+    """Refuse a chunk of nothing that is under way, before its bytes are read."""
+    with database_of(request).read(caller) as session:
+        sessions.find_file(session, caller, session_id, filename)
+    declared = request.headers.get("content-length", "")
+    if declared.isdecimal() and int(declared) > settings_of(request).upload_chunk_bytes:
+        raise _too_large(settings_of(request).upload_chunk_bytes)
+
+
+async def _body(request: Request, most: int) -> bytes:
+    """Return a chunk; one that breaks off counts for nothing."""
+    content = bytearray()
+    try:
+        async for piece in request.stream():
+            content += piece
+            if len(content) > most:
+                raise _too_large(most)
+    except ClientDisconnect as error:
+        raise HubProblem(400, "chunk_broken_off", "the connection ended within the chunk") from error
+    return bytes(content)
+
+
+def _too_large(most: int) -> HubProblem:
+    return HubProblem(413, "chunk_too_large", f"the chunk is over this hub's {most:,} bytes")
+
+
+def _sha256_in(header: str | None) -> str | None:
+    """Return the SHA-256 in hexadecimal that a `Content-Digest` states."""
+    if header is None:
+        return None
+    found = _DIGEST.search(header)
+    try:
+        return base64.b64decode(found[1], validate=True).hex() if found else None
+    except binascii.Error as error:
+        raise HubProblem(422, "bad_digest", "the `sha-256` of `Content-Digest` is no base64") from error

@@ -1,0 +1,118 @@
+"""Drops staged uploads that nobody finished: expired sessions, and chunks that no session counts on.
+
+Chunks are listed before sessions: one that is listed belongs to a session that was open before, so where that
+is not kept any more, nobody needs the chunk.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, suppress
+from itertools import takewhile
+from typing import NamedTuple
+
+from starlette.concurrency import run_in_threadpool
+
+from wander_hub.accounts.schemas import HUB
+from wander_hub.database import Database, now
+from wander_hub.storage import Storage, StoredObject
+from wander_hub.upload import session_repository as repository
+from wander_hub.upload.sessions import chunk_key
+
+logger = logging.getLogger("wander_hub")
+
+_EVERY_SECONDS = 900.0
+
+
+def sweep(database: Database, storage: Storage) -> tuple[int, int]:
+    """Drop what is over; return how many sessions and how many chunks that were."""
+    with database.read(HUB) as session:
+        expired = repository.expired_sessions(session, now())
+    if expired:
+        with database.write(HUB) as session:
+            repository.drop_sessions(session, expired)
+    loose = list(loose_chunks(database, storage))
+    for one in loose:
+        storage.unstage(one.path)
+    return len(expired), len(loose)
+
+
+def loose_chunks(database: Database, storage: Storage) -> Iterator[StoredObject]:
+    """Yield the staged chunks whose session is over."""
+    staged = list(storage.staging())
+    with database.read(HUB) as session:
+        kept = repository.kept_sessions(session, now())
+    yield from (one for one in staged if one.path.partition("/")[0] not in kept)
+
+
+@asynccontextmanager
+async def sweeping(
+    database: Database, storage: Storage, every_seconds: float = _EVERY_SECONDS
+) -> AsyncIterator[None]:
+    """Sweep now and then, in the background, as long as the block lasts."""
+    task = asyncio.create_task(_keep_sweeping(database, storage, every_seconds))
+    try:
+        yield
+    finally:
+        task.cancel()
+        with suppress(asyncio.CancelledError):
+            await task
+
+
+async def _keep_sweeping(database: Database, storage: Storage, every_seconds: float) -> None:
+    while True:
+        await asyncio.sleep(every_seconds)
+        try:
+            ended, dropped = await run_in_threadpool(sweep, database, storage)
+        except Exception:
+            logger.exception("leftovers of uploads could not be swept; the next try follows")
+        else:
+            if ended or dropped:
+                logger.info("dropped %d unfinished uploads and %d chunks", ended, dropped)
+
+
+class CountedChunk(NamedTuple):
+    """A chunk of an open session."""
+
+    key: str
+    session_id: str
+    file_id: int
+    filename: str
+
+
+def lost_chunks(database: Database, storage: Storage) -> list[CountedChunk]:
+    """Return the chunks that open sessions count on and that are not there."""
+    counted = _counted(database)  # before the objects: a chunk is stored before it is counted
+    stored = {one.path for one in storage.staging()}
+    missing = [one for one in counted if one.key not in stored]
+    return [one for one in missing if one in _counted(database)] if missing else []
+
+
+def count_again(database: Database, storage: Storage, file_id: int) -> None:
+    """Set a file back to the chunks that are there without a gap."""
+    with database.write(HUB) as session:
+        file = repository.file_numbered(session, file_id)
+        if file is None or file.published:
+            return
+        stored = {one.path for one in storage.staging(f"{file.session_id}/")}
+        whole = list(
+            takewhile(
+                lambda one: chunk_key(file.session_id, file.id, one.offset, one.sha256) in stored, file.chunks
+            )
+        )
+        file.chunks[:] = whole
+        file.received = sum(one.size for one in whole)
+
+
+def _counted(database: Database) -> list[CountedChunk]:
+    with database.read(HUB) as session:
+        return [
+            CountedChunk(
+                chunk_key(file.session_id, file.id, chunk.offset, chunk.sha256),
+                *(file.session_id, file.id, file.filename),
+            )
+            for file in repository.files_under_way(session, now())
+            for chunk in file.chunks
+        ]

@@ -1,0 +1,84 @@
+"""Sends the files of a version as `wander publish` does: a session, chunks, then finalize."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+
+PATH = "/api/v1/uploads"
+KINDS = {".whl": "wheel", ".gz": "sdist", ".toml": "lock"}
+
+
+def announced(files: dict[str, bytes], **stated: Any) -> dict[str, Any]:
+    """Return the body that opens a session for files, by default of alice's good-env 1.0."""
+    listed = [
+        {
+            "filename": filename,
+            "kind": KINDS["." + filename.rpartition(".")[2]],
+            "size": len(body),
+            "sha256": hashlib.sha256(body).hexdigest(),
+        }
+        for filename, body in files.items()
+    ]
+    return {"owner": "alice", "name": "good-env", "version": "1.0", "files": listed} | stated
+
+
+@dataclass
+class StagedUpload:
+    """One session of a user."""
+
+    client: httpx.AsyncClient
+    headers: dict[str, str]
+    files: dict[str, bytes]
+    id: str
+    opened: httpx.Response
+
+    @classmethod
+    async def begin(
+        cls, client: httpx.AsyncClient, headers: dict[str, str], files: dict[str, bytes], **stated: Any
+    ) -> StagedUpload:
+        """Open a session; `opened` is the answer, whatever it is."""
+        answer = await client.post(PATH, json=announced(files, **stated), headers=headers)
+        return cls(client, headers, files, answer.json().get("id", ""), answer)
+
+    async def send(
+        self, filename: str, content: bytes, offset: int = 0, headers: dict[str, str] | None = None
+    ) -> httpx.Response:
+        """Send one chunk."""
+        return await self.client.put(
+            f"{PATH}/{self.id}/files/{filename}",
+            content=content,
+            headers=self.headers | {"Upload-Offset": str(offset)} | (headers or {}),
+        )
+
+    async def send_all(self) -> None:
+        """Send every file that the hub lacks, in one chunk each."""
+        assert self.opened.status_code in (200, 201), self.opened.text
+        for file in self.opened.json()["files"]:
+            if file["offset"] < file["size"]:
+                body = self.files[file["filename"]][file["offset"] :]
+                answer = await self.send(file["filename"], body, file["offset"])
+                assert answer.status_code == 200, answer.text
+
+    async def finalize(self) -> httpx.Response:
+        return await self.client.post(f"{PATH}/{self.id}/finalize", headers=self.headers)
+
+    async def show(self) -> httpx.Response:
+        return await self.client.get(f"{PATH}/{self.id}", headers=self.headers)
+
+    async def cancel(self) -> httpx.Response:
+        return await self.client.delete(f"{PATH}/{self.id}", headers=self.headers)
+
+
+async def published(
+    client: httpx.AsyncClient, headers: dict[str, str], files: dict[str, bytes], **stated: Any
+) -> httpx.Response:
+    """Send everything and finalize; return the first answer that is a refusal, or the last."""
+    upload = await StagedUpload.begin(client, headers, files, **stated)
+    if upload.opened.is_error:
+        return upload.opened
+    await upload.send_all()
+    return await upload.finalize()
