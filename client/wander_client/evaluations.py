@@ -11,6 +11,8 @@ import shlex
 import shutil
 import signal
 from collections.abc import Callable, Iterator
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -18,18 +20,22 @@ from typing import TYPE_CHECKING, Any, Literal
 from pydantic import Field, ValidationError
 from wander.sandbox import SandboxPolicy
 from wander.types import Record, SamplingArgs
+from wander.wire import TokenPrices
 
 from wander_client.environments import Location, locate, open_environment
 from wander_client.errors import ClientError, Interrupted, NotFound, Unavailable, UsageError
 from wander_client.invocation import current
-from wander_client.models import KEY_VARIABLE, open_model, require_model
+from wander_client.model_pool import ModelPool
+from wander_client.models import KEY_VARIABLE, require_model
 from wander_client.packaging.resolve import looks_like_path
 from wander_client.runs import require_kind
+from wander_client.serving import ServeChoice
 from wander_client.workers import WorkerChoice, chosen_workers
 
 if TYPE_CHECKING:
     from wander.clients.base import Client
-    from wander.evals.runner import EvaluationPlan, EvaluationResult, Progress
+    from wander.evals.plan import EvaluationPlan
+    from wander.evals.runner import EvaluationResult, Progress
     from wander.evals.stopping import StopRequest
     from wander.types import EnvironmentInfo
 
@@ -39,6 +45,8 @@ COMMAND_FILE = "command.json"
 """The settings of the command, in the run's folder, so that `--resume` needs nothing else."""
 LOG_FILE = "environment.log"
 """What the environment printed."""
+SERVER_LOG_FILE = "server.log"
+"""What a server that was started for the run printed."""
 
 
 class EvaluationSettings(Record):
@@ -53,12 +61,27 @@ class EvaluationSettings(Record):
     num_examples: int | None = 20
     """None means all of the split."""
     rollouts_per_example: int = 1
+    strata: bool = False
+    """Examples evenly from the strata that the environment declares."""
+    shuffle: bool = False
     concurrency: int = 32
     """Model calls in flight."""
     max_rollouts: int | None = None
     split: Literal["train", "eval"] = "eval"
     seed: int = 0
     sampling: SamplingArgs = Field(default_factory=SamplingArgs)
+    budget_tokens: int | None = None
+    budget_usd: float | None = None
+    prices: TokenPrices | None = None
+    cache: bool = False
+    """Keep the answers of endpoints, and answer from what is kept."""
+    call_timeout: float | None = None
+    """Seconds that one model call may take."""
+    serve: Literal["vllm"] | None = None
+    """Serve the model meanwhile."""
+    serve_args: list[str] = Field(default_factory=list)
+    serve_python: str | None = None
+    serve_timeout: float = 900.0
     in_process: bool = False
     pass_environ: list[str] = Field(default_factory=list)
     """Names of the variables that the environment may see."""
@@ -72,6 +95,8 @@ class EvaluationSettings(Record):
     rollout_timeout: float | None = None
     """Seconds after which a rollout has failed."""
     device: str | None = None
+    rerun_of: str | None = None
+    """The run that is repeated."""
     environment_files: dict[str, str] | None = None
     """Digests of the files of a folder's environment; None in runs of a published one, and in older runs."""
 
@@ -85,9 +110,16 @@ class EvaluationSettings(Record):
             at_once=self.max_rollouts or 2 * self.concurrency,
         )
 
-    def plan(self) -> EvaluationPlan:
+    def serve_choice(self) -> ServeChoice:
+        """Return with what the model is served."""
+        return ServeChoice(
+            self.serve or "vllm", tuple(self.serve_args), self.serve_python, self.serve_timeout
+        )
+
+    def plan(self, *, only_failed: bool = False) -> EvaluationPlan:
         """Return the plan for the evaluator."""
-        from wander.evals.runner import EvaluationPlan
+        from wander.evals.budget import Budget
+        from wander.evals.plan import EvaluationPlan
 
         return EvaluationPlan(
             num_examples=self.num_examples,
@@ -97,6 +129,11 @@ class EvaluationSettings(Record):
             sampling=self.sampling,
             concurrency=self.concurrency,
             max_rollouts=self.max_rollouts,
+            strata=self.strata,
+            shuffle=self.shuffle,
+            budget=Budget(self.budget_tokens, self.budget_usd, self.prices),
+            only_failed=only_failed,
+            rerun_of=self.rerun_of,
         )
 
 
@@ -133,6 +170,14 @@ def new_run_dir(runs_dir: Path, location: Location, model: str) -> Path:
     return runs_dir / "--".join(re.sub(r"[^A-Za-z0-9._=-]+", "-", part).strip("-.") for part in parts)
 
 
+@dataclass(frozen=True)
+class Listeners:
+    """Who is told how an evaluation goes."""
+
+    on_start: Callable[[OpenedEnvironment], None] = lambda opened: None
+    on_progress: Callable[[Progress], None] = lambda progress: None
+
+
 async def run_evaluation(
     settings: EvaluationSettings,
     location: Location,
@@ -140,58 +185,84 @@ async def run_evaluation(
     *,
     resume: bool,
     allow_changed_code: bool = False,
-    on_start: Callable[[Any], None],
-    on_progress: Callable[[Progress], None],
+    only_failed: bool = False,
+    pool: ModelPool,
+    listeners: Listeners,
+    stop: StopRequest | None = None,
 ) -> EvaluationResult:
-    """Play the evaluation into the folder; the first Ctrl-C ends it in order."""
+    """Play the evaluation into the folder, until its end, or until a stop is requested.
+
+    Without a `stop` of the caller's the signals of this process request it, once rollouts play.
+    """
     from wander.evals.runner import evaluate
     from wander.evals.stopping import StopRequest
 
     from wander_client.resuming import source_digests
 
-    log_path = current().settings.cache_dir / "logs" / f"{run_dir.name}.log"
-    stop = StopRequest()
-    require_model(settings.model, settings.base_url, settings.key_variable)
+    logs = current().settings.cache_dir / "logs"
+    log_path, server_log = logs / f"{run_dir.name}.log", logs / f"{run_dir.name}.server.log"
+    require_settings(settings)
     async with contextlib.AsyncExitStack() as stack:
-        stack.callback(_keep_log, log_path, run_dir)
-        environment = await stack.enter_async_context(
-            open_environment(
-                location,
-                settings.arguments,
-                in_process=settings.in_process,
-                pass_environ=settings.pass_environ,
-                log_path=log_path,
-                sandbox=settings.sandbox,
-                workers=settings.chosen_workers(),
-            )
-        )
-        client = open_model(
-            settings.model,
-            base_url=settings.base_url,
-            key_variable=settings.key_variable,
-            location=location,
-            device=settings.device,
-        )
-        stack.push_async_callback(client.close)
-        await _check(client)
+        stack.callback(_keep_log, log_path, run_dir, LOG_FILE)
+        environment = await stack.enter_async_context(opened(settings, location, log_path))
         _require_examples(environment.handle.info, settings.split)
+        stack.callback(_keep_log, server_log, run_dir, SERVER_LOG_FILE)
+        client = await stack.enter_async_context(
+            pool.client(settings, location, name=run_dir.name, log_path=server_log)
+        )
+        await _check(client)
         if resume:
             await _require_same_environment(settings, environment, run_dir, allow=allow_changed_code)
-        on_start(environment)
+        listeners.on_start(environment)
         files = source_digests(location.folder) if location.folder else None
         write_settings(run_dir, settings.model_copy(update={"environment_files": files}))
         stack.callback(_forget_unbegun, run_dir)
-        with stopping_on_signals(stop):
-            return await evaluate(
-                environment.handle,
-                client,
-                settings.plan(),
-                run_dir,
-                environment.pin,
-                resume=resume,
-                on_progress=on_progress,
-                stop=stop,
-            )
+        if stop is None:
+            stop = StopRequest()
+            stack.enter_context(stopping_on_signals(stop))
+        return await evaluate(
+            environment.handle,
+            client,
+            settings.plan(only_failed=only_failed),
+            run_dir,
+            environment.pin,
+            resume=resume,
+            on_progress=listeners.on_progress,
+            stop=stop,
+        )
+
+
+async def run_alone(
+    settings: EvaluationSettings, location: Location, run_dir: Path, **how: Any
+) -> EvaluationResult:
+    """Play one evaluation as `run_evaluation` does; the first Ctrl-C ends it in order."""
+    pool = ModelPool()
+    try:
+        return await run_evaluation(settings, location, run_dir, pool=pool, **how)
+    finally:
+        await pool.close()
+
+
+def opened(
+    settings: EvaluationSettings, location: Location, log_path: Path
+) -> AbstractAsyncContextManager[OpenedEnvironment]:
+    """Open the environment of an evaluation."""
+    return open_environment(
+        location,
+        settings.arguments,
+        in_process=settings.in_process,
+        pass_environ=settings.pass_environ,
+        log_path=log_path,
+        sandbox=settings.sandbox,
+        workers=settings.chosen_workers(),
+    )
+
+
+def require_settings(settings: EvaluationSettings) -> None:
+    """Raise what is wrong with an evaluation, as far as that can be known before anything is loaded."""
+    settings.plan()
+    if settings.serve is None:
+        require_model(settings.model, settings.base_url, settings.key_variable)
 
 
 def _require_examples(info: EnvironmentInfo, split: str) -> None:
@@ -210,7 +281,7 @@ async def _require_same_environment(
     settings: EvaluationSettings, environment: OpenedEnvironment, run_dir: Path, *, allow: bool
 ) -> None:
     """Refuse to go on with other code than the run's, unless it has the same examples and `allow` is true."""
-    from wander.evals.runner import planned_examples
+    from wander.evals.plan import planned_examples
     from wander.evals.store import RunFolder
     from wander.types import task_set_digest
 
@@ -240,14 +311,14 @@ def _forget_unbegun(run_dir: Path) -> None:
         run_dir.rmdir()
 
 
-def _keep_log(log_path: Path, run_dir: Path) -> None:
-    """Move what the environment printed into the run's folder, if there is one and it printed anything."""
+def _keep_log(log_path: Path, run_dir: Path, name: str) -> None:
+    """Move what was printed into the run's folder, if there is one and anything was."""
     if not log_path.exists():
         return
     if log_path.stat().st_size == 0:
         log_path.unlink()
     elif run_dir.is_dir():
-        with (run_dir / LOG_FILE).open("ab") as kept, log_path.open("rb") as log:
+        with (run_dir / name).open("ab") as kept, log_path.open("rb") as log:
             shutil.copyfileobj(log, kept)
         log_path.unlink()
 
@@ -311,6 +382,19 @@ def all_failed(result: EvaluationResult) -> ClientError:
 def resume_command(run_dir: Path | None) -> str:
     """Return the command that continues a run."""
     return f"wander eval --resume {shlex.quote(str(run_dir))}"
+
+
+def more_budget(result: EvaluationResult) -> str:
+    """Return the command that goes on with a run whose budget is spent, with twice that."""
+    spending = result.manifest.spending
+    assert spending is not None
+    tokens = spending.usage.prompt_tokens + spending.usage.completion_tokens
+    command = resume_command(result.run_dir)
+    if spending.budget_tokens is not None and tokens >= spending.budget_tokens:
+        command += f" --budget-tokens {2 * tokens}"
+    if spending.budget_usd is not None and (spending.usd or 0.0) >= spending.budget_usd:
+        command += f" --budget-usd {2 * (spending.usd or 0.0):.4g}"
+    return command
 
 
 def sampling_of(given: dict[str, Any], extra: str | None) -> SamplingArgs:

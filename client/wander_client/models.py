@@ -20,6 +20,7 @@ from wander_client.suggestions import did_you_mean
 
 if TYPE_CHECKING:
     from wander.clients.base import Client
+    from wander.wire import TokenPrices
 
     from wander_client.environments import Location
 
@@ -31,6 +32,8 @@ KINDS = """\
 NAME -b URL                any OpenAI-compatible endpoint (key: OPENAI_API_KEY)
 smollm2, hf:NAME, ./DIR    a model in this process
 scripted:MODULE:FUNCTION   a function of the environment's package"""
+CALL_SECONDS = 600.0
+"""How long one call of an endpoint may take, unless said."""
 _OPENAI_SCHEME = "ft"
 """What OpenAI's own names of fine-tuned models begin with."""
 
@@ -42,19 +45,23 @@ def open_model(
     key_variable: str = KEY_VARIABLE,
     location: Location | None = None,
     device: str | None = None,
+    timeout: float | None = None,
 ) -> Client:
-    """Return the client that a model's name means; `location` is needed for `scripted:` alone."""
+    """Return the client that a model's name means; `location` is needed for `scripted:` alone.
+
+    `timeout` is how many seconds one call of an endpoint may take.
+    """
     require_model(spec, base_url, key_variable)
     if spec.startswith("scripted:"):
         return _scripted(spec, location)
     if base_url is not None:
-        return _endpoint(spec, base_url, key_variable)
+        return _endpoint(spec, base_url, key_variable, timeout)
     if is_local_model(spec):
         current().output.note(f"loading {spec}")
         from wander.clients.transformers import TransformersClient
 
         return TransformersClient(_local(spec), device=device)
-    return _endpoint(spec, None, key_variable)
+    return _endpoint(spec, None, key_variable, timeout)
 
 
 def require_model(spec: str, base_url: str | None, key_variable: str = KEY_VARIABLE) -> None:
@@ -151,11 +158,51 @@ def require_no_slip(name: str) -> None:
         raise NotFound(f"there is no model `{name}` on this machine", hint=meant, code="model_not_found")
 
 
-def _endpoint(name: str, base_url: str | None, key_variable: str) -> Client:
+def _endpoint(name: str, base_url: str | None, key_variable: str, timeout: float | None) -> Client:
     url = _require_endpoint(name, base_url, key_variable)
     from wander.clients.openai import OpenAIClient
 
-    return OpenAIClient(name, base_url=url, api_key=os.environ.get(key_variable))
+    key = os.environ.get(key_variable)
+    return OpenAIClient(name, base_url=url, api_key=key, timeout=timeout or CALL_SECONDS)
+
+
+def servable(spec: str) -> str:
+    """Return what a server is given for a model's name: a folder, fetched or the user's, or a repository."""
+    if spec.startswith("scripted:"):
+        raise UsageError(f"`{spec}` is code, no model that can be served", hint="leave `--serve` out")
+    if not is_local_model(spec):
+        return spec
+    name = _local(spec)
+    if name in NAMED:
+        from wander.models.smollm2 import pull_smollm2
+
+        return str(pull_smollm2())
+    return name
+
+
+def priced(word: str | None, model: str) -> TokenPrices | None:
+    """Return a model's prices: as typed (`0.15/0.60`), else from `[prices]` of the settings file."""
+    from pydantic import ValidationError
+    from wander.wire import TokenPrices
+
+    if word is None:
+        kept = current().settings.prices.get(model)
+        if kept is None:
+            return None
+        try:
+            return TokenPrices.model_validate(kept)
+        except ValidationError:
+            raise UsageError(
+                f"`prices.{model}` of the settings file is no price",
+                hint=f'write `"{model}" = {{ prompt = 0.15, completion = 0.60 }}`, in USD per million tokens',
+            ) from None
+    try:
+        prompt, completion = (float(part) for part in word.split("/"))
+        return TokenPrices(prompt=prompt, completion=completion)
+    except ValueError:
+        raise UsageError(
+            f"`--price {word}` is no price", hint="write it as `--price 0.15/0.60`, USD per million tokens"
+        ) from None
 
 
 def _scripted(spec: str, location: Location | None) -> Client:

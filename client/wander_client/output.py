@@ -92,6 +92,11 @@ class Output:
         """True when a person looks at a terminal."""
         return self.mode == "human"
 
+    @property
+    def shows_progress(self) -> bool:
+        """True when progress is to be told."""
+        return self._progress
+
     # answers, on stdout
 
     def answer(self, data: Any, show: Callable[[], None] | str | None = None, **extra: Any) -> None:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from wander_client.environments import parse_arguments
 from wander_client.errors import ClientError, UsageError
+from wander_client.models import priced
 from wander_client.packaging.resolve import parse_environment
 from wander_client.sandboxing import chosen_policy
 
@@ -29,6 +30,13 @@ FREE = {
     "worker": "worker_addresses",
     "worker_token_file": "worker_token_file",
     "rollout_timeout": "rollout_timeout",
+    "budget_tokens": "budget_tokens",
+    "budget_usd": "budget_usd",
+    "cache": "cache",
+    "call_timeout": "call_timeout",
+    "serve_arg": "serve_args",
+    "serve_python": "serve_python",
+    "serve_timeout": "serve_timeout",
 }
 """Options that may change when a run goes on, as they change no rollout, and the settings they stand for."""
 
@@ -60,6 +68,8 @@ def continued(
             code="other_settings",
         )
     free = {FREE[name]: value for name, value in typed.items() if name in FREE}
+    if "price" in typed:
+        free["prices"] = priced(typed["price"], stored.model)
     return stored.model_copy(update=free)
 
 
@@ -67,8 +77,7 @@ def _differing(stored: EvaluationSettings, typed: Mapping[str, Any], run_dir: Pa
     """Yield a line for each option that contradicts the run."""
     if "environment" in typed and not _same_environment(str(typed["environment"]), stored.environment):
         yield f"environment `{typed['environment']}`: the run has `{stored.environment}`"
-    if "model" in typed and not _same_model(str(typed["model"]), stored.model):
-        yield f"`-m {typed['model']}`: the run has `-m {stored.model}`"
+    yield from _differing_model(stored, typed)
     for name, (option, field) in _PLAIN.items():
         held = getattr(stored, field)
         if name in typed and typed[name] != held:
@@ -76,11 +85,11 @@ def _differing(stored: EvaluationSettings, typed: Mapping[str, Any], run_dir: Pa
             yield f"`{option} {typed[name]}`: the run has `{has}`"
     if typed.get("all_examples") and stored.num_examples is not None:
         yield f"`--all`: the run has `-n {stored.num_examples}`"
+    for name in ("strata", "shuffle"):
+        if typed.get(name) and not getattr(stored, name):
+            yield f"`--{name}`: the run was begun without it"
     yield from _differing_sampling(stored.sampling.given(), typed)
-    given = parse_arguments(typed.get("argument") or [], typed.get("args"))
-    for key, value in given.items():
-        if key not in stored.arguments or stored.arguments[key] != value:
-            yield f"`-a {key}={_shown(value)}`: {_held('-a ', key, stored.arguments)}"
+    yield from _differing_arguments(stored, typed)
     if typed.keys() & {"sandbox", "sandbox_limit"}:
         policy = chosen_policy(typed.get("sandbox"), typed.get("sandbox_limit"))
         if policy != stored.sandbox:
@@ -88,6 +97,22 @@ def _differing(stored: EvaluationSettings, typed: Mapping[str, Any], run_dir: Pa
             yield f"the sandbox: the run {has}"
     if "out" in typed and Path(typed["out"]).resolve() != run_dir.resolve():
         yield f"`--out {typed['out']}`: the run lies in `{run_dir}`"
+
+
+def _differing_model(stored: EvaluationSettings, typed: Mapping[str, Any]) -> Iterator[str]:
+    for model in typed.get("model") or []:
+        if not _same_model(model, stored.model):
+            yield f"`-m {model}`: the run has `-m {stored.model}`"
+    if typed.get("serve") not in (None, stored.serve):
+        yield f"`--serve {typed['serve']}`: the run was begun without it"
+
+
+def _differing_arguments(stored: EvaluationSettings, typed: Mapping[str, Any]) -> Iterator[str]:
+    given = parse_arguments(typed.get("argument") or [], typed.get("args"))
+    given |= {name: typed[name] for name in ("judge_model", "judge_base_url") if name in typed}
+    for key, value in given.items():
+        if key not in stored.arguments or stored.arguments[key] != value:
+            yield f"`-a {key}={_shown(value)}`: {_held('-a ', key, stored.arguments)}"
 
 
 def _differing_sampling(held: Mapping[str, Any], typed: Mapping[str, Any]) -> Iterator[str]:

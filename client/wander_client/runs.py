@@ -127,7 +127,8 @@ def local_runs(runs_dir: Path) -> Iterator[RunFolder]:
     from wander.evals.store import RunFolder
 
     found = []
-    for path in runs_dir.glob("*/run.json"):
+    # The runs of a suite lie in its folder.
+    for path in (*runs_dir.glob("*/run.json"), *runs_dir.glob("*/*/run.json")):
         try:
             found.append(RunFolder.open(path.parent))
         except RunError as error:

@@ -6,6 +6,9 @@ The user's file is `settings.toml` in the platform's config folder (or the one `
 
     hub = "https://hub.example.org"      # or the name of one below
     sandbox = true                       # run environments in the sandbox
+    serve_python = "/opt/vllm/bin/python"  # has vLLM, for `--serve vllm`
+    [prices]                             # USD per million tokens
+    "my-model" = { prompt = 0.15, completion = 0.60 }
     [hubs]
     work = "https://wander.example.org"
 """
@@ -48,6 +51,10 @@ class Settings:
     """Named hubs of the user's file."""
     sandbox: bool = False
     """Whether environments run in the sandbox where the command line does not say."""
+    serve_python: str | None = None
+    """The Python that has vLLM, for `wander eval --serve vllm`."""
+    prices: Mapping[str, object] = field(default_factory=dict)
+    """Models' prices by name, in USD per million tokens: `{prompt = 0.15, completion = 0.60}`."""
 
 
 def load_settings(hub: str | None = None, environ: Mapping[str, str] | None = None) -> Settings:
@@ -78,6 +85,8 @@ def load_settings(hub: str | None = None, environ: Mapping[str, str] | None = No
         runs_dir=_folder(environ, "WANDER_RUNS_DIR", Path("runs")),
         hubs={name: hub_url(url) for name, url in hubs.items()},
         sandbox=_switch(environ.get("WANDER_SANDBOX"), stored.get("sandbox", False), path),
+        serve_python=_text(environ.get("WANDER_SERVE_PYTHON") or stored.get("serve_python"), path),
+        prices=_table(stored.get("prices", {}), path),
     )
 
 
@@ -115,6 +124,23 @@ def _only_login(config_dir: Path) -> str | None:
 
 def _folder(environ: Mapping[str, str], variable: str, default: Path) -> Path:
     return Path(environ[variable]).expanduser() if environ.get(variable) else default
+
+
+def _text(value: object, path: Path) -> str | None:
+    if value is not None and not isinstance(value, str):
+        raise UsageError(
+            f"`serve_python` in `{path}` is no path", hint='write `serve_python = "/path/python"`'
+        )
+    return value or None
+
+
+def _table(value: object, path: Path) -> Mapping[str, object]:
+    if not isinstance(value, dict):
+        raise UsageError(
+            f"`prices` in `{path}` is no table",
+            hint='write `[prices]` and `"MODEL" = { prompt = 0.15, completion = 0.60 }` lines',
+        )
+    return value
 
 
 def _switch(variable: str | None, stored: object, path: Path) -> bool:

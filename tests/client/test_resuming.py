@@ -91,7 +91,7 @@ def test_a_version_need_not_be_repeated() -> None:
     stored = EvaluationSettings(environment="acme/say@0.1.0", model="hf:a/b")
     run_dir = Path("mine")
     for environment in ("acme/say", "acme/say@0.1.0", "acme/say@latest", "acme/Say"):
-        settings = continued(stored, {"environment": environment, "model": "a/b"}, run_dir, "")
+        settings = continued(stored, {"environment": environment, "model": ["a/b"]}, run_dir, "")
         assert settings == stored
     for environment in ("acme/say@0.2.0", "other/say", "."):
         with pytest.raises(UsageError):

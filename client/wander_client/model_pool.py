@@ -1,0 +1,124 @@
+"""The models of one or several evaluations: clients that share an endpoint's bound, one server at a time."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from wander_client.invocation import current
+from wander_client.models import is_local_model, open_model, servable
+from wander_client.serving import served
+
+if TYPE_CHECKING:
+    from wander.clients.base import Client
+    from wander.clients.limiter import CallLimiter
+
+    from wander_client.environments import Location
+    from wander_client.evaluations import EvaluationSettings
+
+CACHE_FILE = "responses.sqlite"
+
+
+class ModelPool:
+    """Opens the clients of evaluations that may play at the same time.
+
+    Clients of one endpoint share the bound on its calls where `concurrency` is given. A model in this
+    process, or one that is served, fills the machine: such evaluations play one after the other, and the
+    next one of the same model finds it loaded.
+    """
+
+    def __init__(self, concurrency: int | None = None) -> None:
+        self._concurrency = concurrency
+        self._limiters: dict[str, CallLimiter] = {}
+        self._machine = asyncio.Lock()
+        self._held: tuple[Any, Any] | None = None
+        """What fills the machine: what it is, and the client or the server."""
+        self._stack = contextlib.AsyncExitStack()
+
+    @contextlib.asynccontextmanager
+    async def client(
+        self, settings: EvaluationSettings, location: Location, *, name: str, log_path: Path
+    ) -> AsyncIterator[Client]:
+        """Yield the client of an evaluation; `name` keeps its rollouts apart from those of others."""
+        async with contextlib.AsyncExitStack() as stack:
+            if settings.serve is not None:
+                await stack.enter_async_context(self._machine)
+                client: Client = await self._served(settings, log_path)
+                stack.push_async_callback(client.close)
+            elif settings.base_url is None and is_local_model(settings.model):
+                await stack.enter_async_context(self._machine)
+                client = await self._local(settings)
+            else:
+                client = open_model(
+                    settings.model,
+                    base_url=settings.base_url,
+                    key_variable=settings.key_variable,
+                    location=location,
+                    timeout=settings.call_timeout,
+                )
+                stack.push_async_callback(client.close)
+            self._share(client, name)
+            if settings.cache and client.limiter is not None:
+                client = self._cached(client, stack)
+            elif settings.cache:
+                current().output.warn(f"`--cache` keeps answers of endpoints; `{settings.model}` has none")
+            yield client
+
+    async def close(self) -> None:
+        """End what is left: the model in this process, or the server."""
+        self._held = None
+        await self._stack.aclose()
+
+    def _share(self, client: Client, name: str) -> None:
+        if self._concurrency is None or client.limiter is None:
+            return
+        from wander.clients.limiter import CallLimiter
+        from wander.clients.shared_limiter import SharedLimiter
+
+        address = str(client.describe().get("base_url"))
+        whole = self._limiters.setdefault(address, CallLimiter(self._concurrency))
+        client.limiter = SharedLimiter(whole, name)
+
+    def _cached(self, client: Client, stack: contextlib.AsyncExitStack) -> Client:
+        from wander.clients.response_cache import CachingClient, ResponseCache
+
+        cache = ResponseCache(current().settings.cache_dir / CACHE_FILE)
+        stack.callback(cache.close)
+        return CachingClient(client, cache)
+
+    async def _local(self, settings: EvaluationSettings) -> Client:
+        key = ("local", settings.model, settings.device)
+        if self._held is None or self._held[0] != key:
+            await self._let_go()
+            client = open_model(settings.model, device=settings.device)
+            self._stack.push_async_callback(client.close)
+            self._held = (key, client)
+        loaded: Client = self._held[1]
+        return loaded
+
+    async def _served(self, settings: EvaluationSettings, log_path: Path) -> Client:
+        choice = settings.serve_choice()
+        key = (settings.model, choice)
+        if self._held is None or self._held[0] != key:
+            await self._let_go()
+            model = await asyncio.to_thread(servable, settings.model)
+            server = await self._stack.enter_async_context(served(model, choice, log_path=log_path))
+            self._held = (key, (server, await asyncio.to_thread(_digest, Path(model))))
+        server, digest = self._held[1]
+        from wander.clients.served import ServedClient
+
+        return ServedClient(server.model, server.base_url, server.described, digest, settings.call_timeout)
+
+    async def _let_go(self) -> None:
+        await self.close()
+        self._stack = contextlib.AsyncExitStack()
+
+
+def _digest(model: Path) -> str | None:
+    """Return the digest of a checkpoint's weights; None for a model that the server fetches itself."""
+    from wander.models.loading import weights_digest
+
+    return weights_digest(model) if model.is_dir() else None
