@@ -59,7 +59,9 @@ def serve(
     logging.getLogger("alembic").setLevel(logging.WARNING)
     settings = confined(settings)
     app = create_app(settings, database=database)
-    worker = app.state.job_worker = job_worker(settings, database, app.state.jobs, address)
+    worker = app.state.job_worker = job_worker(
+        settings, database, app.state.storage, app.state.jobs, address
+    )
     config = uvicorn.Config(
         app,
         log_level="info" if access_log else "warning",

@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
+from wander.evals.agreement import Agreement
 from wander.types import Record
 from wander.wire import EnvironmentPin, Platform, VerificationLevel
 from wander.wire.changes import Body
@@ -113,6 +114,35 @@ class VerificationList(Record):
     """Every verification of a run, the newest first."""
 
     data: list[VerificationInfo]
+
+
+class Rerun(Record):
+    """A run that repeats another one from its manifest."""
+
+    run_id: str
+    posted_by: str
+    level: VerificationLevel
+    independent: bool
+    """Posted by somebody else, and no copy."""
+    note: str = ""
+    """Why it is not independent."""
+    agreement: Agreement | None = None
+    """As the hub computed it from both runs' rollouts; None where they cannot be compared."""
+
+
+class RunEvidence(Record):
+    """What a run's level rests on, beside the hub's replays of it."""
+
+    run_id: str
+    level: VerificationLevel
+    level_reason: str
+    examined_at: datetime | None = None
+    """When the hub read it; None before."""
+    duplicate_of: str | None = None
+    """The earlier run, of another model or another user, that has the same completions."""
+    rerun_of: str | None = None
+    reruns: list[Rerun] = Field(default_factory=list)
+    """Who repeated it, the newest first."""
 
 
 class VerificationRequest(Body):

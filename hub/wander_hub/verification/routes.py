@@ -7,12 +7,18 @@ from typing import Annotated
 from fastapi import APIRouter, Path, Query, Request
 from fastapi.encoders import jsonable_encoder
 from starlette.responses import JSONResponse, Response
-from wander.verification import DivergencePage, VerificationInfo, VerificationList, VerificationRequest
+from wander.verification import (
+    DivergencePage,
+    RunEvidence,
+    VerificationInfo,
+    VerificationList,
+    VerificationRequest,
+)
 
 from wander_hub.boundary import HubDatabase, HubSettings, Poster, ReadSession, WriteSession, wake_jobs
 from wander_hub.jobs import JobQueue
 from wander_hub.problems import documented
-from wander_hub.verification import service
+from wander_hub.verification import evidence, service
 
 router = APIRouter(prefix="/api/v1", tags=["verification"])
 
@@ -57,6 +63,12 @@ def request_verification(
     )
     wake_jobs(request)
     return JSONResponse(jsonable_encoder(found), 201 if created else 200)
+
+
+@router.get("/runs/{run_id}/evidence", response_model=RunEvidence, responses=documented(404, 422))
+def get_evidence(session: ReadSession, run_id: RunId) -> RunEvidence:
+    """Show what a run's level rests on beside replays: whether it is a copy, and who repeated it."""
+    return evidence.evidence_of(session, run_id)
 
 
 @router.get("/verifications/{number}", response_model=VerificationInfo, responses=documented(404, 422))

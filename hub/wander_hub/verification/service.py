@@ -23,7 +23,7 @@ from wander_hub.problems import HubProblem
 from wander_hub.runs import service as runs
 from wander_hub.runs.models import Run
 from wander_hub.settings import Settings
-from wander_hub.verification import repository
+from wander_hub.verification import evidence, repository
 from wander_hub.verification.models import Verification
 
 KIND = "replay"
@@ -69,14 +69,24 @@ def request(
     return info_of(_submit(session, queue, run, wanted, caller.user_id, priority=1)), True
 
 
-def request_after_post(session: Session, queue: JobQueue, run_id: str) -> bool:
-    """Have a posted run played again, where that can raise its level; tells whether it will be."""
+def request_after_post(session: Session, queue: JobQueue, settings: Settings, run_id: str) -> bool:
+    """Have a posted run read and, where that can raise its level, played again; tells whether it will be.
+
+    Reading it runs no code of an environment, so that also happens on a hub that plays nothing again.
+    """
     run = runs.find(session, run_id)
-    # Whether the environment is deterministic is not asked here: the manifest may say what it likes.
-    if run.level != "complete" or unplayable(run) is not None:
+    if run.kind != "evaluation" or not run.summary["rollouts"]:
         return False
-    _submit(session, queue, run, VerificationRequest(), None, priority=0)
+    evidence.request(session, queue, run)
+    if settings.verify_posts and settings.verification != "off":
+        _request_replay(session, queue, run)
     return True
+
+
+def _request_replay(session: Session, queue: JobQueue, run: Run) -> None:
+    # Whether the environment is deterministic is not asked here: the manifest may say what it likes.
+    if run.level == "complete" and unplayable(run) is None:
+        _submit(session, queue, run, VerificationRequest(), None, priority=0)
 
 
 def unplayable(run: Run) -> str | None:
@@ -173,6 +183,7 @@ def keep(session: Session, job_id: int, report: ReplayReport, made_with: Verifie
     found.gave = run.level
     session.flush()
     runs.refresh_listing(session, run.environment)
+    evidence.count_rerun(session, run)
 
 
 def level_after(level: VerificationLevel, reason: str, report: ReplayReport) -> tuple[VerificationLevel, str]:

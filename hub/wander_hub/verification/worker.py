@@ -8,9 +8,11 @@ import os
 import socket
 
 from wander_hub.database import Database
-from wander_hub.jobs import JobWorker, TableQueue
+from wander_hub.jobs import Handler, JobWorker, TableQueue
 from wander_hub.settings import Settings
-from wander_hub.verification import service
+from wander_hub.storage import Storage
+from wander_hub.verification import evidence, service
+from wander_hub.verification.examining import Examiner
 from wander_hub.verification.replaying import Replayer
 
 logger = logging.getLogger("wander_hub")
@@ -31,10 +33,17 @@ def confined(settings: Settings) -> Settings:
     return settings.model_copy(update={"verification": "off"})
 
 
-def job_worker(settings: Settings, database: Database, queue: TableQueue, hub_url: str) -> JobWorker | None:
-    """Return the worker of a hub that listens at `hub_url`, not yet started; None without verification."""
+def job_worker(
+    settings: Settings, database: Database, storage: Storage, queue: TableQueue, hub_url: str
+) -> JobWorker:
+    """Return the worker of a hub that listens at `hub_url`, not yet started.
+
+    Without verification it only reads runs; nothing of an environment runs then.
+    """
+    handlers: dict[str, Handler] = {evidence.KIND: Examiner(database, storage)}
+    name = f"{socket.gethostname()} {os.getpid()}"
     if settings.verification == "off":
-        return None
+        return JobWorker(queue, handlers, name)
     replayer = Replayer(
         database,
         hub_url,
@@ -42,7 +51,7 @@ def job_worker(settings: Settings, database: Database, queue: TableQueue, hub_ur
         sandbox=settings.verification == "sandbox",
         seconds=settings.verification_seconds,
     )
-    return JobWorker(queue, {service.KIND: replayer}, f"{socket.gethostname()} {os.getpid()}")
+    return JobWorker(queue, {**handlers, service.KIND: replayer}, name)
 
 
 def _why_not_confined() -> str | None:

@@ -1,0 +1,202 @@
+"""What the hub finds by reading runs: copies under another name, and whether a repetition agrees."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+from wander.types import Rollout
+from wander.verification import ReplayReport
+from wander_hub.jobs import JobWorker, TableQueue
+from wander_hub.verification import evidence, service
+from wander_hub.verification.completions import completions_digest
+from wander_hub.verification.examining import Examiner
+
+Lines = list[dict[str, Any]]
+
+
+def name_of(number: int) -> str:
+    return f"01RUN{number:021d}"
+
+
+def talkative(rollouts: Lines, word: str = "reasoning") -> Lines:
+    """Give every completion enough text to tell runs apart."""
+    said = copy.deepcopy(rollouts)
+    for one in said:
+        text = f"{one['example_id']}/{one['index']} " + f"{word} at some length about it, " * 10
+        reply = {"role": "assistant", "content": text}
+        one["completion"], one["turns"][0]["message"] = [reply], reply
+    return said
+
+
+class Board:
+    """One environment on a hub, runs of it, and the jobs that read and replay them."""
+
+    def __init__(self, hub: Any, run_of: Any, sha256: str) -> None:
+        self.hub, self.run_of, self.sha256 = hub, run_of, sha256
+        self.queue = TableQueue(hub.database)
+
+    async def post(
+        self, number: int, rewards: Any = 0.5, user: str = "alice", word: str = "reasoning", **changes: Any
+    ) -> str:
+        manifest, rollouts = self.run_of(self.sha256, reward=rewards, run_id=name_of(number), **changes)
+        answer = await self.hub.post_run(manifest, talkative(rollouts, word), user=user)
+        assert answer.status_code == 201, answer.text
+        return str(manifest["run_id"])
+
+    def examine(self) -> None:
+        storage = self.hub.client._transport.app.state.storage
+        worker = JobWorker(self.queue, {evidence.KIND: Examiner(self.hub.database, storage)}, "reader")
+        while worker.run_one():
+            pass
+
+    def replay(self, run_id: str, expected: int) -> None:
+        """Have the waiting replays end with everything the same."""
+
+        def handler(context: Any) -> Any:
+            own = context.lease.payload["run_id"]
+            counts = {"expected": expected, "recorded": expected, "replayed": expected, "same": expected}
+            report = ReplayReport(run_id=own, **counts, differing=0, failed=0)
+            return lambda session: service.keep(session, context.lease.job_id, report, None)
+
+        worker = JobWorker(self.queue, {service.KIND: handler}, "player")
+        while worker.run_one():
+            pass
+
+    async def run(self, run_id: str) -> dict[str, Any]:
+        return (await self.hub.get(f"/api/v1/runs/{run_id}")).json()
+
+    async def evidence(self, run_id: str) -> dict[str, Any]:
+        answer = await self.hub.get(f"/api/v1/runs/{run_id}/evidence")
+        assert answer.status_code == 200, answer.text
+        return answer.json()
+
+    async def ranked(self) -> list[str]:
+        board = await self.hub.get("/api/v1/environments/alice/reverse-text/leaderboard")
+        return [row["run_id"] for row in board.json()["rows"]]
+
+
+@pytest.fixture
+async def board(hub: Any, run_of: Any) -> Board:
+    return Board(hub, run_of, await hub.publish())
+
+
+@pytest.mark.parametrize(
+    "other", [{"model": "better"}, {"user": "admin"}, {"model": "better", "user": "admin"}]
+)
+async def test_a_run_under_another_name_is_marked_and_ranks_nowhere(board: Board, other: Any) -> None:
+    first = await board.post(1)
+    copied = await board.post(2, **other)
+    board.examine()
+    run = await board.run(copied)
+    assert run["level"] == "claimed"
+    assert f"duplicate of `{first}` of `tiny`, posted by alice" in run["level_reason"]
+    assert (await board.evidence(copied))["duplicate_of"] == first
+    assert (await board.evidence(first))["duplicate_of"] is None
+    assert await board.ranked() == [first]
+    board.replay(copied, 6)
+    assert (await board.run(copied))["level"] == "claimed", "a replay proves nothing about whose it is"
+    assert (await board.run(first))["level"] == "replayed"
+
+
+async def test_the_same_model_evaluated_again_and_other_words_are_no_copies(board: Board) -> None:
+    runs = [
+        await board.post(1),
+        await board.post(2),
+        await board.post(3, model="better", word="other reasoning"),
+    ]
+    board.examine()
+    assert sorted(await board.ranked()) == runs
+
+
+def told(text: str, count: int = 8) -> list[Rollout]:
+    reply = {"role": "assistant", "content": text}
+    return [
+        Rollout(
+            example_id=str(number),
+            index=0,
+            seed=number,
+            prompt=[],
+            completion=[reply],
+            turns=[{"message": {**reply, "content": f"{number} {text}"}, "context_messages": 0}],
+        )
+        for number in range(count)
+    ]
+
+
+def test_spaces_case_and_rewards_make_no_other_run_of_it() -> None:
+    digest = completions_digest(told("I think that it is seven. " * 10))
+    assert digest is not None
+    assert completions_digest(told("i THINK that it  is seven.. " * 10)) == digest
+    dearer = [
+        one.model_copy(update={"reward": 1.0, "seconds": 9.0})
+        for one in told("I think that it is seven. " * 10)
+    ]
+    assert completions_digest(dearer) == digest
+    assert completions_digest(told("I think that it is eight. " * 10)) != digest
+    assert completions_digest(told("I think that it is seven. " * 10)[::-1]) != digest
+
+
+def test_short_answers_tell_no_runs_apart() -> None:
+    assert completions_digest(told("B")) is None
+    assert completions_digest([told("B" * 900)[0]] * 50) is None, "one completion again and again says little"
+
+
+REWARDS = [0.0, 1.0] * 20
+SIZE = {"examples": 40, "per_example": 1}
+
+
+async def rerun(board: Board, rewards: Any, user: str = "bob", word: str = "repeated", **changes: Any) -> str:
+    return await board.post(2, rewards, user=user, word=word, rerun_of=name_of(1), **SIZE, **changes)
+
+
+async def test_an_independent_run_that_agrees_gives_the_highest_level(board: Board) -> None:
+    first = await board.post(1, REWARDS, **SIZE)
+    second = await rerun(board, REWARDS)
+    board.examine()
+    assert (await board.run(first))["level"] == "complete", "the rerun itself is not proven yet"
+    board.replay(second, 40)
+    run = await board.run(first)
+    assert run["level"] == "rerun"
+    assert f"`{second}` by bob repeated it and agrees: difference +0.0000" in run["level_reason"]
+    (one,) = (await board.evidence(first))["reruns"]
+    assert (one["run_id"], one["posted_by"], one["independent"]) == (second, "bob", True)
+    assert (one["agreement"]["verdict"], one["agreement"]["examples"]) == ("agrees", 40)
+    assert (await board.evidence(second))["rerun_of"] == first
+
+
+@pytest.mark.parametrize(
+    ("rewards", "changes", "verdict", "note"),
+    [
+        (REWARDS, {"user": "alice"}, "agrees", "posted by who posted the run"),
+        (REWARDS, {"word": "reasoning"}, "agrees", "letter by letter"),
+        ([1.0] * 40, {}, "differs", ""),
+        (REWARDS, {"sampling": {"temperature": 0.0}}, "agrees", ""),
+        (REWARDS, {"model": "another"}, "agrees", ""),
+    ],
+)
+async def test_what_is_no_evidence_raises_nothing(
+    board: Board, rewards: Any, changes: Any, verdict: str, note: str
+) -> None:
+    first = await board.post(1, REWARDS, **SIZE)
+    second = await rerun(board, rewards, **changes)
+    board.examine()
+    board.replay(second, 40)
+    assert (await board.run(first))["level"] == "replayed"
+    (one,) = (await board.evidence(first))["reruns"]
+    assert one["agreement"]["verdict"] == verdict
+    assert note in one["note"]
+
+
+async def test_a_rerun_of_a_run_that_is_not_here_is_a_run_like_any_other(board: Board) -> None:
+    one = await board.post(1, rerun_of=name_of(77))
+    board.examine()
+    found = await board.evidence(one)
+    assert (found["rerun_of"], found["level"], found["reruns"]) == (name_of(77), "complete", [])
+
+
+async def test_runs_that_hold_nothing_and_training_runs_are_not_read(board: Board, hub: Any) -> None:
+    manifest, _ = board.run_of(board.sha256, run_id=name_of(1), kind="training")
+    assert (await hub.post_run(manifest, None)).status_code == 201
+    assert board.queue.claim("reader", [evidence.KIND]) is None

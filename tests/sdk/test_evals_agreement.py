@@ -1,0 +1,110 @@
+"""Whether a repeated run agrees: the verdicts, their error rates by simulation, and what cannot be told."""
+
+from __future__ import annotations
+
+import random
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+from wander import Rollout
+from wander.errors import ConfigError, RunError
+from wander.evals.agreement import Agreement, agreement
+from wander.evals.manifest import this_platform
+from wander.types import EnvironmentInfo, RewardFunctionInfo
+from wander.wire import EnvironmentPin, ModelPin, RunManifest
+
+
+def manifest(count: int, weight: float = 1.0, **changes: Any) -> RunManifest:
+    info = EnvironmentInfo(
+        name="coin", kind="single_turn", reward_functions=[RewardFunctionInfo(name="right", weight=weight)]
+    )
+    given: dict[str, Any] = {
+        "run_id": "01run",
+        "environment": EnvironmentPin(owner="acme", name="coin", version="1.0", info=info),
+        "model": ModelPin(name="tiny", kind="OpenAIClient"),
+        "example_ids": [str(number) for number in range(count)],
+        "rollouts_per_example": 1,
+        "task_set_sha256": "0" * 64,
+        "started_at": datetime.now(UTC),
+        "platform": this_platform(),
+    }
+    return RunManifest(**{**given, **changes})
+
+
+def rollouts(rewards: list[float]) -> list[Rollout]:
+    return [
+        Rollout(example_id=str(number), index=0, seed=number, prompt=[], completion=[], reward=reward)
+        for number, reward in enumerate(rewards)
+    ]
+
+
+def compared(before: list[float], after: list[float], **options: Any) -> Agreement:
+    one = manifest(len(before))
+    return agreement(one, rollouts(before), one, rollouts(after), **options)
+
+
+def test_equal_rewards_on_many_examples_agree_and_on_a_few_show_nothing() -> None:
+    many = compared([0.0, 1.0] * 50, [0.0, 1.0] * 50)
+    assert (many.verdict, many.difference, many.examples, many.margin) == ("agrees", 0.0, 100, 0.1)
+    assert many.low is not None
+    assert -0.1 < many.low < 0 < many.high < 0.1
+    assert compared([0.0, 1.0] * 5, [0.0, 1.0] * 5).verdict == "inconclusive"
+    one = compared([1.0], [1.0])
+    assert (one.verdict, one.low, one.high) == ("inconclusive", None, None)
+
+
+def test_a_clear_difference_is_told() -> None:
+    found = compared([0.0] * 40, [0.0, 1.0] * 20)
+    assert (found.verdict, found.difference) == ("differs", 0.5)
+    assert "difference +0.5000, 90% interval [+0.3" in found.told
+
+
+def test_a_difference_within_the_margin_agrees_though_it_is_certain() -> None:
+    before = [n / 1000 for n in range(200)]
+    after = [value + 0.01 + 0.001 * (-1) ** n for n, value in enumerate(before)]
+    found = compared(before, after)
+    assert found.p_value is not None
+    assert found.p_value < 1e-6
+    assert found.verdict == "agrees"
+    assert compared(before, after, margin=0.005).verdict == "differs"
+
+
+def test_the_margin_is_a_share_of_what_the_weights_move() -> None:
+    one = manifest(100, weight=-4.0)
+    found = agreement(one, rollouts([0.0] * 100), one, rollouts([0.1] * 100))
+    assert found.margin == pytest.approx(0.4)
+
+
+@pytest.mark.parametrize(("shift", "least", "most"), [(0.0, 0.9, 1.0), (0.2, 0.0, 0.13)])
+def test_agreement_is_found_where_it_is_and_seldom_at_the_margin(
+    shift: float, least: float, most: float
+) -> None:
+    """At a true difference of the margin itself the test errs in 5 % of runs; with none it has power."""
+    draw = random.Random(5)
+    said = 0
+    for _ in range(120):
+        before = [float(draw.random() < 0.5) for _ in range(200)]
+        after = [float(draw.random() < 0.5 + shift) for _ in range(200)]
+        said += compared(before, after, margin=0.2).verdict == "agrees"
+    assert least <= said / 120 <= most
+
+
+def test_what_the_manifests_do_not_share_is_named() -> None:
+    one, other = manifest(30), manifest(30, seed=4, model=ModelPin(name="big", kind="OpenAIClient"))
+    found = agreement(one, rollouts([1.0] * 30), other, rollouts([1.0] * 30))
+    assert found.differing == ["model.name", "seed"]
+
+
+def test_examples_that_only_one_scored_leave_it_open() -> None:
+    one = manifest(60)
+    found = agreement(one, rollouts([1.0] * 60), one, rollouts([1.0] * 59))
+    assert (found.verdict, found.unshared) == ("inconclusive", 1)
+
+
+def test_what_cannot_be_compared_is_refused() -> None:
+    one = manifest(3)
+    with pytest.raises(RunError, match="share no scored example"):
+        agreement(one, rollouts([1.0] * 3), one, [])
+    with pytest.raises(ConfigError, match="margin must be positive"):
+        compared([1.0], [1.0], margin=0)
