@@ -16,6 +16,7 @@ import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from wander.errors import RunError
+from wander.evals import jsonl
 from wander.evals.statistics import summarise
 from wander.evals.store import RunFolder
 from wander.types import EnvironmentInfo, Failure, Rollout
@@ -176,6 +177,16 @@ def test_an_escaped_key_is_the_same_key(tmp_path: Path) -> None:
     line = b'{"example_id":"\\u0061","index":0,"seed":7,"prompt":[],"completion":[]}\n'
     with pytest.raises(RunError, match=r"line 3 .* repeats a rollout that had not failed"):
         list(with_extra_line(tmp_path, line).rollouts())
+
+
+def test_a_faulty_line_is_told_of_the_file_that_is_there(tmp_path: Path) -> None:
+    folder = with_extra_line(tmp_path, b"{}\n")
+    with pytest.raises(RunError, match=r"line 3 of `.*/rollouts\.jsonl` is not a rollout"):
+        list(folder.rollouts())
+    jsonl.compress(tmp_path / "rollouts.jsonl", tmp_path / "rollouts.jsonl.zst")
+    (tmp_path / "rollouts.jsonl").unlink()
+    with pytest.raises(RunError, match=r"line 3 of `.*/rollouts\.jsonl\.zst` is not a rollout"):
+        list(RunFolder.open(tmp_path).rollouts())
 
 
 @pytest.mark.parametrize("keep", [4, 0.3, 0.9, -1])

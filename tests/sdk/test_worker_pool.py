@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from talking_environment import BODY
 from wander import Rollout, ScriptedClient
 from wander.clients.base import Client, ModelRequest, ModelResponse
 from wander.errors import EnvironmentFault, LoadError
@@ -19,33 +20,6 @@ from wander.evals.runner import EvaluationPlan, evaluate
 from wander.wire import EnvironmentPin
 from wander.worker.host import WorkerEnvironment, automatic_workers
 
-BODY = """
-import os, signal, sys, time
-from wander import MultiTurnEnv, Rubric
-
-def length(completion):
-    return float(len(completion[-1]["content"]))
-
-class Env(MultiTurnEnv):
-    async def env_response(self, messages, state):
-        said = messages[-1]["content"]
-        if said == "pid":
-            said = str(os.getpid())
-        if said == "kill":
-            os.kill(os.getpid(), signal.SIGKILL)
-        if said == "roll":
-            said = str(self.rng(state, "dice").random())
-        if said.startswith("block"):
-            gate = said.split()[1]
-            open(gate + ".blocked", "w").close()
-            while not os.path.exists(gate):  # sync: nothing else goes on here
-                time.sleep(0.01)
-        return [{"role": "user", "content": f"you said {said}"}]
-
-def load_environment(rows=6, **arguments):
-    return Env(eval_dataset=[{"question": f"q{i}"} for i in range(rows)],
-               rubric=Rubric([length]), max_turns=2, name="shared", **arguments)
-"""
 TIMES = {"started_at", "seconds", "scoring_seconds"}
 TURN_TIMES = {"model_seconds", "environment_seconds"}
 
@@ -116,7 +90,7 @@ async def test_what_is_played_does_not_depend_on_the_number_of_workers(tmp_path:
     played = []
     for workers in (1, 3):
         async with pool(tmp_path, workers, arguments={"rows": 8}) as environment:
-            pin = EnvironmentPin(name="shared", info=environment.info)
+            pin = EnvironmentPin(name="talking", info=environment.info)
             plan = EvaluationPlan(rollouts_per_example=3, concurrency=7, seed=5)
             result = await evaluate(environment, ScriptedClient(model), plan, None, pin)
         assert result.summary.failed == 0
@@ -205,7 +179,7 @@ async def test_an_evaluation_survives_workers_that_die(tmp_path: Path) -> None:
         return "fine"
 
     async with pool(tmp_path, 2, arguments={"rows": 20}) as environment:
-        pin = EnvironmentPin(name="shared", info=environment.info)
+        pin = EnvironmentPin(name="talking", info=environment.info)
         plan = EvaluationPlan(concurrency=4, max_retries=6)
         result = await evaluate(environment, ScriptedClient(model), plan, None, pin)
     assert (result.summary.rollouts, result.summary.failed) == (20, 0)
@@ -215,7 +189,7 @@ async def test_an_evaluation_survives_workers_that_die(tmp_path: Path) -> None:
 async def test_when_no_worker_is_left_an_evaluation_ends(tmp_path: Path) -> None:
     client = ScriptedClient(lambda request: "kill")
     async with pool(tmp_path, 2, restarts=0, arguments={"rows": 30}) as environment:
-        pin = EnvironmentPin(name="shared", info=environment.info)
+        pin = EnvironmentPin(name="talking", info=environment.info)
         plan = EvaluationPlan(concurrency=2, max_retries=0)
         with pytest.raises(EnvironmentFault, match=r"was killed by SIGKILL; log: .*worker\.log"):
             await evaluate(environment, client, plan, None, pin)
@@ -260,7 +234,7 @@ if count == 3:
 
 
 async def test_workers_that_load_different_things_are_refused(tmp_path: Path) -> None:
-    body = BODY.replace('name="shared"', 'name="shared", summary=str(os.getpid())')
+    body = BODY.replace('name="talking"', 'name="talking", summary=str(os.getpid())')
     with pytest.raises(LoadError, match="different environments"):
         async with pool(tmp_path, 2, body):
             pass
@@ -293,3 +267,10 @@ def test_the_automatic_number_of_workers(
 ) -> None:
     monkeypatch.setattr(os, "cpu_count", lambda: cores)
     assert automatic_workers(concurrency) == workers
+
+
+async def test_what_a_worker_has_loaded_is_not_looked_through_for_garbage(tmp_path: Path) -> None:
+    async with pool(tmp_path, 1) as environment:
+        (example,) = await environment.examples("eval", 0, 1)
+        rollout = await environment.rollout(ScriptedClient(["frozen", "end"]), example)
+    assert int(rollout.completion[1]["content"].split()[-1]) > 10_000

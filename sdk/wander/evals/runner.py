@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import gc
 import random
 import time
 from collections import Counter
@@ -30,6 +29,7 @@ from wander.evals.plan import EvaluationPlan, planned_examples
 from wander.evals.statistics import RunningSummary, summarise
 from wander.evals.stopping import FailureWatch, StopRequest
 from wander.evals.store import RunFolder
+from wander.garbage import fewer_collections
 from wander.handle import EnvironmentHandle
 from wander.types import Example, Failure, Rollout, Usage
 from wander.wire import EndpointUse, EnvironmentPin, RunManifest, RunSummary
@@ -38,8 +38,6 @@ __all__ = ["EvaluationPlan", "EvaluationResult", "Progress", "evaluate", "planne
 
 _PROGRESS_SECONDS = 0.1
 _SYNC_SECONDS = 1.0
-_COLLECTION = 20_000
-"""New objects after which the youngest generation of garbage is collected."""
 _RETRY_SECONDS = 0.5
 _LONGEST_RETRY_SECONDS = 30.0
 STOP_GRACE_SECONDS = 10.0
@@ -139,29 +137,12 @@ async def evaluate(
     bound = contextlib.nullcontext() if client.limiter is None else client.limiter.at_most(plan.concurrency)
     evaluation = _Evaluation(environment, client, plan, folder, manifest, on_progress, stop or StopRequest())
     try:
-        with bound, _fewer_collections():
+        with bound, fewer_collections():
             await evaluation.play(examples)
         return evaluation.result()
     finally:
         if folder is not None:
             folder.close()
-
-
-@contextlib.contextmanager
-def _fewer_collections() -> Iterator[None]:
-    """Look for cyclic garbage less often: at the usual 700 new objects that takes a fifth of the time.
-
-    Thousands of rollouts and connections live at once, and next to none of what they leave is cyclic.
-    """
-    usual = gc.get_threshold()
-    if usual[0] == 0 or usual[0] >= _COLLECTION:  # switched off, or another evaluation is at it
-        yield
-        return
-    gc.set_threshold(_COLLECTION, *usual[1:])
-    try:
-        yield
-    finally:
-        gc.set_threshold(*usual)
 
 
 def _folder(run_dir: Path | None, manifest: RunManifest, *, resume: bool) -> RunFolder | None:

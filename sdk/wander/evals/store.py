@@ -163,10 +163,10 @@ class RunFolder:
         for number, line in self._lines():
             rollout = self._parse(number, line)
             if number in counts and last.get(rollout.key) != number:
-                raise RunError(f"line {number} of `{self.path / ROLLOUTS}` gives its key twice")
+                raise RunError(f"line {number} of `{_rollouts_file(self.path)}` gives its key twice")
             if lines > len(counts) and not rule.takes(rollout.key, failed=rollout.failure is not None):
                 raise RunError(
-                    f"line {number} of `{self.path / ROLLOUTS}` repeats a rollout that had not failed",
+                    f"line {number} of `{_rollouts_file(self.path)}` repeats a rollout that had not failed",
                     hint="take that line out: a rollout is played again only after a failure",
                 )
             if number in counts:
@@ -291,7 +291,7 @@ class RunFolder:
             return Rollout.model_validate_json(line)
         except ValidationError as error:
             raise RunError(
-                f"line {number} of `{self.path / ROLLOUTS}` is not a rollout: {_first_problem(error)}",
+                f"line {number} of `{_rollouts_file(self.path)}` is not a rollout: {_first_problem(error)}",
                 hint="take that line out; a resumed run plays its rollout again",
             ) from error
 

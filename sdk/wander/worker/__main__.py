@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import gc
 import os
 import signal
 import socket
@@ -24,6 +25,7 @@ from typing import Any
 from websockets.asyncio.client import unix_connect
 
 from wander.errors import WanderError
+from wander.garbage import fewer_collections
 from wander.worker.channel import OPTIONS, Channel
 from wander.worker.command import listen_options, listened
 from wander.worker.guard import keep_from_children, take_no_interrupts
@@ -67,7 +69,12 @@ def main() -> int:
         loop.run_until_complete(service.refuse(error))
         return 1
     asyncio.set_event_loop(loop)
-    if not loop.run_until_complete(service.serve(environment, end=_end_group)):
+    # What is loaded now stays: no collection need look through it again.
+    gc.collect()
+    gc.freeze()
+    with fewer_collections():
+        closed = loop.run_until_complete(service.serve(environment, end=_end_group))
+    if not closed:
         _end_group()
     return 0
 
