@@ -21,6 +21,7 @@ from wander_hub.environments import routes as environments
 from wander_hub.index import routes as index
 from wander_hub.index.anonymous import AnonymousReader
 from wander_hub.index.direct import DirectIndex
+from wander_hub.index.public_files import FOLDER, keep_links
 from wander_hub.jobs import TableQueue
 from wander_hub.leaderboards import routes as leaderboards
 from wander_hub.middleware import AnswerHeaders
@@ -114,6 +115,7 @@ def create_app(
 def _start(settings: Settings, database: Database, storage: Storage) -> None:
     with database.write() as session:
         bundled.ensure_owner(session)
+    keep_links(database, storage, settings.data / FOLDER, wanted=settings.public_files)
     if settings.bundled_packages:
         for filename in bundled.publish_bundled(database, storage, settings):
             logger.info("offering `%s` under the owner `%s`", filename, bundled.BUNDLED_OWNER)

@@ -155,6 +155,23 @@ def migrate(data: Data = None) -> None:
 app.command()(fsck)
 
 
+@app.command("nginx-config")
+def nginx_config(
+    name: Annotated[str, typer.Option(help="host name under which users reach the hub")] = "_",
+    listen: Annotated[str, typer.Option(help="what nginx listens on; `443 ssl` for TLS")] = "80",
+    upstream: Annotated[str, typer.Option(help="where the hub listens")] = "127.0.0.1:8600",
+    data: Data = None,
+) -> None:
+    """Print an nginx configuration that sends files itself, the public ones without asking the hub.
+
+    \b
+    wander-hub nginx-config --name hub.example.org --listen "443 ssl" > /etc/nginx/conf.d/wander.conf
+    """
+    from wander_hub.nginx import configuration
+
+    print(configuration(_settings(data), name=name, listen=listen, upstream=upstream), end="")  # noqa: T201
+
+
 @app.command()
 def version(as_json: AsJson = False) -> None:
     """Print the version."""

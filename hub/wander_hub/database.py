@@ -26,6 +26,8 @@ Result = TypeVar("Result")
 
 READER = "reader"
 """Under this key a session knows whose eyes it has; every statement on environments asks for it."""
+PUBLIC_FILES = "public_files"
+"""Under this key it knows the links that nginx follows, where the hub keeps any."""
 _OBJECTS_LOCK = 7_403_926_551
 """Any number that nothing else locks."""
 
@@ -76,6 +78,8 @@ class Database:
 
     def __init__(self, url: str) -> None:
         self.url = url
+        self.session_info: dict[str, Any] = {}
+        """What every session of this hub knows."""
         sqlite = url.startswith("sqlite")
         options: dict[str, Any] = {"connect_args": {"check_same_thread": False}} if sqlite else {}
         self.engine = create_engine(
@@ -95,13 +99,13 @@ class Database:
     @contextmanager
     def read(self, reader: Identity | None = None) -> Iterator[Session]:
         """Give a session whose work is thrown away; it sees what `reader` may see: for None the public."""
-        with self._read(info={READER: reader}) as session:
+        with self._read(info={**self.session_info, READER: reader}) as session:
             yield session
 
     @contextmanager
     def write(self, reader: Identity | None = None) -> Iterator[Session]:
         """Give a session that commits when the block ends well, and rolls back otherwise."""
-        with self._write(info={READER: reader}) as session, session.begin():
+        with self._write(info={**self.session_info, READER: reader}) as session, session.begin():
             yield session
 
     def committed(self, work: Callable[[Session], Result], reader: Identity | None = None) -> Result:

@@ -24,6 +24,7 @@ from wander_hub.environments.models import Environment, File
 from wander_hub.index import repository as pages
 from wander_hub.index import service as index
 from wander_hub.index.models import IndexPage
+from wander_hub.index.public_files import PublicFiles
 from wander_hub.leaderboards import service as leaderboards
 from wander_hub.runs import repository as runs
 from wander_hub.runs.models import RunArtifact
@@ -42,7 +43,7 @@ class Finding:
 
     code: str
     """object_missing, object_corrupt, object_extra, size_wrong, chunk_missing, chunk_extra, page_missing,
-    page_extra, page_stale or totals_wrong."""
+    page_extra, page_stale, totals_wrong, link_missing or link_extra."""
     subject: str
     """What it is about: an object's digest, or `owner/name`."""
     detail: str
@@ -50,7 +51,12 @@ class Finding:
 
 
 def check(
-    database: Database, storage: Storage, *, repair: bool = False, quick: bool = False
+    database: Database,
+    storage: Storage,
+    *,
+    repair: bool = False,
+    quick: bool = False,
+    links: PublicFiles | None = None,
 ) -> Iterator[Finding]:
     """Yield all findings; `quick` compares sizes of objects without reading them."""
     yield from _objects(database, storage, repair=repair, quick=quick)
@@ -62,6 +68,8 @@ def check(
         yield from _environment(database, one, repair=repair)
     for one in owners:
         yield from _owner(database, one, repair=repair)
+    if links is not None:
+        yield from _links(links, repair=repair)
 
 
 def _objects(database: Database, storage: Storage, *, repair: bool, quick: bool) -> Iterator[Finding]:
@@ -89,6 +97,16 @@ def _objects(database: Database, storage: Storage, *, repair: bool, quick: bool)
             removed = repair and objects.discard(database, storage, [sha256]) == [sha256]
             size = stored[sha256].size
             yield Finding("object_extra", sha256, f"nothing needs these {size:,} bytes", repaired=removed)
+
+
+def _links(links: PublicFiles, *, repair: bool) -> Iterator[Finding]:
+    wrong, missing = links.compare()
+    if repair:
+        links.repair()
+    for path in sorted(wrong):
+        yield Finding("link_extra", str(path), "nginx would send what it must not", repaired=repair)
+    for path in sorted(missing):
+        yield Finding("link_missing", str(path), "nginx asks the hub for it", repaired=repair)
 
 
 def _chunks(database: Database, storage: Storage, *, repair: bool) -> Iterator[Finding]:

@@ -37,6 +37,7 @@ def fsck(
     Exit status: 0 when all is well or was mended, 1 when something is left.
     """
     from wander_hub import fsck as checks
+    from wander_hub.index.public_files import FOLDER, PublicFiles
 
     settings = Settings() if data is None else Settings(data=data)
     if settings.database_url is None and not settings.data.is_dir():
@@ -46,7 +47,8 @@ def fsck(
         database.migrate()
         storage = Storage.open(settings.storage_url, settings.data / "objects")
         found = []
-        for one in checks.check(database, storage, repair=repair, quick=quick):
+        links = PublicFiles(database, storage, settings.data / FOLDER) if settings.public_files else None
+        for one in checks.check(database, storage, repair=repair, quick=quick, links=links):
             found.append(one)
             if not as_json:
                 outcome = "  (repaired)" if one.repaired else ""

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
+from typing import Literal, Self
 from urllib.parse import urlsplit
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 from wander.trusted_publishing import PublisherKind
 
@@ -33,6 +33,8 @@ class Settings(BaseSettings):
     accel_prefix: str | None = None
     """Path of an nginx location that is `internal` and holds the folder of the files (`DATA/objects`): nginx
     then sends them itself. Only where every request comes through that nginx."""
+    public_files: bool = False
+    """Keep links to what anybody may download in `DATA/public`, for nginx to send without asking the hub."""
     presigned_seconds: int = Field(default=0, ge=0, le=7 * 24 * 3600)
     """With an object store: answer downloads with a redirect to it that is good for so long; 0 sends every
     byte through the hub."""
@@ -113,6 +115,12 @@ class Settings(BaseSettings):
             if not acceptable_address(issuer):
                 raise ValueError(f"the issuer `{issuer}` must be an https address")
         return issuers
+
+    @model_validator(mode="after")
+    def _links_lead_to_a_folder(self) -> Self:
+        if self.public_files and self.storage_url is not None:
+            raise ValueError("`public_files` needs the files in the data folder, not under `storage_url`")
+        return self
 
     @property
     def resolved_database_url(self) -> str:

@@ -83,6 +83,7 @@ COMMANDS: dict[str, CommandEntry] = {
     "compare": CommandEntry("compare", "tell whether one run does better than another", RUN),
     "verify": CommandEntry("verify", "have the hub play a posted run again", RUN),
     "replay": CommandEntry("replay", "play a run again from its record and compare", RUN),
+    "rerun": CommandEntry("rerun", "repeat a run from its manifest and test agreement", RUN),
     "post": CommandEntry("post", "put a run on the hub's leaderboard", RUN),
     "leaderboard": CommandEntry("leaderboard", "show an environment's leaderboard", RUN),
     "play": CommandEntry("play", "play an environment yourself", RUN),

@@ -6,13 +6,15 @@ keeps the page of its former name, since the files published under that name sti
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from sqlalchemy.orm import Session
 
 from wander_hub import names
 from wander_hub.accounts import repository as accounts
 from wander_hub.accounts.models import Owner
 from wander_hub.accounts.schemas import Identity
-from wander_hub.database import READER
+from wander_hub.database import PUBLIC_FILES, READER
 from wander_hub.environments import repository as environments
 from wander_hub.environments import service as environment_service
 from wander_hub.environments.models import Environment, File
@@ -22,15 +24,29 @@ from wander_hub.index.negotiation import JSON_V1, PLAIN_HTML
 from wander_hub.index.schemas import NamespaceInfo, StoredPage
 from wander_hub.problems import HubProblem, Moved
 
+if TYPE_CHECKING:
+    from wander_hub.index.public_files import PublicFiles  # it builds on this module
+
 CHALLENGE = {"WWW-Authenticate": 'Basic realm="wander"'}
 
 
 def write_pages(session: Session, environment: Environment) -> None:
     """Render what the index shows of an environment, and the owner's list."""
     projects = projects_of(session, environment)
-    for page in repository.pages_of(session, environment.id):
-        if page.owner_id != environment.owner_id or page.project not in projects:
-            session.delete(page)
+    gone = [
+        page
+        for page in repository.pages_of(session, environment.id)
+        if page.owner_id != environment.owner_id or page.project not in projects
+    ]
+    links: PublicFiles | None = session.info.get(PUBLIC_FILES)
+    if links is not None:
+        offered = {
+            name: {one.filename: one.sha256 for one in every.files} for name, every in projects.items()
+        }
+        places = [(session.get_one(Owner, page.owner_id).name, page.project) for page in gone]
+        links.changed(session, environment, offered, places)
+    for page in gone:
+        session.delete(page)
     session.flush()
     for name, project in projects.items():
         repository.store_page(

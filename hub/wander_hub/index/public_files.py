@@ -1,0 +1,160 @@
+"""Links to the files that anybody may download, so that nginx sends them without asking the hub.
+
+`DATA/public` holds a symbolic link for each, at the path of its address: `alice/files/echo/echo-1.0.tar.gz`.
+A link goes before the change that hides its file is committed. It comes after the change that shows the file,
+in a transaction of its own that holds the environment and looks at it again. So whenever a process dies, or
+two changes meet, what must not be sent has no link; what has none is sent by the hub.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import shutil
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+from sqlalchemy import Select, event, select
+from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.orm import Session
+
+from wander_hub import names
+from wander_hub.accounts.models import Owner
+from wander_hub.accounts.schemas import HUB
+from wander_hub.database import PUBLIC_FILES, Database
+from wander_hub.environments.models import Environment, File, Version
+from wander_hub.index.anonymous import anybody_reads
+from wander_hub.storage import Storage
+from wander_hub.upload.bundled import BUNDLED_OWNER
+
+logger = logging.getLogger("wander_hub")
+
+FOLDER = "public"
+
+
+class Place(NamedTuple):
+    """A project of an owner's index, whose files lie in one folder."""
+
+    owner: str
+    project: str
+
+
+class PublicFiles:
+    """The folder of links of one hub."""
+
+    def __init__(self, database: Database, storage: Storage, folder: Path) -> None:
+        self._database = database
+        self._storage = storage
+        self._folder = folder
+
+    def attach(self) -> None:
+        """Have every session keep the links as it changes things."""
+        self._database.session_info[PUBLIC_FILES] = self
+
+    def changed(
+        self,
+        session: Session,
+        environment: Environment,
+        offered: Mapping[str, Mapping[str, str]],
+        gone: Iterable[tuple[str, str]],
+    ) -> None:
+        """Remove the links that are wrong once this session is committed; the others are made after that.
+
+        `offered` has the files and digests of each page of the environment, `gone` what were its pages.
+        """
+        for owner, project in gone:
+            self._remove_but(Place(owner, project), {})
+        for project, files in offered.items():
+            self._remove_but(Place(environment.owner.name, project), files if _is_open(environment) else {})
+        if _is_open(environment):
+            event.listen(session, "after_commit", lambda _: self._show_if_it_can(environment.id), once=True)
+
+    def show(self, environment_id: int) -> None:
+        """Make the links of an environment that are missing, should everybody still see it."""
+        with self._database.write(HUB) as session:
+            lock = select(Environment.id).where(Environment.id == environment_id).with_for_update()
+            session.execute(lock)  # nobody hides it until all are made
+            for owner, filename, sha256, _ in session.execute(_rows(environment_id)):
+                path = self._path(Place(owner, names.distribution_of(filename)), filename)
+                path.parent.mkdir(parents=True, exist_ok=True)
+                with contextlib.suppress(FileExistsError):
+                    os.symlink(self._target(path, sha256), path)
+
+    def compare(self) -> tuple[list[Path], dict[Path, int]]:
+        """Return the links that should not be there, and those that are missing with their environment."""
+        with self._database.read(HUB) as session:
+            missing = {
+                self._path(Place(owner, names.distribution_of(filename)), filename): (sha256, environment_id)
+                for owner, filename, sha256, environment_id in session.execute(_rows())
+            }
+        wrong = []
+        for folder, folders, filenames in os.walk(self._folder):
+            links = [one for one in folders if Path(folder, one).is_symlink()]
+            for path in (Path(folder, one) for one in [*links, *filenames]):
+                sha256, _ = missing.get(path, (None, 0))
+                if sha256 is not None and _target_of(path) == self._target(path, sha256):
+                    del missing[path]
+                else:
+                    wrong.append(path)
+        return wrong, {path: environment_id for path, (_, environment_id) in missing.items()}
+
+    def repair(self) -> None:
+        """Bring the folder to what rows say."""
+        wrong, missing = self.compare()
+        for path in wrong:
+            path.unlink(missing_ok=True)
+        for environment_id in sorted(set(missing.values())):
+            self.show(environment_id)
+
+    def _show_if_it_can(self, environment_id: int) -> None:
+        """The change is committed, and nothing depends on the links: the hub sends what has none."""
+        try:
+            self.show(environment_id)
+        except (OSError, SQLAlchemyError) as error:
+            logger.warning("some files have no link for nginx (`wander-hub fsck --repair`): %s", error)
+
+    def _remove_but(self, place: Place, files: Mapping[str, str]) -> None:
+        with contextlib.suppress(FileNotFoundError):
+            for path in self._path(place).iterdir():
+                sha256 = files.get(path.name)
+                if sha256 is None or _target_of(path) != self._target(path, sha256):
+                    path.unlink(missing_ok=True)
+
+    def _target(self, path: Path, sha256: str) -> str:
+        content = self._storage.local_path(sha256)
+        assert content is not None
+        return os.path.relpath(content, path.parent)  # so the data folder may be moved
+
+    def _path(self, place: Place, filename: str = "") -> Path:
+        return self._folder / place.owner / "files" / place.project / filename
+
+
+def keep_links(database: Database, storage: Storage, folder: Path, *, wanted: bool) -> None:
+    """Bring the links to what rows say and keep them so; where they are not wanted, leave none."""
+    if wanted:
+        links = PublicFiles(database, storage, folder)
+        links.repair()
+        links.attach()
+    elif folder.exists():
+        shutil.rmtree(folder)  # nobody would remove a link from it when a file is hidden
+
+
+def _is_open(environment: Environment) -> bool:
+    hidden = environment.private or environment.deleted_at is not None
+    return not hidden and environment.quarantine_reason is None and environment.owner.name != BUNDLED_OWNER
+
+
+def _target_of(path: Path) -> str | None:
+    with contextlib.suppress(OSError):
+        return os.readlink(path)
+    return None
+
+
+def _rows(environment_id: int | None = None) -> Select[str, str, str, int]:
+    """Return every file that anybody may download, but for the hub's own packages, which are replaced."""
+    query = select(Owner.name, File.filename, File.sha256, Environment.id).join(File.version)
+    query = query.join(Environment, File.environment_id == Environment.id).join(Environment.owner)
+    query = query.where(Version.deleted_at.is_(None), Owner.name != BUNDLED_OWNER, *anybody_reads())
+    return query if environment_id is None else query.where(Environment.id == environment_id)
