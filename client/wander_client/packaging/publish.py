@@ -114,12 +114,13 @@ def upload(
     package: BuiltPackage,
     check: CheckSummary | None = None,
     *,
+    lock: bytes | None = None,
     private: bool = False,
     warn: Callable[[str], None] = lambda _: None,
 ) -> list[Distribution]:
     """Upload what the hub does not have yet, the wheel with what its check found; returns what was sent.
 
-    `warn` is told what the hub takes and does not like.
+    `lock` becomes the version's, unless it has one. `warn` is told what the hub takes and does not like.
     """
     missing = missing_files(hub, owner, package)
     visibility = {"wander_visibility": "private"} if private else {}
@@ -128,6 +129,8 @@ def upload(
         for warning in answer.warnings:
             hint = f" ({warning.hint})" if warning.hint else ""
             warn(f"`{file.path.name}`: {warning.detail}{hint}")
+    if lock is not None:
+        hub.attach_lock(owner, canonicalize_name(package.name), package.version, lock)
     return missing
 
 
