@@ -14,6 +14,7 @@ from wander_client.invocation import current
 if TYPE_CHECKING:
     from wander.wire import CheckSummary
 
+    from wander_client.packaging.lock import ResolvedLock
     from wander_client.packaging.publish import BuiltPackage, Distribution
 
 app = command_app()
@@ -32,6 +33,14 @@ def publish(
         bool, typer.Option("--private", help="a new environment is only for those with a role")
     ] = False,
     no_check: Annotated[bool, typer.Option("--no-check", help="publish without `wander check`")] = False,
+    no_lock: Annotated[bool, typer.Option("--no-lock", help="publish without locking its packages")] = False,
+    exclude_newer: Annotated[
+        str | None, typer.Option("--exclude-newer", metavar="DATE", help="lock nothing that came later")
+    ] = None,
+    keep_host: Annotated[
+        list[str] | None,
+        typer.Option("--keep-host", help="an index that all reach: its addresses stay in the lock"),
+    ] = None,
 ) -> None:
     """Build an environment, check it and upload it.
 
@@ -42,6 +51,7 @@ def publish(
 
     Versions never change: the same bytes again are fine, other bytes need a new version. What `wander
     check` faults is not published; the environment's page says what it found, or that nothing was checked.
+    Every package that it runs with is locked by its digest, so that later installations are the same.
     """
     from wander_client.packaging import publish as publishing
 
@@ -58,12 +68,23 @@ def publish(
         _show_contents(package)
         to_send = under is None or dry_run or _is_new(under, package)
         check = _checked(folder, path) if to_send and not no_check else None
+        lock = None
+        if under is not None and not dry_run and to_send and not no_lock:
+            lock = _locked(package, under, exclude_newer, keep_host or [])
         sent: list[Distribution] = []
         if under is not None and not dry_run and to_send:
             here.output.note(f"uploading to {here.settings.hub}")
             with here.hub(login=True) as hub:
-                sent = publishing.upload(hub, under, package, check, private=private, warn=here.output.warn)
-        _answer(package, under, sent, check, dry_run=dry_run)
+                sent = publishing.upload(
+                    hub,
+                    under,
+                    package,
+                    check,
+                    lock=lock.content if lock is not None else None,
+                    private=private,
+                    warn=here.output.warn,
+                )
+        _answer(package, under, sent, check, lock, dry_run=dry_run)
 
 
 def _owner(wanted: str | None) -> str:
@@ -115,11 +136,30 @@ def _checked(folder: Path, given: Path) -> CheckSummary:
     return summary
 
 
+def _locked(package: BuiltPackage, owner: str, exclude_newer: str | None, hosts: list[str]) -> ResolvedLock:
+    """Resolve every package that the environment will run with."""
+    from wander_client.packaging.lock import resolve_lock
+
+    here = current()
+    here.output.note("locking the packages that it runs with")
+    with here.hub() as hub:
+        return resolve_lock(
+            hub,
+            here.settings.cache_dir,
+            owner,
+            package.wheel.path,
+            exclude_newer=exclude_newer,
+            keep_hosts=hosts,
+            warn=here.output.warn,
+        )
+
+
 def _answer(
     package: BuiltPackage,
     owner: str | None,
     sent: list[Distribution],
     check: CheckSummary | None,
+    lock: ResolvedLock | None,
     *,
     dry_run: bool,
 ) -> None:
@@ -145,11 +185,16 @@ def _answer(
         ],
         "members": [{"path": path, "size": size} for path, size in package.members],
         "check": check,
+        "lock": None
+        if lock is None
+        else {"sha256": lock.sha256, "packages": lock.packages, "everywhere": lock.everywhere},
         "url": f"{here.settings.hub}/{name}" if owner else None,
     }
     verb = "would publish" if dry_run else "published" if sent else "already published"
     lines = [f"{verb} {name} {package.version}"]
     lines += [f"  {file.path.name}  {file.size:,} bytes  sha256:{file.sha256}" for file in files]
+    if lock is not None:
+        lines.append(f"  pylock.toml  {lock.packages} packages  sha256:{lock.sha256}")
     here.output.answer(data, "\n".join(lines))
     if not dry_run:
         here.output.note(f"{here.settings.hub}/{name}")
