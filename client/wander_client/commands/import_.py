@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from wander.types import EnvironmentInfo
     from wander.wire import CheckSummary
 
+    from wander_client.api import HubApi
     from wander_client.packaging.adoption import Adoption
     from wander_client.packaging.origins import Origin
     from wander_client.packaging.publish import BuiltPackage
@@ -204,7 +205,8 @@ def _import(bring: Callable[[Path], tuple[Path, Origin]], wishes: _Wishes) -> No
                 here.output.note(f"uploading to {here.settings.hub}")
                 with here.hub(login=True) as hub:
                     check = None if tried is None else tried.check
-                    sent = upload(hub, owner, package, check, warn=here.output.warn)
+                    lock = _locked(hub, owner, package)
+                    sent = upload(hub, owner, package, check, lock=lock, warn=here.output.warn)
             _answer(adopted, origin, package, tried, owner, sent=bool(sent), dry_run=wishes.dry_run)
 
 
@@ -264,6 +266,27 @@ def _tried(package: BuiltPackage, wishes: _Wishes) -> _Tried:
         summary = summary_of(report)
         here.output.note(f"wander check: {summary.counts}")
         return _Tried(info, summary, lock.read_text(encoding="utf-8"))
+
+
+def _locked(hub: HubApi, owner: str, package: BuiltPackage) -> bytes | None:
+    """Lock what it runs with; a package of somebody else's is published also where that cannot be done."""
+    from wander_client.errors import ClientError, Unavailable
+    from wander_client.packaging.lock import resolve_lock
+    from wander_client.packaging.publish import missing_files
+
+    here = current()
+    if not missing_files(hub, owner, package):
+        return None
+    here.output.note("locking the packages that it runs with")
+    try:
+        return resolve_lock(
+            hub, here.settings.cache_dir, owner, package.wheel.path, warn=here.output.warn
+        ).content
+    except Unavailable:
+        raise
+    except ClientError as error:
+        here.output.warn(f"it is published without a lock: {error}")
+        return None
 
 
 def _keep(adopted: Adoption, tried: _Tried | None, out: Path | None) -> None:
