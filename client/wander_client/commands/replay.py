@@ -62,12 +62,12 @@ def replay(
     from wander_client.runs import find_run
 
     output = current().output
+    sought = level_sought(level)
     found = find_run(run)
     location = pinned_location(found.manifest.environment, folder=env, no_lock=no_lock)
     policy = chosen_policy(sandbox, sandbox_limit)
     require_confined(policy, location, "replay", in_process=in_process)
     total = found.manifest.expected_rollouts
-    sought = level_sought(level)
     with output.progress("replaying", total, unit="rollouts") as bar:
         told = _Telling(bar, output, total, stream=stream)
         report, made_with = asyncio.run(

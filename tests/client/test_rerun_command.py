@@ -1,0 +1,72 @@
+"""`wander rerun` and `wander verify`: runs of a folder's environment, and of one that was never posted."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from command_line import HubRoom, Wander
+from saved_runs import write_run
+from wander_client.errors import FAILED
+
+
+def evaluated(wander: Wander, folder: Path, function: str, *words: str) -> str:
+    done = wander("eval", str(folder), "-m", f"scripted:say_env:{function}", *words, "--json")
+    return str(done.data["run_dir"])
+
+
+def test_a_run_is_repeated_from_its_manifest_and_agrees(wander: Wander, folder: Path) -> None:
+    first = evaluated(wander, folder, "solver", "-a", "size=40", "-n", "40", "-r", "2", "--seed", "5", "-t", "0.5")
+    done = wander("rerun", first)
+    assert done.status == 0, done.err
+    assert "the runs agree" in done.out
+    assert "difference  +0.0000, 90% interval [" in done.out
+    again = wander("rerun", first, "--json")
+    before = json.loads((Path(first) / "run.json").read_text())
+    after = json.loads((Path(again.data["run_dir"]) / "run.json").read_text())
+    assert after["rerun_of"] == before["run_id"]
+    assert len(after["example_ids"]) == 40
+    same = ("example_ids", "rollouts_per_example", "seed", "sampling", "split", "task_set_sha256", "model")
+    assert [after[name] for name in same] == [before[name] for name in same]
+    assert (again.data["verdict"], again.data["differing"]) == ("agrees", [])
+
+
+def test_another_model_differs_and_a_few_examples_tell_nothing(wander: Wander, folder: Path) -> None:
+    first = evaluated(wander, folder, "solver", "-a", "size=40", "-n", "40")
+    done = wander("rerun", first, "-m", "scripted:say_env:wrong")
+    assert done.status == FAILED
+    assert "the runs differ" in done.out
+    assert "the runs differ in more than the endpoint: model.name" in done.err
+    few = evaluated(wander, folder, "solver", "-n", "4")
+    done = wander("rerun", few, "--json")
+    assert (done.status, done.data["verdict"]) == (FAILED, "inconclusive")
+
+
+def test_other_examples_are_refused_before_anything_is_played(wander: Wander, folder: Path) -> None:
+    first = evaluated(wander, folder, "solver", "-n", "8")
+    module = folder / "say_env.py"
+    module.write_text(module.read_text().replace("say {", "please say {"))
+    done = wander("rerun", first, "--out", "again")
+    assert done.status == FAILED
+    assert "gives other examples here" in done.err
+
+
+@pytest.mark.parametrize("words", [["verify"], ["verify", "--cancel"]])
+def test_verifying_a_run_that_was_not_posted_says_to_post_it(
+    hub: HubRoom, home: Path, monkeypatch: pytest.MonkeyPatch, words: list[str]
+) -> None:
+    monkeypatch.setenv("WANDER_TOKEN", hub.token)
+    place = write_run(home / "runs" / "mine", rewards=[1.0, 0.0])
+    done = hub.wander(words[0], str(place), *words[1:])
+    assert done.status == 3
+    assert "it was not posted" in done.err
+    assert f"hint: `wander post {place}` puts it there" in done.err
+
+
+def test_an_unknown_level_is_wrong_usage(wander: Wander, home: Path) -> None:
+    place = write_run(home / "runs" / "mine", rewards=[1.0])
+    for command in ("verify", "replay"):
+        done = wander(command, str(place), "--level", "rerun")
+        assert done.status == 2
+        assert "use `replayed`, `rescored` or `highest`" in done.err
