@@ -24,6 +24,8 @@ class ChatEndpoint:
     """Bodies of the requests answered so far."""
     keys: set[str] = field(default_factory=set)
     """The `Authorization` headers seen."""
+    in_flight: int = 0
+    most_in_flight: int = 0
 
 
 def completion(model: str, text: str) -> bytes:
@@ -38,6 +40,7 @@ def completion(model: str, text: str) -> bytes:
 @contextmanager
 def chat_endpoint(reply: Reply, delay: float = 0.0) -> Iterator[ChatEndpoint]:
     """Serve `reply` on a free port; `delay` seconds pass before each answer."""
+    counting = threading.Lock()
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
@@ -45,8 +48,15 @@ def chat_endpoint(reply: Reply, delay: float = 0.0) -> Iterator[ChatEndpoint]:
         def do_POST(self) -> None:
             body = json.loads(self.rfile.read(int(self.headers["content-length"])))
             endpoint.keys.add(self.headers.get("authorization", ""))
-            time.sleep(delay)
-            answer = reply(body["messages"])
+            with counting:
+                endpoint.in_flight += 1
+                endpoint.most_in_flight = max(endpoint.most_in_flight, endpoint.in_flight)
+            try:
+                time.sleep(delay)
+                answer = reply(body["messages"])
+            finally:
+                with counting:
+                    endpoint.in_flight -= 1
             endpoint.requests.append(body)
             self._answer(answer if isinstance(answer, bytes) else completion(body["model"], answer))
 

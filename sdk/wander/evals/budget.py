@@ -30,7 +30,7 @@ class Budget:
         if self.usd is not None and self.prices is None:
             raise ConfigError(
                 "a budget in USD needs the model's prices",
-                hint="pass them in USD per million tokens: `--price PROMPT/COMPLETION`",
+                hint="give the prices in USD per million tokens: `--price 0.15/0.60`; in a suite `price`",
             )
 
 

@@ -13,7 +13,7 @@ from wander.evals.budget import Budget
 from wander.handle import EnvironmentHandle, Split
 from wander.seeding import derived_rng
 from wander.types import EnvironmentInfo, Example, SamplingArgs
-from wander.wire import ExampleChoice
+from wander.wire.run_record import ExampleChoice
 
 
 @dataclass(frozen=True)

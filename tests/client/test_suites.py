@@ -1,0 +1,275 @@
+"""`wander eval suite.toml`: what a file means, what is wrong with one, playing, resuming, stopping."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from chat_endpoint import chat_endpoint
+from command_line import Result, Wander
+from wander_client.invocation import CommonOptions, Invocation, set_current
+from wander_client.output import Output
+from wander_client.suites import read_suite
+
+SOLVER, WRONG, BREAKS = (f"scripted:say_env:{name}" for name in ("solver", "wrong", "breaks_on_three"))
+
+
+@pytest.fixture
+def running(home: Path) -> Iterator[None]:
+    """What `main` sets up around a command."""
+    set_current(Invocation(CommonOptions(None, "never", False, None, False), Output("json"), None))
+    yield
+    set_current(None)
+
+
+def write(home: Path, text: str) -> Path:
+    file = home / "suite.toml"
+    file.write_text(text)
+    return file
+
+
+def one(model: str = SOLVER, more: str = "") -> str:
+    return f'[[eval]]\nenvironment = "./say-env"\nmodel = "{model}"\nnum_examples = 4\n{more}\n'
+
+
+def echo(messages: list[dict[str, str]]) -> str:
+    return messages[-1]["content"].removeprefix("say ")
+
+
+@pytest.mark.parametrize(
+    ("text", "said", "hint"),
+    [
+        (
+            'evals = 1\n[[eval]]\nenvironment = "."\nmodel = "m"',
+            "`evals` is no setting",
+            "did you mean `eval` or",
+        ),
+        (
+            '[[eval]]\nenvironment = "."\nmodle = "m"',
+            "`eval[1].modle` is no setting",
+            "did you mean `model`?",
+        ),
+        ('[models.a]\nmodel = "m"\nbase_ulr = "x"', "`models.a.base_ulr` is no", "did you mean `base_url`?"),
+        ("[defaults]\nnum_exampels = 3\n[[eval]]", "`defaults.num_exampels` is no", "`num_examples`?"),
+        (
+            "[[eval]]\nrollouts = 0",
+            "`eval[1].rollouts`: input should be greater than or equal to 1",
+            "correct",
+        ),
+        ('[[eval]]\nnum_examples = "most"', "`eval[1].num_examples`: input should be", "correct the file"),
+        (
+            "[[eval]]\nsampling = { temperature = -1 }",
+            "`eval[1].sampling.temperature`: input should",
+            "correct",
+        ),
+        ("name = 'x'", "`eval` is missing", "evaluating.md"),
+        ("eval = []", "`eval`: list should have at least 1 item", "correct the file"),
+        ("[[eval]]\nenvironment = 'x'", "suite.toml: eval[1]: `model` is missing", "write `model"),
+        ("[[eval]", "is no valid TOML", "correct the file"),
+        (one() + one(), "suite.toml: eval[2]: `say-env say_env:solver` is the same evaluation as", "seed"),
+        (one(more='price = "1/1/1"'), "`eval[1].price`: string should match", "correct the file"),
+        (one(more="budget_usd = 1.0"), "eval[1]: a budget in USD needs the model's prices", "prices"),
+        (one("nowhere/model:x:y"), "eval[1]", ""),
+        (one().replace("./say-env", "./none"), "suite.toml: eval[1]: ", ""),
+        (one("hf:"), "suite.toml: eval[1]: `hf:` names no model", "hf:ORGANISATION/NAME"),
+    ],
+)
+def test_a_fault_is_told_with_its_key_before_anything_plays(
+    text: str, said: str, hint: str, wander: Wander, folder: Path, home: Path
+) -> None:
+    result = wander("eval", str(write(home, text)), "--json")
+    error = result.json["error"]
+    assert said in error["message"]
+    assert hint in (error["hint"] or "")
+    assert result.status in (2, 3, 4)
+    assert not (home / "runs").exists()
+
+
+def test_lists_stand_for_every_combination_and_entries_win_over_models_over_defaults(
+    home: Path, running: None
+) -> None:
+    suite = read_suite(
+        write(
+            home,
+            """
+            concurrency = 7
+            [defaults]
+            num_examples = 5
+            rollouts = 2
+            base_url = "http://default/v1"
+            [models.a]
+            model = "model-a"
+            base_url = "http://a/v1"
+            price = "1/2"
+            [[eval]]
+            environment = ["acme/one", "./two"]
+            model = ["a", "b"]
+            seed = [1, 2]
+            sampling = [{ temperature = 0.0 }, { temperature = 1.0, min_p = 0.1 }]
+            num_examples = "all"
+            arguments = { size = 3 }
+            judge_model = "j"
+            """,
+        )
+    )
+    assert len(suite.planned) == len({each.folder for each in suite.planned}) == 16
+    first, last = suite.planned[0].settings, suite.planned[-1].settings
+    assert (first.model, first.base_url, last.model, last.base_url) == (
+        "model-a", "http://a/v1", "b", "http://default/v1",
+    )  # fmt: skip
+    assert first.prices is not None
+    assert (first.prices.prompt, first.prices.completion, last.prices) == (1.0, 2.0, None)
+    assert (first.num_examples, first.rollouts_per_example, first.concurrency) == (None, 2, 7)
+    assert first.arguments == {"size": 3, "judge_model": "j"}
+    assert last.environment == str(home / "two")
+    assert last.sampling.given() == {"temperature": 1.0, "min_p": 0.1}
+    assert suite.planned[-1].name == "two b temperature=1.0 min_p=0.1 seed=2"
+
+
+def test_every_evaluation_becomes_a_run_of_its_own(wander: Wander, folder: Path, home: Path) -> None:
+    file = write(home, one() + one(WRONG) + one(BREAKS))
+    result = wander("eval", str(file), "--json")
+    assert result.status == 6, result.out
+    runs = result.data["runs"]
+    assert [each["state"] for each in runs] == ["done", "done", "partial"]
+    assert [each["summary"]["reward_mean"] for each in runs] == [1.0, 0.0, 1.0]
+    place = Path(result.data["suite_dir"])
+    assert place.parent == home / "runs"
+    assert json.loads((place / "suite.json").read_text())["schema"] == "wander.suite/1"
+    for each in runs:
+        manifest = json.loads((Path(each["run_dir"]) / "run.json").read_text())
+        assert (manifest["run_id"], manifest["model"]["name"]) == (each["run_id"], each["model"])
+    listed = wander("runs", "--json").data
+    assert {each["run_id"] for each in runs} <= {
+        json.dumps(listed)[i : i + 26] for i in range(len(json.dumps(listed)))
+    }
+
+
+def test_what_is_finished_and_unchanged_is_not_repeated(wander: Wander, folder: Path, home: Path) -> None:
+    with chat_endpoint(echo) as endpoint:
+        echoing = one("echo", f'base_url = "{endpoint.base_url}"')
+        file = write(home, echoing + one(BREAKS))
+        first = wander("eval", str(file), "--json").data
+        assert len(endpoint.requests) == 4
+        file.write_text(echoing + one(BREAKS) + echoing.replace("num_examples = 4", "num_examples = 2"))
+        again = wander("eval", str(file), "--resume", "--json")
+        assert len(endpoint.requests) == 6
+    assert [each["state"] for each in again.data["runs"]] == ["kept", "partial", "done"]
+    assert again.data["suite_dir"] == first["suite_dir"]
+    assert again.data["runs"][0]["run_id"] == first["runs"][0]["run_id"]
+    assert again.data["runs"][0]["summary"] == first["runs"][0]["summary"]
+    by_folder = wander("eval", "--resume", first["suite_dir"], "--json")
+    assert [each["state"] for each in by_folder.data["runs"]] == ["kept", "partial", "kept"]
+
+
+def test_evaluations_of_one_endpoint_share_its_bound_and_count_their_own_calls(
+    wander: Wander, folder: Path, home: Path
+) -> None:
+    with chat_endpoint(echo, delay=0.02) as endpoint:
+        entry = one("echo", f'base_url = "{endpoint.base_url}"\nrollouts = 3')
+        file = write(home, "concurrency = 2\n" + entry + entry + "seed = 1\n" + entry + "seed = 2\n")
+        result = wander("eval", str(file), "--json")
+        assert result.status == 0, result.out
+        assert endpoint.most_in_flight <= 2
+    for each in result.data["runs"]:
+        manifest = json.loads((Path(each["run_dir"]) / "run.json").read_text())
+        assert manifest["endpoints"]["calls"] == 12
+
+
+def test_what_breaks_one_evaluation_stops_no_other(wander: Wander, folder: Path, home: Path) -> None:
+    file = write(home, one(more="arguments = { sizes = 3 }") + one())
+    result = wander("eval", str(file), "--json")
+    assert result.status == 6
+    broken, good = result.data["runs"]
+    assert (broken["state"], good["state"]) == ("failed", "done")
+    assert "there is no argument `sizes`, did you mean `size`?" in broken["error"]["message"]
+    assert not Path(broken["run_dir"]).exists()
+    alone = wander("eval", str(write(home, one(more="arguments = { sizes = 3 }"))), "--json")
+    assert alone.status == 2, "where all break, the status is that of the first"
+
+
+def test_several_models_on_the_command_line_are_a_suite(wander: Wander, folder: Path) -> None:
+    result = wander(
+        "eval", "./say-env", "-m", SOLVER, "-m", WRONG, "-n", "3", "--fail-under", "0.5", "--json"
+    )
+    assert result.status == 1, result.out
+    assert [each["summary"]["reward_mean"] for each in result.data["runs"]] == [1.0, 0.0]
+    assert any("reward is below 0.5" in each for each in result.json["warnings"])
+
+
+def test_a_dry_run_plays_nothing_and_says_what_it_would(wander: Wander, folder: Path, home: Path) -> None:
+    file = write(
+        home, one(more="rollouts = 3") + one(WRONG).replace("num_examples = 4", 'num_examples = "all"')
+    )
+    result = wander("eval", str(file), "--dry-run", "--json")
+    assert result.status == 0, result.out
+    assert [(each["examples"], each["rollouts"]) for each in result.data["evaluations"]] == [(4, 12), (8, 8)]
+    assert [(each["calls_least"], each["calls_most"]) for each in result.data["evaluations"]] == [
+        (12, 12),
+        (8, 8),
+    ]
+    assert result.data["rollouts"] == 20
+    alone = wander("eval", "./say-env", "-m", "echo", "-b", "http://127.0.0.1:9/v1", "-n", "2", "--dry-run")
+    assert (alone.status, alone.out.splitlines()[1].split("\t")[-1]) == (0, "2")
+    assert not (home / "runs").exists()
+
+
+def test_options_that_stand_in_the_file_are_refused_beside_it(
+    wander: Wander, folder: Path, home: Path
+) -> None:
+    file = write(home, one())
+    result = wander("eval", str(file), "-n", "3", "--json")
+    assert result.json["error"]["message"] == "`--num-examples` stands in the suite's file, not beside it"
+    assert wander("eval", str(file), "--resume", "--json").json["error"]["code"] == "no_suite"
+    assert (
+        "names no run"
+        in wander("eval", "./say-env", "-m", "x", "--resume", "--json").json["error"]["message"]
+    )
+
+
+def test_progress_goes_to_the_error_stream_in_plain_lines(wander: Wander, folder: Path, home: Path) -> None:
+    result = wander("eval", str(write(home, one() + one(WRONG))))
+    lines = result.out.splitlines()
+    assert lines[0].split("\t")[:3] == ["evaluation", "rollouts", "reward"]
+    assert lines[1].split("\t")[:3] == ["say-env say_env:solver", "4", "1"]
+    assert len(lines) == 3
+    assert "suite suite: 2 evaluations, 2 to play" in result.err
+    assert "say-env say_env:wrong  done" in result.err
+
+
+def interrupted(home: Path, file: Path, endpoint_requests: list[object], number: int) -> Result:
+    """Start the suite as a program, send the signal once some calls were made, and wait for its end."""
+    command = [sys.executable, "-m", "wander_client", "eval", str(file), "--json"]
+    process = subprocess.Popen(command, cwd=home, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    deadline = time.monotonic() + 120
+    while len(endpoint_requests) < 3 and process.poll() is None and time.monotonic() < deadline:
+        time.sleep(0.02)
+    os.kill(process.pid, number)
+    out, err = process.communicate(timeout=120)
+    return Result(process.returncode, out, err)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_a_suite_that_is_stopped_goes_on_where_it_was(
+    number: signal.Signals, wander: Wander, folder: Path, home: Path
+) -> None:
+    with chat_endpoint(echo, delay=0.05) as endpoint:
+        entry = one("echo", f'base_url = "{endpoint.base_url}"').replace("= 4", "= 8")
+        begin = "concurrency = 1\nevaluations_at_once = 1\n"
+        file = write(home, begin + entry + entry + "seed = 1\n")
+        stopped = interrupted(home, file, endpoint.requests, number)
+        if number != signal.SIGKILL:
+            assert stopped.status == 130, stopped.out + stopped.err
+            assert stopped.json["error"]["code"] == "interrupted"
+            assert "wander eval --resume" in stopped.json["error"]["hint"]
+        again = wander("eval", str(file), "--resume", "--json")
+    assert again.status == 0, again.out
+    assert [each["summary"]["rollouts"] for each in again.data["runs"]] == [8, 8]
+    assert [each["summary"]["reward_mean"] for each in again.data["runs"]] == [1.0, 1.0]
