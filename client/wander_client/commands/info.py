@@ -72,6 +72,7 @@ def _show(detail: EnvironmentDetail, version: VersionDetail, local: list[Install
         ("published", f"{version.uploaded_at:%Y-%m-%d %H:%M} UTC by {version.uploaded_by}"),
         ("imported", origin_in(detail.readme) or ""),
         *_check(version),
+        ("lock", f"sha256:{version.lock.sha256}" if version.lock else "none: packages are resolved anew"),
         ("yanked", (version.yanked_reason or "yes") if version.yanked else ""),
         ("versions", ", ".join(detail.all_versions)),
         ("installed", ", ".join(one.record.version for one in local) or "no"),
