@@ -57,7 +57,7 @@ def stored(publisher: HubRoom) -> dict | None:
 
 
 def test_what_the_check_found_is_published_and_shown(publisher: HubRoom, package: Path) -> None:
-    sent = publisher.wander("publish", str(package), "--json")
+    sent = publisher.wander("publish", str(package), "--no-lock", "--json")
     assert sent.status == 0, sent.out
     check = sent.data["check"]
     assert stored(publisher) == check
@@ -70,7 +70,7 @@ def test_what_the_check_found_is_published_and_shown(publisher: HubRoom, package
     assert "checked by the publisher with wander" in shown
     assert "warn package.license" in shown
     assert publisher.wander("info", "admin/say-env", "--json").data["version"]["check"] == check
-    again = publisher.wander("publish", str(package), "--json").data
+    again = publisher.wander("publish", str(package), "--no-lock", "--json").data
     assert (again["check"], [file["sent"] for file in again["files"]]) == (None, [False, False])
 
 
@@ -85,7 +85,7 @@ def test_a_broken_environment_is_not_published_unless_asked(publisher: HubRoom, 
     error = publisher.wander("publish", str(package), "--dry-run", "--json").json["error"]
     assert (error["code"], "dataset.stable: " in error["detail"]) == ("check_failed", True)
     assert publisher.http.get("/api/v1/environments").json()["data"] == []
-    sent = publisher.wander("publish", str(package), "--no-check", "--json")
+    sent = publisher.wander("publish", str(package), "--no-check", "--no-lock", "--json")
     assert (sent.status, sent.data["check"], stored(publisher)) == (0, None, None)
     shown = publisher.wander("info", "admin/say-env").out
     assert "not checked" in shown
@@ -99,7 +99,7 @@ def test_a_dry_run_checks_and_needs_no_hub(publisher: HubRoom, package: Path) ->
 
 
 def test_other_bytes_are_refused_before_a_check_is_run(publisher: HubRoom, package: Path) -> None:
-    assert publisher.wander("publish", str(package), "--no-check").status == 0
+    assert publisher.wander("publish", str(package), "--no-check", "--no-lock").status == 0
     (package / "say_env.py").write_text(ENVIRONMENT + "\n")
     refused = publisher.wander("publish", str(package))
     assert (refused.status, "checking" in refused.err) == (1, False)
