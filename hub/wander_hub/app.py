@@ -27,6 +27,7 @@ from wander_hub.leaderboards import routes as leaderboards
 from wander_hub.middleware import AnswerHeaders
 from wander_hub.problems import install_handlers
 from wander_hub.publishers import routes as publishers
+from wander_hub.runs import posting_routes as postings
 from wander_hub.runs import routes as runs
 from wander_hub.settings import Settings
 from wander_hub.storage import Storage
@@ -98,6 +99,7 @@ def create_app(
         environment_life.router,
         environment_locks.router,
         runs.router,
+        postings.router,
         verification.router,
         upload_sessions.router,
         upload.router,

@@ -10,11 +10,18 @@ from sqlalchemy.orm import Session
 from wander_hub.accounts.schemas import HUB
 from wander_hub.database import Database
 from wander_hub.environments.models import File, Version, VersionDocument
-from wander_hub.runs.models import Run, RunArtifact
+from wander_hub.runs.models import PostingArtifact, PostingChunk, Run, RunArtifact, RunChunk
 from wander_hub.storage import Storage
 
 _BATCH = 500
 """Digests a statement; SQLite takes some thousand values."""
+_OF_RUNS = (
+    *(RunChunk.object_sha256, RunArtifact.sha256, Run.order_sha256),
+    *(PostingChunk.object_sha256, PostingArtifact.sha256),
+)
+"""Columns of runs, and of those on their way here, that name objects."""
+_REMOVED_AT_ONCE = 100
+"""Objects that one transaction removes, while nobody else may store any."""
 
 
 def in_use(session: Session, digests: Sequence[str]) -> set[str]:
@@ -27,12 +34,8 @@ def in_use(session: Session, digests: Sequence[str]) -> set[str]:
         some = digests[start : start + _BATCH]
         found.update(session.scalars(files.where(File.sha256.in_(some))))
         found.update(session.scalars(documents.where(VersionDocument.sha256.in_(some))))
-        found.update(
-            one
-            for one in session.scalars(select(Run.rollouts_sha256).where(Run.rollouts_sha256.in_(some)))
-            if one is not None
-        )
-        found.update(session.scalars(select(RunArtifact.sha256).where(RunArtifact.sha256.in_(some))))
+        for column in _OF_RUNS:
+            found.update(one for one in session.scalars(select(column).where(column.in_(some))) if one)
     return found
 
 
@@ -43,14 +46,16 @@ def discard(database: Database, storage: Storage, digests: Iterable[str]) -> lis
     `wander-hub fsck` finds, never one too few.
     """
     wanted = sorted(set(digests))
-    if not wanted:
-        return []
-    with database.write(HUB) as session:
-        database.lock_objects(session, exclusive=True)
-        loose = sorted(set(wanted) - in_use(session, wanted))
-        for sha256 in loose:
-            storage.delete(sha256)
-    return loose
+    removed = []
+    for start in range(0, len(wanted), _REMOVED_AT_ONCE):
+        some = wanted[start : start + _REMOVED_AT_ONCE]
+        with database.write(HUB) as session:
+            database.lock_objects(session, exclusive=True)
+            loose = sorted(set(some) - in_use(session, some))
+            for sha256 in loose:
+                storage.delete(sha256)
+        removed += loose
+    return removed
 
 
 def expected(session: Session) -> Iterator[tuple[str, int | None, str]]:
@@ -62,10 +67,19 @@ def expected(session: Session) -> Iterator[tuple[str, int | None, str]]:
     documents = documents.join(Version, VersionDocument.version_id == Version.id)
     for sha256, size, kind in session.execute(documents.where(Version.deleted_at.is_(None))):
         yield sha256, size, f"{kind} of a version"
-    runs = select(Run.rollouts_sha256, Run.run_id).where(Run.rollouts_sha256.is_not(None))
-    for rollouts, run_id in session.execute(runs):
-        if rollouts is not None:
-            yield rollouts, None, f"rollouts of the run `{run_id}`"
+    for sha256, run_id in session.execute(select(RunChunk.object_sha256, RunChunk.run_id)):
+        yield sha256, None, f"rollouts of the run `{run_id}`"
+    orders = select(Run.order_sha256, Run.run_id).where(Run.order_sha256.is_not(None))
+    for order, run_id in session.execute(orders):
+        if order is not None:
+            yield order, None, f"the order of the rollouts of the run `{run_id}`"
+    arrived = select(PostingChunk.object_sha256, PostingChunk.number)
+    for sha256, number in session.execute(arrived):
+        yield sha256, None, f"chunk {number} of a run that is being posted"
+    for sha256, size, name in session.execute(
+        select(PostingArtifact.sha256, PostingArtifact.size, PostingArtifact.name)
+    ):
+        yield sha256, size, f"artifact `{name}` of a run that is being posted"
     artifacts = select(RunArtifact.sha256, RunArtifact.size, RunArtifact.name, RunArtifact.run_id)
     for sha256, size, name, run_id in session.execute(artifacts):
         yield sha256, size, f"artifact `{name}` of the run `{run_id}`"

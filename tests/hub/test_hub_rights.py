@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import re
 from dataclasses import dataclass, field
@@ -11,17 +12,24 @@ import pytest
 import tomlkit
 from fastapi import APIRouter
 from lock_files import lock_of
+from run_parcels import Parcel
 from sqlalchemy import MetaData
 from staged_uploads import announced
+from wander.posting import key_fingerprint
 from wander_hub.accounts import repository as accounts
 from wander_hub.accounts import service as account_service
 from wander_hub.accounts.models import Grant, Membership
 from wander_hub.accounts.schemas import HUB
 from wander_hub.boundary import mutating_routes, undeclared_routes
 from wander_hub.environments import repository as environments
+from wander_hub.runs.models import Run
 
 ENVIRONMENT = "/api/v1/environments/{owner}/{name}"
 UPLOADS = "/api/v1/uploads"
+POSTING = "/api/v1/postings/{sha256}"
+OPEN_TO_ROLES = {("POST", "/api/v1/runs"), ("PUT", POSTING)}
+"""A stranger is told there that the run's environment is not to be found."""
+PUBLIC_KEY = base64.b64encode(bytes(32)).decode()
 RUN = "01JRUNPRIVATE000000000000A"
 VALUES = {
     "owner": "alice",
@@ -30,6 +38,10 @@ VALUES = {
     "user": "bob",
     "run_id": RUN,
     "number": "1",
+    "sha256": "0" * 64,
+    "chunk": "0",
+    "file": "notes.txt",
+    "fingerprint": key_fingerprint(PUBLIC_KEY),
     "publisher": "1",
 }
 
@@ -53,6 +65,8 @@ class Attempt:
     lesser: tuple[str, ...] = ("reader", "maintainer")
     """Users who have a role that is too small."""
     status: int = 200
+    own: bool = False
+    """What everybody has of their own, so nobody is a stranger to it."""
 
 
 ATTEMPTS = {
@@ -83,6 +97,15 @@ ATTEMPTS = {
     ("POST", UPLOADS + "/{session_id}/finalize"): Attempt(),
     ("DELETE", UPLOADS + "/{session_id}"): Attempt(status=204),
     ("POST", "/api/v1/runs"): Attempt(lesser=(), status=201),
+    ("POST", "/api/v1/runs/{run_id}/publish"): Attempt(),
+    ("DELETE", "/api/v1/runs/{run_id}"): Attempt(query={"reason": "wrong"}),
+    ("PUT", POSTING): Attempt(lesser=(), status=201),
+    ("DELETE", POSTING): Attempt(status=204),
+    ("PUT", POSTING + "/chunks/{chunk}"): Attempt(),
+    ("PUT", POSTING + "/artifacts/{file}"): Attempt(status=204),
+    ("POST", POSTING + "/finish"): Attempt({"chunks": 1}, status=201),
+    ("POST", "/api/v1/keys"): Attempt({"name": "laptop", "public_key": PUBLIC_KEY}, status=201, own=True),
+    ("DELETE", "/api/v1/keys/{fingerprint}"): Attempt(),
     ("POST", "/api/v1/runs/{run_id}/verifications"): Attempt({"sample": None}, lesser=(), status=201),
     ("DELETE", "/api/v1/verifications/{number}"): Attempt(),
 }
@@ -137,6 +160,8 @@ async def attempt(hub, method: str, path: str, token: str | None, make_wheel, ru
     if path == "/api/v1/runs":
         manifest, rollouts = run_of(None)
         return await hub.post_run(manifest, rollouts, user=token)
+    if path.startswith(POSTING):
+        return await attempt_posting(hub, method, path, token, Parcel.of(*run_of(None)))
     if path.endswith("/pylock.toml"):
         lock = lock_of(hashlib.sha256(make_wheel().build()).hexdigest())
         return await hub.client.put(address, content=tomlkit.dumps(lock), headers=headers)
@@ -155,6 +180,18 @@ async def attempt_upload(hub, method: str, path: str, session_id: str, headers, 
         headers = headers | {"Upload-Offset": "0"}
         return await hub.client.put(address, content=files[spec.wheel_name], headers=headers)
     return await hub.client.request(method, address, headers=headers)
+
+
+async def attempt_posting(hub, method: str, path: str, token: str | None, parcel: Parcel) -> Any:
+    """Try a route of postings on a run that came whole."""
+    headers = hub.auth(token) if token else {}
+    address = path.format(sha256=parcel.sha256, chunk=0, file="notes.txt")
+    if "chunks" in path:
+        digest = {"digest": parcel.chunk_sha256}
+        return await hub.client.put(address, params=digest, content=parcel.lines, headers=headers)
+    if method == "PUT":
+        return await hub.client.put(address, content=parcel.manifest, headers=headers)
+    return await hub.client.request(method, address, json=ATTEMPTS[method, path].body, headers=headers)
 
 
 def rows(hub) -> dict[str, list[tuple[Any, ...]]]:
@@ -201,13 +238,22 @@ async def test_only_those_with_the_right_may(private, make_wheel, run_of, method
             chunk = UPLOADS + "/{session_id}/files/{filename}"
             sent = await attempt(hub, "PUT", chunk, "alice", make_wheel, run_of)
             assert sent.status_code == 200, sent.text
+    if path.startswith((POSTING + "/", "/api/v1/keys/")) or (method, path) == ("DELETE", POSTING):
+        begun = ("POST", "/api/v1/keys") if "keys" in path else ("PUT", POSTING)
+        assert (await attempt(hub, *begun, "alice", make_wheel, run_of)).status_code == 201
+    if path.endswith("/publish"):
+        with hub.database.write(HUB) as session:
+            session.get_one(Run, RUN).private = True
+    if path.endswith("/finish"):
+        sent = await attempt(hub, "PUT", POSTING + "/chunks/{chunk}", "alice", make_wheel, run_of)
+        assert sent.status_code == 200, sent.text
     before = rows(hub)
     anonymous = await attempt(hub, method, path, None, make_wheel, run_of)
     assert (anonymous.status_code, anonymous.json()["code"]) == (401, "token_required")
     assert "www-authenticate" in anonymous.headers
-    for who in ("stranger", *wanted.lesser):
+    for who in () if wanted.own else ("stranger", *wanted.lesser):
         refused = await attempt(hub, method, path, who, make_wheel, run_of)
-        allowed = (403, 404) if path != "/api/v1/runs" else (422,)
+        allowed = (403, 404) if (method, path) not in OPEN_TO_ROLES else (422,)
         assert refused.status_code in allowed, (who, refused.text)
     scopes = {"read", "results", "publish", "manage"} - {needed[method, path]}
     for scope in sorted(scopes):

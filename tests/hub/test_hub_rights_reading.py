@@ -23,6 +23,7 @@ PRIVATE = {
     "number": "0",
     "user": "alice",
     "namespace": "alice",
+    "sha256": "0" * 64,
 }
 ABSENT = PRIVATE | {
     "name": "no-such-thing",

@@ -9,7 +9,7 @@ from sqlalchemy.orm import Session
 
 from wander_hub.leaderboards.schemas import Board
 from wander_hub.runs.models import Run
-from wander_hub.runs.repository import visible
+from wander_hub.runs.repository import counts, visible
 
 
 def boards_of(session: Session, version_id: int) -> Sequence[Board]:
@@ -17,7 +17,7 @@ def boards_of(session: Session, version_id: int) -> Sequence[Board]:
     runs, last = func.count(), func.max(Run.posted_at)
     query = (
         select(Run.version_id, Run.task_set_sha256, Run.protocol_sha256, runs, last)
-        .where(Run.version_id == version_id, Run.kind == "evaluation", Run.level != "claimed")
+        .where(Run.version_id == version_id, Run.kind == "evaluation", Run.level != "claimed", counts())
         .group_by(Run.version_id, Run.task_set_sha256, Run.protocol_sha256)
         .order_by(runs.desc(), last.desc(), Run.protocol_sha256)
     )
@@ -41,6 +41,7 @@ def _complete(session: Session, board: Board) -> Select[Run]:
         Run.version_id == board.version_id,
         Run.kind == "evaluation",
         Run.level != "claimed",
+        counts(),
         Run.task_set_sha256 == board.task_set_sha256,
         Run.protocol_sha256 == board.protocol_sha256,
     )
@@ -59,7 +60,7 @@ def count_incomplete(session: Session, version_id: int, task_set: str | None) ->
     query = (
         select(func.count())
         .select_from(Run)
-        .where(Run.version_id == version_id, Run.kind == "evaluation", Run.level == "claimed")
+        .where(Run.version_id == version_id, Run.kind == "evaluation", Run.level == "claimed", counts())
     )
     if task_set is not None:
         query = query.where(Run.task_set_sha256 == task_set)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+from dataclasses import dataclass
 
 from pydantic import ValidationError
 from sqlalchemy.orm import Session
@@ -38,6 +39,19 @@ def parsed(text: bytes) -> RunManifest:
         raise bad_manifest(f"the environment's arguments: {error}") from error
     _check_values(manifest)
     return manifest
+
+
+@dataclass(frozen=True)
+class PinnedRun:
+    """A manifest with the place of each of its examples."""
+
+    manifest: RunManifest
+    positions: dict[str, int]
+
+    @classmethod
+    def of(cls, manifest: RunManifest) -> PinnedRun:
+        """Return it for a manifest."""
+        return cls(manifest, {example: place for place, example in enumerate(manifest.example_ids)})
 
 
 def _check_values(manifest: RunManifest) -> None:

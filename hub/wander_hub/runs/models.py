@@ -1,11 +1,11 @@
-"""Tables of runs, their thin rollout rows and their artifacts."""
+"""Tables of runs and of those on their way here, where their rollouts lie, and of the keys that sign them."""
 
 from __future__ import annotations
 
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import JSON, BigInteger, ForeignKey, Index, String, Text
+from sqlalchemy import JSON, BigInteger, ForeignKey, Index, String, Text, UniqueConstraint
 from sqlalchemy.orm import Mapped, mapped_column, relationship
 from wander.wire import VerificationLevel
 
@@ -41,38 +41,40 @@ class Run(Base):
     """`run.json` as posted."""
     summary: Mapped[dict[str, Any]] = mapped_column(JSON)
     sha256: Mapped[str] = mapped_column(String(64))
-    rollouts_sha256: Mapped[str | None] = mapped_column(String(64), index=True)
-    """Object with the compressed rollouts; None when there are none."""
+    rollouts_sha256: Mapped[str | None] = mapped_column(String(64))
+    """Digest over those of the rollouts, as in `wander.posting`; None when there are none."""
+    order_sha256: Mapped[str | None] = mapped_column(String(64), index=True)
+    """Object with the order of the rollouts by reward (`runs/order.py`); None when there are none."""
+    weights_sha256: Mapped[str | None] = mapped_column(String(64), index=True)
+    """Of the model that was evaluated, or that training began with."""
+    private: Mapped[bool] = mapped_column(default=False)
+    """For its submitter and those with a role on the environment only, and on no board."""
+    withdrawn_at: Mapped[datetime | None]
+    withdrawn_reason: Mapped[str | None] = mapped_column(Text)
+    withdrawn_by_id: Mapped[int | None] = mapped_column(ForeignKey("users.id"))
+    signature: Mapped[str | None] = mapped_column(String(100))
+    signing_key_id: Mapped[int | None] = mapped_column(ForeignKey("signing_keys.id"))
     posted_by_id: Mapped[int] = mapped_column(ForeignKey("users.id"))
     posted_at: Mapped[datetime] = mapped_column(index=True)
     environment: Mapped[Environment] = relationship(lazy="raise")
     version: Mapped[Version] = relationship(lazy="raise")
-    posted_by: Mapped[User] = relationship(lazy="raise")
+    posted_by: Mapped[User] = relationship(lazy="raise", foreign_keys=[posted_by_id])
+    withdrawn_by: Mapped[User | None] = relationship(lazy="raise", foreign_keys=[withdrawn_by_id])
+    signing_key: Mapped[SigningKey | None] = relationship(lazy="raise")
     artifacts: Mapped[list[RunArtifact]] = relationship(lazy="raise", order_by="RunArtifact.name")
 
 
-class RunRollout(Base):
-    """What a list of rollouts shows, and where the whole rollout lies."""
+class RunChunk(Base):
+    """Some hundred rollouts of a run, in an object of their own (`runs/chunks.py`)."""
 
-    __tablename__ = "run_rollouts"
+    __tablename__ = "run_chunks"
 
     run_id: Mapped[str] = mapped_column(ForeignKey("runs.run_id"), primary_key=True)
-    number: Mapped[int] = mapped_column(primary_key=True)
-    """From 0, in the manifest's order of examples."""
-    example_id: Mapped[str] = mapped_column(Text)
-    index: Mapped[int]
-    reward: Mapped[float | None]
-    stop_reason: Mapped[str | None] = mapped_column(Text)
-    failure: Mapped[str | None] = mapped_column(String(16))
-    truncated: Mapped[bool]
-    turns: Mapped[int]
-    completion_tokens: Mapped[int]
-    seconds: Mapped[float]
-    preview: Mapped[str] = mapped_column(String(200))
-    block_start: Mapped[int] = mapped_column(BigInteger)
-    block_length: Mapped[int] = mapped_column(BigInteger)
-    offset: Mapped[int] = mapped_column(BigInteger)
-    length: Mapped[int] = mapped_column(BigInteger)
+    first: Mapped[int] = mapped_column(primary_key=True)
+    """Number of its first rollout; they are numbered from 0, in the manifest's order of examples."""
+    rollouts: Mapped[int]
+    object_sha256: Mapped[str] = mapped_column(String(64), index=True)
+    row_frames: Mapped[list[list[int]]] = mapped_column(JSON)
 
 
 class RunArtifact(Base):
@@ -85,3 +87,73 @@ class RunArtifact(Base):
     media_type: Mapped[str] = mapped_column(String(80))
     size: Mapped[int] = mapped_column(BigInteger)
     sha256: Mapped[str] = mapped_column(String(64), index=True)
+
+
+class RunCheckpoint(Base):
+    """Weights that a training run made; evaluations name them by the same digest."""
+
+    __tablename__ = "run_checkpoints"
+
+    run_id: Mapped[str] = mapped_column(ForeignKey("runs.run_id"), primary_key=True)
+    step: Mapped[int] = mapped_column(primary_key=True)
+    weights_sha256: Mapped[str] = mapped_column(String(64), index=True)
+
+
+class PostingRow(Base):
+    """A run on its way here: nobody but its submitter sees it, and it counts nowhere."""
+
+    __tablename__ = "postings"
+    __table_args__ = (UniqueConstraint("user_id", "sha256"),)
+
+    id: Mapped[int] = mapped_column(primary_key=True)
+    user_id: Mapped[int] = mapped_column(ForeignKey("users.id"))
+    sha256: Mapped[str] = mapped_column(String(64))
+    """What the run's digest shall be."""
+    run_id: Mapped[str] = mapped_column(String(64))
+    manifest: Mapped[str] = mapped_column(Text, deferred=True)
+    manifest_sha256: Mapped[str] = mapped_column(String(64))
+    private: Mapped[bool]
+    expires_at: Mapped[datetime] = mapped_column(index=True)
+
+
+class PostingChunk(Base):
+    """A chunk of rollouts that arrived."""
+
+    __tablename__ = "posting_chunks"
+
+    posting_id: Mapped[int] = mapped_column(ForeignKey("postings.id"), primary_key=True)
+    number: Mapped[int] = mapped_column(primary_key=True)
+    sha256: Mapped[str] = mapped_column(String(64))
+    """Of its plain lines as sent."""
+    size: Mapped[int] = mapped_column(BigInteger)
+    """Of its plain lines."""
+    rollouts: Mapped[int]
+    object_sha256: Mapped[str] = mapped_column(String(64), index=True)
+    row_frames: Mapped[list[list[int]]] = mapped_column(JSON)
+
+
+class PostingArtifact(Base):
+    """A file that arrived."""
+
+    __tablename__ = "posting_artifacts"
+
+    posting_id: Mapped[int] = mapped_column(ForeignKey("postings.id"), primary_key=True)
+    name: Mapped[str] = mapped_column(String(100), primary_key=True)
+    media_type: Mapped[str] = mapped_column(String(80))
+    size: Mapped[int] = mapped_column(BigInteger)
+    sha256: Mapped[str] = mapped_column(String(64), index=True)
+
+
+class SigningKey(Base):
+    """A public key with which its user signs runs; revoked ones stay, for what they signed."""
+
+    __tablename__ = "signing_keys"
+
+    id: Mapped[int] = mapped_column(primary_key=True)
+    user_id: Mapped[int] = mapped_column(ForeignKey("users.id"), index=True)
+    fingerprint: Mapped[str] = mapped_column(String(64), unique=True)
+    name: Mapped[str] = mapped_column(String(80))
+    public_key: Mapped[str] = mapped_column(String(44))
+    created_at: Mapped[datetime]
+    revoked_at: Mapped[datetime | None]
+    user: Mapped[User] = relationship(lazy="raise")

@@ -4,23 +4,68 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from sqlalchemy import Select, and_, func, insert, or_, select
+from sqlalchemy import ColumnElement, Select, and_, delete, func, or_, select
 from sqlalchemy.orm import Session, contains_eager, joinedload, selectinload
 
+from wander_hub.accounts.schemas import Identity
+from wander_hub.database import READER
 from wander_hub.environments.models import Environment
 from wander_hub.environments.repository import readable
 from wander_hub.environments.schemas import Position
-from wander_hub.runs.models import Run, RunArtifact, RunRollout
-from wander_hub.runs.schemas import RolloutLine
+from wander_hub.runs.models import Run, RunArtifact, RunCheckpoint, RunChunk, SigningKey
+
+
+def readable_run(session: Session) -> ColumnElement[bool]:
+    """Return the condition on runs that holds for those the session's reader may see; joins environments.
+
+    A private run is for its submitter and for those with a role on its environment.
+    """
+    reader: Identity | None = session.info.get(READER)
+    open_to_all = Run.private.is_(False)
+    if reader is None:
+        return and_(readable(session), open_to_all)
+    if reader.admin and reader.only_owner is None and reader.only_environment is None:
+        return readable(session)
+    mine: ColumnElement[bool] = or_(
+        Run.posted_by_id == reader.user_id,
+        Environment.owner_id.in_(reader.roles),
+        Environment.id.in_(reader.grants),
+    )
+    if reader.only_owner is not None:
+        mine = and_(mine, Environment.owner_id == reader.only_owner)
+    if reader.only_environment is not None:
+        mine = and_(mine, Environment.id == reader.only_environment)
+    return and_(readable(session), or_(open_to_all, mine))
+
+
+def counts() -> ColumnElement[bool]:
+    """Return the condition on runs that lists, totals and boards show: public, and not withdrawn."""
+    return and_(Run.private.is_(False), Run.withdrawn_at.is_(None))
 
 
 def visible(session: Session) -> Select[Run]:
     """Return the statement every read builds on: the runs the caller may see, with what a row shows."""
     environment = contains_eager(Run.environment).contains_eager(Environment.owner)
-    query = select(Run).join(Run.environment).join(Environment.owner).where(readable(session))
+    query = select(Run).join(Run.environment).join(Environment.owner).where(readable_run(session))
     return query.options(
-        environment, joinedload(Run.version), joinedload(Run.posted_by), selectinload(Run.artifacts)
+        environment,
+        joinedload(Run.version),
+        joinedload(Run.posted_by),
+        joinedload(Run.withdrawn_by),
+        joinedload(Run.signing_key).joinedload(SigningKey.user),
+        selectinload(Run.artifacts),
     )
+
+
+def own_run(session: Session, user_id: int, sha256: str) -> str | None:
+    """Return the id of the run of that digest that a user posted."""
+    return session.scalar(select(Run.run_id).where(Run.posted_by_id == user_id, Run.sha256 == sha256))
+
+
+def lock_run(session: Session, run: Run) -> None:
+    """Make other changes of a run wait (PostgreSQL), and read it once more."""
+    session.execute(select(Run.run_id).where(Run.run_id == run.run_id).with_for_update())
+    session.refresh(run, ["private", "withdrawn_at"])
 
 
 def run_named(session: Session, run_id: str) -> Run | None:
@@ -38,8 +83,8 @@ def runs_beginning(session: Session, beginning: str) -> Sequence[Run]:
 def page(
     session: Session, *, environment_id: int | None, model: str | None, limit: int, cursor: str | None
 ) -> Sequence[Run]:
-    """Return up to `limit + 1` runs, newest first."""
-    query = visible(session)
+    """Return up to `limit + 1` runs, newest first; withdrawn ones are not listed."""
+    query = visible(session).where(Run.withdrawn_at.is_(None))
     if environment_id is not None:
         query = query.where(Run.environment_id == environment_id)
     if model is not None:
@@ -52,8 +97,8 @@ def page(
 
 
 def count_runs(session: Session, environment_id: int | None = None) -> int:
-    """Return the number of runs, of one environment or of all."""
-    query = select(func.count()).select_from(Run).join(Run.environment).where(readable(session))
+    """Return the number of public runs, of one environment or of all."""
+    query = select(func.count()).select_from(Run).join(Run.environment).where(readable(session), counts())
     if environment_id is not None:
         query = query.where(Run.environment_id == environment_id)
     return session.scalar(query) or 0
@@ -61,90 +106,63 @@ def count_runs(session: Session, environment_id: int | None = None) -> int:
 
 def newest_of_version(session: Session, version_id: int) -> Run | None:
     """Return the last posted run of a version, which knows what the environment says about itself."""
-    query = visible(session).where(Run.version_id == version_id)
+    query = visible(session).where(Run.version_id == version_id, counts())
     return session.scalar(query.order_by(Run.posted_at.desc(), Run.run_id).limit(1))
 
 
-def add_rollouts(session: Session, run_id: str, lines: Sequence[RolloutLine]) -> None:
-    """Insert the thin rows of a run."""
-    if not lines:
-        return
-    rows = [
-        {
-            "run_id": run_id,
-            "number": number,
-            "example_id": line.example_id,
-            "index": line.index,
-            "reward": line.reward,
-            "stop_reason": line.stop_reason,
-            "failure": line.failure,
-            "truncated": line.truncated,
-            "turns": line.turns,
-            "completion_tokens": line.completion_tokens,
-            "seconds": line.seconds,
-            "preview": line.preview,
-            "block_start": line.place.block_start,
-            "block_length": line.place.block_length,
-            "offset": line.place.offset,
-            "length": line.place.length,
-        }
-        for number, line in enumerate(lines)
+def chunk_with(session: Session, run_id: str, number: int) -> RunChunk | None:
+    """Return the chunk that holds a rollout."""
+    query = select(RunChunk).where(RunChunk.run_id == run_id, RunChunk.first <= number)
+    found = session.scalar(query.order_by(RunChunk.first.desc()).limit(1))
+    return found if found is not None and number < found.first + found.rollouts else None
+
+
+def chunks_between(session: Session, run_id: str, start: int, stop: int) -> Sequence[RunChunk]:
+    """Return the chunks that hold rollouts of these numbers, in order."""
+    query = select(RunChunk).where(
+        RunChunk.run_id == run_id, RunChunk.first < stop, RunChunk.first + RunChunk.rollouts > start
+    )
+    return session.scalars(query.order_by(RunChunk.first)).all()
+
+
+def remove_contents(session: Session, run: Run) -> list[str]:
+    """Remove what a run holds beside its manifest and aggregates; return the digests of the objects."""
+    chunks, artifacts = RunChunk.run_id == run.run_id, RunArtifact.run_id == run.run_id
+    loose = [
+        *session.scalars(select(RunChunk.object_sha256).where(chunks)),
+        *session.scalars(select(RunArtifact.sha256).where(artifacts)),
+        *([run.order_sha256] if run.order_sha256 else []),
     ]
-    session.execute(insert(RunRollout), rows)
+    session.execute(delete(RunChunk).where(chunks))
+    session.execute(delete(RunArtifact).where(artifacts))
+    run.order_sha256 = None
+    session.flush()
+    session.expire(run, ["artifacts"])
+    return loose
 
 
-def rollouts_of(session: Session, run_id: str, offset: int, limit: int) -> Sequence[RunRollout]:
-    """Return a page of thin rows; numbers are dense, so the page is one range of the primary key."""
-    query = select(RunRollout).where(
-        RunRollout.run_id == run_id, RunRollout.number >= offset, RunRollout.number < offset + limit
+def made_by(session: Session, weights_sha256: str, limit: int) -> Sequence[tuple[Run, int]]:
+    """Return training runs that made these weights, and at which step."""
+    query = visible(session).join(RunCheckpoint, RunCheckpoint.run_id == Run.run_id)
+    query = query.where(RunCheckpoint.weights_sha256 == weights_sha256, Run.withdrawn_at.is_(None))
+    pairs = query.add_columns(RunCheckpoint.step).order_by(Run.posted_at.desc()).limit(limit)
+    return [(run, step) for run, step in session.execute(pairs)]
+
+
+def checkpoints_of(session: Session, run_id: str) -> Sequence[RunCheckpoint]:
+    """Return the weights that a training run made, by step."""
+    query = select(RunCheckpoint).where(RunCheckpoint.run_id == run_id)
+    return session.scalars(query.order_by(RunCheckpoint.step)).all()
+
+
+def evaluations_of(session: Session, weights: Sequence[str], limit: int) -> Sequence[Run]:
+    """Return evaluations of these weights, the newest first."""
+    query = visible(session).where(
+        Run.weights_sha256.in_(weights), Run.kind == "evaluation", Run.withdrawn_at.is_(None)
     )
-    return session.scalars(query.order_by(RunRollout.number)).all()
-
-
-def rollout_numbered(session: Session, run_id: str, number: int) -> RunRollout | None:
-    """Return one thin row."""
-    return session.get(RunRollout, (run_id, number))
-
-
-def siblings(session: Session, run_id: str, example_id: str, near: int, spread: int) -> Sequence[RunRollout]:
-    """Return the rollouts of one example; they lie within `spread` numbers of each other."""
-    query = select(RunRollout).where(
-        RunRollout.run_id == run_id,
-        RunRollout.number.between(near - spread, near + spread),
-        RunRollout.example_id == example_id,
-    )
-    return session.scalars(query.order_by(RunRollout.index)).all()
-
-
-def blocks_of(session: Session, run_id: str) -> Sequence[tuple[int, int]]:
-    """Return start and length of every stored block, in order."""
-    query = (
-        select(RunRollout.block_start, RunRollout.block_length)
-        .where(RunRollout.run_id == run_id)
-        .distinct()
-        .order_by(RunRollout.block_start)
-    )
-    return [(start, length) for start, length in session.execute(query)]
+    return session.scalars(query.order_by(Run.posted_at.desc()).limit(limit)).all()
 
 
 def artifact_named(session: Session, run_id: str, name: str) -> RunArtifact | None:
     """Return one artifact."""
     return session.get(RunArtifact, (run_id, name))
-
-
-def rollouts_matching(
-    session: Session, run_id: str, *, sort: str, only: str, offset: int, limit: int
-) -> tuple[Sequence[RunRollout], int]:
-    """Return a page of thin rows in the order and of the kind asked for, and how many there are in all."""
-    conditions = [RunRollout.run_id == run_id]
-    if only != "all":
-        failed = RunRollout.failure.is_not(None)
-        conditions.append(failed if only == "failed" else ~failed)
-    total = session.scalar(select(func.count()).select_from(RunRollout).where(*conditions)) or 0
-    orders = {
-        "reward": RunRollout.reward.asc().nulls_last(),
-        "-reward": RunRollout.reward.desc().nulls_last(),
-    }
-    order = [orders[sort], RunRollout.number] if sort in orders else [RunRollout.number]
-    query = select(RunRollout).where(*conditions).order_by(*order).offset(offset).limit(limit)
-    return session.scalars(query).all(), total

@@ -1,13 +1,11 @@
-"""What a posted run carries, and how rollouts are read from it."""
+"""What a run carries that is posted in one request."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from typing import BinaryIO
 
-from wander.wire import RunManifest, RunSummary
-
-from wander_hub.runs.blocks import Place
+from wander.wire import RunManifest
 
 
 @dataclass(frozen=True)
@@ -26,34 +24,8 @@ class PostedRun:
     """One run folder as it arrived, its manifest parsed."""
 
     manifest: RunManifest
-    manifest_text: str
+    manifest_text: bytes
     rollouts: BinaryIO | None
     """Plain or zstd-compressed JSON lines."""
     artifacts: list[PostedFile] = field(default_factory=list)
-
-
-@dataclass(frozen=True)
-class RolloutLine:
-    """What a list shows of one stored rollout."""
-
-    example_id: str
-    index: int
-    reward: float | None
-    stop_reason: str | None
-    failure: str | None
-    truncated: bool
-    turns: int
-    completion_tokens: int
-    seconds: float
-    preview: str
-    place: Place
-
-
-@dataclass(frozen=True)
-class StoredRollouts:
-    """All rollouts of a run after validation, packed and summarised."""
-
-    lines: list[RolloutLine]
-    summary: RunSummary
-    sha256: str
-    """Of the plain lines as posted."""
+    private: bool = False

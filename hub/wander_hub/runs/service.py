@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import hashlib
-import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from sqlalchemy.orm import Session
+from wander.posting import LinkedRun, Withdrawal
 from wander.types import Rollout
 from wander.wire import (
     ArtifactInfo,
@@ -18,130 +17,24 @@ from wander.wire import (
     RunSummary,
 )
 
-from wander_hub.accounts import rights
+from wander_hub import objects
 from wander_hub.accounts.schemas import Identity
 from wander_hub.database import Database, now
 from wander_hub.environments import repository as environment_repository
 from wander_hub.environments import service as environments
-from wander_hub.environments.models import Environment, Version
+from wander_hub.environments.models import Environment
 from wander_hub.environments.schemas import Position
 from wander_hub.leaderboards import service as leaderboards
 from wander_hub.problems import HubProblem
-from wander_hub.runs import repository
-from wander_hub.runs.blocks import unpacked
-from wander_hub.runs.manifest import level_of, pinned_version, protocol_digest
-from wander_hub.runs.models import Run, RunArtifact, RunRollout
-from wander_hub.runs.reading import store_rollouts
-from wander_hub.runs.schemas import PostedRun, StoredRollouts
+from wander_hub.runs import chunks, repository, signing
+from wander_hub.runs.models import Run, RunArtifact, RunChunk
+from wander_hub.runs.order import RolloutOrder
 from wander_hub.storage import Storage
 
-
-def post(
-    database: Database, storage: Storage, posted: PostedRun, caller: Identity, *, max_bytes: int
-) -> tuple[str, bool]:
-    """Validate, summarise and keep a run; return its id and whether it is new.
-
-    Validation and storing happen before the transaction, which is then short; it checks again what the
-    pinned environment is, since that is what the run is recorded under.
-    """
-    with database.read(caller) as session:
-        _permitted(session, posted, caller)
-    with tempfile.TemporaryFile() as packed:
-        stored = store_rollouts(posted.rollouts, posted.manifest, packed, max_bytes=max_bytes)
-        sha256 = posted_digest(posted, stored)
-        with database.read(caller) as session:
-            if _is_known(session, posted.manifest.run_id, sha256):
-                return posted.manifest.run_id, False
-        rollouts_sha256 = storage.put(packed) if stored.lines else None
-    for artifact in posted.artifacts:
-        storage.put(artifact.body)
-
-    def record(session: Session) -> bool:
-        if _is_known(session, posted.manifest.run_id, sha256):
-            return False
-        database.lock_objects(session, exclusive=False)
-        storage.ensure(rollouts_sha256, packed)
-        for artifact in posted.artifacts:
-            storage.ensure(artifact.sha256, artifact.body)
-        _add(session, posted, stored, caller, sha256, rollouts_sha256)
-        return True
-
-    return posted.manifest.run_id, database.committed(record, caller)
-
-
-def _permitted(session: Session, posted: PostedRun, caller: Identity) -> tuple[Environment, Version]:
-    """Return what the run is recorded under; refuse a caller who may not post results there."""
-    environment, version = pinned_version(session, posted.manifest)
-    if not rights.may(caller, "results", environment):
-        raise rights.refusal(caller, "results", environment)
-    return environment, version
-
-
-def posted_digest(posted: PostedRun, stored: StoredRollouts) -> str:
-    """Return the digest of a posted run: SHA-256 of the `sha256sum` listing of its files.
-
-    Rollouts count as plain lines, so that compressing them changes nothing.
-    """
-    files = {"run.json": hashlib.sha256(posted.manifest_text.encode()).hexdigest()}
-    files["rollouts.jsonl"] = stored.sha256
-    files |= {f"artifacts/{one.name}": one.sha256 for one in posted.artifacts}
-    listing = "".join(f"{sha256}  {name}\n" for name, sha256 in sorted(files.items()))
-    return hashlib.sha256(listing.encode()).hexdigest()
-
-
-def _is_known(session: Session, run_id: str, sha256: str) -> bool:
-    known = session.get(Run, run_id)  # whoever may read it: ids are given once
-    if known is None:
-        return False
-    if known.sha256 != sha256:
-        hint = "a posted run never changes; evaluate again for a new run"
-        raise HubProblem(409, "run_exists", f"the run `{run_id}` was posted with other content", hint=hint)
-    return True
-
-
-def _add(
-    session: Session,
-    posted: PostedRun,
-    stored: StoredRollouts,
-    caller: Identity,
-    sha256: str,
-    rollouts_sha256: str | None,
-) -> None:
-    manifest = posted.manifest
-    environment, version = _permitted(session, posted, caller)
-    level, reason = level_of(manifest, stored.summary)
-    run = Run(
-        run_id=manifest.run_id,
-        environment_id=environment.id,
-        version_id=version.id,
-        kind=manifest.kind,
-        model=manifest.model.name,
-        model_kind=manifest.model.kind,
-        task_set_sha256=manifest.task_set_sha256,
-        protocol_sha256=protocol_digest(manifest),
-        rollouts_per_example=manifest.rollouts_per_example,
-        examples=len(manifest.example_ids),
-        level=level,
-        level_reason=reason,
-        reward_mean=stored.summary.reward_mean,
-        manifest=posted.manifest_text,
-        summary=stored.summary.model_dump(mode="json"),
-        sha256=sha256,
-        rollouts_sha256=rollouts_sha256,
-        posted_by_id=caller.user_id,
-        posted_at=now(),
-    )
-    session.add(run)
-    session.flush()
-    repository.add_rollouts(session, run.run_id, stored.lines)
-    for one in posted.artifacts:
-        session.add(
-            RunArtifact(
-                run_id=run.run_id, name=one.name, media_type=one.media_type, size=one.size, sha256=one.sha256
-            )
-        )
-    session.flush()
-    refresh_listing(session, environment)
+MOST_LINKED = 50
+"""Evaluations of a training run's checkpoints that its page names."""
+_MOST_WEIGHTS = 500
+"""Checkpoints of one training run, the last ones, of which evaluations are looked for."""
 
 
 def refresh_listing(session: Session, environment: Environment) -> None:
@@ -219,7 +112,18 @@ def detail_of(run: Run, base_url: str) -> RunDetail:
         url=f"{base_url}/runs/{run.run_id}",
         version_deleted=run.version.deleted_at is not None,
         artifacts=[artifact_info(run.run_id, one, base_url) for one in run.artifacts],
+        rollouts_sha256=run.rollouts_sha256,
+        private=run.private,
+        withdrawn=_withdrawal(run),
+        signature=signing.signature_of(run),
     )
+
+
+def _withdrawal(run: Run) -> Withdrawal | None:
+    if run.withdrawn_at is None:
+        return None
+    by = run.withdrawn_by.name if run.withdrawn_by else ""
+    return Withdrawal(at=run.withdrawn_at, by=by, reason=run.withdrawn_reason or "")
 
 
 def artifact_info(run_id: str, artifact: RunArtifact, base_url: str) -> ArtifactInfo:
@@ -233,31 +137,144 @@ def artifact_info(run_id: str, artifact: RunArtifact, base_url: str) -> Artifact
     )
 
 
-def rollout_page(session: Session, run_id: str, offset: int, limit: int) -> RolloutPage:
+def rollout_page(session: Session, storage: Storage, run_id: str, offset: int, limit: int) -> RolloutPage:
     """Return a page of thin rows."""
-    run = find(session, run_id)
-    rows = [row_of(one) for one in repository.rollouts_of(session, run_id, offset, limit)]
-    return RolloutPage(data=rows, total=int(run.summary["rollouts"]), offset=offset)
+    run = with_rollouts(find(session, run_id))
+    rows = rows_numbered(session, storage, run, range(offset, offset + limit))
+    return RolloutPage(data=rows, total=count_of(run), offset=offset)
 
 
-def row_of(row: RunRollout) -> RolloutRow:
-    """Return what a list shows of a rollout."""
-    fields = {name: getattr(row, name) for name in RolloutRow.model_fields}
-    return RolloutRow(**fields)
+def sorted_page(
+    session: Session, storage: Storage, run: Run, *, sort: str, only: str, offset: int, limit: int
+) -> tuple[list[RolloutRow], int]:
+    """Return a page of thin rows in the order and of the kind asked for, and how many there are in all."""
+    if run.order_sha256 is None:
+        return [], 0
+    failed = int(run.summary["failed"])
+    order = RolloutOrder(storage, run.order_sha256, scored=count_of(run) - failed, failed=failed)
+    numbers, total = order.page(sort=sort, only=only, offset=offset, limit=limit)
+    return rows_numbered(session, storage, run, numbers), total
+
+
+def rows_numbered(session: Session, storage: Storage, run: Run, numbers: Sequence[int]) -> list[RolloutRow]:
+    """Return the thin rows of these rollouts, in this order; numbers that no rollout has are passed over."""
+    frames: dict[tuple[int, int], list[chunks.Row]] = {}
+    found: list[RunChunk] = []
+    rows = []
+    for number in numbers:
+        chunk = next((one for one in found if 0 <= number - one.first < one.rollouts), None)
+        if chunk is None:
+            chunk = repository.chunk_with(session, run.run_id, number)
+            if chunk is None:
+                continue
+            found.append(chunk)
+        frame, place = divmod(number - chunk.first, chunks.ROWS_PER_FRAME)
+        if (chunk.first, frame) not in frames:
+            frames[chunk.first, frame] = chunks.row_frame(storage, chunk, frame)
+        rows.append(frames[chunk.first, frame][place].shown(number))
+    return rows
+
+
+def siblings(
+    session: Session, storage: Storage, run: Run, example_id: str, near: int, spread: int
+) -> list[RolloutRow]:
+    """Return the rollouts of one example; they lie within `spread` numbers of each other."""
+    numbers = range(max(0, near - spread), near + spread + 1)
+    return [one for one in rows_numbered(session, storage, run, numbers) if one.example_id == example_id]
 
 
 def rollout(session: Session, storage: Storage, run_id: str, number: int) -> Rollout:
-    """Return one whole rollout with a single range read."""
-    run = find(session, run_id)
-    row = repository.rollout_numbered(session, run_id, number)
-    if row is None or run.rollouts_sha256 is None:
-        hint = f"numbers go from 0 to {int(run.summary['rollouts']) - 1}" if run.summary["rollouts"] else None
+    """Return one whole rollout with two small range reads."""
+    run = with_rollouts(find(session, run_id))
+    chunk = repository.chunk_with(session, run_id, number)
+    if chunk is None:
+        count = count_of(run)
+        hint = f"numbers go from 0 to {count - 1}" if count else None
         raise HubProblem(404, "rollout_not_found", f"`{run_id}` has no rollout {number}", hint=hint)
-    block = storage.read(run.rollouts_sha256, row.block_start, row.block_length)
-    return Rollout.model_validate_json(unpacked(block)[row.offset : row.offset + row.length])
+    return Rollout.model_validate_json(chunks.rollout_at(storage, chunk, number - chunk.first))
 
 
-def rollout_lines(storage: Storage, rollouts_sha256: str, blocks: list[tuple[int, int]]) -> Iterator[bytes]:
-    """Yield every rollout of a run as JSON lines, a block at a time."""
-    for start, length in blocks:
-        yield unpacked(storage.read(rollouts_sha256, start, length))
+def rollout_lines(session: Session, storage: Storage, run: Run) -> Iterator[bytes]:
+    """Return every rollout of a run as JSON lines, read a block at a time."""
+    found = repository.chunks_between(session, run.run_id, 0, count_of(run))
+    return (block for chunk in found for block in chunks.lines_of(storage, chunk))
+
+
+def count_of(run: Run) -> int:
+    """Return how many rollouts a run holds."""
+    return int(run.summary["rollouts"])
+
+
+def with_rollouts(run: Run) -> Run:
+    """Return the run, or raise a 410 for one whose rollouts are gone."""
+    if run.withdrawn_at is not None:
+        detail = f"the run `{run.run_id}` was withdrawn: {run.withdrawn_reason}"
+        raise HubProblem(410, "run_withdrawn", detail, hint="its manifest and digests are still there")
+    return run
+
+
+def publish(session: Session, run_id: str, caller: Identity) -> Run:
+    """Show a private run to all; only who posted it may, and never back."""
+    run = _own(session, run_id, caller, "publish")
+    repository.lock_run(session, run)
+    with_rollouts(run).private = False
+    session.flush()
+    refresh_listing(session, run.environment)
+    return run
+
+
+def withdraw(database: Database, storage: Storage, run_id: str, reason: str, caller: Identity) -> None:
+    """Remove the rollouts and files of a run, leave a tombstone with the reason; who posted it may."""
+
+    def record(session: Session) -> list[str]:
+        run = _own(session, run_id, caller, "withdraw")
+        repository.lock_run(session, run)
+        if run.withdrawn_at is not None:
+            return []  # the first reason stands
+        run.withdrawn_at, run.withdrawn_reason, run.withdrawn_by_id = now(), reason, caller.user_id
+        loose = repository.remove_contents(session, run)
+        refresh_listing(session, run.environment)
+        return loose
+
+    objects.discard(database, storage, database.committed(record, caller))
+
+
+def _own(session: Session, run_id: str, caller: Identity, verb: str) -> Run:
+    run = find(session, run_id)
+    environment = run.environment
+    covered = caller.covers("results", environment.owner_id, environment.id)
+    if not covered or (run.posted_by_id != caller.user_id and not caller.administers):
+        hint = f"ask `{run.posted_by.name}`"
+        raise HubProblem(403, "not_permitted", f"only who posted a run may {verb} it", hint=hint)
+    return run
+
+
+def trained_by(session: Session, run: Run) -> list[LinkedRun]:
+    """Return the training runs that made the weights of an evaluation."""
+    if run.kind != "evaluation" or run.weights_sha256 is None:
+        return []
+    found = repository.made_by(session, run.weights_sha256, MOST_LINKED)
+    return [_linked(one, step, run.weights_sha256) for one, step in found]
+
+
+def evaluated_by(session: Session, run: Run) -> list[LinkedRun]:
+    """Return evaluations of the weights that a training run began with (step 0) and made, by step."""
+    if run.kind != "training":
+        return []
+    steps = {one.weights_sha256: one.step for one in repository.checkpoints_of(session, run.run_id)}
+    if run.weights_sha256 is not None:
+        steps.setdefault(run.weights_sha256, 0)
+    found = repository.evaluations_of(session, list(steps)[-_MOST_WEIGHTS:], MOST_LINKED)
+    linked = [_linked(one, steps[one.weights_sha256 or ""], one.weights_sha256 or "") for one in found]
+    return sorted(linked, key=lambda one: one.step)
+
+
+def _linked(run: Run, step: int, weights_sha256: str) -> LinkedRun:
+    return LinkedRun(
+        run_id=run.run_id,
+        step=step,
+        weights_sha256=weights_sha256,
+        environment=f"{run.environment.owner.name}/{run.environment.name}",
+        model=run.model,
+        reward_mean=run.reward_mean,
+    )

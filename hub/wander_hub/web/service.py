@@ -9,6 +9,7 @@ from typing import Any
 from urllib.parse import urlencode
 
 from sqlalchemy.orm import Session
+from wander.posting import LinkedRun
 from wander.types import EnvironmentInfo, Rollout, canonical_json
 from wander.verification import VerificationInfo
 from wander.wire import (
@@ -102,6 +103,8 @@ class RunView:
     command: str
     curves: list[Curve]
     verifications: list[VerificationInfo]
+    trained_by: list[LinkedRun]
+    evaluated_by: list[LinkedRun]
 
 
 @dataclass(frozen=True)
@@ -183,8 +186,8 @@ def run(session: Session, storage: Storage, base_url: str, run_id: str, query: R
     """Return a run with one page of its rollouts."""
     found = runs.find(session, run_id)
     detail = runs.detail_of(found, base_url)
-    rows, matching = run_repository.rollouts_matching(
-        session, run_id, sort=query.sort, only=query.only, offset=query.offset, limit=query.limit
+    rows, matching = runs.sorted_page(
+        session, storage, found, sort=query.sort, only=query.only, offset=query.offset, limit=query.limit
     )
     weights = {one.name: one.weight for one in detail.manifest.environment.info.reward_functions}
     metrics = detail.summary.metrics
@@ -194,7 +197,7 @@ def run(session: Session, storage: Storage, base_url: str, run_id: str, query: R
     return RunView(
         run=detail,
         label=f"{found.environment.owner.name}/{found.environment.name}",
-        rows=[runs.row_of(one) for one in rows],
+        rows=rows,
         matching=matching,
         query=query,
         weights=weights,
@@ -202,6 +205,8 @@ def run(session: Session, storage: Storage, base_url: str, run_id: str, query: R
         command=reproduce_command(detail.manifest),
         curves=_curves(storage, detail),
         verifications=verification.listing(session, run_id).data,
+        trained_by=runs.trained_by(session, found),
+        evaluated_by=runs.evaluated_by(session, found),
     )
 
 
@@ -210,13 +215,13 @@ def rollout(session: Session, storage: Storage, base_url: str, run_id: str, numb
     found = runs.find(session, run_id)
     whole = runs.rollout(session, storage, run_id, number)
     spread = min(found.rollouts_per_example, _NEAR_SIBLINGS)
-    near = run_repository.siblings(session, run_id, whole.example_id, number, spread)
+    near = runs.siblings(session, storage, found, whole.example_id, number, spread)
     return RolloutView(
         run=runs.detail_of(found, base_url),
         label=f"{found.environment.owner.name}/{found.environment.name}",
         rollout=whole,
         number=number,
-        siblings=[runs.row_of(one) for one in near],
+        siblings=near,
     )
 
 

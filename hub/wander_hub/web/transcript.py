@@ -8,7 +8,7 @@ from typing import Any
 from wander.types import Message, Rollout, Turn
 from wander.wire import RunManifest
 
-from wander_hub.runs.reading import message_text
+from wander_hub.runs.text import message_text
 from wander_hub.web.schemas import RewardPart, ShownMessage, ToolCall
 from wander_hub.web.text import count, duration
 

@@ -1,0 +1,178 @@
+"""Stored chunks of rollouts: each one object of zstd frames, rollouts first, then what lists show of them.
+
+    frames of some 128 KiB of rollout lines | frames of at most 128 rows, one JSON array a line
+
+So one rollout of a million is two small range reads, and neither a list nor the aggregates of a run unpack a
+single transcript. An object holds what one request brought, and is never written again.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any, BinaryIO, NamedTuple, Protocol
+
+from wander.posting import line_digest
+from wander.types import Failure, Rollout, Usage
+from wander.wire import RolloutRow
+
+from wander_hub.runs.blocks import BlockWriter, Place, unpacked
+from wander_hub.runs.text import one_line, preview_of
+from wander_hub.storage import Storage
+
+ROWS_PER_FRAME = 128
+
+
+class RowFacts(NamedTuple):
+    """What a list shows of one rollout, and what the aggregates need of it."""
+
+    example_id: str
+    index: int
+    reward: float | None
+    stop_reason: str | None
+    failure: str | None
+    truncated: bool
+    turns: int
+    prompt_tokens: int
+    completion_tokens: int
+    seconds: float
+    preview: str
+    metrics: dict[str, float]
+    digest: str
+    """Of its line: SHA-256, base64."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One rollout without its messages, and where the whole lies in its chunk."""
+
+    facts: RowFacts
+    place: Place
+
+    def line(self) -> bytes:
+        """Return the row as a line of JSON; its place must be whole."""
+        place = self.place
+        where = [place.block_start, place.block_length, place.offset, place.length]
+        return json.dumps([*self.facts, *where], ensure_ascii=False, separators=(",", ":")).encode() + b"\n"
+
+    @classmethod
+    def parsed(cls, line: bytes) -> Row:
+        """Return the row of a line."""
+        values: list[Any] = json.loads(line)
+        return cls(RowFacts(*values[:-4]), Place(*values[-4:]))
+
+    def line_sha256(self) -> bytes:
+        """Return the digest of the rollout's line."""
+        return base64.b64decode(self.facts.digest)
+
+    def bare_rollout(self) -> Rollout:
+        """Return the rollout with all that the aggregates of a run are made from, and no messages."""
+        facts = self.facts
+        usage = Usage.model_construct(
+            prompt_tokens=facts.prompt_tokens, completion_tokens=facts.completion_tokens
+        )
+        return Rollout.model_construct(
+            example_id=facts.example_id,
+            index=facts.index,
+            reward=facts.reward,
+            stop_reason=facts.stop_reason,
+            failure=Failure.model_construct(boundary=facts.failure) if facts.failure else None,
+            truncated=facts.truncated,
+            turns=[None] * facts.turns,
+            usage=usage,
+            seconds=facts.seconds,
+            metrics=facts.metrics,
+        )
+
+    def shown(self, number: int) -> RolloutRow:
+        """Return what a list shows."""
+        facts = self.facts
+        return RolloutRow(
+            number=number,
+            example_id=facts.example_id,
+            index=facts.index,
+            reward=facts.reward,
+            stop_reason=one_line(facts.stop_reason) if facts.stop_reason is not None else None,
+            failure=facts.failure,
+            truncated=facts.truncated,
+            turns=facts.turns,
+            completion_tokens=facts.completion_tokens,
+            seconds=facts.seconds,
+            preview=facts.preview,
+        )
+
+
+class StoredChunk(Protocol):
+    """Where a chunk lies."""
+
+    object_sha256: str
+    row_frames: list[list[int]]
+    """Start and length of each frame of rows; the frames before the first hold the rollouts."""
+
+
+def write_chunk(rollouts: Iterable[tuple[Rollout, bytes]], target: BinaryIO) -> list[list[int]]:
+    """Write rollouts with their lines as a chunk; return where the frames of their rows lie."""
+    writer = BlockWriter(target)
+    rows = []
+    for rollout, line in rollouts:
+        whole = line if line.endswith(b"\n") else line + b"\n"
+        rows.append(Row(_facts(rollout, line), writer.add(whole)))
+    writer.close()
+    frames = []
+    for start in range(0, len(rows), ROWS_PER_FRAME):
+        places = [writer.add(row.line()) for row in rows[start : start + ROWS_PER_FRAME]]
+        writer.close()
+        frames.append([places[0].block_start, places[0].block_length])
+    return frames
+
+
+def rows_of(storage: Storage, chunk: StoredChunk) -> Iterator[Row]:
+    """Yield all rows of a chunk, a frame at a time."""
+    for number in range(len(chunk.row_frames)):
+        yield from row_frame(storage, chunk, number)
+
+
+def row_frame(storage: Storage, chunk: StoredChunk, number: int) -> list[Row]:
+    """Return the rows of one frame; all but the last hold `ROWS_PER_FRAME`."""
+    start, length = chunk.row_frames[number]
+    lines = unpacked(storage.read(chunk.object_sha256, start, length)).splitlines()
+    return [Row.parsed(line) for line in lines]
+
+
+def row_at(storage: Storage, chunk: StoredChunk, place: int) -> Row:
+    """Return the row at a place of a chunk, from 0."""
+    return row_frame(storage, chunk, place // ROWS_PER_FRAME)[place % ROWS_PER_FRAME]
+
+
+def rollout_at(storage: Storage, chunk: StoredChunk, place: int) -> bytes:
+    """Return the line of the rollout at a place of a chunk, from 0: two range reads."""
+    where = row_at(storage, chunk, place).place
+    block = unpacked(storage.read(chunk.object_sha256, where.block_start, where.block_length))
+    return block[where.offset : where.offset + where.length]
+
+
+def lines_of(storage: Storage, chunk: StoredChunk) -> Iterator[bytes]:
+    """Yield the lines of a chunk's rollouts, a block of them at a time."""
+    blocks = {(row.place.block_start, row.place.block_length) for row in rows_of(storage, chunk)}
+    for start, length in sorted(blocks):
+        yield unpacked(storage.read(chunk.object_sha256, start, length))
+
+
+def _facts(rollout: Rollout, line: bytes) -> RowFacts:
+    return RowFacts(
+        example_id=rollout.example_id,
+        index=rollout.index,
+        reward=rollout.reward,
+        stop_reason=rollout.stop_reason,
+        failure=rollout.failure.boundary if rollout.failure else None,
+        truncated=rollout.truncated,
+        turns=len(rollout.turns),
+        prompt_tokens=rollout.usage.prompt_tokens,
+        completion_tokens=rollout.usage.completion_tokens,
+        seconds=rollout.seconds,
+        preview=preview_of(rollout),
+        metrics=rollout.metrics,
+        digest=base64.b64encode(line_digest(line)).decode(),
+    )

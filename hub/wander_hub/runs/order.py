@@ -1,0 +1,86 @@
+"""The order of a run's rollouts by reward, stored once, so that no page sorts or counts a million of them.
+
+An object of unsigned 32-bit numbers, least significant byte first: those of the scored rollouts, the highest
+reward first, then those of the failed ones, the lowest number first.
+"""
+
+from __future__ import annotations
+
+import sys
+from array import array
+from bisect import bisect_left
+from collections.abc import Sequence
+
+from wander_hub.storage import Storage
+
+_WIDTH = 4
+
+
+class OrderWriter:
+    """Takes rewards in the order of the rollouts' numbers."""
+
+    def __init__(self) -> None:
+        self._rewards = array("d")
+        self._scored, self._failed = array("I"), array("I")
+
+    def add(self, reward: float | None) -> None:
+        """Take the next rollout; None for a failed one."""
+        number = len(self._scored) + len(self._failed)
+        (self._failed if reward is None else self._scored).append(number)
+        self._rewards.append(0.0 if reward is None else reward)
+
+    def content(self) -> bytes:
+        """Return the object."""
+        by_reward = sorted(self._scored, key=self._rewards.__getitem__, reverse=True)
+        return _bytes(array("I", by_reward) + self._failed)
+
+
+class RolloutOrder:
+    """Reads the numbers of a page of rollouts from the object, and no more of it than that takes."""
+
+    def __init__(self, storage: Storage, sha256: str, *, scored: int, failed: int) -> None:
+        self._storage, self._sha256 = storage, sha256
+        self._scored, self._failed = scored, failed
+
+    def page(self, *, sort: str, only: str, offset: int, limit: int) -> tuple[list[int], int]:
+        """Return the numbers of a page (sort: number, reward, -reward; only: all, scored, failed), and how
+        many there are in all."""
+        total = {"all": self._scored + self._failed, "scored": self._scored, "failed": self._failed}[only]
+        stop = min(offset + limit, total)
+        places = range(min(offset, stop), stop)
+        if only == "failed":
+            return self._read(self._scored + places.start, len(places)), total
+        if sort == "number":
+            return list(places) if only == "all" else self._scored_numbers(places), total
+        if sort == "-reward" or not places:
+            return self._read(places.start, len(places)), total
+        return self._lowest_first(places), total
+
+    def _lowest_first(self, places: range) -> list[int]:
+        """The scored ones backwards, then the failed ones."""
+        scored = range(places.start, min(places.stop, self._scored))
+        found = self._read(self._scored - scored.stop, len(scored))[::-1] if scored else []
+        failed = range(max(places.start, self._scored), places.stop)
+        return found + (self._read(failed.start, len(failed)) if failed else [])
+
+    def _scored_numbers(self, places: Sequence[int]) -> list[int]:
+        """The numbers that are left when the failed ones are taken out."""
+        failed = self._read(self._scored, self._failed)
+        # Before the i-th failed one stand `failed[i] - i` scored ones.
+        before = [number - place for place, number in enumerate(failed)]
+        return [place + bisect_left(before, place + 1) for place in places]
+
+    def _read(self, start: int, count: int) -> list[int]:
+        if count <= 0:
+            return []
+        numbers = array("I")
+        numbers.frombytes(self._storage.read(self._sha256, start * _WIDTH, count * _WIDTH))
+        if sys.byteorder == "big":
+            numbers.byteswap()
+        return numbers.tolist()
+
+
+def _bytes(numbers: array[int]) -> bytes:
+    if sys.byteorder == "big":
+        numbers.byteswap()
+    return numbers.tobytes()

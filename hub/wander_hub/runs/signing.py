@@ -1,0 +1,125 @@
+"""Keys that users register, and what they sign: the digest of a run, which covers everything in it."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+from wander.posting import KeyInfo, KeyList, NewKey, RunSignature, SignatureInfo, key_fingerprint, signed_text
+
+from wander_hub.accounts import rights
+from wander_hub.accounts.schemas import Identity
+from wander_hub.database import now
+from wander_hub.problems import HubProblem
+from wander_hub.runs.models import Run, SigningKey
+
+_KEY_BYTES, _SIGNATURE_BYTES = 32, 64
+_MOST_KEYS = 50
+
+
+def add_key(session: Session, wanted: NewKey, caller: Identity) -> tuple[KeyInfo, bool]:
+    """Register a public key of the caller; the same key again changes nothing. Whether it is new."""
+    rights.whole_token(caller)
+    _decoded(wanted.public_key, _KEY_BYTES, "the public key")
+    fingerprint = key_fingerprint(wanted.public_key)
+    known = session.scalar(select(SigningKey).where(SigningKey.fingerprint == fingerprint))
+    if known is not None:
+        if known.user_id != caller.user_id or known.revoked_at is not None:
+            hint = "make another with `wander key new`"
+            raise HubProblem(409, "key_taken", "this key was revoked, or is somebody else's", hint=hint)
+        return key_info(known), False
+    if len(keys_of(session, caller.user_id).data) >= _MOST_KEYS:
+        raise HubProblem(409, "too_many_keys", f"a user has at most {_MOST_KEYS} keys")
+    key = SigningKey(
+        user_id=caller.user_id,
+        fingerprint=fingerprint,
+        name=wanted.name,
+        public_key=wanted.public_key,
+        created_at=now(),
+    )
+    session.add(key)
+    session.flush()
+    return key_info(key), True
+
+
+def keys_of(session: Session, user_id: int) -> KeyList:
+    """Return a user's keys, revoked ones included, the oldest first."""
+    found = session.scalars(select(SigningKey).where(SigningKey.user_id == user_id).order_by(SigningKey.id))
+    return KeyList(data=[key_info(one) for one in found])
+
+
+def revoke_key(session: Session, fingerprint: str, caller: Identity) -> KeyInfo:
+    """Take a key back: it signs nothing any more, and what it signed says so."""
+    rights.whole_token(caller)
+    found = session.scalars(
+        select(SigningKey).where(
+            SigningKey.user_id == caller.user_id,
+            SigningKey.fingerprint.startswith(fingerprint, autoescape=True),
+        )
+    ).all()
+    if len(found) != 1:
+        fault = "no key of yours begins so" if not found else "several keys of yours begin so"
+        raise HubProblem(404, "key_not_found", fault, hint="`wander key list` shows them")
+    found[0].revoked_at = found[0].revoked_at or now()
+    session.flush()
+    return key_info(found[0])
+
+
+def signing_key(session: Session, caller: Identity, given: RunSignature, run_sha256: str) -> SigningKey:
+    """Return the caller's key with which a run's digest was signed; refuse a signature that is not good."""
+    from cryptography.exceptions import InvalidSignature
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+
+    key = session.scalar(
+        select(SigningKey).where(
+            SigningKey.user_id == caller.user_id, SigningKey.fingerprint == given.fingerprint
+        )
+    )
+    if key is None or key.revoked_at is not None:
+        fault = "is no key of yours" if key is None else "was revoked"
+        hint = "`wander key new` makes one and registers it here"
+        raise HubProblem(422, "unknown_key", f"`{given.fingerprint}` {fault} on this hub", hint=hint)
+    signature = _decoded(given.signature, _SIGNATURE_BYTES, "the signature")
+    try:
+        public = Ed25519PublicKey.from_public_bytes(base64.b64decode(key.public_key))
+        public.verify(signature, signed_text(run_sha256))
+    except (InvalidSignature, ValueError) as error:
+        raise HubProblem(422, "bad_signature", "the signature is not of this run's digest") from error
+    return key
+
+
+def signature_of(run: Run) -> SignatureInfo | None:
+    """Return a run's signature with all that it takes to check it."""
+    key = run.signing_key
+    if key is None or run.signature is None:
+        return None
+    return SignatureInfo(
+        fingerprint=key.fingerprint,
+        signature=run.signature,
+        public_key=key.public_key,
+        signed_by=key.user.name,
+        key_revoked_at=key.revoked_at,
+    )
+
+
+def key_info(key: SigningKey) -> KeyInfo:
+    """Return a key as the API shows it."""
+    return KeyInfo(
+        fingerprint=key.fingerprint,
+        name=key.name,
+        public_key=key.public_key,
+        created_at=key.created_at,
+        revoked_at=key.revoked_at,
+    )
+
+
+def _decoded(text: str, size: int, what: str) -> bytes:
+    try:
+        found = base64.b64decode(text, validate=True)
+    except (binascii.Error, ValueError):
+        found = b""
+    if len(found) != size:
+        raise HubProblem(422, "bad_key", f"{what} must be {size} bytes in base64")
+    return found

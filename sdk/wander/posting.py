@@ -1,0 +1,173 @@
+"""Posting a run: its digest, which anybody can compute again, and what passes between client and hub.
+
+A run is posted under its digest: opened with `run.json`, filled with chunks of rollouts and with artifacts in
+any order and as often as it takes, and finished in one step that makes it visible. Every request is harmless
+when it is repeated.
+
+The digest covers everything: it is the SHA-256 of a `sha256sum` listing, sorted by name, of `run.json`,
+`rollouts.jsonl` and `artifacts/NAME`. `rollouts.jsonl` stands there with the SHA-256 over the digests of its
+lines (each without its newline, 32 bytes each), in the manifest's order of examples and indexes: so the lines
+that a hub gives back prove themselves, and one line can be told to belong without the others.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from collections.abc import Mapping
+from datetime import datetime
+
+from pydantic import Field
+
+from wander.types import Record
+
+MANIFEST, ROLLOUTS = "run.json", "rollouts.jsonl"
+MAX_CHUNK_BYTES = 64 * 1024 * 1024
+"""Most plain bytes of a chunk, and so of a rollout; a client aims at far less."""
+MAX_CHUNK_ROLLOUTS = 1000
+DIGEST_BYTES = 32
+
+
+class RolloutsDigest:
+    """The digest of a run's rollouts, line by line in the manifest's order."""
+
+    def __init__(self) -> None:
+        self._whole = hashlib.sha256()
+        self.lines = 0
+
+    def add(self, digest: bytes) -> None:
+        """Take the digest of the next line, as `line_digest` gives it."""
+        self._whole.update(digest)
+        self.lines += 1
+
+    def hexdigest(self) -> str | None:
+        """Return the digest, None for a run without rollouts."""
+        return self._whole.hexdigest() if self.lines else None
+
+
+def line_digest(line: bytes) -> bytes:
+    """Return the SHA-256 of a rollout's line without its newline: 32 bytes."""
+    return hashlib.sha256(line.rstrip(b"\n")).digest()
+
+
+def run_digest(manifest: bytes, rollouts_sha256: str | None, artifacts: Mapping[str, str]) -> str:
+    """Return the digest of a run from its `run.json`, `RolloutsDigest` and the SHA-256 of each artifact."""
+    files = {MANIFEST: hashlib.sha256(manifest).hexdigest()}
+    files |= {f"artifacts/{name}": sha256 for name, sha256 in artifacts.items()}
+    if rollouts_sha256 is not None:
+        files[ROLLOUTS] = rollouts_sha256
+    listing = "".join(f"{sha256}  {name}\n" for name, sha256 in sorted(files.items()))
+    return hashlib.sha256(listing.encode()).hexdigest()
+
+
+def signed_text(run_sha256: str) -> bytes:
+    """Return what a signature of a run is made over: no other protocol signs the same bytes."""
+    return f"wander run sha256:{run_sha256}\n".encode()
+
+
+def key_fingerprint(public_key: str) -> str:
+    """Return the name of an Ed25519 public key in base64: the SHA-256 of its 32 bytes."""
+    return hashlib.sha256(base64.b64decode(public_key)).hexdigest()
+
+
+class PostedChunk(Record):
+    """A chunk that the hub has."""
+
+    number: int
+    sha256: str
+    """Of its plain lines."""
+    rollouts: int
+
+
+class Posting(Record):
+    """A run on its way to the hub."""
+
+    sha256: str
+    """The run's digest."""
+    run_id: str
+    posted: bool = False
+    """The very same run is on the hub already: nothing is left to do."""
+    private: bool = False
+    chunks: list[PostedChunk] = Field(default_factory=list)
+    artifacts: list[str] = Field(default_factory=list)
+    """Names of those that are there."""
+    expires_at: datetime | None = None
+    """When the hub forgets what was sent, unless more comes; None once it is posted."""
+
+
+class RunSignature(Record, defer_build=False):
+    """A user's signature of a run's digest."""
+
+    fingerprint: str = Field(max_length=64)
+    signature: str = Field(max_length=100)
+    """Ed25519 over `signed_text`, base64."""
+
+
+class FinishPosting(Record, defer_build=False):
+    """Says that everything was sent."""
+
+    chunks: int = Field(ge=0, le=2**31)
+    """How many there are; those with higher numbers are left out."""
+    signature: RunSignature | None = None
+
+
+class SignatureInfo(RunSignature):
+    """A signature on a posted run, with all that it takes to check it."""
+
+    public_key: str
+    """Ed25519, 32 bytes, base64."""
+    signed_by: str
+    key_revoked_at: datetime | None = None
+    """Set when its user took the key back: then nobody should count on the signature."""
+
+
+class Withdrawal(Record):
+    """Why a run's rollouts are gone."""
+
+    at: datetime
+    by: str
+    reason: str
+
+
+class Checkpoint(Record):
+    """Weights that a training run made: a line of `checkpoints.jsonl`."""
+
+    step: int = Field(ge=0)
+    weights_sha256: str = Field(pattern=r"^[0-9a-f]{64}$")
+    """As `model.weights_sha256` of an evaluation of these weights says."""
+
+
+class LinkedRun(Record):
+    """The other end of a link between a training run and an evaluation of what it made."""
+
+    run_id: str
+    step: int
+    """Of the training run, at which the weights were made."""
+    weights_sha256: str
+    environment: str
+    model: str
+    reward_mean: float | None = None
+
+
+class NewKey(Record, defer_build=False):
+    """Registers a public key."""
+
+    name: str = Field(min_length=1, max_length=80)
+    public_key: str = Field(min_length=44, max_length=44)
+    """Ed25519, 32 bytes, base64."""
+
+
+class KeyInfo(Record):
+    """A registered public key."""
+
+    fingerprint: str
+    name: str
+    public_key: str
+    created_at: datetime
+    revoked_at: datetime | None = None
+
+
+class KeyList(Record):
+    """A user's keys."""
+
+    data: list[KeyInfo]

@@ -1,0 +1,48 @@
+"""A run as a client sends it in parts: manifest, chunks of lines, digests."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass
+from typing import Any
+
+from wander.posting import RolloutsDigest, line_digest, run_digest
+
+
+@dataclass(frozen=True)
+class Parcel:
+    """A run in as many chunks as wanted."""
+
+    manifest: bytes
+    chunks: list[bytes]
+    sha256: str
+
+    @classmethod
+    def of(
+        cls,
+        manifest: dict[str, Any],
+        rollouts: list[dict[str, Any]],
+        *,
+        per_chunk: int = 1000,
+        artifacts: dict[str, bytes] | None = None,
+    ) -> Parcel:
+        """Return the parcel of a run whose rollouts are in the manifest's order."""
+        text = json.dumps(manifest).encode()
+        lines = [json.dumps(one).encode() + b"\n" for one in rollouts]
+        digest = RolloutsDigest()
+        for line in lines:
+            digest.add(line_digest(line))
+        files = {name: hashlib.sha256(body).hexdigest() for name, body in (artifacts or {}).items()}
+        chunks = [b"".join(lines[start : start + per_chunk]) for start in range(0, len(lines), per_chunk)]
+        return cls(text, chunks, run_digest(text, digest.hexdigest(), files))
+
+    @property
+    def lines(self) -> bytes:
+        """The first chunk."""
+        return self.chunks[0]
+
+    @property
+    def chunk_sha256(self) -> str:
+        """Digest of the first chunk."""
+        return hashlib.sha256(self.lines).hexdigest()
