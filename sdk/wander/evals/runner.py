@@ -137,7 +137,7 @@ async def evaluate(
     bound = contextlib.nullcontext() if client.limiter is None else client.limiter.at_most(plan.concurrency)
     evaluation = _Evaluation(environment, client, plan, folder, manifest, on_progress, stop or StopRequest())
     try:
-        with bound, fewer_collections():
+        with bound, fewer_collections(plan.concurrency):
             await evaluation.play(examples)
         return evaluation.result()
     finally:
