@@ -11,7 +11,7 @@ from fastapi import FastAPI
 from starlette.concurrency import run_in_threadpool
 from starlette.types import Receive, Scope, Send
 
-from wander_hub import __version__, health
+from wander_hub import __version__, health, schemas_published
 from wander_hub.accounts import routes as accounts
 from wander_hub.boundary import undeclared_routes
 from wander_hub.database import Database
@@ -92,6 +92,7 @@ def create_app(
     # What is fixed comes before what begins with an owner's name, and pages come last.
     for router in (
         health.router,
+        schemas_published.router,
         accounts.router,
         publishers.router,
         leaderboards.router,

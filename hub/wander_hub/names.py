@@ -24,7 +24,7 @@ RESERVED_OWNERS = frozenset(
             "openapi.json",
             "orgs",
         ),
-        *("owners", "robots.txt", "root", "runs", "search", "settings", "signup", "simple", "static"),
+        *("owners", "robots.txt", "root", "runs", "schemas", "search", "settings", "signup", "simple", "static"),
         *("status", "system", "tokens", "user", "users", "well-known", "www"),
     }
 )

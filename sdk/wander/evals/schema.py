@@ -1,0 +1,42 @@
+"""The run record as JSON Schema, generated from the models that read and write it.
+
+Version 1 is what `"schema": "wander.run/1"` in a `run.json` names, for all files of that folder. Fields that
+have a default may be added within a version: records without them stay valid. Everything else (a field less,
+a field that must be there, another type) makes version 2.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from wander.types import Record, Rollout
+from wander.wire import RunManifest, RunSummary
+
+VERSION = 1
+DIALECT = "https://json-schema.org/draft/2020-12/schema"
+
+_PARTS: dict[str, tuple[type[Record], str]] = {
+    "run": (RunManifest, "run.json: what pins a run"),
+    "rollout": (Rollout, "a line of rollouts.jsonl: one finished episode"),
+    "summary": (RunSummary, "summary.json: aggregates, derived from the rollouts"),
+}
+PARTS = tuple(_PARTS)
+"""Files of a run folder that have a schema."""
+
+
+def record_schema(part: str, *, base_url: str | None = None) -> dict[str, Any]:
+    """Return the JSON Schema of a file of the run folder, one of `PARTS`.
+
+    `base_url` is that of the hub which publishes it, and makes its `$id`.
+    """
+    model, title = _PARTS[part]
+    body = model.model_json_schema(by_alias=True, mode="validation")
+    head = {"$schema": DIALECT, "title": title}
+    if base_url is not None:
+        head["$id"] = f"{base_url}{schema_path(part)}"
+    return {**head, **{name: value for name, value in body.items() if name != "title"}}
+
+
+def schema_path(part: str) -> str:
+    """Return where every hub publishes it."""
+    return f"/schemas/{part}/{VERSION}.json"
