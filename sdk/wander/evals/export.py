@@ -1,0 +1,278 @@
+"""Runs as rows for other tools: JSON Lines, Parquet, and folders that `datasets.load_dataset` opens.
+
+A row is a rollout. `messages`, `prompt` and `completion` hold the conversation as chat templates and trainers
+take it. Rows are written as they are read, so that a run of any size needs little memory. What has no fixed
+shape (`answer`, `info`) is JSON text in Parquet; JSON Lines keep everything as it was recorded.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, Protocol
+
+from wander.errors import ConfigError, MissingExtra
+from wander.evals import jsonl
+from wander.parsers import message_text
+from wander.types import Message, Rollout
+from wander.wire import RunManifest, RunSummary
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+Format = Literal["jsonl", "parquet", "hf"]
+Row = dict[str, Any]
+
+_BATCH = 256
+"""Rollouts that are held at once, one row group of a Parquet file."""
+_SHARD = 50_000
+"""Rows of one file of a dataset folder."""
+
+
+class ExportedRun(Protocol):
+    """A run to export, wherever it lies."""
+
+    manifest: RunManifest
+    summary: RunSummary
+
+    def rollouts(self) -> Iterator[Rollout]:
+        """Yield every rollout."""
+        ...
+
+
+def format_of(path: Path) -> Format:
+    """Return the format that a path's ending means: `.jsonl`, `.parquet`, and none for a dataset folder."""
+    known: dict[str, Format] = {".jsonl": "jsonl", ".parquet": "parquet", "": "hf"}
+    if path.suffix not in known:
+        raise ConfigError(
+            f"`{path.name}` says no format", hint="name it `.jsonl` or `.parquet`, or give `--format`"
+        )
+    return known[path.suffix]
+
+
+def export(
+    runs: Sequence[ExportedRun], path: Path, kind: Format | None = None, *, tokens: bool = False
+) -> Iterator[int]:
+    """Write runs to a file or folder, and yield how many rows are written after every batch.
+
+    The file appears when it is complete. `tokens` adds `prompt_ids`, `completion_ids` and `logprobs`, one
+    list a turn. Raises `MissingExtra` without pyarrow, `ConfigError` for a folder that is there already.
+    """
+    kind = kind or format_of(path)
+    rows = (row for run in runs for row in run_rows(run.manifest, run.rollouts(), tokens=tokens))
+    if kind == "jsonl":
+        return _write_lines(rows, path)
+    metrics = sorted({name for run in runs for name in run.summary.metrics})
+    table = _Tables(metrics, tokens)
+    if kind == "parquet":
+        return _write_parquet(rows, path, table)
+    return _write_folder(rows, path, table, runs)
+
+
+def run_rows(manifest: RunManifest, rollouts: Iterable[Rollout], *, tokens: bool = False) -> Iterator[Row]:
+    """Yield a row for every rollout of a run."""
+    strata = dict(zip(manifest.example_ids, manifest.strata, strict=False))
+    environment = manifest.environment
+    for rollout in rollouts:
+        row: Row = {
+            "run_id": manifest.run_id,
+            "environment": f"{environment.owner}/{environment.name}"
+            if environment.owner
+            else environment.name,
+            "version": environment.version,
+            "model": manifest.model.name,
+            "example_id": rollout.example_id,
+            "index": rollout.index,
+            "seed": rollout.seed,
+            "stratum": strata.get(rollout.example_id),
+            "messages": [*rollout.prompt, *rollout.completion],
+            "prompt": rollout.prompt,
+            "completion": rollout.completion,
+            "answer": rollout.answer,
+            "reward": rollout.reward,
+            "metrics": rollout.metrics,
+            "stop_reason": rollout.stop_reason,
+            "truncated": rollout.truncated,
+            "failure": rollout.failure.model_dump() if rollout.failure else None,
+            "turns": len(rollout.turns),
+            "prompt_tokens": rollout.usage.prompt_tokens,
+            "completion_tokens": rollout.usage.completion_tokens,
+            "seconds": rollout.seconds,
+            "info": rollout.info,
+        }
+        yield row | (_token_columns(rollout) if tokens else {})
+
+
+def _token_columns(rollout: Rollout) -> Row:
+    known = [turn.tokens for turn in rollout.turns if turn.tokens is not None]
+    return {
+        "prompt_ids": [one.prompt_ids for one in known],
+        "completion_ids": [one.completion_ids for one in known],
+        "logprobs": [one.logprobs for one in known],
+    }
+
+
+def _write_lines(rows: Iterator[Row], path: Path) -> Iterator[int]:
+    written = 0
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with jsonl.replacing(path) as out:
+        for row in rows:
+            out.write(json.dumps(row, ensure_ascii=False, allow_nan=False).encode() + b"\n")
+            written += 1
+            if written % _BATCH == 0:
+                yield written
+    yield written
+
+
+def _write_parquet(rows: Iterator[Row], path: Path, table: _Tables) -> Iterator[int]:
+    written = 0
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with jsonl.replacing(path) as out, table.writer(out) as writer:
+        while batch := list(islice(rows, _BATCH)):
+            writer.write_table(table.made(batch))
+            written += len(batch)
+            yield written
+
+
+def _write_folder(
+    rows: Iterator[Row], path: Path, table: _Tables, runs: Sequence[ExportedRun]
+) -> Iterator[int]:
+    """Write Parquet files and the card that names them, beside the place, then move them there."""
+    if path.exists():
+        raise ConfigError(f"`{path}` is there already", hint="name a new folder, or remove that one")
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    (temporary / "data").mkdir(parents=True)
+    try:
+        written = 0
+        while (first := next(rows, None)) is not None:
+            shard = temporary / "data" / f"rollouts-{written // _SHARD:05}.parquet"
+            here = _chained(first, islice(rows, _SHARD - 1))
+            before = written
+            for done in _write_parquet(here, shard, table):
+                written = before + done
+                yield written
+        if not written:
+            yield from _write_parquet(iter(()), temporary / "data" / "rollouts-00000.parquet", table)
+        (temporary / "README.md").write_text(_card(runs, written), encoding="utf-8")
+        temporary.replace(path)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _chained(first: Row, others: Iterator[Row]) -> Iterator[Row]:
+    yield first
+    yield from others
+
+
+def _card(runs: Sequence[ExportedRun], rows: int) -> str:
+    head = {
+        "pretty_name": "Rollouts of a Wander run",
+        "tags": ["wander", "rollouts"],
+        "configs": [{"config_name": "default", "data_files": [{"split": "train", "path": "data/*.parquet"}]}],
+    }
+    # JSON is YAML, and quotes what names of models may hold.
+    lines = ["---", *(f"{name}: {json.dumps(value)}" for name, value in head.items()), "---", ""]
+    lines += ["# Rollouts", "", f"{rows:,} rollouts, one a row, exported by `wander runs export`.", ""]
+    for run in runs:
+        pin = run.manifest.environment
+        name = f"{pin.owner}/{pin.name}" if pin.owner else pin.name
+        said = f"{run.manifest.model.name} on {name} {pin.version or ''}".strip()
+        lines.append(f"- run `{run.manifest.run_id}`: `{' '.join(said.replace('`', ' ').split())}`")
+    return "\n".join(lines) + "\n"
+
+
+class _Tables:
+    """Makes Arrow tables of rows, all with one schema."""
+
+    def __init__(self, metrics: Sequence[str], tokens: bool) -> None:
+        try:
+            import pyarrow
+            import pyarrow.parquet
+        except ImportError as error:
+            raise MissingExtra("data", needed_for="writing Parquet") from error
+        self._arrow: Any = pyarrow
+        self._metrics = list(metrics)
+        self._schema = self._made_schema(tokens)
+
+    def writer(self, out: Any) -> AbstractContextManager[Any]:
+        writer: AbstractContextManager[Any] = self._arrow.parquet.ParquetWriter(
+            out, self._schema, compression="zstd"
+        )
+        return writer
+
+    def made(self, rows: Sequence[Row]) -> pa.Table:
+        return self._arrow.Table.from_pylist([self._flat(row) for row in rows], schema=self._schema)
+
+    def _flat(self, row: Row) -> Row:
+        flat = dict(row)
+        for name in ("messages", "prompt", "completion"):
+            flat[name] = [_plain_message(message) for message in row[name]]
+        flat["answer"] = row["answer"] if isinstance(row["answer"], str) else _json(row["answer"])
+        flat["info"] = _json(row["info"])
+        if self._metrics:
+            flat["metrics"] = {name: row["metrics"].get(name) for name in self._metrics}
+        else:
+            del flat["metrics"]
+        return flat
+
+    def _made_schema(self, tokens: bool) -> Any:
+        arrow = self._arrow
+        text, whole, real = arrow.string(), arrow.int64(), arrow.float64()
+        function = arrow.struct([("name", text), ("arguments", text)])
+        call = arrow.struct([("id", text), ("type", text), ("function", function)])
+        fields = [("role", text), ("content", text), ("name", text), ("tool_call_id", text)]
+        message = arrow.struct([*fields, ("reasoning_content", text), ("tool_calls", arrow.list_(call))])
+        failure = [("boundary", text), ("type", text), ("message", text), ("retryable", arrow.bool_())]
+        columns: list[tuple[str, Any]] = [
+            *((name, text) for name in ("run_id", "environment", "version", "model", "example_id")),
+            *((name, whole) for name in ("index", "seed", "stratum")),
+            *((name, arrow.list_(message)) for name in ("messages", "prompt", "completion")),
+            ("answer", text),
+            ("reward", real),
+            *([("metrics", arrow.struct([(name, real) for name in self._metrics]))] if self._metrics else []),
+            ("stop_reason", text),
+            ("truncated", arrow.bool_()),
+            ("failure", arrow.struct(failure)),
+            *((name, whole) for name in ("turns", "prompt_tokens", "completion_tokens")),
+            ("seconds", real),
+            ("info", text),
+        ]
+        if tokens:
+            lists = arrow.list_(arrow.list_(whole))
+            columns += [("prompt_ids", lists), ("completion_ids", lists)]
+            columns.append(("logprobs", arrow.list_(arrow.list_(real))))
+        return arrow.schema(columns)
+
+
+def _plain_message(message: Message) -> Row:
+    """Return a message with the fields that every row has; of content parts the texts."""
+    calls = message.get("tool_calls")
+    plain: Row = {name: _text(message.get(name)) for name in ("role", "name", "tool_call_id")}
+    plain["content"] = message_text(message)
+    plain["reasoning_content"] = _text(message.get("reasoning_content"))
+    plain["tool_calls"] = [_plain_call(call) for call in calls] if isinstance(calls, list) else None
+    return plain
+
+
+def _plain_call(call: Any) -> Row:
+    given = call if isinstance(call, dict) else {}
+    function = given.get("function")
+    function = function if isinstance(function, dict) else {}
+    return {
+        "id": _text(given.get("id")),
+        "type": _text(given.get("type")),
+        "function": {name: _text(function.get(name)) for name in ("name", "arguments")},
+    }
+
+
+def _text(value: Any) -> str | None:
+    return value if value is None or isinstance(value, str) else _json(value)
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False, allow_nan=False)
