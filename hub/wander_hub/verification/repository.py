@@ -9,9 +9,9 @@ from sqlalchemy.orm import Session, contains_eager, joinedload
 from wander.verification import Divergence, LevelSought
 
 from wander_hub.environments.models import Environment
-from wander_hub.environments.repository import readable
 from wander_hub.jobs import Job
 from wander_hub.runs.models import Run
+from wander_hub.runs.repository import readable_run
 from wander_hub.verification.models import Verification, VerificationDivergence
 
 OPEN = ("queued", "running")
@@ -22,7 +22,7 @@ def visible(session: Session) -> Select[Verification]:
     """Return the statement every read builds on: the verifications of runs that the caller may see."""
     query = select(Verification).join(Verification.run).join(Run.environment).join(Environment.owner)
     run = contains_eager(Verification.run).contains_eager(Run.environment)
-    return query.where(readable(session)).options(
+    return query.where(readable_run(session)).options(
         run.contains_eager(Environment.owner),
         joinedload(Verification.job),
         joinedload(Verification.requested_by),

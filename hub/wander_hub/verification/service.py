@@ -96,6 +96,8 @@ def unplayable(run: Run) -> str | None:
         return "it is a training run"
     if run.rollouts_sha256 is None:
         return "it holds no rollouts"
+    if run.withdrawn_at is not None:
+        return "it was withdrawn"
     if run.version.deleted_at is not None:
         return "its environment version was deleted"
     return None
