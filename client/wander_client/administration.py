@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from urllib.parse import quote
 
+from wander.trusted_publishing import NewPublisher, PublisherInfo, PublisherList
 from wander.wire import EnvironmentDetail, Role, TokenInfo, VersionDetail
 from wander.wire.changes import (
     CreatedToken,
@@ -99,6 +100,21 @@ def tokens(hub: HubApi) -> list[TokenInfo]:
 def revoke(hub: HubApi, prefix: str) -> TokenInfo:
     """End a token."""
     return hub.change("DELETE", f"/api/v1/tokens/{_part(prefix)}", TokenInfo)
+
+
+def publishers(hub: HubApi, owner: str) -> list[PublisherInfo]:
+    """Return the workflows that may publish for an owner."""
+    return hub.read(f"/api/v1/owners/{_part(owner)}/publishers", PublisherList).data
+
+
+def add_publisher(hub: HubApi, owner: str, wanted: NewPublisher) -> PublisherInfo:
+    """Trust a workflow."""
+    return hub.change("POST", f"/api/v1/owners/{_part(owner)}/publishers", PublisherInfo, wanted)
+
+
+def remove_publisher(hub: HubApi, owner: str, number: int) -> PublisherInfo:
+    """Trust a workflow no more."""
+    return hub.change("DELETE", f"/api/v1/owners/{_part(owner)}/publishers/{number}", PublisherInfo)
 
 
 def _path(name: EnvironmentName) -> str:

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     import httpx
 
     from wander_client.api import HubApi
-    from wander_client.credentials import CredentialStore
+    from wander_client.credentials import Credential, CredentialStore
     from wander_client.settings import Settings
 
 
@@ -37,6 +37,8 @@ class Invocation:
         self.options = options
         self.output = output
         self._transport = transport
+        self._proven: Credential | None = None
+        """What a workflow without a token got for its identity."""
 
     @cached_property
     def settings(self) -> Settings:
@@ -55,12 +57,25 @@ class Invocation:
             self.output.warn(f"`{store.path}` is readable by others; run `chmod 600 {store.path}`")
         return store
 
-    def hub(self, *, login: bool = False) -> AbstractContextManager[HubApi]:
-        """Return the hub's API, to be used in a `with`; `login=True` fails early without a token."""
+    def hub(self, *, login: bool = False, trusted: bool = False) -> AbstractContextManager[HubApi]:
+        """Return the hub's API, to be used in a `with`; `login=True` fails early without a token.
+
+        With `trusted` a workflow that has no token proves who it is instead, where it runs as one.
+        """
         from wander_client.api import open_hub
 
-        credential = self.credentials.get(self.settings.hub)
+        credential = self.credentials.get(self.settings.hub) or self._proven
+        if credential is None and trusted:
+            credential = self._proven = self.workflow_credential()
+            if credential is not None:
+                self.output.note(f"publishing with {credential.origin}")
         return open_hub(self.settings.hub, credential, login=login, transport=self._transport)
+
+    def workflow_credential(self) -> Credential | None:
+        """Return a token for the identity of the workflow that runs this; None where none does."""
+        from wander_client.trusted_publishing import workflow_credential
+
+        return workflow_credential(self.settings.hub, transport=self._transport)
 
     def hub_with(self, token: str) -> AbstractContextManager[HubApi]:
         """Return the hub's API for a token that is not stored yet."""

@@ -43,7 +43,7 @@ def test_every_exit_status_is_documented():
 
 
 def test_every_setting_of_the_hub_is_documented():
-    known = words("docs/self-hosting.md")
+    known = words("docs/hub-settings.md")
     assert [name for name in Settings.model_fields if f"WANDER_HUB_{name.upper()}" not in known] == []
 
 
@@ -79,7 +79,9 @@ def test_links_lead_somewhere(page):
     assert [link for link in local if not (page.parent / link).exists()] == []
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+@pytest.mark.parametrize(
+    "page", [page for page in PAGES if page.stem != "CHANGELOG"], ids=lambda page: page.stem
+)
 def test_pages_stay_short(page):
     assert len(page.read_text().split()) <= 1200
 

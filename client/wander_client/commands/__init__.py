@@ -64,6 +64,7 @@ COMMANDS: dict[str, CommandEntry] = {
     "logout": CommandEntry("logout", "forget a hub's token", WRITE),
     "publish": CommandEntry("publish", "build an environment and upload it", WRITE),
     "lock": CommandEntry("lock", "resolve the packages that a version runs with", WRITE),
+    "publisher": CommandEntry("publisher", "trust a workflow to publish without a token", WRITE),
     "yank": CommandEntry("yank", "have installers pass a version over", WRITE),
     "deprecate": CommandEntry("deprecate", "mark an environment as deprecated or archived", WRITE),
     "delete": CommandEntry("delete", "remove a version or an environment from the hub", WRITE),

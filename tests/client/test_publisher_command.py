@@ -1,0 +1,82 @@
+"""`wander publisher`: workflows that may publish, added, listed and removed."""
+
+from __future__ import annotations
+
+import pytest
+from command_line import HubRoom
+
+
+@pytest.fixture
+def room(hub: HubRoom, monkeypatch: pytest.MonkeyPatch) -> HubRoom:
+    monkeypatch.setenv("WANDER_TOKEN", hub.token)
+    return hub
+
+
+def test_a_workflow_is_trusted_listed_and_trusted_no_more(room: HubRoom) -> None:
+    added = room.wander("publisher", "add", "admin/wordle", "Acme/Envs", "--workflow", "release.yml")
+    assert added.out == "trusted: github acme/envs release.yml for admin/wordle\n"
+    for_all = room.wander(
+        *(
+            "publisher",
+            "add",
+            "admin",
+            "group/sub/project",
+            "--kind",
+            "gitlab",
+            "--workflow",
+            ".gitlab-ci.yml",
+        ),
+        *("--deployment", "production", "--json"),
+    )
+    assert for_all.status == 0, for_all.err
+    assert (for_all.data["name"], for_all.data["issuer"]) == (None, "https://gitlab.com")
+    listed = room.wander("publisher", "list", "admin", "--json").data
+    assert [(one["subject"], one["workflow"]) for one in listed] == [
+        ("acme/envs", "release.yml"),
+        ("group/sub/project", ".gitlab-ci.yml"),
+    ]
+    assert "admin/*" in room.wander("publisher", "list", "admin").out
+    removed = room.wander("publisher", "remove", "admin", "1")
+    assert removed.out == "no longer trusted: github acme/envs release.yml for admin/wordle\n"
+    again = room.wander("publisher", "remove", "admin", "1")
+    assert again.status == 3
+    assert "wander publisher list admin" in again.err
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("admin/x", "acme/envs"), "the file name of the workflow is needed"),
+        (("admin/x", "acme", "--workflow", "a.yml"), "written `owner/repository`"),
+        (("admin/x", "acme/envs", "--workflow", "a.txt"), "`--workflow`"),
+        (("admin/x", "acme/envs", "--workflow", "a.yml", "--kind", "svn"), "`--kind`"),
+        (("admin/x", "sub", "--kind", "oidc"), "the issuer's address is needed"),
+    ],
+)
+def test_what_cannot_be_trusted_is_said(room: HubRoom, words: tuple[str, ...], said: str) -> None:
+    done = room.wander("publisher", "add", *words)
+    assert done.status == 2
+    assert said in done.err
+
+
+def test_an_issuer_that_the_hub_does_not_know_is_said(room: HubRoom) -> None:
+    done = room.wander(
+        *(
+            "publisher",
+            "add",
+            "admin/x",
+            "acme/envs",
+            "--workflow",
+            "a.yml",
+            "--issuer",
+            "https://git.acme.org",
+        )
+    )
+    assert done.status == 1
+    assert "takes no `github` tokens of `https://git.acme.org`" in done.err
+
+
+def test_what_is_no_workflow_gets_no_token(room: HubRoom) -> None:
+    done = room.wander("publisher", "token")
+    assert done.status == 2
+    assert "this is no workflow" in done.err
