@@ -153,7 +153,7 @@ class _Guarded:
                     stdin=asyncio.subprocess.DEVNULL,
                     stdout=log,
                     stderr=log,
-                    env={**os.environ, "WANDER_WORKER": mark, "PYTHONUNBUFFERED": "1"},
+                    env={**os.environ, "PYTHONUNBUFFERED": "1"},
                     pass_fds=(theirs,),
                     start_new_session=True,
                 )

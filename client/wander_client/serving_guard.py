@@ -16,7 +16,7 @@ import subprocess
 import sys
 import threading
 
-from wander.worker.leftovers import end_marked
+from wander.worker.leftovers import MARK, end_marked
 
 GRACE_SECONDS = 15.0
 """How long a server may take to end in order."""
@@ -28,7 +28,13 @@ def main(arguments: list[str]) -> int:
     # The terminal's Ctrl-C is the command's to handle; a server in its own session never sees it.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
-        server = subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True)  # noqa: S603
+        server = subprocess.Popen(  # noqa: S603 - what the command was told to serve with
+            command,
+            stdin=subprocess.DEVNULL,
+            # The server's alone: whatever bears the mark is killed in the end.
+            env={**os.environ, MARK: mark},
+            start_new_session=True,
+        )
     except OSError as error:
         sys.stderr.write(f"cannot start `{command[0]}`: {error.strerror}\n")
         return 127

@@ -1,0 +1,212 @@
+"""`wander eval --serve vllm`: start, health, a crash at the start, and the end in every way there is."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from command_line import Wander
+from fake_vllm import install_fake_vllm
+
+PATIENCE = 120.0
+
+
+@pytest.fixture
+def pids(home: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A fake vLLM on the path of Python; the file names the processes of every server that was started."""
+    file = home / "pids"
+    monkeypatch.setenv("PYTHONPATH", str(install_fake_vllm(home / "fake")))
+    monkeypatch.setenv("FAKE_VLLM_PIDS", str(file))
+    yield file
+    for pid in started(file):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+
+
+@pytest.fixture
+def checkpoint(home: Path) -> Path:
+    """What looks like a checkpoint's folder."""
+    place = home / "my-checkpoint"
+    place.mkdir()
+    (place / "config.json").write_text("{}")
+    (place / "model.safetensors").write_bytes(b"weights")
+    return place
+
+
+def started(file: Path) -> list[int]:
+    return [int(line) for line in file.read_text().split()] if file.exists() else []
+
+
+def alive(pid: int) -> bool:
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    return state != "Z"
+
+
+def until(condition: Callable[[], Any], what: str) -> None:
+    deadline = time.monotonic() + PATIENCE
+    while not condition():
+        assert time.monotonic() < deadline, what
+        time.sleep(0.05)
+
+
+def test_a_checkpoint_is_served_evaluated_and_let_go(
+    wander: Wander, folder: Path, pids: Path, checkpoint: Path
+) -> None:
+    words = ("-m", str(checkpoint), "-n", "4", "--serve", "vllm", "--serve-arg=--dtype=half")
+    result = wander("eval", str(folder), *words, "--json")
+    assert result.status == 0, result.out
+    assert result.data["summary"]["reward_mean"] == 1.0
+    model = json.loads((Path(result.data["run_dir"]) / "run.json").read_text())["model"]
+    assert (model["name"], model["kind"], model["base_url"]) == ("my-checkpoint", "OpenAIClient", None)
+    assert len(model["weights_sha256"]) == 64
+    assert model["details"]["server"] == {
+        "engine": "vllm", "versions": {"vllm": "0.99.0"}, "arguments": ["--dtype=half"],
+    }  # fmt: skip
+    assert "loading" in (Path(result.data["run_dir"]) / "server.log").read_text()
+    assert len(started(pids)) == 2
+    assert [pid for pid in started(pids) if alive(pid)] == []
+
+
+def test_the_log_is_told_while_it_starts(wander: Wander, folder: Path, pids: Path) -> None:
+    result = wander("eval", str(folder), "-m", "acme/model", "-n", "1", "--serve", "vllm")
+    assert result.status == 0, result.err
+    assert "starting vllm for acme/model; its log: " in result.err
+    assert "vllm answers after" in result.err
+
+
+def test_a_served_run_is_resumed_with_a_new_server(
+    wander: Wander, folder: Path, pids: Path, checkpoint: Path, home: Path
+) -> None:
+    words = (
+        "eval",
+        str(folder),
+        "-m",
+        str(checkpoint),
+        "-n",
+        "4",
+        "--serve",
+        "vllm",
+        "--out",
+        str(home / "mine"),
+    )
+    first = wander(*words, "-c", "1", "--budget-tokens", "8", "--json")
+    assert first.status == 6, first.out
+    assert first.data["budget_spent"] == "the budget of 8 tokens is spent (8)"
+    again = wander("eval", "--resume", str(home / "mine"), "--budget-tokens", "100", "--json")
+    assert again.status == 0, again.out
+    assert again.data["resumed"] == 2
+    assert len(started(pids)) == 4
+
+
+def test_a_server_that_crashes_is_told_with_the_end_of_its_log(
+    wander: Wander, folder: Path, pids: Path, home: Path
+) -> None:
+    result = wander("eval", str(folder), "-m", "m", "--serve", "vllm", "--serve-arg=--behave=crash", "--json")
+    error = result.json["error"]
+    assert (result.status, error["code"]) == (1, "server_failed")
+    assert error["message"] == "the server of `m` ended with status 3"
+    assert error["detail"].endswith("RuntimeError: no memory for the weights")
+    assert "--serve-arg" in error["hint"]
+    assert not (home / "runs").exists()
+
+
+def test_a_server_that_never_gets_well_is_given_up(wander: Wander, folder: Path, pids: Path) -> None:
+    words = ("--serve", "vllm", "--serve-arg=--behave=sick", "--serve-timeout", "3")
+    result = wander("eval", str(folder), "-m", "m", *words, "--json")
+    assert result.status == 5
+    assert "did not answer within 3 s" in result.json["error"]["message"]
+    assert [pid for pid in started(pids) if alive(pid)] == []
+
+
+@pytest.mark.parametrize(
+    ("python", "said", "hint"),
+    [
+        (sys.executable, "needs vLLM, which", "pip install 'wander-sdk[vllm]'"),
+        ("/none/python", "cannot run `/none/python`", "--serve-python"),
+    ],
+)
+def test_a_missing_vllm_is_told_with_what_to_install(
+    python: str, said: str, hint: str, wander: Wander, folder: Path, home: Path
+) -> None:
+    result = wander("eval", str(folder), "-m", "m", "--serve", "vllm", "--serve-python", python, "--json")
+    assert result.status == 1
+    assert said in result.json["error"]["message"]
+    assert hint in result.json["error"]["hint"]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--serve", "sglang"), "`--serve sglang` is unknown"),
+        (("--serve", "vllm", "-b", "http://x/v1"), "`-b` names one that runs"),
+        (("--serve-arg=--x",), "`--serve-arg` is for a server"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(
+    words: tuple[str, ...], said: str, wander: Wander, folder: Path
+) -> None:
+    result = wander("eval", str(folder), "-m", "m", *words, "--json")
+    assert result.status == 2
+    assert said in result.json["error"]["message"]
+
+
+def test_a_scripted_model_cannot_be_served(wander: Wander, folder: Path, pids: Path) -> None:
+    result = wander("eval", str(folder), "-m", "scripted:say_env:solver", "--serve", "vllm", "--json")
+    assert "is code, no model" in result.json["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("behave", "number"),
+    [
+        ("sick", signal.SIGINT),
+        ("sick", signal.SIGKILL),
+        ("slow", signal.SIGINT),
+        ("slow", signal.SIGTERM),
+        ("slow", signal.SIGKILL),
+    ],
+)
+def test_the_server_ends_however_the_command_ends(
+    number: signal.Signals, behave: str, folder: Path, pids: Path, home: Path
+) -> None:
+    """While it starts (`sick`) and while rollouts play (`slow`)."""
+    words = ["eval", str(folder), "-m", "m", "-c", "1", "--serve", "vllm", f"--serve-arg=--behave={behave}"]
+    command = subprocess.Popen(
+        [sys.executable, "-m", "wander_client", *words],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    try:
+        until(lambda: len(started(pids)) == 2, "the server starts")
+        if behave == "slow":
+            until(lambda: list((home / "runs").glob("*/rollouts.jsonl")), "rollouts play")
+        os.kill(command.pid, number)
+        command.wait(PATIENCE)
+        until(lambda: not any(alive(pid) for pid in started(pids)), "server and engine end")
+        assert command.returncode == (-9 if number == signal.SIGKILL else 130)
+    finally:
+        command.kill()
+        command.wait()
+
+
+def test_evaluations_of_one_model_in_a_suite_share_its_server(
+    wander: Wander, folder: Path, pids: Path, checkpoint: Path, home: Path
+) -> None:
+    served = '[[eval]]\nenvironment = "./say-env"\nnum_examples = 2\nserve = "vllm"\nmodel = '
+    (home / "suite.toml").write_text(f'{served}"./my-checkpoint"\nseed = [0, 1]\n{served}"acme/other"\n')
+    result = wander("eval", "suite.toml", "--json")
+    assert result.status == 0, result.out
+    assert len(started(pids)) == 4, "two servers, each of two processes"
+    assert [pid for pid in started(pids) if alive(pid)] == []
