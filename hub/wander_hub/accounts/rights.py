@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from sqlalchemy import inspect as sqlalchemy_inspect
 from sqlalchemy.orm import Session
 
@@ -24,6 +26,8 @@ _WORDS: dict[Permission, str] = {
 
 def may(identity: Identity, permission: Permission, environment: Environment) -> bool:
     """Tell whether the caller may do this to an environment."""
+    if identity.only_new == (environment.owner_id, environment.name):
+        identity = replace(identity, only_environment=environment.id)  # it may have begun in this transaction
     return identity.may(permission, environment.owner_id, environment.id, private=environment.private)
 
 

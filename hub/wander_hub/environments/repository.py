@@ -32,7 +32,10 @@ def readable(session: Session) -> ColumnElement[bool]:
         mine = [true()]
     if reader.only_owner is not None:
         mine.append(Environment.owner_id == reader.only_owner)
-    if reader.only_environment is not None:
+    if reader.only_new is not None:
+        owner_id, name = reader.only_new
+        mine.append(and_(Environment.owner_id == owner_id, Environment.name == name))
+    elif reader.only_environment is not None:
         mine.append(Environment.id == reader.only_environment)
     return or_(Environment.private.is_(False), and_(*mine))
 
