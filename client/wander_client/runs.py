@@ -80,6 +80,7 @@ class PostedRun:
     """A run on the hub."""
 
     def __init__(self, detail: RunDetail) -> None:
+        self.detail = detail
         self.place = detail.run_id
         self.manifest = detail.manifest
         self.summary = detail.summary

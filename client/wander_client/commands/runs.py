@@ -1,4 +1,4 @@
-"""`wander runs`: list the runs of this machine or of the hub."""
+"""`wander runs`: list runs, show one, tell two apart, export and report."""
 
 from __future__ import annotations
 
@@ -8,18 +8,25 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from wander_client.command import command_app
+from wander_client.commands.posted_runs import publish, withdraw
 from wander_client.errors import NotFound, UsageError
 from wander_client.invocation import current
 
 if TYPE_CHECKING:
+    from wander.evals.export import Format
+
     from wander_client.output import Cell
+    from wander_client.run_diff import MessageDifference, RunDiff
+    from wander_client.runs import FoundRun
 
 app = command_app(
-    help="""List, show, compare and export runs.
+    help="""List runs, show one, tell two apart, export and report.
 
     Without a word it lists: `wander runs` is `wander runs list`.""",
     default="list",
 )
+app.command()(publish)
+app.command()(withdraw)
 
 
 @app.command("list")
@@ -112,3 +119,236 @@ def _show_list(data: list[dict[str, Any]], posted: bool) -> None:
     ]
     drop = ["started"] if posted else ["folder", "started"]
     output.table(columns, rows, shrink=["model"], drop=drop)
+
+
+Run = Annotated[str | None, typer.Argument(help="folder, run id, or nothing for the newest run")]
+Runs = Annotated[list[str], typer.Argument(help="folders or run ids")]
+PassThreshold = Annotated[
+    float | None, typer.Option(help="reward from which a rollout passes, for pass@k and pass^k")
+]
+
+
+@app.command()
+def show(run: Run = None, pass_threshold: PassThreshold = None) -> None:
+    """Show one run: what it pinned, how it came out, its files and digests.
+
+    \b
+    wander runs show
+    wander runs show RUN --pass-threshold 0.5
+    wander runs show RUN_ID --json
+    """
+    from wander.evals.breakdown import break_down
+
+    from wander_client.run_showing import files_of, pinned, standing
+    from wander_client.runs import find_run
+
+    output = current().output
+    found = find_run(run)
+    breakdown = break_down(found.manifest, found.rollouts(), pass_threshold=pass_threshold, shown=0)
+    facts, files = standing(found), files_of(found)
+    data = {
+        "run_id": found.manifest.run_id,
+        **facts,
+        "manifest": found.manifest.model_dump(mode="json", by_alias=True),
+        "breakdown": breakdown.model_dump(mode="json"),
+        "files": files,
+    }
+
+    def lines() -> None:
+        from wander.evals.report import text_lines
+
+        for line in text_lines(found.manifest, breakdown.summary, breakdown):
+            output.line(line)
+        output.line()
+        for name, value in pinned(found.manifest):
+            output.line(f"{name:<12} {value}")
+        output.line()
+        for name, value in facts.items():
+            if value:
+                output.line(f"{name.replace('_', ' '):<12} {value}")
+        rows: list[list[Cell]] = [[one["name"], one["size"], one["sha256"]] for one in files]
+        output.line()
+        output.table(["file", "bytes", "sha256"], rows, shrink=["sha256"])
+
+    output.answer(data, lines)
+    output.next(f"wander view {run or found.place}")
+
+
+@app.command()
+def diff(
+    before: Annotated[str, typer.Argument(help="folder or run id")],
+    after: Annotated[str, typer.Argument(help="folder or run id")],
+    example: Annotated[
+        str | None, typer.Option(help="EXAMPLE or EXAMPLE/INDEX: where its messages first differ")
+    ] = None,
+    limit: Annotated[int, typer.Option(min=0, help="changed rollouts to list")] = 20,
+) -> None:
+    """Tell how two runs differ: what they pinned, which rewards changed, what was first said otherwise.
+
+    \b
+    wander runs diff runs/before runs/after
+    wander runs diff RUN_ID runs/mine --example 17/0
+    wander runs diff runs/before runs/after --json
+
+    Whether the one does better than the other is for `wander compare` to say.
+    """
+    from wander_client.run_diff import diff_runs, first_difference
+    from wander_client.runs import find_run
+
+    output = current().output
+    first, second = find_run(before), find_run(after)
+    found = diff_runs(first, second)
+    key = _key(example) if example is not None else found.first_key
+    message = first_difference(first, second, key) if key is not None else None
+    data = {
+        "before_run": first.manifest.run_id,
+        "after_run": second.manifest.run_id,
+        **found.as_dict(),
+        "first_difference": None if message is None else vars(message),
+    }
+    output.answer(data, lambda: _show_diff(found, message, example, limit))
+
+
+def _key(word: str) -> tuple[str, int]:
+    example, slash, index = word.rpartition("/")
+    return (example, int(index)) if slash and index.isdecimal() else (word, 0)
+
+
+def _show_diff(found: RunDiff, message: MessageDifference | None, example: str | None, limit: int) -> None:
+    from wander_client.output import counted
+    from wander_client.reports import message_difference_lines, shortened
+
+    output = current().output
+    if found.manifest:
+        fields: list[list[Cell]] = [
+            [one.field, shortened(str(one.before)), shortened(str(one.after))] for one in found.manifest
+        ]
+        output.table(["field", "before", "after"], fields, shrink=["before", "after"])
+    else:
+        output.line("both runs pinned the same")
+    output.line()
+    output.line(
+        f"{counted(found.same, 'rollout')} the same, {found.said_otherwise:,} with other messages and the "
+        f"same reward, {len(found.changed):,} with another reward"
+    )
+    if found.only_before or found.only_after:
+        output.line(f"{found.only_before:,} only in the first run, {found.only_after:,} only in the second")
+    if found.changed[:limit]:
+        rows: list[list[Cell]] = [
+            [one.example_id, one.index, one.failed_before or one.before, one.failed_after or one.after]
+            for one in found.changed[:limit]
+        ]
+        output.line()
+        output.table(["example", "index", "before", "after"], rows, shrink=["example"])
+    if message is not None:
+        output.line()
+        for line, style in message_difference_lines(message):
+            output.line(line, style=style)
+    elif example is not None:
+        output.line(f"the messages of `{example}` are the same in both runs")
+
+
+@app.command("export")
+def export_runs(
+    runs: Runs,
+    out: Annotated[
+        Path, typer.Option("--out", "-o", help="a `.jsonl` or `.parquet` file, or a new folder for a dataset")
+    ],
+    format: Annotated[
+        str | None, typer.Option(help="jsonl, parquet, hf; by default what the name says")
+    ] = None,
+    tokens: Annotated[bool, typer.Option("--tokens", help="also token ids and log-probabilities")] = False,
+) -> None:
+    """Write rollouts as rows for other tools: JSON Lines, Parquet, or a Hugging Face dataset folder.
+
+    \b
+    wander runs export RUN -o rollouts.jsonl
+    wander runs export RUN RUN -o rollouts.parquet
+    wander runs export RUN -o dataset        then datasets.load_dataset("dataset")
+
+    `messages`, `prompt` and `completion` are conversations, as TRL takes them. `wander data` selects and
+    cleans rows to train on instead.
+    """
+    from wander.evals.export import export, format_of
+
+    from wander_client.output import counted
+    from wander_client.runs import find_run
+
+    output = current().output
+    kind = _format(format) or format_of(out)
+    found = [find_run(one) for one in runs]
+    total = sum(one.summary.rollouts for one in found)
+    rows = 0
+    with output.progress("exporting", total, unit="rollouts") as progress:
+        for rows in export(found, out, kind, tokens=tokens):
+            progress.update(rows)
+    data = {
+        "path": str(out),
+        "format": kind,
+        "rows": rows,
+        "runs": [one.manifest.run_id for one in found],
+    }
+    output.answer(data, f"wrote {counted(rows, 'row')} to {out}")
+
+
+def _format(word: str | None) -> Format | None:
+    known: dict[str, Format] = {"jsonl": "jsonl", "parquet": "parquet", "hf": "hf"}
+    if word is not None and word not in known:
+        raise UsageError(f"there is no format `{word}`", hint=f"write {', '.join(known)}")
+    return known[word] if word else None
+
+
+@app.command()
+def report(
+    runs: Runs,
+    html: Annotated[
+        Path | None, typer.Option(help="write a page with charts, which needs no network")
+    ] = None,
+    markdown: Annotated[bool, typer.Option("--markdown", help="print Markdown")] = False,
+    examples: Annotated[int, typer.Option(min=0, help="rollouts of either end on the page")] = 3,
+    pass_threshold: PassThreshold = None,
+) -> None:
+    """Report on a run, or on several side by side, each compared with the first.
+
+    \b
+    wander runs report RUN
+    wander runs report RUN RUN --html report.html
+    wander runs report RUN --markdown > report.md
+    """
+    from wander.evals.report import report_lines, report_markdown, report_of
+
+    from wander_client.runs import find_run
+
+    output = current().output
+    found: list[FoundRun] = [find_run(one) for one in runs]
+    made = report_of(found, pass_threshold=pass_threshold, shown=examples if html else 0)
+    data = made.model_dump(mode="json", by_alias=True)
+    if html is not None:
+        from wander.evals.html_report import html_report
+        from wander.evals.jsonl import write_whole
+
+        write_whole(html, html_report(made).encode("utf-8", "backslashreplace"))
+        output.answer({**data, "html": str(html)}, f"wrote {html}")
+        return
+    text = report_markdown(made) if markdown else "\n".join(report_lines(made))
+    output.answer(data, text.rstrip("\n"))
+
+
+@app.command()
+def schema(
+    part: Annotated[str, typer.Argument(help="run, rollout or summary")] = "run",
+) -> None:
+    """Print the JSON Schema of a file of the run folder; a hub publishes the same at `/schemas`.
+
+    \b
+    wander runs schema > run.schema.json
+    wander runs schema rollout
+    """
+    import json
+
+    from wander.evals.schema import PARTS, record_schema
+
+    if part not in PARTS:
+        raise UsageError(f"no file of a run is called `{part}`", hint=f"write one of {', '.join(PARTS)}")
+    found = record_schema(part)
+    current().output.answer(found, json.dumps(found, indent=2, ensure_ascii=False))

@@ -1,0 +1,102 @@
+"""One run in words: what it pinned, how it came out, which files it has."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from wander.wire import RunManifest
+
+    from wander_client.runs import FoundRun
+
+_BLOCK = 1 << 20
+
+
+def pinned(manifest: RunManifest) -> Iterator[tuple[str, str]]:
+    """Yield what a run pinned as (name, value), the unset left out."""
+    environment, model = manifest.environment, manifest.model
+    yield "kind", manifest.kind
+    name = f"{environment.owner}/{environment.name}" if environment.owner else environment.name
+    yield "environment", f"{name} {environment.version or f'from {environment.path}'}"
+    yield from _given(
+        ("wheel", environment.wheel_sha256),
+        ("lock", environment.lock_sha256 or (environment.unlocked and f"none: {environment.unlocked}")),
+        ("arguments", environment.arguments),
+        ("sandbox", environment.sandbox and f"{environment.sandbox.tier} {environment.sandbox.version}"),
+    )
+    yield "model", f"{model.name} ({model.kind})"
+    yield from _given(
+        ("endpoint", model.base_url), ("revision", model.revision), ("weights", model.weights_sha256)
+    )
+    yield from _given(("sampling", manifest.sampling.given()))
+    yield "examples", f"{len(manifest.example_ids):,} of {manifest.split}, {manifest.choice}"
+    yield "rollouts", f"{manifest.rollouts_per_example} an example"
+    yield "task set", manifest.task_set_sha256
+    yield "seed", str(manifest.seed)
+    ended = f" to {manifest.ended_at:%Y-%m-%d %H:%M:%S}" if manifest.ended_at else ", not ended"
+    yield "when", f"{manifest.started_at:%Y-%m-%d %H:%M:%S}{ended} UTC"
+    platform = manifest.platform
+    packages = "".join(f", {name} {version}" for name, version in platform.packages.items())
+    yield "made with", f"wander {platform.wander}, Python {platform.python}{packages}"
+    accelerator = f", {platform.accelerator}" if platform.accelerator else ""
+    yield "on", f"{platform.system} {platform.machine}{accelerator}"
+    dirty = " with changes" if platform.git_dirty else ""
+    yield from _given(("commit", platform.git_commit and f"{platform.git_commit}{dirty}"))
+    yield from _given(("notes", manifest.notes))
+
+
+def files_of(found: FoundRun) -> list[dict[str, Any]]:
+    """Return name, size and SHA-256 of the files of a run, on this machine or on the hub."""
+    from wander_client.runs import PostedRun
+
+    if isinstance(found, PostedRun):
+        return [{"name": one.name, "size": one.size, "sha256": one.sha256} for one in found.detail.artifacts]
+    folder = Path(found.place)
+    return [
+        {"name": path.relative_to(folder).as_posix(), "size": path.stat().st_size, "sha256": _sha256(path)}
+        for path in sorted(folder.rglob("*"))
+        if path.is_file() and not path.name.startswith(".")
+    ]
+
+
+def standing(found: FoundRun) -> dict[str, Any]:
+    """Return digest and place of a run, and of one on the hub its level, why, by whom and where."""
+    from wander.errors import RunError
+    from wander.evals.store import RunFolder
+
+    from wander_client.runs import PostedRun
+
+    if not isinstance(found, PostedRun):
+        folder = RunFolder.open(Path(found.place))
+        try:
+            return {"place": found.place, "sha256": folder.digest()}
+        except RunError:  # a run that has no rollouts yet
+            return {"place": found.place, "sha256": None}
+    detail = found.detail
+    return {
+        "place": detail.url,
+        "sha256": detail.sha256,
+        "level": detail.level,
+        "level_reason": detail.level_reason,
+        "posted_by": detail.posted_by,
+        "posted_at": detail.posted_at,
+    }
+
+
+def _given(*rows: tuple[str, Any]) -> Iterator[tuple[str, str]]:
+    for name, value in rows:
+        if isinstance(value, dict) and value:
+            yield name, ", ".join(f"{one}={inner}" for one, inner in value.items())
+        elif value:
+            yield name, str(value)
+
+
+def _sha256(path: Path) -> str:
+    whole = hashlib.sha256()
+    with path.open("rb") as file:
+        while block := file.read(_BLOCK):
+            whole.update(block)
+    return whole.hexdigest()

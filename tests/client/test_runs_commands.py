@@ -1,0 +1,168 @@
+"""`wander runs show|diff|export|report|schema` on runs of a small environment, here and on a hub."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from command_line import HubRoom, Wander
+from jsonschema import Draft202012Validator, FormatChecker
+from saved_runs import write_run
+from wander.evals.store import RunFolder
+
+
+@pytest.fixture
+def pair(home: Path) -> list[str]:
+    """Two runs on the same four examples, by what they said and how it was rewarded."""
+    return [
+        str(write_run(home / "runs" / name, rewards=rewards, said=said, model=name))
+        for name, rewards, said in (
+            ("before", [0.0, 1.0, 0.5, 1.0], "one\ntwo\nthree"),
+            ("after", [1.0, 1.0, 0.0, 1.0], "one\nTWO\nthree"),
+        )
+    ]
+
+
+def test_show_tells_pins_numbers_files_and_digest(wander: Wander, pair: list[str]) -> None:
+    shown = wander("runs", "show", pair[0])
+    assert shown.status == 0, shown.err
+    for words in ("before on admin/say-env 0.1.0", "reward    0.6250", "seed         0", "run.json\t"):
+        assert words in shown.out
+    data = wander("runs", "show", pair[0], "--json").data
+    assert data["sha256"] == RunFolder.open(Path(pair[0])).digest()
+    files = {one["name"]: one["sha256"] for one in data["files"]}
+    manifest = (Path(pair[0]) / "run.json").read_bytes()
+    assert files["run.json"] == hashlib.sha256(manifest).hexdigest()
+    assert data["breakdown"]["summary"]["pass_rates"] == []
+    assert data["breakdown"]["best"] == []
+
+
+def test_show_reads_a_run_that_has_only_begun(wander: Wander, pair: list[str]) -> None:
+    for name in ("rollouts.jsonl.zst", "summary.json"):
+        (Path(pair[0]) / name).unlink()
+    shown = wander("runs", "show", pair[0], "--json")
+    assert shown.status == 0, shown.err
+    assert (shown.data["sha256"], shown.data["breakdown"]["summary"]["rollouts"]) == (None, 0)
+
+
+def test_diff_tells_pins_rewards_and_where_messages_part(wander: Wander, pair: list[str]) -> None:
+    shown = wander("runs", "diff", *pair)
+    assert shown.status == 0, shown.err
+    assert "model.name\tbefore\tafter" in shown.out
+    assert (
+        "0 rollouts the same, 2 with other messages and the same reward, 2 with another reward" in shown.out
+    )
+    assert "2\t0\t0.5\t0\n0\t0\t0\t1\n" in shown.out, "the loss comes first"
+    assert "0/0: the runs part at message 1" in shown.out
+    assert "-two\n+TWO\n three" in shown.out
+    data = wander("runs", "diff", *pair, "--json").data
+    assert [one["field"] for one in data["manifest"]] == ["model.name"]
+    assert [(one["example_id"], one["before"], one["after"]) for one in data["changed"]] == [
+        ("2", 0.5, 0.0),
+        ("0", 0.0, 1.0),
+    ]
+    assert data["first_difference"]["place"] == 1
+
+
+def test_diff_of_a_run_with_itself_finds_nothing(wander: Wander, pair: list[str]) -> None:
+    shown = wander("runs", "diff", pair[0], pair[0], "--example", "3")
+    assert "both runs pinned the same" in shown.out
+    assert "4 rollouts the same, 0 with other" in shown.out
+    assert "the messages of `3` are the same in both runs" in shown.out
+    missing = wander("runs", "diff", pair[0], pair[0], "--example", "9/1")
+    assert missing.status == 3
+    assert "has no rollout `9/1`" in missing.err
+
+
+def test_diff_says_what_one_run_alone_has(wander: Wander, home: Path, pair: list[str]) -> None:
+    longer = str(write_run(home / "runs" / "longer", rewards=[0.0] * 6, said="other"))
+    data = wander("runs", "diff", pair[0], longer, "--json").data
+    assert (data["only_before"], data["only_after"]) == (0, 2)
+    assert "2 only in the second" in wander("runs", "diff", pair[0], longer).out
+
+
+@pytest.mark.parametrize("name", ["rows.jsonl", "rows.parquet", "folder"])
+def test_export_writes_rows_of_several_runs(wander: Wander, home: Path, pair: list[str], name: str) -> None:
+    done = wander("runs", "export", *pair, "-o", name, "--json")
+    assert done.status == 0, done.err
+    assert (done.data["rows"], len(done.data["runs"])) == (8, 2)
+    assert (home / name).exists()
+
+
+def test_export_refuses_what_it_cannot_write(wander: Wander, pair: list[str]) -> None:
+    assert wander("runs", "export", pair[0], "-o", "rows.csv").status == 2
+    assert "write jsonl, parquet, hf" in wander("runs", "export", pair[0], "-o", "x", "--format", "csv").err
+    assert wander("runs", "export", "no/thing", "-o", "x.jsonl").status == 3
+
+
+def test_report_as_text_markdown_and_page(wander: Wander, home: Path, pair: list[str]) -> None:
+    text = wander("runs", "report", *pair)
+    assert "compared with before, example by example" in text.out
+    assert wander("runs", "report", pair[0], "--markdown").out.startswith("## before on admin/say-env 0")
+    done = wander("runs", "report", *pair, "--html", "report.html", "--json")
+    assert done.status == 0, done.err
+    assert done.data["contrasts"][0]["comparison"]["examples"] == 4
+    page = (home / "report.html").read_text()
+    assert page.startswith("<!doctype html>")
+    assert "after on admin/say-env 0.1.0" in page
+
+
+def test_a_threshold_says_what_passes(wander: Wander, folder: Path) -> None:
+    run = wander("eval", str(folder), "-m", "scripted:say_env:solver", "-n", "2", "-r", "3", "--json").data
+    found = wander("runs", "show", run["run_dir"], "--pass-threshold", "0.5", "--json").data
+    assert found["breakdown"]["summary"]["pass_threshold"] == 0.5
+    assert [one["k"] for one in found["breakdown"]["summary"]["pass_rates"]] == [1, 2, 3]
+    assert "pass^k" in wander("runs", "report", run["run_dir"]).out
+
+
+def validator(schema: dict[str, Any]) -> Draft202012Validator:
+    return Draft202012Validator(schema, format_checker=FormatChecker())
+
+
+def test_real_runs_fit_the_schemas_that_a_hub_publishes(hub: HubRoom, folder: Path) -> None:
+    published = hub.http.get("/schemas").json()
+    schemas = {part: hub.http.get(url).json() for part, url in published.items()}
+    assert {part: schema["$id"] for part, schema in schemas.items()} == published
+    done = hub.wander("eval", str(folder), "-m", "scripted:say_env:breaks_on_three", "-n", "5", "--json")
+    run = RunFolder.open(Path(done.data["run_dir"]))
+    run.resume()
+    manifest = json.loads((run.path / "run.json").read_text())
+    assert manifest["schema"] == "wander.run/1"
+    validator(schemas["run"]).validate(manifest)
+    validator(schemas["summary"]).validate(json.loads((run.path / "summary.json").read_text()))
+    lines = [json.loads(line) for line in (run.path / "rollouts.jsonl").read_text().splitlines()]
+    assert sorted(line["failure"] is None for line in lines) == [False, True, True, True, True]
+    for line in lines:
+        validator(schemas["rollout"]).validate(line)
+    for broken in (
+        {**manifest, "oddity": 1},
+        {**manifest, "seed": "0"},
+        {**manifest, "schema": "wander.run/2"},
+    ):
+        assert not validator(schemas["run"]).is_valid(broken)
+    for part in schemas:
+        printed = json.loads(hub.wander("runs", "schema", part).out)
+        assert {**printed, "$id": published[part]} == schemas[part]
+
+
+def test_there_is_no_other_schema(hub: HubRoom) -> None:
+    for place in ("/schemas/run/2.json", "/schemas/oddity/1.json"):
+        assert hub.http.get(place).json()["code"] == "schema_not_found"
+    assert "write one of run, rollout, summary" in hub.wander("runs", "schema", "oddity").err
+
+
+def test_show_tells_the_level_of_a_posted_run(hub: HubRoom, home: Path) -> None:
+    run = write_run(home / "runs" / "one", rewards=[0.0, 1.0])
+    hub.publish(home / "say_env-0.1.0-py3-none-any.whl")
+    (home / "token").write_text(hub.token)
+    hub.wander("login", "--token-file", str(home / "token"))
+    assert hub.wander("post", str(run)).status == 0
+    run_id = RunFolder.open(run).manifest.run_id
+    (home / "runs").rename(home / "gone")
+    data = hub.wander("runs", "show", run_id, "--json").data
+    assert (data["level"], data["posted_by"]) == ("complete", "admin")
+    assert f"/runs/{run_id}" in hub.wander("runs", "show", run_id).out
+    assert hub.wander("runs", "diff", run_id, str(home / "gone" / "one"), "--json").data["same"] == 2
