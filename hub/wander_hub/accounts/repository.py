@@ -37,7 +37,8 @@ def owner_named(session: Session, name: str) -> Owner | None:
 
 def lock_owner(session: Session, owner: Owner) -> None:
     """Make other changes under this owner wait (PostgreSQL; a write locks all of SQLite anyhow)."""
-    session.execute(select(Owner.id).where(Owner.id == owner.id).with_for_update())
+    if session.get_bind().dialect.name != "sqlite":
+        session.execute(select(Owner.id).where(Owner.id == owner.id).with_for_update())
 
 
 def owner_names(session: Session) -> Sequence[str]:

@@ -261,15 +261,16 @@ def lock_info(environment: Environment, version: Version, base_url: str) -> Lock
     )
 
 
-def refresh(session: Session, environment: Environment) -> None:
-    """Bring what listings show up to date with the versions."""
+def refresh(session: Session, environment: Environment, *, without_runs: Version | None = None) -> None:
+    """Bring what listings show up to date with the versions, of which a new one has no runs yet."""
     versions = repository.numbers_of(session, environment)
     latest = session.get_one(Version, latest_of(versions).id)
     if environment.latest_version != latest.version:
         from wander_hub.leaderboards import service as leaderboards  # it builds on this module
 
         environment.latest_version = latest.version
-        environment.best_model, environment.best_reward = leaderboards.best(session, environment)
+        found = leaderboards.best(session, environment) if latest is not without_runs else (None, None)
+        environment.best_model, environment.best_reward = found
     environment.summary = latest.summary
     environment.tags = latest.tags
     environment.version_count = sum(one.deleted_at is None for one in versions)

@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Sequence
 
 from sqlalchemy import or_, select
-from sqlalchemy.orm import Session
+from sqlalchemy.orm import Session, load_only
 
 from wander_hub.accounts.models import Owner
 from wander_hub.environments.models import Environment
@@ -67,16 +67,20 @@ def has_pages(session: Session, owner_id: int) -> bool:
     )
 
 
-def pages_of(session: Session, environment_id: int) -> Sequence[IndexPage]:
-    """Return every page of an environment: one a name that its files ever had."""
-    return session.scalars(select(IndexPage).where(IndexPage.environment_id == environment_id)).all()
+def pages_of(session: Session, environment_id: int, *, whole: bool = True) -> Sequence[IndexPage]:
+    """Return every page of an environment, one a name that its files ever had; `whole` with their bodies."""
+    query = select(IndexPage).where(IndexPage.environment_id == environment_id)
+    if not whole:
+        query = query.options(load_only(IndexPage.environment_id))
+    return session.scalars(query).all()
 
 
 def store_page(
     session: Session, owner_id: int, project: str, environment_id: int | None, *, html: bytes, json: bytes
-) -> None:
-    """Write or replace a page."""
+) -> bool:
+    """Write or replace a page; return whether it is a new one."""
     page = session.get(IndexPage, (owner_id, project))
+    is_new = page is None
     if page is None:
         page = IndexPage(owner_id=owner_id, project=project)
         session.add(page)
@@ -85,6 +89,7 @@ def store_page(
     page.json, page.json_etag = json, etag_of(json)
     page.html_gzip, page.html_zstd = compressed(html)
     page.json_gzip, page.json_zstd = compressed(json)
+    return is_new
 
 
 def etag_of(body: bytes) -> str:

@@ -30,14 +30,14 @@ if TYPE_CHECKING:
 CHALLENGE = {"WWW-Authenticate": 'Basic realm="wander"'}
 
 
-def write_pages(session: Session, environment: Environment) -> None:
-    """Render what the index shows of an environment, and the owner's list."""
+def write_pages(session: Session, environment: Environment, *, as_listed: bool = False) -> None:
+    """Render what the index shows of an environment, and the owner's list.
+
+    `as_listed` says that the change alters nothing in the list but by a page that comes or goes.
+    """
     projects = projects_of(session, environment)
-    gone = [
-        page
-        for page in repository.pages_of(session, environment.id)
-        if page.owner_id != environment.owner_id or page.project not in projects
-    ]
+    present = repository.pages_of(session, environment.id, whole=False)
+    gone = [page for page in present if page.owner_id != environment.owner_id or page.project not in projects]
     links: PublicFiles | None = session.info.get(PUBLIC_FILES)
     if links is not None:
         offered = {
@@ -48,7 +48,7 @@ def write_pages(session: Session, environment: Environment) -> None:
     for page in gone:
         session.delete(page)
     session.flush()
-    for name, project in projects.items():
+    new = [
         repository.store_page(
             session,
             environment.owner_id,
@@ -57,8 +57,11 @@ def write_pages(session: Session, environment: Environment) -> None:
             html=rendering.project_html(project),
             json=rendering.project_json(project),
         )
+        for name, project in projects.items()
+    ]
     session.flush()
-    write_root(session, environment.owner)
+    if not as_listed or gone or any(new):
+        write_root(session, environment.owner)
 
 
 def projects_of(session: Session, environment: Environment) -> dict[str, rendering.Project]:
@@ -83,6 +86,8 @@ def projects_of(session: Session, environment: Environment) -> dict[str, renderi
 
 
 def _own_namespace(session: Session, owner: Owner, project: str) -> str | None:
+    if not namespaces.covers(owner.name, project):
+        return None
     held_by = repository.owner_of_namespaces(session, namespaces.namespaces_of(project))
     return owner.name if held_by == owner.name else None
 

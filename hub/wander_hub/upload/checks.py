@@ -35,6 +35,7 @@ from wander_hub.upload.stream import DIGESTS, ByteStream
 CHECK_FIELD = "wander_check"
 CHECK_BYTES = 64 * 1024
 """Limit of that field; a summary of all checks with long messages has a quarter."""
+_TAKEN = "sha256_digest"
 _FILENAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+!-]{0,240}\.(?:whl|tar\.gz)")
 _FILE_TYPES = {"bdist_wheel": "wheel", "sdist": "sdist"}
 _WANDER_MODULES = frozenset({"wander", "wander_client", "wander_hub", "verifiers"})
@@ -131,24 +132,23 @@ def check_bytes(upload: Upload, filename: FileName, limits: Limits, findings: Fi
     Where both are wrong, the digests are the answer: the file was damaged on its way.
     """
     given = {key: upload.fields[key].strip().lower() for key in DIGESTS if upload.fields.get(key)}
-    stream = ByteStream(upload.body, given)
+    stream = ByteStream(upload.body, given.keys() - {_TAKEN})
     try:
         if filename.kind == "wheel":
             contents = wheel.read(stream, upload.body, filename, limits, upload.size, findings)
         else:
             contents = sdist.read(stream, filename, limits, upload.size, findings)
     except HubProblem:
-        check_digests(stream, given)
+        check_digests(stream, given, upload.sha256)
         raise
-    check_digests(stream, given)
+    check_digests(stream, given, upload.sha256)
     return contents
 
 
-def check_digests(stream: ByteStream, given: Mapping[str, str]) -> None:
-    """Every digest that was given is that of the bytes that came."""
-    if not given:
-        return
-    real = stream.digests()
+def check_digests(stream: ByteStream, given: Mapping[str, str], sha256: str) -> None:
+    """Every digest that was given is that of the bytes that came, of which one was taken on their way in."""
+    others = stream.digests() if given.keys() - {_TAKEN} else {}
+    real = {**others, _TAKEN: sha256}
     for key, value in given.items():
         if not hmac.compare_digest(real[key].encode(), value.encode(errors="replace")):
             raise refused("digest_mismatch", f"`{key}` does not match the bytes that arrived")

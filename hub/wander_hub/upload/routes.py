@@ -109,7 +109,7 @@ def _publish(
     upload = _upload_from(form, names.normalise_owner(owner_name))
     check = checks.stated_check(upload)
     package = checks.checked(upload, Limits.of(settings))
-    storage.put(upload.body)
+    storage.keep(upload.body, upload.sha256, upload.size)
 
     private = service.stated_visibility(upload)
 

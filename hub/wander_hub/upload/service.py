@@ -8,13 +8,14 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 
 from sqlalchemy.orm import Session
+from sqlalchemy.orm.attributes import set_committed_value
 from wander.source_tree import SourceInfo
 from wander.wire import CheckSummary
 
 from wander_hub import names
 from wander_hub.accounts import repository as accounts
 from wander_hub.accounts import rights
-from wander_hub.accounts.models import Owner
+from wander_hub.accounts.models import Owner, User
 from wander_hub.accounts.schemas import HUB, Identity
 from wander_hub.database import now
 from wander_hub.environments import repository as environments
@@ -103,23 +104,19 @@ def publish(
         assert place.version is not None
         _note_source(place.version, packages, compared or {})
         return Published(environment, place.version, frozenset())
-    user_id = caller.user_id if caller is not HUB else None
-    version, described = _version_for(session, environment, place.version, fresh[0], user_id, replace=replace)
+    version, described = _version_for(session, environment, place.version, fresh[0], caller, replace=replace)
     if described and fresh[0].kind == "wheel":
         version.check_summary = check.model_dump(mode="json") if check is not None else None
     for package in fresh:
-        _put_file(session, environment, version, package, place.known.get(package.filename))
+        _put_file(environment, version, package, place.known.get(package.filename))
+    session.add_all(version.files)
+    version.files.sort(key=lambda one: one.filename, reverse=True)  # as they are loaded
     _note_source(version, packages, compared or {})
     session.flush()
-    session.expire(version, ["files", "documents"])
-    environment_service.refresh(session, environment)
+    environment_service.refresh(session, environment, without_runs=None if place.version else version)
     environment.updated_at = now()
-    index.write_pages(session, environment)
-    return Published(
-        environment,
-        environment_service.find_version(session, environment, first.version),
-        frozenset(one.filename for one in fresh),
-    )
+    index.write_pages(session, environment, as_listed=place.environment is not None)
+    return Published(environment, version, frozenset(one.filename for one in fresh))
 
 
 def place_for(
@@ -139,8 +136,8 @@ def place_for(
     version = environments.version_of(session, environment, wanted.version)
     if version is not None and version.deleted_at is not None:
         raise _deleted(environment, version)
-    found = {name: environments.file_of(session, environment, name) for name in wanted.files}
-    place = Place(environment, version, {name: file for name, file in found.items() if file is not None})
+    files = {one.filename: one for one in version.files} if version is not None else {}
+    place = Place(environment, version, {name: files[name] for name in wanted.files if name in files})
     if all(_is_there(place, filename, sha256) for filename, sha256 in wanted.files.items()):
         return place
     if version is not None and any(
@@ -227,22 +224,25 @@ def _version_for(
     environment: Environment,
     version: Version | None,
     package: Package,
-    user_id: int | None,
+    caller: Identity,
     *,
     replace: bool,
 ) -> tuple[Version, bool]:
-    """Return the version's row, made when it is new, and whether this package describes it."""
+    """Return the version, made when it is new, and whether this package describes it."""
     if version is None:
+        user = session.get_one(User, caller.user_id) if caller is not HUB else None
         version = Version(
             environment_id=environment.id,
             version=package.version,
+            check_summary=None,
             yanked=False,
             uploaded_at=now(),
-            uploaded_by_id=user_id,
+            uploaded_by=user,
+            files=[],
         )
+        set_committed_value(version, "documents", [])
         _describe(version, package)
         session.add(version)
-        session.flush()
         return version, True
     if replace or (package.kind == "wheel" and all(one.kind != "wheel" for one in version.files)):
         _describe(version, package)  # a wheel knows more than the source archive that came before it
@@ -261,11 +261,9 @@ def _describe(version: Version, package: Package) -> None:
     version.readme_html = rendered(package.readme, package.readme_type)
 
 
-def _put_file(
-    session: Session, environment: Environment, version: Version, package: Package, known: File | None
-) -> None:
+def _put_file(environment: Environment, version: Version, package: Package, known: File | None) -> None:
     core = package.core_metadata
-    file = known or File(environment_id=environment.id, version_id=version.id, filename=package.filename)
+    file = known or File(environment_id=environment.id, version=version, filename=package.filename)
     file.kind = package.kind
     file.size = package.size
     file.sha256 = package.sha256
@@ -273,7 +271,6 @@ def _put_file(
     file.warnings = [one.model_dump(mode="json") for one in package.warnings] or None
     file.core_metadata_sha256 = hashlib.sha256(core).hexdigest() if core is not None else None
     file.uploaded_at = now()
-    session.add(file)
 
 
 def _note_source(
