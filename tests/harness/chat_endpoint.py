@@ -38,8 +38,13 @@ def completion(model: str, text: str) -> bytes:
 
 
 @contextmanager
-def chat_endpoint(reply: Reply, delay: float = 0.0) -> Iterator[ChatEndpoint]:
-    """Serve `reply` on a free port; `delay` seconds pass before each answer."""
+def chat_endpoint(
+    reply: Reply, delay: float = 0.0, models: tuple[str, ...] | None = None
+) -> Iterator[ChatEndpoint]:
+    """Serve `reply` on a free port; `delay` seconds pass before each answer.
+
+    With `models` it answers for no others; without it lists `echo` and answers for any.
+    """
     counting = threading.Lock()
 
     class Handler(BaseHTTPRequestHandler):
@@ -48,6 +53,9 @@ def chat_endpoint(reply: Reply, delay: float = 0.0) -> Iterator[ChatEndpoint]:
         def do_POST(self) -> None:
             body = json.loads(self.rfile.read(int(self.headers["content-length"])))
             endpoint.keys.add(self.headers.get("authorization", ""))
+            if models is not None and body["model"] not in models:
+                self._answer(json.dumps({"error": {"message": "no such model"}}).encode(), 404)
+                return
             with counting:
                 endpoint.in_flight += 1
                 endpoint.most_in_flight = max(endpoint.most_in_flight, endpoint.in_flight)
@@ -61,11 +69,12 @@ def chat_endpoint(reply: Reply, delay: float = 0.0) -> Iterator[ChatEndpoint]:
             self._answer(answer if isinstance(answer, bytes) else completion(body["model"], answer))
 
         def do_GET(self) -> None:
-            self._answer(json.dumps({"object": "list", "data": [{"id": "echo", "object": "model"}]}).encode())
+            listed = [{"id": name, "object": "model"} for name in models or ("echo",)]
+            self._answer(json.dumps({"object": "list", "data": listed}).encode())
 
-        def _answer(self, body: bytes) -> None:
+        def _answer(self, body: bytes, status: int = 200) -> None:
             try:
-                self.send_response(200)
+                self.send_response(status)
                 self.send_header("content-type", "application/json")
                 self.send_header("content-length", str(len(body)))
                 self.end_headers()
