@@ -298,12 +298,20 @@ Raises `JobRefused` for what no repetition helps; anything else is tried again.
 
 
 class JobWorker:
-    """A thread that takes jobs one after another."""
+    """A thread that takes jobs one after another; `look` is called before it does, and may submit some."""
 
-    def __init__(self, queue: TableQueue, handlers: Mapping[str, Handler], name: str) -> None:
+    def __init__(
+        self,
+        queue: TableQueue,
+        handlers: Mapping[str, Handler],
+        name: str,
+        *,
+        look: Callable[[], None] | None = None,
+    ) -> None:
         self._queue = queue
         self._handlers = dict(handlers)
         self.name = name
+        self._look = look
         self._ending = threading.Event()
         self._woken = threading.Event()
         self._running: JobContext | None = None
@@ -387,6 +395,8 @@ class JobWorker:
         while not self._ending.is_set():
             self._woken.clear()
             try:
+                if self._look is not None:
+                    self._look()
                 if self.run_one():
                     continue
             except OperationalError:

@@ -99,8 +99,10 @@ class Settings(BaseSettings):
     environments' code as the hub's own user, for operators who trust every publisher; or never."""
     verify_posts: bool = True
     """Play every run again that is posted, where that can raise its level."""
+    check_versions: bool = True
+    """Check every version that is published, as `wander check` does; not where `verification` is off."""
     verification_seconds: float = Field(default=3600, gt=0)
-    """Longest time for one run."""
+    """Longest time for one run or one check."""
     max_waiting_verifications: int = Field(default=20, ge=1)
     """How many one user may have waiting."""
 

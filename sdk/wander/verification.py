@@ -9,7 +9,7 @@ from pydantic import Field
 
 from wander.evals.agreement import Agreement
 from wander.types import Record
-from wander.wire import EnvironmentPin, Platform, VerificationLevel
+from wander.wire import CheckSummary, EnvironmentPin, Platform, SandboxPin, VerificationLevel
 from wander.wire.changes import Body
 
 Method = Literal["replay", "rescore"]
@@ -18,6 +18,9 @@ stored transcripts, where outside observations enter the rollouts."""
 LevelSought = Literal["highest", "rescored", "replayed"]
 LEVELS_SOUGHT: tuple[LevelSought, ...] = ("highest", "rescored", "replayed")
 """Which level to verify; the highest is what the environment allows: `replayed` where it is deterministic."""
+
+
+JobState = Literal["queued", "running", "done", "failed", "cancelled"]
 
 
 class Divergence(Record):
@@ -90,7 +93,7 @@ class VerificationInfo(Record):
 
     id: int
     run_id: str
-    state: Literal["queued", "running", "done", "failed", "cancelled"]
+    state: JobState
     sample: int | None = None
     """How many rollouts are drawn; None means all."""
     level: LevelSought = "highest"
@@ -143,6 +146,33 @@ class RunEvidence(Record):
     rerun_of: str | None = None
     reruns: list[Rerun] = Field(default_factory=list)
     """Who repeated it, the newest first."""
+
+
+class CheckedWith(Record):
+    """What a version was checked with."""
+
+    wander: str
+    """Version of the SDK whose checks these were."""
+    python: str
+    wheel_sha256: str | None = None
+    lock_sha256: str | None = None
+    sandbox: SandboxPin | None = None
+    """None when its processes were not confined."""
+    hub: str | None = None
+    """Version of the hub that did it; None on anyone else's machine."""
+
+
+class HubCheck(Record):
+    """What a hub's own checks of a version came to, or how far they are."""
+
+    state: JobState
+    created_at: datetime
+    finished_at: datetime | None = None
+    error: str | None = None
+    """Why there is no result."""
+    summary: CheckSummary | None = None
+    seconds: float | None = None
+    made_with: CheckedWith | None = None
 
 
 class VerificationRequest(Body):

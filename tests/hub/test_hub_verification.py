@@ -11,6 +11,7 @@ from wander.wire import EnvironmentPin, Platform
 from wander_hub import __version__
 from wander_hub.jobs import JobContext, JobWorker, TableQueue
 from wander_hub.verification import service
+from wander_hub.verification.program import ClientProgram
 from wander_hub.verification.replaying import Replayer
 
 RUN = "01JRUN0000000000000000000A"
@@ -215,14 +216,15 @@ async def test_levels_are_asked_for_one_by_one_and_rescoring_gives_its_own(hub, 
 async def test_a_sample_is_drawn_by_nothing_that_can_be_foreseen(hub, run, monkeypatch):
     commands: list[list[str]] = []
 
-    def answer(self: Replayer, context: JobContext, words: list[str], secret: str) -> dict[str, Any]:
+    def answer(self: ClientProgram, context: JobContext, words: list[str], secret: str) -> dict[str, Any]:
         commands.append(words)
         found = report(sampled=True, replayed=2, same=2, sample_seed=int(words[words.index("--seed") + 1]))
         data = found.model_dump(mode="json")
         return {"level": found.level, **data, "made_with": made_with().model_dump(mode="json")}
 
-    monkeypatch.setattr(Replayer, "_answer", answer)
-    replayer = Replayer(hub.database, "http://hub", hub.settings.data, sandbox=False, seconds=60)
+    monkeypatch.setattr(ClientProgram, "_answer", answer)
+    program = ClientProgram(hub.database, "http://hub", hub.settings.data, sandbox=False, seconds=60)
+    replayer = Replayer(program)
     for user in ("alice", "bob"):
         assert (await ask(hub, user=user, sample=2)).status_code == 201
         JobWorker(TableQueue(hub.database), {service.KIND: replayer}, "test").run_one()

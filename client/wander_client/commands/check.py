@@ -9,9 +9,14 @@ import typer
 from wander_client.command import command_app
 from wander_client.errors import FAILED, OK, UsageError
 from wander_client.invocation import current
+from wander_client.sandboxing import SandboxFlag, SandboxLimits, chosen_policy
 
 if TYPE_CHECKING:
     from wander.checks import CheckReport, CheckResult
+    from wander.sandbox import SandboxPolicy
+    from wander.verification import CheckedWith
+
+    from wander_client.environments import Location
 
 app = command_app()
 
@@ -24,12 +29,15 @@ def check(
     argument: Annotated[list[str] | None, typer.Option("-a", "--arg", help="environment: KEY=VALUE")] = None,
     args: Annotated[str | None, typer.Option("--args", help="environment arguments, a JSON object")] = None,
     strict: Annotated[bool, typer.Option("--strict", help="warnings are faults")] = False,
+    sandbox: SandboxFlag = None,
+    sandbox_limit: SandboxLimits = None,
 ) -> int:
     """Find faults in an environment before others do; no model is needed.
 
     \b
     wander check .
     wander check wander/tictactoe --json
+    wander check someone/new-env --sandbox
 
     It is loaded twice, in processes that differ in hash seed and time zone, and played by scripted players:
     right ones, silent ones, cheating ones. What one process played, the other plays again and compares. Exit
@@ -42,7 +50,13 @@ def check(
     output = current().output
     location = locate(environment)
     arguments = parse_arguments(argument or [], args)
-    report = check_environment(location.folder or location.target, arguments, python=location.python)
+    policy = chosen_policy(sandbox, sandbox_limit)
+    report = check_environment(
+        location.folder or location.target,
+        arguments,
+        python=location.python,
+        sandbox=policy,
+    )
     if arguments:
         _blame_arguments(report)
     for each in report.checks:
@@ -51,8 +65,32 @@ def check(
     faults = [each for each in report.checks if each.status in bad]
     looked = [each for each in report.checks if each.status != "skip"]
     said = f"{len(faults)} of {len(looked)} checks failed" if faults else f"{len(looked)} checks passed"
-    output.answer({**report.model_dump(mode="json", by_alias=True), "passed": not faults}, said)
+    data = {**report.model_dump(mode="json", by_alias=True), "passed": not faults}
+    made_with = _made_with(location, policy)
+    output.answer({**data, "made_with": made_with.model_dump(mode="json")}, said)
     return FAILED if faults else OK
+
+
+def _made_with(location: Location, policy: SandboxPolicy | None) -> CheckedWith:
+    """Return what says which files were checked, and how they were confined."""
+    import platform
+
+    from wander import __version__
+    from wander.verification import CheckedWith
+
+    pin = None
+    if policy is not None:
+        from wander.sandbox.pin import sandbox_pin
+
+        pin = sandbox_pin(policy)
+    record = location.installed.record if location.installed else None
+    return CheckedWith(
+        wander=__version__,
+        python=platform.python_version(),
+        wheel_sha256=record.wheel_sha256 if record else None,
+        lock_sha256=record.lock_sha256 if record else None,
+        sandbox=pin,
+    )
 
 
 def _blame_arguments(report: CheckReport) -> None:

@@ -1,75 +1,34 @@
-"""The work of a verification: `wander replay`, as any stranger would run it, in a process of its own.
-
-The program fetches run, environment and packages from this hub over HTTP, with a token that may only read and
-lives as long as the job. The environment's code runs in its sandbox; nothing of it enters the hub's process.
-"""
+"""The work of a verification: `wander replay`, as any stranger would run it."""
 
 from __future__ import annotations
 
-import json
-import os
-import queue
 import secrets
-import signal
-import subprocess
-import sys
-import threading
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
-from pathlib import Path
-from typing import IO, Any
+from collections.abc import Callable
 
 from pydantic import ValidationError
-from sqlalchemy import delete, select
 from sqlalchemy.orm import Session
 from wander.verification import ReplayReport, VerifiedWith
 
-from wander_hub import security
-from wander_hub.accounts import service as accounts
-from wander_hub.accounts.models import Token, User
-from wander_hub.database import Database
 from wander_hub.jobs import JobContext, JobRefused
 from wander_hub.verification import service
-
-_PASSED = ("PATH", "LANG", "TMPDIR", "HOME", "SSL_CERT_FILE", "SSL_CERT_DIR", "HTTPS_PROXY", "NO_PROXY")
-_PASSED_STARTS = ("UV_", "PIP_")
-"""How operators name the package index that environments' dependencies come from."""
-_LONGEST_ANSWER = 16 << 20
-_RETRYABLE = ("timeout", "unavailable", "index_unreachable", "network")
+from wander_hub.verification.program import ClientProgram
 
 
 class Replayer:
     """The handler of replay jobs."""
 
-    def __init__(
-        self,
-        database: Database,
-        hub_url: str,
-        folder: Path,
-        *,
-        sandbox: bool,
-        seconds: float,
-        python: str = sys.executable,
-    ) -> None:
-        self._database = database
-        self._hub_url = hub_url
-        self._folder = folder
-        self._sandbox = sandbox
-        self._seconds = seconds
-        self._python = python
+    def __init__(self, program: ClientProgram) -> None:
+        self._program = program
 
     def __call__(self, context: JobContext) -> Callable[[Session], None]:
         """Play a run again; return what keeps the report."""
         payload = context.lease.payload
-        words = ["replay", str(payload["run_id"]), "--json", "--stream"]
+        words = ["replay", str(payload["run_id"]), "--stream"]
         words += ["--level", str(payload.get("level", "highest"))]
-        words.append("--sandbox" if self._sandbox else "--no-sandbox")
         if payload.get("sample") is not None:
             # Drawn now and stored with the report alone: nobody can know before which rollouts are looked at.
             words += ["--sample", str(payload["sample"]), "--seed", str(secrets.randbits(62))]
-        with self._reading_token() as secret:
-            data = self._answer(context, words, secret)
+        data = self._program.run(context, words)
         try:
             found = data.pop("made_with")
             made_with = VerifiedWith.model_validate(found) if found is not None else None
@@ -78,102 +37,3 @@ class Replayer:
         except (ValidationError, KeyError) as error:
             raise JobRefused(f"`wander replay` answered with no report: {error}") from error
         return lambda session: service.keep(session, context.lease.job_id, report, made_with)
-
-    def _answer(self, context: JobContext, words: list[str], secret: str) -> dict[str, Any]:
-        """Run the command; return the data of its answer."""
-        self._folder.mkdir(parents=True, exist_ok=True)
-        with (self._folder / "replay.log").open("wb") as log:
-            process = subprocess.Popen(  # noqa: S603 - this interpreter, our own words
-                [self._python, "-P", "-m", "wander_client", *words],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=log,
-                env=self._environ(secret),
-                cwd=self._folder,
-                start_new_session=True,
-            )
-        try:
-            answer = self._followed(context, process)
-        finally:
-            with suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
-        error = answer.get("error")
-        if error is not None:
-            hint = f" ({error['hint']})" if error.get("hint") else ""
-            detail = f": {error['detail']}" if error.get("detail") else ""
-            message = f"{error['message']}{detail}{hint}"
-            if error.get("retryable") or error.get("code") in _RETRYABLE:
-                raise RuntimeError(message)
-            raise JobRefused(message)
-        data: dict[str, Any] = answer["data"]
-        return data
-
-    def _followed(self, context: JobContext, process: subprocess.Popen[bytes]) -> dict[str, Any]:
-        """Take the lines of the command until its answer, unless the job is called off or takes too long."""
-        assert process.stdout is not None
-        lines: queue.Queue[bytes | None] = queue.Queue()
-        threading.Thread(target=_read, args=(process.stdout, lines), daemon=True).start()
-        until = time.monotonic() + self._seconds
-        last: dict[str, Any] = {}
-        while True:
-            context.check()
-            if time.monotonic() > until:
-                raise JobRefused(f"playing it again took longer than {self._seconds:g} s")
-            try:
-                line = lines.get(timeout=0.2)
-            except queue.Empty:
-                continue
-            if line is None:
-                break
-            last = _parsed(line)
-            if last.pop("type", None) == "progress":
-                context.progress.update(last)
-        if "data" not in last and "error" not in last:
-            raise RuntimeError(f"`wander replay` ended with status {process.wait()} and no answer")
-        return last
-
-    def _environ(self, secret: str) -> dict[str, str]:
-        mine = {
-            name: value
-            for name, value in os.environ.items()
-            if name in _PASSED or name.startswith(_PASSED_STARTS)
-        }
-        folders = {
-            "WANDER_DATA_DIR": self._folder / "data",
-            "WANDER_CACHE_DIR": self._folder / "cache",
-            "WANDER_CONFIG_DIR": self._folder / "config",
-            "WANDER_RUNS_DIR": self._folder / "runs",
-        }
-        wander = {"WANDER_HUB": self._hub_url, "WANDER_TOKEN": secret}
-        return {**mine, **wander, **{name: str(path) for name, path in folders.items()}}
-
-    @contextmanager
-    def _reading_token(self) -> Iterator[str]:
-        """Give a token that may read every environment of this hub, for as long as the job runs."""
-        with self._database.write() as session:
-            user = session.scalar(select(User).where(User.admin).order_by(User.id).limit(1))
-            if user is None:
-                raise JobRefused("this hub has no administrator, in whose name it could read the run")
-            secret = accounts.add_token(session, user, "verification", scopes=("read",), days=1)
-        try:
-            yield secret
-        finally:
-            with self._database.write() as session:
-                session.execute(delete(Token).where(Token.sha256 == security.token_hash(secret)))
-
-
-def _read(stdout: IO[bytes], lines: queue.Queue[bytes | None]) -> None:
-    """Put every line into the queue, None at the end; a line without end is cut."""
-    with stdout:
-        while line := stdout.readline(_LONGEST_ANSWER):
-            lines.put(line)
-    lines.put(None)
-
-
-def _parsed(line: bytes) -> dict[str, Any]:
-    try:
-        found = json.loads(line)
-    except ValueError:
-        return {}
-    return found if isinstance(found, dict) else {}

@@ -9,6 +9,7 @@ from fastapi.encoders import jsonable_encoder
 from starlette.responses import JSONResponse, Response
 from wander.verification import (
     DivergencePage,
+    HubCheck,
     RunEvidence,
     VerificationInfo,
     VerificationList,
@@ -18,7 +19,7 @@ from wander.verification import (
 from wander_hub.boundary import HubDatabase, HubSettings, Poster, ReadSession, WriteSession, wake_jobs
 from wander_hub.jobs import JobQueue
 from wander_hub.problems import documented
-from wander_hub.verification import evidence, service
+from wander_hub.verification import checking, evidence, service
 
 router = APIRouter(prefix="/api/v1", tags=["verification"])
 
@@ -69,6 +70,16 @@ def request_verification(
 def get_evidence(session: ReadSession, run_id: RunId) -> RunEvidence:
     """Show what a run's level rests on beside replays: whether it is a copy, and who repeated it."""
     return evidence.evidence_of(session, run_id)
+
+
+@router.get(
+    "/environments/{owner}/{name}/versions/{version}/check",
+    response_model=HubCheck,
+    responses=documented(404, 422),
+)
+def get_check(session: ReadSession, owner: str, name: str, version: str) -> HubCheck:
+    """Show what the hub's own checks of a version came to, beside what its publisher stated."""
+    return checking.check_of(session, owner, name, version)
 
 
 @router.get("/verifications/{number}", response_model=VerificationInfo, responses=documented(404, 422))

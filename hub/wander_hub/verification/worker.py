@@ -11,8 +11,10 @@ from wander_hub.database import Database
 from wander_hub.jobs import Handler, JobWorker, TableQueue
 from wander_hub.settings import Settings
 from wander_hub.storage import Storage
-from wander_hub.verification import evidence, service
+from wander_hub.verification import checking, evidence, service
+from wander_hub.verification.checking import Checker, VersionSweep
 from wander_hub.verification.examining import Examiner
+from wander_hub.verification.program import ClientProgram
 from wander_hub.verification.replaying import Replayer
 
 logger = logging.getLogger("wander_hub")
@@ -44,14 +46,18 @@ def job_worker(
     name = f"{socket.gethostname()} {os.getpid()}"
     if settings.verification == "off":
         return JobWorker(queue, handlers, name)
-    replayer = Replayer(
+    program = ClientProgram(
         database,
         hub_url,
         settings.data.absolute() / "verification",
         sandbox=settings.verification == "sandbox",
         seconds=settings.verification_seconds,
     )
-    return JobWorker(queue, {**handlers, service.KIND: replayer}, name)
+    handlers[service.KIND] = Replayer(program)
+    if not settings.check_versions:
+        return JobWorker(queue, handlers, name)
+    handlers[checking.KIND] = Checker(database, program)
+    return JobWorker(queue, handlers, name, look=VersionSweep(database, queue))
 
 
 def _why_not_confined() -> str | None:

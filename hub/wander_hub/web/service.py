@@ -11,7 +11,7 @@ from urllib.parse import urlencode
 from sqlalchemy.orm import Session
 from wander.posting import LinkedRun
 from wander.types import EnvironmentInfo, Rollout, canonical_json
-from wander.verification import VerificationInfo
+from wander.verification import HubCheck, VerificationInfo
 from wander.wire import (
     EnvironmentPage,
     EnvironmentSummary,
@@ -34,6 +34,7 @@ from wander_hub.problems import HubProblem
 from wander_hub.runs import repository as run_repository
 from wander_hub.runs import service as runs
 from wander_hub.storage import Storage
+from wander_hub.verification import checking
 from wander_hub.verification import service as verification
 from wander_hub.web.schemas import Curve, RolloutQuery
 from wander_hub.web.training import METRICS_FILE, curves
@@ -72,6 +73,8 @@ class EnvironmentView:
     recent: list[RunDetail]
     digest: str
     """SHA-256 of the wheel; empty when there is none."""
+    hub_check: HubCheck | None
+    """What the hub's own checks of the version came to."""
     status_reason: str | None
     successor: str | None
     parent: str | None
@@ -150,6 +153,7 @@ def environment(session: Session, base_url: str, owner: str, name: str, version:
         axis=_common_axis(board.rows),
         recent=recent.data,
         digest=wheels[0] if wheels else "",
+        hub_check=checking.info_of(session, chosen.id),
         status_reason=environments.reason_of(found),
         successor=environments.successor_of(found),
         parent=environments.parent_of(session, found),

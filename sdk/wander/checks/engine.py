@@ -19,6 +19,7 @@ from wander.checks.package import check_package
 from wander.checks.probe import NOTE_SUFFIX
 from wander.checks.records import ProbeRequest, ProbeResult, Trouble
 from wander.checks.report import CHECKS, CheckReport, CheckResult, result
+from wander.sandbox import SandboxPolicy
 
 KEPT_VARIABLES = ("PATH", "HOME", "LANG", "TMPDIR", "SYSTEMROOT", "VIRTUAL_ENV", "SSL_CERT_FILE")
 """Variables of this process that the environment may see."""
@@ -39,6 +40,7 @@ def check_environment(
     examples: int = 3,
     timeout: float = 300.0,
     variables: Mapping[str, str] | None = None,
+    sandbox: SandboxPolicy | None = None,
 ) -> CheckReport:
     """Check an environment without a model and return every check's result.
 
@@ -47,6 +49,7 @@ def check_environment(
     - `rows`: most rows of each split that are read; `examples`: how many are played, by every player.
     - `timeout`: seconds that each of the two processes may take.
     - `variables`: environment variables that the environment needs, such as the name of a key.
+    - `sandbox`: confines the processes to these limits, or raises `SandboxError` where that cannot be done.
 
     Nothing that the environment does raises: it fails a check.
     """
@@ -68,7 +71,7 @@ def check_environment(
         watch=True,
     )
     with tempfile.TemporaryDirectory(prefix="wander-check-") as scratch:
-        processes = _Processes(Path(scratch), Path(python), timeout, dict(variables or {}))
+        processes = _Processes(Path(scratch), Path(python), timeout, dict(variables or {}), sandbox)
         _two_processes(processes, request, found, report)
     report.checks = [found.get(check) or result(check, "skip", _SKIPPED) for check in CHECKS]
     report.seconds = time.monotonic() - started
@@ -109,9 +112,12 @@ class _Processes:
     python: Path
     timeout: float
     variables: dict[str, str]
+    sandbox: SandboxPolicy | None
 
     def run(self, request: ProbeRequest, number: int) -> ProbeResult:
         """Run one process and return what it tells, also when it dies or hangs."""
+        if self.sandbox is not None:
+            return self._run_confined(self.sandbox, request, number)
         folder = self.scratch / str(number)
         folder.mkdir()
         asked, told = folder / "request.json", folder / "result.json"
@@ -141,11 +147,29 @@ class _Processes:
             return _lost(told, reason)
         return ProbeResult.model_validate_json(told.read_text(encoding="utf-8"))
 
+    def _run_confined(self, policy: SandboxPolicy, request: ProbeRequest, number: int) -> ProbeResult:
+        from wander.checks.confined import run_confined
+
+        left = run_confined(
+            policy,
+            self.python,
+            Path(request.target) if request.is_path else None,
+            request.model_dump_json(),
+            timeout=self.timeout,
+            variables={**self.variables, **SURROUNDINGS[number]},
+        )
+        if not left.told:
+            return _lost_while(left.doing or "starting", left.ending)
+        return ProbeResult.model_validate_json(left.told)
+
 
 def _lost(told: Path, reason: str) -> ProbeResult:
     """Return the result of a process that left none."""
     note = told.with_suffix(NOTE_SUFFIX)
-    doing = note.read_text(encoding="utf-8") if note.exists() else "starting"
+    return _lost_while(note.read_text(encoding="utf-8") if note.exists() else "starting", reason)
+
+
+def _lost_while(doing: str, reason: str) -> ProbeResult:
     return ProbeResult(
         trouble=Trouble(type="ProcessLost", message=f"{reason}, while {doing}"), lost_while=doing
     )

@@ -1,6 +1,7 @@
 """One process of a check: loads an environment, reads its rows, plays it, and writes down what happened.
 
-Run as `python -m wander.checks.probe REQUEST RESULT`, two JSON files. The first process of a check watches
+Run as `python -m wander.checks.probe REQUEST RESULT`, two JSON files, or in the sandbox with `--descriptors`
+and the numbers of three open files: request, result, note. The first process of a check watches
 what is read from outside and plays; the second has another hash seed and time zone and plays the recorded
 rollouts again.
 """
@@ -12,6 +13,7 @@ import inspect
 import os
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 
@@ -58,7 +60,7 @@ NOTE_SUFFIX = ".doing"
 class Probe:
     """Does what a request asks for and keeps the result."""
 
-    def __init__(self, request: ProbeRequest, note: Path) -> None:
+    def __init__(self, request: ProbeRequest, note: Callable[[str], object]) -> None:
         self.request = request
         self.result = ProbeResult()
         self.watch = SourceWatch()
@@ -94,7 +96,7 @@ class Probe:
 
     def _tell(self, doing: str) -> None:
         """Leave a note of what is being done, for whoever finds this process dead or hanging."""
-        self._note.write_text(doing, encoding="utf-8")
+        self._note(doing)
 
     def _imported(self) -> Factory:
         self._tell("importing its module")
@@ -275,12 +277,31 @@ def _own_place(request: ProbeRequest, factory: Factory) -> str:
 
 def main() -> None:
     """Read the request, run the probe, write the result by temporary file and rename."""
+    if sys.argv[1] == "--descriptors":
+        _through_descriptors(*map(int, sys.argv[2:]))
+        return
     request_path, result_path = map(Path, sys.argv[1:])
     request = ProbeRequest.model_validate_json(request_path.read_text(encoding="utf-8"))
-    result = Probe(request, result_path.with_suffix(NOTE_SUFFIX)).run()
+    note = result_path.with_suffix(NOTE_SUFFIX)
+    result = Probe(request, lambda doing: note.write_text(doing, encoding="utf-8")).run()
     written = result_path.with_suffix(".part")
     written.write_text(result.model_dump_json(), encoding="utf-8")
     written.replace(result_path)
+
+
+def _through_descriptors(asked: int, told: int, note: int) -> None:
+    """Do the same where no file can be written, through files that were opened before."""
+    for descriptor in (asked, told, note):
+        os.set_inheritable(descriptor, False)
+
+    def noted(doing: str) -> None:
+        os.ftruncate(note, 0)
+        os.pwrite(note, doing.encode(), 0)
+
+    text = os.pread(asked, os.fstat(asked).st_size, 0)
+    result = Probe(ProbeRequest.model_validate_json(text), noted).run()
+    with os.fdopen(told, "wb") as file:
+        file.write(result.model_dump_json().encode())
 
 
 if __name__ == "__main__":

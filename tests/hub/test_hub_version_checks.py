@@ -1,0 +1,121 @@
+"""The hub checks what is published by itself: which versions, once each, and how their pages tell of it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from wander_hub import __version__
+from wander_hub.jobs import JobWorker, TableQueue
+from wander_hub.verification import checking
+from wander_hub.verification.checking import Checker, VersionSweep
+from wander_hub.verification.program import ClientProgram
+
+PATH = "/api/v1/environments/alice/reverse-text/versions/0.1.0/check"
+PASSED = {"id": "load.works", "status": "pass", "message": ""}
+ANSWER: dict[str, Any] = {
+    "schema": "wander.check/1",
+    "checks": [
+        PASSED,
+        {"id": "rewards.gold", "status": "warn", "message": "0.2 on average"},
+        {"id": "determinism.replay", "status": "fail", "message": "the reward is `0`, not `1` <b>"},
+        {"id": "rewards.noop", "status": "skip", "message": "no tools"},
+    ],
+    "seconds": 1.5,
+    "passed": False,
+    "made_with": {"wander": "0.1.0", "python": "3.11", "wheel_sha256": "a" * 64},
+}
+
+
+@pytest.fixture
+def commands(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
+    """Answer every command as `wander check` would, and keep what was asked."""
+    asked: list[list[str]] = []
+
+    def answer(self: ClientProgram, context: Any, words: list[str], secret: str) -> dict[str, Any]:
+        asked.append(words)
+        return dict(ANSWER)
+
+    monkeypatch.setattr(ClientProgram, "_answer", answer)
+    return asked
+
+
+def worker(hub: Any) -> JobWorker:
+    program = ClientProgram(hub.database, "http://hub", hub.settings.data, sandbox=True, seconds=60)
+    queue = TableQueue(hub.database)
+    return JobWorker(queue, {checking.KIND: Checker(hub.database, program)}, "checker")
+
+
+def swept(hub: Any) -> VersionSweep:
+    sweep = VersionSweep(hub.database, TableQueue(hub.database))
+    sweep()
+    return sweep
+
+
+async def test_a_published_version_is_checked_and_its_page_says_what_came_out(hub, commands):
+    await hub.publish()
+    assert (await hub.get(PATH)).json()["code"] == "not_checked"
+    swept(hub)
+    assert (await hub.get(PATH)).json()["state"] == "queued"
+    assert worker(hub).run_one()
+    assert commands == [["check", "alice/reverse-text@0.1.0", "--json", "--sandbox"]]
+    found = (await hub.get(PATH)).json()
+    assert found["state"] == "done"
+    summary = found["summary"]
+    assert [summary[name] for name in ("passed", "warned", "failed", "skipped")] == [1, 1, 1, 1]
+    assert [one["id"] for one in summary["findings"]] == [
+        "rewards.gold",
+        "determinism.replay",
+        "rewards.noop",
+    ]
+    assert (found["made_with"]["hub"], found["seconds"]) == (__version__, 1.5)
+    page = (await hub.get("/alice/reverse-text")).text
+    assert "check by the hub" in page
+    assert "1 passed, 1 failed, 1 warning, 1 skipped" in page
+    assert "determinism.replay" in page
+    assert "&lt;b&gt;" in page
+
+
+async def test_every_version_is_checked_once_also_those_of_before(hub, commands, make_wheel):
+    await hub.publish()
+    await hub.publish(make_wheel(version="0.2.0"))
+    sweep = swept(hub)
+    sweep()
+    swept(hub)
+    await hub.publish(make_wheel(version="0.3.0"))
+    sweep()
+    work = worker(hub)
+    while work.run_one():
+        pass
+    assert [words[1].rpartition("@")[2] for words in commands] == ["0.1.0", "0.2.0", "0.3.0"]
+
+
+async def test_the_hubs_own_packages_and_deleted_versions_are_not_checked(hub, commands, make_wheel):
+    await hub.publish()
+    deleted = await hub.client.delete(
+        "/api/v1/environments/alice/reverse-text/versions/0.1.0", headers=hub.auth("alice")
+    )
+    assert deleted.status_code == 200, deleted.text
+    swept(hub)
+    assert not worker(hub).run_one()
+
+
+async def test_a_check_that_cannot_run_says_why(hub, monkeypatch):
+    await hub.publish()
+    swept(hub)
+    monkeypatch.setattr(ClientProgram, "_answer", lambda *_: {"nothing": 1})
+    assert worker(hub).run_one()
+    found = (await hub.get(PATH)).json()
+    assert (found["state"], found["summary"]) == ("failed", None)
+    assert "answered with no report" in found["error"]
+    assert "failed: `wander check` answered with no report" in (await hub.get("/alice/reverse-text")).text
+
+
+async def test_checks_of_a_private_environment_are_for_those_who_see_it(hub, commands):
+    await hub.publish()
+    swept(hub)
+    worker(hub).run_one()
+    path = "/api/v1/environments/alice/reverse-text/visibility"
+    assert (await hub.client.put(path, json={"private": True}, headers=hub.auth("alice"))).status_code == 200
+    assert (await hub.get(PATH)).status_code in (401, 404)
+    assert (await hub.get(PATH, headers=hub.auth("alice"))).status_code == 200
