@@ -1,0 +1,72 @@
+"""A package index over HTTP that a test fills as it goes, beginning with what the mirror has."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+from urllib.request import url2pathname
+
+from command_line import make_wheel
+
+
+class _Pages(SimpleHTTPRequestHandler):
+    def end_headers(self) -> None:
+        """Let nobody keep a page: a release is there at once."""
+        self.send_header("Cache-Control", "no-store")
+        super().end_headers()
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Say nothing."""
+
+    def copyfile(self, source: Any, outputfile: Any) -> None:
+        """Send a file; uv hangs up when it has read what it wants of one."""
+        with contextlib.suppress(ConnectionError):
+            super().copyfile(source, outputfile)
+
+
+@dataclass(frozen=True)
+class PackageShop:
+    """An index that answers at `url`."""
+
+    url: str
+    folder: Path
+
+    @property
+    def host(self) -> str:
+        """Host and port."""
+        return urlsplit(self.url).netloc
+
+    def release(self, name: str, version: str, module: str) -> Path:
+        """Put a release of a package on sale; return its wheel."""
+        page = self.folder / "simple" / name
+        page.mkdir(exist_ok=True)
+        wheel = make_wheel(page, name, version, module)
+        links = "".join(f'<a href="{each.name}">{each.name}</a>' for each in sorted(page.glob("*.whl")))
+        (page / "index.html").write_text(f"<!DOCTYPE html>{links}")
+        return wheel
+
+
+@contextmanager
+def package_shop(folder: Path, mirror: str) -> Iterator[PackageShop]:
+    """Serve an index that begins with all that the mirror at a `file://` address has."""
+    simple = folder / "simple"
+    simple.mkdir(parents=True)
+    for project in Path(url2pathname(urlsplit(mirror).path)).iterdir():
+        (simple / project.name).symlink_to(project)
+    server = ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(_Pages, directory=str(folder)))
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    try:
+        yield PackageShop(f"http://127.0.0.1:{server.server_port}/simple", folder)
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
