@@ -105,7 +105,23 @@ def pinned_version(session: Session, manifest: RunManifest) -> tuple[Environment
             f"the run used a wheel of `{label}` with other bytes than this hub's",
             hint=f"run `wander install {label}` from this hub and evaluate again",
         )
+    _require_lock(manifest, environment, version)
     return environment, version
+
+
+def _require_lock(manifest: RunManifest, environment: Environment, version: Version) -> None:
+    """Refuse a run that names another lock than the version's; older runs name what was resolved instead."""
+    pin = manifest.environment
+    if pin.lock_sha256 is None or pin.packages_sha256 is None:
+        return
+    if pin.lock_sha256 not in [one.sha256 for one in version.documents if one.kind == "lock"]:
+        label = f"{environment.owner.name}/{environment.name}@{version.version}"
+        raise HubProblem(
+            409,
+            "lock_mismatch",
+            f"the run used another lock than `{label}` has on this hub",
+            hint=f"run `wander install {label}` from this hub and evaluate again",
+        )
 
 
 def level_of(manifest: RunManifest, summary: RunSummary) -> tuple[VerificationLevel, str]:
