@@ -44,6 +44,9 @@ def lock(
     exclude_newer: Annotated[
         str | None, typer.Option("--exclude-newer", metavar="DATE", help="nothing that indexes took later")
     ] = None,
+    keep_host: Annotated[
+        list[str] | None, typer.Option("--keep-host", help="an index that all reach: its addresses stay")
+    ] = None,
     out: Annotated[Path | None, typer.Option("--out", "-o", help="write it there, not to stdout")] = None,
     attach: Annotated[bool, typer.Option("--attach", help="give it to the version on the hub")] = False,
 ) -> None:
@@ -55,6 +58,7 @@ def lock(
     wander lock acme/wordle@0.1.0 --attach              # for a version that twine uploaded
 
     The lock is a `pylock.toml` (PEP 751), which pip and uv install from. A version's lock never changes.
+    Files stand in it at PyPI's addresses, whatever mirror they came from, but for those of `--keep-host`.
     """
     from wander_client.packaging.lock import resolve_lock
     from wander_client.packaging.resolve import parse_environment
@@ -75,6 +79,7 @@ def lock(
                 this.owner,
                 this.wheel,
                 exclude_newer=exclude_newer,
+                keep_hosts=keep_host or (),
                 warn=here.output.warn,
             )
             if attach:

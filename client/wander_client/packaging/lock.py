@@ -16,7 +16,7 @@ import platform
 import sys
 import tempfile
 import tomllib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from email.message import Message
 from email.parser import BytesParser
@@ -80,12 +80,14 @@ def resolve_lock(
     wheel: Path,
     *,
     exclude_newer: str | None = None,
+    keep_hosts: Collection[str] = (),
     warn: Callable[[str], None] = lambda text: None,
 ) -> ResolvedLock:
     """Resolve what a wheel needs, with hashes; raises `ClientError` when it cannot be installed.
 
     `owner` is whose environment it is or will be; `exclude_newer`, a date or time, leaves out what package
-    indexes took later. `warn` is told where the lock holds for this machine alone.
+    indexes took later; `keep_hosts` are indexes (`host` or `host:port`) that everybody reaches who will
+    install it, whose addresses stay in the lock. `warn` is told where it holds for this machine alone.
     """
     metadata = metadata_of(wheel)
     project, version = canonicalize_name(str(metadata["Name"])), str(Version(str(metadata["Version"])))
@@ -110,7 +112,8 @@ def resolve_lock(
         reason = (error.detail or "").strip().partition("\n")[0].removeprefix("error: ")
         here = _here_in_words()
         warn(f"the lock holds for {here} alone; your package index lacks what others need: {reason}")
-    data = _portable(tomllib.loads(text), needs, hub.url)
+    hosts = {*_PUBLIC_HOSTS, *keep_hosts, urlsplit(hub.url).netloc}
+    data = _portable(tomllib.loads(text), needs, hosts)
     if not whole:
         data["requires-python"] = f">={_minor()}"
         data["environments"] = [_here()]
@@ -209,10 +212,10 @@ def _oldest_python(requires_python: str | None) -> Version:
     return max([OLDEST_PYTHON, *lowest])
 
 
-def _portable(lock: Mapping[str, Any], needs: Needs, hub_url: str) -> dict[str, Any]:
+def _portable(lock: Mapping[str, Any], needs: Needs, hosts: Collection[str]) -> dict[str, Any]:
     """Return a lock in which nothing is of this machine: neither paths nor mirrors nor credentials."""
     wheels = {str(wheel.path): wheel for wheel in needs.wheels}
-    packages = [_portable_package(package, wheels, hub_url) for package in lock["packages"]]
+    packages = [_portable_package(package, wheels, hosts) for package in lock["packages"]]
     return {
         "lock-version": lock["lock-version"],
         "created-by": "wander",
@@ -222,7 +225,7 @@ def _portable(lock: Mapping[str, Any], needs: Needs, hub_url: str) -> dict[str, 
 
 
 def _portable_package(
-    package: Mapping[str, Any], wheels: Mapping[str, Wheel], hub_url: str
+    package: Mapping[str, Any], wheels: Mapping[str, Wheel], hosts: Collection[str]
 ) -> dict[str, Any]:
     name = package["name"]
     kept = {key: package[key] for key in ("name", "version", "marker", "requires-python") if key in package}
@@ -241,21 +244,18 @@ def _portable_package(
             code="unlockable",
         )
     if "sdist" in package and "sha256" in package["sdist"].get("hashes", {}):
-        kept["sdist"] = _portable_file(package["sdist"], name, hub_url)
+        kept["sdist"] = _portable_file(package["sdist"], name, hosts)
     found = [each for each in package.get("wheels", []) if "sha256" in each.get("hashes", {})]
     if found:
-        kept["wheels"] = [_portable_file(each, name, hub_url) for each in found]
+        kept["wheels"] = [_portable_file(each, name, hosts) for each in found]
     return kept
 
 
-def _portable_file(file: Mapping[str, Any], name: str, hub_url: str) -> dict[str, Any]:
+def _portable_file(file: Mapping[str, Any], name: str, hosts: Collection[str]) -> dict[str, Any]:
     """Return a file of a package index at an address that every machine may ask."""
     parts = urlsplit(str(file.get("url") or file.get("path")))
-    public = parts.scheme in ("https", "http") and parts.hostname in {
-        *_PUBLIC_HOSTS,
-        urlsplit(hub_url).hostname,
-    }
-    url = _without_secrets(file["url"], name) if public else _at_pypi(name, parts.path.rpartition("/")[2])
+    known = parts.scheme in ("https", "http") and parts.netloc.rpartition("@")[2] in hosts
+    url = _without_secrets(file["url"], name) if known else _at_pypi(name, parts.path.rpartition("/")[2])
     kept = {key: file[key] for key in ("upload-time", "size") if key in file}
     return {"url": url, **kept, "hashes": {"sha256": file["hashes"]["sha256"]}}
 
