@@ -290,6 +290,13 @@ class HubApi:
         response = self._send(method, path, json=json, params=_given(params or {}))
         return self._parse(response, model) if model is not None else None
 
+    def send_bytes(
+        self, method: str, path: str, content: bytes, model: type[Model], headers: Mapping[str, str]
+    ) -> Model:
+        """Send a change whose body is plain bytes and return the answer; `path` is quoted already."""
+        kind = {"Content-Type": "application/octet-stream"}
+        return self._parse(self._send(method, path, content=content, headers={**kind, **headers}), model)
+
     # the transport
 
     def _get(self, path: str, model: type[Model], params: Mapping[str, Any] | None = None) -> Model:

@@ -8,6 +8,7 @@ import hashlib
 from datetime import timedelta
 
 import pytest
+import tomlkit
 from archive_forge import MODULE, PROJECT, SDIST_NAME, WHEEL_NAME, metadata, sdist_of, wheel_of
 from sqlalchemy import update
 from staged_uploads import PATH, StagedUpload, announced, published
@@ -345,3 +346,26 @@ async def test_the_legacy_route_and_a_session_agree(hub):
         again = await hub.upload(body, filename)
         assert (again.status_code, again.headers["x-wander-upload"]) == (200, "unchanged")
     assert (await hub.upload(wheel_of({"extra.py": b""}), WHEEL_NAME)).status_code == 409
+
+
+async def test_a_lock_is_published_with_its_version_or_nothing_is(hub, begin, storage):
+    own = {"url": f"http://hub.test/alice/files/good-env/{WHEEL_NAME}"}
+    own["hashes"] = {"sha256": hashlib.sha256(WHEEL).hexdigest()}
+    package = {"name": "good-env", "version": "1.0", "wheels": [own]}
+    lock = tomlkit.dumps({"lock-version": "1.0", "created-by": "wander", "packages": [package]}).encode()
+    upload = await begin(BOTH | {"pylock.toml": b"no lock"})
+    await upload.send_all()
+    refused = await upload.finalize()
+    assert (refused.status_code, refused.json()["code"]) == (422, "bad_lock"), refused.text
+    assert await names_on_page(hub) == set()
+    resumed = await begin(BOTH | {"pylock.toml": lock})
+    assert resumed.id == upload.id
+    offsets = {one["filename"]: one["offset"] for one in resumed.opened.json()["files"]}
+    assert offsets == {WHEEL_NAME: len(WHEEL), SDIST_NAME: len(SDIST), "pylock.toml": 0}
+    await resumed.send_all()
+    answer = await resumed.finalize()
+    assert answer.status_code == 200, answer.text
+    assert answer.json()["lock"]["sha256"] == hashlib.sha256(lock).hexdigest()
+    assert (await hub.get(f"{ENVIRONMENT}/versions/1.0/pylock.toml")).content == lock
+    assert list(fsck.check(hub.database, storage)) == []
+    assert [(await begin({"pylock.toml": lock})).opened.status_code] == [422], "that has a route of its own"

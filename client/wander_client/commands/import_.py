@@ -200,13 +200,13 @@ def _import(bring: Callable[[Path], tuple[Path, Origin]], wishes: _Wishes) -> No
                 here.output.warn(warning)
             tried = None if wishes.no_check else _tried(package, wishes)
             _keep(adopted, tried, wishes.out)
-            sent: list[Any] = []
+            sent: frozenset[str] = frozenset()
             if owner is not None and not wishes.dry_run:
                 here.output.note(f"uploading to {here.settings.hub}")
                 with here.hub(login=True) as hub:
                     check = None if tried is None else tried.check
                     lock = _locked(hub, owner, package)
-                    sent = upload(hub, owner, package, check, lock=lock, warn=here.output.warn)
+                    sent = upload(hub, owner, package, check, lock=lock, warn=here.output.warn).sent
             _answer(adopted, origin, package, tried, owner, sent=bool(sent), dry_run=wishes.dry_run)
 
 

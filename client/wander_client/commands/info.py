@@ -72,6 +72,8 @@ def _show(detail: EnvironmentDetail, version: VersionDetail, local: list[Install
         ("published", f"{version.uploaded_at:%Y-%m-%d %H:%M} UTC by {version.uploaded_by}"),
         ("imported", origin_in(detail.readme) or ""),
         *_check(version),
+        ("source", _source(version)),
+        *(("flagged", f"{one.code}: {one.detail} ({one.filename})") for one in version.warnings),
         ("lock", f"sha256:{version.lock.sha256}" if version.lock else "none: packages are resolved anew"),
         ("yanked", (version.yanked_reason or "yes") if version.yanked else ""),
         ("versions", ", ".join(detail.all_versions)),
@@ -93,3 +95,16 @@ def _check(version: VersionDetail) -> list[tuple[str, str]]:
     said = f"checked by the publisher with wander {check.wander}: {check.counts}"
     faults = [each for each in check.findings if each.status != "skip"]
     return [("check", said), *(("", f"{each.status} {each.id} {each.message}".rstrip()) for each in faults)]
+
+
+def _source(version: VersionDetail) -> str:
+    """Return the digest of the source tree, and whether the wheels were held against it."""
+    source = version.source
+    if source is None:
+        return ""
+    wheels = [file.filename for file in version.files if file.kind == "wheel"]
+    odd = [name for name in wheels if name not in source.compared]
+    said = f"not compared: {', '.join(odd)}" if odd else "the wheel's Python files are those of the source"
+    if source.generated:
+        said += f", but for those that the build makes: {', '.join(source.generated)}"
+    return f"sha256:{source.tree_sha256}; {said}"

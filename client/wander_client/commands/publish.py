@@ -1,4 +1,4 @@
-"""`wander publish`: build an environment and upload it."""
+"""`wander publish`: build an environment and publish it."""
 
 from __future__ import annotations
 
@@ -8,18 +8,20 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from wander_client.command import command_app
-from wander_client.errors import NotFound, UsageError
+from wander_client.errors import Interrupted, NotFound, UsageError
 from wander_client.invocation import current
 
 if TYPE_CHECKING:
     from wander.wire import CheckSummary
 
     from wander_client.packaging.lock import ResolvedLock
-    from wander_client.packaging.publish import BuiltPackage, Distribution
+    from wander_client.packaging.publish import BuiltPackage
+    from wander_client.packaging.staged import Publication
 
 app = command_app()
 
 SHOWN_FILES = 30
+_KIB = 1024
 TOLD_BY_THE_BUILD = {"package.license", "package.sdk"}
 """Checks whose warnings were given when the wheel was read."""
 
@@ -49,6 +51,9 @@ def publish(
     wander publish ./wordle
     wander publish ./wordle --owner acme --json
 
+    Wheel, source archive and lock become visible together, or none does. An upload that broke off goes on
+    when the command is run again.
+
     Versions never change: the same bytes again are fine, other bytes need a new version. What `wander
     check` faults is not published; the environment's page says what it found, or that nothing was checked.
     Every package that it runs with is locked by its digest, so that later installations are the same.
@@ -71,26 +76,58 @@ def publish(
         lock = None
         if under is not None and not dry_run and to_send and not no_lock:
             lock = _locked(package, under, exclude_newer, keep_host or [])
-        sent: list[Distribution] = []
-        if under is not None and not dry_run and to_send:
-            here.output.note(f"uploading to {here.settings.hub}")
-            with here.hub(login=True) as hub:
-                sent = publishing.upload(
-                    hub,
-                    under,
-                    package,
-                    check,
-                    lock=lock.content if lock is not None else None,
-                    private=private,
-                    warn=here.output.warn,
-                )
-        _answer(package, under, sent, check, lock, dry_run=dry_run)
+        published = None
+        if under is not None and not dry_run:
+            published = _published(package, under, check, lock, private=private)
+        _answer(package, under, published, check, lock, dry_run=dry_run)
+
+
+def _published(
+    package: BuiltPackage,
+    owner: str,
+    check: CheckSummary | None,
+    lock: ResolvedLock | None,
+    *,
+    private: bool,
+) -> Publication:
+    """Send what the hub lacks and make all of it visible."""
+    from wander_client.packaging.publish import upload
+
+    output = current().output
+    total = package.wheel.size + package.sdist.size
+    output.note(f"uploading to {current().settings.hub}")
+    with (
+        current().hub(login=True, trusted=True) as hub,
+        output.progress("uploading", -(-total // _KIB), unit="KiB") as progress,
+    ):
+
+        def told(done: int, of: int) -> None:
+            progress.total = -(-of // _KIB)
+            progress.update(-(-done // _KIB))
+
+        try:
+            published = upload(
+                hub,
+                owner,
+                package,
+                check,
+                lock=lock.content if lock is not None else None,
+                private=private,
+                warn=output.warn,
+                told=told,
+            )
+        except KeyboardInterrupt:
+            hint = "the same command goes on where this one stopped"
+            raise Interrupted("interrupted; nothing of it is visible yet", hint=hint) from None
+    if published.resumed_bytes:
+        output.note(f"{published.resumed_bytes:,} bytes were there from an earlier attempt")
+    return published
 
 
 def _owner(wanted: str | None) -> str:
     """Return the owner to publish under; checks the token before anything is built."""
     here = current()
-    with here.hub(login=True) as hub:
+    with here.hub(login=True, trusted=True) as hub:
         who = hub.whoami()
     if wanted is not None:
         return wanted.lower()
@@ -157,7 +194,7 @@ def _locked(package: BuiltPackage, owner: str, exclude_newer: str | None, hosts:
 def _answer(
     package: BuiltPackage,
     owner: str | None,
-    sent: list[Distribution],
+    published: Publication | None,
     check: CheckSummary | None,
     lock: ResolvedLock | None,
     *,
@@ -168,6 +205,8 @@ def _answer(
     here = current()
     name = f"{owner}/{canonicalize_name(package.name)}" if owner else canonicalize_name(package.name)
     files = [package.wheel, package.sdist]
+    sent = published.sent if published is not None else frozenset()
+    source = published.version.source if published is not None else None
     data: dict[str, Any] = {
         "environment": name,
         "version": package.version,
@@ -179,12 +218,14 @@ def _answer(
                 "kind": file.kind,
                 "size": file.size,
                 "sha256": file.sha256,
-                "sent": file in sent,
+                "sent": file.path.name in sent,
             }
             for file in files
         ],
         "members": [{"path": path, "size": size} for path, size in package.members],
         "check": check,
+        "source": source or {"tree_sha256": package.tree_sha256},
+        "resumed_bytes": published.resumed_bytes if published is not None else 0,
         "lock": None
         if lock is None
         else {"sha256": lock.sha256, "packages": lock.packages, "everywhere": lock.everywhere},
@@ -193,6 +234,7 @@ def _answer(
     verb = "would publish" if dry_run else "published" if sent else "already published"
     lines = [f"{verb} {name} {package.version}"]
     lines += [f"  {file.path.name}  {file.size:,} bytes  sha256:{file.sha256}" for file in files]
+    lines.append(f"  source tree  sha256:{package.tree_sha256}")
     if lock is not None:
         lines.append(f"  pylock.toml  {lock.packages} packages  sha256:{lock.sha256}")
     here.output.answer(data, "\n".join(lines))

@@ -1,4 +1,4 @@
-"""Build an environment package and upload it: wheel and source, in a folder that is thrown away."""
+"""Build an environment package and publish it: wheel and source, in a folder that is thrown away."""
 
 from __future__ import annotations
 
@@ -6,22 +6,29 @@ import hashlib
 import tomllib
 import zipfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
 from email.message import Message
 from email.parser import BytesParser
+from io import BytesIO
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import BinaryIO, Literal
 
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name, parse_wheel_filename
+from wander.source_tree import tree_digest
+from wander.uploads import NewUpload, UploadFile
 from wander.wire import CheckSummary, VersionDetail
 
 from wander_client.api import HubApi
 from wander_client.errors import ClientError, NotFound, UsageError
+from wander_client.packaging.source_tree import made_by_the_build, source_tree
+from wander_client.packaging.staged import Publication, Told, publish_files
 from wander_client.packaging.uv import index_arguments, run_uv
 
 ENTRY_POINT_GROUP = "wander.environments"
+LOCK = "pylock.toml"
 LARGE_BYTES = 20 * 1024 * 1024
 
 
@@ -30,8 +37,7 @@ class Distribution:
     """One built file."""
 
     path: Path
-    kind: str
-    """`wheel` or `sdist`."""
+    kind: Literal["wheel", "sdist"]
     sha256: str
     size: int
 
@@ -47,6 +53,8 @@ class BuiltPackage:
     members: list[tuple[str, int]]
     """Files of the wheel with their sizes in bytes."""
     warnings: list[str]
+    tree_sha256: str | None = None
+    """Digest of the source tree in the source archive."""
 
 
 @contextmanager
@@ -62,7 +70,18 @@ def built(folder: Path) -> Iterator[BuiltPackage]:
         if len(wheels) != 1 or len(sdists) != 1:
             made = "\n".join(path.name for path in sorted(Path(out).iterdir()))
             raise ClientError(f"building `{folder}` gave no wheel with its source", detail=made)
-        yield _inspected(_distribution(wheels[0], "wheel"), _distribution(sdists[0], "sdist"))
+        package = _inspected(_distribution(wheels[0], "wheel"), _distribution(sdists[0], "sdist"))
+        yield _with_source(package, folder)
+
+
+def _with_source(package: BuiltPackage, folder: Path) -> BuiltPackage:
+    """Add the digest of the source tree, and a warning where the archive is not what the folder holds."""
+    entries = source_tree(package.sdist.path)
+    warnings = [
+        f"the source archive has `{path}` as the build wrote it, not as it is in `{folder.name}`"
+        for path in made_by_the_build(folder, entries)
+    ]
+    return replace(package, tree_sha256=tree_digest(entries), warnings=[*package.warnings, *warnings])
 
 
 def require_project(folder: Path) -> dict[str, object]:
@@ -83,18 +102,22 @@ def require_project(folder: Path) -> dict[str, object]:
     return project
 
 
-def published_files(hub: HubApi, owner: str, package: BuiltPackage) -> dict[str, str]:
-    """Return the digests of the files that the hub has of this version, by file name."""
+def published_version(hub: HubApi, owner: str, package: BuiltPackage) -> VersionDetail | None:
+    """Return what the hub has of this version; None where it has nothing."""
     try:
-        detail: VersionDetail = hub.version(owner, canonicalize_name(package.name), package.version)
+        return hub.version(owner, canonicalize_name(package.name), package.version)
     except NotFound:
-        return {}
-    return {file.filename: file.sha256 for file in detail.files}
+        return None
 
 
 def missing_files(hub: HubApi, owner: str, package: BuiltPackage) -> list[Distribution]:
     """Return the files that the hub does not have yet; raises when it has other bytes under their names."""
-    present = published_files(hub, owner, package)
+    known = published_version(hub, owner, package)
+    return _missing(known, owner, package)
+
+
+def _missing(known: VersionDetail | None, owner: str, package: BuiltPackage) -> list[Distribution]:
+    present = {file.filename: file.sha256 for file in known.files} if known is not None else {}
     files = [package.wheel, package.sdist]
     for file in files:
         there = present.get(file.path.name, file.sha256)
@@ -117,38 +140,47 @@ def upload(
     lock: bytes | None = None,
     private: bool = False,
     warn: Callable[[str], None] = lambda _: None,
-) -> list[Distribution]:
-    """Upload what the hub does not have yet, the wheel with what its check found; returns what was sent.
+    told: Told = lambda done, total: None,
+) -> Publication:
+    """Publish what the hub does not have yet: wheel, source and lock become visible together.
 
-    `lock` becomes the version's, unless it has one. `warn` is told what the hub takes and does not like.
+    An attempt that broke off is resumed. `check` is shown on the version's page. `lock` becomes the
+    version's, unless it has one. `warn` is told what the hub takes and does not like, `told` how far it is.
     """
-    missing = missing_files(hub, owner, package)
-    visibility = {"wander_visibility": "private"} if private else {}
-    for file in missing:
-        answer = hub.upload(owner, file.path, _fields(package, file, check) | visibility)
-        for warning in answer.warnings:
+    known = published_version(hub, owner, package)
+    if known is not None and not _missing(known, owner, package):
+        return Publication(known, frozenset(), 0)
+    files = {file.path.name: file for file in (package.wheel, package.sdist)}
+    with ExitStack() as stack:
+        bodies: dict[str, BinaryIO] = {
+            name: stack.enter_context(file.path.open("rb")) for name, file in files.items()
+        }
+        listed = [
+            UploadFile(filename=name, kind=file.kind, size=file.size, sha256=file.sha256)
+            for name, file in files.items()
+        ]
+        if lock is not None and (known is None or known.lock is None):
+            digest = hashlib.sha256(lock).hexdigest()
+            listed.append(UploadFile(filename=LOCK, kind="lock", size=len(lock), sha256=digest))
+            bodies[LOCK] = BytesIO(lock)
+        wanted = NewUpload(
+            owner=owner,
+            name=canonicalize_name(package.name),
+            version=package.version,
+            files=listed,
+            private=True if private else None,
+            source_sha256=package.tree_sha256,
+            check=check,
+        )
+        published = publish_files(hub, wanted, bodies, told=told)
+    for warning in published.version.warnings:
+        if warning.filename in published.sent:
             hint = f" ({warning.hint})" if warning.hint else ""
-            warn(f"`{file.path.name}`: {warning.detail}{hint}")
-    if lock is not None:
-        hub.attach_lock(owner, canonicalize_name(package.name), package.version, lock)
-    return missing
+            warn(f"`{warning.filename}`: {warning.detail}{hint}")
+    return published
 
 
-def _fields(package: BuiltPackage, file: Distribution, check: CheckSummary | None) -> dict[str, str]:
-    wheel = file.kind == "wheel"
-    stated = {"wander_check": check.model_dump_json()} if wheel and check is not None else {}
-    return {
-        "metadata_version": "2.4",
-        "name": package.name,
-        "version": package.version,
-        "filetype": "bdist_wheel" if wheel else "sdist",
-        "pyversion": file.path.name.split("-")[-3] if wheel else "source",
-        "sha256_digest": file.sha256,
-        **stated,
-    }
-
-
-def _distribution(path: Path, kind: str) -> Distribution:
+def _distribution(path: Path, kind: Literal["wheel", "sdist"]) -> Distribution:
     content = path.read_bytes()
     return Distribution(path, kind, hashlib.sha256(content).hexdigest(), len(content))
 

@@ -40,9 +40,11 @@ def open_sessions(
         UploadSession.expires_at > at,
     )
     query = query.order_by(UploadSession.created_at.desc(), UploadSession.id)
-    return session.scalars(
-        query.options(joinedload(UploadSession.owner), selectinload(UploadSession.files))
-    ).all()
+    query = query.options(
+        joinedload(UploadSession.owner),
+        selectinload(UploadSession.files).selectinload(StagedFile.chunks),
+    )
+    return session.scalars(query).all()
 
 
 def count_open(session: Session, user_id: int, at: datetime) -> int:

@@ -47,7 +47,7 @@ class Chunk:
 def begin(
     database: Database, wanted: NewUpload, caller: Identity, settings: Settings, base_url: str
 ) -> tuple[SessionInfo, bool]:
-    """Open a session, or return the caller's open one for the very same files; tell which.
+    """Open a session, or return the caller's open one for the very same wheels and source; tell which.
 
     Refuses at once whatever can be said of files whose bytes are still to come.
     """
@@ -66,7 +66,9 @@ def begin(
         )
         for known in repository.open_sessions(session, caller.user_id, owner.id, name, version, now()):
             if _same_files(known, wanted):
+                _take_lock(session, known, wanted)
                 known.stated, known.expires_at = _stated(wanted), _until(settings)
+                session.flush()
                 return shown(known, settings, base_url), False
         if repository.count_open(session, caller.user_id, now()) >= settings.max_open_uploads:
             raise _too_many(settings)
@@ -254,8 +256,20 @@ def _check_lock(file: UploadFile, settings: Settings) -> None:
 
 
 def _same_files(known: UploadSession, wanted: NewUpload) -> bool:
-    staged = {(one.filename, one.kind, one.size, one.sha256) for one in known.files}
-    return staged == {(one.filename, one.kind, one.size, one.sha256) for one in wanted.files}
+    """Tell whether a session is of these very distribution files; a lock may be another one every time."""
+    staged = {(one.filename, one.size, one.sha256) for one in known.files if one.kind != "lock"}
+    return staged == {(one.filename, one.size, one.sha256) for one in wanted.files if one.kind != "lock"}
+
+
+def _take_lock(session: Session, known: UploadSession, wanted: NewUpload) -> None:
+    """Give a session that is resumed the lock that is wanted now."""
+    locks = [one for one in wanted.files if one.kind == "lock"]
+    digests = {one.sha256 for one in locks}
+    kept = [one for one in known.files if one.kind != "lock" or one.sha256 in digests]
+    there = {one.sha256 for one in kept if one.kind == "lock"}
+    known.files = kept
+    session.flush()  # the one before goes first: a session has one file of a name
+    known.files += [_staged(one, published=False) for one in locks if one.sha256 not in there]
 
 
 def _staged(file: UploadFile, *, published: bool) -> StagedFile:
