@@ -79,6 +79,13 @@ class PostedChunk(Record):
     rollouts: int
 
 
+class PostedArtifact(Record):
+    """A file that the hub has."""
+
+    name: str
+    sha256: str
+
+
 class Posting(Record):
     """A run on its way to the hub."""
 
@@ -89,8 +96,7 @@ class Posting(Record):
     """The very same run is on the hub already: nothing is left to do."""
     private: bool = False
     chunks: list[PostedChunk] = Field(default_factory=list)
-    artifacts: list[str] = Field(default_factory=list)
-    """Names of those that are there."""
+    artifacts: list[PostedArtifact] = Field(default_factory=list)
     expires_at: datetime | None = None
     """When the hub forgets what was sent, unless more comes; None once it is posted."""
 
@@ -147,6 +153,17 @@ class LinkedRun(Record):
     environment: str
     model: str
     reward_mean: float | None = None
+
+
+class RunLinks(Record):
+    """How a run hangs together with others; only runs that the reader may see."""
+
+    checkpoints: list[Checkpoint] = Field(default_factory=list)
+    """What a training run made, by step."""
+    evaluated_by: list[LinkedRun] = Field(default_factory=list)
+    """Evaluations of the weights that a training run began with (step 0) and made, by step."""
+    trained_by: list[LinkedRun] = Field(default_factory=list)
+    """Training runs that made the weights of an evaluation."""
 
 
 class NewKey(Record, defer_build=False):

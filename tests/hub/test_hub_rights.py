@@ -102,7 +102,7 @@ ATTEMPTS = {
     ("PUT", POSTING): Attempt(lesser=(), status=201),
     ("DELETE", POSTING): Attempt(status=204),
     ("PUT", POSTING + "/chunks/{chunk}"): Attempt(),
-    ("PUT", POSTING + "/artifacts/{file}"): Attempt(status=204),
+    ("PUT", POSTING + "/artifacts/{file}"): Attempt(),
     ("POST", POSTING + "/finish"): Attempt({"chunks": 1}, status=201),
     ("POST", "/api/v1/keys"): Attempt({"name": "laptop", "public_key": PUBLIC_KEY}, status=201, own=True),
     ("DELETE", "/api/v1/keys/{fingerprint}"): Attempt(),

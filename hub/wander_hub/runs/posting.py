@@ -17,7 +17,7 @@ from threading import Lock
 from typing import BinaryIO
 
 from sqlalchemy.orm import Session
-from wander.posting import MAX_CHUNK_BYTES, PostedChunk, Posting
+from wander.posting import MAX_CHUNK_BYTES, PostedArtifact, PostedChunk, Posting
 from wander.types import Rollout
 
 from wander_hub import objects
@@ -146,7 +146,10 @@ def shown(session: Session, posting: PostingRow) -> Posting:
             PostedChunk(number=one.number, sha256=one.sha256, rollouts=one.rollouts)
             for one in repository.chunks_of(session, posting.id)
         ],
-        artifacts=[one.name for one in repository.artifacts_of(session, posting.id)],
+        artifacts=[
+            PostedArtifact(name=one.name, sha256=one.sha256)
+            for one in repository.artifacts_of(session, posting.id)
+        ],
         expires_at=posting.expires_at,
     )
 
@@ -236,7 +239,7 @@ def add_artifact(
     file: PostedFile,
     caller: Identity,
     limits: PostingLimits,
-) -> None:
+) -> PostedArtifact:
     """Keep a file of a posting; another of its name takes its place."""
     with database.read(caller) as session:
         find(session, sha256, caller)
@@ -264,6 +267,7 @@ def add_artifact(
         return [replaced] if replaced not in (None, file.sha256) else []
 
     objects.discard(database, storage, database.committed(record, caller))
+    return PostedArtifact(name=file.name, sha256=file.sha256)
 
 
 def drop(database: Database, storage: Storage, sha256: str, caller: Identity) -> None:

@@ -17,6 +17,7 @@ from wander.posting import (
     KeyInfo,
     KeyList,
     NewKey,
+    PostedArtifact,
     PostedChunk,
     Posting,
 )
@@ -118,7 +119,7 @@ async def put_chunk(
 
 @router.put(
     _POSTING + "/artifacts/{file}",
-    status_code=204,
+    response_model=PostedArtifact,
     responses=documented(401, 403, 404, 413, 422, 507),
     openapi_extra=_body("the file"),
 )
@@ -130,17 +131,16 @@ async def put_artifact(
     settings: HubSettings,
     sha256: Digest,
     file: str,
-) -> Response:
+) -> PostedArtifact:
     """Send a file that belongs to the run: metrics, checkpoints, plots."""
     media_type_of(file)
     async with _received(request, settings.max_artifact_bytes, "the file") as body:
 
-        def keep() -> None:
+        def keep() -> PostedArtifact:
             given = posted_file(file, body, settings.max_artifact_bytes)
-            posting.add_artifact(database, storage, sha256, given, caller, limits_of(settings))
+            return posting.add_artifact(database, storage, sha256, given, caller, limits_of(settings))
 
-        await run_in_threadpool(keep)
-    return Response(status_code=204)
+        return await run_in_threadpool(keep)
 
 
 @router.post(

@@ -8,6 +8,7 @@ from fastapi import APIRouter, Path, Query, Request
 from starlette.concurrency import run_in_threadpool
 from starlette.datastructures import FormData, UploadFile
 from starlette.responses import Response, StreamingResponse
+from wander.posting import RunLinks
 from wander.types import Rollout
 from wander.wire import RolloutPage, RunDetail, RunPage
 
@@ -122,6 +123,12 @@ def list_runs(
 def get_run(session: ReadSession, base_url: BaseUrl, run_id: RunId) -> RunDetail:
     """Show one run with its manifest and the hub's summary; the beginning of its id will do."""
     return service.detail_of(service.meant(session, run_id), base_url)
+
+
+@router.get("/{run_id}/links", response_model=RunLinks, responses=documented(404, 422))
+def get_links(session: ReadSession, run_id: RunId) -> RunLinks:
+    """Show the evaluations of what a training run made, or the training runs behind an evaluation."""
+    return service.links(session, service.find(session, run_id))
 
 
 @router.post("/{run_id}/publish", response_model=RunDetail, responses=documented(401, 403, 404, 410, 422))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from sqlalchemy.orm import Session
-from wander.posting import LinkedRun, Withdrawal
+from wander.posting import Checkpoint, LinkedRun, RunLinks, Withdrawal
 from wander.types import Rollout
 from wander.wire import (
     ArtifactInfo,
@@ -249,24 +249,27 @@ def _own(session: Session, run_id: str, caller: Identity, verb: str) -> Run:
     return run
 
 
-def trained_by(session: Session, run: Run) -> list[LinkedRun]:
-    """Return the training runs that made the weights of an evaluation."""
-    if run.kind != "evaluation" or run.weights_sha256 is None:
-        return []
+def links(session: Session, run: Run) -> RunLinks:
+    """Return the other ends of what a training run made, or of what an evaluation evaluated."""
+    if run.kind == "training":
+        return _links_of_training(session, run)
+    if run.weights_sha256 is None:
+        return RunLinks()
     found = repository.made_by(session, run.weights_sha256, MOST_LINKED)
-    return [_linked(one, step, run.weights_sha256) for one, step in found]
+    return RunLinks(trained_by=[_linked(one, step, run.weights_sha256) for one, step in found])
 
 
-def evaluated_by(session: Session, run: Run) -> list[LinkedRun]:
-    """Return evaluations of the weights that a training run began with (step 0) and made, by step."""
-    if run.kind != "training":
-        return []
-    steps = {one.weights_sha256: one.step for one in repository.checkpoints_of(session, run.run_id)}
+def _links_of_training(session: Session, run: Run) -> RunLinks:
+    made = repository.checkpoints_of(session, run.run_id)
+    steps = {one.weights_sha256: one.step for one in made}
     if run.weights_sha256 is not None:
         steps.setdefault(run.weights_sha256, 0)
     found = repository.evaluations_of(session, list(steps)[-_MOST_WEIGHTS:], MOST_LINKED)
     linked = [_linked(one, steps[one.weights_sha256 or ""], one.weights_sha256 or "") for one in found]
-    return sorted(linked, key=lambda one: one.step)
+    return RunLinks(
+        checkpoints=[Checkpoint(step=one.step, weights_sha256=one.weights_sha256) for one in made],
+        evaluated_by=sorted(linked, key=lambda one: one.step),
+    )
 
 
 def _linked(run: Run, step: int, weights_sha256: str) -> LinkedRun:

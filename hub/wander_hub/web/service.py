@@ -9,7 +9,7 @@ from typing import Any
 from urllib.parse import urlencode
 
 from sqlalchemy.orm import Session
-from wander.posting import LinkedRun
+from wander.posting import RunLinks
 from wander.types import EnvironmentInfo, Rollout, canonical_json
 from wander.verification import HubCheck, VerificationInfo
 from wander.wire import (
@@ -106,8 +106,7 @@ class RunView:
     command: str
     curves: list[Curve]
     verifications: list[VerificationInfo]
-    trained_by: list[LinkedRun]
-    evaluated_by: list[LinkedRun]
+    links: RunLinks
 
 
 @dataclass(frozen=True)
@@ -209,8 +208,7 @@ def run(session: Session, storage: Storage, base_url: str, run_id: str, query: R
         command=reproduce_command(detail.manifest),
         curves=_curves(storage, detail),
         verifications=verification.listing(session, run_id).data,
-        trained_by=runs.trained_by(session, found),
-        evaluated_by=runs.evaluated_by(session, found),
+        links=runs.links(session, found),
     )
 
 

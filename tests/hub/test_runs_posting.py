@@ -1,0 +1,324 @@
+"""Runs that come in parts: in any order, as often as it takes, and never half."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from datetime import timedelta
+
+import pytest
+import zstandard
+from run_parcels import Parcel
+from sqlalchemy import func, select
+from wander.evals.statistics import summarise
+from wander.posting import RolloutsDigest, line_digest, run_digest
+from wander.types import Rollout
+from wander_hub import fsck
+from wander_hub.accounts.schemas import HUB
+from wander_hub.database import now
+from wander_hub.runs.models import PostingChunk, PostingRow, Run, RunChunk
+
+POSTINGS = "/api/v1/postings"
+
+
+@pytest.fixture
+async def pinned(hub):
+    """A published environment: the digest of its wheel."""
+    return await hub.publish()
+
+
+def place(parcel: Parcel) -> str:
+    return f"{POSTINGS}/{parcel.sha256}"
+
+
+async def begin(hub, parcel: Parcel, user: str = "alice", **params):
+    return await hub.client.put(place(parcel), content=parcel.manifest, params=params, headers=hub.auth(user))
+
+
+async def send(hub, parcel: Parcel, number: int, user: str = "alice", body: bytes | None = None):
+    lines = parcel.chunks[number] if body is None else body
+    digest = hashlib.sha256(lines).hexdigest()
+    packed = zstandard.ZstdCompressor().compress(lines)
+    return await hub.client.put(
+        f"{place(parcel)}/chunks/{number}",
+        params={"digest": digest},
+        content=packed,
+        headers=hub.auth(user),
+    )
+
+
+async def finish(hub, parcel: Parcel, user: str = "alice", chunks: int | None = None, **body):
+    count = len(parcel.chunks) if chunks is None else chunks
+    return await hub.client.post(
+        f"{place(parcel)}/finish", json={"chunks": count, **body}, headers=hub.auth(user)
+    )
+
+
+async def posted(hub, parcel: Parcel, **params):
+    """Post a parcel and return the answer."""
+    assert (await begin(hub, parcel, **params)).status_code == 201
+    for number in range(len(parcel.chunks)):
+        assert (await send(hub, parcel, number)).status_code == 200
+    return await finish(hub, parcel)
+
+
+def rich(run_of, pinned, **options) -> tuple[dict, list[dict]]:
+    """A run whose rollouts differ in everything that an aggregate is made from."""
+    manifest, rollouts = run_of(pinned, examples=20, per_example=5, **options)
+    for number, one in enumerate(rollouts):
+        if number % 7 == 0:
+            failure = {"boundary": ("model", "tool")[number % 2], "type": "X", "message": "m"}
+            one |= {"reward": None, "failure": failure, "metrics": {}, "stop_reason": None}
+        else:
+            one |= {"reward": number % 4 / 4, "stop_reason": ("done", "turns")[number % 2]}
+            one |= {"metrics": {"lcs": number / 100, "words": float(number)}, "truncated": number % 3 == 0}
+        one |= {"turns": one["turns"] * (1 + number % 3), "seconds": number / 8}
+        one |= {"usage": {"prompt_tokens": number, "completion_tokens": 2 * number}}
+    return manifest, rollouts
+
+
+async def test_chunks_in_any_order_make_the_run_that_the_sdk_would_summarise(hub, pinned, run_of):
+    manifest, rollouts = rich(run_of, pinned)
+    parcel = Parcel.of(manifest, rollouts, per_chunk=7)
+    begun = await begin(hub, parcel)
+    assert (begun.status_code, begun.json()["chunks"], begun.json()["posted"]) == (201, [], False)
+    for number in reversed(range(len(parcel.chunks))):
+        answer = await send(hub, parcel, number)
+        assert answer.status_code == 200, answer.text
+    assert (await hub.get(f"/api/v1/runs/{manifest['run_id']}")).status_code == 404, "not before it is whole"
+    done = await finish(hub, parcel)
+    assert done.status_code == 201, done.text
+    whole = [Rollout.model_validate(one) for one in rollouts]
+    expected = summarise(whole, expected=100).model_dump(mode="json")
+    assert done.json()["summary"] == expected
+    assert done.json()["sha256"] == parcel.sha256
+    for number in (0, 6, 7, 50, 99):
+        got = await hub.get(f"/api/v1/runs/{manifest['run_id']}/rollouts/{number}")
+        assert Rollout.model_validate(got.json()) == whole[number]
+    page = (await hub.get(f"/api/v1/runs/{manifest['run_id']}/rollouts?offset=5&limit=40")).json()["data"]
+    assert [(one["number"], one["example_id"], one["reward"]) for one in page] == [
+        (number, rollouts[number]["example_id"], rollouts[number]["reward"]) for number in range(5, 45)
+    ]
+
+
+async def test_what_is_downloaded_proves_the_digest(hub, pinned, run_of):
+    manifest, rollouts = rich(run_of, pinned)
+    parcel = Parcel.of(manifest, rollouts, per_chunk=30, artifacts={"notes.txt": b"words"})
+    await begin(hub, parcel)
+    for number in range(4):
+        await send(hub, parcel, number)
+    file = f"{place(parcel)}/artifacts/notes.txt"
+    assert (await hub.client.put(file, content=b"other", headers=hub.auth())).status_code == 200
+    wrong = await finish(hub, parcel)
+    assert (wrong.status_code, wrong.json()["code"]) == (422, "digest_mismatch")
+    assert (await hub.client.put(file, content=b"words", headers=hub.auth())).status_code == 200
+    assert (await finish(hub, parcel)).status_code == 201
+    digest = RolloutsDigest()
+    for line in (await hub.get(f"/api/v1/runs/{manifest['run_id']}/rollouts.jsonl")).content.splitlines():
+        digest.add(line_digest(line))
+    artifacts = {"notes.txt": hashlib.sha256(b"words").hexdigest()}
+    assert run_digest(parcel.manifest, digest.hexdigest(), artifacts) == parcel.sha256
+
+
+async def test_who_was_cut_off_hears_what_is_there_and_goes_on(hub, pinned, run_of):
+    parcel = Parcel.of(*rich(run_of, pinned), per_chunk=25)
+    await begin(hub, parcel)
+    await send(hub, parcel, 0)
+    await send(hub, parcel, 2)
+    again = await begin(hub, parcel)
+    assert again.status_code == 200
+    assert [(one["number"], one["rollouts"]) for one in again.json()["chunks"]] == [(0, 25), (2, 25)]
+    assert (await hub.get(place(parcel), headers=hub.auth())).json() == again.json() | {
+        "expires_at": (await hub.get(place(parcel), headers=hub.auth())).json()["expires_at"]
+    }
+    early = await finish(hub, parcel)
+    assert (early.status_code, early.json()["code"]) == (422, "chunks_missing")
+    assert [one["chunk"] for one in early.json()["errors"]] == [1, 3]
+    for number in (1, 3, 3, 0):
+        assert (await send(hub, parcel, number)).status_code == 200
+    assert (await finish(hub, parcel)).status_code == 201
+    repeated = await finish(hub, parcel)
+    assert (repeated.status_code, repeated.json()["summary"]["rollouts"]) == (200, 100), "its answer was lost"
+    opened = await begin(hub, parcel)
+    assert (opened.status_code, opened.json()["posted"]) == (200, True)
+    assert len((await hub.get("/api/v1/runs")).json()["data"]) == 1
+    with hub.database.read() as session:
+        assert session.scalar(select(func.count()).select_from(PostingRow)) == 0
+
+
+async def test_a_posting_is_its_submitters_alone(hub, pinned, run_of):
+    parcel = Parcel.of(*run_of(pinned))
+    await begin(hub, parcel)
+    for answer in (
+        await send(hub, parcel, 0, user="bob"),
+        await finish(hub, parcel, user="bob"),
+        await hub.get(place(parcel), headers=hub.auth("bob")),
+        await hub.client.delete(place(parcel), headers=hub.auth("bob")),
+    ):
+        assert (answer.status_code, answer.json()["code"]) == (404, "posting_not_found")
+    assert (await begin(hub, parcel, user="bob")).status_code == 201, "bob may post the same run himself"
+    await send(hub, parcel, 0)
+    assert (await finish(hub, parcel)).status_code == 201
+    await send(hub, parcel, 0, user="bob")
+    second = await finish(hub, parcel, user="bob")
+    assert (second.status_code, second.json()["posted_by"]) == (200, "alice"), "the first one counts"
+
+
+@pytest.mark.parametrize(
+    ("spoil", "words"),
+    [
+        (lambda lines: [lines[1], lines[0], *lines[2:]], "order of examples"),
+        (lambda lines: [lines[0], lines[0]], "order of examples"),
+        (lambda lines: [*lines, b"{\n"], "line 7 of chunk 0"),
+        (lambda lines: [line.replace(b'"0"', b'"77"', 1) for line in lines], "no example"),
+        (
+            lambda lines: [line.replace(b'"index": 1', b'"index": 2') for line in lines],
+            "outside",
+        ),
+    ],
+)
+async def test_a_bad_chunk_is_refused_when_it_comes(hub, pinned, run_of, spoil, words):
+    parcel = Parcel.of(*run_of(pinned))
+    await begin(hub, parcel)
+    answer = await send(hub, parcel, 0, body=b"".join(spoil(parcel.lines.splitlines(keepends=True))))
+    assert (answer.status_code, answer.json()["code"]) == (422, "bad_rollouts")
+    assert words in answer.json()["detail"]
+    assert (await hub.get(place(parcel), headers=hub.auth())).json()["chunks"] == []
+
+
+async def test_chunks_that_overlap_or_were_changed_on_their_way(hub, pinned, run_of):
+    parcel = Parcel.of(*run_of(pinned), per_chunk=3)
+    await begin(hub, parcel)
+    wrong = await hub.client.put(
+        f"{place(parcel)}/chunks/0",
+        params={"digest": "0" * 64},
+        content=parcel.lines,
+        headers=hub.auth(),
+    )
+    assert (wrong.status_code, wrong.json()["code"]) == (422, "digest_mismatch")
+    await send(hub, parcel, 0)
+    await send(hub, parcel, 1, body=parcel.chunks[0])
+    twice = await finish(hub, parcel)
+    assert (twice.status_code, twice.json()["code"]) == (422, "bad_rollouts")
+    assert (await send(hub, parcel, 1)).status_code == 200, "another chunk of that number takes its place"
+    assert (await finish(hub, parcel)).status_code == 201
+    storage = hub.client._transport.app.state.storage
+    assert list(fsck.check(hub.database, storage)) == []
+
+
+async def test_left_alone_it_is_forgotten_with_its_objects(hub, pinned, run_of):
+    parcel = Parcel.of(*run_of(pinned))
+    await begin(hub, parcel)
+    await send(hub, parcel, 0)
+    storage = hub.client._transport.app.state.storage
+    with hub.database.write(HUB) as session:
+        sha256 = session.scalars(select(PostingChunk.object_sha256)).one()
+        session.scalars(select(PostingRow)).one().expires_at = now() - timedelta(minutes=1)
+    assert storage.exists(sha256)
+    other = Parcel.of(*run_of(pinned, run_id="01JRUN0000000000000000000B"))
+    assert (await begin(hub, other)).status_code == 201
+    assert not storage.exists(sha256)
+    assert (await hub.get(place(parcel), headers=hub.auth())).status_code == 404
+    assert (await hub.client.delete(place(other), headers=hub.auth())).status_code == 204
+    with hub.database.read() as session:
+        assert session.scalar(select(func.count()).select_from(PostingRow)) == 0
+
+
+async def test_one_run_id_is_one_run(hub, pinned, run_of):
+    manifest, rollouts = run_of(pinned)
+    assert (await posted(hub, Parcel.of(manifest, rollouts))).status_code == 201
+    rollouts[0]["reward"] = 1.0
+    other = await begin(hub, Parcel.of(manifest, rollouts))
+    assert (other.status_code, other.json()["code"]) == (409, "run_exists")
+    whole = await hub.post_run(manifest, rollouts)
+    assert (whole.status_code, whole.json()["code"]) == (409, "run_exists")
+
+
+async def test_a_run_in_one_request_is_the_same_run(hub, pinned, run_of):
+    manifest, rollouts = rich(run_of, pinned)
+    parcel = Parcel.of(manifest, rollouts, per_chunk=10)
+    assert (await hub.post_run(manifest, rollouts[::-1])).json()["sha256"] == parcel.sha256
+    assert (await begin(hub, parcel)).json()["posted"] is True
+
+
+@pytest.mark.parametrize("only", ["all", "scored", "failed"])
+@pytest.mark.parametrize("sort", ["number", "reward", "-reward"])
+async def test_pages_in_every_order_and_of_every_kind(hub, pinned, run_of, sort, only):
+    manifest, rollouts = rich(run_of, pinned)
+    await posted(hub, Parcel.of(manifest, rollouts, per_chunk=9))
+    numbers = [
+        n for n, one in enumerate(rollouts) if only in ("all", ("scored", "failed")[one["reward"] is None])
+    ]
+    if sort != "number":
+        sign = -1 if sort == "-reward" else 1
+        scored = [n for n in numbers if rollouts[n]["reward"] is not None]
+        scored.sort(key=lambda n: (sign * rollouts[n]["reward"], -sign * n if sign > 0 else n))
+        numbers = scored + [n for n in numbers if rollouts[n]["reward"] is None]
+    seen = []
+    for offset in (0, 50, 100):
+        page = await hub.get(
+            f"/runs/{manifest['run_id']}",
+            params={"sort": sort, "only": only, "offset": offset},
+            headers={"Accept": "text/html"},
+        )
+        parts = page.text.partition('id="rollouts"')[2].split(f'href="/runs/{manifest["run_id"]}/rollouts/')[
+            1:
+        ]
+        seen += [int(one.partition('"')[0]) for one in parts]
+    assert seen == numbers
+
+
+async def test_limits_hold(hub, pinned, run_of):
+    parcel = Parcel.of(*run_of(pinned))
+    await begin(hub, parcel)
+    bomb = zstandard.ZstdCompressor().compress(b" " * (65 * 1024 * 1024))
+    answer = await hub.client.put(
+        f"{place(parcel)}/chunks/0", params={"digest": "0" * 64}, content=bomb, headers=hub.auth()
+    )
+    assert (answer.status_code, answer.json()["code"]) == (413, "too_large")
+    manifest, rollouts = run_of(pinned, examples=1, per_example=1001)
+    many = Parcel.of(manifest, rollouts, per_chunk=2000)
+    await begin(hub, many)
+    answer = await send(hub, many, 0)
+    assert (answer.status_code, answer.json()["code"]) == (422, "bad_rollouts")
+    evil = await hub.client.put(f"{place(many)}/artifacts/x.html", content=b"", headers=hub.auth())
+    assert (evil.status_code, evil.json()["code"]) == (422, "bad_artifact")
+
+
+async def test_a_training_run_and_evaluations_of_its_checkpoints_know_each_other(hub, pinned, run_of):
+    weights = {step: hashlib.sha256(str(step).encode()).hexdigest() for step in (0, 10, 20)}
+    lines = [json.dumps({"step": step, "weights_sha256": weights[step]}) for step in (10, 20)]
+    training, _ = run_of(pinned, reward=[], examples=0, kind="training", run_id="01JTRAINING00000000000000A")
+    training["model"]["weights_sha256"] = weights[0]
+    artifacts = {
+        "checkpoints.jsonl": "\n".join(lines).encode(),
+        "metrics.jsonl": b'{"step": 1, "reward": 1}\n',
+    }
+    bad = await hub.post_run(training, None, artifacts={"checkpoints.jsonl": b'{"step": -1}\n'})
+    assert (bad.status_code, bad.json()["code"]) == (422, "bad_artifact")
+    assert (await hub.post_run(training, None, artifacts=artifacts)).status_code == 201
+    ids = {}
+    for step in (0, 20):
+        manifest, rollouts = run_of(pinned, run_id=f"01JEVALUATION0000000000{step:03d}", reward=step / 20)
+        manifest["model"]["weights_sha256"] = weights[step]
+        assert (await hub.post_run(manifest, rollouts)).status_code == 201
+        ids[step] = manifest["run_id"]
+    links = (await hub.get(f"/api/v1/runs/{training['run_id']}/links")).json()
+    assert [(one["run_id"], one["step"], one["reward_mean"]) for one in links["evaluated_by"]] == [
+        (ids[0], 0, 0.0),
+        (ids[20], 20, 1.0),
+    ]
+    assert [one["step"] for one in links["checkpoints"]] == [10, 20]
+    links = (await hub.get(f"/api/v1/runs/{ids[20]}/links")).json()
+    assert [(one["run_id"], one["step"]) for one in links["trained_by"]] == [(training["run_id"], 20)]
+    page = (await hub.get(f"/runs/{training['run_id']}", headers={"Accept": "text/html"})).text
+    assert f"/runs/{ids[20]}" in page
+    page = (await hub.get(f"/runs/{ids[20]}", headers={"Accept": "text/html"})).text
+    assert f"/runs/{training['run_id']}" in page
+
+
+async def test_rows_of_a_posted_run_are_few(hub, pinned, run_of):
+    await posted(hub, Parcel.of(*rich(run_of, pinned), per_chunk=50))
+    with hub.database.read() as session:
+        assert session.scalars(select(RunChunk.first).order_by(RunChunk.first)).all() == [0, 50]
+        assert session.scalars(select(Run.order_sha256)).one() is not None

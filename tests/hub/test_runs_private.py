@@ -1,0 +1,188 @@
+"""Private runs, withdrawn runs, signed runs: who sees what, and what stays."""
+
+from __future__ import annotations
+
+import base64
+
+import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from run_parcels import Parcel
+from wander.posting import key_fingerprint, signed_text
+from wander_hub import fsck
+from wander_hub.accounts import service as accounts
+from wander_hub.accounts.schemas import HUB
+
+RUN = "01JRUNPRIVATE000000000000A"
+
+
+@pytest.fixture
+async def pinned(hub):
+    """Alice's published environment, and carol, whom nobody gave a role: the digest of the wheel."""
+    with hub.database.write(HUB) as session:
+        hub.tokens["carol"] = accounts.add_token(session, accounts.add_user(session, "carol"), "test")
+    return await hub.publish()
+
+
+async def post(hub, manifest, rollouts, user: str, *, private: bool = False, **finish):
+    parcel = Parcel.of(manifest, rollouts)
+    place, headers = f"/api/v1/postings/{parcel.sha256}", hub.auth(user)
+    params = {"private": str(private).lower()}
+    opened = await hub.client.put(place, content=parcel.manifest, params=params, headers=headers)
+    if opened.status_code != 201:
+        return opened
+    chunk = {"digest": parcel.chunk_sha256}
+    await hub.client.put(f"{place}/chunks/0", params=chunk, content=parcel.lines, headers=headers)
+    return await hub.client.post(f"{place}/finish", json={"chunks": 1, **finish}, headers=headers)
+
+
+async def test_a_private_run_is_for_its_submitter_and_who_has_a_role_there(hub, pinned, run_of):
+    manifest, rollouts = run_of(pinned, run_id=RUN, model="secret-model")
+    made = await post(hub, manifest, rollouts, "bob", private=True)
+    assert (made.status_code, made.json()["private"]) == (201, True)
+    paths = [f"/api/v1/runs/{RUN}", f"/api/v1/runs/{RUN}/rollouts", f"/api/v1/runs/{RUN}/rollouts/0"]
+    paths += [f"/api/v1/runs/{RUN}/verifications", f"/api/v1/runs/{RUN}/links"]
+    for path in (*paths, f"/api/v1/runs/{RUN}/rollouts.jsonl", f"/runs/{RUN}", f"/runs/{RUN}/rollouts/0"):
+        for user, status in ((None, 404), ("carol", 404), ("bob", 200), ("alice", 200), ("admin", 200)):
+            answer = await hub.get(path, headers=hub.auth(user) if user else {})
+            if "verifications" in path and status == 404:
+                assert answer.status_code == 404 or answer.json()["data"] == [], (path, user)
+            else:
+                assert answer.status_code == status, (path, user)
+    board = "/api/v1/environments/alice/reverse-text/leaderboard"
+    for user in ("alice", "bob", "admin"):
+        assert (await hub.get(board, headers=hub.auth(user))).json()["rows"] == [], (
+            "not even for those who see it"
+        )
+    assert (await hub.get("/api/v1/environments/alice/reverse-text")).json()["runs"] == 0
+    for user, count in (("carol", 0), ("bob", 1)):
+        assert len((await hub.get("/api/v1/runs", headers=hub.auth(user))).json()["data"]) == count
+    for path in ("/", "/alice/reverse-text", "/runs"):
+        assert "secret-model" not in (await hub.get(path, headers={"Accept": "text/html"})).text
+
+
+async def test_a_private_run_becomes_public_once(hub, pinned, run_of):
+    await post(hub, *run_of(pinned, run_id=RUN), "bob", private=True)
+    for user, status in (("alice", 403), ("carol", 404)):
+        answer = await hub.client.post(f"/api/v1/runs/{RUN}/publish", headers=hub.auth(user))
+        assert answer.status_code == status
+    shown = await hub.client.post(f"/api/v1/runs/{RUN}/publish", headers=hub.auth("bob"))
+    assert (shown.status_code, shown.json()["private"]) == (200, False)
+    board = (await hub.get("/api/v1/environments/alice/reverse-text/leaderboard")).json()
+    assert [one["run_id"] for one in board["rows"]] == [RUN]
+    assert (await hub.get("/api/v1/environments/alice/reverse-text")).json()["best_model"] == "tiny"
+
+
+async def test_a_withdrawn_run_leaves_a_tombstone_and_nothing_else(hub, pinned, run_of):
+    manifest, rollouts = run_of(pinned, run_id=RUN)
+    before = await hub.post_run(manifest, rollouts, user="bob", artifacts={"notes.txt": b"words"})
+    assert before.status_code == 201
+    path = f"/api/v1/runs/{RUN}"
+    for user in ("alice", "carol"):
+        assert (
+            await hub.client.delete(path, params={"reason": "no"}, headers=hub.auth(user))
+        ).status_code == 403
+    assert (await hub.client.delete(path, headers=hub.auth("bob"))).status_code == 422, "a reason is owed"
+    gone = await hub.client.delete(path, params={"reason": "wrong prompt"}, headers=hub.auth("bob"))
+    assert gone.status_code == 200, gone.text
+    again = await hub.client.delete(path, params={"reason": "other"}, headers=hub.auth("bob"))
+    told = (await hub.get(path)).json()
+    assert told["withdrawn"]["reason"] == again.json()["withdrawn"]["reason"] == "wrong prompt"
+    assert told["withdrawn"]["by"] == "bob"
+    kept = ("sha256", "rollouts_sha256", "summary", "manifest")
+    assert [told[name] for name in kept] == [before.json()[name] for name in kept]
+    assert told["artifacts"] == []
+    for part in ("/rollouts", "/rollouts/0", "/rollouts.jsonl", "/artifacts/notes.txt"):
+        answer = await hub.get(path + part)
+        assert (answer.status_code, answer.json()["code"]) == (410, "run_withdrawn"), part
+    page = await hub.get(f"/runs/{RUN}", headers={"Accept": "text/html"})
+    assert page.status_code == 200
+    assert "wrong prompt" in page.text
+    board = (await hub.get("/api/v1/environments/alice/reverse-text/leaderboard")).json()
+    assert (board["rows"], board["hidden_incomplete"]) == ([], 0)
+    assert (await hub.get("/api/v1/runs")).json()["data"] == []
+    assert (await hub.get("/api/v1/environments/alice/reverse-text")).json()["runs"] == 0
+    assert list(fsck.check(hub.database, hub.client._transport.app.state.storage)) == []
+    refused = await hub.post_run(manifest, rollouts, user="bob", artifacts={"notes.txt": b"words"})
+    assert (refused.status_code, refused.json()["code"]) == (409, "run_withdrawn")
+
+
+async def test_objects_that_another_run_has_too_stay(hub, pinned, run_of):
+    manifest, rollouts = run_of(pinned, run_id=RUN)
+    await hub.post_run(manifest, rollouts)
+    other = manifest | {"run_id": "01JRUNOTHER0000000000000A"}
+    await hub.post_run(other, rollouts)
+    await hub.client.delete(f"/api/v1/runs/{RUN}", params={"reason": "twice"}, headers=hub.auth())
+    assert (await hub.get(f"/api/v1/runs/{other['run_id']}/rollouts/3")).status_code == 200
+
+
+class Signer:
+    def __init__(self) -> None:
+        self.private = Ed25519PrivateKey.generate()
+        self.public_key = base64.b64encode(self.private.public_key().public_bytes_raw()).decode()
+        self.fingerprint = key_fingerprint(self.public_key)
+
+    def sign(self, sha256: str) -> dict[str, str]:
+        signature = base64.b64encode(self.private.sign(signed_text(sha256))).decode()
+        return {"fingerprint": self.fingerprint, "signature": signature}
+
+
+async def register(hub, signer: Signer, user: str):
+    body = {"name": "laptop", "public_key": signer.public_key}
+    return await hub.client.post("/api/v1/keys", json=body, headers=hub.auth(user))
+
+
+async def test_a_signature_is_checked_shown_and_outlives_its_key(hub, pinned, run_of):
+    signer, manifest = Signer(), run_of(pinned, run_id=RUN)[0]
+    rollouts = run_of(pinned)[1]
+    sha256 = Parcel.of(manifest, rollouts).sha256
+    unknown = await post(hub, manifest, rollouts, "bob", signature=signer.sign(sha256))
+    assert (unknown.status_code, unknown.json()["code"]) == (422, "unknown_key")
+    assert (await register(hub, signer, "bob")).status_code == 201
+    assert (await register(hub, signer, "bob")).status_code == 200
+    assert (await register(hub, signer, "alice")).json()["code"] == "key_taken"
+    place = f"/api/v1/postings/{sha256}/finish"
+    forged = {"chunks": 1, "signature": signer.sign("0" * 64)}
+    answer = await hub.client.post(place, json=forged, headers=hub.auth("bob"))
+    assert (answer.status_code, answer.json()["code"]) == (422, "bad_signature")
+    good = {"chunks": 1, "signature": signer.sign(sha256)}
+    answer = await hub.client.post(place, json=good, headers=hub.auth("bob"))
+    assert answer.status_code == 201, answer.text
+    shown = answer.json()["signature"]
+    assert (shown["signed_by"], shown["public_key"]) == ("bob", signer.public_key)
+    signer.private.public_key().verify(base64.b64decode(shown["signature"]), signed_text(sha256))
+    page = (await hub.get(f"/runs/{RUN}", headers={"Accept": "text/html"})).text
+    assert signer.fingerprint[:16] in page
+    revoked = await hub.client.delete(f"/api/v1/keys/{signer.fingerprint[:12]}", headers=hub.auth("bob"))
+    assert revoked.json()["revoked_at"] is not None
+    assert (await hub.get(f"/api/v1/runs/{RUN}")).json()["signature"]["key_revoked_at"] is not None
+    page = (await hub.get(f"/runs/{RUN}", headers={"Accept": "text/html"})).text
+    assert "revoked" in page
+    listed = (await hub.get("/api/v1/keys", headers=hub.auth("bob"))).json()["data"]
+    assert [one["fingerprint"] for one in listed] == [signer.fingerprint]
+    assert (await hub.get("/api/v1/keys", headers=hub.auth("alice"))).json()["data"] == []
+    other = run_of(pinned, run_id="01JRUNOTHER0000000000000A")
+    late = await post(hub, *other, "bob", signature=signer.sign(Parcel.of(*other).sha256))
+    assert late.json()["code"] == "unknown_key", "a revoked key signs nothing"
+
+
+@pytest.mark.parametrize("public_key", ["A" * 44, base64.b64encode(bytes(33)).decode(), "é" * 44])
+async def test_what_is_no_key(hub, public_key):
+    body = {"name": "x", "public_key": public_key}
+    answer = await hub.client.post("/api/v1/keys", json=body, headers=hub.auth())
+    assert answer.status_code == 422
+
+
+async def test_nobody_raises_the_level_of_a_run(hub, pinned, run_of):
+    """There is no route that sets a level, and no field of a manifest that a level is taken from."""
+    manifest, rollouts = run_of(None, run_id=RUN)
+    assert (await hub.post_run(manifest | {"level": "replayed"}, rollouts)).status_code == 422
+    answer = await post(hub, manifest, rollouts, "alice", level="replayed")
+    assert answer.status_code == 422
+    place = f"/api/v1/runs/{RUN}"
+    await hub.post_run(manifest, rollouts)
+    for method in ("PUT", "PATCH", "POST"):
+        answer = await hub.client.request(
+            method, place, json={"level": "replayed"}, headers=hub.auth("admin")
+        )
+        assert answer.status_code == 405
+    assert (await hub.get(place)).json()["level"] == "claimed"
