@@ -36,7 +36,7 @@ def generated_files(wheel: Package, source: Package) -> list[str]:
     """Return the files that only the wheel has; refuse those that the source does not declare."""
     made: list[str] = []
     lying = _places(wheel, source)
-    for path, digest in sorted(wheel.code.items()):
+    for path, digest in sorted(wheel.code):
         places = lying.get(path, {})
         if digest in places.values():
             continue
@@ -53,11 +53,12 @@ def generated_files(wheel: Package, source: Package) -> list[str]:
 
 def _places(wheel: Package, source: Package) -> dict[str, dict[str, bytes]]:
     """Return where the source has a wheel's files: under the same path, or that with folders before it."""
+    wanted = {path for path, _ in wheel.code}
     found: dict[str, dict[str, bytes]] = {}
-    for path, digest in source.code.items():
+    for path, digest in source.code:
         parts = path.split("/")
         for start in range(len(parts)):
             ending = "/".join(parts[start:])
-            if ending in wheel.code:
+            if ending in wanted:
                 found.setdefault(ending, {})[path] = digest
     return found

@@ -101,8 +101,8 @@ class Contents:
     """Paths that `License-File` may name: relative to where this kind of archive keeps them."""
     modules: frozenset[str] = frozenset()
     """Top-level names that would become importable, of wheels."""
-    code: Mapping[str, bytes] = field(default_factory=dict)
-    """SHA-256 of every file that Python runs, by its path: in a wheel the one it is installed under."""
+    code: tuple[tuple[str, bytes], ...] = ()
+    """Path and SHA-256 of every file that Python runs; of a wheel the path below where it is installed."""
     tree_sha256: str | None = None
     """Digest of the source tree, of source archives."""
     generated: tuple[str, ...] = ()
@@ -133,7 +133,7 @@ class Package:
     """METADATA byte for byte, for wheels."""
     warnings: tuple[UploadWarning, ...] = ()
     """What the operator's policy flags and does not refuse."""
-    code: Mapping[str, bytes] = field(default_factory=dict, repr=False)
+    code: tuple[tuple[str, bytes], ...] = field(default=(), repr=False)
     tree_sha256: str | None = None
     generated: tuple[str, ...] = ()
     """These three as in `Contents`."""

@@ -55,7 +55,7 @@ def read(stream: ByteStream, filename: FileName, limits: Limits, size: int, find
         _entry_point(project),
         loaders.found,
         licence_files=frozenset(one.path for one in tree),
-        code={one.path: one.sha256 for one in tree if is_code(one.path)},
+        code=tuple((one.path, one.sha256) for one in tree if is_code(one.path)),
         tree_sha256=tree_digest(one for one in tree if is_source(one.path)),
         generated=_generated(project),
     )

@@ -47,7 +47,7 @@ class _Pass:
     loaders: LoaderSearch = field(default_factory=LoaderSearch)
     files: dict[str, tuple[str, int]] = field(default_factory=dict)
     """SHA-256 as RECORD spells it, and size."""
-    code: dict[str, bytes] = field(default_factory=dict)
+    code: list[tuple[str, bytes]] = field(default_factory=list)
     members: dict[str, Member] = field(default_factory=dict)
     texts: dict[str, bytes] = field(default_factory=dict)
     """The metadata files, by name."""
@@ -87,7 +87,7 @@ def read(
             path.removeprefix(licences) for path in state.files if path.startswith(licences)
         ),
         modules=frozenset(state.modules),
-        code=state.code,
+        code=tuple(state.code),
     )
 
 
@@ -112,7 +112,8 @@ def _take(state: _Pass, member: Member, content: Iterator[bytes]) -> None:
             kept.append(piece)
     state.files[path] = (record.spelt(digest.digest()), member.size)
     if is_code(path):
-        state.code[installed or path.rpartition(".data/")[2]] = digest.digest()
+        below = path.split("/", 2)[-1] if path.startswith(f"{state.data}/") else path
+        state.code.append((below, digest.digest()))
     state.members[path] = member
     note_hidden(path, start, state.findings)
     if is_metadata:
