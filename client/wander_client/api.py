@@ -183,17 +183,6 @@ class HubApi:
         """Return a URL of an answer in full; the hub may write them relative to itself."""
         return str(httpx.URL(self.url + "/").join(url))
 
-    def post_run(self, manifest: Path, rollouts: Path, artifacts: list[Path]) -> tuple[RunDetail, bool]:
-        """Post a run folder's files; returns the run and whether it is new to the hub."""
-        with contextlib.ExitStack() as stack:
-            files: list[tuple[str, tuple[str, Any, str]]] = []
-            parts = [("manifest", manifest), ("rollouts", rollouts), *(("artifacts", p) for p in artifacts)]
-            for part, path in parts:
-                kind = "application/json" if path.suffix == ".json" else "application/octet-stream"
-                files.append((part, (path.name, stack.enter_context(path.open("rb")), kind)))
-            answer = self._send("POST", "/api/v1/runs", files=files)
-            return self._parse(answer, RunDetail), answer.status_code == httpx.codes.CREATED
-
     def run(self, run_id: str) -> RunDetail:
         """Return a posted run."""
         return self._get(f"/api/v1/runs/{_part(run_id)}", RunDetail)

@@ -71,6 +71,7 @@ COMMANDS: dict[str, CommandEntry] = {
     "fork": CommandEntry("fork", "begin an environment with a version of another's", WRITE),
     "owner": CommandEntry("owner", "roles, transfer, renaming, visibility", WRITE),
     "token": CommandEntry("token", "make, list and revoke your tokens", WRITE),
+    "key": CommandEntry("key", "make, list and revoke keys that sign runs", WRITE),
     "import": CommandEntry("import_", "bring in results and environments of other libraries", WRITE),
     "search": CommandEntry("search", "find environments on the hub", FIND),
     "info": CommandEntry("info", "show one environment or version", FIND),

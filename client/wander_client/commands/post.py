@@ -15,14 +15,20 @@ if TYPE_CHECKING:
     from wander.evals.store import RunFolder
     from wander.wire import RunDetail
 
+    from wander_client.posting import Parcel
+
 app = command_app()
 
-ARTIFACTS = ("metrics.jsonl", "*.png", "*.svg")
+ARTIFACTS = ("metrics.jsonl", "checkpoints.jsonl", "*.png", "*.svg")
 
 
 @app.command()
 def post(
     run: Annotated[str | None, typer.Argument(help="folder, run id, or nothing for the newest run")] = None,
+    private: Annotated[
+        bool, typer.Option("--private", help="for you and those with a role on the environment, on no board")
+    ] = False,
+    sign: Annotated[bool, typer.Option("--sign", help="with this machine's key (`wander key new`)")] = False,
     incomplete: Annotated[
         bool, typer.Option("--incomplete", help="post it though rollouts are missing")
     ] = False,
@@ -33,9 +39,12 @@ def post(
     \b
     wander post runs/RUN --dry-run
     wander post runs/RUN
+    wander post runs/RUN --private
 
-    The hub derives every number again from the rollouts. Posting the same run twice changes nothing.
+    The hub derives every number again from the rollouts. Rollouts go in chunks: when the network or a machine
+    fails, the same command goes on where it stopped. Posting the same run twice changes nothing.
     """
+    from wander_client import posting
     from wander_client.environments import require_published
     from wander_client.runs import run_folder
 
@@ -46,37 +55,59 @@ def post(
         manifest.environment,
         hint="publish it with `wander publish`, then evaluate it by its name: `wander eval OWNER/NAME`",
     )
-    if not incomplete:
-        _require_complete(folder)
     files = _files(folder)
-    _refuse_secrets(folder)
-    for path in files:
-        here.output.note(f"  {path.stat().st_size:>12,}  {path.name}")
-    data = {
-        "run_id": manifest.run_id,
-        "environment": str(name),
-        "files": [{"filename": path.name, "size": path.stat().st_size} for path in files],
-        "dry_run": dry_run,
-    }
-    if dry_run:
-        here.output.answer(data, f"would post {manifest.run_id} to {here.settings.hub} ({name})")
-        return
-    with here.hub(login=True) as hub:
-        detail, new = hub.post_run(files[0], files[1], files[2:])
+    with posting.packed(manifest, files[0], files[1], files[2:]) as parcel:
+        if not incomplete:
+            _require_complete(folder, parcel.count)
+        _refuse_secrets(folder)
+        for path in files:
+            here.output.note(f"  {path.stat().st_size:>12,}  {path.name}")
+        data = {
+            "run_id": manifest.run_id,
+            "environment": str(name),
+            "files": [{"filename": path.name, "size": path.stat().st_size} for path in files],
+            "rollouts": parcel.count,
+            "sha256": parcel.sha256,
+            "private": private,
+            "dry_run": dry_run,
+        }
+        if dry_run:
+            here.output.answer(data, f"would post {manifest.run_id} to {here.settings.hub} ({name})")
+            return
+        detail, new = _send(parcel, private=private, sign=sign)
     here.output.answer(
         {**data, **detail.model_dump(mode="json", by_alias=True), "new": new}, _lines(detail, new=new)
     )
     here.output.note(detail.url)
-    here.output.next(f"wander leaderboard {name.owner}/{name.name}")
+    if detail.private:
+        here.output.next(f"wander runs publish {manifest.run_id}")
+    else:
+        here.output.next(f"wander leaderboard {name.owner}/{name.name}")
 
 
-def _require_complete(folder: RunFolder) -> None:
+def _send(parcel: Parcel, *, private: bool, sign: bool) -> tuple[RunDetail, bool]:
+    from wander_client import posting
+    from wander_client.signing_keys import stored_key
+
+    here = current()
+    signer = stored_key(here.settings.config_dir).sign if sign else None
+    with here.hub(login=True) as hub, here.output.progress("posting", parcel.count) as bar:
+        return posting.post(
+            hub,
+            parcel,
+            private=private,
+            signer=signer,
+            progress=lambda sent: bar.update(sent),
+            trouble=here.output.note,
+        )
+
+
+def _require_complete(folder: RunFolder, present: int) -> None:
     """Refuse a run that could still be completed here: once posted, it never changes."""
     from wander_client.errors import ClientError
     from wander_client.evaluations import resume_command
 
     expected = folder.manifest.expected_rollouts
-    present = sum(1 for _ in folder.rollouts())
     if present < expected and folder.manifest.kind == "evaluation":
         raise ClientError(
             f"{expected - present} of {expected} rollouts are missing, and a posted run never changes",
@@ -131,8 +162,10 @@ def _lines(detail: RunDetail, *, new: bool) -> str:
     from wander_client.reports import interval
 
     why = f": {detail.level_reason}" if detail.level_reason else ""
+    seen = ", private" if detail.private else ""
     return (
-        f"{'posted' if new else 'already posted'} {detail.run_id}  reward {interval(detail.summary)}\n"
+        f"{'posted' if new else 'already posted'} {detail.run_id}{seen}  reward {interval(detail.summary)}\n"
         f"level   {detail.level}{why}\n"
         f"digest  sha256:{detail.sha256}"
+        + (f"\nsigned  {detail.signature.fingerprint[:16]}" if detail.signature else "")
     )

@@ -1,0 +1,169 @@
+"""`wander post`: in parts, private, signed; `wander runs publish|withdraw`; `wander key`."""
+
+from __future__ import annotations
+
+import stat
+from collections.abc import Callable
+from pathlib import Path
+
+import httpx
+import pytest
+from command_line import HubRoom, make_wheel
+from saved_runs import write_run
+from wander.evals.store import RunFolder
+from wander.posting import PostedChunk
+from wander_client import posting
+from wander_client.api import HubApi
+from wander_client.errors import Unavailable
+
+
+@pytest.fixture
+def published(hub: HubRoom, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> HubRoom:
+    """A hub with the environment, whose administrator is logged in."""
+    monkeypatch.setenv("WANDER_TOKEN", hub.token)
+    hub.publish(make_wheel(tmp_path))
+    return hub
+
+
+@pytest.fixture
+def run(published: HubRoom, tmp_path: Path) -> Path:
+    return write_run(tmp_path / "runs" / "one", rewards=[1.0, 0.0, 1.0, 1.0, 0.0])
+
+
+class Flaky(httpx.BaseTransport):
+    """Loses requests, or their answers, as `lost` says of their number; counts chunks."""
+
+    def __init__(self, inner: httpx.BaseTransport, lost: Callable[[int], str | None]) -> None:
+        self._inner, self._lost = inner, lost
+        self.requests = 0
+        self.chunks: list[str] = []
+
+    def handle_request(self, request: httpx.Request) -> httpx.Response:
+        self.requests += 1
+        loss = self._lost(self.requests)
+        if loss == "before":
+            raise httpx.ConnectError("no route to the hub")
+        if "/chunks/" in request.url.path:
+            self.chunks.append(request.url.path.rpartition("/")[2])
+        answer = self._inner.handle_request(request)
+        if loss == "after":
+            raise httpx.ReadError("the connection broke")
+        return httpx.Response(503) if loss == "busy" else answer
+
+
+def sent(hub: HubRoom, run: Path, transport: httpx.BaseTransport, **options) -> object:
+    """Post a run folder with two rollouts a chunk."""
+    folder = RunFolder.open(run)
+    api = HubApi("http://testserver", hub.token, transport=transport)
+    files = (run / "run.json", run / "rollouts.jsonl.zst", [])
+    with posting.packed(folder.manifest, *files) as parcel:
+        return posting.post(api, parcel, sleep=lambda seconds: None, **options)
+
+
+@pytest.fixture
+def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(posting, "MAX_CHUNK_ROLLOUTS", 2)
+
+
+@pytest.mark.usefixtures("small_chunks")
+@pytest.mark.parametrize("loss", ["before", "after", "busy"])
+def test_every_request_may_be_lost_once(published: HubRoom, run: Path, loss: str):
+    flaky = Flaky(published.transport, lambda number: loss if number % 2 else None)
+    told: list[str] = []
+    heard: list[int] = []
+    detail, new = sent(published, run, flaky, trouble=told.append, progress=heard.append)
+    assert (new, detail.summary.rollouts, detail.level) == (True, 5, "complete")
+    assert heard == [2, 4, 5]
+    assert all(words.endswith("trying again") for words in told)
+    assert len(told) >= 5
+    assert detail.posted_by == "admin"
+
+
+@pytest.mark.usefixtures("small_chunks")
+def test_what_a_killed_uploader_sent_is_not_sent_again(published: HubRoom, run: Path):
+    def dies(number: int) -> str | None:
+        if number == 4:
+            raise KeyboardInterrupt  # as good as any way to stop in the middle
+        return None
+
+    with pytest.raises(KeyboardInterrupt):
+        sent(published, run, Flaky(published.transport, dies))
+    rest = Flaky(published.transport, lambda number: None)
+    detail, new = sent(published, run, rest)
+    assert (new, detail.summary.rollouts) == (True, 5)
+    assert rest.chunks == ["2"]
+    third = Flaky(published.transport, lambda number: None)
+    assert sent(published, run, third)[1] is False
+    assert third.chunks == []
+
+
+def test_a_hub_that_stays_away_is_given_up_with_what_to_do(
+    published: HubRoom, run: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(posting, "PATIENCE", 1.0)
+    with pytest.raises(Unavailable) as caught:
+        sent(published, run, Flaky(published.transport, lambda number: "before" if number > 1 else None))
+    assert "post it again to go on" in (caught.value.hint or "")
+
+
+def test_a_chunk_that_the_hub_refuses_is_not_sent_again_and_again(published: HubRoom, run: Path):
+    api = HubApi("http://testserver", published.token, transport=published.transport)
+    with pytest.raises(Exception, match="is being posted under"):
+        api.send_bytes("PUT", f"/api/v1/postings/{'0' * 64}/chunks/0?digest={'0' * 64}", b"", PostedChunk, {})
+
+
+def test_of_the_lines_of_a_rollout_the_last_counts_and_a_torn_one_does_not(run: Path):
+    folder = RunFolder.open(run)
+    folder.resume()
+    first = next(iter(folder.rollouts()))
+    folder.append(first.model_copy(update={"reward": 0.25}))
+    folder.close()
+    plain = run / "rollouts.jsonl"
+    with plain.open("ab") as file:
+        file.write(b'{"example_id":"4","index":0,"torn')
+    with posting.packed(folder.manifest, run / "run.json", plain, []) as parcel:
+        assert parcel.count == 5
+        lines = b"".join(lines for lines, _ in parcel.chunks()).splitlines()
+    assert [line.split(b",")[0] for line in lines] == [b'{"example_id":"%d"' % n for n in range(5)]
+    assert b'"reward":0.25' in lines[0]
+
+
+def test_post_private_then_publish(published: HubRoom, run: Path):
+    made = published.wander("post", str(run), "--private", "--json")
+    assert made.status == 0, made.err
+    assert made.data["private"] is True
+    run_id = made.data["run_id"]
+    assert published.http.get(f"/api/v1/runs/{run_id}").status_code == 404
+    assert "private" in published.wander("post", str(run)).out
+    shown = published.wander("runs", "publish", str(run))
+    assert shown.status == 0, shown.err
+    assert published.http.get(f"/api/v1/runs/{run_id}").status_code == 200
+
+
+def test_withdraw_says_why_and_is_for_good(published: HubRoom, run: Path):
+    run_id = published.wander("post", str(run), "--json").data["run_id"]
+    unsure = published.wander("runs", "withdraw", run_id[:10], "--reason", "wrong prompt")
+    assert (unsure.status, "--yes" in unsure.err) == (2, True)
+    done = published.wander("runs", "withdraw", run_id[:10], "--reason", "wrong prompt", "--yes", "--json")
+    assert done.status == 0, done.err
+    assert done.data["withdrawn"]["reason"] == "wrong prompt"
+    again = published.wander("post", str(run), "--json")
+    assert again.json["error"]["code"] == "run_withdrawn"
+
+
+def test_sign_with_a_key_that_stays_here(published: HubRoom, run: Path, home: Path):
+    without = published.wander("post", str(run), "--sign", "--json")
+    assert without.json["error"]["code"] == "no_key"
+    made = published.wander("key", "new", "--name", "laptop", "--json")
+    assert made.status == 0, made.err
+    file = home / "config" / "signing-key.pem"
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    assert file.read_text() not in made.out + made.err
+    assert published.wander("key", "new", "--json").data["fingerprint"] == made.data["fingerprint"]
+    posted = published.wander("post", str(run), "--sign", "--json")
+    assert posted.data["signature"]["fingerprint"] == made.data["fingerprint"]
+    assert "laptop" in published.wander("key", "list").out
+    removed = published.wander("key", "remove", made.data["fingerprint"][:12])
+    assert removed.status == 0, removed.err
+    assert not file.exists()
+    assert published.wander("key", "list", "--json").data[0]["revoked_at"] is not None
