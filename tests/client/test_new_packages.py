@@ -83,7 +83,7 @@ def test_a_new_package_passes_every_check(kind: str, made: Path, wander: Wander)
 def test_a_new_packages_player_wins(kind: str, made: Path, wander: Wander) -> None:
     command = ["eval", f"./{made.name}", "-m", f"scripted:{module_of(made)}:solver", "-n", "3", "--json"]
     with chat_endpoint(lambda messages: '{"verdict": "yes"}') as judge:
-        options = ["-a", f"judge_url={judge.base_url}"] if kind == "judge" else []
+        options = ["-a", f"judge_base_url={judge.base_url}"] if kind == "judge" else []
         result = wander(*command, *options)
     assert result.status == 0, result.err
     assert result.data["summary"]["failed"] == 0

@@ -25,7 +25,7 @@ class Kind:
         return f"wander-sdk[{self.extra}]>=0.1" if self.extra else "wander-sdk>=0.1"
 
 
-JUDGE = " -a judge_model=NAME -a judge_url=URL"
+JUDGE = " --judge-model NAME --judge-base-url URL"
 KINDS = {
     "single-turn": Kind("one question, one answer", "Add two numbers."),
     "multi-turn": Kind("a game or a conversation, turn by turn", "Guess a number that is higher or lower."),
