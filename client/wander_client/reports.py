@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from wander_client.output import counted
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
     from wander.types import Message, Rollout
@@ -86,32 +87,39 @@ def rollout_row(row: RolloutRow) -> list[Cell]:
 ROLLOUT_COLUMNS = ["#", "example", "index", "reward", "turns", "ended", "last answer"]
 
 
+StyledLine = tuple[str, str | None]
+"""A line (or several, with newlines) and its style."""
+
+
 def show_rollout(number: int, rollout: Rollout, output: Output) -> None:
     """Print one rollout whole: what was asked, every turn, why it ended and what it scored."""
+    for text, style in rollout_lines(number, rollout):
+        output.line(text, style=style)
+
+
+def rollout_lines(number: int, rollout: Rollout) -> Iterator[StyledLine]:
+    """Yield one rollout whole: what was asked, every turn, why it ended and what it scored."""
     reward = "none" if rollout.reward is None else f"{rollout.reward:.4f}"
-    output.line(
-        f"rollout {number}: example {rollout.example_id}, index {rollout.index}, reward {reward}",
-        style="bold",
-    )
+    yield f"rollout {number}: example {rollout.example_id}, index {rollout.index}, reward {reward}", "bold"
     for message in rollout.prompt:
-        _show_message(message, output, "")
+        yield from _message_parts(message, "")
     turn = 0
     for message in rollout.completion:
         mark = ""
         if message.get("role") == "assistant":
             mark = _turn_facts(rollout, turn)
             turn += 1
-        _show_message(message, output, mark)
-    output.line()
+        yield from _message_parts(message, mark)
+    yield "", None
     if rollout.failure is not None:
         failure = rollout.failure
-        output.line(f"failed at the {failure.boundary}: {failure.type}: {failure.message}", style="error")
+        yield f"failed at the {failure.boundary}: {failure.type}: {failure.message}", "error"
     else:
-        output.line(f"ended: {rollout.stop_reason}" + (", truncated" if rollout.truncated else ""))
+        yield f"ended: {rollout.stop_reason}" + (", truncated" if rollout.truncated else ""), None
     if rollout.answer not in ("", None):
-        output.line(f"expected: {rollout.answer}")
+        yield f"expected: {rollout.answer}", None
     for name, value in rollout.metrics.items():
-        output.line(f"  {name:<24} {value:.4g}")
+        yield f"  {name:<24} {value:.4g}", None
 
 
 def _turn_facts(rollout: Rollout, turn: int) -> str:
@@ -119,19 +127,20 @@ def _turn_facts(rollout: Rollout, turn: int) -> str:
         return ""
     fact = rollout.turns[turn]
     tokens = f", {fact.usage.completion_tokens} tokens" if fact.usage.completion_tokens else ""
-    return f"turn {turn + 1}{tokens}, {fact.model_seconds:.2f} s"
+    cached = ", from the cache" if fact.cached else ""
+    return f"turn {turn + 1}{tokens}, {fact.model_seconds:.2f} s{cached}"
 
 
-def _show_message(message: Message, output: Output, mark: str) -> None:
+def _message_parts(message: Message, mark: str) -> Iterator[StyledLine]:
     role = str(message.get("role", "?"))
-    output.line()
-    output.line(f"-- {role}" + (f" ({mark})" if mark else ""), style="hint")
+    yield "", None
+    yield f"-- {role}" + (f" ({mark})" if mark else ""), "hint"
     if message.get("reasoning_content"):
-        output.line(f"[reasoning] {message['reasoning_content']}", style="dim")
-    output.line(message_text(message))
+        yield f"[reasoning] {message['reasoning_content']}", "dim"
+    yield message_text(message), None
     for call in message.get("tool_calls") or []:
         function = call.get("function", {})
-        output.line(f"[calls] {function.get('name')}({function.get('arguments')})")
+        yield f"[calls] {function.get('name')}({function.get('arguments')})", None
 
 
 def message_text(message: Message) -> str:
@@ -145,7 +154,7 @@ def message_text(message: Message) -> str:
     return "" if content is None else str(content)
 
 
-def message_difference_lines(found: MessageDifference) -> list[tuple[str, str | None]]:
+def message_difference_lines(found: MessageDifference) -> list[StyledLine]:
     """Return where the messages of two rollouts part as lines, each with its style."""
     from difflib import unified_diff
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Protocol
 
@@ -50,6 +51,10 @@ class LocalRun:
 
     def rows(self) -> list[RolloutRow]:
         """Return the thin rows of all rollouts, in the manifest's order of examples."""
+        return self._rows
+
+    @cached_property
+    def _rows(self) -> list[RolloutRow]:
         position = {name: number for number, name in enumerate(self.manifest.example_ids)}
         rows = sorted(
             (_row(rollout) for rollout in self._folder.rollouts()),

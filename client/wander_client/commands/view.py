@@ -30,8 +30,9 @@ def view(
         str | None, typer.Option(help="reward, turns, seconds, tokens; -reward: highest first")
     ] = None,
     limit: Annotated[int, typer.Option(min=1, help="rows of the list")] = 30,
+    listed: Annotated[bool, typer.Option("--list", help="print the list, also on a terminal")] = False,
 ) -> None:
-    """Read the rollouts of a run, here or on the hub.
+    """Read the rollouts of a run, here or on the hub; on a terminal by keys (`?` tells which).
 
     \b
     wander view
@@ -46,6 +47,9 @@ def view(
     found = find_run(run)
     if rollout is not None:
         _show_one(found, rollout)
+        return
+    if not listed and here.output.human and _on_a_terminal():
+        _browse(found, failed, sort)
         return
     rows = found.rows()
     if failed:
@@ -64,6 +68,33 @@ def view(
     here.output.answer(data, lambda: _show(found, shown, len(rows)))
     if shown:
         here.output.next(f"wander view {run or found.place} --rollout {shown[0].number}")
+
+
+def _on_a_terminal() -> bool:
+    from wander_client.screen import can_be_used
+
+    return can_be_used()
+
+
+def _browse(found: FoundRun, failed: bool, sort: str | None) -> None:
+    from wander_client.screen import draw_lines, keys, whole_screen
+    from wander_client.viewer import Viewer
+
+    if sort is not None:
+        _sorted([], sort)  # refuses what rows do not have
+        name = sort.removeprefix("-")
+        sort = sort[: -len(name)] + SORTED_BY[name]
+    viewer = Viewer(found, failed=failed, order=sort or "number")
+    color = current().output.color_out
+
+    def draw(width: int, height: int) -> None:
+        draw_lines(viewer.lines(width, height), color=color)
+
+    with whole_screen():
+        for key in keys(draw):
+            viewer.press(key)
+            if viewer.done:
+                return
 
 
 def _show_one(found: FoundRun, word: str) -> None:
