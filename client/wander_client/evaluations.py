@@ -26,8 +26,9 @@ from wander_client.environments import Location, locate, open_environment
 from wander_client.errors import ClientError, Interrupted, NotFound, Unavailable, UsageError
 from wander_client.invocation import current
 from wander_client.model_pool import ModelPool
-from wander_client.models import KEY_VARIABLE, require_model
+from wander_client.models import KEY_VARIABLE, require_model, require_servable
 from wander_client.packaging.resolve import looks_like_path
+from wander_client.replaying import begun_location
 from wander_client.runs import require_kind
 from wander_client.serving import ServeChoice
 from wander_client.workers import WorkerChoice, chosen_workers
@@ -152,9 +153,12 @@ def stored_settings(run_dir: Path) -> EvaluationSettings:
         raise ClientError(f"`{path}` was changed and cannot be read", detail=str(error)) from error
 
 
-def settled(settings: EvaluationSettings) -> tuple[EvaluationSettings, Location]:
-    """Make the settings independent of the folder they were typed in and of newer versions."""
-    location = locate(settings.environment)
+def settled(settings: EvaluationSettings, begun: Path | None = None) -> tuple[EvaluationSettings, Location]:
+    """Make the settings independent of the folder they were typed in and of newer versions.
+
+    `begun` is the folder of a run that goes on.
+    """
+    location = locate(settings.environment) if begun is None else begun_location(settings.environment, begun)
     exact = str(location.installed.name) if location.installed else str(location.folder)
     model = settings.model
     bare = model.removeprefix("hf:")
@@ -263,6 +267,8 @@ def require_settings(settings: EvaluationSettings) -> None:
     settings.plan()
     if settings.serve is None:
         require_model(settings.model, settings.base_url, settings.key_variable)
+    else:
+        require_servable(settings.model)
 
 
 def _require_examples(info: EnvironmentInfo, split: str) -> None:

@@ -38,6 +38,20 @@ def pinned_location(pin: EnvironmentPin, *, folder: Path | None = None, no_lock:
     return installed_location(str(installed.name), installed)
 
 
+def begun_location(spec: str, run_dir: Path) -> Location:
+    """Return the environment that a run was begun with, in the very installation that it used.
+
+    `spec` is what it was begun with by name, for a folder that holds no run yet.
+    """
+    from wander.evals.store import RunFolder
+
+    if (run_dir / "run.json").exists():
+        pin = RunFolder.open(run_dir).manifest.environment
+        if pin.owner is not None:
+            return pinned_location(pin)
+    return locate(spec)
+
+
 async def replayed(
     location: Location,
     manifest: RunManifest,

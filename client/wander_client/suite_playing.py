@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Literal
 from pydantic import Field, ValidationError
 from wander.types import Record
 
-from wander_client.environments import Location, locate
+from wander_client.environments import Location
 from wander_client.errors import ClientError, NotFound
 from wander_client.evaluations import (
     COMMAND_FILE,
@@ -26,6 +26,7 @@ from wander_client.evaluations import (
 )
 from wander_client.failures import explain
 from wander_client.model_pool import ModelPool
+from wander_client.replaying import begun_location
 from wander_client.sandboxing import require_confined
 from wander_client.suite_table import SuiteTable
 from wander_client.suites import Planned, Suite
@@ -154,7 +155,7 @@ def _ready(planned: Planned, run_dir: Path) -> Ready:
             begun = stored_settings(run_dir)
             kept = {"environment": begun.environment, "environment_files": begun.environment_files}
             settings = settings.model_copy(update=kept)
-            location = locate(settings.environment)
+            location = begun_location(settings.environment, run_dir)
         else:
             settings, location = settled(settings)
         require_confined(settings.sandbox, location, settings.model, in_process=settings.in_process)

@@ -17,6 +17,7 @@ from wander_client.environments import OpenedEnvironment, locate, open_environme
 from wander_client.errors import ClientError, NotFound
 from wander_client.invocation import current
 from wander_client.models import require_no_slip
+from wander_client.replaying import begun_location
 from wander_client.runs import require_kind
 from wander_client.workers import WorkerChoice
 
@@ -114,8 +115,9 @@ def run_training(
     async def opener() -> AsyncIterator[EnvironmentHandle]:
         arguments = command.settings.environment.arguments
         workers = WorkerChoice(command.settings.environment.workers)
+        location = begun_location(command.environment, folder)
         async with open_environment(
-            command.environment, arguments, sandbox=command.sandbox, workers=workers
+            location, arguments, sandbox=command.sandbox, workers=workers
         ) as environment:
             opened.append(environment)
             yield environment.handle

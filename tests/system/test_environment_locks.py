@@ -142,6 +142,8 @@ def test_what_was_chosen_last_is_played_and_recorded(played: Machine, new_machin
     assert (unlocked["lock_sha256"], unlocked["unlocked"], unlocked["fresh"]) == (None, "chosen", True)
     pin, reward = evaluated(machine, "say-env", "without")
     assert (pin["lock_sha256"], pin["unlocked"], reward) == (None, "chosen", 0.5)
+    resumed = machine.wander("eval", "--resume", machine.home / "by-lock")
+    assert resumed["summary"]["reward_mean"] == 1.0, "a run goes on as it was begun"
     (again,) = machine.wander("install", "admin/say-env")
     assert (again["lock_sha256"], again["fresh"]) == (locked["lock_sha256"], False)
     assert machine.wander("list")[-1]["lock_sha256"] == locked["lock_sha256"], "what is played next"

@@ -93,7 +93,7 @@ def _play(
     from wander_client import evaluations
 
     output = current().output
-    settings, location = evaluations.settled(settings)
+    settings, location = evaluations.settled(settings, out if resuming else None)
     for name in settings.pass_environ:
         if name not in os.environ:
             output.warn(f"`{name}` is not set, so the environment does not get it")
@@ -219,7 +219,13 @@ def _report(result: EvaluationResult, fail_under: float | None) -> int:
         output.warn(f"{counted(missing, 'rollout')} of {summary.expected:,} are missing, and were left out")
     if below:
         output.warn(f"the reward is below {fail_under}")
-    output.answer(data, lambda: show_summary(summary, output, manifest.endpoints))
+
+    def show() -> None:
+        show_summary(summary, output, manifest.endpoints)
+        if manifest.spending is not None and manifest.spending.usd is not None:
+            output.line(f"cost    {manifest.spending.usd:.4g} USD")
+
+    output.answer(data, show)
     _show_next(result, more_budget(result) if result.spent is not None else None)
     if below:
         return FAILED

@@ -88,7 +88,7 @@ def install(
         no_lock = bool(last) and last[0].record.unlocked == "chosen"
     unlocked = _unlocked(detail, no_lock=no_lock)
     place = store.place(exact, listed.sha256, locked=unlocked != "chosen")
-    with store.locked(exact):
+    with store.locked(exact), _with_a_way_out(exact, unlocked):
         present = None if force else _present(store, exact, hub.url, place, detail.lock, unlocked)
         if present is not None:
             store.choose(present)
@@ -101,6 +101,18 @@ def install(
                 (work / LOCK).write_bytes(contents.lock)
                 (work / RECORD).write_text(record.model_dump_json(indent=1), encoding="utf-8")
     return store.installed(place, record), True
+
+
+@contextmanager
+def _with_a_way_out(exact: EnvironmentName, unlocked: Unlocked | None) -> Iterator[None]:
+    """Say, where the lock is the trouble, how to install without it."""
+    try:
+        yield
+    except ClientError as error:
+        if unlocked is None and error.code in ("lock_platform", "lock_unserved", "uv_failed"):
+            command = f"`wander install {exact} --no-lock`"
+            error.hint = f"{command} takes the packages of now, and so does `--no-lock` of `wander replay`"
+        raise
 
 
 @dataclass(frozen=True)
@@ -238,15 +250,10 @@ def _filled(
         source.write_text(contents.install, encoding="utf-8")
         python = str(folder / "bin" / "python")
         hashes = ["--require-hashes"] if contents.locked else []
-        try:
-            run_uv(
-                ["pip", "sync", "--quiet", "--python", python, *hashes, *index_arguments(), str(source)],
-                doing=f"installing `{what}`",
-            )
-        except ClientError as error:
-            if contents.locked and error.code == "uv_failed":
-                error.hint = "the lock names what your package index lacks; `--no-lock` takes what it has"
-            raise
+        run_uv(
+            ["pip", "sync", "--quiet", "--python", python, *hashes, *index_arguments(), str(source)],
+            doing=f"installing `{what}`",
+        )
         source.unlink()
 
     with virtualenvs.held(key_of(contents.key), install_into, force=force) as virtualenv:

@@ -169,7 +169,6 @@ def install_lines(hub: HubApi, cache_dir: Path, lock: Pylock, own: Wheel) -> str
     except PylockSelectError as error:
         raise ClientError(
             f"the lock of `{what}` does not hold for {_here_in_words()}",
-            hint="`--no-lock` takes what your package index has now; runs will say so",
             code="lock_platform",
             detail=str(error),
         ) from error

@@ -153,7 +153,6 @@ def served(hub: HubApi, cache_dir: Path, project: str, filename: str, sha256: st
             return fetched(hub, cache_dir, project, _file_info(file))
     raise ClientError(
         f"the lock names a `{filename}` that `{hub.url}` does not serve",
-        hint="leave the lock aside with `--no-lock`; runs will say so",
         code="lock_unserved",
         detail=f"it has sha256:{sha256}",
     )
