@@ -174,7 +174,10 @@ class Storage:
         return self._root is None or self._root.is_dir()
 
     def _size(self, sha256: str) -> int | None:
+        path = self.local_path(sha256)
         try:
+            if path is not None:
+                return path.stat().st_size
             return obstore.head(self._store, object_key(sha256))["size"]
         except FileNotFoundError:
             return None

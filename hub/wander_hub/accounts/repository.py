@@ -50,11 +50,11 @@ def token_hashed(session: Session, sha256: str) -> Token | None:
     """Return the token with that hash, and what its user may do with it."""
     user = joinedload(Token.user)
     whole = (
-        user.selectinload(User.memberships).joinedload(Membership.owner),
+        user.joinedload(User.memberships).joinedload(Membership.owner),
         user.selectinload(User.grants),
         *_TARGET,
     )
-    return session.scalar(select(Token).where(Token.sha256 == sha256).options(*whole))
+    return session.scalars(select(Token).where(Token.sha256 == sha256).options(*whole)).unique().first()
 
 
 def owners_of_environments(session: Session, ids: Sequence[int]) -> dict[int, Owner]:
