@@ -23,6 +23,8 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 from postgres_server import PostgresServer
+from staged_uploads import PATH as UPLOADS
+from staged_uploads import announced
 from wander_hub import fsck
 from wander_hub.accounts import service as accounts
 from wander_hub.app import create_app
@@ -32,6 +34,7 @@ from wander_hub.index import repository as index_repository
 from wander_hub.index import service as index
 from wander_hub.settings import Settings
 from wander_hub.storage import Storage
+from wander_hub.upload import finalize, session_repository
 from wander_hub.upload import service as upload_service
 
 JSON = {"Accept": "application/vnd.pypi.simple.v1+json"}
@@ -47,6 +50,13 @@ STEPS = {
     "the list": (index, "write_root"),
 }
 """Where a publication may die: before the call of each of these."""
+STAGED_STEPS = STEPS | {
+    "the session": (session_repository, "advance"),
+    "the object": (Storage, "keep"),
+    "the end of the session": (session_repository, "drop_chunks"),
+    "the leftovers": (finalize, "drop_staged"),
+}
+"""Where a staged publication may die; at the last one it has happened."""
 
 
 class Died(BaseException):
@@ -64,7 +74,7 @@ class Lives(RuleBasedStateMachine):
         self.stack = ExitStack()
         folder = Path(self.stack.enter_context(tempfile.TemporaryDirectory(prefix="wander-lives-")))
         database = self.stack.enter_context(self.make_database(folder))
-        hub_settings = Settings(data=folder, bundled_packages=False)
+        hub_settings = Settings(data=folder, bundled_packages=False, max_open_uploads=1000)
         self.storage = Storage.open(None, folder / "objects")
         self.database = database
         with database.write() as session:
@@ -89,7 +99,7 @@ class Lives(RuleBasedStateMachine):
             transport = httpx.ASGITransport(app=self.app, raise_app_exceptions=False)
             async with httpx.AsyncClient(transport=transport, base_url="http://hub.test") as client:
                 tasks = [
-                    client.request(method, path, headers=self.auth(path), **options)
+                    client.request(method, path, **{"headers": self.auth(path), **options})
                     for method, path, options in requests
                 ]
                 return await asyncio.gather(*tasks)
@@ -117,6 +127,24 @@ class Lives(RuleBasedStateMachine):
         data = {":action": "file_upload", "protocol_version": "1"}
         files = {"content": (spec.wheel_name, body, "application/octet-stream")}
         return "POST", f"/{owner}/legacy/", {"data": data, "files": files}
+
+    def staged(
+        self, owner: str, name: str, version: str, summary: str
+    ) -> httpx.Response | tuple[str, str, dict]:
+        """Send a version's wheel; return the request that finalizes it, or the answer that refuses it."""
+        spec = self.make_wheel(name=name, version=version, summary=summary)
+        body = spec.build()
+        wanted = announced({spec.wheel_name: body}, owner=owner, name=name, version=version)
+        (opened,) = self.send(("POST", UPLOADS, {"json": wanted}))
+        if opened.is_error:
+            return opened
+        session = opened.json()
+        if session["files"][0]["offset"] == 0:
+            headers = {"Upload-Offset": "0", **self.auth(UPLOADS)}
+            path = f"{UPLOADS}/{session['id']}/files/{spec.wheel_name}"
+            (sent,) = self.send(("PUT", path, {"content": body, "headers": headers}))
+            assert sent.status_code == 200, sent.text
+        return "POST", f"{UPLOADS}/{session['id']}/finalize", {}
 
     def published(self, owner: str, name: str, version: str, summary: str) -> int:
         """Change the model as a publication would; return the status that it must have."""
@@ -155,12 +183,15 @@ class Lives(RuleBasedStateMachine):
         summaries = ["one", "two", "three"]
         before = self.environments.get(self.places.get(place, -1))
         new = before is None or version not in before.versions
-        answers = self.send(*(self.upload(*place, version, one) for one in summaries))
+        staged = [self.staged(*place, version, one) for one in summaries[:2]]
+        refused = [one for one in staged if isinstance(one, httpx.Response)]
+        requests = [one for one in staged if not isinstance(one, httpx.Response)]
+        answers = [*refused, *self.send(*requests, self.upload(*place, version, summaries[2]))]
         statuses = [one.status_code for one in answers]
         assert set(statuses) <= {200, 409}, [one.text for one in answers]
         if 200 in statuses:
             assert statuses.count(200) == 1
-            assert self.published(*place, version, summaries[statuses.index(200)]) == 200
+            assert self.published(*place, version, self.shown_summary(place, version)) == 200
         else:
             assert not new or self.published(*place, version, "one") == 409
 
@@ -179,6 +210,36 @@ class Lives(RuleBasedStateMachine):
             except Died:
                 return
         # Where nothing was to be written the step is not reached.
+        assert answer.status_code == self.published(*place, version, summary), answer.text
+
+    def shown_summary(self, place: tuple[str, str], version: str) -> str:
+        (answer,) = self.send(("GET", f"/api/v1/environments/{place[0]}/{place[1]}/versions/{version}", {}))
+        return str(answer.json()["summary"])
+
+    @rule(
+        number=places_of,
+        version=versions,
+        summary=summaries,
+        step=st.sampled_from([None, *sorted(STAGED_STEPS)]),
+    )
+    def stage(self, number: int, version: str, summary: str, step: str | None) -> None:
+        """Publish by a staged upload; it may die on the way, and the next one goes on there."""
+        place = self.picked(number)
+        with pytest.MonkeyPatch.context() as patch:
+            if step is not None:
+                owner, name = STAGED_STEPS[step]
+
+                def stop(*_: Any, **__: Any) -> None:
+                    raise Died(step)
+
+                patch.setattr(owner, name, stop)
+            try:
+                outcome = self.staged(*place, version, summary)
+                answer = outcome if isinstance(outcome, httpx.Response) else self.send(outcome)[0]
+            except Died:
+                if step == "the leftovers":
+                    assert self.published(*place, version, summary) == 200
+                return
         assert answer.status_code == self.published(*place, version, summary), answer.text
 
     @rule(number=places_of, version=versions, undo=st.booleans())
