@@ -96,8 +96,8 @@ class VerificationInfo(Record):
     state: JobState
     sample: int | None = None
     """How many rollouts are drawn; None means all."""
-    level: LevelSought = "highest"
-    """What was asked for."""
+    sought: LevelSought = "highest"
+    """The level that was asked for."""
     gave: VerificationLevel | None = None
     """The level that the run had after it; None until it is done."""
     requested_by: str | None = None

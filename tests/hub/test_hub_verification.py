@@ -196,11 +196,11 @@ async def test_every_divergence_is_listed_page_by_page(hub, run):
 
 async def test_levels_are_asked_for_one_by_one_and_rescoring_gives_its_own(hub, run):
     (first,) = await listed(hub)
-    assert (first["level"], first["gave"]) == ("highest", None)
+    assert (first["sought"], first["gave"]) == ("highest", None)
     asked = await hub.client.post(
         f"/api/v1/runs/{run}/verifications", json={"level": "rescored"}, headers=hub.auth("bob")
     )
-    assert (asked.status_code, asked.json()["level"]) == (201, "rescored")
+    assert (asked.status_code, asked.json()["sought"]) == (201, "rescored")
     play(hub, report(method="rescore"))
     detail = (await hub.get(f"/api/v1/runs/{run}")).json()
     assert (detail["level"], detail["level_reason"]) == (

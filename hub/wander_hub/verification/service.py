@@ -224,7 +224,7 @@ def info_of(one: Verification) -> VerificationInfo:
         run_id=one.run_id,
         state=one.job.state,
         sample=one.sample,
-        level=one.level,
+        sought=one.level,
         gave=one.gave,
         requested_by=one.requested_by.name if one.requested_by else None,
         created_at=one.created_at,
