@@ -166,10 +166,17 @@ def _endpoint(name: str, base_url: str | None, key_variable: str, timeout: float
     return OpenAIClient(name, base_url=url, api_key=key, timeout=timeout or CALL_SECONDS)
 
 
-def servable(spec: str) -> str:
-    """Return what a server is given for a model's name: a folder, fetched or the user's, or a repository."""
+def require_servable(spec: str) -> None:
+    """Raise what is wrong with the name of a model that is to be served, as far as that can be known."""
     if spec.startswith("scripted:"):
         raise UsageError(f"`{spec}` is code, no model that can be served", hint="leave `--serve` out")
+    if is_local_model(spec):
+        _local(spec)
+
+
+def servable(spec: str) -> str:
+    """Return what a server is given for a model's name: a folder, fetched or the user's, or a repository."""
+    require_servable(spec)
     if not is_local_model(spec):
         return spec
     name = _local(spec)

@@ -35,8 +35,12 @@ if TYPE_CHECKING:
     from wander_client.eval_options import EvalOptions
     from wander_client.output import Cell
 
-_WITH_A_FILE = {"environment", "out", "resume", "dry_run", "allow_changed_code", "fail_under"}
+_WITH_A_FILE = {
+    *("environment", "out", "resume", "dry_run", "allow_changed_code", "fail_under", "only_failed")
+}
 """What may be said beside a suite's file: the rest stands in it."""
+_OPTIONS = {"argument": "-a", "all_examples": "--all", "worker": "--worker"}
+"""Options that are called otherwise than their parameter."""
 
 
 def is_suite(options: EvalOptions) -> bool:
@@ -77,11 +81,12 @@ def _suite(options: EvalOptions, typed: dict[str, Any]) -> tuple[Suite, Path | N
     resumed = options.resume
     if file is None and resumed is None:
         return _of_models(options), None
-    others = sorted(typed.keys() - _WITH_A_FILE)
-    if others:
+    if options.only_failed:
+        raise UsageError("`--only-failed` is for one run", hint="name it: `--resume RUN --only-failed`")
+    if others := sorted(typed.keys() - _WITH_A_FILE):
+        option = _OPTIONS.get(others[0], f"--{others[0].replace('_', '-')}")
         raise UsageError(
-            f"`--{others[0].replace('_', '-')}` stands in the suite's file, not beside it",
-            hint="write it under `[defaults]`",
+            f"`{option}` stands in the suite's file, not beside it", hint="write it under `[defaults]`"
         )
     if file is None:
         assert resumed is not None

@@ -227,6 +227,10 @@ def test_options_that_stand_in_the_file_are_refused_beside_it(
     file = write(home, one())
     result = wander("eval", str(file), "-n", "3", "--json")
     assert result.json["error"]["message"] == "`--num-examples` stands in the suite's file, not beside it"
+    argument = wander("eval", str(file), "-a", "size=3", "--json").json["error"]["message"]
+    assert argument == "`-a` stands in the suite's file, not beside it"
+    failed = wander("eval", str(file), "--resume", "x", "--only-failed", "--json").json["error"]["message"]
+    assert failed == "`--only-failed` is for one run"
     assert wander("eval", str(file), "--resume", "--json").json["error"]["code"] == "no_suite"
     assert (
         "names no run"
