@@ -41,6 +41,12 @@ def show_summary(summary: RunSummary, output: Output, use: EndpointUse | None = 
             [name, one.mean, one.std, one.count] for name, one in summary.metrics.items()
         ]
         output.table(["metric", "mean", "std", "count"], rows)
+    if summary.pass_rates:
+        from wander.evals.report import pass_table
+
+        heading, rates = pass_table(summary)
+        output.line()
+        output.table(heading, rates)
     if summary.histogram is not None and output.human:
         output.line()
         _show_histogram(summary, output)

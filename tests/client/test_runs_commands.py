@@ -156,6 +156,7 @@ def test_there_is_no_other_schema(hub: HubRoom) -> None:
 
 def test_show_tells_the_level_of_a_posted_run(hub: HubRoom, home: Path) -> None:
     run = write_run(home / "runs" / "one", rewards=[0.0, 1.0])
+    here = hub.wander("runs", "show", str(run), "--json").data["breakdown"]
     hub.publish(home / "say_env-0.1.0-py3-none-any.whl")
     (home / "token").write_text(hub.token)
     hub.wander("login", "--token-file", str(home / "token"))
@@ -164,5 +165,8 @@ def test_show_tells_the_level_of_a_posted_run(hub: HubRoom, home: Path) -> None:
     (home / "runs").rename(home / "gone")
     data = hub.wander("runs", "show", run_id, "--json").data
     assert (data["level"], data["posted_by"]) == ("complete", "admin")
+    assert data["breakdown"] == here
+    posted = hub.http.get(f"/api/v1/runs/{run_id}").json()["summary"]
+    assert posted == here["summary"], "the hub computes the same numbers"
     assert f"/runs/{run_id}" in hub.wander("runs", "show", run_id).out
     assert hub.wander("runs", "diff", run_id, str(home / "gone" / "one"), "--json").data["same"] == 2
