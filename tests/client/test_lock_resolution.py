@@ -1,0 +1,208 @@
+"""Locks as the client makes and reads them: nothing is of one machine, and all is told by digest."""
+
+from __future__ import annotations
+
+import hashlib
+import tomllib
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+from command_line import make_wheel
+from packaging.pylock import Pylock
+from wander_client.api import HubApi
+from wander_client.errors import ClientError
+from wander_client.packaging import lock
+from wander_client.packaging.needs import Needs, Wheel
+from wander_client.packaging.resolve import EnvironmentName
+from wander_client.packaging.store import RECORD, EnvironmentStore, InstalledRecord
+
+HUB = "http://hub.example:8600"
+PYPI = "https://files.pythonhosted.org/packages"
+WHEEL = "numpy-2.1-cp311-cp311-manylinux_2_28_x86_64.whl"
+
+
+@pytest.fixture
+def hub() -> Iterator[HubApi]:
+    """A hub that nothing asks."""
+    api = HubApi(HUB)
+    yield api
+    api.close()
+
+
+def file_at(url: str, digest: str = "a" * 64) -> dict[str, Any]:
+    return {"url": url, "size": 7, "hashes": {"sha256": digest}}
+
+
+def portable(package: dict[str, Any], keep: tuple[str, ...] = (), wheels: tuple[Wheel, ...] = ()) -> Any:
+    """Return what becomes of a package that uv wrote into a lock."""
+    hosts = {*lock._PUBLIC_HOSTS, *keep, "hub.example:8600"}
+    data = {"lock-version": "1.0", "requires-python": ">=3.11", "packages": [package]}
+    made = lock._portable(data, Needs(list(wheels)), hosts)
+    text = lock._written(made)
+    assert tomllib.loads(text) == made, "what is written is what was meant"
+    Pylock.from_dict(tomllib.loads(text))
+    return made["packages"][0]
+
+
+@pytest.mark.parametrize(
+    ("url", "keep", "becomes"),
+    [
+        (f"{PYPI}/ab/cd/{WHEEL}", (), f"{PYPI}/ab/cd/{WHEEL}"),
+        (f"https://me:secret@pypi.acme.com/x/{WHEEL}", (), f"{PYPI}/cp311/n/numpy/{WHEEL}"),
+        (f"https://me:secret@pypi.acme.com/{WHEEL}", ("pypi.acme.com",), f"https://pypi.acme.com/{WHEEL}"),
+        (f"https://pypi.acme.com/{WHEEL}?token=x#y", ("pypi.acme.com",), f"https://pypi.acme.com/{WHEEL}"),
+        (f"http://127.0.0.1:8080/{WHEEL}", ("127.0.0.1:9090",), f"{PYPI}/cp311/n/numpy/{WHEEL}"),
+        (f"{HUB}/alice/files/numpy/{WHEEL}", (), f"{HUB}/alice/files/numpy/{WHEEL}"),
+        (f"file:///opt/mirror/{WHEEL}", ("opt",), f"{PYPI}/cp311/n/numpy/{WHEEL}"),
+        (f"https://download.pytorch.org/whl/{WHEEL}", (), f"https://download.pytorch.org/whl/{WHEEL}"),
+    ],
+)
+def test_addresses_in_a_lock_are_everybodys(url: str, keep: tuple[str, ...], becomes: str) -> None:
+    made = portable({"name": "numpy", "version": "2.1", "wheels": [file_at(url)]}, keep)
+    assert made["wheels"] == [file_at(becomes)]
+
+
+def test_a_path_of_this_machine_becomes_an_address() -> None:
+    packed = {"path": "/srv/wheels/numpy-2.1.tar.gz", "hashes": {"sha256": "b" * 64}}
+    made = portable({"name": "numpy", "version": "2.1", "marker": "os_name == 'nt'", "sdist": packed})
+    assert made["sdist"]["url"] == f"{PYPI}/source/n/numpy/numpy-2.1.tar.gz"
+    assert made["marker"] == "os_name == 'nt'"
+
+
+def test_files_without_a_sha256_are_left_out() -> None:
+    other = {"url": f"{PYPI}/ab/cd/numpy-2.1-cp311-cp311-win32.whl", "hashes": {"md5": "c" * 32}}
+    made = portable({"name": "numpy", "version": "2.1", "wheels": [other, file_at(f"{PYPI}/a/b/{WHEEL}")]})
+    assert [each["url"] for each in made["wheels"]] == [f"{PYPI}/a/b/{WHEEL}"]
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        {"vcs": {"type": "git", "url": "https://example.org/x.git", "commit-id": "abc"}},
+        {"directory": {"path": "../numpy"}},
+        {"archive": {"path": "../numpy-2.1.zip", "hashes": {"sha256": "a" * 64}}},
+        {"archive": {"url": "file:///srv/numpy-2.1.zip", "hashes": {"sha256": "a" * 64}}},
+    ],
+)
+def test_what_only_this_machine_has_cannot_be_locked(source: dict[str, Any]) -> None:
+    with pytest.raises(ClientError, match="`numpy` cannot be locked") as refused:
+        portable({"name": "numpy", "version": "2.1", **source})
+    assert refused.value.code == "unlockable"
+
+
+def own_wheel(folder: Path, name: str = "say-env") -> Wheel:
+    path = make_wheel(folder, name)
+    digest = hashlib.sha256(path.read_bytes()).hexdigest()
+    return Wheel(name, "0.1.0", path, f"{HUB}/acme/files/{name}/{path.name}", digest)
+
+
+def test_the_hubs_wheels_stand_in_the_lock_at_the_hub(tmp_path: Path) -> None:
+    wheel = own_wheel(tmp_path)
+    archive = {"path": str(wheel.path), "hashes": {"sha256": wheel.sha256}}
+    made = portable({"name": "say-env", "version": "0.1.0", "archive": archive}, wheels=(wheel,))
+    assert made["wheels"] == [
+        {"url": wheel.url, "size": wheel.path.stat().st_size, "hashes": {"sha256": wheel.sha256}}
+    ]
+    assert "archive" not in made
+
+
+def locked(*packages: dict[str, Any], **more: Any) -> Pylock:
+    data = {"lock-version": "1.0", "created-by": "wander", "packages": list(packages), **more}
+    return lock.read_lock(lock._written(data).encode())
+
+
+def test_installers_are_told_digests_and_the_index_finds_the_files(hub: HubApi, tmp_path: Path) -> None:
+    own = own_wheel(tmp_path)
+    cached = tmp_path / "wheels" / "made"
+    cached.mkdir(parents=True)
+    sdk = own_wheel(cached, "wander-sdk")
+    cached.rename(tmp_path / "wheels" / sdk.sha256)
+    sdk_url = "https://other.example/wander/files/wander-sdk/wander_sdk-0.1.0-py3-none-any.whl"
+    found = locked(
+        {"name": "say-env", "version": "0.1.0", "wheels": [file_at(own.url, "0" * 64)]},
+        {"name": "wander-sdk", "version": "0.1.0", "wheels": [file_at(sdk_url, sdk.sha256)]},
+        {
+            "name": "idna",
+            "version": "3.1",
+            "sdist": file_at(f"{PYPI}/source/i/idna/idna-3.1.tar.gz", "d" * 64),
+            "wheels": [
+                file_at(f"{PYPI}/cp37/i/idna/idna-3.1-cp37-cp37m-win32.whl", "e" * 64),
+                file_at(f"{PYPI}/py3/i/idna/idna-3.1-py3-none-any.whl", "f" * 64),
+            ],
+        },
+        {
+            "name": "torch",
+            "version": "2.9+cpu",
+            "wheels": [file_at("https://download.pytorch.org/whl/torch-2.9%2Bcpu-py3-none-any.whl")],
+        },
+        {"name": "colorama", "version": "1", "marker": "sys_platform == 'never'",
+         "wheels": [file_at(f"{PYPI}/py3/c/colorama/colorama-1-py3-none-any.whl")]},
+    )  # fmt: skip
+    assert lock.install_lines(hub, tmp_path, found, own).splitlines() == [
+        f"say-env @ {own.path.as_uri()} --hash=sha256:{own.sha256}",
+        f"wander-sdk @ {(tmp_path / 'wheels' / sdk.sha256 / sdk.path.name).as_uri()}"
+        f" --hash=sha256:{sdk.sha256}",
+        f"idna==3.1 --hash=sha256:{'e' * 64} --hash=sha256:{'f' * 64} --hash=sha256:{'d' * 64}",
+        f"torch @ https://download.pytorch.org/whl/torch-2.9%2Bcpu-py3-none-any.whl --hash=sha256:{'a' * 64}",
+    ]
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"environments": ["sys_platform == 'never'"]},
+        {"requires-python": ">=4"},
+        {"packages": [{"name": "idna", "version": "3.1",
+                       "wheels": [file_at(f"{PYPI}/cp27/i/idna/idna-3.1-cp27-cp27m-win32.whl")]}]},
+    ],
+)  # fmt: skip
+def test_a_lock_that_does_not_hold_here_says_so(hub: HubApi, tmp_path: Path, more: dict[str, Any]) -> None:
+    with pytest.raises(ClientError, match=r"the lock of `say-env 0\.1\.0` does not hold for") as refused:
+        lock.install_lines(hub, tmp_path, locked(**more), own_wheel(tmp_path))
+    assert refused.value.code == "lock_platform"
+    assert refused.value.detail
+
+
+def test_what_is_no_lock_is_said() -> None:
+    for content in (
+        b"\xff",
+        b"[",
+        b"lock-version = '1.0'",
+        b"lock-version = '9.0'\ncreated-by='x'\npackages=[]",
+    ):
+        with pytest.raises(ClientError, match=r"no `pylock\.toml`"):
+            lock.read_lock(content)
+
+
+@pytest.mark.parametrize(
+    ("stated", "oldest"),
+    [(None, "3.11"), (">=3.9", "3.11"), (">=3.12,<4", "3.12"), ("==3.13.*", "3.13"), ("~=3.11.4", "3.11.4")],
+)
+def test_a_lock_begins_with_the_oldest_python_that_is_allowed(stated: str | None, oldest: str) -> None:
+    assert str(lock._oldest_python(stated)) == oldest
+
+
+def test_of_two_installations_of_a_version_the_one_chosen_last_is_used(tmp_path: Path) -> None:
+    store = EnvironmentStore(tmp_path)
+    name = EnvironmentName("acme", "say-env", "1.0")
+    for locked_one in (True, False):
+        record = InstalledRecord(
+            hub=HUB, owner="acme", name="say-env", version="1.0", wheel="w.whl", wheel_sha256="a" * 64,
+            wheel_url="x", lock_sha256="b" * 64 if locked_one else None,
+            unlocked=None if locked_one else "chosen", sdk="0.1.0", python="3.11",
+            installed_at=datetime.now(UTC),
+        )  # fmt: skip
+        place = store.place(name, "a" * 64, locked=locked_one)
+        place.mkdir(parents=True)
+        (place / RECORD).write_text(record.model_dump_json())
+    first, second = store.find(name, HUB)
+    before = (second.path / RECORD).stat().st_mtime_ns
+    store.choose(first)
+    assert (first.path / RECORD).stat().st_mtime_ns > before
+    assert [one.path for one in store.find(name, HUB)] == [second.path, first.path]
+    fitting = {no_lock: [one.record.unlocked for one in store.find(name, HUB) if one.record.fits(no_lock)]
+               for no_lock in (True, False)}  # fmt: skip
+    assert fitting == {True: ["chosen"], False: [None]}
