@@ -140,3 +140,21 @@ def test_strata_are_on_record_where_there_are_any() -> None:
     assert manifest().strata == []
     examples = [one.model_copy(update={"stratum": n}) for one, n in zip(EXAMPLES, (1, None, 0), strict=True)]
     assert manifest(examples=examples).strata == [1, None, 0]
+
+
+def test_a_lock_pins_a_run_and_without_one_the_packages_do() -> None:
+    def pinned(**fields: object) -> RunManifest:
+        return manifest(environment=PIN.model_copy(update=fields))
+
+    one = pinned(lock_sha256="a" * 64, packages_sha256="b" * 64)
+    assert differing_pins(one, pinned(lock_sha256="a" * 64, packages_sha256="c" * 64)) == [], (
+        "another platform takes other packages from one lock"
+    )
+    other = differing_pins(one, pinned(lock_sha256="d" * 64, packages_sha256="b" * 64))
+    assert other == ["environment.lock_sha256"]
+    none = pinned(unlocked="chosen", packages_sha256="b" * 64)
+    assert differences_in_words(differing_pins(one, none)) == "the packages that the environment runs with"
+    assert differing_pins(none, pinned(unlocked="none_published", packages_sha256="b" * 64)) == []
+    assert differing_pins(none, pinned(unlocked="chosen", packages_sha256="c" * 64)) == [
+        "environment.packages_sha256"
+    ]
