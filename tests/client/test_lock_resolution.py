@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import tomllib
 from collections.abc import Iterator
 from datetime import UTC, datetime
@@ -198,10 +199,10 @@ def test_of_two_installations_of_a_version_the_one_chosen_last_is_used(tmp_path:
         place = store.place(name, "a" * 64, locked=locked_one)
         place.mkdir(parents=True)
         (place / RECORD).write_text(record.model_dump_json())
+        os.utime(place / RECORD, (1, 1) if locked_one else (2, 2))
     first, second = store.find(name, HUB)
-    before = (second.path / RECORD).stat().st_mtime_ns
+    assert [one.record.unlocked for one in (first, second)] == [None, "chosen"]
     store.choose(first)
-    assert (first.path / RECORD).stat().st_mtime_ns > before
     assert [one.path for one in store.find(name, HUB)] == [second.path, first.path]
     fitting = {no_lock: [one.record.unlocked for one in store.find(name, HUB) if one.record.fits(no_lock)]
                for no_lock in (True, False)}  # fmt: skip
