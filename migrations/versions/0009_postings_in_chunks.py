@@ -70,7 +70,7 @@ def _create_contents() -> None:
     sa.Column('step', sa.Integer(), nullable=False),
     sa.Column('weights_sha256', sa.String(length=64), nullable=False),
     sa.ForeignKeyConstraint(['run_id'], ['runs.run_id'], name=op.f('fk_run_checkpoints_run_id_runs')),
-    sa.PrimaryKeyConstraint('run_id', 'step', name=op.f('pk_run_checkpoints'))
+    sa.PrimaryKeyConstraint('run_id', 'weights_sha256', name=op.f('pk_run_checkpoints'))
     )
     op.create_index('ix_run_checkpoints_weights_sha256', 'run_checkpoints', ['weights_sha256'])
 

@@ -147,7 +147,7 @@ def _finished(
 
 def _checkpoints(storage: Storage, artifacts: Sequence[PostingArtifact]) -> list[Checkpoint]:
     """Return what a training run says of the weights that it made."""
-    found: dict[int, Checkpoint] = {}
+    found: dict[str, Checkpoint] = {}
     for artifact in artifacts:
         if artifact.name != CHECKPOINTS:
             continue
@@ -157,7 +157,7 @@ def _checkpoints(storage: Storage, artifacts: Sequence[PostingArtifact]) -> list
             except ValidationError as error:
                 fault = error.errors(include_url=False, include_input=False)[0]["msg"]
                 raise HubProblem(422, "bad_artifact", f"line {number} of `{CHECKPOINTS}`: {fault}") from error
-            found[one.step] = one
+            found[one.weights_sha256] = one
             if len(found) > _MOST_CHECKPOINTS:
                 fault = f"`{CHECKPOINTS}` may name {_MOST_CHECKPOINTS:,} checkpoints"
                 raise HubProblem(422, "bad_artifact", fault)

@@ -5,13 +5,21 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import JSON, BigInteger, ForeignKey, Index, String, Text, UniqueConstraint
+from sqlalchemy import JSON, BigInteger, ForeignKey, Index, String, Text, UniqueConstraint, text
 from sqlalchemy.orm import Mapped, mapped_column, relationship
 from wander.wire import VerificationLevel
 
 from wander_hub.accounts.models import User
 from wander_hub.database import Base
 from wander_hub.environments.models import Environment, Version
+
+MISPLACED = text(
+    "board_level <> CASE WHEN kind = 'evaluation' AND level <> 'claimed' AND NOT private"
+    " AND withdrawn_at IS NULL AND NOT hidden THEN level ELSE '' END"
+)
+"""Holds for runs that stand on their board otherwise than they should; an index has just these."""
+INCOMPLETE = text("kind = 'evaluation' AND level = 'claimed' AND NOT private AND withdrawn_at IS NULL")
+"""Holds for evaluations that a board leaves out; an index has just these."""
 
 
 class Run(Base):
@@ -21,6 +29,14 @@ class Run(Base):
     __table_args__ = (
         Index("ix_runs_listing", "environment_id", "posted_at"),
         Index("ix_runs_board", "version_id", "kind", "task_set_sha256", "protocol_sha256"),
+        Index("ix_runs_misplaced", "environment_id", sqlite_where=MISPLACED, postgresql_where=MISPLACED),
+        Index(
+            "ix_runs_incomplete",
+            "version_id",
+            "task_set_sha256",
+            sqlite_where=INCOMPLETE,
+            postgresql_where=INCOMPLETE,
+        ),
     )
 
     run_id: Mapped[str] = mapped_column(String(64), primary_key=True)
@@ -52,6 +68,10 @@ class Run(Base):
     withdrawn_at: Mapped[datetime | None]
     withdrawn_reason: Mapped[str | None] = mapped_column(Text)
     withdrawn_by_id: Mapped[int | None] = mapped_column(ForeignKey("users.id"))
+    hidden: Mapped[bool] = mapped_column(default=False)
+    """Kept off its board by an owner of the environment, who gave a public reason (`HiddenRun`)."""
+    board_level: Mapped[str] = mapped_column(String(16), default="")
+    """The level with which it stands on its board, empty while it stands on none (`leaderboards/placing.py`)."""
     signature: Mapped[str | None] = mapped_column(String(100))
     signing_key_id: Mapped[int | None] = mapped_column(ForeignKey("signing_keys.id"))
     posted_by_id: Mapped[int] = mapped_column(ForeignKey("users.id"))
@@ -95,8 +115,8 @@ class RunCheckpoint(Base):
     __tablename__ = "run_checkpoints"
 
     run_id: Mapped[str] = mapped_column(ForeignKey("runs.run_id"), primary_key=True)
-    step: Mapped[int] = mapped_column(primary_key=True)
-    weights_sha256: Mapped[str] = mapped_column(String(64), index=True)
+    weights_sha256: Mapped[str] = mapped_column(String(64), primary_key=True, index=True)
+    step: Mapped[int]
 
 
 class PostingRow(Base):

@@ -104,6 +104,7 @@ def train_grpo(
                 trainer = RolloutTrainer(source, model, loaded.tokenizer, settings, folder, log, record)
                 interrupted = train_until_interrupted(trainer, log, checkpoint)
                 saved = save_model(trainer.model, loaded, folder / "model")
+                record.keep_weights(trainer.state.global_step, saved)
             if not interrupted:
                 record.finish()
         finally:
@@ -247,6 +248,12 @@ class RolloutTrainer(GRPOTrainer):  # type: ignore[misc]
             if compute_entropy:
                 entropies = entropies.index_put(target, output.entropy[scored[:, 1:]].detach().float())
         return logps[:, -logits_to_keep:], entropies[:, -logits_to_keep:] if compute_entropy else None, None
+
+    def _save_checkpoint(self, model: Any, trial: Any) -> None:
+        """Save a checkpoint and keep the digest of its weights."""
+        super()._save_checkpoint(model, trial)
+        step = self.state.global_step
+        self.record.keep_weights(step, Path(self.args.output_dir) / f"checkpoint-{step}")
 
     def note(self, assignments: list[Assignment], played: StepRollouts) -> None:
         """Keep what a step's rollouts tell, for the step's line of metrics and the sample of rollouts."""

@@ -1,4 +1,5 @@
-"""The run folder of a training run: manifest, metrics of every step, sample rollouts, learning curves.
+"""The run folder of a training run: manifest, metrics of every step, sample rollouts, learning curves, and
+the digests of the weights that it saved.
 
 It has the form of every other run (`wander view`, `wander post` take it); `kind` is `training`, and the
 rollouts are a sample: the first group of every `output.rollouts_every`-th step.
@@ -13,15 +14,18 @@ from typing import Any
 
 from wander.clients.policy import PolicyClient
 from wander.errors import RunError
+from wander.evals import jsonl
 from wander.evals.manifest import differing_pins, model_pin, new_manifest
 from wander.evals.statistics import summarise
 from wander.evals.store import RunFolder
 from wander.models.loading import LoadedModel, weights_digest
+from wander.posting import Checkpoint
 from wander.train.config import GRPOSettings
 from wander.train.rollouts import Assignment, RolloutSource, StepRollouts
 from wander.wire import EnvironmentPin, RunManifest
 
 METRICS = "metrics.jsonl"
+CHECKPOINTS = "checkpoints.jsonl"
 
 PinSource = Callable[[], EnvironmentPin]
 
@@ -73,6 +77,16 @@ class TrainingRecord:
                 self.folder.append(rollout)
         self.folder.sync()
 
+    def keep_weights(self, step: int, folder: Path) -> None:
+        """Keep the digest of weights that were just saved, so that evaluations of them find this run."""
+        sha256 = weights_digest(folder)
+        if sha256 is None:
+            return
+        made = Checkpoint(step=step, weights_sha256=sha256)
+        earlier = [one for one in read_checkpoints(self.folder.path) if one.weights_sha256 != sha256]
+        lines = [one.model_dump_json() + "\n" for one in (*earlier, made)]
+        jsonl.write_whole(self.folder.path / CHECKPOINTS, "".join(lines).encode())
+
     def finish(self) -> None:
         """Derive the summary of what was kept and close the folder."""
         expected = self.folder.manifest.expected_rollouts
@@ -106,6 +120,14 @@ def training_manifest(
         kind="training",
         training=settings.model_dump(mode="json"),
     )
+
+
+def read_checkpoints(folder: Path) -> list[Checkpoint]:
+    """Return which weights a training run saved, in the order in which it did."""
+    file = folder / CHECKPOINTS
+    if not file.is_file():
+        return []
+    return [Checkpoint.model_validate_json(line) for line in file.read_bytes().splitlines()]
 
 
 def read_metrics(folder: Path) -> list[dict[str, Any]]:

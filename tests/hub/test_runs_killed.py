@@ -1,0 +1,119 @@
+"""A hub whose process is killed with -9 anywhere in a posting: the run is whole or not there, never twice."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+from run_parcels import Parcel
+from wander_hub import fsck
+
+POSTER = """
+import hashlib, io, os, signal, sys
+from datetime import timedelta
+from pathlib import Path
+from wander.posting import FinishPosting
+from wander_hub import objects
+from wander_hub.accounts.schemas import HUB
+from wander_hub.database import Database
+from wander_hub.runs import finishing, posting, posting_repository
+from wander_hub.storage import Storage
+from dataclasses import replace
+
+url, folder, parcel, sha256, user_id = sys.argv[1:6]
+identity = replace(HUB, user_id=int(user_id))
+texts = [one.encode() for one in eval(Path(parcel).read_text())]
+limits = posting.PostingLimits(2**40, 32, 50, timedelta(hours=1))
+
+def die(*a, **k):
+    os.kill(os.getpid(), signal.SIGKILL)
+
+def dies_inside(work):
+    def doomed(self, session_work, reader=None):
+        def then_die(session):
+            session_work(session)
+            session.flush()
+            die()
+        return work(self, then_die, reader)
+    return doomed
+
+def attempt(step):
+    database, storage = Database(url), Storage.open(None, Path(folder))
+    manifest, *chunks = texts
+    posting.open_posting(database, storage, manifest, sha256, identity, limits, private=False)
+    for number, lines in enumerate(chunks):
+        if number == 1 and step.startswith("chunk"):
+            if step == "chunk: before its object":
+                Storage.put = die
+            elif step == "chunk: before its row":
+                posting.find = die
+            elif step == "chunk: before the commit":
+                Database.committed = dies_inside(Database.committed)
+        digest = hashlib.sha256(lines).hexdigest()
+        posting.add_chunk(database, storage, sha256, number, io.BytesIO(lines), digest, identity, limits)
+    if step == "finish: before the order":
+        Storage.put = die
+    elif step == "finish: before the rows":
+        finishing._run = die
+    elif step == "finish: before the posting goes":
+        posting_repository.remove = die
+    elif step == "finish: before the commit":
+        Database.committed = dies_inside(Database.committed)
+    done = finishing.finish(database, storage, sha256, FinishPosting(chunks=len(chunks)), identity)
+    if step == "finish: before the answer":
+        die()
+
+for step in sys.argv[6:]:
+    child = os.fork()
+    if child == 0:
+        attempt(step)
+        os._exit(0)
+    status = os.waitpid(child, 0)[1]
+    assert os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL, (step, status)
+"""
+STEPS = (
+    *("chunk: before its object", "chunk: before its row", "chunk: before the commit"),
+    *("finish: before the order", "finish: before the rows", "finish: before the posting goes"),
+    "finish: before the commit",
+)
+
+
+def killed(hub, folder, parcel: Parcel, user_id: int, *steps: str) -> None:
+    """Post in processes that die at each of the steps in turn."""
+    texts = folder / "parcel"
+    texts.write_text(repr([parcel.manifest.decode(), *(one.decode() for one in parcel.chunks)]))
+    command = [sys.executable, "-c", POSTER, hub.database.url, str(hub.settings.data / "objects")]
+    environ = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    words = [str(texts), parcel.sha256, str(user_id), *steps]
+    done = subprocess.run([*command, *words], env=environ, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("database_kind", ["sqlite", "postgresql"], indirect=True)
+async def test_a_killed_posting_goes_on_and_counts_once(hub, run_of, tmp_path):
+    manifest, rollouts = run_of(await hub.publish(), examples=8, per_example=2)
+    parcel = Parcel.of(manifest, rollouts, per_chunk=5)
+    bob = 3
+    assert (await hub.get("/api/v1/whoami", headers=hub.auth("bob"))).json()["user"] == "bob"
+    storage = hub.client._transport.app.state.storage
+    address, run = f"/api/v1/postings/{parcel.sha256}", f"/api/v1/runs/{manifest['run_id']}"
+    killed(hub, tmp_path, parcel, bob, *STEPS)
+    assert (await hub.get(run)).status_code == 404
+    assert (await hub.get("/api/v1/runs")).json()["data"] == []
+    there = (await hub.get(address, headers=hub.auth("bob"))).json()
+    assert [one["number"] for one in there["chunks"]] == [0, 1, 2, 3], "all that was kept is still there"
+    assert list(fsck.check(hub.database, storage)) == []
+    killed(hub, tmp_path, parcel, bob, "finish: before the answer")
+    shown = (await hub.get(run)).json()
+    assert (shown["summary"]["rollouts"], shown["level"], shown["posted_by"]) == (16, "complete", "bob")
+    assert (await hub.get(address, headers=hub.auth("bob"))).status_code == 404
+    answer = await hub.client.post(f"{address}/finish", json={"chunks": 4}, headers=hub.auth("bob"))
+    assert (answer.status_code, answer.json()["sha256"]) == (200, parcel.sha256)
+    lines = (await hub.get(f"{run}/rollouts.jsonl")).text.splitlines()
+    assert [json.loads(line) for line in lines] == rollouts
+    environment = (await hub.get("/api/v1/environments/alice/reverse-text")).json()
+    assert environment["runs"] == 1
+    assert list(fsck.check(hub.database, storage)) == []

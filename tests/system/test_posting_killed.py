@@ -1,0 +1,137 @@
+"""Hub and uploader killed with -9 while a run is posted: who is left goes on, nothing is lost or twice."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import httpx
+import pytest
+from command_line import make_wheel
+from live_hub import clean_environment, free_port, hub_command, make_token, wait_until_healthy
+from saved_runs import write_run
+from wander.evals.store import RunFolder
+from wander_client.posting import packed
+
+ROLLOUTS, PER_CHUNK = 240, 2
+UPLOADER = f"""
+import sys
+from wander_client import posting
+posting.MAX_CHUNK_ROLLOUTS = {PER_CHUNK}  # small, so that there are many moments to die at
+from wander_client.main import main
+sys.exit(main(["post", *sys.argv[1:], "--json"]))
+"""
+PATIENCE = 120
+
+
+class Hub:
+    """A hub on one port that can be killed and started again."""
+
+    def __init__(self, data: Path) -> None:
+        self.data = data
+        data.mkdir()
+        self.url = f"http://127.0.0.1:{free_port()}"
+        self.start()
+        self.token = make_token(data)
+
+    def start(self) -> None:
+        command, environment = hub_command(self.data, "serve", "--port", self.url.rpartition(":")[2])
+        log = self.data / "serve.log"
+        with log.open("ab") as out:
+            self.process = subprocess.Popen(
+                command,
+                env=environment | {"WANDER_HUB_VERIFICATION": "off"},
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=subprocess.STDOUT,
+            )
+        wait_until_healthy(self.url, self.process, log)
+
+    def kill(self) -> None:
+        self.process.send_signal(signal.SIGKILL)
+        self.process.wait(timeout=30)
+
+    def get(self, path: str) -> httpx.Response:
+        headers = {"Authorization": f"Bearer {self.token}"}
+        return httpx.get(f"{self.url}{path}", headers=headers, timeout=30)
+
+
+@pytest.fixture
+def hub(tmp_path: Path):
+    running = Hub(tmp_path / "hub")
+    yield running
+    running.kill()
+
+
+def until(done: Callable[[], bool], uploader: subprocess.Popen[bytes]) -> None:
+    """Wait until it is so; an uploader that ends before leaves nothing to wait for."""
+    give_up = time.monotonic() + PATIENCE
+    while not done():
+        assert time.monotonic() < give_up
+        if uploader.poll() is not None:
+            return
+        time.sleep(0.02)
+
+
+def test_whoever_is_left_goes_on(hub: Hub, tmp_path: Path):
+    wheel = make_wheel(tmp_path)
+    with wheel.open("rb") as content:
+        answer = httpx.post(
+            f"{hub.url}/admin/legacy/",
+            data={":action": "file_upload", "protocol_version": "1"},
+            files={"content": (wheel.name, content)},
+            headers={"Authorization": f"Bearer {hub.token}"},
+        )
+    assert answer.status_code == 200, answer.text
+    folder = write_run(tmp_path / "runs" / "one", rewards=[float(n % 2) for n in range(ROLLOUTS)])
+    run = RunFolder.open(folder)
+    with packed(run.manifest, folder / "run.json", folder / "rollouts.jsonl.zst", []) as parcel:
+        address = f"/api/v1/postings/{parcel.sha256}"
+    names = ("config", "data", "cache", "runs")
+    place = {f"WANDER_{name.upper()}_DIR": str(tmp_path / name) for name in names}
+    environment = clean_environment() | place | {"WANDER_HUB": hub.url, "WANDER_TOKEN": hub.token}
+    environment["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))
+
+    def uploader() -> subprocess.Popen[bytes]:
+        words = [sys.executable, "-c", UPLOADER, str(folder)]
+        return subprocess.Popen(words, env=environment, stdout=subprocess.PIPE, stdin=subprocess.DEVNULL)
+
+    def arrived(count: int) -> Callable[[], bool]:
+        def enough() -> bool:
+            answer = hub.get(address)
+            return answer.status_code == 200 and len(answer.json()["chunks"]) >= count
+
+        return enough
+
+    first = uploader()
+    until(arrived(10), first)
+    hub.kill()
+    hub.start()
+    assert hub.get(f"/api/v1/runs/{run.manifest.run_id}").status_code == 404
+    until(arrived(30), first)
+    first.kill()
+    first.communicate()
+    hub.kill()
+    second = uploader()  # finds nobody, and waits
+    hub.start()
+    until(arrived(50), second)
+    hub.kill()
+    hub.start()
+    out, _ = second.communicate(timeout=PATIENCE)
+    assert second.returncode == 0, out
+    shown = hub.get(f"/api/v1/runs/{run.manifest.run_id}").json()
+    assert (shown["summary"]["rollouts"], shown["summary"]["reward_mean"]) == (ROLLOUTS, 0.5)
+    assert hub.get("/api/v1/environments/admin/say-env").json()["runs"] == 1
+    lines = hub.get(f"/api/v1/runs/{run.manifest.run_id}/rollouts.jsonl").content.splitlines()
+    assert len(set(lines)) == len(lines) == ROLLOUTS
+    third = uploader()
+    out, _ = third.communicate(timeout=PATIENCE)
+    assert b'"new": false' in out
+    command, environment = hub_command(hub.data, "fsck", "--quick")
+    checked = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert checked.returncode == 0, checked.stdout + checked.stderr
