@@ -63,14 +63,17 @@ def unpack(source: BinaryIO, plain: BinaryIO, max_bytes: int, limit: str) -> tup
 def lines_that_count(plain: BinaryIO, pinned: PinnedRun) -> list[Line]:
     """Validate every line of a whole file; return those that count, in the manifest's order."""
     chosen: dict[int, Line] = {}
-    rule = LineRule(group_rewards=pinned.manifest.environment.info.group_rewards)
+    manifest = pinned.manifest
+    # Training comes back to an example after a while, and what it kept is a sample.
+    ruled = manifest.kind == "evaluation"
+    rule = LineRule(group_rewards=manifest.environment.info.group_rewards)
     for number, (offset, line) in enumerate(_lines(plain), start=1):
         if not line.strip():
             continue
         where = f"line {number}"
         rollout = checked_rollout(line, where)
         place = position_of(rollout, pinned, where)
-        if not rule.takes(rollout.key, failed=rollout.failure is not None):
+        if ruled and not rule.takes(rollout.key, failed=rollout.failure is not None):
             raise bad_rollouts(where, f"a second rollout {rollout.index} of `{rollout.example_id}`")
         chosen[place] = Line(offset, len(line))
     return [chosen[place] for place in sorted(chosen)]

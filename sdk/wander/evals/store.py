@@ -159,12 +159,14 @@ class RunFolder:
             last[self._key(number, line)] = number
             lines += 1
         counts = set(last.values())
+        # Training comes back to an example after a while, and what it kept is a sample.
+        ruled = lines > len(counts) and self.manifest.kind == "evaluation"
         rule = LineRule(group_rewards=self.manifest.environment.info.group_rewards)
         for number, line in self._lines():
             rollout = self._parse(number, line)
             if number in counts and last.get(rollout.key) != number:
                 raise RunError(f"line {number} of `{_rollouts_file(self.path)}` gives its key twice")
-            if lines > len(counts) and not rule.takes(rollout.key, failed=rollout.failure is not None):
+            if ruled and not rule.takes(rollout.key, failed=rollout.failure is not None):
                 raise RunError(
                     f"line {number} of `{_rollouts_file(self.path)}` repeats a rollout that had not failed",
                     hint="take that line out: a rollout is played again only after a failure",
