@@ -13,6 +13,7 @@ from starlette.types import Receive, Scope, Send
 
 from wander_hub import __version__, health, schemas_published
 from wander_hub.accounts import routes as accounts
+from wander_hub.attestations import routes as attestations
 from wander_hub.boundary import undeclared_routes
 from wander_hub.database import Database
 from wander_hub.environments import life_routes as environment_life
@@ -104,6 +105,7 @@ def create_app(
         verification.router,
         upload_sessions.router,
         upload.router,
+        attestations.router,
         index.router,
         web.router,
     ):

@@ -24,7 +24,18 @@ RESERVED_OWNERS = frozenset(
             "openapi.json",
             "orgs",
         ),
-        *("owners", "robots.txt", "root", "runs", "schemas", "search", "settings", "signup", "simple", "static"),
+        *(
+            "owners",
+            "robots.txt",
+            "root",
+            "runs",
+            "schemas",
+            "search",
+            "settings",
+            "signup",
+            "simple",
+            "static",
+        ),
         *("status", "system", "tokens", "user", "users", "well-known", "www"),
     }
 )
@@ -32,7 +43,7 @@ RESERVED_OWNERS = frozenset(
 
 RESERVED_ENVIRONMENTS = frozenset(
     {
-        *("api", "files", "legacy", "leaderboard", "members", "new"),
+        *("api", "files", "integrity", "legacy", "leaderboard", "members", "new"),
         *("runs", "settings", "simple", "static", "tokens"),
     }
 )

@@ -163,7 +163,7 @@ def wants_page(request: Request) -> bool:
     """Tell whether a person in a browser asked: HTML accepted, and not one of the machines' paths."""
     parts = request.url.path.strip("/").split("/")
     if parts[0] in {"_", "api", "files", "health", "openapi.json", "simple"} or (
-        len(parts) > 1 and parts[1] in {"simple", "legacy", "files"}
+        len(parts) > 1 and parts[1] in {"simple", "legacy", "files", "integrity"}
     ):
         return False
     return "text/html" in request.headers.get("accept", "") and request.method in {"GET", "HEAD"}

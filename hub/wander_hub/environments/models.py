@@ -140,3 +140,14 @@ class VersionDocument(Base):
     """Of its bytes, which lie in the storage."""
     size: Mapped[int] = mapped_column(BigInteger)
     created_at: Mapped[datetime]
+
+
+class FileProvenance(Base):
+    """Who attested a file (PEP 740)."""
+
+    __tablename__ = "file_provenances"
+
+    file_id: Mapped[int] = mapped_column(ForeignKey("files.id"), primary_key=True)
+    document: Mapped[str] = mapped_column(Text)
+    """The provenance object as JSON, checked when the file was uploaded."""
+    created_at: Mapped[datetime]

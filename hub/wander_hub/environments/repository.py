@@ -6,14 +6,14 @@ from collections.abc import Sequence
 from datetime import datetime
 from typing import NamedTuple
 
-from sqlalchemy import ColumnElement, Select, and_, func, or_, select, true
+from sqlalchemy import ColumnElement, Select, and_, exists, func, or_, select, true
 from sqlalchemy.orm import Session, contains_eager, joinedload, selectinload
 from sqlalchemy.sql.base import ExecutableOption
 
 from wander_hub.accounts.models import Owner
 from wander_hub.accounts.schemas import Identity
 from wander_hub.database import READER
-from wander_hub.environments.models import Environment, File, FormerName, Version
+from wander_hub.environments.models import Environment, File, FileProvenance, FormerName, Version
 from wander_hub.environments.schemas import EnvironmentFilter, Position
 
 _ROW_DIGITS = 18
@@ -135,6 +135,8 @@ class OfferedFile(NamedTuple):
     requires_python: str | None
     yanked: bool
     yanked_reason: str | None
+    attested: bool = False
+    """Somebody's attestations of it are kept (PEP 740)."""
 
 
 def files_for_pages(session: Session, environment: Environment) -> list[tuple[OfferedFile, bool]]:
@@ -144,7 +146,8 @@ def files_for_pages(session: Session, environment: Environment) -> list[tuple[Of
     """
     columns = (File.filename, File.sha256, File.size, File.uploaded_at, File.core_metadata_sha256)
     query = select(*columns, Version.version, Version.requires_python, Version.yanked, Version.yanked_reason)
-    query = query.add_columns(Version.deleted_at).join(Version, File.version_id == Version.id)
+    attested = exists().where(FileProvenance.file_id == File.id)
+    query = query.add_columns(attested, Version.deleted_at).join(Version, File.version_id == Version.id)
     query = query.where(File.environment_id == environment.id)
     rows = session.execute(query.order_by(Version.id, File.filename.desc()))
     open_ = environment.quarantine_reason is None

@@ -53,6 +53,12 @@ def encoding_for(accept_encoding: str | None) -> str | None:
     return best if best_quality >= codings.get("identity", 0.0) else None
 
 
+def accepts(accept: str | None, *offers: str) -> bool:
+    """Tell whether a client takes one of these media types."""
+    ranges = _ranges(accept or "*/*")
+    return any(_quality(one, ranges) > 0 for one in offers)
+
+
 def _ranges(accept: str) -> dict[str, float]:
     ranges: dict[str, float] = {}
     for part in accept.split(","):

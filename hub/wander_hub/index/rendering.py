@@ -91,6 +91,8 @@ def _anchor(project: str, file: OfferedFile) -> str:
     if file.core_metadata_sha256:
         digest = f"sha256={file.core_metadata_sha256}"
         attributes += [f'data-core-metadata="{digest}"', f'data-dist-info-metadata="{digest}"']
+    if file.attested:
+        attributes.append(f'data-provenance="{_provenance(project, file)}"')
     return f"<a {' '.join(attributes)}>{escape(file.filename)}</a><br>\n"
 
 
@@ -107,7 +109,14 @@ def _entry(project: str, file: OfferedFile) -> dict[str, Any]:
         entry["requires-python"] = file.requires_python
     core = {"sha256": file.core_metadata_sha256} if file.core_metadata_sha256 else False
     entry["core-metadata"] = entry["dist-info-metadata"] = core
+    if file.attested:
+        entry["provenance"] = _provenance(project, file)
     return entry
+
+
+def _provenance(project: str, file: OfferedFile) -> str:
+    """Return the address of the provenance object, relative as all others: the hub may have several names."""
+    return f"../../integrity/{project}/{file.version}/{file.filename}/provenance"
 
 
 def _address(project: str, file: OfferedFile) -> str:

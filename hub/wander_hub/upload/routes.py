@@ -14,6 +14,8 @@ from wander.wire import VersionDetail
 from wander_hub import names
 from wander_hub.accounts import rights
 from wander_hub.accounts.schemas import Identity
+from wander_hub.attestations import service as attestations
+from wander_hub.attestations.verification import FIELD, verified
 from wander_hub.boundary import (
     HubDatabase,
     HubSettings,
@@ -109,6 +111,7 @@ def _publish(
     upload = _upload_from(form, names.normalise_owner(owner_name))
     check = checks.stated_check(upload)
     package = checks.checked(upload, Limits.of(settings))
+    attested = verified(upload.fields.get(FIELD), package.filename, package.sha256, caller.claims)
     storage.keep(upload.body, upload.sha256, upload.size)
 
     private = service.stated_visibility(upload)
@@ -126,8 +129,11 @@ def _publish(
             private=private,
             open_days=settings.version_open_days,
         )
+        if attested.provenance is not None:
+            attestations.keep(session, published.environment, package.filename, attested.provenance)
         detail = environment_service.version_detail(published.environment, published.version, base_url)
-        return detail.model_copy(update={"warnings": list(package.warnings)}), published.created
+        warnings = [*package.warnings, *attested.warnings]
+        return detail.model_copy(update={"warnings": warnings}), published.created
 
     return database.committed(record, caller)
 

@@ -1,0 +1,42 @@
+"""The integrity API (PEP 740), at the addresses that PyPI gave it below the owner's name."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Path, Request
+from starlette.responses import Response
+
+from wander_hub.attestations import service
+from wander_hub.boundary import HubDatabase, optional_identity
+from wander_hub.index.negotiation import accepts
+from wander_hub.problems import HubProblem, documented
+
+router = APIRouter(tags=["index"])
+
+INTEGRITY_V1 = "application/vnd.pypi.integrity.v1+json"
+_BODY: dict[int | str, dict[str, Any]] = {
+    200: {"content": {INTEGRITY_V1: {}}, "description": "The provenance object"}
+}
+
+
+@router.get(
+    "/{owner}/integrity/{project}/{version}/{filename}/provenance",
+    responses={**_BODY, **documented(401, 403, 404, 406, 410, 422)},
+    response_class=Response,
+)
+@router.head("/{owner}/integrity/{project}/{version}/{filename}/provenance", include_in_schema=False)
+def get_provenance(
+    request: Request,
+    database: HubDatabase,
+    owner: str,
+    project: str,
+    version: Annotated[str, Path(max_length=100)],
+    filename: Annotated[str, Path(max_length=255)],
+) -> Response:
+    """Send who attested a file, with the attestations themselves."""
+    if not accepts(request.headers.get("accept"), INTEGRITY_V1, "application/json"):
+        raise HubProblem(406, "not_acceptable", f"provenance is served as `{INTEGRITY_V1}`")
+    with database.read(optional_identity(request)) as session:
+        document = service.document_of(session, owner, project, version, filename)
+    return Response(document, media_type=INTEGRITY_V1, headers={"Cache-Control": "no-cache"})

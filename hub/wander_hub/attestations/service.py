@@ -1,0 +1,34 @@
+"""Keeps provenance objects beside their files."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from sqlalchemy.orm import Session
+
+from wander_hub.database import now
+from wander_hub.environments import repository
+from wander_hub.environments.models import Environment, FileProvenance
+from wander_hub.index import service as index
+from wander_hub.problems import HubProblem
+
+
+def keep(session: Session, environment: Environment, filename: str, provenance: dict[str, Any]) -> None:
+    """Attach the provenance of a file; the first one stays."""
+    file = repository.file_of(session, environment, filename)
+    assert file is not None
+    if session.get(FileProvenance, file.id) is None:
+        document = json.dumps(provenance, separators=(",", ":"), sort_keys=True)
+        session.add(FileProvenance(file_id=file.id, document=document, created_at=now()))
+        session.flush()
+        index.write_pages(session, environment)
+
+
+def document_of(session: Session, owner: str, project: str, version: str, filename: str) -> str:
+    """Return the provenance object of a file as JSON; raise a 404 without one."""
+    file, _environment = index.file(session, owner, project, filename)
+    found = session.get(FileProvenance, file.id)
+    if found is None or file.version.version != version:
+        raise HubProblem(404, "no_provenance", f"nobody attested `{filename}` of version `{version[:80]}`")
+    return found.document

@@ -1,0 +1,119 @@
+"""Checks attestations against the workflow that uploads: signature, certificate, log, file and identity.
+
+The work is done by `pypi-attestations` and `sigstore` (extra `wander-hub[attestations]`), with the root of
+trust that they ship: nothing is asked of the network.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from wander.wire import UploadWarning
+
+from wander_hub.problems import HubProblem
+
+if TYPE_CHECKING:
+    from pypi_attestations import Attestation, Publisher
+
+FIELD = "attestations"
+"""Of the upload form: a JSON array."""
+MOST = 10
+MOST_BYTES = 256 * 1024
+
+logger = logging.getLogger("wander_hub")
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What came of the attestations of one file."""
+
+    provenance: dict[str, Any] | None = None
+    """The provenance object of PEP 740; None when nothing was attested."""
+    ignored: str | None = None
+    """Why attestations were not looked at; None when they were, or there were none."""
+
+    @property
+    def warnings(self) -> list[UploadWarning]:
+        """What the publisher is told."""
+        return [UploadWarning(code="attestations_ignored", detail=self.ignored)] if self.ignored else []
+
+
+def verified(stated: str | None, filename: str, sha256: str, claims: Mapping[str, str] | None) -> Outcome:
+    """Return the provenance of a file that was uploaded with attestations.
+
+    `claims` are what the token's publisher proved. uv sends whatever attestation lies beside a file, so those
+    that cannot be checked are ignored; one that is checked and false refuses the upload with a 400.
+    """
+    found = _stated(stated)
+    if not found:
+        return Outcome()
+    if claims is None:
+        return Outcome(ignored="attestations are taken from trusted publishers alone")
+    try:
+        import pypi_attestations as library
+    except ModuleNotFoundError:
+        return Outcome(ignored="this hub checks none: its extra `wander-hub[attestations]` is missing")
+    publisher = _publisher(claims)
+    if publisher is None:
+        return Outcome(ignored=f"attestations of `{claims.get('kind')}` publishers are not known")
+    attestations = [_checked(one, publisher, filename, sha256) for one in found]
+    bundle = library.AttestationBundle(publisher=publisher, attestations=attestations)
+    provenance = library.Provenance(attestation_bundles=[bundle])
+    return Outcome(provenance=provenance.model_dump(mode="json"))
+
+
+def _stated(stated: str | None) -> list[Any]:
+    if not stated:
+        return []
+    if len(stated) > MOST_BYTES:
+        raise _refused(f"they are over {MOST_BYTES:,} characters")
+    try:
+        found = json.loads(stated)
+    except (ValueError, RecursionError) as error:
+        raise _refused("they are no JSON") from error
+    if not isinstance(found, list) or len(found) > MOST:
+        raise _refused(f"they must be an array of at most {MOST}")
+    return found
+
+
+def _checked(stated: Any, publisher: Publisher, filename: str, sha256: str) -> Attestation:
+    import pypi_attestations as library
+    from pydantic import ValidationError
+
+    try:
+        attestation = library.Attestation.model_validate(stated)
+        file = library.Distribution(name=filename, digest=sha256)
+        attestation.verify(publisher, file, offline=True)
+    except ValidationError as error:
+        raise _refused(f"one is malformed: {error.errors()[0]['msg']}") from error
+    except library.AttestationError as error:
+        logger.warning("an attestation of %s is refused: %s", filename, error)
+        raise _refused(str(error)) from error
+    return attestation
+
+
+def _publisher(claims: Mapping[str, str]) -> Publisher | None:
+    """Return whom a certificate must be made for: the workflow that the upload's token was given to."""
+    import pypi_attestations as library
+
+    environment = claims.get("environment")
+    if claims.get("kind") == "github":
+        workflow = claims.get("job_workflow_ref", "").partition("@")[0].rpartition("/")[2]
+        return library.GitHubPublisher(
+            repository=claims["repository"], workflow=workflow, environment=environment
+        )
+    if claims.get("kind") == "gitlab":
+        path = claims.get("ci_config_ref_uri", "").partition("//")[2].partition("@")[0]
+        return library.GitLabPublisher(
+            repository=claims["project_path"], workflow_filepath=path, environment=environment
+        )
+    return None
+
+
+def _refused(reason: str) -> HubProblem:
+    hint = "upload without attestations, or those that this workflow made of this very file"
+    return HubProblem(400, "bad_attestations", f"the attestations are refused: {reason[:500]}", hint=hint)
