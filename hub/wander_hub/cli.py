@@ -125,6 +125,7 @@ def serve(
     ] = False,
     exit_with_parent: Annotated[bool, typer.Option(help="stop when the starting process ends")] = False,
     access_log: Annotated[bool, typer.Option(help="log every request")] = True,
+    workers: Annotated[int, typer.Option(help="processes that answer requests", min=1, max=64)] = 1,
 ) -> None:
     """Start the hub. The first start makes the database and prints an administrator's token, once."""
     from wander_hub import serving
@@ -138,6 +139,7 @@ def serve(
         new_token=new_token,
         exit_with_parent=exit_with_parent,
         access_log=access_log,
+        workers=workers,
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 import re
 import secrets
 
@@ -20,7 +21,8 @@ BROWSER_HEADERS = {
     "Content-Security-Policy": PAGE_CSP,
 }
 
-_PROCESS, _NUMBERS = secrets.token_hex(4), itertools.count(1)
+_PROCESS, _NUMBERS = [secrets.token_hex(4)], itertools.count(1)
+os.register_at_fork(after_in_child=lambda: _PROCESS.__setitem__(0, secrets.token_hex(4)))
 _USABLE_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 
 
@@ -51,7 +53,7 @@ class AnswerHeaders:
 
 def fresh_id() -> str:
     """Return a name for a request that no other request has; random per process, counted within."""
-    return f"{_PROCESS}{next(_NUMBERS):08x}"
+    return f"{_PROCESS[0]}{next(_NUMBERS):08x}"
 
 
 def usable_id(given: str | None) -> str | None:

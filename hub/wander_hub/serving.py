@@ -23,6 +23,7 @@ from wander_hub.app import create_app
 from wander_hub.database import Database
 from wander_hub.jobs import JobWorker
 from wander_hub.log_secrets import HidesSecrets
+from wander_hub.processes import Processes
 from wander_hub.settings import Settings
 from wander_hub.verification.worker import confined, job_worker
 
@@ -41,11 +42,13 @@ def serve(
     new_token: bool = False,
     exit_with_parent: bool = False,
     access_log: bool = True,
+    workers: int = 1,
 ) -> None:
-    """Serve until interrupted. Exits with status 2 when the port cannot be used.
+    """Serve until interrupted, with `workers` processes. Exits with status 2 when the port cannot be used.
 
     Raises `DataFolderInUse` when another hub runs on the data folder.
     """
+    parent = os.getppid()
     listener = _listener(host, port)
     address = _address(host, listener.getsockname()[1])
     settings.data.mkdir(parents=True, exist_ok=True)
@@ -58,10 +61,39 @@ def serve(
         handler.addFilter(HidesSecrets())
     logging.getLogger("alembic").setLevel(logging.WARNING)
     settings = confined(settings)
+    if workers == 1:
+        followed = parent if exit_with_parent else None
+        _run(settings, database, listener, address, access_log=access_log, followed=followed)
+        return
+    database.close()  # a connection must not be in two processes
+    supervisor = os.getpid()
+
+    def work(number: int) -> None:
+        own = Database(settings.resolved_database_url)
+        first = number == 0
+        mine = settings if first else settings.model_copy(update={"bundled_packages": False})
+        _run(mine, own, listener, address, access_log=access_log, followed=supervisor, first=first)
+
+    if Processes(workers, work).run(exit_with_parent=exit_with_parent) == signal.SIGINT:
+        raise SystemExit(INTERRUPTED)
+
+
+def _run(
+    settings: Settings,
+    database: Database,
+    listener: socket.socket,
+    address: str,
+    *,
+    access_log: bool,
+    followed: int | None,
+    first: bool = True,
+) -> None:
+    """Answer requests until the end, or that of the process `followed`; the `first` also does the jobs."""
     app = create_app(settings, database=database)
-    worker = app.state.job_worker = job_worker(
-        settings, database, app.state.storage, app.state.jobs, address
-    )
+    worker = None
+    if first:
+        worker = job_worker(settings, database, app.state.storage, app.state.jobs, address)
+        app.state.job_worker = worker
     config = uvicorn.Config(
         app,
         log_level="info" if access_log else "warning",
@@ -71,9 +103,9 @@ def serve(
         server_header=False,
         timeout_graceful_shutdown=_GRACE_SECONDS,
     )
-    server = _AnnouncingServer(config, address, worker)
-    if exit_with_parent:
-        threading.Thread(target=_follow_parent, args=(server,), daemon=True).start()
+    server = _AnnouncingServer(config, address, worker) if first else uvicorn.Server(config)
+    if followed is not None:
+        threading.Thread(target=_follow_parent, args=(server, followed), daemon=True).start()
     # After its graceful end uvicorn raises the signal again for the handler that was there before.
     signal.signal(signal.SIGTERM, lambda *_: None)
     try:
@@ -139,8 +171,7 @@ def _address(host: str, port: int) -> str:
     return f"http://{shown}:{port}"
 
 
-def _follow_parent(server: uvicorn.Server) -> None:
-    parent = os.getppid()
+def _follow_parent(server: uvicorn.Server, parent: int) -> None:
     while os.getppid() == parent:
         time.sleep(0.5)
     server.should_exit = True
