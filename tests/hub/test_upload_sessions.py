@@ -140,6 +140,8 @@ async def test_chunks_that_do_not_fit_are_refused(begin, settings):
     }
     assert {code: one.json()["code"] for code, one in answers.items()} == {code: code for code in answers}
     assert all(400 <= one.status_code < 500 for one in answers.values())
+    empty = await upload.send(WHEEL_NAME, b"")
+    assert empty.json()["code"] == "chunk_too_short"
     assert (await upload.show()).json()["files"][0]["offset"] == 0
     missing = await upload.finalize()
     assert (missing.status_code, missing.json()["code"]) == (409, "upload_incomplete")

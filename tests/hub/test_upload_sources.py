@@ -180,3 +180,17 @@ def test_the_client_says_where_the_archive_is_not_the_folder(tmp_path):
     for name, body in {"pyproject.toml": PROJECT, "good_env.py": MODULE, "changed.py": b"old\n"}.items():
         (folder / name).write_bytes(body)
     assert made_by_the_build(folder, source_tree(archive)) == ["made.py", "changed.py"]
+
+
+async def test_the_page_tells_of_the_source_and_of_what_was_flagged(hub):
+    wheel = wheel_of({"start.pth": b"import x\n"})
+    await publish(hub, wheel, source(MODULES | {"start.pth": b"import x\n"}))
+    page = (await hub.get("/alice/good-env", headers={"Accept": "text/html"})).text
+    assert "the wheel&#39;s Python files are those of the source archive" in page.replace("'", "&#39;")
+    assert "startup_file" in page
+    assert "`start.pth` runs when Python starts" in page
+    await hub.upload(wheel_of(), WHEEL_NAME, owner="bob", user="bob")
+    await hub.upload(source(MODULES), SDIST_NAME, owner="bob", user="bob")
+    page = (await hub.get("/bob/good-env", headers={"Accept": "text/html"})).text
+    assert "not compared with the wheel" in page
+    assert "flagged" not in page

@@ -1,4 +1,4 @@
-"""`wander publish` and a real hub: cut connections, a killed command, a killed hub; nothing that came is lost."""
+"""`wander publish` and a real hub: cut connections, a killed command, a killed hub; what came is not lost."""
 
 from __future__ import annotations
 

@@ -167,7 +167,7 @@ def _is_next(file: StagedFile, chunk: Chunk, sha256: str) -> bool:
         left = file.size - file.received
         detail = f"the chunk has {size:,} bytes, and `{file.filename}` only {left:,} more"
         raise HubProblem(422, "chunk_too_long", detail, headers=_offset(file))
-    if size < SMALLEST_CHUNK and file.received + size != file.size:
+    if size < SMALLEST_CHUNK and (size == 0 or file.received + size != file.size):
         detail = f"the chunk has {size:,} bytes; all but a file's last have {SMALLEST_CHUNK:,} at least"
         raise HubProblem(422, "chunk_too_short", detail, headers=_offset(file))
     return True
