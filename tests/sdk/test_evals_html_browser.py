@@ -54,7 +54,7 @@ def test_a_browser_draws_every_chart_and_runs_nothing_else(
             assert charts.count() == 5
             for number in range(charts.count()):
                 charts.nth(number).locator("svg").wait_for(state="attached", timeout=60_000)
-            assert page.title() == "2 runs"
+            assert page.title() == "2 runs on admin/say-env 0.1.0"
             page.locator("details").first.click()
             assert page.get_by_text("onerror=").first.is_visible()
             wide = page.evaluate(

@@ -67,7 +67,7 @@ def html_report(report: RunReport) -> str:
     )
     source = resources.files("wander.evals").joinpath("templates/report.html").read_text(encoding="utf-8")
     return environment.from_string(source).render(
-        title=words.title(report.runs[0].manifest) if len(report.runs) == 1 else f"{len(report.runs)} runs",
+        title=words.report_title(report),
         sections=sections,
         shared=shared,
         contrasts=[(one.label, words.contrast_cells(one)) for one in report.contrasts],

@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from math import comb
 
-from wander.wire import PassRate
+from wander.wire.run_record import PassRate
 
 
 def pass_at_k(n: int, passed: int, k: int) -> float:

@@ -314,9 +314,21 @@ def reward_histogram_chart(summary: RunSummary, path: Path) -> None:
 
 def title(manifest: RunManifest) -> str:
     """Return what a run is of: `model on owner/name 1.2`."""
+    return f"{manifest.model.name} on {_played(manifest)}"
+
+
+def report_title(report: RunReport) -> str:
+    """Return what a report is of: one run's title, or `3 runs on owner/name 1.2`."""
+    if len(report.runs) == 1:
+        return title(report.runs[0].manifest)
+    played = dict.fromkeys(_played(run.manifest) for run in report.runs)
+    return f"{len(report.runs)} runs on {', '.join(played)}"
+
+
+def _played(manifest: RunManifest) -> str:
     environment = manifest.environment
     name = f"{environment.owner}/{environment.name}" if environment.owner else environment.name
-    return f"{manifest.model.name} on {name}" + (f" {environment.version}" if environment.version else "")
+    return f"{name} {environment.version}" if environment.version else name
 
 
 def _counts(manifest: RunManifest, summary: RunSummary) -> str:
