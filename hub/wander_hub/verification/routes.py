@@ -42,7 +42,7 @@ def list_verifications(session: ReadSession, run_id: RunId) -> VerificationList:
             "model": VerificationInfo,
             "description": "One of the same size and level waits or runs already",
         },
-        **documented(401, 403, 404, 422, 429, 503),
+        **documented(400, 401, 403, 404, 422, 429, 503),
     },
 )
 def request_verification(
