@@ -17,7 +17,7 @@ def test_a_better_run_is_told_with_its_examples(wander: Wander, folder: Path) ->
     after = evaluated(wander, folder, "breaks_on_three")
     done = wander("compare", before, after)
     assert done.status == 0, done.err
-    assert "difference  +1.0000  [+0.1807, +1.0000]  p 0.016  clear" in done.out
+    assert "difference  +1.0000  [+0.1808, +1.0000]  p 0.016  clear" in done.out
     assert "examples    7: 7 better, 0 worse, 0 the same" in done.out
     assert "1 example left out: not scored in both runs" in done.err
     data = wander("compare", before, after, "--json").data
