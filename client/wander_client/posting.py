@@ -43,6 +43,8 @@ from wander_client.errors import ClientError, NotFound, Unavailable
 if TYPE_CHECKING:
     from wander.wire import RunManifest
 
+ARTIFACTS = ("metrics.jsonl", "checkpoints.jsonl", "*.png", "*.svg")
+"""What is posted beside manifest and rollouts."""
 CHUNK_BYTES = 4 * 1024 * 1024
 """Plain bytes of a chunk, about; a single rollout may be larger."""
 PATIENCE = 120.0
@@ -91,21 +93,38 @@ class Parcel:
             yield b"".join(lines), len(lines)
 
 
+def files_of(folder: Path) -> list[Path]:
+    """Return what is posted of a run folder: manifest, rollouts and artifacts."""
+    present = [
+        folder / name for name in ("rollouts.jsonl", "rollouts.jsonl.zst") if (folder / name).is_file()
+    ]
+    if not present:
+        raise NotFound(
+            f"`{folder}` has no rollouts",
+            hint=f"play them: `wander eval --resume {folder}`",
+            code="no_rollouts",
+        )
+    artifacts = sorted(path for pattern in ARTIFACTS for path in folder.glob(pattern))
+    return [folder / "run.json", present[0], *artifacts]
+
+
 @contextmanager
-def packed(
-    manifest: RunManifest, manifest_file: Path, rollouts: Path, artifacts: list[Path]
-) -> Iterator[Parcel]:
-    """Give a run folder's parcel: its rollouts found, put in order and digested."""
+def packed(manifest: RunManifest, files: list[Path]) -> Iterator[Parcel]:
+    """Give a run's parcel, its rollouts found, put in order and digested.
+
+    `files` are those of `files_of`.
+    """
+    manifest_file, rollouts, *artifacts = files
     with tempfile.TemporaryFile() if rollouts.suffix == ".zst" else rollouts.open("rb") as plain:
         if rollouts.suffix == ".zst":
             for block in blocks(rollouts):
                 plain.write(block)
         offsets, lengths, digest = _in_order(manifest, plain, rollouts)
-        files = {path.name: path for path in artifacts}
-        digests = {name: _file_digest(path) for name, path in files.items()}
+        beside = {path.name: path for path in artifacts}
+        digests = {name: _file_digest(path) for name, path in beside.items()}
         text = manifest_file.read_bytes()
         sha256 = run_digest(text, digest, digests)
-        yield Parcel(text, plain, offsets, lengths, files, digests, sha256)
+        yield Parcel(text, plain, offsets, lengths, beside, digests, sha256)
 
 
 def post(

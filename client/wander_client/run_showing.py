@@ -64,17 +64,17 @@ def files_of(found: FoundRun) -> list[dict[str, Any]]:
 
 def standing(found: FoundRun) -> dict[str, Any]:
     """Return digest and place of a run, and of one on the hub its level, why, by whom and where."""
-    from wander.errors import RunError
-    from wander.evals.store import RunFolder
-
+    from wander_client.errors import NotFound
+    from wander_client.posting import files_of, packed
     from wander_client.runs import PostedRun
 
     if not isinstance(found, PostedRun):
-        folder = RunFolder.open(Path(found.place))
         try:
-            return {"place": found.place, "sha256": folder.digest()}
-        except RunError:  # a run that has no rollouts yet
+            files = files_of(Path(found.place))
+        except NotFound:  # a run that has no rollouts yet
             return {"place": found.place, "sha256": None}
+        with packed(found.manifest, files) as parcel:  # the digest that it would have on a hub
+            return {"place": found.place, "sha256": parcel.sha256}
     detail = found.detail
     return {
         "place": detail.url,

@@ -55,8 +55,7 @@ def sent(hub: HubRoom, run: Path, transport: httpx.BaseTransport, **options) -> 
     """Post a run folder with two rollouts a chunk."""
     folder = RunFolder.open(run)
     api = HubApi("http://testserver", hub.token, transport=transport)
-    files = (run / "run.json", run / "rollouts.jsonl.zst", [])
-    with posting.packed(folder.manifest, *files) as parcel:
+    with posting.packed(folder.manifest, posting.files_of(run)) as parcel:
         return posting.post(api, parcel, sleep=lambda seconds: None, **options)
 
 
@@ -121,7 +120,7 @@ def test_of_the_lines_of_a_rollout_the_last_counts_and_a_torn_one_does_not(run: 
     plain = run / "rollouts.jsonl"
     with plain.open("ab") as file:
         file.write(b'{"example_id":"4","index":0,"torn')
-    with posting.packed(folder.manifest, run / "run.json", plain, []) as parcel:
+    with posting.packed(folder.manifest, posting.files_of(run)) as parcel:
         assert parcel.count == 5
         lines = b"".join(lines for lines, _ in parcel.chunks()).splitlines()
     assert [line.split(b",")[0] for line in lines] == [b'{"example_id":"%d"' % n for n in range(5)]
@@ -131,6 +130,7 @@ def test_of_the_lines_of_a_rollout_the_last_counts_and_a_torn_one_does_not(run: 
 def test_post_private_then_publish(published: HubRoom, run: Path):
     made = published.wander("post", str(run), "--private", "--json")
     assert made.status == 0, made.err
+    assert published.wander("runs", "show", str(run), "--json").data["sha256"] == made.data["sha256"]
     assert made.data["private"] is True
     run_id = made.data["run_id"]
     assert published.http.get(f"/api/v1/runs/{run_id}").status_code == 404
@@ -163,6 +163,8 @@ def test_sign_with_a_key_that_stays_here(published: HubRoom, run: Path, home: Pa
     posted = published.wander("post", str(run), "--sign", "--json")
     assert posted.data["signature"]["fingerprint"] == made.data["fingerprint"]
     assert "laptop" in published.wander("key", "list").out
+    late = published.wander("post", str(run), "--private", "--json")
+    assert "posted before, for all to see" in late.json["warnings"][0]
     removed = published.wander("key", "remove", made.data["fingerprint"][:12])
     assert removed.status == 0, removed.err
     assert not file.exists()

@@ -16,7 +16,7 @@ from command_line import make_wheel
 from live_hub import clean_environment, free_port, hub_command, make_token, wait_until_healthy
 from saved_runs import write_run
 from wander.evals.store import RunFolder
-from wander_client.posting import packed
+from wander_client.posting import files_of, packed
 
 ROLLOUTS, PER_CHUNK = 240, 2
 UPLOADER = f"""
@@ -90,7 +90,7 @@ def test_whoever_is_left_goes_on(hub: Hub, tmp_path: Path):
     assert answer.status_code == 200, answer.text
     folder = write_run(tmp_path / "runs" / "one", rewards=[float(n % 2) for n in range(ROLLOUTS)])
     run = RunFolder.open(folder)
-    with packed(run.manifest, folder / "run.json", folder / "rollouts.jsonl.zst", []) as parcel:
+    with packed(run.manifest, files_of(folder)) as parcel:
         address = f"/api/v1/postings/{parcel.sha256}"
     names = ("config", "data", "cache", "runs")
     place = {f"WANDER_{name.upper()}_DIR": str(tmp_path / name) for name in names}

@@ -10,16 +10,12 @@ from wander_client.command import command_app
 from wander_client.invocation import current
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from wander.evals.store import RunFolder
     from wander.wire import RunDetail
 
     from wander_client.posting import Parcel
 
 app = command_app()
-
-ARTIFACTS = ("metrics.jsonl", "checkpoints.jsonl", "*.png", "*.svg")
 
 
 @app.command()
@@ -55,8 +51,8 @@ def post(
         manifest.environment,
         hint="publish it with `wander publish`, then evaluate it by its name: `wander eval OWNER/NAME`",
     )
-    files = _files(folder)
-    with posting.packed(manifest, files[0], files[1], files[2:]) as parcel:
+    files = posting.files_of(folder.path)
+    with posting.packed(manifest, files) as parcel:
         if not incomplete:
             _require_complete(folder, parcel.count)
         _refuse_secrets(folder)
@@ -75,6 +71,10 @@ def post(
             here.output.answer(data, f"would post {manifest.run_id} to {here.settings.hub} ({name})")
             return
         detail, new = _send(parcel, private=private, sign=sign)
+    if private and not detail.private:
+        here.output.warn("this run was posted before, for all to see; `wander runs withdraw` removes it")
+    if sign and detail.signature is None:
+        here.output.warn("this run was posted before, without a signature")
     here.output.answer(
         {**data, **detail.model_dump(mode="json", by_alias=True), "new": new}, _lines(detail, new=new)
     )
@@ -114,22 +114,6 @@ def _require_complete(folder: RunFolder, present: int) -> None:
             hint=f"complete it with `{resume_command(folder.path)}`, or post it as it is with `--incomplete`",
             code="incomplete_run",
         )
-
-
-def _files(folder: RunFolder) -> list[Path]:
-    """Return manifest, rollouts and artifacts, in the order in which they are sent."""
-    from wander_client.errors import NotFound
-
-    rollouts = [folder.path / name for name in ("rollouts.jsonl", "rollouts.jsonl.zst")]
-    present = [path for path in rollouts if path.is_file()]
-    if not present:
-        raise NotFound(
-            f"`{folder.path}` has no rollouts",
-            hint=f"play them: `wander eval --resume {folder.path}`",
-            code="no_rollouts",
-        )
-    artifacts = sorted(path for pattern in ARTIFACTS for path in folder.path.glob(pattern))
-    return [folder.path / "run.json", present[0], *artifacts]
 
 
 def _refuse_secrets(folder: RunFolder) -> None:

@@ -12,10 +12,10 @@ import base64
 import json
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any, BinaryIO, NamedTuple, Protocol
+from typing import Any, BinaryIO, NamedTuple, Protocol, cast
 
 from wander.posting import line_digest
-from wander.types import Failure, Rollout, Usage
+from wander.types import Rollout
 from wander.wire import RolloutRow
 
 from wander_hub.runs.blocks import BlockWriter, Place, unpacked
@@ -68,23 +68,21 @@ class Row:
         return base64.b64decode(self.facts.digest)
 
     def bare_rollout(self) -> Rollout:
-        """Return the rollout with all that the aggregates of a run are made from, and no messages."""
+        """Return what the aggregates read of a rollout; a real one would take ten times as long to make."""
         facts = self.facts
-        usage = Usage.model_construct(
-            prompt_tokens=facts.prompt_tokens, completion_tokens=facts.completion_tokens
+        bare = _BareRollout(
+            facts.example_id,
+            facts.index,
+            facts.reward,
+            facts.stop_reason,
+            _BareFailure(facts.failure) if facts.failure else None,
+            facts.truncated,
+            range(facts.turns),
+            _BareUsage(facts.prompt_tokens, facts.completion_tokens),
+            facts.seconds,
+            facts.metrics,
         )
-        return Rollout.model_construct(
-            example_id=facts.example_id,
-            index=facts.index,
-            reward=facts.reward,
-            stop_reason=facts.stop_reason,
-            failure=Failure.model_construct(boundary=facts.failure) if facts.failure else None,
-            truncated=facts.truncated,
-            turns=[None] * facts.turns,
-            usage=usage,
-            seconds=facts.seconds,
-            metrics=facts.metrics,
-        )
+        return cast(Rollout, bare)
 
     def shown(self, number: int) -> RolloutRow:
         """Return what a list shows."""
@@ -102,6 +100,30 @@ class Row:
             seconds=facts.seconds,
             preview=facts.preview,
         )
+
+
+class _BareFailure(NamedTuple):
+    boundary: str
+
+
+class _BareUsage(NamedTuple):
+    prompt_tokens: int
+    completion_tokens: int
+
+
+class _BareRollout(NamedTuple):
+    """A rollout without its messages; of its turns there is only the number."""
+
+    example_id: str
+    index: int
+    reward: float | None
+    stop_reason: str | None
+    failure: _BareFailure | None
+    truncated: bool
+    turns: range
+    usage: _BareUsage
+    seconds: float
+    metrics: dict[str, float]
 
 
 class StoredChunk(Protocol):
@@ -131,19 +153,19 @@ def write_chunk(rollouts: Iterable[tuple[Rollout, bytes]], target: BinaryIO) -> 
 def rows_of(storage: Storage, chunk: StoredChunk) -> Iterator[Row]:
     """Yield all rows of a chunk, a frame at a time."""
     for number in range(len(chunk.row_frames)):
-        yield from row_frame(storage, chunk, number)
+        yield from map(Row.parsed, row_lines(storage, chunk, number))
 
 
-def row_frame(storage: Storage, chunk: StoredChunk, number: int) -> list[Row]:
-    """Return the rows of one frame; all but the last hold `ROWS_PER_FRAME`."""
+def row_lines(storage: Storage, chunk: StoredChunk, number: int) -> list[bytes]:
+    """Return the lines of the rows of one frame; all but the last hold `ROWS_PER_FRAME`."""
     start, length = chunk.row_frames[number]
-    lines = unpacked(storage.read(chunk.object_sha256, start, length)).splitlines()
-    return [Row.parsed(line) for line in lines]
+    return unpacked(storage.read(chunk.object_sha256, start, length)).split(b"\n")[:-1]
 
 
 def row_at(storage: Storage, chunk: StoredChunk, place: int) -> Row:
     """Return the row at a place of a chunk, from 0."""
-    return row_frame(storage, chunk, place // ROWS_PER_FRAME)[place % ROWS_PER_FRAME]
+    frame, line = divmod(place, ROWS_PER_FRAME)
+    return Row.parsed(row_lines(storage, chunk, frame)[line])
 
 
 def rollout_at(storage: Storage, chunk: StoredChunk, place: int) -> bytes:

@@ -24,6 +24,7 @@ from wander_hub.environments import repository as environment_repository
 from wander_hub.environments import service as environments
 from wander_hub.environments.models import Environment
 from wander_hub.environments.schemas import Position
+from wander_hub.leaderboards import placing
 from wander_hub.leaderboards import service as leaderboards
 from wander_hub.problems import HubProblem
 from wander_hub.runs import chunks, repository, signing
@@ -40,6 +41,7 @@ _MOST_WEIGHTS = 500
 def refresh_listing(session: Session, environment: Environment) -> None:
     """Bring what listings show of an environment's results up to date."""
     environment_repository.lock_environment(session, environment)
+    placing.place(session, environment)
     environment.run_count = repository.count_runs(session, environment.id)
     environment.best_model, environment.best_reward = leaderboards.best(session, environment)
 
@@ -158,7 +160,7 @@ def sorted_page(
 
 def rows_numbered(session: Session, storage: Storage, run: Run, numbers: Sequence[int]) -> list[RolloutRow]:
     """Return the thin rows of these rollouts, in this order; numbers that no rollout has are passed over."""
-    frames: dict[tuple[int, int], list[chunks.Row]] = {}
+    frames: dict[tuple[int, int], list[bytes]] = {}
     found: list[RunChunk] = []
     rows = []
     for number in numbers:
@@ -170,8 +172,8 @@ def rows_numbered(session: Session, storage: Storage, run: Run, numbers: Sequenc
             found.append(chunk)
         frame, place = divmod(number - chunk.first, chunks.ROWS_PER_FRAME)
         if (chunk.first, frame) not in frames:
-            frames[chunk.first, frame] = chunks.row_frame(storage, chunk, frame)
-        rows.append(frames[chunk.first, frame][place].shown(number))
+            frames[chunk.first, frame] = chunks.row_lines(storage, chunk, frame)
+        rows.append(chunks.Row.parsed(frames[chunk.first, frame][place]).shown(number))
     return rows
 
 

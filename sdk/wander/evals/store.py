@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import errno
 import fcntl
-import hashlib
 import json
 import os
 import re
@@ -33,7 +32,7 @@ from pydantic import ValidationError
 from wander.errors import RunError
 from wander.evals import jsonl
 from wander.evals.lines import LineRule
-from wander.types import Failure, Rollout, canonical_json
+from wander.types import Failure, Rollout
 from wander.wire import EndpointUse, RunManifest, RunSummary, Spending
 
 MANIFEST = "run.json"
@@ -218,16 +217,6 @@ class RunFolder:
                 f"`{self.path / SUMMARY}` is not a summary: {_first_problem(error)}",
                 hint="delete it: it can be derived again from the rollouts",
             ) from error
-
-    def digest(self) -> str:
-        """Return the SHA-256 of the run: canonical manifest, newline, the uncompressed rollout lines."""
-        whole = hashlib.sha256(canonical_json(self._manifest_json()).encode() + b"\n")
-        file = _rollouts_file(self.path)
-        if file is None:
-            raise RunError(f"`{self.path}` has no `{ROLLOUTS}`", hint="resume the run to make it complete")
-        for block in jsonl.blocks(file):
-            whole.update(block)
-        return whole.hexdigest()
 
     def close(self) -> None:
         """Sync and release the file and the lock; safe to call twice."""
