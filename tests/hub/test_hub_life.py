@@ -65,6 +65,8 @@ async def test_yanking_shows_at_once_in_both_formats_and_is_taken_back(published
     html = (await hub.get("/alice/simple/reverse-text/", headers={"Accept": "text/html"})).text
     assert 'data-yanked="wrong &lt;rewards&gt; &quot;sorry&quot;"' in html
     assert html.count("data-yanked") == 1
+    again = await change(hub, "PUT", f"{PATH}/versions/0.2.0/yank", {})
+    assert again.json()["yanked_reason"] == 'wrong <rewards> "sorry"', "the first reason stays"
     assert (await hub.get(PATH)).json()["latest_version"] == "0.1.0"
     await change(hub, "DELETE", f"{PATH}/versions/0.2.0/yank")
     assert not any(one["yanked"] for one in (await page(hub))["files"])

@@ -32,7 +32,8 @@ def yank(
     """Tell installers to pass a version over unless it is asked for by its exact number (PEP 592)."""
     environment = rights.environment_for(session, caller, "publish", owner, name)
     found = _present_version(session, environment, version)
-    found.yanked, found.yanked_reason = True, _text(reason)
+    if not found.yanked or _text(reason):  # yanking again without a reason keeps the first
+        found.yanked, found.yanked_reason = True, _text(reason)
     _changed(session, environment)
     return environment, found
 
