@@ -163,32 +163,42 @@ def distinct(planned: list[Planned]) -> list[Planned]:
         if (same := first.setdefault(each.folder, each)) is not each:
             raise UsageError(
                 f"{each.where}: `{each.name}` is the same evaluation as that of {same.where}",
-                hint="take one of them out, or give them another seed",
+                hint="take one out, give it another seed, or name its model's endpoint under `[models]`",
             )
     return planned
 
 
-def planned_run(settings: EvaluationSettings, where: str, label: str | None = None) -> Planned:
-    """Return an evaluation of a suite, with its name and folder."""
-    environment, model = _short(settings.environment), _short(settings.model)
+def planned_run(
+    settings: EvaluationSettings, where: str, label: str | None = None, alias: str | None = None
+) -> Planned:
+    """Return an evaluation of a suite with its name and folder; `alias` is its name for the model."""
+    environment, model = _short(settings.environment), alias or _short(settings.model)
     sampling = "".join(f" {name}={value}" for name, value in settings.sampling.given().items())
     seed = f" seed={settings.seed}" if settings.seed else ""
     name = f"{label + ': ' if label else ''}{environment} {model}{sampling}{seed}"
     stem = re.sub(r"[^A-Za-z0-9._=-]+", "-", f"{environment}--{model}").strip("-.")
-    return Planned(name, f"{stem}--{_identity(settings)}", settings, where)
+    return Planned(name, f"{stem}--{_identity(settings, alias)}", settings, where)
 
 
 _FREE = {
-    *("concurrency", "max_rollouts", "workers", "worker_addresses", "worker_token_file", "rollout_timeout"),
+    *(
+        "base_url",
+        "concurrency",
+        "max_rollouts",
+        "workers",
+        "worker_addresses",
+        "worker_token_file",
+        "rollout_timeout",
+    ),
     *("call_timeout", "budget_tokens", "budget_usd", "prices", "cache", "device", "pass_environ"),
     *("serve_args", "serve_python", "serve_timeout", "environment_files", "in_process", "key_variable"),
 }
 """Settings that change no rollout: with others of these it is the same evaluation."""
 
 
-def _identity(settings: EvaluationSettings) -> str:
-    said = canonical_json(settings.model_dump(mode="json", exclude=_FREE))
-    return hashlib.sha256(said.encode()).hexdigest()[:8]
+def _identity(settings: EvaluationSettings, alias: str | None) -> str:
+    said = [alias, settings.model_dump(mode="json", exclude=_FREE)]
+    return hashlib.sha256(canonical_json(said).encode()).hexdigest()[:8]
 
 
 def _of(path: Path, suite: SuiteFile, entry: Entry, number: int) -> Iterator[Planned]:
@@ -204,7 +214,8 @@ def _of(path: Path, suite: SuiteFile, entry: Entry, number: int) -> Iterator[Pla
         _listed(said.get("sampling", SamplingArgs())),
         _listed(said.get("seed", 0)),
     ):
-        named = _given(suite.models[model]) if model in suite.models else {"model": model}
+        alias = model if model in suite.models else None
+        named = {"model": model} if alias is None else _given(suite.models[alias])
         whole = {
             **_given(suite.defaults),
             **named,
@@ -215,7 +226,7 @@ def _of(path: Path, suite: SuiteFile, entry: Entry, number: int) -> Iterator[Pla
             settings = _settings(whole, path.parent, suite.concurrency)
         except (UsageError, ConfigError) as error:
             raise UsageError(f"{where}: {error}", hint=error.hint) from error
-        yield planned_run(settings, where, entry.name)
+        yield planned_run(settings, where, entry.name, alias)
 
 
 _SAME = (

@@ -131,6 +131,20 @@ def test_lists_stand_for_every_combination_and_entries_win_over_models_over_defa
     assert last.environment == str(home / "two")
     assert last.sampling.given() == {"temperature": 1.0, "min_p": 0.1}
     assert suite.planned[-1].name == "two b temperature=1.0 min_p=0.1 seed=2"
+    assert suite.planned[0].name == "acme/one a temperature=0.0 seed=1"
+
+
+def test_an_endpoint_may_move_and_two_of_one_model_have_names(home: Path, running: None) -> None:
+    def folders(one: str, other: str) -> list[str]:
+        models = (
+            f'[models.x]\nmodel = "m"\nbase_url = "{one}"\n[models.y]\nmodel = "m"\nbase_url = "{other}"\n'
+        )
+        text = f'{models}[[eval]]\nenvironment = "acme/one"\nmodel = ["x", "y"]\n'
+        return [each.folder for each in read_suite(write(home, text)).planned]
+
+    before = folders("http://a/v1", "http://b/v1")
+    assert len(set(before)) == 2
+    assert folders("http://c/v1", "http://d/v1") == before
 
 
 def test_every_evaluation_becomes_a_run_of_its_own(wander: Wander, folder: Path, home: Path) -> None:
