@@ -172,15 +172,15 @@ def test_a_scripted_model_cannot_be_served(wander: Wander, folder: Path, pids: P
     [
         ("sick", signal.SIGINT),
         ("sick", signal.SIGKILL),
-        ("slow", signal.SIGINT),
-        ("slow", signal.SIGTERM),
-        ("slow", signal.SIGKILL),
+        ("hangs", signal.SIGINT),
+        ("hangs", signal.SIGTERM),
+        ("hangs", signal.SIGKILL),
     ],
 )
 def test_the_server_ends_however_the_command_ends(
     number: signal.Signals, behave: str, folder: Path, pids: Path, home: Path
 ) -> None:
-    """While it starts (`sick`) and while rollouts play (`slow`)."""
+    """While it starts (`sick`) and while rollouts play (`hangs`)."""
     words = ["eval", str(folder), "-m", "m", "-c", "1", "--serve", "vllm", f"--serve-arg=--behave={behave}"]
     command = subprocess.Popen(
         [sys.executable, "-m", "wander_client", *words],
@@ -190,7 +190,7 @@ def test_the_server_ends_however_the_command_ends(
     )
     try:
         until(lambda: len(started(pids)) == 2, "the server starts")
-        if behave == "slow":
+        if behave == "hangs":
             until(lambda: list((home / "runs").glob("*/rollouts.jsonl")), "rollouts play")
         os.kill(command.pid, number)
         command.wait(PATIENCE)

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -262,29 +263,37 @@ def test_progress_goes_to_the_error_stream_in_plain_lines(wander: Wander, folder
     assert "say-env say_env:wrong  done" in result.err
 
 
-def interrupted(home: Path, file: Path, endpoint_requests: list[object], number: int) -> Result:
-    """Start the suite as a program, send the signal once some calls were made, and wait for its end."""
-    command = [sys.executable, "-m", "wander_client", "eval", str(file), "--json"]
-    process = subprocess.Popen(command, cwd=home, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    deadline = time.monotonic() + 120
-    while len(endpoint_requests) < 3 and process.poll() is None and time.monotonic() < deadline:
-        time.sleep(0.02)
-    os.kill(process.pid, number)
-    out, err = process.communicate(timeout=120)
-    return Result(process.returncode, out, err)
-
-
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_a_suite_that_is_stopped_goes_on_where_it_was(
     number: signal.Signals, wander: Wander, folder: Path, home: Path
 ) -> None:
-    with chat_endpoint(echo, delay=0.05) as endpoint:
+    let_go = threading.Event()
+
+    def hangs(messages: list[dict[str, str]]) -> str:
+        """Answer three calls, and the next ones once the command has ended."""
+        if len(endpoint.requests) >= 3:
+            let_go.wait(120)
+        return echo(messages)
+
+    with chat_endpoint(hangs) as endpoint:
         entry = one("echo", f'base_url = "{endpoint.base_url}"').replace("= 4", "= 8")
         begin = "concurrency = 1\nevaluations_at_once = 1\n"
         file = write(home, begin + entry + entry + "seed = 1\n")
-        stopped = interrupted(home, file, endpoint.requests, number)
+        command = [sys.executable, "-m", "wander_client", "eval", str(file), "--json"]
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        try:
+            deadline = time.monotonic() + 120
+            while endpoint.in_flight == 0 or len(endpoint.requests) < 3:
+                assert time.monotonic() < deadline
+                assert process.poll() is None
+                time.sleep(0.02)
+            os.kill(process.pid, number)
+            stopped = Result(0, *process.communicate(timeout=120))
+        finally:
+            process.kill()
+            let_go.set()
         if number != signal.SIGKILL:
-            assert stopped.status == 130, stopped.out + stopped.err
+            assert process.returncode == 130, stopped.out + stopped.err
             assert stopped.json["error"]["code"] == "interrupted"
             assert "wander eval --resume" in stopped.json["error"]["hint"]
         again = wander("eval", str(file), "--resume", "--json")

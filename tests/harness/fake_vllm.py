@@ -25,7 +25,7 @@ if given.behave == "crash":
 engine = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)
 with open(os.environ["FAKE_VLLM_PIDS"], "a") as pids:
     pids.write(f"{os.getpid()}\\\\n{engine.pid}\\\\n")
-asked = 0
+asked = answered = 0
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -40,9 +40,11 @@ class Handler(BaseHTTPRequestHandler):
             self.answer({"object": "list", "data": [{"id": given.served_model_name}]})
 
     def do_POST(self):
+        global answered
         body = json.loads(self.rfile.read(int(self.headers["content-length"])))
-        if given.behave == "slow":
-            time.sleep(0.3)
+        if given.behave == "hangs" and answered:
+            time.sleep(600)
+        answered += 1
         message = {"role": "assistant", "content": body["messages"][-1]["content"].removeprefix("say ")}
         usage = {"prompt_tokens": 3, "completion_tokens": 1, "total_tokens": 4}
         choices = [{"index": 0, "finish_reason": "stop", "message": message}]
