@@ -19,6 +19,7 @@ from wander_hub.accounts.schemas import HUB
 from wander_hub.database import now
 from wander_hub.environments.models import Version
 from wander_hub.storage import Storage
+from wander_hub.upload import finalize
 from wander_hub.upload.models import UploadSession
 from wander_hub.upload.sweep import sweep
 
@@ -326,6 +327,39 @@ async def test_the_same_upload_finalized_at_the_same_time_is_published_once(begi
     answers = await asyncio.gather(*(upload.finalize() for _ in range(4)))
     assert {one.status_code for one in answers} == {200}, [one.text for one in answers]
     assert sorted(one.headers["x-wander-upload"] for one in answers) == ["created", *["unchanged"] * 3]
+
+
+async def test_a_finalize_that_comes_late_is_answered_like_the_first(hub, begin, storage, monkeypatch):
+    """The chunks go while it reads them: the version is there."""
+    upload = await begin(BOTH)
+    await upload.send_all()
+    read = finalize._put_together
+    answers = []
+
+    def slow(*arguments):
+        monkeypatch.setattr(finalize, "_put_together", read)
+        caller = account_service.authenticate(hub.database, hub.tokens["alice"])
+        settings = hub.settings
+        answers.append(
+            finalize.finalize(hub.database, storage, caller, upload.id, settings, "http://hub.test")
+        )
+        return read(*arguments)
+
+    monkeypatch.setattr(finalize, "_put_together", slow)
+    answer = await upload.finalize()
+    assert (answer.status_code, answer.headers["x-wander-upload"]) == (200, "unchanged"), answer.text
+    assert answers[0][0].model_dump(mode="json") == answer.json()
+
+
+async def test_a_lost_chunk_is_asked_for_again(begin, storage):
+    upload = await begin({WHEEL_NAME: LARGE})
+    await upload.send(WHEEL_NAME, LARGE[: 100 * KIB])
+    await upload.send(WHEEL_NAME, LARGE[100 * KIB :], 100 * KIB)
+    storage.unstage(sorted(one.path for one in storage.staging())[1])
+    refused = await upload.finalize()
+    assert (refused.status_code, refused.json()["code"]) == (409, "upload_incomplete")
+    await upload.send(WHEEL_NAME, LARGE[100 * KIB :], 100 * KIB)
+    assert (await upload.finalize()).status_code == 200
 
 
 async def test_two_chunks_for_one_place_leave_one_file(hub, begin):

@@ -25,7 +25,7 @@ from wander_hub.environments import service as environment_service
 from wander_hub.problems import HubProblem
 from wander_hub.settings import Settings
 from wander_hub.storage import CHUNK, Storage
-from wander_hub.upload import checks, comparison, service, sessions
+from wander_hub.upload import checks, comparison, service, sessions, sweep
 from wander_hub.upload import session_repository as repository
 from wander_hub.upload.models import StagedFile, UploadSession
 from wander_hub.upload.schemas import Limits, Package, Upload, refused
@@ -58,7 +58,11 @@ def finalize(
         bodies: list[tuple[StagedFile, BinaryIO]] = []
         for file in found.files:
             body = cast(BinaryIO, stack.enter_context(tempfile.SpooledTemporaryFile(_IN_MEMORY)))
-            if _put_together(storage, found.id, file, body) != file.sha256:
+            try:
+                sha256 = _put_together(storage, found.id, file, body)
+            except FileNotFoundError:
+                return _without_chunks(database, storage, caller, file, settings, base_url), False
+            if sha256 != file.sha256:
                 _start_again(database, caller, found.id, file)
                 detail = f"the bytes of `{file.filename}` are not those of its sha256"
                 raise refused("digest_mismatch", detail)
@@ -112,6 +116,27 @@ def _pieces(storage: Storage, session_id: str, file: StagedFile) -> Iterator[byt
             yield storage.read(file.sha256, start, min(CHUNK, file.size - start))
     for chunk in file.chunks:
         yield storage.staged(sessions.chunk_key(session_id, file.id, chunk.offset, chunk.sha256))
+
+
+def _without_chunks(
+    database: Database,
+    storage: Storage,
+    caller: Identity,
+    file: StagedFile,
+    settings: Settings,
+    base_url: str,
+) -> VersionDetail:
+    """Return the version where the same request, sent twice, has just published it and dropped the chunks.
+
+    Otherwise a chunk was lost: the file goes back to what is there, and the session is not whole.
+    """
+    sweep.count_again(database, storage, file.id)
+    with database.read(caller) as session:
+        found = sessions.find(session, caller, file.session_id)
+        if found.status != "published":
+            _require_ready(session, found, caller, settings)
+            raise HubProblem(503, "storage_failed", f"the bytes of `{file.filename}` cannot be read")
+        return _published(session, found, base_url)
 
 
 def _start_again(database: Database, caller: Identity, session_id: str, file: StagedFile) -> None:

@@ -75,8 +75,10 @@ def files_under_way(session: Session, at: datetime) -> Sequence[StagedFile]:
 
 
 def file_numbered(session: Session, file_id: int) -> StagedFile | None:
-    """Return a file with its chunks; others that would change it wait."""
-    query = select(StagedFile).where(StagedFile.id == file_id).with_for_update(of=StagedFile)
+    """Return a file of an open session with its chunks; others that would change it wait."""
+    query = select(StagedFile).join(UploadSession, StagedFile.session_id == UploadSession.id)
+    query = query.where(StagedFile.id == file_id, UploadSession.status == "open")
+    query = query.with_for_update(of=StagedFile)
     return session.scalar(query.options(selectinload(StagedFile.chunks)))
 
 

@@ -128,7 +128,7 @@ async def send_chunk(
 @router.post(
     "/{session_id}/finalize",
     response_model=VersionDetail,
-    responses=documented(401, 403, 404, 409, 413, 422, 507),
+    responses=documented(401, 403, 404, 409, 413, 422, 503, 507),
 )
 def finalize_upload(
     session_id: str,
