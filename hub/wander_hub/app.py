@@ -25,6 +25,7 @@ from wander_hub.index.direct import DirectIndex
 from wander_hub.index.public_files import FOLDER, keep_links
 from wander_hub.jobs import TableQueue
 from wander_hub.leaderboards import routes as leaderboards
+from wander_hub.leaderboards.placing import place_all
 from wander_hub.middleware import AnswerHeaders
 from wander_hub.problems import install_handlers
 from wander_hub.publishers import routes as publishers
@@ -120,6 +121,7 @@ def create_app(
 def _start(settings: Settings, database: Database, storage: Storage) -> None:
     with database.write() as session:
         bundled.ensure_owner(session)
+    place_all(database)
     keep_links(database, storage, settings.data / FOLDER, wanted=settings.public_files)
     if settings.bundled_packages:
         for filename in bundled.publish_bundled(database, storage, settings):

@@ -73,7 +73,7 @@ class Board:
         return answer.json()
 
     async def ranked(self) -> list[str]:
-        board = await self.hub.get("/api/v1/environments/alice/reverse-text/leaderboard")
+        board = await self.hub.get("/api/v1/environments/alice/reverse-text/leaderboard?runs=all")
         return [row["run_id"] for row in board.json()["rows"]]
 
 

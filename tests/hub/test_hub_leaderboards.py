@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from wander_hub.leaderboards.service import rank_ranges
+from wander_hub.leaderboards.bounds import Bounds
 
 BOARD = "/api/v1/environments/alice/reverse-text/leaderboard"
 
@@ -97,17 +97,37 @@ intervals = st.lists(st.tuples(st.floats(0, 1), st.floats(0, 1)).map(sorted).map
 
 
 @given(intervals)
-def test_rank_ranges_hold_every_possible_order(intervals):
-    ranges = rank_ranges(intervals)
-    assert len(ranges) == len(intervals)
-    for (low, high), (first, last) in zip(intervals, ranges, strict=True):
+def test_ranks_hold_every_possible_order(intervals):
+    bounds = Bounds()
+    for one in [*intervals, *intervals]:
+        bounds.add(one)
+    for one in intervals:
+        bounds.remove(one)
+    bounds = Bounds(*bounds.stored())
+    for low, high in intervals:
+        first, last = bounds.ranks((low, high), (low, high))
         assert 1 <= first <= last <= len(intervals)
         assert first == 1 + sum(other > high for other, _ in intervals)
         assert last == len(intervals) - sum(other < low for _, other in intervals)
 
 
+@given(intervals, st.tuples(st.floats(0, 1), st.floats(0, 1)).map(sorted).map(tuple))
+def test_the_best_run_of_a_model_costs_its_other_runs_no_rank(others, run):
+    bounds = Bounds()
+    for one in others:
+        bounds.add(one)
+    alone = Bounds(*bounds.stored())
+    alone.add(run)
+    bounds.add((2.0, 3.0))
+    assert bounds.ranks(run, (2.0, 3.0)) == alone.ranks(run, run)
+
+
 def test_one_small_run_has_rank_one():
-    assert rank_ranges([(float("-inf"), float("inf"))]) == [(1, 1)]
+    bounds = Bounds()
+    bounds.add((None, None))
+    assert bounds.ranks((None, None), (None, None)) == (1, 1)
+    with pytest.raises(ValueError, match="no interval"):
+        bounds.remove((0.0, 1.0))
 
 
 @pytest.mark.parametrize("limit", [1, 2, 50])

@@ -22,7 +22,10 @@ from wander_hub.accounts.models import Grant, Membership
 from wander_hub.accounts.schemas import HUB
 from wander_hub.boundary import mutating_routes, undeclared_routes
 from wander_hub.environments import repository as environments
+from wander_hub.leaderboards.schemas import board_name
 from wander_hub.runs.models import Run
+from wander_hub.runs.service import find as find_run
+from wander_hub.runs.service import refresh_listing
 
 ENVIRONMENT = "/api/v1/environments/{owner}/{name}"
 UPLOADS = "/api/v1/uploads"
@@ -99,6 +102,9 @@ ATTEMPTS = {
     ("POST", "/api/v1/runs"): Attempt(lesser=(), status=201),
     ("POST", "/api/v1/runs/{run_id}/publish"): Attempt(),
     ("DELETE", "/api/v1/runs/{run_id}"): Attempt(query={"reason": "wrong"}),
+    ("PUT", ENVIRONMENT + "/versions/{version}/boards/{board}"): Attempt({"title": "Easy"}),
+    ("PUT", "/api/v1/runs/{run_id}/hiding"): Attempt({"reason": "its author asked"}),
+    ("DELETE", "/api/v1/runs/{run_id}/hiding"): Attempt(status=204),
     ("PUT", POSTING): Attempt(lesser=(), status=201),
     ("DELETE", POSTING): Attempt(status=204),
     ("PUT", POSTING + "/chunks/{chunk}"): Attempt(),
@@ -148,6 +154,7 @@ async def attempt(hub, method: str, path: str, token: str | None, make_wheel, ru
     values = VALUES | {
         "prefix": hub.tokens["read"][:10],
         "session_id": hub.tokens.get("upload", "none"),
+        "board": hub.tokens.get("board", "none"),
         "filename": "x",
     }
     address = re.sub(r"{(\w+)[^}]*}", lambda match: values[match[1]], path)
@@ -194,6 +201,20 @@ async def attempt_posting(hub, method: str, path: str, token: str | None, parcel
     return await hub.client.request(method, address, json=ATTEMPTS[method, path].body, headers=headers)
 
 
+async def set_a_board_up(hub, method: str, path: str, make_wheel, run_of) -> None:
+    """Let the run rank, where the route is about a board; and hide it, where that is to be taken back."""
+    if not path.endswith(("/hiding", "/boards/{board}")):
+        return
+    with hub.database.write(HUB) as session:
+        run = find_run(session, RUN)
+        run.level = "complete"
+        refresh_listing(session, run.environment)
+        hub.tokens["board"] = board_name(run.task_set_sha256, run.protocol_sha256)
+    if method == "DELETE":
+        hidden = await attempt(hub, "PUT", path, "alice", make_wheel, run_of)
+        assert hidden.status_code == 200, hidden.text
+
+
 def rows(hub) -> dict[str, list[tuple[Any, ...]]]:
     """Return all that the database holds, but for when tokens were last used."""
     metadata = MetaData()
@@ -225,6 +246,7 @@ async def test_only_those_with_the_right_may(private, make_wheel, run_of, method
     hub, wanted = private, ATTEMPTS[method, path]
     routes = mutating_routes(hub.client._transport.app.routes)
     needed = {(m, p): needs.permission for m, p, needs in routes if (m, p) not in OPEN}
+    await set_a_board_up(hub, method, path, make_wheel, run_of)
     if "{number}" in path:
         asked = await attempt(hub, "POST", "/api/v1/runs/{run_id}/verifications", "alice", make_wheel, run_of)
         assert asked.json()["id"] == 1, asked.text

@@ -2,31 +2,143 @@
 
 from __future__ import annotations
 
+import csv
+import io
+from datetime import UTC, datetime
 from typing import Annotated
 
-from fastapi import APIRouter, Query
-from wander.wire import Leaderboard
+from fastapi import APIRouter, Depends, Query
+from starlette.responses import Response
+from wander.wire import BoardInfo, BoardSettings, Leaderboard, VerificationLevel
+from wander.wire.boards import HiddenRunInfo, HidingReason, csv_table
 
-from wander_hub.boundary import BaseUrl, ReadSession
+from wander_hub.boundary import BaseUrl, Manager, ReadSession, WriteSession
 from wander_hub.environments import service as environments
-from wander_hub.leaderboards import service
+from wander_hub.leaderboards import curating, repository, service
+from wander_hub.leaderboards.schemas import BoardFilter, BoardSort, Showing
 from wander_hub.problems import documented
+from wander_hub.runs import service as run_service
 
-router = APIRouter(prefix="/api/v1/environments", tags=["leaderboards"])
+router = APIRouter(prefix="/api/v1", tags=["leaderboards"])
+
+MOST_ROWS = 200
+_CSV_ROWS = 10_000
+_BOARD = "/environments/{owner}/{name}/leaderboard"
+Version = Annotated[str | None, Query(max_length=100)]
+TaskSet = Annotated[str | None, Query(max_length=64, description="digest or its beginning")]
+BoardName = Annotated[str | None, Query(max_length=64, description="as `others` names them")]
 
 
-@router.get("/{owner}/{name}/leaderboard", response_model=Leaderboard, responses=documented(404, 422))
+def board_filter(
+    runs: Annotated[Showing, Query(description="the best run of each model, or all")] = "best",
+    sort: Annotated[BoardSort, Query(description="best, newest, fewest tokens or cheapest first")] = "reward",
+    level: Annotated[VerificationLevel, Query(description="at least")] = "complete",
+    model: Annotated[str, Query(max_length=300, description="part of the name, in any case")] = "",
+    since: Annotated[datetime | None, Query(description="posted then or later; UTC without a zone")] = None,
+    until: Annotated[datetime | None, Query(description="posted before")] = None,
+    limit: Annotated[int, Query(ge=1, le=MOST_ROWS)] = 50,
+    cursor: Annotated[str | None, Query(max_length=400)] = None,
+) -> BoardFilter:
+    """Return what a request asks of a board."""
+    return BoardFilter(runs, sort, level, model, _aware(since), _aware(until), limit, cursor)
+
+
+Wanted = Annotated[BoardFilter, Depends(board_filter)]
+
+
+@router.get(_BOARD, response_model=Leaderboard, responses=documented(404, 422))
 def get_leaderboard(
     session: ReadSession,
     base_url: BaseUrl,
     owner: str,
     name: str,
-    version: Annotated[str | None, Query(max_length=100)] = None,
-    task_set: Annotated[str | None, Query(max_length=64, description="digest or its beginning")] = None,
-    board: Annotated[str | None, Query(max_length=64, description="as `others` names them")] = None,
+    wanted: Wanted,
+    version: Version = None,
+    task_set: TaskSet = None,
+    board: BoardName = None,
 ) -> Leaderboard:
     """Rank the complete runs of one version, one task set and one protocol."""
     environment = environments.find(session, owner, name)
     return service.leaderboard(
-        session, environment, base_url, version=version, task_set=task_set, board=board
+        session, environment, base_url, version=version, task_set=task_set, board=board, wanted=wanted
     )
+
+
+@router.get(
+    _BOARD + ".csv",
+    response_class=Response,
+    responses=documented(404, 422) | {200: {"content": {"text/csv": {}}, "description": "a header and rows"}},
+)
+def get_leaderboard_csv(
+    session: ReadSession,
+    base_url: BaseUrl,
+    owner: str,
+    name: str,
+    wanted: Wanted,
+    version: Version = None,
+    task_set: TaskSet = None,
+    board: BoardName = None,
+) -> Response:
+    """Return a board's rows as comma-separated values, up to 10,000 of them; the header names the units."""
+    environment = environments.find(session, owner, name)
+    whole = BoardFilter(**{**vars(wanted), "limit": _CSV_ROWS})
+    found = service.leaderboard(
+        session, environment, base_url, version=version, task_set=task_set, board=board, wanted=whole
+    )
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows(csv_table(found.rows))
+    filename = f"{found.owner}-{found.name}-{found.version}-{found.board or 'empty'}.csv"
+    headers = {"Content-Disposition": f'attachment; filename="{filename}"'}
+    return Response(text.getvalue(), media_type="text/csv", headers=headers)
+
+
+@router.put(
+    "/environments/{owner}/{name}/versions/{version}/boards/{board}",
+    response_model=BoardInfo,
+    responses=documented(308, 400, 401, 403, 404, 410, 422),
+)
+def arrange_board(
+    session: WriteSession,
+    caller: Manager,
+    owner: str,
+    name: str,
+    version: str,
+    board: str,
+    body: BoardSettings,
+) -> BoardInfo:
+    """Give a board its title, description and columns, and show it first of its version's boards or not."""
+    return curating.arrange(session, caller, owner, name, version, board, body)
+
+
+@router.get("/runs/{run_id}/hiding", response_model=HiddenRunInfo, responses=documented(404))
+def get_hiding(session: ReadSession, base_url: BaseUrl, run_id: str) -> HiddenRunInfo:
+    """Tell why a run is kept off its board."""
+    run = run_service.find(session, run_id)
+    hidden = repository.hiding_of(session, run_id)
+    if hidden is None:
+        raise curating.not_hidden(run_id)
+    return service.hidden_info(run, hidden, base_url)
+
+
+@router.put(
+    "/runs/{run_id}/hiding", response_model=HiddenRunInfo, responses=documented(400, 401, 403, 404, 422)
+)
+def hide_run(
+    session: WriteSession, caller: Manager, base_url: BaseUrl, run_id: str, body: HidingReason
+) -> HiddenRunInfo:
+    """Keep a run off its board, with a reason that everybody can read."""
+    run, hidden = curating.hide(session, caller, run_id, body.reason)
+    return service.hidden_info(run, hidden, base_url)
+
+
+@router.delete(
+    "/runs/{run_id}/hiding", status_code=204, response_class=Response, responses=documented(401, 403, 404)
+)
+def show_run(session: WriteSession, caller: Manager, run_id: str) -> Response:
+    """Let a hidden run rank again."""
+    curating.show(session, caller, run_id)
+    return Response(status_code=204)
+
+
+def _aware(moment: datetime | None) -> datetime | None:
+    return moment.replace(tzinfo=UTC) if moment is not None and moment.tzinfo is None else moment

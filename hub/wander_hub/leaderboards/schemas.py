@@ -1,24 +1,72 @@
-"""What identifies a board."""
+"""What a reader may ask of a board, and where a page of it ended."""
 
 from __future__ import annotations
 
+import base64
+import binascii
 import hashlib
+import json
+import math
 from dataclasses import dataclass
 from datetime import datetime
+from typing import Literal
+
+from wander.wire import VerificationLevel
+
+from wander_hub.problems import HubProblem
+
+BoardSort = Literal["reward", "posted", "tokens", "cost"]
+Showing = Literal["best", "all"]
 
 
 @dataclass(frozen=True)
-class Board:
-    """Runs of one version that may be compared: one task set, one protocol."""
+class BoardFilter:
+    """Which rows of a board, and in what order; none of it changes a rank."""
 
-    version_id: int
-    task_set_sha256: str
-    protocol_sha256: str
-    runs: int
-    """Complete ones."""
-    last_posted_at: datetime
+    showing: Showing = "best"
+    sort: BoardSort = "reward"
+    """Best reward, newest, fewest tokens or lowest cost first; unknown ones last."""
+    level: VerificationLevel = "complete"
+    """At least."""
+    model: str = ""
+    """Part of the name, in any case."""
+    since: datetime | None = None
+    until: datetime | None = None
+    """Exclusive."""
+    limit: int = 50
+    cursor: str | None = None
 
-    @property
-    def name(self) -> str:
-        """What a user chooses it by among the boards of its version."""
-        return hashlib.sha256(f"{self.task_set_sha256}{self.protocol_sha256}".encode()).hexdigest()[:8]
+
+@dataclass(frozen=True)
+class BoardPosition:
+    """Where a page ended: the sort key of its last row."""
+
+    sort: BoardSort
+    value: float
+    """Zero when sorted by time."""
+    posted_at: datetime
+    run_id: str
+
+    def cursor(self) -> str:
+        """Return the opaque form."""
+        parts = [self.sort, self.value, self.posted_at.isoformat(), self.run_id]
+        return base64.urlsafe_b64encode(json.dumps(parts).encode()).decode()
+
+    @classmethod
+    def from_cursor(cls, cursor: str, sort: BoardSort) -> BoardPosition:
+        """Read the opaque form; raise a 422 for anything else, and for a cursor of another order."""
+        try:
+            found, value, posted_at, run_id = json.loads(base64.urlsafe_b64decode(cursor.encode()))
+            moment = datetime.fromisoformat(posted_at)
+            right = found == sort and isinstance(run_id, str) and type(value) in (int, float)
+            if not right or not math.isfinite(value) or moment.tzinfo is None:
+                raise ValueError("not of this order")
+        except (binascii.Error, ValueError, TypeError) as error:
+            hint = "pass `next` of the page before unchanged, with the same `sort`"
+            raise HubProblem(422, "bad_cursor", "the cursor is not one of this board's", hint=hint) from error
+        return cls(sort, float(value), moment, run_id)
+
+
+def board_name(task_set_sha256: str, protocol_sha256: str) -> str:
+    """Return what a user chooses a board by among those of its version."""
+    return hashlib.sha256(f"{task_set_sha256}{protocol_sha256}".encode()).hexdigest()[:8]

@@ -3,20 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from sqlalchemy.orm import Session
-from wander.wire import BoardInfo, Leaderboard, LeaderboardRow, RunManifest, RunSummary
+from wander.wire import BoardInfo, Leaderboard, LeaderboardRow, RunSummary
+from wander.wire.boards import BOARD_COLUMNS, HiddenRunInfo, HistoryPoint, VersionBoard
 
 from wander_hub.environments import repository as environment_repository
 from wander_hub.environments import service as environments
 from wander_hub.environments.models import Environment, Version
 from wander_hub.leaderboards import repository
-from wander_hub.leaderboards.schemas import Board
+from wander_hub.leaderboards.bounds import Bounds
+from wander_hub.leaderboards.models import Board, BoardEntry, HiddenRun
+from wander_hub.leaderboards.schemas import BoardFilter
 from wander_hub.problems import HubProblem
 from wander_hub.runs.models import Run
 
 MOST_OTHERS = 20
 """How many other boards an answer tells of, the busiest first."""
+MOST_HIDDEN = 50
+HISTORY_MODELS = 8
+"""Of how many models, the leading ones, an answer tells the history."""
+MOST_RECORDS = 400
 
 
 def leaderboard(
@@ -27,26 +35,56 @@ def leaderboard(
     version: str | None = None,
     task_set: str | None = None,
     board: str | None = None,
+    wanted: BoardFilter | None = None,
+    versions: Sequence[Version] | None = None,
+    brief: bool = False,
 ) -> Leaderboard:
-    """Return a board: unless asked otherwise the busiest one of the newest version that has any."""
-    version_of_board = _version(session, environment, version)
-    boards = repository.boards_of(session, version_of_board.id)
-    if not boards and task_set is None and board is None:
-        return _empty(session, environment, version_of_board)
-    fitting = [
-        one
-        for one in boards
-        if one.task_set_sha256.startswith(task_set or "") and one.name.startswith(board or "")
-    ]
-    if not fitting:
+    """Return a board: unless asked otherwise the first one of the newest version that has any.
+
+    A brief one has its rows alone: no history, nothing on hidden runs and on other versions. `versions` are
+    those of the environment, the newest first, where the caller has them.
+    """
+    if versions is None:
+        versions = environments.newest_first(list(environment_repository.versions_of(session, environment)))
+    chosen = _version(session, environment, versions, version)
+    boards = repository.boards_of(session, chosen.id, MOST_OTHERS + 1)
+    if task_set is not None or board is not None:
+        shown = find_board(session, environment, chosen, task_set or "", board or "")
+    elif boards:
+        shown = boards[0]
+    else:
+        return _empty(session, environment, chosen, versions)
+    filled = _filled(session, environment, chosen, shown, wanted or BoardFilter(), base_url)
+    count = len(boards) if len(boards) <= MOST_OTHERS else repository.count_boards(session, chosen.id)
+    others = [info_of(one) for one in boards if one is not shown][:MOST_OTHERS]
+    update: dict[str, Any] = {"boards": count, "others": others}
+    if not brief and _is_first(wanted):
+        hidden = repository.hidden_of(session, shown, MOST_HIDDEN)
+        update["hidden"] = [hidden_info(run, one, base_url) for run, one in hidden]
+        update["history"] = _history(session, shown)
+        update["versions"] = _other_versions(session, chosen, versions, shown)
+    return filled.model_copy(update=update)
+
+
+def _is_first(wanted: BoardFilter | None) -> bool:
+    """Tell whether a page is the first one, which also tells of the board itself."""
+    return wanted is None or wanted.cursor is None
+
+
+def find_board(
+    session: Session, environment: Environment, version: Version, task_set: str, name: str
+) -> Board:
+    """Return the board of a version whose task set and name begin so, or raise a 404."""
+    found = repository.boards_named(session, version.id, task_set, name)
+    if not found:
         label = f"{environment.owner.name}/{environment.name}"
         raise HubProblem(
             404,
             "board_not_found",
-            f"`{label}` {version_of_board.version} has no board `{(board or task_set or '')[:64]}`",
+            f"`{label}` {version.version} has no board `{(name or task_set)[:64]}`",
             hint=f"`wander leaderboard {label}` names those there are",
         )
-    return _filled(session, environment, version_of_board, fitting[0], boards, base_url)
+    return found[0]
 
 
 def _filled(
@@ -54,80 +92,137 @@ def _filled(
     environment: Environment,
     chosen: Version,
     board: Board,
-    boards: Sequence[Board],
+    wanted: BoardFilter,
     base_url: str,
 ) -> Leaderboard:
-    """Return a board with its rows, and what the others of its version are."""
-    runs = repository.ranked_runs(session, board)
-    manifest = RunManifest.model_validate_json(runs[0].manifest)
+    """Return a board with its rows."""
+    found = repository.page(session, board, wanted)
+    shown = found[: wanted.limit]
+    more = len(found) > wanted.limit
     return Leaderboard(
         owner=environment.owner.name,
         name=environment.name,
         version=chosen.version,
         board=board.name,
+        title=board.title,
+        description=board.description,
+        columns=board.columns if board.columns is not None else list(BOARD_COLUMNS),
+        pinned=board.pinned,
         task_set_sha256=board.task_set_sha256,
-        split=manifest.split,
-        examples=runs[0].examples,
-        rollouts_per_example=runs[0].rollouts_per_example,
-        arguments=manifest.environment.arguments,
-        rows=_rows(runs, chosen, base_url),
+        split=info_of(board).split,
+        examples=board.examples,
+        rollouts_per_example=board.rollouts_per_example,
+        arguments=board.arguments,
+        max_tokens=board.max_tokens,
+        runs=board.runs,
+        models=board.models,
+        showing=wanted.showing,
+        rows=_rows(session, board, shown, chosen, base_url),
+        next=repository.position(shown[-1][1], wanted).cursor() if more else None,
         hidden_incomplete=repository.count_incomplete(session, chosen.id, board.task_set_sha256),
-        boards=len(boards),
-        others=[_info(session, one) for one in boards if one != board][:MOST_OTHERS],
     )
 
 
-def _info(session: Session, board: Board) -> BoardInfo:
-    run = repository.newest_run(session, board)
-    manifest = RunManifest.model_validate_json(run.manifest)
+def info_of(board: Board) -> BoardInfo:
+    """Return what a board compares."""
     return BoardInfo(
         board=board.name,
         task_set_sha256=board.task_set_sha256,
-        split=manifest.split,
-        examples=run.examples,
-        rollouts_per_example=run.rollouts_per_example,
-        arguments=manifest.environment.arguments,
+        split="train" if board.split == "train" else "eval",
+        examples=board.examples,
+        rollouts_per_example=board.rollouts_per_example,
+        arguments=board.arguments,
+        max_tokens=board.max_tokens,
+        title=board.title,
+        pinned=board.pinned,
         runs=board.runs,
+        models=board.models,
         last_posted_at=board.last_posted_at,
     )
 
 
+def hidden_info(run: Run, hidden: HiddenRun, base_url: str) -> HiddenRunInfo:
+    """Return what everybody may know of a run that is kept off its board."""
+    return HiddenRunInfo(
+        run_id=run.run_id,
+        model=run.model,
+        reward_mean=run.reward_mean,
+        posted_by=run.posted_by.name,
+        posted_at=run.posted_at,
+        reason=hidden.reason,
+        hidden_by=hidden.hidden_by.name,
+        hidden_at=hidden.hidden_at,
+        url=f"{base_url}/runs/{run.run_id}",
+    )
+
+
 def best(session: Session, environment: Environment) -> tuple[str | None, float | None]:
-    """Return model and mean reward of the first row of the newest version's busiest board, if it has any.
+    """Return model and mean reward of the first row of the newest version's first board, if it has any.
 
     A score of an older version is no score of this one, and listings show it beside the newest version.
     """
     version = environments.find_version(session, environment, "latest")
-    boards = repository.boards_of(session, version.id)
-    if not boards:
-        return None, None
-    first = repository.ranked_runs(session, boards[0])[0]
-    return first.model, first.reward_mean
+    for board in repository.boards_of(session, version.id, 1):
+        for leader in repository.leaders(session, board, 1):
+            return leader.model, 0.0 - leader.shortfall
+    return None, None
 
 
-def rank_ranges(intervals: Sequence[tuple[float, float]]) -> list[tuple[int, int]]:
-    """Return the lowest and highest rank of each interval; overlapping ones cannot be told apart."""
-    count = len(intervals)
-    ranges = []
-    for low, high in intervals:
-        better = sum(1 for other_low, _ in intervals if other_low > high)
-        worse = sum(1 for _, other_high in intervals if other_high < low)
-        ranges.append((1 + better, count - worse))
-    return ranges
-
-
-def _version(session: Session, environment: Environment, version: str | None) -> Version:
+def _version(
+    session: Session, environment: Environment, versions: Sequence[Version], version: str | None
+) -> Version:
     if version is not None:
         return environments.find_version(session, environment, version)
-    with_boards = repository.versions_with_boards(session, environment.id)
-    versions = environments.newest_first(list(environment_repository.versions_of(session, environment)))
+    with_boards = repository.versions_with_boards(session, [one.id for one in versions])
     for one in versions:
         if one.id in with_boards:
             return one
     return next(one for one in versions if one.version == environment.latest_version)
 
 
-def _empty(session: Session, environment: Environment, version: Version) -> Leaderboard:
+def _other_versions(
+    session: Session, chosen: Version, versions: Sequence[Version], board: Board | None
+) -> list[VersionBoard]:
+    """Return a board of every other version that has one: of the same task set and protocol, or its first."""
+    near = [one for one in versions if one.id != chosen.id][:MOST_OTHERS]
+    boards = repository.first_boards(session, [one.id for one in near])
+    linked = []
+    for version in near:
+        found = boards.get(version.id, [])
+        same = [
+            one
+            for one in found
+            if board is not None
+            and (one.task_set_sha256, one.protocol_sha256) == (board.task_set_sha256, board.protocol_sha256)
+        ]
+        for one in (same or found)[:1]:
+            (leader,) = repository.leaders(session, one, 1)
+            linked.append(
+                VersionBoard(
+                    version=version.version,
+                    board=one.name,
+                    same_protocol=bool(same),
+                    runs=one.runs,
+                    models=one.models,
+                    best_model=leader.model,
+                    best_reward=0.0 - leader.shortfall,
+                )
+            )
+    return linked
+
+
+def _history(session: Session, board: Board) -> list[HistoryPoint]:
+    return [
+        HistoryPoint(
+            run_id=one.run_id, model=one.model, reward_mean=0.0 - one.shortfall, posted_at=one.posted_at
+        )
+        for one in repository.records(session, board, HISTORY_MODELS, MOST_RECORDS)
+    ]
+
+
+def _empty(
+    session: Session, environment: Environment, version: Version, versions: Sequence[Version]
+) -> Leaderboard:
     return Leaderboard(
         owner=environment.owner.name,
         name=environment.name,
@@ -138,24 +233,34 @@ def _empty(session: Session, environment: Environment, version: Version) -> Lead
         rows=[],
         hidden_incomplete=repository.count_incomplete(session, version.id, None),
         boards=0,
+        versions=_other_versions(session, version, versions, None),
     )
 
 
-def _rows(runs: Sequence[Run], version: Version, base_url: str) -> list[LeaderboardRow]:
-    summaries = [RunSummary.model_validate(run.summary) for run in runs]
-    ranges = rank_ranges([_interval(summary) for summary in summaries])
-    return [
-        _row(run, summary, ranks, version, base_url)
-        for run, summary, ranks in zip(runs, summaries, ranges, strict=True)
-    ]
+def _rows(
+    session: Session,
+    board: Board,
+    found: Sequence[tuple[Run, BoardEntry]],
+    version: Version,
+    base_url: str,
+) -> list[LeaderboardRow]:
+    own = {entry.model: (entry.low, entry.high) for _, entry in found if entry.best}
+    if unknown := {entry.model for _, entry in found} - set(own):
+        own |= repository.best_intervals(session, board, unknown)
+    full = repository.with_bounds(session, board)
+    bounds = Bounds(full.lows, full.highs)
+    rows = []
+    for run, entry in found:
+        ranks = bounds.ranks((entry.low, entry.high), own[entry.model])
+        rows.append(_row(run, entry, ranks, version, base_url))
+    return rows
 
 
 def _row(
-    run: Run, summary: RunSummary, ranks: tuple[int, int], version: Version, base_url: str
+    run: Run, entry: BoardEntry, ranks: tuple[int, int], version: Version, base_url: str
 ) -> LeaderboardRow:
-    mean = summary.reward_mean
-    assert mean is not None, "a complete run has scored rollouts"
-    total_tokens = summary.usage.prompt_tokens + summary.usage.completion_tokens
+    summary = RunSummary.model_validate(run.summary)
+    mean = 0.0 - entry.shortfall
     return LeaderboardRow(
         rank_low=ranks[0],
         rank_high=ranks[1],
@@ -163,24 +268,21 @@ def _row(
         model=run.model,
         model_kind=run.model_kind,
         reward_mean=mean,
-        reward_low=summary.reward_low if summary.reward_low is not None else mean,
-        reward_high=summary.reward_high if summary.reward_high is not None else mean,
+        reward_low=entry.low if entry.low is not None else mean,
+        reward_high=entry.high if entry.high is not None else mean,
         examples=summary.examples,
         rollouts_per_example=run.rollouts_per_example,
         rollouts=summary.rollouts,
         failed=summary.failed,
         metrics={name: metric.mean for name, metric in summary.metrics.items()},
-        tokens_per_rollout=total_tokens / summary.rollouts if total_tokens else None,
+        tokens_per_rollout=entry.tokens,
+        usd_per_rollout=entry.usd,
+        seconds_per_rollout=summary.seconds_mean,
+        pass_rates=summary.pass_rates,
         version=version.version,
-        level=run.level,
+        level=entry.level,
         posted_by=run.posted_by.name,
         posted_at=run.posted_at,
         url=f"{base_url}/runs/{run.run_id}",
+        best=entry.best,
     )
-
-
-def _interval(summary: RunSummary) -> tuple[float, float]:
-    """A run too small for an interval overlaps everything."""
-    if summary.reward_low is None or summary.reward_high is None:
-        return float("-inf"), float("inf")
-    return summary.reward_low, summary.reward_high

@@ -146,5 +146,6 @@ def protocol_digest(manifest: RunManifest) -> str:
     protocol = {
         "arguments": manifest.environment.arguments,
         "rollouts_per_example": manifest.rollouts_per_example,
+        "max_tokens": manifest.sampling.max_tokens,
     }
     return hashlib.sha256(canonical_json(protocol).encode()).hexdigest()

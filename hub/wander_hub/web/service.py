@@ -140,7 +140,7 @@ def environment(session: Session, base_url: str, owner: str, name: str, version:
     )
     detail = environments.version_detail(found, chosen, base_url)
     wheels = [file.sha256 for file in detail.files if file.kind == "wheel"]
-    board = leaderboards.leaderboard(session, found, base_url)
+    board = leaderboards.leaderboard(session, found, base_url, versions=versions, brief=True)
     return EnvironmentView(
         summary=environments.summary_of(found),
         listed=found.listed,

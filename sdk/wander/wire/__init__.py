@@ -3,7 +3,6 @@
 from wander.wire.answers import (
     TOKEN_SCOPES,
     ArtifactInfo,
-    BoardInfo,
     CheckFinding,
     CheckSummary,
     EnvironmentDetail,
@@ -11,8 +10,6 @@ from wander.wire.answers import (
     EnvironmentSummary,
     FileInfo,
     HealthStatus,
-    Leaderboard,
-    LeaderboardRow,
     LockInfo,
     Page,
     Problem,
@@ -28,6 +25,7 @@ from wander.wire.answers import (
     VerificationLevel,
     VersionDetail,
 )
+from wander.wire.boards import BoardInfo, BoardSettings, Leaderboard, LeaderboardRow
 from wander.wire.run_record import (
     RUN_SCHEMA,
     EndpointUse,
@@ -49,6 +47,7 @@ __all__ = [
     "TOKEN_SCOPES",
     "ArtifactInfo",
     "BoardInfo",
+    "BoardSettings",
     "CheckFinding",
     "CheckSummary",
     "EndpointUse",

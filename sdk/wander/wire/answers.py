@@ -217,68 +217,6 @@ class RolloutRow(Record):
     """Beginning of the last assistant message."""
 
 
-class LeaderboardRow(Record):
-    """One ranked run."""
-
-    rank_low: int
-    rank_high: int
-    """The rank is a range: rows whose intervals overlap are not distinguishable."""
-    run_id: str
-    model: str
-    model_kind: str
-    reward_mean: float
-    reward_low: float
-    reward_high: float
-    examples: int
-    rollouts_per_example: int
-    rollouts: int
-    failed: int
-    metrics: dict[str, float] = Field(default_factory=dict)
-    tokens_per_rollout: float | None = None
-    version: str
-    level: VerificationLevel
-    posted_by: str
-    posted_at: datetime
-    url: str
-
-
-class BoardInfo(Record):
-    """What one board compares: a task set and a protocol of one environment version."""
-
-    board: str
-    """Names it among the boards of its version."""
-    task_set_sha256: str
-    split: Literal["train", "eval"]
-    examples: int
-    rollouts_per_example: int
-    arguments: dict[str, Any] = Field(default_factory=dict)
-    runs: int
-    """Complete ones."""
-    last_posted_at: datetime
-
-
-class Leaderboard(Record):
-    """Rows that may be compared: one environment version, one task set, one protocol."""
-
-    owner: str
-    name: str
-    version: str
-    board: str | None = None
-    """Names it among the boards of its version; None where there is none."""
-    task_set_sha256: str | None
-    split: Literal["train", "eval"] | None = None
-    examples: int
-    rollouts_per_example: int
-    arguments: dict[str, Any] = Field(default_factory=dict)
-    rows: list[LeaderboardRow]
-    hidden_incomplete: int = 0
-    """Runs left out because rollouts are missing."""
-    boards: int = 1
-    """How many boards (task set x protocol) this version has; this is the busiest unless asked otherwise."""
-    others: list[BoardInfo] = Field(default_factory=list)
-    """The busiest of the others."""
-
-
 class TokenInfo(Record):
     """An API token without its secret."""
 

@@ -1,0 +1,91 @@
+"""Tables of boards, of the runs that stand on them, and of those that owners hid."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Any
+
+from sqlalchemy import JSON, ForeignKey, Index, LargeBinary, String, Text, UniqueConstraint
+from sqlalchemy.orm import Mapped, mapped_column, relationship
+from wander.wire import VerificationLevel
+
+from wander_hub.accounts.models import User
+from wander_hub.database import Base
+from wander_hub.environments.models import Version
+
+
+class Board(Base):
+    """Runs of one version that may be compared: one task set, one protocol; and how its owners show it."""
+
+    __tablename__ = "boards"
+    __table_args__ = (UniqueConstraint("version_id", "task_set_sha256", "protocol_sha256"),)
+
+    id: Mapped[int] = mapped_column(primary_key=True)
+    version_id: Mapped[int] = mapped_column(ForeignKey("versions.id"))
+    task_set_sha256: Mapped[str] = mapped_column(String(64))
+    protocol_sha256: Mapped[str] = mapped_column(String(64))
+    name: Mapped[str] = mapped_column(String(8))
+    """What a user chooses it by among the boards of its version."""
+    split: Mapped[str] = mapped_column(String(8))
+    examples: Mapped[int]
+    rollouts_per_example: Mapped[int]
+    arguments: Mapped[dict[str, Any]] = mapped_column(JSON)
+    max_tokens: Mapped[int | None]
+    runs: Mapped[int] = mapped_column(default=0)
+    """That stand on it."""
+    models: Mapped[int] = mapped_column(default=0)
+    last_posted_at: Mapped[datetime]
+    lows: Mapped[bytes] = mapped_column(LargeBinary, default=b"", deferred=True)
+    """Lower ends of the intervals of every model's best run, ascending doubles (`bounds.py`)."""
+    highs: Mapped[bytes] = mapped_column(LargeBinary, default=b"", deferred=True)
+    title: Mapped[str] = mapped_column(Text, default="")
+    description: Mapped[str] = mapped_column(Text, default="")
+    columns: Mapped[list[str] | None] = mapped_column(JSON(none_as_null=True))
+    """None for the usual ones."""
+    pinned: Mapped[bool] = mapped_column(default=False)
+    """The one that its version shows first; at most one of a version."""
+    version: Mapped[Version] = relationship(lazy="raise")
+
+
+class BoardEntry(Base):
+    """A run that stands on a board, in a row narrow enough to sort and filter a hundred thousand of them."""
+
+    __tablename__ = "board_entries"
+    __table_args__ = (
+        Index("ix_board_entries_all", "board_id", "shortfall", "posted_at", "run_id"),
+        Index("ix_board_entries_best", "board_id", "best", "shortfall", "posted_at", "run_id"),
+        Index("ix_board_entries_posted", "board_id", "posted_at", "run_id"),
+        Index("ix_board_entries_model", "board_id", "model", "posted_at", "run_id"),
+    )
+
+    run_id: Mapped[str] = mapped_column(ForeignKey("runs.run_id"), primary_key=True)
+    board_id: Mapped[int] = mapped_column(ForeignKey("boards.id"))
+    model: Mapped[str] = mapped_column(Text)
+    level: Mapped[VerificationLevel] = mapped_column(String(16))
+    shortfall: Mapped[float]
+    """The mean reward, negated: ascending order has the best first, and of equals the one posted first."""
+    low: Mapped[float | None]
+    """Of the 95 % interval; None for a run that is too small for one."""
+    high: Mapped[float | None]
+    tokens: Mapped[float | None]
+    """Of a rollout."""
+    usd: Mapped[float | None]
+    """Of a rollout, at the prices that its submitter stated."""
+    posted_at: Mapped[datetime]
+    record: Mapped[bool]
+    """Better than every earlier run of its model here: a point of the history."""
+    best: Mapped[bool]
+    """The last record of its model."""
+
+
+class HiddenRun(Base):
+    """Why an owner of an environment keeps a run off its board."""
+
+    __tablename__ = "hidden_runs"
+
+    run_id: Mapped[str] = mapped_column(ForeignKey("runs.run_id"), primary_key=True)
+    board_id: Mapped[int] = mapped_column(ForeignKey("boards.id"), index=True)
+    reason: Mapped[str] = mapped_column(Text)
+    hidden_at: Mapped[datetime]
+    hidden_by_id: Mapped[int] = mapped_column(ForeignKey("users.id"))
+    hidden_by: Mapped[User] = relationship(lazy="raise")

@@ -1,0 +1,272 @@
+"""Leaderboards as the hub answers them, how owners arrange them, and their form as comma-separated values."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from datetime import datetime
+from typing import Any, Literal, Self
+
+from pydantic import Field, model_validator
+
+from wander.types import Record
+from wander.wire.answers import VerificationLevel
+from wander.wire.run_record import PassRate
+
+BOARD_COLUMNS = (
+    "rank",
+    "model",
+    "reward",
+    "interval",
+    "metrics",
+    "pass",
+    "examples",
+    "tokens",
+    "cost",
+    "level",
+    "by",
+    "posted",
+)
+"""What a board may show, in the usual order. `metrics` stands for every metric, `metric:NAME` for one, and
+`pass` for the chance that at least one of all rollouts of an example passes."""
+REQUIRED_COLUMNS = ("rank", "model", "reward", "interval", "level")
+"""What an owner cannot leave out."""
+_METRIC = re.compile(r"metric:[^\x00-\x1f\x7f-\x9f]{1,100}")
+LEVELS_UP: tuple[VerificationLevel, ...] = ("complete", "rescored", "replayed", "rerun")
+"""The levels of runs that rank, the lowest first."""
+
+
+class LeaderboardRow(Record):
+    """One ranked run."""
+
+    rank_low: int
+    rank_high: int
+    """The rank is a range: 1 + the number of other models whose best run is surely better, to the number of
+    models less those whose best run is surely worse. Surely means that the 95 % intervals do not overlap."""
+    run_id: str
+    model: str
+    model_kind: str
+    reward_mean: float
+    reward_low: float
+    reward_high: float
+    examples: int
+    rollouts_per_example: int
+    rollouts: int
+    failed: int
+    metrics: dict[str, float] = Field(default_factory=dict)
+    tokens_per_rollout: float | None = None
+    usd_per_rollout: float | None = None
+    """The hub's count of tokens at the prices that the submitter stated; None where none were."""
+    seconds_per_rollout: float | None = None
+    pass_rates: list[PassRate] = Field(default_factory=list)
+    """Empty with one rollout an example."""
+    version: str
+    level: VerificationLevel
+    posted_by: str
+    posted_at: datetime
+    url: str
+    best: bool = True
+    """Whether it is the best run of its model on this board."""
+
+
+class BoardInfo(Record):
+    """What one board compares: a task set and a protocol of one environment version."""
+
+    board: str
+    """Names it among the boards of its version."""
+    task_set_sha256: str
+    split: Literal["train", "eval"]
+    examples: int
+    rollouts_per_example: int
+    arguments: dict[str, Any] = Field(default_factory=dict)
+    max_tokens: int | None = None
+    """Upper bound on the tokens of one turn; None where runs set none."""
+    title: str = ""
+    pinned: bool = False
+    """Whether the owners show it first."""
+    runs: int
+    """Complete ones."""
+    models: int = 0
+    last_posted_at: datetime
+
+
+class VersionBoard(Record):
+    """The board of another version that is nearest to this one; scores of two versions are not comparable."""
+
+    version: str
+    board: str
+    same_protocol: bool
+    """Whether task set and protocol are those of the board that names it."""
+    runs: int
+    models: int
+    best_model: str
+    best_reward: float
+
+
+class HistoryPoint(Record):
+    """A run that was better than every earlier one of its model."""
+
+    run_id: str
+    model: str
+    reward_mean: float
+    posted_at: datetime
+
+
+class HiddenRunInfo(Record):
+    """A run that the environment's owners keep off its board, and why."""
+
+    run_id: str
+    model: str
+    reward_mean: float | None
+    posted_by: str
+    posted_at: datetime
+    reason: str
+    hidden_by: str
+    hidden_at: datetime
+    url: str
+
+
+class Leaderboard(Record):
+    """Rows that may be compared: one environment version, one task set, one protocol."""
+
+    owner: str
+    name: str
+    version: str
+    board: str | None = None
+    """Names it among the boards of its version; None where there is none."""
+    title: str = ""
+    description: str = ""
+    """As its owners wrote them."""
+    columns: list[str] = Field(default_factory=lambda: list(BOARD_COLUMNS))
+    """What its owners show, in their order; see `BOARD_COLUMNS`."""
+    pinned: bool = False
+    task_set_sha256: str | None
+    split: Literal["train", "eval"] | None = None
+    examples: int
+    rollouts_per_example: int
+    arguments: dict[str, Any] = Field(default_factory=dict)
+    max_tokens: int | None = None
+    runs: int = 0
+    """That stand on it, whatever the filters."""
+    models: int = 0
+    showing: Literal["best", "all"] = "best"
+    """The best run of each model, or all runs. Neither this nor a filter changes a rank."""
+    rows: list[LeaderboardRow]
+    next: str | None = None
+    """Cursor of the next page."""
+    hidden_incomplete: int = 0
+    """Runs left out because rollouts are missing."""
+    hidden: list[HiddenRunInfo] = Field(default_factory=list)
+    """What its owners left out, the last ones first."""
+    history: list[HistoryPoint] = Field(default_factory=list)
+    """The records of its leading models, by time."""
+    boards: int = 1
+    """How many boards (task set x protocol) this version has; unless asked otherwise this is the pinned one,
+    or else the busiest."""
+    others: list[BoardInfo] = Field(default_factory=list)
+    """The busiest of the others."""
+    versions: list[VersionBoard] = Field(default_factory=list)
+    """Boards of other versions, the newest first."""
+
+
+class BoardSettings(Record, defer_build=False):
+    """How an environment's owners show a board."""
+
+    title: str = Field(default="", max_length=100)
+    description: str = Field(default="", max_length=2000)
+    columns: list[str] | None = Field(default=None, max_length=40)
+    """In this order; None for the usual ones."""
+    pinned: bool = False
+    """Show it first of its version's boards."""
+
+    @model_validator(mode="after")
+    def _columns_are_known(self) -> Self:
+        wanted = self.columns
+        if wanted is None:
+            return self
+        for one in wanted:
+            if one not in BOARD_COLUMNS and not _METRIC.fullmatch(one):
+                raise ValueError(
+                    f"`{one[:40]}` is no column; there are {', '.join(BOARD_COLUMNS)}, metric:NAME"
+                )
+        if len(set(wanted)) != len(wanted):
+            raise ValueError("a column is named twice")
+        if missing := [one for one in REQUIRED_COLUMNS if one not in wanted]:
+            raise ValueError(f"a board always shows {', '.join(missing)}")
+        return self
+
+
+class HidingReason(Record, defer_build=False):
+    """Why a run is kept off its board; everybody can read it."""
+
+    reason: str = Field(min_length=3, max_length=500, pattern=r"\S")
+
+
+CSV_COLUMNS = (
+    "rank_low",
+    "rank_high",
+    "model",
+    "reward_mean",
+    "reward_low_95",
+    "reward_high_95",
+    "examples",
+    "rollouts_per_example",
+    "rollouts",
+    "failed_rollouts",
+    "tokens_per_rollout",
+    "usd_per_rollout",
+    "seconds_per_rollout",
+    "level",
+    "posted_by",
+    "posted_at_utc",
+    "environment_version",
+    "run_id",
+    "url",
+)
+"""Of every board; `pass@K`, `pass^K` and `metric:NAME_mean` follow for what its rows have."""
+
+
+def csv_table(rows: Iterable[LeaderboardRow]) -> Iterator[list[str | int | float | None]]:
+    """Yield a header and one line a row, safe to open in a spreadsheet: no text in it is a formula."""
+    known = list(rows)
+    rates = sorted({rate.k for row in known for rate in row.pass_rates})
+    metrics = list(dict.fromkeys(name for row in known for name in row.metrics))
+    passes = [f"pass{sign}{k}" for k in rates for sign in "@^"]
+    yield [*CSV_COLUMNS, *passes, *(f"metric:{name}_mean" for name in metrics)]
+    for row in known:
+        found = {rate.k: rate for rate in row.pass_rates}
+        chances = [
+            value
+            for k in rates
+            for value in ((found[k].pass_at_k, found[k].pass_hat_k) if k in found else (None, None))
+        ]
+        yield [*_csv_cells(row), *chances, *(row.metrics.get(name) for name in metrics)]
+
+
+def _csv_cells(row: LeaderboardRow) -> list[str | int | float | None]:
+    return [
+        row.rank_low,
+        row.rank_high,
+        harmless(row.model),
+        row.reward_mean,
+        row.reward_low,
+        row.reward_high,
+        row.examples,
+        row.rollouts_per_example,
+        row.rollouts,
+        row.failed,
+        row.tokens_per_rollout,
+        row.usd_per_rollout,
+        row.seconds_per_rollout,
+        row.level,
+        harmless(row.posted_by),
+        row.posted_at.isoformat(),
+        row.version,
+        harmless(row.run_id),
+        row.url,
+    ]
+
+
+def harmless(text: str) -> str:
+    """Return text that no spreadsheet takes for a formula: a quote goes before what begins like one."""
+    return f"'{text}" if text.startswith(("=", "+", "-", "@", "\t", "\r", "\n")) else text
