@@ -32,7 +32,6 @@ http {{
   types {{ application/vnd.pypi.simple.v1+json json; }} default_type application/octet-stream;
   client_body_temp_path {work}/t1; proxy_temp_path {work}/t2; fastcgi_temp_path {work}/t3;
   uwsgi_temp_path {work}/t4; scgi_temp_path {work}/t5;
-  proxy_cache_path {work}/cache keys_zone=files:10m;
   {servers}
 }}
 """
@@ -44,13 +43,9 @@ PROXY_SERVER = """
   upstream hub{port} {{ server 127.0.0.1:{hub}; keepalive 32; }}
   server {{ listen 127.0.0.1:{port};
     proxy_http_version 1.1; proxy_set_header Connection ""; proxy_set_header Host $host;
-    location / {{ proxy_pass http://hub{port}; {cache} }}
+    location / {{ proxy_pass http://hub{port}; }}
     location /_objects/ {{ internal; alias {objects}/; }} }}
 """
-CACHE = (
-    "proxy_cache files; proxy_cache_valid 200 1m; proxy_cache_bypass $http_authorization; "
-    "proxy_no_cache $http_authorization; proxy_cache_lock on;"
-)
 
 
 @dataclass
@@ -70,9 +65,12 @@ class Server:
     def page(self, project: str) -> str:
         return f"{self.base}{self.simple}{project}/"
 
-    def publish(self, wheels: list[Path]) -> float:
-        """Publish wheels one after the other as twine does; return wheels a second."""
-        started = time.perf_counter()
+    def publish(self, wheels: list[Path]) -> tuple[float, float]:
+        """Publish wheels one after the other as twine does.
+
+        Returns wheels a second, and milliseconds of processor time that one costs the server.
+        """
+        before, started = self.processor_seconds(), time.perf_counter()
         with httpx.Client(auth=self.login, timeout=120) as client:
             for wheel in wheels:
                 body = wheel.read_bytes()
@@ -82,7 +80,8 @@ class Server:
                 form |= {"pyversion": "py3", "sha256_digest": hashlib.sha256(body).hexdigest()}
                 content = {"content": (wheel.name, body, "application/octet-stream")}
                 client.post(f"{self.base}{self.upload}", data=form, files=content).raise_for_status()
-        return len(wheels) / (time.perf_counter() - started)
+        seconds, used = time.perf_counter() - started, self.processor_seconds() - before
+        return len(wheels) / seconds, used / len(wheels) * 1e3
 
     def processor_seconds(self) -> float:
         """Return the processor time that the server has used, its children not counted."""
@@ -199,13 +198,17 @@ def static_nginx(work: Path, static: Path) -> Iterator[Server]:
 
 
 @contextmanager
-def nginx_before(work: Path, hub: Server, objects: Path, name: str, *, cache: bool) -> Iterator[Server]:
-    """Put nginx before a hub: it sends the files itself, or keeps them for a minute."""
-    port = free_port()
-    settings = {"hub": hub.base.rpartition(":")[2], "objects": objects, "cache": CACHE if cache else ""}
+def nginx_before(work: Path, hub: Server, data: Path, name: str, *, public: bool) -> Iterator[Server]:
+    """Put nginx before a hub: as the hub configures it, or so that it asks the hub about each file."""
+    port, at = free_port(), hub.base.rpartition(":")[2]
+    servers = PROXY_SERVER.format(port=port, hub=at, objects=data / "objects")
+    if public:
+        command = [BIN / "wander-hub", "nginx-config", "--data", data]
+        command += ["--listen", f"127.0.0.1:{port}", "--upstream", f"127.0.0.1:{at}"]
+        servers = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     folder = work / name.replace(" ", "-")
     folder.mkdir()
-    with nginx(folder, PROXY_SERVER.format(port=port, **settings), port) as process:
+    with nginx(folder, servers, port) as process:
         yield Server(name, f"http://127.0.0.1:{port}", hub.simple, hub.wheel, process)
 
 
