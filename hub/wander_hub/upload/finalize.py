@@ -135,7 +135,7 @@ def _without_chunks(
         found = sessions.find(session, caller, file.session_id)
         if found.status != "published":
             _require_ready(session, found, caller, settings)
-            raise HubProblem(503, "storage_failed", f"the bytes of `{file.filename}` cannot be read")
+            raise HubProblem(503, "storage_unavailable", f"the bytes of `{file.filename}` cannot be read")
         return _published(session, found, base_url)
 
 
