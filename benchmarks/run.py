@@ -6,7 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-BENCHMARKS = ("evaluator.py", "index_server.py", "posting.py")
+BENCHMARKS = ("evaluator.py", "replay.py", "index_server.py", "posting.py")
 
 if __name__ == "__main__":
     here = Path(__file__).parent

@@ -144,12 +144,13 @@ async def open_environment(
     log_path: Path | None = None,
     sandbox: SandboxPolicy | None = None,
     workers: WorkerChoice | None = None,
+    hash_seed: int = 0,
 ) -> AsyncIterator[OpenedEnvironment]:
     """Yield the loaded environment; raises `wander.errors.LoadError` with the cause when it does not load.
 
     `pass_environ` names the variables of this process that the environment may see; `log_path` takes what it
     prints (by default a file in the cache folder); `sandbox` confines it, or raises `SandboxError`; `workers`
-    says in how many processes it runs, and on which machines.
+    says in how many processes it runs, and on which machines; `hash_seed` is that of processes started here.
     """
     location = locate(spec) if isinstance(spec, str) else spec
     given = dict(arguments or {})
@@ -160,7 +161,7 @@ async def open_environment(
             handle = _start_here(location, given)
         else:
             log = log_path or default_log(location)
-            handle = await _start_workers(location, given, pass_environ, log, sandbox, workers)
+            handle = await _start_workers(location, given, pass_environ, log, sandbox, workers, hash_seed)
     try:
         pin = environment_pin(location, handle, given)
         if sandbox is not None:
@@ -230,6 +231,7 @@ async def _start_workers(
     log_path: Path,
     sandbox: SandboxPolicy | None,
     workers: WorkerChoice,
+    hash_seed: int,
 ) -> EnvironmentHandle:
     from wander.worker.host import WorkerEnvironment
 
@@ -245,6 +247,7 @@ async def _start_workers(
         workers=workers.count,
         addresses=workers.addresses,
         rollout_timeout=workers.rollout_timeout,
+        hash_seed=hash_seed,
     )
 
 

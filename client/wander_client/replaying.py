@@ -18,6 +18,11 @@ if TYPE_CHECKING:
     from wander.wire import EnvironmentPin, RunManifest
 
 
+HASH_SEED = 1
+"""Of the process that plays again, other than of the one that was recorded: what depends on the order of sets
+comes out otherwise."""
+
+
 def pinned_location(pin: EnvironmentPin, *, folder: Path | None = None, no_lock: bool = False) -> Location:
     """Return the very environment that a run used, installing it when it is absent.
 
@@ -75,7 +80,9 @@ async def replayed(
 
     arguments = manifest.environment.arguments
     async with contextlib.AsyncExitStack() as stack:
-        opening = open_environment(location, arguments, in_process=in_process, sandbox=sandbox)
+        opening = open_environment(
+            location, arguments, in_process=in_process, sandbox=sandbox, hash_seed=HASH_SEED
+        )
         try:
             opened = await stack.enter_async_context(opening)
         except UsageError as error:

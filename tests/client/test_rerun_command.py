@@ -70,3 +70,12 @@ def test_an_unknown_level_is_wrong_usage(wander: Wander, home: Path) -> None:
         done = wander(command, str(place), "--level", "rerun")
         assert done.status == 2
         assert "use `replayed`, `rescored` or `highest`" in done.err
+
+
+def test_what_depends_on_the_order_of_sets_comes_out_otherwise(wander: Wander, folder: Path) -> None:
+    module = folder / "say_env.py"
+    module.write_text(module.read_text().replace('f"say {n}"', 'f"say {n}" + " ".join({*"abcdefghijklmnop"})'))
+    run = evaluated(wander, folder, "wrong", "-n", "4")
+    done = wander("replay", run)
+    assert done.status == FAILED
+    assert "the examples are not those of the run" in done.out

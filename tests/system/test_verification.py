@@ -5,45 +5,25 @@ from __future__ import annotations
 import copy
 import json
 import shutil
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
-import httpx
 import pytest
-from live_hub import LiveHub, live_hub
+from judging_hub import Record, confined, judging_hub, post, settled
+from live_hub import LiveHub
 from machine import Machine
-from wander.errors import SandboxError
 from wander.evals.manifest import new_run_id
 from wander.evals.store import RunFolder
 
 ROOT = Path(__file__).resolve().parents[2]
-Record = dict[str, Any]
 Forgery = Callable[[Record, list[Record]], object]
-
-
-def confined() -> str:
-    """Return how this machine can run the hub's replays."""
-    from wander.sandbox.support import require_support
-
-    try:
-        require_support()
-    except SandboxError:
-        return "unconfined"
-    return "sandbox"
 
 
 @pytest.fixture(scope="module")
 def judge(tmp_path_factory: pytest.TempPathFactory, mirror: str) -> Iterator[LiveHub]:
     """A hub that plays posted runs again."""
-    cache = tmp_path_factory.getbasetemp() / "uv-cache"
-    with live_hub(
-        tmp_path_factory.mktemp("judge"),
-        WANDER_HUB_VERIFICATION=confined(),
-        UV_DEFAULT_INDEX=mirror,
-        UV_CACHE_DIR=str(cache),
-    ) as hub:
+    data, cache = tmp_path_factory.mktemp("judge"), tmp_path_factory.getbasetemp() / "uv-cache"
+    with judging_hub(data, mirror, cache, WANDER_HUB_CHECK_VERSIONS="false") as hub:
         yield hub
 
 
@@ -72,27 +52,6 @@ def honest(home: Machine) -> tuple[Record, list[Record]]:
     folder = RunFolder.open(home.home / "run")
     manifest = folder.manifest.model_dump(mode="json", by_alias=True)
     return manifest, [one.model_dump(mode="json") for one in folder.rollouts()]
-
-
-def post(hub: LiveHub, manifest: Record, rollouts: list[Record] | bytes) -> httpx.Response:
-    body = rollouts
-    if not isinstance(body, bytes):
-        body = b"".join(json.dumps(one).encode() + b"\n" for one in rollouts)
-    files = {"manifest": ("run.json", json.dumps(manifest)), "rollouts": ("rollouts.jsonl", body)}
-    headers = {"Authorization": f"Bearer {hub.token}"}
-    return httpx.post(f"{hub.url}/api/v1/runs", files=files, headers=headers, timeout=60)
-
-
-def settled(hub: LiveHub, run_id: str) -> Record:
-    """Return a run once the hub has played it again."""
-    give_up = time.monotonic() + 240
-    while True:
-        found = hub.get(f"/api/v1/runs/{run_id}/verifications").json()["data"]
-        if found and all(one["state"] not in ("queued", "running") for one in found):
-            assert found[0]["state"] == "done", found
-            return hub.get(f"/api/v1/runs/{run_id}").json()
-        assert time.monotonic() < give_up, (found, hub.log.read_text()[-3000:])
-        time.sleep(0.2)
 
 
 def lost(rollouts: list[Record]) -> Record:
@@ -170,6 +129,19 @@ def swap_examples(manifest: Record, rollouts: list[Record]) -> None:
     one["index"], other["index"] = other["index"], one["index"]
 
 
+def one_game_for_all(manifest: Record, rollouts: list[Record]) -> None:
+    best = max(rollouts, key=lambda one: one["reward"])
+    for one in rollouts:
+        for name in ("completion", "turns", "reward", "metrics", "stop_reason", "info", "usage"):
+            one[name] = copy.deepcopy(best[name])
+
+
+def replies_of_another_example(manifest: Record, rollouts: list[Record]) -> None:
+    one, other = rollouts[0], next(r for r in rollouts if r["prompt"] != rollouts[0]["prompt"])
+    for name in ("completion", "turns"):
+        one[name], other[name] = other[name], one[name]
+
+
 def other_arguments(manifest: Record, rollouts: list[Record]) -> None:
     manifest["environment"]["arguments"] = {"opponent": "random"}
 
@@ -216,6 +188,8 @@ PLAYED: dict[str, tuple[Forgery, str]] = {
     "what it published": (publish_more, f"1 of 10 {OTHERWISE}"),
     "truncation": (hide_truncation, f"1 of 10 {OTHERWISE}"),
     "examples swapped": (swap_examples, f"2 of 10 {OTHERWISE}"),
+    "one good game for all examples": (one_game_for_all, OTHERWISE),
+    "replies of another example": (replies_of_another_example, f"2 of 10 {OTHERWISE}"),
     "other arguments": (other_arguments, "the environment refuses its arguments"),
     "harder arguments": (harder_arguments, "the hub"),
     "another task set": (other_task_set, "their digest is another one"),

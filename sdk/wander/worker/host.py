@@ -66,6 +66,7 @@ class WorkerEnvironment:
         rollout_timeout: float | None = None,
         stall_seconds: float = 10.0,
         message_limit: int = MESSAGE_LIMIT,
+        hash_seed: int = 0,
     ) -> WorkerEnvironment:
         """Start workers and load an environment in each; raises `LoadError` with the true cause, and then
         leaves none behind.
@@ -90,6 +91,8 @@ class WorkerEnvironment:
           Where the environment's code then lets nothing else of its worker go on for `stall_seconds`, the
           worker is ended; its other rollouts are retryable.
         - `message_limit`: most bytes of one message from a worker. A rollout that needs more fails by itself.
+        - `hash_seed`: decides the order of sets of text. It is the same in every run, so that what depends on
+          it seems to be the same; who derives a run again takes another one.
         """
         load = Load(
             target=None if path else target,
@@ -106,6 +109,7 @@ class WorkerEnvironment:
         options = WorkerOptions(
             python, load, passed, log_path, startup_timeout, variables=endpoint.variables if own else {}
         )
+        options = replace(options, hash_seed=hash_seed)
         if sandbox is not None:
             from wander.sandbox.worker import Sandbox
 

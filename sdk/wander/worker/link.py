@@ -44,6 +44,8 @@ class WorkerOptions:
     startup_timeout: float
     variables: Mapping[str, str] = field(default_factory=dict)
     """Environment variables that are the worker's alone."""
+    hash_seed: int = 0
+    """Decides in which order its sets of text are."""
     sandbox: Sandbox | None = None
     address: WorkerAddress | None = None
     """Where a listening worker is asked instead of one started here; then only `load`, `startup_timeout` and
@@ -81,7 +83,11 @@ class LocalLink:
                 link._path,
                 environ=options.environ,
                 log_path=options.log_path,
-                variables={**options.variables, MARK: link._mark},
+                variables={
+                    **options.variables,
+                    MARK: link._mark,
+                    "PYTHONHASHSEED": str(options.hash_seed),
+                },
                 sandbox=options.sandbox,
                 source=None if options.load.path is None else Path(options.load.path),
             )

@@ -73,7 +73,7 @@ class WorkerProcess:
                     stdin=asyncio.subprocess.DEVNULL,
                     stdout=log,
                     stderr=log,
-                    env={**(variables or {}), **worker_environ(environ)},
+                    env={**worker_environ(environ), **(variables or {})},
                     pass_fds=(theirs,),
                     start_new_session=True,
                 )

@@ -1,0 +1,258 @@
+"""Levels on a real hub: copies, outside observations, hidden chance, bundled environments, checks."""
+
+from __future__ import annotations
+
+import copy
+import json
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from chat_endpoint import ChatEndpoint, chat_endpoint
+from judging_hub import Record, awaited, confined, examined, judging_hub, post, settled
+from live_hub import LiveHub, hub_command, make_token
+from machine import Machine
+from wander.evals.manifest import new_run_id
+from wander.evals.store import RunFolder
+
+ROOT = Path(__file__).resolve().parents[2]
+BUNDLED = sorted(path.parent.name for path in (ROOT / "environments").glob("*/pyproject.toml"))
+
+PROJECT = """
+[project]
+name = "{name}"
+version = "0.1.0"
+description = "An environment of a test."
+readme = "README.md"
+license = "MIT"
+requires-python = ">=3.11"
+dependencies = ["wander-sdk"]
+
+[project.entry-points."wander.environments"]
+{name} = "{module}:load_environment"
+
+[build-system]
+requires = ["hatchling"]
+build-backend = "hatchling.build"
+"""
+CHANCE = """
+import random, time
+from wander import MultiTurnEnv, Rubric
+
+def length(completion):
+    return float(len(completion))
+
+class Env(MultiTurnEnv):
+    def env_response(self, messages, state):
+        said = {
+            "set": lambda: " ".join({"ace", "king", "queen", "jack", "ten", "nine", "eight", "seven"}),
+            "random": lambda: str(random.random()),
+            "clock": lambda: str(time.time_ns()),
+        }
+        return [{"role": "user", "content": said[self.source]()}]
+
+def load_environment(source="set"):
+    env = Env(eval_dataset=[{"question": f"q{i}"} for i in range(4)], rubric=Rubric([length]), max_turns=2)
+    env.source = source
+    return env
+"""
+JUDGED = """
+import itertools
+from wander import ScriptedClient, SingleTurnEnv
+from wander.rubrics.judge import JudgeRubric, judge_score
+
+asked = itertools.count()
+
+def judge(request):
+    return f'{{"verdict": {(next(asked) % 7) / 10}}}'
+
+def load_environment():
+    rows = [{"question": f"q{i}", "answer": str(i)} for i in range(6)]
+    rubric = JudgeRubric([judge_score], client=ScriptedClient(judge), attempts=1)
+    return SingleTurnEnv(eval_dataset=rows, rubric=rubric, deterministic=False)
+"""
+
+
+@pytest.fixture(scope="module")
+def judge(tmp_path_factory: pytest.TempPathFactory, mirror: str) -> Iterator[LiveHub]:
+    """A hub that plays posted runs again and checks versions."""
+    data, cache = tmp_path_factory.mktemp("judge"), tmp_path_factory.getbasetemp() / "uv-cache"
+    with judging_hub(data, mirror, cache) as hub:
+        yield hub
+
+
+@pytest.fixture(scope="module")
+def home(judge: LiveHub, mirror: str, tmp_path_factory: pytest.TempPathFactory) -> Machine:
+    """The submitter's machine."""
+    cache = tmp_path_factory.getbasetemp() / "uv-cache"
+    return Machine(tmp_path_factory.mktemp("submitter"), judge, mirror, {"UV_CACHE_DIR": str(cache)})
+
+
+@pytest.fixture(scope="module")
+def model() -> Iterator[ChatEndpoint]:
+    """A model that finds a free cell and turns a text round, and says much about it."""
+    with chat_endpoint(answered) as endpoint:
+        yield endpoint
+
+
+def answered(messages: list[dict[str, Any]]) -> str:
+    text = str(messages[-1]["content"])
+    free = re.findall(r"[0-8]", text)
+    last = text.rpartition("\n")[2]
+    return (
+        f"<think>I was told {' and '.join(text.split()[-20:])}, so I go on from there.</think>"
+        f"<move>{free[-1] if free else 0}</move><reversed_text>{last[::-1]}</reversed_text>"
+    )
+
+
+def project(home: Machine, name: str, body: str) -> Path:
+    """Write the project of an environment, and publish it."""
+    folder = home.home / name
+    folder.mkdir()
+    module = name.replace("-", "_")
+    (folder / "pyproject.toml").write_text(PROJECT.format(name=name, module=module))
+    (folder / "README.md").write_text(f"# {name}\n")
+    (folder / f"{module}.py").write_text(body)
+    home.wander("publish", folder, "--no-check")
+    return folder
+
+
+def evaluated(home: Machine, label: str, model: ChatEndpoint, *words: object) -> Path:
+    """Evaluate a published environment; return the run's folder."""
+    data = home.wander("eval", label, "-m", "echo", "-b", model.base_url, *words)
+    return home.home / data["run_dir"]
+
+
+def posted(home: Machine, run: Path) -> str:
+    return str(home.wander("post", run)["run_id"])
+
+
+@pytest.mark.parametrize("name", BUNDLED)
+def test_a_bundled_environment_is_replayed_in_another_virtualenv_and_under_another_hash_seed(
+    name: str, judge: LiveHub, home: Machine, model: ChatEndpoint
+) -> None:
+    ignored = shutil.ignore_patterns("__pycache__", "build", "dist")
+    folder = shutil.copytree(ROOT / "environments" / name, home.home / name, ignore=ignored)
+    home.wander("publish", folder, "--no-check")
+    label = f"admin/{name.replace('_', '-')}"
+    run = evaluated(home, label, model, "-n", 5, "-r", 2, "--seed", 3)
+    again = home.wander("replay", run)  # in a process with another hash seed
+    assert (again["level"], again["same"]) == ("replayed", 10)
+    # The hub has an installation of its own.
+    found = settled(judge, posted(home, run))
+    assert found["level"] == "replayed", found["level_reason"]
+
+
+@pytest.mark.parametrize("source", ["set", "random", "clock"])
+def test_hidden_chance_is_caught_and_the_first_difference_told(
+    source: str, judge: LiveHub, home: Machine, model: ChatEndpoint
+) -> None:
+    if not (home.home / "chance-env").exists():
+        project(home, "chance-env", CHANCE)
+    run = posted(home, evaluated(home, "admin/chance-env", model, "-n", 4, "-a", f"source={source}"))
+    found = settled(judge, run)
+    assert found["level"] == "claimed", found["level_reason"]
+    (verification,) = judge.get(f"/api/v1/runs/{run}/verifications").json()["data"]
+    differing = verification["report"]["differing"]
+    page = judge.get(f"/api/v1/verifications/{verification['id']}/divergences").json()
+    assert page["total"] == differing > 0
+    first = page["data"][0]
+    assert (first["part"], first["message"]) == ("completion", 1)
+    assert first["difference"].startswith("message 1 of the completion is `")
+
+
+def test_judged_rewards_are_scored_again_without_asking_the_judge(
+    judge: LiveHub, home: Machine, model: ChatEndpoint
+) -> None:
+    project(home, "judged-env", JUDGED)
+    run = evaluated(home, "admin/judged-env", model, "-n", 6)
+    honest = settled(judge, posted(home, run))
+    assert honest["level"] == "rescored", honest["level_reason"]
+    folder = RunFolder.open(run)
+    manifest = folder.manifest.model_dump(mode="json", by_alias=True)
+    rollouts = [one.model_dump(mode="json") for one in folder.rollouts()]
+    for name, forge in (("reward", raise_reward), ("words", other_words), ("verdict", other_verdict)):
+        forged, changed = {**manifest, "run_id": new_run_id()}, copy.deepcopy(rollouts)
+        forge(changed[0])
+        assert post(judge, forged, changed).status_code == 201
+        found = settled(judge, forged["run_id"])
+        assert (name, found["level"]) == (name, "claimed"), found["level_reason"]
+        assert "1 of 6 rollouts came out otherwise when the hub scored them again" in found["level_reason"]
+
+
+def raise_reward(rollout: Record) -> None:
+    rollout["reward"] = 1.0
+
+
+def other_words(rollout: Record) -> None:
+    rollout["completion"][0]["content"] = rollout["turns"][0]["message"]["content"] = "a better answer"
+
+
+def other_verdict(rollout: Record) -> None:
+    rollout["info"]["judge_answers"][0]["answer"] = '{"verdict": 1.0}'
+
+
+def test_a_replayed_run_under_another_name_is_a_duplicate(
+    judge: LiveHub, home: Machine, model: ChatEndpoint
+) -> None:
+    folder = RunFolder.open(evaluated(home, "admin/tictactoe", model, "-n", 20, "-r", 2))
+    manifest = json.loads((folder.path / "run.json").read_text())
+    rollouts = [one.model_dump(mode="json") for one in folder.rollouts()]
+    assert post(judge, manifest, rollouts).status_code == 201
+    assert examined(judge, manifest["run_id"])["duplicate_of"] is None
+    command, environment = hub_command(judge.data, "user", "add", "mallory")
+    subprocess.run(command, env=environment, check=True, capture_output=True)
+    mallory = make_token(judge.data, "mallory")
+    better, spaced = copy.deepcopy(manifest), copy.deepcopy(rollouts)
+    better["model"]["name"] = "better"
+    for message in (spaced[0]["completion"][0], spaced[0]["turns"][0]["message"]):
+        message["content"] = f" {message['content'].upper()}"
+    for forged, lines, token in (
+        (better, rollouts, None),
+        (copy.deepcopy(better), spaced, None),
+        (copy.deepcopy(manifest), rollouts, mallory),
+    ):
+        forged["run_id"] = new_run_id()
+        assert post(judge, forged, lines, token).status_code == 201
+        assert examined(judge, forged["run_id"])["duplicate_of"] == manifest["run_id"]
+        found = settled(judge, forged["run_id"])
+        assert found["level"] == "claimed"
+    board = judge.get("/api/v1/environments/admin/tictactoe/leaderboard").json()
+    assert {(row["model"], row["posted_by"]) for row in board["rows"]} == {("echo", "admin")}
+    assert settled(judge, manifest["run_id"])["level"] == "replayed"
+
+
+def test_published_versions_are_checked_in_the_sandbox(judge: LiveHub, home: Machine) -> None:
+    path = "/api/v1/environments/admin/tictactoe/versions/0.1.0/check"
+
+    def ended() -> Record | None:
+        found = judge.get(path).json()
+        return None if found.get("state") in (None, "queued", "running") else found
+
+    found = awaited(judge, ended)
+    assert found["state"] == "done", found
+    assert (found["summary"]["failed"], found["summary"]["warned"]) == (0, 0), found["summary"]
+    assert found["summary"]["passed"] > 20
+    assert (found["made_with"]["sandbox"] is not None) == (confined() == "sandbox")
+    assert "check by the hub" in judge.get("/admin/tictactoe").text
+
+
+def test_a_verification_is_called_off_by_who_asked(judge: LiveHub, home: Machine) -> None:
+    newest = judge.get("/api/v1/runs?environment=admin/tictactoe").json()["data"][0]["run_id"]
+    asked = home.wander("verify", newest, "--sample", 1, "--no-wait")
+    done = home.run("wander", "verify", newest, "--cancel", "--json")
+    if done.returncode == 3:  # it was done before it could be called off
+        assert judge.get(f"/api/v1/verifications/{asked['id']}").json()["state"] == "done"
+        return
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["data"][0]["id"] == asked["id"]
+
+    def ended() -> Record | None:
+        found: Record = judge.get(f"/api/v1/verifications/{asked['id']}").json()
+        return None if found["state"] in ("queued", "running") else found
+
+    assert awaited(judge, ended)["state"] in ("cancelled", "done")
