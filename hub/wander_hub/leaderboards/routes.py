@@ -110,7 +110,7 @@ def arrange_board(
     return curating.arrange(session, caller, owner, name, version, board, body)
 
 
-@router.get("/runs/{run_id}/hiding", response_model=HiddenRunInfo, responses=documented(404))
+@router.get("/runs/{run_id}/hiding", response_model=HiddenRunInfo, responses=documented(404, 422))
 def get_hiding(session: ReadSession, base_url: BaseUrl, run_id: str) -> HiddenRunInfo:
     """Tell why a run is kept off its board."""
     run = run_service.find(session, run_id)
@@ -132,7 +132,10 @@ def hide_run(
 
 
 @router.delete(
-    "/runs/{run_id}/hiding", status_code=204, response_class=Response, responses=documented(401, 403, 404)
+    "/runs/{run_id}/hiding",
+    status_code=204,
+    response_class=Response,
+    responses=documented(401, 403, 404, 422),
 )
 def show_run(session: WriteSession, caller: Manager, run_id: str) -> Response:
     """Let a hidden run rank again."""
