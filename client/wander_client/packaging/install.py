@@ -93,7 +93,8 @@ def install(
         if present is not None:
             store.choose(present)
             return present, False
-        wheel = fetched(hub, cache_dir, canonicalize_name(detail.name), listed)
+        # An environment may have been renamed since; its wheels keep the name that they were built under.
+        wheel = fetched(hub, cache_dir, parse_wheel_filename(listed.filename)[0], listed)
         with staged(place) as work:
             contents = _contents(hub, cache_dir, detail, wheel, unlocked, warn)
             with _filled(store.virtualenvs, contents, str(exact), force=force) as virtualenv:
