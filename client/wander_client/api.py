@@ -240,10 +240,16 @@ class HubApi:
         version: str | None = None,
         task_set: str | None = None,
         board: str | None = None,
+        **wanted: Any,
     ) -> Leaderboard:
-        """Return a leaderboard of one environment version: the busiest, or that of a task set or a name."""
+        """Return a leaderboard of one environment version: the first, or that of a task set or a name.
+
+        `wanted` are the filters of the API: `runs`, `sort`, `level`, `model`, `since`, `until`, `limit`,
+        `cursor`; those that are None are left out.
+        """
         path = f"/api/v1/environments/{_part(owner)}/{_part(name)}/leaderboard"
-        return self._get(path, Leaderboard, {"version": version, "task_set": task_set, "board": board})
+        chosen = {"version": version, "task_set": task_set, "board": board}
+        return self._get(path, Leaderboard, chosen | wanted)
 
     def read(self, path: str, model: type[Model]) -> Model:
         """Return what a route answers; `path` is quoted already."""

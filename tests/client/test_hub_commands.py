@@ -201,8 +201,8 @@ def test_post_and_leaderboard_and_view_of_a_run(published: HubRoom, home: Path) 
     assert published.wander("post", str(run)).out.startswith(f"already posted {first.data['run_id']}")
     board = published.wander("leaderboard", "admin/say-env", "--json").data
     assert [(row["model"], row["reward_mean"]) for row in board["rows"]] == [("scripted:say", 0.75)]
-    (row,) = csv.DictReader(io.StringIO(published.wander("leaderboard", "admin/say-env", "--csv").out))
-    assert (row["rank"], row["reward"], row["rollouts"]) == ("1", "0.75", "4")
+    (row,) = csv.DictReader(io.StringIO(published.wander("leaderboard", "admin/say-env", "--csv", "-").out))
+    assert (row["rank_low"], row["reward_mean"], row["rollouts"]) == ("1", "0.75", "4")
     (home / "runs").rename(home / "gone")
     seen = published.wander("view", first.data["run_id"], "--json").data
     assert seen["summary"]["reward_mean"] == 0.75

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import csv
 import json
+import os
 import sys
+from enum import StrEnum
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -29,11 +32,32 @@ COLUMNS = [
     "examples",
     "rollouts",
     "failed",
+    "tokens",
+    "usd",
     "level",
     "by",
     "posted",
     "run",
 ]
+_PAGE = 200
+
+
+class Level(StrEnum):
+    """Levels that a row may be asked to have at least."""
+
+    complete = "complete"
+    rescored = "rescored"
+    replayed = "replayed"
+    rerun = "rerun"
+
+
+class Sort(StrEnum):
+    """Orders of rows."""
+
+    reward = "reward"
+    posted = "posted"
+    tokens = "tokens"
+    cost = "cost"
 
 
 @app.command()
@@ -41,50 +65,123 @@ def leaderboard(
     environment: Annotated[str, typer.Argument(help="owner/name or owner/name@version")],
     task_set: Annotated[str | None, typer.Option(help="digest of another task set")] = None,
     board: Annotated[str | None, typer.Option(help="another board of the version, by its name")] = None,
-    as_csv: Annotated[bool, typer.Option("--csv", help="comma-separated values")] = False,
+    all_runs: Annotated[bool, typer.Option("--all", help="all runs, not the best of each model")] = False,
+    level: Annotated[Level | None, typer.Option(help="at least this level")] = None,
+    model: Annotated[str | None, typer.Option(help="part of the model's name")] = None,
+    since: Annotated[str | None, typer.Option(help="posted on this day (UTC) or later")] = None,
+    until: Annotated[str | None, typer.Option(help="posted before this day (UTC)")] = None,
+    sort: Annotated[Sort | None, typer.Option(help="what comes first: best, newest, least")] = None,
+    limit: Annotated[int, typer.Option("-n", min=1, help="rows to show")] = 50,
+    metrics: Annotated[bool, typer.Option("--metrics", help="also every metric, and pass@k")] = False,
+    as_csv: Annotated[
+        str | None, typer.Option("--csv", help="write all rows to this file, or to `-`")
+    ] = None,
 ) -> None:
     """Show an environment's leaderboard.
 
     \b
     wander leaderboard wander/tictactoe
-    wander leaderboard wander/tictactoe@0.1.0 --csv
-    wander leaderboard wander/tictactoe --board 1f3a5c7e
-    wander leaderboard wander/tictactoe --json
+    wander leaderboard wander/tictactoe@0.1.0 --level replayed --model qwen --since 2026-11-01
+    wander leaderboard wander/tictactoe --all --sort posted --metrics
+    wander leaderboard wander/tictactoe --board 1f3a5c7e --csv board.csv
 
-    A board holds runs that may be compared: one version, the same examples, arguments and rollouts of each.
-    A rank is a range: rows whose 95 % intervals overlap cannot be told apart.
+    A board holds runs that may be compared: one version, the same examples, arguments, token limit and
+    rollouts of each. A rank is a range among models: those whose 95 % intervals overlap cannot be told apart.
+    Filters leave rows out and change no rank.
     """
     from wander_client.packaging.resolve import parse_name
 
     here = current()
     name = parse_name(environment)
-    with here.hub() as hub:
-        shown = hub.leaderboard(name.owner, name.name, version=name.version, task_set=task_set, board=board)
-    if here.output.json:
+    wanted = {
+        "runs": "all" if all_runs else None,
+        "level": level.value if level else None,
+        "model": model,
+        "since": since,
+        "until": until,
+        "sort": sort.value if sort else None,
+    }
+    most = None if as_csv else limit
+    shown = _fetched(name.owner, name.name, name.version, task_set, board, wanted, most)
+    if as_csv:
+        _write_csv(shown, as_csv)
+    elif here.output.json:
         here.output.answer(shown)
-    elif as_csv:
-        writer = csv.writer(sys.stdout, lineterminator="\n")
-        writer.writerow(COLUMNS)
-        writer.writerows(_row(row, exact=True) for row in shown.rows)
     else:
-        _show(shown)
+        _show(shown, metrics=metrics)
     if shown.rows:
         here.output.next(f"wander view {shown.rows[0].run_id}")
-    else:
+    elif not shown.runs:
         here.output.next(f"wander eval {name.owner}/{name.name} -m MODEL")
 
 
-def _show(board: Leaderboard) -> None:
+def _fetched(
+    owner: str,
+    name: str,
+    version: str | None,
+    task_set: str | None,
+    board: str | None,
+    wanted: dict[str, str | None],
+    most: int | None,
+) -> Leaderboard:
+    """Return a board with up to so many rows, for None with all."""
+    with current().hub() as hub:
+        size = min(most or _PAGE, _PAGE)
+        shown = hub.leaderboard(
+            owner, name, version=version, task_set=task_set, board=board, limit=size, **wanted
+        )
+        rows, following = list(shown.rows), shown.next
+        while following is not None and (most is None or len(rows) < most):
+            size = _PAGE if most is None else min(most - len(rows), _PAGE)
+            page = hub.leaderboard(
+                owner, name, version=shown.version, board=shown.board, limit=size, cursor=following, **wanted
+            )
+            rows += page.rows
+            following = page.next
+    return shown.model_copy(update={"rows": rows, "next": following})
+
+
+def _write_csv(board: Leaderboard, target: str) -> None:
+    from wander.wire.boards import csv_table
+
+    if target == "-":
+        csv.writer(sys.stdout, lineterminator="\n").writerows(csv_table(board.rows))
+        return
+    path = Path(target)
+    draft = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        with draft.open("w", newline="", encoding="utf-8") as file:
+            csv.writer(file, lineterminator="\n").writerows(csv_table(board.rows))
+        draft.replace(path)
+    finally:
+        draft.unlink(missing_ok=True)
+    current().output.note(f"wrote {len(board.rows)} rows to {path}")
+
+
+def _show(board: Leaderboard, *, metrics: bool) -> None:
     output = current().output
     label = f"{board.owner}/{board.name} {board.version}"
-    if not board.rows:
+    if not board.runs:
         output.note(f"{label} has no complete run")
     else:
+        if board.title:
+            output.note(board.title)
         output.note(f"{label}, board {board.board}: {_protocol(board)}")
+    names = list(dict.fromkeys(one for row in board.rows for one in row.metrics)) if metrics else []
+    rates = sorted({one.k for row in board.rows for one in row.pass_rates}) if metrics else []
+    titles = [*(f"pass@{k}" for k in rates), *names]
+    cells = [_metric_cells(row, rates, names) for row in board.rows]
     if output.human:
-        _show_to_people(board)
+        _show_to_people(board, titles, cells)
     else:
-        output.table(COLUMNS, [_row(row, exact=False) for row in board.rows])
+        rows = [[*_row(row), *more] for row, more in zip(board.rows, cells, strict=True)]
+        output.table([*COLUMNS, *titles], rows)
+    if board.next:
+        which = "runs" if board.showing == "all" else "models"
+        of = board.runs if board.showing == "all" else board.models
+        output.note(f"{len(board.rows)} of {of} {which} at most; `-n {2 * len(board.rows)}` shows more")
+    for hidden in board.hidden:
+        output.note(f"hidden by {hidden.hidden_by}: {hidden.run_id} of {hidden.model}: {hidden.reason}")
     if board.hidden_incomplete:
         from wander_client.output import counted
 
@@ -97,6 +194,10 @@ def _show(board: Leaderboard) -> None:
             output.note(f"  {one.board}  {runs}: {_protocol(one)}")
     if board.boards > 1 + len(board.others):
         output.note(f"  and {board.boards - 1 - len(board.others)} more")
+    for older in board.versions:
+        best = f"best {older.best_reward:.4f} by {older.best_model}"
+        runs = f"{older.runs} run{'' if older.runs == 1 else 's'}"
+        output.note(f"version {older.version}, not comparable: board {older.board}, {runs}, {best}")
 
 
 def _protocol(board: Leaderboard | BoardInfo) -> str:
@@ -105,44 +206,75 @@ def _protocol(board: Leaderboard | BoardInfo) -> str:
     said = f"{board.split} split, {board.examples} examples x {each} rollout{'' if each == 1 else 's'}"
     if board.arguments:
         said += f", {json.dumps(board.arguments, ensure_ascii=False)}"
+    if board.max_tokens is not None:
+        said += f", at most {board.max_tokens} tokens a turn"
     return f"{said}, task set {(board.task_set_sha256 or '')[:12]}"
 
 
-def _show_to_people(board: Leaderboard) -> None:
+def _show_to_people(board: Leaderboard, titles: list[str], cells: list[list[Cell]]) -> None:
     """Print the rows without what all of a board have in common, and the beginnings of the runs' ids."""
     shorts = short_ids([row.run_id for row in board.rows])
-    columns = ["rank", "model", "reward", "95 % interval", "level", "by", "posted", "run"]
+    columns = [
+        "rank",
+        "model",
+        "reward",
+        "95 % interval",
+        *titles,
+        "tokens",
+        "usd",
+        "level",
+        "by",
+        "posted",
+        "run",
+    ]
     rows: list[list[Cell]] = [
         [
             _rank(row),
             row.model,
             f"{row.reward_mean:.4f}",
             f"{row.reward_low:.4f} to {row.reward_high:.4f}",
+            *more,
+            _tokens(row),
+            _usd(row),
             row.level,
             row.posted_by,
             f"{row.posted_at:%Y-%m-%d}",
             short,
         ]
-        for row, short in zip(board.rows, shorts, strict=True)
+        for row, short, more in zip(board.rows, shorts, cells, strict=True)
     ]
-    current().output.table(columns, rows, shrink=["model", "by"], drop=["posted", "by"])
+    drop = ["usd", "tokens", "posted", "by", *reversed(titles)]
+    current().output.table(columns, rows, shrink=["model", "by"], drop=drop)
 
 
 def _rank(row: LeaderboardRow) -> str:
     return str(row.rank_low) if row.rank_low == row.rank_high else f"{row.rank_low}-{row.rank_high}"
 
 
-def _row(row: LeaderboardRow, *, exact: bool) -> list[Cell]:
-    rewards: list[Cell] = [row.reward_mean, row.reward_low, row.reward_high]
-    if not exact:
-        rewards = [f"{value:.4f}" for value in (row.reward_mean, row.reward_low, row.reward_high)]
+def _tokens(row: LeaderboardRow) -> Cell:
+    return f"{row.tokens_per_rollout:.0f}" if row.tokens_per_rollout is not None else ""
+
+
+def _usd(row: LeaderboardRow) -> Cell:
+    return f"{row.usd_per_rollout:.3g}" if row.usd_per_rollout is not None else ""
+
+
+def _metric_cells(row: LeaderboardRow, rates: list[int], names: list[str]) -> list[Cell]:
+    found = {one.k: one.pass_at_k for one in row.pass_rates}
+    values = [*(found.get(k) for k in rates), *(row.metrics.get(name) for name in names)]
+    return ["" if value is None else f"{value:.4f}" for value in values]
+
+
+def _row(row: LeaderboardRow) -> list[Cell]:
     return [
         _rank(row),
         row.model,
-        *rewards,
+        *(f"{value:.4f}" for value in (row.reward_mean, row.reward_low, row.reward_high)),
         row.examples,
         row.rollouts,
         row.failed,
+        _tokens(row),
+        _usd(row),
         row.level,
         row.posted_by,
         f"{row.posted_at:%Y-%m-%d}",
