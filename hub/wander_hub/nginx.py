@@ -45,7 +45,8 @@ ${tls}
         default_type application/octet-stream;
 ${headers}
         open_file_cache off;
-        try_files $$uri @hub;
+        log_not_found off;
+        error_page 403 404 = @hub;
     }
     location @hub {
         proxy_pass http://wander_hub;
