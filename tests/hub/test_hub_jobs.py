@@ -1,4 +1,7 @@
-"""Jobs: done once, given back when a worker dies, fenced against one that is late."""
+"""Jobs: done once, given back when a worker dies, fenced against one that is late.
+
+The contract of the port, on every database that keeps the jobs.
+"""
 
 from __future__ import annotations
 
@@ -15,6 +18,8 @@ from sqlalchemy import select, update
 from sqlalchemy.orm import Session
 from wander_hub import jobs
 from wander_hub.jobs import Job, JobCancelled, JobContext, JobRefused, JobWorker, Lease, LeaseLost, TableQueue
+
+pytestmark = pytest.mark.parametrize("database_kind", ["sqlite", "postgresql"], indirect=True)
 
 WORKER = """
 import sys, time
@@ -155,7 +160,7 @@ async def test_a_job_that_kills_its_workers_is_given_up(hub, queue):
 async def test_a_killed_worker_process_loses_its_job_to_another(hub):
     queue = TableQueue(hub.database, lease_seconds=1.5)
     number = submit(hub, queue)
-    kill_a_worker_at_work(hub.settings.resolved_database_url, queue)
+    kill_a_worker_at_work(hub.database.url, queue)
     lease = next_lease(queue)
     assert lease.attempt == 2
     queue.finish(lease, nothing)
@@ -293,3 +298,21 @@ async def test_a_woken_worker_looks_at_once(hub, queue, monkeypatch):
     worker.wake()
     assert done.wait(60)
     worker.stop()
+
+
+async def test_a_worker_looks_for_work_of_its_own_before_it_takes_any(hub, queue):
+    done = threading.Event()
+
+    def look() -> None:
+        submit(hub, queue, "found")
+
+    def work(context: JobContext):
+        done.set()
+        return nothing
+
+    worker = JobWorker(queue, {"play": work}, "a", look=look)
+    worker.start()
+    assert done.wait(60)
+    worker.stop()
+    with hub.database.read() as session:
+        assert session.scalars(select(Job.key)).all() == ["found"]
