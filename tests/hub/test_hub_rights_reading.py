@@ -24,6 +24,9 @@ PRIVATE = {
     "user": "alice",
     "namespace": "alice",
     "sha256": "0" * 64,
+    "session_id": "0" * 32,
+    "part": "run",
+    "board": "0" * 8,
 }
 ABSENT = PRIVATE | {
     "name": "no-such-thing",
