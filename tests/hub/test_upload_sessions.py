@@ -405,3 +405,8 @@ async def test_a_lock_is_published_with_its_version_or_nothing_is(hub, begin, st
     assert (await hub.get(f"{ENVIRONMENT}/versions/1.0/pylock.toml")).content == lock
     assert list(fsck.check(hub.database, storage)) == []
     assert [(await begin({"pylock.toml": lock})).opened.status_code] == [422], "that has a route of its own"
+
+
+async def test_a_lock_without_its_wheel_is_refused(hub):
+    answer = await published(hub.client, hub.auth(), {SDIST_NAME: SDIST, "pylock.toml": b"x"})
+    assert (answer.status_code, answer.json()["code"]) == (422, "lock_mismatch")

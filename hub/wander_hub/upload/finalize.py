@@ -169,7 +169,8 @@ def _check_lock(lock: Upload, packages: list[Package], settings: Settings) -> No
     """Refuse a lock that is not of the wheels beside it."""
     wheels = [one for one in packages if one.kind == "wheel"]
     if not wheels:
-        raise refused("lock_mismatch", "a lock comes with the wheel that it is of")
+        hint = "send the wheel along, or attach the lock to the version: `wander lock NAME --attach`"
+        raise HubProblem(422, "lock_mismatch", "a lock comes with the wheel that it is of", hint=hint)
     wanted = locks.LockedVersion(
         canonicalize_name(wheels[0].name),
         wheels[0].version,
