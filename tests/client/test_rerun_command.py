@@ -17,7 +17,9 @@ def evaluated(wander: Wander, folder: Path, function: str, *words: str) -> str:
 
 
 def test_a_run_is_repeated_from_its_manifest_and_agrees(wander: Wander, folder: Path) -> None:
-    first = evaluated(wander, folder, "solver", "-a", "size=40", "-n", "40", "-r", "2", "--seed", "5", "-t", "0.5")
+    first = evaluated(
+        wander, folder, "solver", "-a", "size=40", "-n", "40", "-r", "2", "--seed", "5", "-t", "0.5"
+    )
     done = wander("rerun", first)
     assert done.status == 0, done.err
     assert "the runs agree" in done.out
@@ -74,7 +76,9 @@ def test_an_unknown_level_is_wrong_usage(wander: Wander, home: Path) -> None:
 
 def test_what_depends_on_the_order_of_sets_comes_out_otherwise(wander: Wander, folder: Path) -> None:
     module = folder / "say_env.py"
-    module.write_text(module.read_text().replace('f"say {n}"', 'f"say {n}" + " ".join({*"abcdefghijklmnop"})'))
+    module.write_text(
+        module.read_text().replace('f"say {n}"', 'f"say {n}" + " ".join({*"abcdefghijklmnop"})')
+    )
     run = evaluated(wander, folder, "wrong", "-n", "4")
     done = wander("replay", run)
     assert done.status == FAILED
