@@ -48,6 +48,8 @@ def hide(session: Session, caller: Identity, run_id: str, reason: str) -> tuple[
     known = repository.hiding_of(session, run_id)
     if known is not None:
         known.reason, known.hidden_at, known.hidden_by_id = reason, now(), caller.user_id
+        session.flush()
+        session.expire(known, ["hidden_by"])
     else:
         entry = repository.entry_of(session, run_id)
         if entry is None:
@@ -65,7 +67,7 @@ def hide(session: Session, caller: Identity, run_id: str, reason: str) -> tuple[
         )
     session.flush()
     runs.refresh_listing(session, run.environment)
-    session.expire_all()
+    session.flush()
     kept = repository.hiding_of(session, run_id)
     assert kept is not None
     return runs.find(session, run_id), kept

@@ -16,7 +16,7 @@ from wander_hub.boundary import BaseUrl, Manager, ReadSession, WriteSession
 from wander_hub.environments import service as environments
 from wander_hub.leaderboards import curating, repository, service
 from wander_hub.leaderboards.schemas import BoardFilter, BoardSort, Showing
-from wander_hub.problems import documented
+from wander_hub.problems import HubProblem, documented
 from wander_hub.runs import service as run_service
 
 router = APIRouter(prefix="/api/v1", tags=["leaderboards"])
@@ -141,6 +141,26 @@ def show_run(session: WriteSession, caller: Manager, run_id: str) -> Response:
     """Let a hidden run rank again."""
     curating.show(session, caller, run_id)
     return Response(status_code=204)
+
+
+def page_filter(
+    runs: Showing = "best",
+    sort: BoardSort = "reward",
+    level: VerificationLevel = "complete",
+    model: Annotated[str, Query(max_length=300)] = "",
+    since: Annotated[str, Query(max_length=40)] = "",
+    until: Annotated[str, Query(max_length=40)] = "",
+    cursor: Annotated[str | None, Query(max_length=400)] = None,
+) -> BoardFilter:
+    """Return what the form of a page asks; it sends empty fields where nothing was written."""
+    return BoardFilter(runs, sort, level, model.strip(), _day(since), _day(until), cursor=cursor)
+
+
+def _day(text: str) -> datetime | None:
+    try:
+        return _aware(datetime.fromisoformat(text)) if text else None
+    except ValueError as error:
+        raise HubProblem(422, "invalid_request", f"`{text}` is no day", hint="write 2026-11-22") from error
 
 
 def _aware(moment: datetime | None) -> datetime | None:

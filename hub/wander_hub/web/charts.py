@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from markupsafe import Markup
 from wander.wire import Histogram
+from wander.wire.boards import HistoryPoint
 
 from wander_hub.web.text import number
 
@@ -121,6 +122,62 @@ def curve(name: str, points: Sequence[tuple[float, float]]) -> Markup:
     dot = f'<circle class="dot" cx="{across(last_x):.1f}" cy="{up(last_y):.1f}" r="3"/>'
     title = f"{name}: {number(finite[0][1])} at step {finite[0][0]:g}, {number(last_y)} at step {last_x:g}"
     return _svg(width, height, "chart", title, grid + steps + line + dot)
+
+
+def history(points: Sequence[HistoryPoint]) -> Markup:
+    """Draw the records of each model as steps over time; empty for fewer than two points."""
+    if len(points) < 2:
+        return Markup("")
+    width, height, left, bottom, top, right = 960, 260, 52, 30, 12, 240
+    times = [one.posted_at.timestamp() for one in points]
+    rewards = [one.reward_mean for one in points]
+    lowest, highest = min(rewards), max(rewards)
+    if lowest == highest:
+        lowest, highest = lowest - 0.5, highest + 0.5
+    across = Axis(min(times), max(times), left, width - right)
+    up = Axis(lowest, highest, height - bottom, top)
+    grid = "".join(
+        f'<line class="grid" x1="{left}" x2="{width - right}" y1="{up(value):.1f}" y2="{up(value):.1f}"/>'
+        f'<text class="tick" x="{left - 6}" y="{up(value) + 4:.1f}" text-anchor="end">'
+        f"{_tick_text(value)}</text>"
+        for value in _round_ticks(lowest, highest, 4)
+    )
+    ends = (("start", points[0], left), ("end", points[-1], width - right))
+    dates = "".join(
+        f'<text class="tick" x="{place}" y="{height - 8}" text-anchor="{anchor}">'
+        f"{one.posted_at:%Y-%m-%d}</text>"
+        for anchor, one, place in ends
+    )
+    models = sorted({one.model for one in points}, key=lambda name: -_last_of(points, name))
+    lines = Markup("").join(
+        _steps(place, name, [one for one in points if one.model == name], across, up, top)
+        for place, name in enumerate(models)
+    )
+    title = f"Best score over time of {len(models)} models, {len(points)} records"
+    return _svg(width, height, "chart", title, grid + dates + lines)
+
+
+def _last_of(points: Sequence[HistoryPoint], model: str) -> float:
+    return [one.reward_mean for one in points if one.model == model][-1]
+
+
+def _steps(place: int, name: str, points: Sequence[HistoryPoint], across: Axis, up: Axis, top: int) -> Markup:
+    css = f"series-{place % 8}"
+    path, dots = "", Markup("")
+    for one in points:
+        x, y = across(one.posted_at.timestamp()), up(one.reward_mean)
+        path += f" H{x:.1f} V{y:.1f}" if path else f"M{x:.1f},{y:.1f}"
+        dots += Markup(
+            '<circle class="dot {}" cx="{:.1f}" cy="{:.1f}" r="3.5"><title>{}</title></circle>'
+        ).format(css, x, y, f"{one.model} {number(one.reward_mean)}, {one.posted_at:%Y-%m-%d}")
+    path += f" H{across.end:.1f}"
+    row = top + 12 + 18 * place
+    label = name if len(name) <= 28 else f"{name[:13]}…{name[-14:]}"
+    key = Markup(
+        '<rect class="{}" x="{:.0f}" y="{}" width="10" height="10" rx="2"/>'
+        '<text class="key-label" x="{:.0f}" y="{}">{}</text>'
+    ).format(css, across.end + 16, row - 9, across.end + 32, row, f"{label} {number(points[-1].reward_mean)}")
+    return Markup('<path class="curve {}" d="{}"/>').format(css, path) + dots + key
 
 
 def is_bucketed(points: Sequence[tuple[float, float]]) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from fastapi import APIRouter, Path, Query, Request
+from fastapi import APIRouter, Depends, Path, Query, Request
 from fastapi.routing import APIRoute
 from starlette.responses import RedirectResponse, Response
 from wander.wire import Problem
@@ -14,6 +14,8 @@ from wander_hub.boundary import BaseUrl, HubStorage, ReadSession, database_of
 from wander_hub.environments import service as environments
 from wander_hub.environments.schemas import EnvironmentFilter
 from wander_hub.http_answers import IMMUTABLE, REVALIDATE
+from wander_hub.leaderboards.routes import page_filter
+from wander_hub.leaderboards.schemas import BoardFilter
 from wander_hub.runs import service as runs
 from wander_hub.web import service, transcript
 from wander_hub.web.templates import STYLE_DIGEST, STYLE_SHEET, page
@@ -144,6 +146,7 @@ def show_leaderboard(
     base_url: BaseUrl,
     owner: str,
     name: str,
+    wanted: Annotated[BoardFilter, Depends(page_filter)],
     version: Annotated[str | None, Query(max_length=100)] = None,
     task_set: Annotated[str | None, Query(max_length=64)] = None,
     board: Annotated[str | None, Query(max_length=64)] = None,
@@ -153,7 +156,7 @@ def show_leaderboard(
     if moved is not None:
         return RedirectResponse(f"{moved}/leaderboard", 301)
     view = service.leaderboard(
-        session, base_url, owner, name, version=version, task_set=task_set, board=board
+        session, base_url, owner, name, version=version, task_set=task_set, board=board, wanted=wanted
     )
     return page(request, "leaderboard.html", view=view)
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlencode
 
+from markupsafe import Markup
 from sqlalchemy.orm import Session
 from wander.posting import RunLinks
 from wander.types import EnvironmentInfo, Rollout, canonical_json
@@ -23,6 +24,7 @@ from wander.wire import (
     RunManifest,
     VersionDetail,
 )
+from wander.wire.boards import BOARD_COLUMNS
 
 from wander_hub.accounts import repository as accounts
 from wander_hub.environments import repository as environment_repository
@@ -30,12 +32,14 @@ from wander_hub.environments import service as environments
 from wander_hub.environments.models import Version
 from wander_hub.environments.schemas import EnvironmentFilter
 from wander_hub.leaderboards import service as leaderboards
+from wander_hub.leaderboards.schemas import BoardFilter
 from wander_hub.problems import HubProblem
 from wander_hub.runs import repository as run_repository
 from wander_hub.runs import service as runs
 from wander_hub.storage import Storage
 from wander_hub.verification import checking
 from wander_hub.verification import service as verification
+from wander_hub.web import charts
 from wander_hub.web.schemas import Curve, RolloutQuery
 from wander_hub.web.training import METRICS_FILE, curves
 
@@ -87,8 +91,16 @@ class BoardView:
     summary: EnvironmentSummary
     board: Leaderboard
     versions: list[str]
-    metrics: list[str]
+    columns: list[str]
+    """Of the table: `metrics` stands for none any more, each has its own."""
+    pass_k: int | None
     axis: tuple[float, float]
+    wanted: BoardFilter
+    since: str
+    until: str
+    following: str | None
+    """Where the next page is."""
+    history: Markup
 
 
 @dataclass(frozen=True)
@@ -168,20 +180,47 @@ def leaderboard(
     version: str | None,
     task_set: str | None,
     board: str | None,
+    wanted: BoardFilter,
 ) -> BoardView:
     """Return a board with what it takes to draw it."""
     found = environments.find(session, owner, name)
+    versions = environments.newest_first(list(environment_repository.versions_of(session, found)))
     shown = leaderboards.leaderboard(
-        session, found, base_url, version=version, task_set=task_set, board=board
+        session,
+        found,
+        base_url,
+        version=version,
+        task_set=task_set,
+        board=board,
+        wanted=wanted,
+        versions=versions,
     )
     chosen = environments.find_version(session, found, shown.version)
-    versions = environments.newest_first(list(environment_repository.versions_of(session, found)))
+    since, until = (one.date().isoformat() if one else "" for one in (wanted.since, wanted.until))
+    query = query_string(
+        version=shown.version,
+        board=shown.board,
+        runs=wanted.showing,
+        level=wanted.level,
+        model=wanted.model,
+        since=since,
+        until=until,
+        sort=wanted.sort,
+        cursor=shown.next,
+    )
+    pass_k = max((one.k for row in shown.rows for one in row.pass_rates), default=None)
     return BoardView(
         summary=environments.summary_of(found),
         board=shown,
         versions=[one.version for one in versions],
-        metrics=_metric_columns(session, chosen, shown),
+        columns=_columns(session, chosen, shown, with_pass=pass_k is not None),
+        pass_k=pass_k,
         axis=_common_axis(shown.rows),
+        wanted=wanted,
+        since=since,
+        until=until,
+        following=query if shown.next else None,
+        history=charts.history(shown.history),
     )
 
 
@@ -266,6 +305,20 @@ def problem_suggestions(session: Session, path: str) -> list[str]:
 def _info(session: Session, version: Version) -> EnvironmentInfo | None:
     newest = run_repository.newest_of_version(session, version.id)
     return runs.manifest_of(newest).environment.info if newest else None
+
+
+def _columns(session: Session, version: Version, board: Leaderboard, *, with_pass: bool) -> list[str]:
+    """Return the columns of a board's table: those that its owners chose and that have something to show."""
+    columns: list[str] = []
+    for one in board.columns:
+        if one == "metrics":
+            columns += [f"metric:{name}" for name in _metric_columns(session, version, board)]
+        elif (one != "pass" or with_pass) and (
+            one != "cost" or any(row.usd_per_rollout is not None for row in board.rows)
+        ):
+            columns.append(one)
+    usual = board.columns == list(BOARD_COLUMNS)  # then examples, which all rows share, stand above them
+    return [one for one in dict.fromkeys(columns) if one != "examples" or not usual]
 
 
 def _metric_columns(session: Session, version: Version, board: Leaderboard) -> list[str]:
