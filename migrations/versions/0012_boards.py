@@ -25,6 +25,8 @@ def upgrade() -> None:
         'runs', sa.Column('board_level', sa.String(length=16), nullable=False, server_default='')
     )
     op.add_column('runs', sa.Column('hidden', sa.Boolean(), nullable=False, server_default=sa.false()))
+    op.drop_index('ix_runs_board', 'runs')
+    op.create_index('ix_runs_version', 'runs', ['version_id', 'posted_at'])
     op.create_index(
         'ix_runs_misplaced', 'runs', ['environment_id'],
         sqlite_where=sa.text(MISPLACED), postgresql_where=sa.text(MISPLACED),
@@ -81,6 +83,9 @@ def upgrade() -> None:
     op.create_index('ix_board_entries_best', 'board_entries', ['board_id', 'best', *order])
     op.create_index('ix_board_entries_posted', 'board_entries', ['board_id', 'posted_at', 'run_id'])
     op.create_index('ix_board_entries_model', 'board_entries', ['board_id', 'model', 'posted_at', 'run_id'])
+    op.create_index(
+        'ix_board_entries_record', 'board_entries', ['board_id', 'record', 'model', 'posted_at']
+    )
     op.create_table('hidden_runs',
     sa.Column('run_id', sa.String(length=64), nullable=False),
     sa.Column('board_id', sa.Integer(), nullable=False),
@@ -101,5 +106,9 @@ def downgrade() -> None:
     op.drop_table('boards')
     op.drop_index('ix_runs_incomplete', 'runs')
     op.drop_index('ix_runs_misplaced', 'runs')
+    op.drop_index('ix_runs_version', 'runs')
+    op.create_index(
+        'ix_runs_board', 'runs', ['version_id', 'kind', 'task_set_sha256', 'protocol_sha256']
+    )
     op.drop_column('runs', 'hidden')
     op.drop_column('runs', 'board_level')

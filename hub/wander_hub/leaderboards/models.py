@@ -55,6 +55,7 @@ class BoardEntry(Base):
         Index("ix_board_entries_all", "board_id", "shortfall", "posted_at", "run_id"),
         Index("ix_board_entries_best", "board_id", "best", "shortfall", "posted_at", "run_id"),
         Index("ix_board_entries_posted", "board_id", "posted_at", "run_id"),
+        Index("ix_board_entries_record", "board_id", "record", "model", "posted_at"),
         Index("ix_board_entries_model", "board_id", "model", "posted_at", "run_id"),
     )
 

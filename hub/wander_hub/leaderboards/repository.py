@@ -102,17 +102,16 @@ def leaders(session: Session, board: Board, limit: int) -> Sequence[BoardEntry]:
 
 
 def records(session: Session, board: Board, models: int, limit: int) -> Sequence[BoardEntry]:
-    """Return the last records of so many leading models, by time."""
+    """Return the records of so many leading models, by time."""
     leading = _leading(board, select(BoardEntry.model)).limit(models).subquery()
     query = select(BoardEntry).where(
         BoardEntry.board_id == board.id,
         BoardEntry.model.in_(select(leading.c.model)),
         BoardEntry.record.is_(True),
     )
-    newest = session.scalars(
-        query.order_by(BoardEntry.posted_at.desc(), BoardEntry.run_id).limit(limit)
-    ).all()
-    return newest[::-1]
+    # In the order of their index: that of time would walk all runs for the few records among them.
+    found = session.scalars(query.order_by(BoardEntry.model, BoardEntry.posted_at).limit(limit))
+    return sorted(found, key=lambda one: (one.posted_at, one.run_id))
 
 
 def hidden_of(session: Session, board: Board, limit: int) -> Sequence[tuple[Run, HiddenRun]]:

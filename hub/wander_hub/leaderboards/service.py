@@ -24,7 +24,7 @@ MOST_OTHERS = 20
 MOST_HIDDEN = 50
 HISTORY_MODELS = 8
 """Of how many models, the leading ones, an answer tells the history."""
-MOST_RECORDS = 400
+MOST_RECORDS = 2000
 
 
 def leaderboard(

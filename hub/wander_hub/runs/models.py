@@ -28,7 +28,7 @@ class Run(Base):
     __tablename__ = "runs"
     __table_args__ = (
         Index("ix_runs_listing", "environment_id", "posted_at"),
-        Index("ix_runs_board", "version_id", "kind", "task_set_sha256", "protocol_sha256"),
+        Index("ix_runs_version", "version_id", "posted_at"),
         Index("ix_runs_misplaced", "environment_id", sqlite_where=MISPLACED, postgresql_where=MISPLACED),
         Index(
             "ix_runs_incomplete",
