@@ -195,6 +195,7 @@ async def test_history_keeps_the_records_and_loses_what_is_hidden(posted):
     assert [one["reward_mean"] for one in points if one["model"] == "a"] == [0.15, 0.6]
     page = (await posted.hub.get("/alice/reverse-text/leaderboard", headers=HTML)).text
     assert "Best score over time of 2 models, 3 records" in page
+    assert "&lt;line" not in page
 
 
 async def test_a_new_version_starts_a_new_board_and_names_the_old(posted, make_wheel):

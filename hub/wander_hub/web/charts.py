@@ -154,7 +154,7 @@ def history(points: Sequence[HistoryPoint]) -> Markup:
         for place, name in enumerate(models)
     )
     title = f"Best score over time of {len(models)} models, {len(points)} records"
-    return _svg(width, height, "chart", title, grid + dates + lines)
+    return _svg(width, height, "chart", title, f"{grid}{dates}{lines}")
 
 
 def _last_of(points: Sequence[HistoryPoint], model: str) -> float:
