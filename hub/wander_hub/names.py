@@ -10,7 +10,7 @@ from packaging.utils import canonicalize_name
 
 RESERVED_OWNERS = frozenset(
     {
-        *("about", "account", "accounts", "api", "assets", "auth", "blog", "boards", "compare", "docs"),
+        *("_", "about", "account", "accounts", "api", "assets", "auth", "blog", "boards", "compare", "docs"),
         *("environments", "explore", "favicon.ico", "files", "health", "help", "integrity", "leaderboard"),
         *(
             "leaderboards",

@@ -66,7 +66,8 @@ def test_a_model_behind_an_endpoint_is_evaluated_posted_and_ranked(machine, bund
             machine.wander(
                 "eval", "admin/reverse-text", "-m", name, "-b", endpoint.base_url, "-n", 12, "--out", run
             )
-            assert len(endpoint.requests) == 12
+            asked = [one for one in endpoint.requests if one.get("max_tokens") != 1]  # the rest are warm-up
+            assert len(asked) == 12
         posted = machine.wander("post", run)
         shutil.rmtree(run)
         # From what the hub stores alone, as a stranger would.

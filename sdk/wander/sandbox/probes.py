@@ -11,6 +11,7 @@ import _socket
 import contextlib
 import ctypes
 import errno
+import fcntl
 import json
 import mmap
 import os
@@ -186,9 +187,17 @@ def _inherited_files(_: dict[str, Any]) -> object:
             mode = os.fstat(int(name)).st_mode
             if stat.S_ISDIR(mode) or stat.S_ISREG(mode) or stat.S_ISBLK(mode):
                 target = os.readlink(f"/proc/self/fd/{name}")
-                if not target.startswith("/tmp/"):  # noqa: S108 - the sandbox's own
+                if not target.startswith("/tmp/") and not _is_note(int(name), target):  # noqa: S108 - its own
                     return target
     return _nothing()
+
+
+def _is_note(descriptor: int, target: str) -> bool:
+    """Tell whether a descriptor is the memory that the host shares with the worker, sealed in its size."""
+    if not target.startswith("/memfd:note "):
+        return False
+    seals = fcntl.fcntl(descriptor, fcntl.F_GET_SEALS)
+    return bool(seals & fcntl.F_SEAL_GROW and seals & fcntl.F_SEAL_SHRINK and seals & fcntl.F_SEAL_SEAL)
 
 
 def _datagram_pair(_: dict[str, Any]) -> object:
