@@ -54,7 +54,7 @@ def test_prices_come_from_the_option_or_the_settings_file(wander: Wander, folder
 def test_only_failed_repeats_what_failed(wander: Wander, folder: Path, home: Path) -> None:
     assert wander("eval", "./say-env", "-m", BREAKS, "--out", "mine").status == 6
     module = folder / "say_env.py"
-    module.write_text(module.read_text().replace('== "break"', '== "never"'))
+    module.write_text(module.read_text().replace('== "break"', '== "never again"'))
     result = wander("eval", "--resume", "mine", "--only-failed", "--allow-changed-code", "--json")
     assert (result.status, result.data["resumed"], result.data["left_out"]) == (0, 7, 0)
     alone = wander("eval", "./say-env", "-m", BREAKS, "--only-failed", "--json")
