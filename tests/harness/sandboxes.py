@@ -8,7 +8,7 @@ import json
 import os
 import subprocess
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -132,10 +132,19 @@ def marked(mark: str) -> list[int]:
     return found
 
 
+async def came_up(mark: str, count: int) -> bool:
+    """Wait until at least so many processes have a word among their variables."""
+    return await _eventually(lambda: len(marked(mark)) >= count)
+
+
 async def none_left(mark: str) -> bool:
     """Wait for the end of all processes that have a word among their variables."""
-    for _ in range(600):
-        if not marked(mark):
+    return await _eventually(lambda: not marked(mark))
+
+
+async def _eventually(holds: Callable[[], bool]) -> bool:
+    for _ in range(1200):
+        if holds():
             return True
         await asyncio.sleep(0.05)
     return False

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sandboxes import answered, confined, marked, needs_sandbox, none_left, played, small
+from sandboxes import answered, came_up, confined, needs_sandbox, none_left, played, small
 from wander import Example, Rollout, ScriptedClient
 from wander.clients.base import ModelRequest
 from wander.errors import LoadError, SandboxError
@@ -342,7 +342,7 @@ async def test_nothing_outlives_a_host_that_is_killed(tmp_path, monkeypatch):
     started = await asyncio.create_subprocess_exec(*host(tmp_path, 600), stdout=subprocess.PIPE)
     assert started.stdout is not None
     assert await started.stdout.readline() == b"0\n"
-    assert len(marked(mark)) > 3
+    assert await came_up(mark, 4)
     started.send_signal(signal.SIGKILL)
     await started.wait()
     assert await none_left(mark)
