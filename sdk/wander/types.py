@@ -235,6 +235,15 @@ def canonical_json(value: Any) -> str:
     return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
 
 
+def copied_json(value: Any) -> Any:
+    """Copy a JSON value; several times faster than `copy.deepcopy`."""
+    if isinstance(value, dict):
+        return {key: copied_json(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [copied_json(item) for item in value]
+    return value
+
+
 def task_set_digest(examples: list[Example]) -> str:
     """SHA-256 over the ordered digests of the examples a run uses."""
     whole = hashlib.sha256()

@@ -75,3 +75,32 @@ class Client(ABC):
 
     async def close(self) -> None:  # noqa: B027 - an optional hook
         """Release connections and memory."""
+
+
+class WrappedClient(Client):
+    """Stands before a client and passes everything on; who made that client closes it."""
+
+    def __init__(self, client: Client) -> None:
+        self.model = client.model
+        self.limiter = client.limiter
+        self._client = client
+
+    async def complete(self, request: ModelRequest) -> ModelResponse:
+        """Return the client's completion."""
+        return await self._client.complete(request)
+
+    def begin(self, rollout_id: str) -> None:
+        """Pass on that a rollout starts."""
+        self._client.begin(rollout_id)
+
+    def end(self, rollout_id: str) -> None:
+        """Pass on that a rollout ended."""
+        self._client.end(rollout_id)
+
+    def recorded(self, rollout_id: str) -> dict[str, Any] | None:
+        """Return what the client has on record of a rollout."""
+        return self._client.recorded(rollout_id)
+
+    def describe(self) -> dict[str, Any]:
+        """Return what the client says about its endpoint."""
+        return self._client.describe()

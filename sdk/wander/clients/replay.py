@@ -8,7 +8,7 @@ from typing import Any
 from wander.clients.base import Client, ModelRequest, ModelResponse
 from wander.envs.sub_calls import sub_call_id, sub_rollouts
 from wander.errors import ContextOverflow, ModelError
-from wander.types import Rollout
+from wander.types import Rollout, copied_json
 
 
 class ReplayClient(Client):
@@ -35,7 +35,7 @@ class ReplayClient(Client):
             raise _recorded_end(rollout, request)
         turn = rollout.turns[request.turn]
         return ModelResponse.model_construct(
-            message=_copied(turn.message),
+            message=copied_json(turn.message),
             finish_reason=turn.finish_reason,
             usage=turn.usage,
             tokens=turn.tokens,
@@ -44,7 +44,7 @@ class ReplayClient(Client):
     def recorded(self, rollout_id: str) -> dict[str, Any] | None:
         """Return what the recorded rollout published."""
         rollout = self._rollouts.get(rollout_id)
-        return None if rollout is None else _copied(rollout.info)
+        return None if rollout is None else copied_json(rollout.info)
 
 
 def _recorded_end(rollout: Rollout, request: ModelRequest) -> ModelError:
@@ -57,12 +57,3 @@ def _recorded_end(rollout: Rollout, request: ModelRequest) -> ModelError:
         f"rollout `{request.rollout_id}` was recorded with {len(rollout.turns)} turns "
         f"and now asks for number {request.turn + 1}"
     )
-
-
-def _copied(value: Any) -> Any:
-    """Copy a JSON value; several times faster than `copy.deepcopy`."""
-    if isinstance(value, dict):
-        return {key: _copied(item) for key, item in value.items()}
-    if isinstance(value, list):
-        return [_copied(item) for item in value]
-    return value

@@ -14,7 +14,7 @@ from typing import Any
 
 import zstandard
 
-from wander.clients.base import Client, ModelRequest, ModelResponse
+from wander.clients.base import Client, ModelRequest, ModelResponse, WrappedClient
 from wander.errors import ConfigError
 from wander.types import canonical_json
 
@@ -79,13 +79,11 @@ class ResponseCache:
         return opened
 
 
-class CachingClient(Client):
+class CachingClient(WrappedClient):
     """Answers from a cache; what that lacks the client is asked for, and its answers, no errors, are kept."""
 
     def __init__(self, client: Client, cache: ResponseCache) -> None:
-        self.model = client.model
-        self.limiter = client.limiter
-        self._client = client
+        super().__init__(client)
         self._cache = cache
         described = client.describe()
         self._asked = {name: described.get(name) for name in _IDENTITY}
@@ -95,7 +93,7 @@ class CachingClient(Client):
         digest = self.digest(request)
         if (kept := self._cache.get(digest)) is not None:
             return kept.model_copy(update={"cached": True})
-        response = await self._client.complete(request)
+        response = await super().complete(request)
         self._cache.put(digest, response)
         return response
 
@@ -117,21 +115,9 @@ class CachingClient(Client):
         if check is not None:
             await check()
 
-    def begin(self, rollout_id: str) -> None:
-        """Pass on that a rollout starts."""
-        self._client.begin(rollout_id)
-
-    def end(self, rollout_id: str) -> None:
-        """Pass on that a rollout ended."""
-        self._client.end(rollout_id)
-
-    def recorded(self, rollout_id: str) -> dict[str, Any] | None:
-        """Return what the client has on record of a rollout."""
-        return self._client.recorded(rollout_id)
-
     def describe(self) -> dict[str, Any]:
         """Return what the client says about its endpoint, and that there is a cache before it."""
-        return {**self._client.describe(), "response_cache": True}
+        return {**super().describe(), "response_cache": True}
 
     async def close(self) -> None:
         """Close the client and the cache."""

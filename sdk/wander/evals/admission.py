@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from typing import Any
 
-from wander.clients.base import Client, ModelRequest, ModelResponse
+from wander.clients.base import Client, ModelRequest, ModelResponse, WrappedClient
 from wander.envs.sub_calls import main_rollout_id
 
 
@@ -61,35 +60,17 @@ class Admission:
                 return
 
 
-class AdmittedClient(Client):
+class AdmittedClient(WrappedClient):
     """The client of an evaluation, which tells the admission of every call."""
 
     def __init__(self, client: Client, admission: Admission) -> None:
-        self.model = client.model
-        self.limiter = client.limiter
-        self._client = client
+        super().__init__(client)
         self._admission = admission
 
     async def complete(self, request: ModelRequest) -> ModelResponse:
         """Return the client's completion."""
         self._admission.asks(main_rollout_id(request.rollout_id))
         try:
-            return await self._client.complete(request)
+            return await super().complete(request)
         finally:
             self._admission.asked()
-
-    def begin(self, rollout_id: str) -> None:
-        """Pass on that a rollout starts."""
-        self._client.begin(rollout_id)
-
-    def end(self, rollout_id: str) -> None:
-        """Pass on that a rollout ended."""
-        self._client.end(rollout_id)
-
-    def recorded(self, rollout_id: str) -> dict[str, Any] | None:
-        """Return what the client has on record of a rollout."""
-        return self._client.recorded(rollout_id)
-
-    def describe(self) -> dict[str, Any]:
-        """Return what the client says about its endpoint."""
-        return self._client.describe()
