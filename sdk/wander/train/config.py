@@ -1,4 +1,4 @@
-"""The settings of training: TOML files, 25 fields for GRPO and 13 for SFT, every one documented here.
+"""The settings of training: TOML files, every field documented here, all but the model's path optional.
 
 The principal dial of GRPO is `batch.rollouts`: under about 256 rollouts a step, runs on games collapse.
 """
@@ -6,6 +6,7 @@ The principal dial of GRPO is `batch.rollouts`: under about 256 rollouts a step,
 from __future__ import annotations
 
 import difflib
+import re
 import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -115,6 +116,73 @@ class OutputSection(Section):
     """Steps between checkpoints; 0 keeps only that of an interrupted run. The final model is always kept."""
     rollouts_every: int = Field(default=10, ge=0)
     """Steps between samples of rollouts (one group) in the run's record; 0 keeps none."""
+    keep_best: str | None = None
+    """`CELL/METRIC` of the evaluations, such as `optimal/drawn` or `eval/reward`: the weights that did best
+    in it are kept in `best`, beside those of the end in `model`."""
+    best_mode: Literal["max", "min"] = "max"
+
+
+class EvaluationCell(Section):
+    """One of the evaluations during training: a name, and what differs from the training environment."""
+
+    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
+    environment: str | None = None
+    """Another environment than the one that is trained on; its arguments are `arguments` alone."""
+    arguments: dict[str, Any] = Field(default_factory=dict)
+    """Laid over `environment.arguments`."""
+    examples: int | None = Field(default=None, gt=0)
+    """None means `evaluation.examples`."""
+
+
+class EvaluationSection(Section):
+    """Evaluation while the policy learns, on examples that it does not learn from."""
+
+    every: int = Field(default=0, ge=0)
+    """Steps between evaluations; 0 means none. One comes before the first step and one after the last."""
+    examples: int = Field(default=100, gt=0)
+    """The first so many of the eval split, one rollout each."""
+    temperature: float = Field(default=0.0, ge=0)
+    """0 takes the most probable token."""
+    max_tokens: int | None = Field(default=None, gt=0)
+    """Tokens of one turn; None means `sampling.max_tokens`."""
+    seed: int = 0
+    """Seeds the environment; the same at every evaluation, so that they can be compared."""
+    cells: list[EvaluationCell] = Field(default_factory=list)
+    """Empty means one, `eval`, with the arguments of training."""
+
+    @model_validator(mode="after")
+    def _distinct(self) -> EvaluationSection:
+        names = [cell.name for cell in self.cells]
+        if twice := sorted({name for name in names if names.count(name) > 1}):
+            raise ValueError(f"two cells are called `{twice[0]}`")
+        return self
+
+    @property
+    def named_cells(self) -> list[EvaluationCell]:
+        """What is evaluated: the cells, or one of the training environment's own arguments."""
+        return self.cells or [EvaluationCell(name="eval")]
+
+
+class StoppingSection(Section):
+    """When a run ends before its last step: it collapsed, or it reached what it is for."""
+
+    entropy_share: float = Field(default=0.0, ge=0, lt=1)
+    """Stop when the entropy stays below this share of the mean of its first `first_steps` steps."""
+    first_steps: int = Field(default=20, gt=0)
+    drop: dict[str, float] = Field(default_factory=dict)
+    """Stop when a metric of the steps (`reward`, `rewards/format`) stays so far below its best."""
+    patience: int = Field(default=20, gt=0)
+    """Steps in a row that it must stay so; the best is that of the mean of so many steps."""
+    target: dict[str, float | str] = Field(default_factory=dict)
+    """Stop when one evaluation meets all of these: `CELL/METRIC` and the least value, or a bound as text
+    (`"<=0"`)."""
+
+    @model_validator(mode="after")
+    def _bounds(self) -> StoppingSection:
+        for name, bound in self.target.items():
+            if isinstance(bound, str) and not re.fullmatch(r"(>=|<=|==|>|<)\s*-?\d+(\.\d+)?", bound):
+                raise ValueError(f"the target of `{name}` is no bound: write a number, or text such as `<=0`")
+        return self
 
 
 class GRPOSettings(Section):
@@ -126,7 +194,22 @@ class GRPOSettings(Section):
     batch: BatchSection = BatchSection()
     sampling: SamplingSection = SamplingSection()
     schedule: ScheduleSection = ScheduleSection()
+    evaluation: EvaluationSection = EvaluationSection()
+    stopping: StoppingSection = StoppingSection()
     output: OutputSection = OutputSection()
+
+    @model_validator(mode="after")
+    def _evaluated(self) -> GRPOSettings:
+        """Refuse a best or a target that no evaluation will ever tell."""
+        asked = [*self.stopping.target, *([self.output.keep_best] if self.output.keep_best else [])]
+        cells = {cell.name for cell in self.evaluation.named_cells}
+        for name in asked:
+            if self.evaluation.every == 0:
+                raise ValueError(f"`{name}` comes from evaluations, and `evaluation.every` is 0")
+            if name.partition("/")[0] not in cells or not name.partition("/")[2]:
+                known = ", ".join(f"`{cell}/METRIC`" for cell in sorted(cells))
+                raise ValueError(f"`{name}` is no metric of the evaluations: write {known}")
+        return self
 
 
 class SFTScheduleSection(ScheduleSection):
