@@ -23,6 +23,7 @@ from wander_client.workers import WorkerChoice
 
 if TYPE_CHECKING:
     from wander.handle import EnvironmentHandle
+    from wander.train.environments import EnvironmentChoice
     from wander.train.grpo import GRPOResult
     from wander.wire import EnvironmentPin
 
@@ -109,23 +110,22 @@ def run_training(
     """Train, with the environment in a process of its own."""
     from wander.train.grpo import train_grpo
 
-    opened: list[OpenedEnvironment] = []
+    opened: list[tuple[EnvironmentChoice, OpenedEnvironment]] = []
 
     @contextlib.asynccontextmanager
-    async def opener() -> AsyncIterator[EnvironmentHandle]:
-        arguments = command.settings.environment.arguments
+    async def opener(choice: EnvironmentChoice) -> AsyncIterator[EnvironmentHandle]:
         workers = WorkerChoice(command.settings.environment.workers)
-        location = begun_location(command.environment, folder)
+        location = begun_location(command.environment, folder) if choice.name is None else locate(choice.name)
         async with open_environment(
-            location, arguments, sandbox=command.sandbox, workers=workers
+            location, choice.arguments, sandbox=command.sandbox, workers=workers
         ) as environment:
-            opened.append(environment)
+            opened.append((choice, environment))
             yield environment.handle
 
-    def pin() -> EnvironmentPin:
+    def pin(choice: EnvironmentChoice) -> EnvironmentPin:
         folder.mkdir(parents=True, exist_ok=True)
         (folder / COMMAND_FILE).write_text(command.model_dump_json(indent=2) + "\n", encoding="utf-8")
-        return opened[0].pin
+        return next(environment.pin for one, environment in opened if one == choice)
 
     return train_grpo(opener, command.settings, folder, pin=pin, progress=show, resume=resume)
 

@@ -25,14 +25,16 @@ from time import perf_counter
 from typing import Any
 
 import torch
+from transformers import TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
 
 from wander.clients.policy import PolicyClient
 from wander.models.loading import load_model
 from wander.models.quiet import quiet_libraries
 from wander.train.config import GRPOSettings
-from wander.train.record import METRICS, PinSource, TrainingRecord
-from wander.train.rollouts import Assignment, EnvironmentOpener, RolloutSource, StepRollouts, Trajectory
+from wander.train.environments import EnvironmentChoice, EnvironmentOpener, PinSource
+from wander.train.record import METRICS, TrainingRecord
+from wander.train.rollouts import Assignment, RolloutSource, StepRollouts, Trajectory
 from wander.train.sft import Progress, save_model
 from wander.train.trainer import (
     StepLog,
@@ -94,6 +96,7 @@ def train_grpo(
         run_seed=settings.schedule.seed
         if settings.environment.run_seed is None
         else settings.environment.run_seed,
+        choice=EnvironmentChoice(arguments=settings.environment.arguments),
     )
     try:
         record = TrainingRecord.open(folder, settings, source, client, loaded, pin, resume=resume)
@@ -101,7 +104,11 @@ def train_grpo(
         log = StepLog(folder / METRICS, progress, keep=checkpoint)
         try:
             with quiet_libraries():
-                trainer = RolloutTrainer(source, model, loaded.tokenizer, settings, folder, log, record)
+                # Whatever else happens between steps (evaluation, stopping, trackers) is one more of these.
+                callbacks: list[TrainerCallback] = [log]
+                trainer = RolloutTrainer(
+                    source, model, loaded.tokenizer, settings, folder, log, record, callbacks=callbacks
+                )
                 interrupted = train_until_interrupted(trainer, log, checkpoint)
                 saved = save_model(trainer.model, loaded, folder / "model")
                 record.keep_weights(trainer.state.global_step, saved)
@@ -174,6 +181,7 @@ class RolloutTrainer(GRPOTrainer):  # type: ignore[misc]
         folder: Path,
         log: StepLog,
         record: TrainingRecord,
+        callbacks: Sequence[TrainerCallback],
     ) -> None:
         self.source = source
         self.settings = settings
@@ -188,7 +196,7 @@ class RolloutTrainer(GRPOTrainer):  # type: ignore[misc]
             train_dataset=training_order(settings),
             reward_funcs=[reward],
             rollout_func=play_step,
-            callbacks=[log],
+            callbacks=list(callbacks),
         )
         # Rows that cannot change the gradient are left out: exact only where the loss is one sum over all
         # tokens of the step divided by a constant, and no other term acts on them.

@@ -8,7 +8,6 @@ rollouts are a sample: the first group of every `output.rollouts_every`-th step.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,13 +20,12 @@ from wander.evals.store import RunFolder
 from wander.models.loading import LoadedModel, weights_digest
 from wander.posting import Checkpoint
 from wander.train.config import GRPOSettings
+from wander.train.environments import PinSource
 from wander.train.rollouts import Assignment, RolloutSource, StepRollouts
 from wander.wire import EnvironmentPin, RunManifest
 
 METRICS = "metrics.jsonl"
 CHECKPOINTS = "checkpoints.jsonl"
-
-PinSource = Callable[[], EnvironmentPin]
 
 
 class TrainingRecord:
@@ -110,7 +108,9 @@ def training_manifest(
     model = model_pin(client)
     model.weights_sha256 = weights_digest(loaded.path) if loaded.path else None
     return new_manifest(
-        environment=pin() if pin is not None else EnvironmentPin(name=source.info.name, info=source.info),
+        environment=pin(source.choice)
+        if pin is not None
+        else EnvironmentPin(name=source.info.name, info=source.info),
         model=model,
         examples=examples,
         rollouts_per_example=settings.batch.group_size,

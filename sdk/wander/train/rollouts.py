@@ -9,22 +9,18 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Coroutine, Sequence
-from contextlib import AbstractAsyncContextManager
+from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Any, TypeVar
 
 from wander.clients.policy import PolicyClient
 from wander.errors import RunError
-from wander.handle import EnvironmentHandle
 from wander.seeding import derived_rng, derived_seed
+from wander.train.environments import EnvironmentChoice, EnvironmentOpener
 from wander.types import EnvironmentInfo, Example, Rollout, SamplingArgs, TurnTokens
 
 Result = TypeVar("Result")
-
-EnvironmentOpener = Callable[[], AbstractAsyncContextManager[EnvironmentHandle]]
-"""Opens the environment on the event loop that will use it, and closes it."""
 
 
 @dataclass(frozen=True)
@@ -146,12 +142,14 @@ class RolloutSource:
         *,
         sampling: SamplingArgs,
         run_seed: int,
+        choice: EnvironmentChoice | None = None,
     ) -> None:
         self.client = client
+        self.choice = choice or EnvironmentChoice()
         self.sampling = sampling
         self.run_seed = run_seed
         self._thread = LoopThread()
-        self._opening = open_environment()
+        self._opening = open_environment(self.choice)
         try:
             self.environment = self._thread.run(self._opening.__aenter__())
         except BaseException:

@@ -17,6 +17,7 @@ from wander.models.tiny import TinySize, create_tiny
 from wander.models.transcripts import play_transcripts
 from wander.seeding import derived_rng
 from wander.train.config import SFTSettings
+from wander.train.environments import EnvironmentChoice
 from wander.train.sft import train_sft
 
 PAYOFFS = (0.0, 0.2, 0.5, 1.0)
@@ -62,10 +63,10 @@ def bandit(examples: int = 64) -> BanditEnv:
 
 
 def opener_of(make: Callable[[], Any]) -> Callable[[], Any]:
-    """Return what trainers take: a factory of a context that opens the environment."""
+    """Return what trainers take: a factory of a context that opens the environment, whatever is chosen."""
 
     @contextlib.asynccontextmanager
-    async def opener() -> AsyncIterator[EnvironmentHandle]:
+    async def opener(choice: EnvironmentChoice) -> AsyncIterator[EnvironmentHandle]:
         handle = LocalEnvironment(make())
         try:
             yield handle

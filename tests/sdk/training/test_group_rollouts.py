@@ -71,7 +71,7 @@ def test_a_step_scores_each_group_together(tiny: Path, tmp_path: Path, where: st
     loaded = load_model(tiny, device="cpu")
     client = PolicyClient(loaded.model, loaded.tokenizer)
     source = RolloutSource(
-        lambda: opened(tmp_path, where, False), client, sampling=SamplingArgs(max_tokens=4), run_seed=0
+        lambda choice: opened(tmp_path, where, False), client, sampling=SamplingArgs(max_tokens=4), run_seed=0
     )
     try:
         assert source.info.group_rewards
@@ -90,7 +90,7 @@ def test_a_step_scores_each_group_together(tiny: Path, tmp_path: Path, where: st
 def test_the_group_of_a_failed_rollout_is_played_again_whole(tiny: Path, tmp_path: Path) -> None:
     loaded = load_model(tiny, device="cpu")
     source = RolloutSource(
-        lambda: opened(tmp_path, "in a worker", True),
+        lambda choice: opened(tmp_path, "in a worker", True),
         PolicyClient(loaded.model, loaded.tokenizer),
         sampling=SamplingArgs(max_tokens=4),
         run_seed=0,
