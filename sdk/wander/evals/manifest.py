@@ -12,13 +12,14 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from wander import __version__
 from wander.clients.base import Client
 from wander.handle import Split
 from wander.types import Example, SamplingArgs, task_set_digest
 from wander.wire import EnvironmentPin, ModelPin, Platform, RunManifest
+from wander.wire.run_record import RunKind
 
 _ALPHABET = "0123456789abcdefghjkmnpqrstvwxyz"
 """Crockford's base 32: no i, l, o, u."""
@@ -51,7 +52,7 @@ def new_manifest(
     sampling: SamplingArgs | None = None,
     split: Split = "eval",
     seed: int = 0,
-    kind: Literal["evaluation", "training"] = "evaluation",
+    kind: RunKind = "evaluation",
     training: dict[str, Any] | None = None,
     notes: str = "",
 ) -> RunManifest:
@@ -102,7 +103,7 @@ def this_platform(folder: Path | None = None) -> Platform:
         system=platform.system(),
         machine=platform.machine(),
         accelerator=_accelerator(),
-        packages=_installed(_NUMERIC_PACKAGES),
+        packages=installed_versions(_NUMERIC_PACKAGES),
         git_commit=commit,
         git_dirty=dirty,
     )
@@ -117,13 +118,35 @@ def git_state(folder: Path) -> tuple[str | None, bool | None]:
     return commit.strip(), None if changes is None else bool(changes.strip())
 
 
+def uncommitted_diff(folder: Path) -> bytes | None:
+    """Return what changed in tracked files since the last commit; None where `git_state` knows nothing.
+
+    Files that git ignores or does not track never stand in it; of binary ones only their digests do.
+    """
+    return _git_bytes(
+        folder,
+        "diff",
+        "HEAD",
+        "--full-index",
+        "--no-color",
+        "--no-ext-diff",
+        "--no-textconv",
+        "--submodule=short",
+    )
+
+
 def differing_pins(one: RunManifest, other: RunManifest) -> list[str]:
     """Return the dotted names of the fields that keep one run from continuing the other.
 
     Where a run was made and at which address the model was served do not count; which environment, arguments,
     examples, model, sampling and seed do.
     """
-    return sorted(_differences(_pins(one), _pins(other)))
+    return [name for name, _, _ in pin_differences(one, other)]
+
+
+def pin_differences(one: RunManifest, other: RunManifest) -> list[tuple[str, Any, Any]]:
+    """Return the fields that `differing_pins` names, sorted, with both values; None for an absent one."""
+    return sorted(differing_fields(_pins(one), _pins(other)), key=lambda found: found[0])
 
 
 def differences_in_words(fields: Sequence[str]) -> str:
@@ -180,23 +203,27 @@ def _pins(manifest: RunManifest) -> dict[str, Any]:
     return pins
 
 
-def _differences(one: Any, other: Any, place: str = "") -> list[str]:
+def differing_fields(one: Any, other: Any, place: str = "") -> list[tuple[str, Any, Any]]:
+    """Return where two values of dictionaries in dictionaries differ: dotted name and both values."""
     if isinstance(one, dict) and isinstance(other, dict):
         names = one.keys() | other.keys()
         return [
             found
             for name in names
-            for found in _differences(
+            for found in differing_fields(
                 one.get(name, _ABSENT), other.get(name, _ABSENT), f"{place}.{name}" if place else name
             )
         ]
-    return [] if one == other else [place]
+    if one == other:
+        return []
+    return [(place, None if one is _ABSENT else one, None if other is _ABSENT else other)]
 
 
 _ABSENT = object()
 
 
-def _installed(names: Sequence[str]) -> dict[str, str]:
+def installed_versions(names: Sequence[str]) -> dict[str, str]:
+    """Return the versions of those of these distributions that are installed."""
     versions = {}
     for name in names:
         try:
@@ -217,11 +244,15 @@ def _accelerator() -> str | None:
 
 
 def _git(folder: Path, *arguments: str) -> str | None:
+    found = _git_bytes(folder, *arguments)
+    return None if found is None else found.decode("utf-8", "replace")
+
+
+def _git_bytes(folder: Path, *arguments: str) -> bytes | None:
     try:
         done = subprocess.run(  # noqa: S603 - fixed arguments
             ["git", "-C", str(folder), *arguments],  # noqa: S607 - git from the user's PATH
             capture_output=True,
-            text=True,
             timeout=_GIT_SECONDS,
             stdin=subprocess.DEVNULL,
             check=False,

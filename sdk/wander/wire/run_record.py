@@ -12,11 +12,15 @@ from typing import Any, Literal
 from pydantic import Field
 
 from wander.types import EnvironmentInfo, Record, SamplingArgs, Usage
+from wander.wire.reproduction import Reproduction
 
 RUN_SCHEMA: Literal["wander.run/1"] = "wander.run/1"
 
 ExampleChoice = Literal["first", "shuffled", "strata", "shuffled strata"]
 """How a run chooses its examples: the first of the split, drawn by the seed, evenly from the strata."""
+RunKind = Literal["evaluation", "training", "exhaustive", "play"]
+"""`exhaustive`: the rollouts are the lines of a walk through every choice of the environment, its examples
+the openings. `play`: a person took a side."""
 Unlocked = Literal["chosen", "none_published", "folder"]
 """Why an environment does not run with the packages of its version's lock: `--no-lock` was given, the version
 has no lock, or it is a folder that nobody published."""
@@ -52,6 +56,8 @@ class EnvironmentPin(Record):
     """Digest of the names and versions of the packages that it ran with."""
     path: str | None = None
     """Where a local environment was loaded from."""
+    source_sha256: str | None = None
+    """Of a folder that a policy was trained on: the digest of its Python files and `pyproject.toml`."""
     arguments: dict[str, Any] = Field(default_factory=dict)
     sandbox: SandboxPin | None = None
     """None when its process was not confined."""
@@ -158,7 +164,7 @@ class RunManifest(Record):
     schema_: Literal["wander.run/1"] = Field(default=RUN_SCHEMA, alias="schema")
     run_id: str
     """26-character sortable id, made by the client."""
-    kind: Literal["evaluation", "training"] = "evaluation"
+    kind: RunKind = "evaluation"
     environment: EnvironmentPin
     model: ModelPin
     sampling: SamplingArgs = Field(default_factory=SamplingArgs)
@@ -179,15 +185,21 @@ class RunManifest(Record):
     platform: Platform
     training: dict[str, Any] | None = None
     """The resolved training configuration, for training runs."""
+    reproduction: Reproduction | None = None
+    """With what a training run can be repeated, and how exactly."""
     endpoints: EndpointUse | None = None
     """Over all parts of a resumed run but those that were killed; None where no endpoint was asked."""
     spending: Spending | None = None
     """Of runs with a budget or known prices."""
+    lines: int | None = None
+    """Of an exhaustive run: how many lines there are; None until all of them are known."""
     notes: str = ""
 
     @property
     def expected_rollouts(self) -> int:
         """How many rollouts a complete run holds."""
+        if self.kind == "exhaustive" and self.lines is not None:
+            return self.lines
         return len(self.example_ids) * self.rollouts_per_example
 
 

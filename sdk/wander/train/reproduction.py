@@ -1,0 +1,169 @@
+"""What it takes to train again to the same bits: mode, threads, machine, libraries, code.
+
+Exact: on a CPU, in one process, with a fixed number of threads, the same seed gives the same bits. Everything
+that can break that makes a run fast: then it can be repeated only within chance, and its record says why.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import platform
+import subprocess
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import torch
+
+import wander
+from wander.evals.manifest import installed_versions, uncommitted_diff
+from wander.source_tree import TreeEntry, tree_digest
+from wander.types import EnvironmentInfo
+from wander.wire.reproduction import Hardware, Reproduction, SourceChanges, TrainingMode
+
+LIBRARIES = (
+    *("torch", "transformers", "trl", "peft", "accelerate", "tokenizers", "safetensors", "datasets"),
+    *("numpy", "vllm"),
+)
+"""Distributions that can change a weight."""
+CHANGES = "changes.diff"
+MOST_CHANGES = 1 << 20
+"""Bytes of a diff that is kept; of a longer one only the digest is."""
+_DRIVER_SECONDS = 10.0
+
+
+def reproduction_of(
+    environments: Sequence[EnvironmentInfo],
+    device: torch.device,
+    *,
+    processes: int = 1,
+    looseness: Sequence[str] = (),
+    folder: Path | None = None,
+) -> tuple[Reproduction, bytes]:
+    """Return what a run that starts now records of itself, and the diff of uncommitted changes.
+
+    `looseness`: what else keeps the run from being exact, in words; `folder`: whose repository counts.
+    """
+    mode, reason = training_mode(environments, device, processes, looseness)
+    diff = uncommitted_diff(folder or Path.cwd()) or b""
+    made = Reproduction(
+        mode=mode,
+        reason=reason,
+        threads=torch.get_num_threads(),
+        processes=processes,
+        device=device.type,
+        hardware=this_hardware(device),
+        libraries={"python": platform.python_version(), **installed_versions(LIBRARIES)},
+        trainer_sha256=trainer_digest(),
+        changes=_described(diff),
+    )
+    return made, diff
+
+
+def training_mode(
+    environments: Sequence[EnvironmentInfo],
+    device: torch.device,
+    processes: int = 1,
+    looseness: Sequence[str] = (),
+) -> tuple[TrainingMode, str]:
+    """Return whether the same seed will give the same bits, and why."""
+    reasons = list(looseness)
+    if device.type != "cpu":
+        reasons.append(f"the policy computes on `{device.type}`, where the order of sums is not fixed")
+    if processes > 1:
+        reasons.append(f"{processes} processes add up the gradient")
+    reasons += [
+        f"`{info.name}` declares that it is not deterministic"
+        for info in environments
+        if not info.deterministic
+    ]
+    if reasons:
+        return "fast", "; ".join(reasons)
+    return "exact", "one process on a CPU with a fixed number of threads: the same seed gives the same bits"
+
+
+@contextlib.contextmanager
+def arithmetic(mode: TrainingMode, threads: int) -> Iterator[None]:
+    """Compute with so many threads inside the block and, in exact mode, by deterministic algorithms alone."""
+    before = torch.get_num_threads()
+    strict, warns = (
+        torch.are_deterministic_algorithms_enabled(),
+        torch.is_deterministic_algorithms_warn_only_enabled(),
+    )
+    fills = torch.utils.deterministic.fill_uninitialized_memory  # type: ignore[attr-defined]
+    torch.set_num_threads(threads)
+    if mode == "exact":
+        torch.use_deterministic_algorithms(True)
+        # Only code that reads what it never wrote would notice; it costs a pass over every new tensor.
+        torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+        torch.use_deterministic_algorithms(strict, warn_only=warns)
+        torch.utils.deterministic.fill_uninitialized_memory = fills  # type: ignore[attr-defined]
+
+
+def this_hardware(device: torch.device) -> Hardware:
+    """Return the machine that this process runs on; GPUs only where one is used."""
+    gpus: list[str] = []
+    if device.type == "cuda":
+        gpus = [torch.cuda.get_device_name(number) for number in range(torch.cuda.device_count())]
+    return Hardware(
+        cpu=_cpu_name(),
+        cores=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
+        instructions=torch.backends.cpu.get_cpu_capability(),
+        memory_bytes=_memory_bytes(),
+        gpus=gpus,
+        driver=_driver() if gpus else None,
+        cuda=torch.version.cuda if gpus else None,
+    )
+
+
+def trainer_digest() -> str:
+    """Return the digest of the SDK's own Python files."""
+    root = Path(wander.__file__).parent
+    return tree_digest(
+        TreeEntry(path.relative_to(root).as_posix(), False, hashlib.sha256(path.read_bytes()).digest())
+        for path in root.rglob("*.py")
+    )
+
+
+def _described(diff: bytes) -> SourceChanges | None:
+    if not diff:
+        return None
+    kept = CHANGES if len(diff) <= MOST_CHANGES else None
+    return SourceChanges(sha256=hashlib.sha256(diff).hexdigest(), size=len(diff), file=kept)
+
+
+def _cpu_name() -> str | None:
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines():
+            name, _, value = line.partition(":")
+            if name.strip() == "model name":
+                return value.strip()
+    return platform.processor() or None
+
+
+def _memory_bytes() -> int | None:
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, ValueError, OSError):
+        return None
+
+
+def _driver() -> str | None:
+    try:
+        done = subprocess.run(
+            ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"],  # noqa: S607 - from PATH
+            capture_output=True,
+            text=True,
+            timeout=_DRIVER_SECONDS,
+            stdin=subprocess.DEVNULL,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    lines = done.stdout.split("\n")
+    return lines[0].strip() or None if done.returncode == 0 else None

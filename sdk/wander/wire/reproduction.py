@@ -1,0 +1,76 @@
+"""What it takes to repeat a training run, beside environment, model and settings: part of its manifest."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Any, Literal
+
+from pydantic import Field
+
+from wander.types import Record
+
+TrainingMode = Literal["exact", "fast"]
+
+
+class Hardware(Record):
+    """The machine that a run was trained on."""
+
+    cpu: str | None = None
+    cores: int
+    """Logical ones that the process may use."""
+    instructions: str | None = None
+    """The set that PyTorch's kernels use (AVX512, AVX2, DEFAULT): another one adds in another order."""
+    memory_bytes: int | None = None
+    gpus: list[str] = Field(default_factory=list)
+    driver: str | None = None
+    """Of the GPUs."""
+    cuda: str | None = None
+    """Version that PyTorch was built for; None without a GPU."""
+
+
+class SourceChanges(Record):
+    """Uncommitted changes to the tracked files of the working folder's repository."""
+
+    sha256: str
+    """Of the whole of `git diff HEAD`."""
+    size: int
+    """Bytes."""
+    file: str | None = None
+    """Where the diff stands in the run's folder; None where it was too large to keep."""
+
+
+class AllowedChange(Record):
+    """Something that was another thing when the run went on, and was allowed to be."""
+
+    field: str
+    before: Any = None
+    after: Any = None
+    step: int
+    """The last step that was made before."""
+    at: datetime
+
+
+class Reproduction(Record):
+    """How exactly a training run can be repeated, and with what."""
+
+    mode: TrainingMode
+    """`exact`: the same bits each time on such a machine. `fast`: alike, never bit for bit."""
+    reason: str
+    """Why it is that mode, in words."""
+    threads: int
+    """Of PyTorch in one process. They decide in which order sums are added, so a resumed run sets them."""
+    processes: int = 1
+    device: str
+    hardware: Hardware
+    libraries: dict[str, str] = Field(default_factory=dict)
+    """Versions of all that computes: Python, torch, transformers, trl, peft, accelerate..."""
+    trainer_sha256: str
+    """Digest of the SDK's own modules, which tells two states of one version apart."""
+    changes: SourceChanges | None = None
+    """None where the working folder is no repository, or as it was committed."""
+    allowed: list[AllowedChange] = Field(default_factory=list)
+
+    @property
+    def exact_steps(self) -> int | None:
+        """Steps until something was changed; None when nothing was."""
+        return min((change.step for change in self.allowed), default=None)
