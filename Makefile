@@ -22,7 +22,7 @@ check: setup  ## Lint, formatting, strict types of sdk and client
 	@$(BIN)/mypy
 
 test: setup check  ## Everything above and the tests (no GPU, no key, no internet)
-	@$(BIN)/python -m pytest -n auto --maxprocesses 8 --dist loadfile $(PYTEST)
+	@$(BIN)/python -m pytest -n auto --maxprocesses 8 --dist loadfile -rR $(PYTEST)
 
 docs: setup  ## Run every code block of the README and of docs/
 	@$(BIN)/python -m pytest tests/docs $(PYTEST)

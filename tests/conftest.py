@@ -1,12 +1,48 @@
-"""What holds for every test: modules that it imported from its own folders are forgotten after it."""
+"""What holds for every test: modules that it imported from its own folders are forgotten after it, and where
+real processes, sockets or threads are at work it gets a second try.
+
+`make test` prints every second try as `RERUN`: that test has a race, and is to be mended.
+"""
 
 from __future__ import annotations
 
 import importlib
 import sys
 from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
 
 import pytest
+
+CONCURRENT = frozenset({"asyncio", "multiprocessing", "signal", "socket", "subprocess", "threading"})
+HARNESS = frozenset(path.stem for path in (Path(__file__).parent / "harness").glob("*.py"))
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Let tests that depend on what other processes and threads do fail twice before they count as failed.
+
+    The others are right or wrong the first time; looking after second tries costs each some 40 ms.
+    """
+    concurrent: dict[ModuleType, bool] = {}
+    for item in items:
+        module = getattr(item, "module", None)
+        if module is None:
+            continue
+        if module not in concurrent:
+            concurrent[module] = "system" in item.path.parts or _is_concurrent(module)
+        if concurrent[module]:
+            item.add_marker(pytest.mark.flaky(reruns=1))
+
+
+def _is_concurrent(module: ModuleType) -> bool:
+    """Tell whether a module of tests uses what starts processes, threads or servers."""
+    for value in vars(module).values():
+        name = value.__name__ if isinstance(value, ModuleType) else getattr(value, "__module__", None)
+        if name in CONCURRENT or (
+            name in HARNESS and name != module.__name__ and _is_concurrent(sys.modules[name])
+        ):
+            return True
+    return False
 
 
 @pytest.fixture(autouse=True)
