@@ -11,6 +11,7 @@ from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response
 from wander.wire import VersionDetail
 
+from wander_hub.bodies import whole
 from wander_hub.boundary import BaseUrl, HubDatabase, HubSettings, HubStorage, Publisher, ReadSession
 from wander_hub.environments import locks, service
 from wander_hub.http_answers import REVALIDATE, stored_object
@@ -53,7 +54,9 @@ async def put_lock(
     version: str,
 ) -> VersionDetail:
     """Give a version that was uploaded without one its `pylock.toml`; it is never changed afterwards."""
-    content = await _body(request, settings.max_lock_bytes)
+    most = settings.max_lock_bytes
+    too_large = HubProblem(413, "too_large", f"a lock has at most {most:,} bytes on this hub")
+    content = await whole(request, most, too_large)
 
     def record(session: Session) -> VersionDetail:
         database.lock_objects(session, exclusive=False)
@@ -62,18 +65,8 @@ async def put_lock(
 
     def attach() -> VersionDetail:
         with database.read(caller) as session:
-            locks.offered(session, caller, owner, name, version, content, settings.max_lock_bytes)
+            locks.offered(session, caller, owner, name, version, content, most)
         storage.put(io.BytesIO(content))
         return database.committed(record, caller)
 
     return await run_in_threadpool(attach)
-
-
-async def _body(request: Request, max_bytes: int) -> bytes:
-    """Return the body, or refuse it as soon as it is too long."""
-    content = bytearray()
-    async for chunk in request.stream():
-        content += chunk
-        if len(content) > max_bytes:
-            raise HubProblem(413, "too_large", f"a lock has at most {max_bytes:,} bytes on this hub")
-    return bytes(content)

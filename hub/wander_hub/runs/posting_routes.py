@@ -24,6 +24,7 @@ from wander.posting import (
 from wander.wire import RunDetail
 
 from wander_hub.accounts.schemas import HUB
+from wander_hub.bodies import pieces
 from wander_hub.boundary import (
     BaseUrl,
     Caller,
@@ -231,17 +232,14 @@ def verified_after_post(request: Request, database: Database, run_id: str) -> No
 @asynccontextmanager
 async def _received(request: Request, max_bytes: int, what: str) -> AsyncIterator[BinaryIO]:
     """Give the body as a file that vanishes with the request; raise 413 as soon as it is too large."""
+    too_large = HubProblem(413, "too_large", f"{what} is over {max_bytes:,} bytes")
     declared = request.headers.get("content-length", "")
     if declared.isdecimal() and int(declared) > max_bytes:
-        raise HubProblem(413, "too_large", f"{what} is over {max_bytes:,} bytes")
+        raise too_large
     with tempfile.SpooledTemporaryFile(_IN_MEMORY) as file:
-        size = 0
-        async for piece in request.stream():
-            size += len(piece)
-            if size > max_bytes:
-                raise HubProblem(413, "too_large", f"{what} is over {max_bytes:,} bytes")
-            write: Callable[[bytes], int] = file.write
-            if size > _IN_MEMORY:
+        write: Callable[[bytes], int] = file.write
+        async for piece in pieces(request, max_bytes, too_large):
+            if file.tell() + len(piece) > _IN_MEMORY:
                 await run_in_threadpool(write, piece)
             else:
                 write(piece)

@@ -5,13 +5,14 @@ File parts go to temporary files on disk, which vanish with the request.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from fastapi import Request
 from starlette.datastructures import FormData
 from starlette.formparsers import MultiPartException, MultiPartParser
 
+from wander_hub.bodies import pieces
 from wander_hub.problems import HubProblem
 
 _FIELD_BYTES = 8 * 1024 * 1024
@@ -31,7 +32,7 @@ async def multipart_form(request: Request, *, max_bytes: int, max_files: int) ->
         raise too_large(max_bytes)
     parser = _Parser(
         request.headers,
-        _counted(request, max_bytes + _OVERHEAD),
+        pieces(request, max_bytes + _OVERHEAD, too_large(max_bytes)),
         max_files=max_files,
         max_fields=2000,
         max_part_size=_FIELD_BYTES,
@@ -64,12 +65,3 @@ def too_large(max_bytes: int) -> HubProblem:
     """Return the refusal of a body over the limit."""
     limit = f"{max_bytes / (1024 * 1024):,.0f} MiB"
     return HubProblem(413, "too_large", f"the upload is over this hub's limit of {limit}")
-
-
-async def _counted(request: Request, max_bytes: int) -> AsyncGenerator[bytes, None]:
-    seen = 0
-    async for chunk in request.stream():
-        seen += len(chunk)
-        if seen > max_bytes:
-            raise too_large(max_bytes - _OVERHEAD)
-        yield chunk

@@ -14,6 +14,7 @@ from starlette.responses import JSONResponse, Response
 from wander.uploads import OFFSET_HEADER, NewUpload, UploadedFile, UploadSession
 from wander.wire import VersionDetail
 
+from wander_hub.bodies import whole
 from wander_hub.boundary import (
     BaseUrl,
     HubDatabase,
@@ -162,15 +163,10 @@ def _expected(request: Request, caller: Publisher, session_id: str, filename: st
 
 async def _body(request: Request, most: int) -> bytes:
     """Return a chunk; one that breaks off counts for nothing."""
-    content = bytearray()
     try:
-        async for piece in request.stream():
-            content += piece
-            if len(content) > most:
-                raise _too_large(most)
+        return await whole(request, most, _too_large(most))
     except ClientDisconnect as error:
         raise HubProblem(400, "chunk_broken_off", "the connection ended within the chunk") from error
-    return bytes(content)
 
 
 def _too_large(most: int) -> HubProblem:
