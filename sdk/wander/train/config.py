@@ -115,7 +115,11 @@ class OutputSection(Section):
     checkpoint_every: int = Field(default=0, ge=0)
     """Steps between checkpoints; 0 keeps only that of an interrupted run. The final model is always kept."""
     rollouts_every: int = Field(default=10, ge=0)
-    """Steps between samples of rollouts (one group) in the run's record; 0 keeps none."""
+    """Steps between samples of rollouts in the run's record: one group of the step, and what the policy does
+    on `fixed_prompts`; 0 keeps none."""
+    fixed_prompts: int = Field(default=2, ge=0)
+    """First examples of the training order that are played again at every sample, to be read one beside the
+    other; they teach nothing."""
     keep_best: str | None = None
     """`CELL/METRIC` of the evaluations, such as `optimal/drawn` or `eval/reward`: the weights that did best
     in it are kept in `best`, beside those of the end in `model`."""
@@ -185,6 +189,35 @@ class StoppingSection(Section):
         return self
 
 
+Tracker = Literal["tensorboard", "trackio", "wandb"]
+
+
+class LoggingSection(Section):
+    """Where metrics go beside `metrics.jsonl`."""
+
+    trackers: list[Tracker] = Field(default_factory=list)
+    """Each is an extra of `wander-sdk`. The files of TensorBoard and W&B lie in the run's folder, the database
+    of trackio where trackio keeps it."""
+    project: str = Field(default="wander", min_length=1)
+    """Under which trackio and W&B list the run; its name there is that of its folder."""
+
+
+class AlertsSection(Section):
+    """What raises an alert. Alerts stop nothing: `stopping` does."""
+
+    entropy_share: float = Field(default=0.2, ge=0, lt=1)
+    """Entropy under this share of the mean of its first `entropy_first_steps` steps, for `steps` steps."""
+    entropy_first_steps: int = Field(default=50, gt=0)
+    without_variance: float = Field(default=0.8, ge=0, le=1)
+    """More than this share of groups without variance, for `steps` steps."""
+    truncated: float = Field(default=0.3, ge=0, le=1)
+    """More than this share of rollouts cut short."""
+    environment_errors: float = Field(default=0.05, ge=0, le=1)
+    """More than this share of rollouts that failed in the environment."""
+    steps: int = Field(default=20, gt=0)
+    """Steps in a row that a lasting condition takes, and that one must be gone before it is told again."""
+
+
 class GRPOSettings(Section):
     """All settings of a GRPO run."""
 
@@ -197,6 +230,8 @@ class GRPOSettings(Section):
     evaluation: EvaluationSection = EvaluationSection()
     stopping: StoppingSection = StoppingSection()
     output: OutputSection = OutputSection()
+    logging: LoggingSection = LoggingSection()
+    alerts: AlertsSection = AlertsSection()
 
     @model_validator(mode="after")
     def _evaluated(self) -> GRPOSettings:
@@ -236,6 +271,7 @@ class SFTSettings(Section):
     model: ModelSection
     batch: SFTBatchSection = SFTBatchSection()
     schedule: SFTScheduleSection = SFTScheduleSection()
+    logging: LoggingSection = LoggingSection()
 
 
 Settings = TypeVar("Settings", GRPOSettings, SFTSettings)

@@ -1,0 +1,122 @@
+"""What goes wrong in a training run, told from its metrics while it runs: lines of `alerts.jsonl`.
+
+A rule fires once when its condition begins to hold, and again only after it did not hold for as many steps
+as it takes to fire on a condition that lasts (`alerts.steps`): a share that swings around its limit is told
+once. The alerts are a function of the metrics alone, so a resumed run tells the same ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+from wander.evals import jsonl
+from wander.train.config import AlertsSection
+from wander.types import Record
+
+ALERTS = "alerts.jsonl"
+
+Rule = Literal[
+    "reward_not_finite", "entropy_low", "no_variance", "truncated", "environment_errors", "tracker"
+]
+
+
+class Alert(Record):
+    """One alert, at the step that raised it."""
+
+    step: int
+    rule: Rule
+    message: str
+
+
+class AlertWatch:
+    """Reads the metrics of one step after the other and tells which alerts they raise."""
+
+    def __init__(self, section: AlertsSection) -> None:
+        self.section = section
+        self._first_entropies: list[float] = []
+        self._held: dict[Rule, int] = {}
+        """Steps in a row for which the condition of a rule has held."""
+        self._quiet: dict[Rule, int] = {}
+        """Steps in a row for which it has not, since it fired; absent means that it may fire."""
+
+    def read(self, entry: Mapping[str, Any]) -> list[Alert]:
+        """Return the alerts that a line of `metrics.jsonl` raises."""
+        section, lasting = self.section, self.section.steps
+        alerts: list[tuple[Rule, str]] = []
+        if self._fires("reward_not_finite", "reward" in entry and entry["reward"] is None, 1):
+            alerts.append(("reward_not_finite", "the mean reward of the step is no finite number"))
+        entropy, usual = number(entry, "entropy"), self._usual_entropy(entry)
+        low = entropy is not None and usual is not None and entropy < section.entropy_share * usual
+        if self._fires("entropy_low", low, lasting):
+            text = (
+                f"entropy {entropy:.3g} is below {section.entropy_share:.0%} of the {usual:.3g} it began with"
+            )
+            alerts.append(("entropy_low", f"{text}, for {lasting} steps"))
+        flat = number(entry, "groups_without_variance")
+        if self._fires("no_variance", flat is not None and flat > section.without_variance, lasting):
+            text = f"{flat:.0%} of the groups have rewards without variance and teach nothing"
+            alerts.append(("no_variance", f"{text}, over {section.without_variance:.0%} for {lasting} steps"))
+        cut = number(entry, "truncated")
+        if self._fires("truncated", cut is not None and cut > section.truncated, 1):
+            alerts.append(("truncated", f"{cut:.0%} of the rollouts were cut short by a limit"))
+        errors = environment_errors(entry)
+        if self._fires("environment_errors", errors is not None and errors > section.environment_errors, 1):
+            alerts.append(("environment_errors", f"{errors:.0%} of the rollouts failed in the environment"))
+        return [Alert(step=entry["step"], rule=rule, message=text) for rule, text in alerts]
+
+    def _fires(self, rule: Rule, holds: bool, steps: int) -> bool:
+        """Count a step for a rule and tell whether it fires now."""
+        self._held[rule] = self._held.get(rule, 0) + 1 if holds else 0
+        if rule in self._quiet:
+            self._quiet[rule] = 0 if holds else self._quiet[rule] + 1
+            if self._quiet[rule] < self.section.steps:
+                return False
+            del self._quiet[rule]
+        if self._held[rule] < steps:
+            return False
+        self._quiet[rule] = 0
+        return True
+
+    def _usual_entropy(self, entry: Mapping[str, Any]) -> float | None:
+        """Return the mean over the first steps, None while they are not over."""
+        entropy = number(entry, "entropy")
+        if len(self._first_entropies) < self.section.entropy_first_steps:
+            self._first_entropies += [entropy] if entropy is not None else []
+            return None
+        return sum(self._first_entropies) / len(self._first_entropies)
+
+
+def alerts_of(entries: Iterable[Mapping[str, Any]], section: AlertsSection) -> list[Alert]:
+    """Return every alert that the metrics of a run raise."""
+    watch = AlertWatch(section)
+    return [alert for entry in entries for alert in watch.read(entry)]
+
+
+def environment_errors(entry: Mapping[str, Any]) -> float | None:
+    """Return the share of the step's rollouts that the environment failed; None where it is not known."""
+    failed, rollouts = number(entry, "failed/environment"), number(entry, "rollouts")
+    return None if failed is None or not rollouts else failed / rollouts
+
+
+def number(entry: Mapping[str, Any], name: str) -> float | None:
+    """Return a metric of a step, None where it has none."""
+    value = entry.get(name)
+    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
+
+
+def read_alerts(folder: Path) -> list[Alert]:
+    """Return the alerts of a training run, in the order in which they were raised."""
+    file = folder / ALERTS
+    lines = file.read_bytes().splitlines() if file.is_file() else []
+    return [Alert.model_validate_json(line) for line in lines if line.strip()]
+
+
+def write_alerts(folder: Path, alerts: Sequence[Alert]) -> None:
+    """Write all alerts anew, whole or not at all; no file for none."""
+    if not alerts:
+        (folder / ALERTS).unlink(missing_ok=True)
+        return
+    text = "".join(alert.model_dump_json() + "\n" for alert in alerts)
+    jsonl.write_whole(folder / ALERTS, text.encode())

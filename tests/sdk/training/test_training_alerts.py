@@ -1,0 +1,84 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+from wander.train.alerts import AlertWatch, alerts_of, read_alerts, write_alerts
+from wander.train.config import AlertsSection
+
+SECTION = AlertsSection(steps=3, entropy_first_steps=2)
+SOUND = {"reward": 0.5, "entropy": 1.0, "groups_without_variance": 0.2, "truncated": 0.0, "rollouts": 20}
+
+
+def steps(*changes: dict[str, Any]) -> list[dict[str, Any]]:
+    return [{"step": number, **SOUND, **change} for number, change in enumerate(changes, start=1)]
+
+
+def told(*changes: dict[str, Any]) -> list[tuple[int, str]]:
+    return [(alert.step, alert.rule) for alert in alerts_of(steps(*changes), SECTION)]
+
+
+def test_a_sound_run_raises_nothing() -> None:
+    assert told(*[{}] * 30) == []
+    assert alerts_of([{"step": 1, "loss": 0.1}], SECTION) == [], "metrics that are absent raise nothing"
+
+
+def test_a_reward_that_is_no_number_is_told_at_once() -> None:
+    assert told({}, {"reward": None}) == [(2, "reward_not_finite")]
+
+
+def test_entropy_counts_against_its_first_steps_and_must_stay_low() -> None:
+    low = {"entropy": 0.19}
+    assert told({}, {}, low, low, {}, low, low, low, low) == [(8, "entropy_low")]
+    assert told(low, low, low, low, low, low) == [], "low from the first step on is how the policy is"
+
+
+def test_groups_without_variance_must_last() -> None:
+    flat = {"groups_without_variance": 0.9}
+    assert told(flat, flat, {}, flat, flat, flat) == [(6, "no_variance")]
+
+
+def test_a_share_that_swings_is_told_once_and_again_after_a_calm() -> None:
+    cut = {"truncated": 0.5}
+    assert told(cut, {}, cut, cut, {}, cut) == [(1, "truncated")]
+    assert told(cut, {}, {}, {}, cut) == [(1, "truncated"), (5, "truncated")]
+
+
+def test_errors_of_the_environment_are_a_share_of_the_rollouts() -> None:
+    assert told({"failed/environment": 1}, {"failed/environment": 2}) == [(2, "environment_errors")]
+    assert told({"failed": 20}) == [], "failures of the model are not the environment's"
+
+
+def test_alerts_are_kept_beside_the_metrics(tmp_path: Path) -> None:
+    assert read_alerts(tmp_path) == []
+    alerts = alerts_of(steps({"truncated": 0.5}, {"reward": None}), SECTION)
+    write_alerts(tmp_path, alerts)
+    assert read_alerts(tmp_path) == alerts
+    assert alerts[0].message == "50% of the rollouts were cut short by a limit"
+    write_alerts(tmp_path, [])
+    assert list(tmp_path.iterdir()) == []
+
+
+CHANGES = st.fixed_dictionaries(
+    {
+        "reward": st.none() | st.floats(-1, 1),
+        "entropy": st.none() | st.floats(0, 3),
+        "groups_without_variance": st.floats(0, 1),
+        "truncated": st.floats(0, 1),
+        "failed/environment": st.integers(0, 20),
+    }
+)
+
+
+@given(st.lists(CHANGES, max_size=40), st.integers(0, 40))
+def test_a_resumed_run_tells_the_same(changes: list[dict[str, Any]], cut: int) -> None:
+    entries = steps(*changes)
+    watch = AlertWatch(SECTION)
+    before = [alert for entry in entries[:cut] for alert in watch.read(entry)]
+    resumed = AlertWatch(SECTION)
+    for entry in entries[:cut]:
+        resumed.read(entry)
+    after = [alert for entry in entries[cut:] for alert in resumed.read(entry)]
+    assert before + after == alerts_of(entries, SECTION)
