@@ -101,6 +101,12 @@ class EvalOptions:
     )
     serve_python: Annotated[str | None, typer.Option(help="the Python that has vLLM")] = None
     serve_timeout: Annotated[float, typer.Option(min=1.0, metavar="SECONDS", help="to start")] = 900.0
+    exhaustive: Annotated[
+        bool, typer.Option("--exhaustive", help="greedily against every reply, from every opening")
+    ] = False
+    max_lines: Annotated[
+        int, typer.Option(min=1, help="exhaustive: end there when the environment has more")
+    ] = 100_000
     dry_run: Annotated[bool, typer.Option("--dry-run", help="show what would be played")] = False
     in_process: Annotated[bool, typer.Option("--in-process", help="run a folder in this process")] = False
     pass_env: Annotated[
@@ -146,6 +152,8 @@ class EvalOptions:
             **worker_fields(self.workers, self.worker, self.worker_token_file, self.rollout_timeout),
             **self.serving(),
             device=self.device,
+            exhaustive=self.exhaustive,
+            max_lines=self.max_lines,
         )
 
     def arguments(self) -> dict[str, Any]:
@@ -189,6 +197,36 @@ def require_together(options: EvalOptions, typed: dict[str, Any]) -> None:
         raise UsageError(
             "`--serve` starts a server, `-b` names one that runs", hint="leave one of the two out"
         )
+
+
+_NOT_EXHAUSTIVE = {
+    "num_examples": "-n",
+    "all_examples": "--all",
+    "rollouts": "-r",
+    "strata": "--strata",
+    "shuffle": "--shuffle",
+    "split": "--split",
+    "temperature": "-t",
+    "budget_tokens": "--budget-tokens",
+    "budget_usd": "--budget-usd",
+    "fail_under": "--fail-under",
+    "only_failed": "--only-failed",
+}
+"""Options that mean nothing where every line is played once, greedily."""
+
+
+def require_exhaustive(options: EvalOptions, typed: dict[str, Any]) -> None:
+    """Refuse options beside `--exhaustive` that it does not follow, or `--max-lines` without it."""
+    if not options.exhaustive:
+        if "max_lines" in typed:
+            raise UsageError("`--max-lines` is for a walk through all lines", hint="add `--exhaustive`")
+        return
+    for name, option in _NOT_EXHAUSTIVE.items():
+        if name in typed:
+            raise UsageError(
+                f"`{option}` means nothing with `--exhaustive`: every line is played once, greedily",
+                hint=f"leave `{option}` out",
+            )
 
 
 def _split(word: str) -> Literal["train", "eval"]:

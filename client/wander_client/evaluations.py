@@ -10,7 +10,7 @@ import secrets
 import shlex
 import shutil
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -96,6 +96,10 @@ class EvaluationSettings(Record):
     rollout_timeout: float | None = None
     """Seconds after which a rollout has failed."""
     device: str | None = None
+    exhaustive: bool = False
+    """Walk every line of the environment's choices instead of playing examples."""
+    max_lines: int = 100_000
+    """Where such a walk ends."""
     rerun_of: str | None = None
     """The run that is repeated."""
     environment_files: dict[str, str] | None = None
@@ -199,6 +203,43 @@ async def run_evaluation(
     Without a `stop` of the caller's the signals of this process request it, once rollouts play.
     """
     from wander.evals.runner import evaluate
+
+    begun = begun_evaluation(
+        settings,
+        location,
+        run_dir,
+        resume=resume,
+        allow_changed_code=allow_changed_code,
+        pool=pool,
+        on_start=listeners.on_start,
+        stop=stop,
+    )
+    async with begun as (environment, client, stopping):
+        return await evaluate(
+            environment.handle,
+            client,
+            settings.plan(only_failed=only_failed),
+            run_dir,
+            environment.pin,
+            resume=resume,
+            on_progress=listeners.on_progress,
+            stop=stopping,
+        )
+
+
+@contextlib.asynccontextmanager
+async def begun_evaluation(
+    settings: EvaluationSettings,
+    location: Location,
+    run_dir: Path,
+    *,
+    resume: bool,
+    allow_changed_code: bool = False,
+    pool: ModelPool,
+    on_start: Callable[[OpenedEnvironment], None],
+    stop: StopRequest | None = None,
+) -> AsyncIterator[tuple[OpenedEnvironment, Client, StopRequest]]:
+    """Yield the loaded environment, the model and what stops them, the settings written to the folder."""
     from wander.evals.stopping import StopRequest
 
     from wander_client.resuming import source_digests
@@ -217,23 +258,14 @@ async def run_evaluation(
         await _check(client)
         if resume:
             await _require_same_environment(settings, environment, run_dir, allow=allow_changed_code)
-        listeners.on_start(environment)
+        on_start(environment)
         files = source_digests(location.folder) if location.folder else None
         write_settings(run_dir, settings.model_copy(update={"environment_files": files}))
         stack.callback(_forget_unbegun, run_dir)
         if stop is None:
             stop = StopRequest()
             stack.enter_context(stopping_on_signals(stop))
-        return await evaluate(
-            environment.handle,
-            client,
-            settings.plan(only_failed=only_failed),
-            run_dir,
-            environment.pin,
-            resume=resume,
-            on_progress=listeners.on_progress,
-            stop=stop,
-        )
+        yield environment, client, stop
 
 
 async def run_alone(

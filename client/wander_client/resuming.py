@@ -23,6 +23,7 @@ FREE = {
     "key_variable": "key_variable",
     "concurrency": "concurrency",
     "max_rollouts": "max_rollouts",
+    "max_lines": "max_lines",
     "device": "device",
     "pass_env": "pass_environ",
     "in_process": "in_process",
@@ -85,7 +86,7 @@ def _differing(stored: EvaluationSettings, typed: Mapping[str, Any], run_dir: Pa
             yield f"`{option} {typed[name]}`: the run has `{has}`"
     if typed.get("all_examples") and stored.num_examples is not None:
         yield f"`--all`: the run has `-n {stored.num_examples}`"
-    for name in ("strata", "shuffle"):
+    for name in ("strata", "shuffle", "exhaustive"):
         if typed.get(name) and not getattr(stored, name):
             yield f"`--{name}`: the run was begun without it"
     yield from _differing_sampling(stored.sampling.given(), typed)

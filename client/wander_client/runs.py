@@ -194,17 +194,20 @@ def resumable_folder(word: Path) -> Path:
     return word if word.is_dir() else run_folder(str(word)).path
 
 
+_RESUMED_BY = {"evaluation": "eval", "exhaustive": "eval", "training": "train"}
+
+
 def require_kind(folder: Path, kind: Literal["evaluation", "training"]) -> None:
     """Raise `NotFound` when the folder holds a run of another kind, with the command that resumes it."""
     from wander.evals.store import RunFolder
 
     found = RunFolder.open(folder).manifest.kind
     if found != kind:
-        command = "eval" if found == "evaluation" else "train"
-        article = "an" if found == "evaluation" else "a"
+        article = "an" if found[0] in "aeiou" else "a"
+        command = _RESUMED_BY.get(found)
         raise NotFound(
             f"`{folder}` is {article} {found} run",
-            hint=f"go on with `wander {command} --resume {folder}`",
+            hint=command and f"go on with `wander {command} --resume {folder}`",
             code="no_run",
         )
 

@@ -13,15 +13,16 @@ import inspect
 import random
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 from wander.clients.base import Client
 from wander.clients.transcript import transcript_of
 from wander.dataset import Dataset, ProceduralRows, Rows
 from wander.envs.calls import ModelCalls
+from wander.envs.choices import PENDING, ChoicePending, choose
 from wander.envs.faults import is_fault
 from wander.envs.hooks import CLEANUP, TEARDOWN, call_hook, described, marked_methods
 from wander.errors import (
@@ -48,6 +49,8 @@ from wander.types import (
     canonical_json,
     copied_json,
 )
+
+Option = TypeVar("Option")
 
 
 class Environment(ABC):
@@ -185,6 +188,32 @@ class Environment(ABC):
         """
         return derived_rng(state.run_seed, state.example.seed, *keys)
 
+    def openings(self) -> Rows | None:
+        """Return rows for every position in which an episode may begin, or None.
+
+        An environment that has them, and makes every choice of its own by `choose`, can be walked
+        exhaustively: `wander eval --exhaustive` plays each reply that it could give.
+        """
+        return None
+
+    def opening_examples(self) -> list[Example]:
+        """Return the examples of `openings`; empty where the environment declares none."""
+        rows = self.openings()
+        if rows is None:
+            return []
+        bound = Dataset(
+            rows, split="eval", seed=self.seed, system_prompt=self.system_prompt, few_shot=self.few_shot
+        )
+        return bound.examples(0, None)
+
+    def choose(self, state: State, options: Sequence[Option], drawn: Callable[[], Option]) -> Option:
+        """Return the environment's choice: `drawn()`, or in an exhaustive evaluation each option in turn.
+
+        `options` are all that `drawn` may return, JSON values in a fixed order:
+        `self.choose(state, moves, lambda: self.rng(state, board).choice(moves))`.
+        """
+        return choose(state, options, drawn)
+
     def init_state(self, example: Example, *, index: int = 0, run_seed: int = 0) -> State:
         """Return the state in which a rollout of the example starts; it shares nothing with the example."""
         own = Example.model_construct(
@@ -298,6 +327,8 @@ class Environment(ABC):
         try:
             calls.begin()
             await self.play(state, calls)
+        except ChoicePending:
+            state["stop_reason"] = PENDING
         except ContextOverflow:
             state["truncated"] = True
             state["stop_reason"] = "context_overflow"
@@ -368,6 +399,10 @@ class LocalEnvironment:
     async def examples(self, split: Split, start: int = 0, count: int | None = None) -> list[Example]:
         """Return `count` examples from position `start` of the stored order; None means to the end."""
         return self.env.dataset(split).examples(start, count)
+
+    async def openings(self) -> list[Example]:
+        """Return an example for every opening; empty where the environment declares none."""
+        return self.env.opening_examples()
 
     async def rollout(
         self,

@@ -31,6 +31,13 @@ class EnvironmentHandle(Protocol):
         """
         ...
 
+    async def openings(self) -> list[Example]:
+        """Return an example for every position in which an episode may begin, in a fixed order.
+
+        Empty where the environment does not declare that its choices can be walked exhaustively.
+        """
+        ...
+
     async def rollout(
         self,
         client: Client,

@@ -11,7 +11,7 @@ import typer
 
 from wander_client.command import command_app, typed_options
 from wander_client.errors import FAILED, OK, PARTIAL, UsageError
-from wander_client.eval_options import EvalCommand, EvalOptions, require_together
+from wander_client.eval_options import EvalCommand, EvalOptions, require_exhaustive, require_together
 from wander_client.invocation import current
 from wander_client.option_groups import takes_options
 from wander_client.output import counted
@@ -41,6 +41,7 @@ def evaluate(context: typer.Context, options: EvalOptions) -> int:
     wander eval ./my-env -m scripted:my_env:solver
     wander eval someone/new-env -m NAME --sandbox --budget-tokens 1000000
     wander eval --resume runs/RUN
+    wander eval wander/tictactoe -m ./checkpoint --exhaustive
     wander eval suite.toml --dry-run
 
     \b
@@ -56,7 +57,8 @@ def evaluate(context: typer.Context, options: EvalOptions) -> int:
 
     typed = typed_options(context)
     require_together(options, typed)
-    if suite_command.is_suite(options):
+    require_exhaustive(options, typed)
+    if suite_command.is_suite(options) and not options.exhaustive:
         return suite_command.play(options, typed)
     if options.resume is not None:
         return _go_on(options.resume, typed, options)
@@ -106,6 +108,12 @@ def _play(
     if not resuming and (run_dir / "run.json").exists():
         raise UsageError(
             f"`{run_dir}` holds a run already", hint=f"go on with `{evaluations.resume_command(run_dir)}`"
+        )
+    if settings.exhaustive:
+        from wander_client.exhaustive import walk_and_report
+
+        return walk_and_report(
+            settings, location, run_dir, resume=resuming, allow_changed_code=options.allow_changed_code
         )
     with output.progress("evaluating", None, unit="rollouts") as bar:
 

@@ -26,6 +26,9 @@ def view(
     run: Annotated[str | None, typer.Argument(help="folder, run id, or nothing for the newest run")] = None,
     rollout: Annotated[str | None, typer.Option(help="show one: its number, or EXAMPLE/INDEX")] = None,
     failed: Annotated[bool, typer.Option("--failed", help="only those that failed")] = False,
+    where: Annotated[
+        list[str] | None, typer.Option(help="only with this metric, like `lost==1`; may repeat")
+    ] = None,
     sort: Annotated[
         str | None, typer.Option(help="reward, turns, seconds, tokens; -reward: highest first")
     ] = None,
@@ -38,6 +41,7 @@ def view(
     wander view
     wander view runs/RUN --sort reward
     wander view runs/RUN --failed
+    wander view runs/RUN --where lost==1
     wander view runs/RUN --rollout 3
     wander view RUN_ID --json
     """
@@ -48,12 +52,14 @@ def view(
     if rollout is not None:
         _show_one(found, rollout)
         return
-    if not listed and here.output.human and _on_a_terminal():
+    if not listed and not where and here.output.human and _on_a_terminal():
         _browse(found, failed, sort)
         return
     rows = found.rows()
     if failed:
         rows = [row for row in rows if row.failure is not None]
+    if where:
+        rows = _meeting(found, rows, where)
     if sort is not None:
         rows = _sorted(rows, sort)
     shown = rows[:limit]
@@ -95,6 +101,16 @@ def _browse(found: FoundRun, failed: bool, sort: str | None) -> None:
             viewer.press(key)
             if viewer.done:
                 return
+
+
+def _meeting(found: FoundRun, rows: list[RolloutRow], where: list[str]) -> list[RolloutRow]:
+    """Return the rows whose rollouts were scored and meet every condition."""
+    from wander.train.data import Condition
+
+    conditions = [Condition.parse(text) for text in where]
+    scored = (one for one in found.rollouts() if one.failure is None)
+    keys = {one.key for one in scored if all(condition.holds(one) for condition in conditions)}
+    return [row for row in rows if (row.example_id, row.index) in keys]
 
 
 def _show_one(found: FoundRun, word: str) -> None:

@@ -31,7 +31,27 @@ REFERENCE_SCORES = {
 
 
 class TicTacToeEnv(MultiTurnEnv):
-    """The game; an opponent's move depends only on the run's seed, the example's seed and the board."""
+    """The game; an opponent's move depends only on the run's seed, the example's seed and the board.
+
+    `most_careless` is the greatest probability of a random move; with 0 the opponent makes best moves only.
+    """
+
+    def __init__(self, *, most_careless: float, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.most_careless = most_careless
+
+    def openings(self) -> list[dict[str, Any]]:
+        """Return the empty board, and the boards after every first move that O may make."""
+        firsts = free_cells(EMPTY) if self.most_careless > 0 else best_moves(EMPTY, "O")
+        boards = {"x-first": EMPTY, **{f"o-first-{cell}": placed(EMPTY, cell, "O") for cell in firsts}}
+        return [
+            {
+                "example_id": name,
+                "question": shown(board),
+                "info": {"board": board, "random_move_prob": self.most_careless},
+            }
+            for name, board in boards.items()
+        ]
 
     def setup_state(self, state: State) -> None:
         """Set up the board of the example, where O may have moved already."""
@@ -72,9 +92,13 @@ class TicTacToeEnv(MultiTurnEnv):
 
     def opponent_move(self, board: str, state: State) -> int:
         """Return a random free cell, with the example's probability, else one of the best moves."""
-        rng = self.rng(state, "opponent", board)
-        careless = rng.random() < state["info"]["random_move_prob"]
-        return rng.choice(free_cells(board) if careless else best_moves(board, "O"))
+        careless, best = state["info"]["random_move_prob"], best_moves(board, "O")
+
+        def drawn() -> int:
+            rng = self.rng(state, "opponent", board)
+            return rng.choice(free_cells(board) if rng.random() < careless else best)
+
+        return self.choose(state, free_cells(board) if careless > 0 else best, drawn)
 
 
 def outcome(state: State) -> float:
@@ -156,6 +180,7 @@ def load_environment(
         return ProceduralRows(row_at, num_examples)
 
     return TicTacToeEnv(
+        most_careless=max_random_move_prob,
         dataset=rows("train"),
         eval_dataset=rows("eval"),
         max_turns=max_turns,

@@ -68,6 +68,8 @@ def _check_values(manifest: RunManifest) -> None:
         raise bad_manifest("example_ids holds one example twice")
     if any(not one or len(one) > _LONGEST_NAME or "\x00" in one for one in manifest.example_ids):
         raise bad_manifest(f"an example id is empty or longer than {_LONGEST_NAME} characters")
+    if manifest.kind not in ("evaluation", "training"):
+        raise bad_manifest(f"a hub takes evaluations and training runs; this is of kind `{manifest.kind}`")
     if manifest.kind == "evaluation" and not manifest.example_ids:
         raise bad_manifest("an evaluation plays at least one example")
 

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from wander.clients.base import Client, ModelRequest, ModelResponse
+from wander.envs.choices import LINE
 from wander.envs.sub_calls import sub_call_id, sub_rollouts
 from wander.errors import ContextOverflow, ModelError
 from wander.types import Rollout, copied_json
@@ -17,10 +18,16 @@ class ReplayClient(Client):
     A rollout is found by the id `prefix` + `example_id/index`, a turn by its number; model calls that the
     code in a rollout made (`wander.envs.sub_calls`) are answered like rollouts of their own. Where the
     model failed or ran out of context when the rollout was recorded, it does so again.
+
+    With `lines` the environment makes the choices that are on record (`wander.envs.choices`), as is right for
+    an exhaustive run. Else it makes its own: nobody may choose the replies that an evaluation met.
     """
 
-    def __init__(self, rollouts: Iterable[Rollout], model: str = "replay", prefix: str = "") -> None:
+    def __init__(
+        self, rollouts: Iterable[Rollout], model: str = "replay", prefix: str = "", *, lines: bool = False
+    ) -> None:
         self.model = model
+        self._lines = lines
         self._rollouts = {f"{prefix}{each.example_id}/{each.index}": each for each in rollouts}
         for rollout_id, rollout in list(self._rollouts.items()):
             for path, played in sub_rollouts(rollout).items():
@@ -44,7 +51,11 @@ class ReplayClient(Client):
     def recorded(self, rollout_id: str) -> dict[str, Any] | None:
         """Return what the recorded rollout published."""
         rollout = self._rollouts.get(rollout_id)
-        return None if rollout is None else copied_json(rollout.info)
+        if rollout is None:
+            return None
+        return {
+            name: copied_json(value) for name, value in rollout.info.items() if self._lines or name != LINE
+        }
 
 
 def _recorded_end(rollout: Rollout, request: ModelRequest) -> ModelError:

@@ -48,6 +48,8 @@ RESCORED = ("seed", "answer", "failure", "reward", "metrics", "info")
 """What must be the same when a transcript is scored again."""
 _STATED = ("deterministic", "group_rewards", "max_turns", "reward_functions")
 """What a manifest says of its environment that decides how a run reads, and whether it can be replayed."""
+WITH_LINES = ("exhaustive", "play")
+"""Kinds of runs in which the environment's choices were made for it, and are made so again."""
 SHOWN = 10_000
 """Most divergences that a report tells one by one."""
 _CHUNK = 256
@@ -203,7 +205,10 @@ class _Replay:
         if self._environment.info.group_rewards:
             playable.sort(key=lambda each: each.key)
             groups = [list(group) for _, group in groupby(playable, key=lambda each: each.example_id)]
-        client = TranscriptClient(playable) if self._method == "rescore" else ReplayClient(playable)
+        lines = self._manifest.kind in WITH_LINES
+        client: Client = ReplayClient(playable, lines=lines)
+        if self._method == "rescore":
+            client = TranscriptClient(playable)
         waiting = iter([(examples[group[0].example_id], group) for group in groups])
 
         async def work() -> None:
@@ -232,7 +237,10 @@ class _Replay:
         )
 
     def _count(self, rollout: Rollout) -> None:
-        held = rollout.example_id in self._wanted and 0 <= rollout.index < self._manifest.rollouts_per_example
+        manifest = self._manifest
+        exhaustive = manifest.kind == "exhaustive"
+        most = manifest.expected_rollouts if exhaustive else manifest.rollouts_per_example
+        held = rollout.example_id in self._wanted and 0 <= rollout.index < most
         if not held:
             name = f"{rollout.example_id}/{rollout.index}"
             raise RunError(f"rollout `{name}` does not belong to the run: its manifest holds no such key")
@@ -279,6 +287,10 @@ def _needs_playing(rescored: Rollout) -> bool:
 
 async def _read(environment: EnvironmentHandle, manifest: RunManifest) -> AsyncIterator[Example]:
     """Yield the examples of the manifest's split, in pages; of an endless one as many as the run can name."""
+    if manifest.kind == "exhaustive":
+        for example in await environment.openings():
+            yield example
+        return
     info = environment.info
     size = info.eval_examples if manifest.split == "eval" else info.train_examples
     end = len(manifest.example_ids) if size is None else size
@@ -292,8 +304,8 @@ async def _read(environment: EnvironmentHandle, manifest: RunManifest) -> AsyncI
 
 def _sampled(manifest: RunManifest, groups: bool, size: int | None, seed: int) -> set[tuple[str, int]] | None:
     """Draw the keys to play again: whole groups where rewards compare them; None means all."""
-    if size is None or size >= manifest.expected_rollouts:
-        return None
+    if size is None or size >= manifest.expected_rollouts or manifest.kind == "exhaustive":
+        return None  # the keys of lines are known from the rollouts alone
     numbers = range(manifest.rollouts_per_example)
     draw = derived_rng(seed, "replayed sample", manifest.run_id)
     if groups:

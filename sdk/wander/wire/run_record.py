@@ -19,8 +19,8 @@ RUN_SCHEMA: Literal["wander.run/1"] = "wander.run/1"
 ExampleChoice = Literal["first", "shuffled", "strata", "shuffled strata"]
 """How a run chooses its examples: the first of the split, drawn by the seed, evenly from the strata."""
 RunKind = Literal["evaluation", "training", "exhaustive", "play"]
-"""`exhaustive`: the rollouts are the lines of a walk through every choice of the environment, its examples
-the openings. `play`: a person took a side."""
+"""`exhaustive`: its examples are the openings, its rollouts the lines of a walk through every choice of the
+environment. `play`: a person took a side."""
 Unlocked = Literal["chosen", "none_published", "folder"]
 """Why an environment does not run with the packages of its version's lock: `--no-lock` was given, the version
 has no lock, or it is a folder that nobody published."""

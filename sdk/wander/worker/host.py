@@ -151,12 +151,23 @@ class WorkerEnvironment:
             )
         wanted = size if size is not None else start + (count or 0)
         end = wanted if count is None else min(wanted, start + count)
+        return await self._pages(split, start, end)
+
+    async def openings(self) -> list[Example]:
+        """Return an example for every opening; empty where the environment declares none."""
+        return await self._pages("eval", 0, None, openings=True)
+
+    async def _pages(
+        self, split: Split, start: int, end: int | None, *, openings: bool = False
+    ) -> list[Example]:
+        """Return examples from `start` to `end`, or to the last that there is, a page at a time."""
         found: list[Example] = []
         try:
             _, session = await self._least_loaded()
-            while start + len(found) < end:
+            while end is None or start + len(found) < end:
                 first = start + len(found)
-                page = await session.examples(split, first, min(_PAGE, end - first))
+                count = _PAGE if end is None else min(_PAGE, end - first)
+                page = await session.examples(split, first, count, openings=openings)
                 if not page:
                     break
                 found += page

@@ -22,7 +22,7 @@ from wander.errors import ConfigError, DatasetError, LoadError, ModelError, Wand
 from wander.handle import Split
 from wander.types import Boundary, EnvironmentInfo, Example, Record, Rollout, SamplingArgs
 
-PROTOCOL = 4
+PROTOCOL = 5
 """Raised whenever a message changes; host and worker must agree."""
 MESSAGE_LIMIT = 256 << 20
 """Most bytes of one message that a host takes. A rollout that asks or answers more fails by itself."""
@@ -145,6 +145,8 @@ class GetExamples(Record):
     split: Split
     start: int
     count: int
+    openings: bool = False
+    """Those of the environment's openings instead; `split` does not count then."""
 
 
 class Examples(Record):

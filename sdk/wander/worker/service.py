@@ -238,7 +238,11 @@ class Service:
 
     async def _examples(self, environment: LocalEnvironment, asked: GetExamples) -> None:
         try:
-            text = self._page(asked.id, await environment.examples(asked.split, asked.start, asked.count))
+            if asked.openings:
+                found = (await environment.openings())[asked.start : asked.start + asked.count]
+            else:
+                found = await environment.examples(asked.split, asked.start, asked.count)
+            text = self._page(asked.id, found)
         except BaseException as error:  # noqa: BLE001 - the host raises it
             if not isinstance(error, WanderError):
                 log_trace()

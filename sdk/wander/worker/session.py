@@ -117,12 +117,14 @@ class WorkerSession:
         session._serve(link)
         return session
 
-    async def examples(self, split: Split, start: int, count: int) -> list[Example]:
-        """Return examples; raises `WorkerLost`, or the worker's fault as `LoadError`."""
+    async def examples(
+        self, split: Split, start: int, count: int, *, openings: bool = False
+    ) -> list[Example]:
+        """Return examples, or the openings; raises `WorkerLost`, or the worker's fault as `LoadError`."""
         number = self._number()
         answer: asyncio.Future[list[Example]] = asyncio.get_running_loop().create_future()
         self._examples[number] = answer
-        asked = GetExamples(id=number, split=split, start=start, count=count)
+        asked = GetExamples(id=number, split=split, start=start, count=count, openings=openings)
         self._channel.send(asked.model_dump_json())
         try:
             return await answer

@@ -1,0 +1,71 @@
+"""What an environment may answer: drawn in ordinary play, walked one by one in an exhaustive evaluation.
+
+A line is one sequence of an environment's choices. The host asks for it by `Client.recorded`, under `LINE`;
+the rollout publishes what it took and what else it could have taken under the same name, so a recorded line
+is played again like any other rollout.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+from wander.errors import BoundaryError, EnvironmentFault
+from wander.types import Rollout, State, canonical_json
+
+Option = TypeVar("Option")
+
+LINE = "line_of_play"
+"""Key of `state["recorded"]` and of `Rollout.info`: `choices` taken, and the `options` of each."""
+PENDING = "choice_pending"
+"""The stop reason of a rollout that waits for a choice which nobody has made yet."""
+
+
+class ChoicePending(BoundaryError):
+    """Ends a rollout at the first choice that the host has not made; no failure."""
+
+
+def asked_line(choices: Sequence[Any], *, stop: bool = False) -> dict[str, Any]:
+    """Return what `Client.recorded` gives to have a line played: these choices, then the first of each.
+
+    `stop` ends the rollout instead where the choices are used up.
+    """
+    return {LINE: {"choices": list(choices), "stop": stop}}
+
+
+def choose(state: State, options: Sequence[Option], drawn: Callable[[], Option]) -> Option:
+    """Return the option that the line asked for takes; what `drawn` returns in ordinary play."""
+    asked = (state.get("recorded") or {}).get(LINE)
+    if asked is None:
+        return drawn()
+    if not options:
+        raise EnvironmentFault("`choose` got no options")
+    taken = state["public"].setdefault(LINE, {"choices": [], "options": []})
+    place = len(taken["choices"])
+    if place < len(asked["choices"]):
+        chosen = _matching(options, asked["choices"][place])
+    elif asked.get("stop"):
+        taken["pending"] = list(options)
+        raise ChoicePending("the line has no further choice")
+    else:
+        chosen = options[0]
+    taken["choices"].append(chosen)
+    taken["options"].append(list(options))
+    return chosen
+
+
+def _matching(options: Sequence[Option], wanted: Any) -> Option:
+    """Return the option that is equal as JSON: what was asked for may have travelled."""
+    key = canonical_json(wanted)
+    for option in options:
+        if canonical_json(option) == key:
+            return option
+    raise EnvironmentFault(
+        f"the line asks for {key}, which is none of the options {canonical_json(list(options))}"
+    )
+
+
+def line_of(rollout: Rollout) -> dict[str, Any]:
+    """Return the `choices` of a played line and the `options` of each; both empty where none was made."""
+    line = rollout.info.get(LINE) or {}
+    return {"choices": list(line.get("choices", [])), "options": list(line.get("options", []))}

@@ -1,0 +1,400 @@
+"""Plays a policy against everything that an environment could answer: every line from every opening.
+
+A line is one sequence of the environment's choices (`wander.envs.choices`). A rollout plays the choices it is
+asked for and then takes the first option of each further one; every option that it passed by is the beginning
+of another line. So each line is played exactly once, and lines that begin alike share what the model said:
+each conversation is asked once. The lines of one wave do not depend on each other and are played together.
+
+The model must be a function of the conversation, so it is asked greedily. Its moves may depend on all that
+was said: two lines that reach one position by different ways are two lines.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+from wander.clients.base import Client, ModelRequest, ModelResponse, WrappedClient
+from wander.envs.choices import asked_line, line_of
+from wander.errors import ConfigError, RunError
+from wander.evals.manifest import differences_in_words, differing_pins, model_pin, new_manifest
+from wander.evals.statistics import summarise
+from wander.evals.stopping import FailureWatch, StopRequest
+from wander.evals.store import RunFolder
+from wander.handle import EnvironmentHandle
+from wander.seeding import derived_seed
+from wander.types import Example, Rollout, SamplingArgs, canonical_json
+from wander.wire import EnvironmentPin, RunManifest, RunSummary
+
+OUTCOMES = ("won", "drawn", "lost")
+"""Reward functions that tell how a line ended; a line in which none of them is positive is `unfinished`."""
+INVALID = "invalid_moves"
+"""The reward function that counts completions which were no move."""
+
+
+@dataclass(frozen=True)
+class WalkPlan:
+    """How the lines of an environment are walked."""
+
+    seed: int = 0
+    sampling: SamplingArgs = field(default_factory=SamplingArgs)
+    """Greedy, whatever it says: a temperature other than 0 is refused."""
+    concurrency: int = 512
+    """Most rollouts in flight; also the most calls, where the client bounds them."""
+    max_lines: int = 100_000
+    """Where the walk ends when the environment has more lines."""
+
+    def __post_init__(self) -> None:
+        if self.sampling.temperature:
+            raise ConfigError(
+                f"an exhaustive evaluation is greedy, not at temperature {self.sampling.temperature:g}",
+                hint="leave the temperature out",
+            )
+        if self.concurrency < 1 or self.max_lines < 1:
+            raise ConfigError("`concurrency` and `max_lines` must be at least 1")
+
+    @property
+    def greedy(self) -> SamplingArgs:
+        """The sampling arguments that are used."""
+        return self.sampling.model_copy(update={"temperature": 0.0})
+
+
+@dataclass(frozen=True)
+class LineCount:
+    """How the lines of a walk ended."""
+
+    lines: int = 0
+    won: int = 0
+    drawn: int = 0
+    lost: int = 0
+    unfinished: int = 0
+    """Lines that ended without a result, for want of turns or of a legal move."""
+    failed: int = 0
+    """Lines that could not be played to their end."""
+    invalid: int = 0
+    """Lines in which the model made an invalid move, whatever came of them."""
+
+    @property
+    def clean(self) -> bool:
+        """Tell that every line ended and none was lost."""
+        return not (self.lost or self.unfinished or self.failed)
+
+    def __add__(self, other: LineCount) -> LineCount:
+        return LineCount(*(one + two for one, two in zip(self._counts(), other._counts(), strict=True)))
+
+    def _counts(self) -> tuple[int, ...]:
+        return tuple(int(value) for value in vars(self).values())
+
+
+@dataclass(frozen=True)
+class WalkProgress:
+    """How far a walk is."""
+
+    lines: int
+    """Lines on record."""
+    known: int
+    """Lines known so far; more may come to light."""
+    conversations: int
+    """Conversations that the model was asked about."""
+    lost: int
+
+
+@dataclass(frozen=True)
+class WalkResult:
+    """What a walk came to."""
+
+    manifest: RunManifest
+    summary: RunSummary
+    count: LineCount
+    by_opening: dict[str, LineCount]
+    conversations: int
+    run_dir: Path | None
+    bad: list[Rollout]
+    """The lines that were lost, unfinished or failed, or had an invalid move; by opening and number."""
+    interrupted: bool
+    unexplored: int
+    """Beginnings of lines that `max_lines` left out."""
+    resumed: int
+
+
+def outcome_of(rollout: Rollout) -> str:
+    """Return how a line ended: `won`, `drawn`, `lost`, `unfinished` or `failed`."""
+    if rollout.failure is not None:
+        return "failed"
+    return next((name for name in OUTCOMES if rollout.metrics.get(name, 0.0) > 0), "unfinished")
+
+
+def count_lines(rollouts: Iterable[Rollout]) -> LineCount:
+    """Count lines by how they ended."""
+    ends: Counter[str] = Counter()
+    for rollout in rollouts:
+        ends["lines"] += 1
+        ends[outcome_of(rollout)] += 1
+        ends["invalid"] += rollout.metrics.get(INVALID, 0.0) > 0
+    return LineCount(**ends)
+
+
+def is_bad(rollout: Rollout) -> bool:
+    """Tell whether a line is one to look at: not won or drawn, or with an invalid move."""
+    return outcome_of(rollout) not in ("won", "drawn") or rollout.metrics.get(INVALID, 0.0) > 0
+
+
+class ConversationMemo(WrappedClient):
+    """Asks a client each conversation once, and tells rollouts which line they play.
+
+    A request's seed comes from the conversation, so that a model which draws is a function of it as well.
+    """
+
+    def __init__(self, client: Client, seed: int) -> None:
+        super().__init__(client)
+        self._seed = seed
+        self._answers: dict[str, asyncio.Task[ModelResponse]] = {}
+        self._lines: dict[str, dict[str, Any]] = {}
+
+    @property
+    def conversations(self) -> int:
+        """How many different conversations the client was asked about."""
+        return len(self._answers)
+
+    def assign(self, rollout_id: str, choices: Sequence[Any], *, stop: bool = False) -> None:
+        """Have a rollout play a line that begins with these choices."""
+        self._lines[rollout_id] = asked_line(choices, stop=stop)
+
+    def recorded(self, rollout_id: str) -> dict[str, Any] | None:
+        """Return the line that a rollout plays."""
+        return self._lines.get(rollout_id)
+
+    async def complete(self, request: ModelRequest) -> ModelResponse:
+        """Return the one answer to a conversation; raises what asking it raised."""
+        conversation = canonical_json([request.messages, request.tools])
+        if conversation not in self._answers:
+            seed = derived_seed(self._seed, "conversation", conversation)
+            asked = request.model_copy(update={"seed": seed})
+            self._answers[conversation] = asyncio.create_task(self._client.complete(asked))
+        # Shielded: a rollout that is cancelled leaves the answer to the others that wait for it.
+        response = await asyncio.shield(self._answers[conversation])
+        return response.model_copy(deep=True)
+
+    async def settle(self) -> None:
+        """Cancel what is still being asked."""
+        for task in self._answers.values():
+            task.cancel()
+        await asyncio.gather(*self._answers.values(), return_exceptions=True)
+
+
+async def walk(
+    environment: EnvironmentHandle,
+    client: Client,
+    plan: WalkPlan,
+    run_dir: Path | None,
+    pin: EnvironmentPin,
+    *,
+    resume: bool = False,
+    on_progress: Callable[[WalkProgress], None] | None = None,
+    stop: StopRequest | None = None,
+) -> WalkResult:
+    """Play every line and record each in `run_dir` as it ends; None keeps nothing but the bad ones.
+
+    `resume` goes on with the walk in `run_dir`: lines that did not fail are taken from there. Raises
+    `ConfigError` for an environment that declares no openings, `RunError` for a folder of another run, and
+    `ModelError` when the endpoint cannot be used.
+    """
+    openings = await environment.openings()
+    if not openings:
+        raise ConfigError(
+            f"`{environment.info.name}` does not declare what it may answer, so its lines cannot be walked",
+            hint="an environment declares it by `openings` and `choose`: see docs/authoring.md",
+        )
+    manifest = new_manifest(
+        environment=pin,
+        model=model_pin(client),
+        examples=openings,
+        sampling=plan.greedy,
+        seed=plan.seed,
+        kind="exhaustive",
+    )
+    folder = _folder(run_dir, manifest, resume=resume)
+    memo = ConversationMemo(client, plan.seed)
+    bound = contextlib.nullcontext() if client.limiter is None else client.limiter.at_most(plan.concurrency)
+    walking = _Walk(environment, memo, plan, folder, manifest, on_progress, stop or StopRequest())
+    try:
+        with bound:
+            await walking.play(openings)
+        return walking.result()
+    finally:
+        await memo.settle()
+        if folder is not None:
+            folder.close()
+
+
+def _folder(run_dir: Path | None, manifest: RunManifest, *, resume: bool) -> RunFolder | None:
+    if run_dir is None:
+        return None
+    if not resume or not (run_dir / "run.json").exists():
+        return RunFolder.create(run_dir, manifest)
+    folder = RunFolder.open(run_dir)
+    if differing := differing_pins(folder.manifest, manifest):
+        raise RunError(
+            f"`{run_dir}` cannot be resumed: other than when it began are {differences_in_words(differing)}",
+            hint="start a new run in another folder",
+        )
+    folder.resume()
+    return folder
+
+
+@dataclass(frozen=True)
+class _Line:
+    """A line that is to be played: an opening, its number there, and the choices it begins with."""
+
+    opening: Example
+    index: int
+    choices: tuple[Any, ...] = ()
+
+    @property
+    def rollout_id(self) -> str:
+        return f"{self.opening.example_id}/{self.index}"
+
+
+class _Walk:
+    """The state of one walk."""
+
+    def __init__(
+        self,
+        environment: EnvironmentHandle,
+        memo: ConversationMemo,
+        plan: WalkPlan,
+        folder: RunFolder | None,
+        manifest: RunManifest,
+        on_progress: Callable[[WalkProgress], None] | None,
+        stop: StopRequest,
+    ) -> None:
+        self._environment = environment
+        self._memo = memo
+        self._plan = plan
+        self._folder = folder
+        self._manifest = folder.manifest if folder else manifest
+        self._on_progress = on_progress
+        self._stop = stop
+        self._known: Counter[str] = Counter()
+        """Lines of each opening; the next one's number."""
+        self._played: list[Rollout] = []
+        self._recorded = {} if folder is None else {r.key: r for r in folder.rollouts() if r.failure is None}
+        self._watch = FailureWatch(
+            plan.concurrency, why_lost=lambda: getattr(environment, "lost_reason", None)
+        )
+        self._lost = 0
+        self._unexplored = 0
+        self._resumed = 0
+        self._slots = asyncio.Semaphore(plan.concurrency)
+
+    async def play(self, openings: Sequence[Example]) -> None:
+        """Play wave after wave until no line is left, or the walk is to stop."""
+        wave = [self._line(opening, ()) for opening in openings]
+        while wave and not self._stop.requested.is_set():
+            played = await self._play_together(wave)
+            self._told()
+            if self._watch.verdict is not None:
+                raise self._watch.verdict
+            wave = [line for one, rollout in played for line in self._branches(one, rollout)]
+
+    def result(self) -> WalkResult:
+        """Close the run and return what it came to."""
+        stopped = self._stop.requested.is_set()
+        places = {name: place for place, name in enumerate(self._manifest.example_ids)}
+        played = sorted(self._played, key=lambda each: (places[each.example_id], each.index))
+        complete = not stopped and not self._unexplored
+        expected = self._known.total() + self._unexplored
+        summary = summarise(played, expected=expected)
+        manifest = self._manifest.model_copy(update={"lines": expected if complete else None})
+        if self._folder is not None:
+            self._folder.manifest = manifest
+            if complete:
+                self._folder.finish(summary)
+                manifest = self._folder.manifest
+            else:
+                self._folder.write_summary(summary)
+        by_opening = dict.fromkeys(self._manifest.example_ids, LineCount())
+        for name, lines in groupby(played, key=lambda each: each.example_id):
+            by_opening[name] = count_lines(lines)
+        return WalkResult(
+            manifest=manifest,
+            summary=summary,
+            count=sum(by_opening.values(), LineCount()),
+            by_opening=by_opening,
+            conversations=self._memo.conversations,
+            run_dir=self._folder.path if self._folder else None,
+            bad=[each for each in played if is_bad(each)],
+            interrupted=stopped,
+            unexplored=self._unexplored,
+            resumed=self._resumed,
+        )
+
+    def _line(self, opening: Example, choices: tuple[Any, ...]) -> _Line:
+        index = self._known[opening.example_id]
+        self._known[opening.example_id] += 1
+        return _Line(opening, index, choices)
+
+    def _branches(self, line: _Line, rollout: Rollout) -> list[_Line]:
+        """Return the lines that part from a played one at a choice that was not asked for."""
+        taken = line_of(rollout)
+        found: list[_Line] = []
+        for place in range(len(line.choices), len(taken["choices"])):
+            # The first option is the one that was taken.
+            for option in taken["options"][place][1:]:
+                if self._known.total() >= self._plan.max_lines:
+                    self._unexplored += 1
+                else:
+                    found.append(self._line(line.opening, (*taken["choices"][:place], option)))
+        return found
+
+    async def _play_together(self, wave: Sequence[_Line]) -> list[tuple[_Line, Rollout]]:
+        """Play the lines of a wave; those that were cancelled by a stop are left out."""
+        tasks = [asyncio.create_task(self._play(line)) for line in wave]
+        stopping = asyncio.create_task(self._stop.requested.wait())
+        try:
+            whole: asyncio.Future[Any] = asyncio.gather(*tasks, return_exceptions=True)
+            await asyncio.wait([whole, stopping], return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in (*tasks, stopping):
+                task.cancel()
+            await asyncio.gather(*tasks, stopping, return_exceptions=True)
+        return [(line, task.result()) for line, task in zip(wave, tasks, strict=True) if not task.cancelled()]
+
+    async def _play(self, line: _Line) -> Rollout:
+        kept = self._recorded.get((line.opening.example_id, line.index))
+        if kept is not None and tuple(line_of(kept)["choices"][: len(line.choices)]) == line.choices:
+            self._resumed += 1
+            self._keep(kept)
+            return kept
+        async with self._slots:
+            self._memo.assign(line.rollout_id, line.choices)
+            rollout = await self._environment.rollout(
+                self._memo,
+                line.opening,
+                index=line.index,
+                run_seed=self._plan.seed,
+                sampling=self._plan.greedy,
+                rollout_id=line.rollout_id,
+            )
+        if self._folder is not None:
+            rollout = self._folder.append(rollout)
+        self._keep(rollout)
+        if self._watch.add(rollout):
+            self._stop.requested.set()
+        self._told()
+        return rollout
+
+    def _told(self) -> None:
+        if self._on_progress is not None:
+            known = self._known.total()
+            self._on_progress(WalkProgress(len(self._played), known, self._memo.conversations, self._lost))
+
+    def _keep(self, rollout: Rollout) -> None:
+        self._played.append(rollout)
+        self._lost += outcome_of(rollout) == "lost"
