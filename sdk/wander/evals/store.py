@@ -34,6 +34,7 @@ from wander.evals import jsonl
 from wander.evals.lines import LineRule
 from wander.types import Failure, Rollout
 from wander.wire import EndpointUse, RunManifest, RunSummary, Spending
+from wander.wire.reproduction import Reproduction
 
 MANIFEST = "run.json"
 ROLLOUTS = "rollouts.jsonl"
@@ -200,6 +201,34 @@ class RunFolder:
         self.manifest = self.manifest.model_copy(update={"spending": spending})
         with _disk_errors(self.path):
             self._write_manifest()
+
+    def set_reproduction(self, reproduction: Reproduction) -> None:
+        """Put into the manifest with what a training run goes on."""
+        self.manifest = self.manifest.model_copy(update={"reproduction": reproduction})
+        with _disk_errors(self.path):
+            self._write_manifest()
+
+    def plain_bytes(self) -> int:
+        """Return the length of `rollouts.jsonl`, with everything that was appended."""
+        self.sync()
+        with _disk_errors(self.path):
+            return (self.path / ROLLOUTS).stat().st_size
+
+    def cut(self, length: int) -> None:
+        """Take back what was appended after `rollouts.jsonl` was so long; the run plays it again.
+
+        Raises `RunError` where the file is shorter.
+        """
+        self.resume()
+        assert self._file is not None
+        with _disk_errors(self.path):
+            there = os.fstat(self._file).st_size
+            if there < length:
+                raise RunError(
+                    f"`{self.path / ROLLOUTS}` has {there:,} bytes, and had {length:,} at the checkpoint",
+                    hint="restore the file, or go on from an older checkpoint with `--checkpoint STEP`",
+                )
+            os.ftruncate(self._file, length)
 
     def write_summary(self, summary: RunSummary) -> None:
         """Write `summary.json`, the derived aggregates, by rename."""

@@ -38,7 +38,6 @@ from wander.train.rollouts import Assignment, RolloutSource, StepRollouts, Traje
 from wander.train.sft import Progress, save_model
 from wander.train.trainer import (
     StepLog,
-    newest_checkpoint,
     remove_checkpoints,
     train_until_interrupted,
     training_arguments,
@@ -76,15 +75,20 @@ def train_grpo(
     pin: PinSource | None = None,
     progress: Progress | None = None,
     resume: bool = False,
+    checkpoint: int | None = None,
+    allow_changes: bool = False,
+    observers: Sequence[TrainerCallback] = (),
 ) -> GRPOResult:
     """Improve a model on an environment and write it to `folder/model`.
 
     `folder` becomes a run folder: manifest, metrics of every step, sample rollouts, learning curves. `pin`
     tells, once the environment is open, how the manifest names it. With `resume` the run goes on from its
-    newest checkpoint.
+    newest checkpoint, or that of the step `checkpoint`; what is not as it was begun with raises `RunError`,
+    or with `allow_changes` is recorded. `observers` are called after all else.
     """
     started = perf_counter()
     loaded = load_model(settings.model.path, device=settings.model.device, dtype=settings.model.dtype)
+    torch.manual_seed(settings.schedule.seed)  # adapters begin with random numbers
     model = wrap_lora(loaded.model, settings.model.lora_rank)
     client = PolicyClient(
         model, loaded.tokenizer, name=loaded.name, max_batch_size=4 * settings.batch.rows_at_once
@@ -99,17 +103,22 @@ def train_grpo(
         choice=EnvironmentChoice(arguments=settings.environment.arguments),
     )
     try:
-        record = TrainingRecord.open(folder, settings, source, client, loaded, pin, resume=resume)
-        checkpoint = newest_checkpoint(folder) if resume else None
-        log = StepLog(folder / METRICS, progress, keep=checkpoint)
+        record = TrainingRecord.open(
+            *(folder, settings, source, client, loaded, pin),
+            resume=resume,
+            checkpoint=checkpoint,
+            allow_changes=allow_changes,
+        )
+        begun = record.checkpoint.path if record.checkpoint else None
+        log = StepLog(folder / METRICS, progress, keep=begun)
         try:
-            with quiet_libraries():
+            with quiet_libraries(), record.arithmetic():
                 # Whatever else happens between steps (evaluation, stopping, trackers) is one more of these.
-                callbacks: list[TrainerCallback] = [log]
+                callbacks: list[TrainerCallback] = [log, *record.callbacks, *observers]
                 trainer = RolloutTrainer(
                     source, model, loaded.tokenizer, settings, folder, log, record, callbacks=callbacks
                 )
-                interrupted = train_until_interrupted(trainer, log, checkpoint)
+                interrupted = train_until_interrupted(trainer, log, begun)
                 saved = save_model(trainer.model, loaded, folder / "model")
                 record.keep_weights(trainer.state.global_step, saved)
             if not interrupted:
@@ -256,12 +265,6 @@ class RolloutTrainer(GRPOTrainer):  # type: ignore[misc]
             if compute_entropy:
                 entropies = entropies.index_put(target, output.entropy[scored[:, 1:]].detach().float())
         return logps[:, -logits_to_keep:], entropies[:, -logits_to_keep:] if compute_entropy else None, None
-
-    def _save_checkpoint(self, model: Any, trial: Any) -> None:
-        """Save a checkpoint and keep the digest of its weights."""
-        super()._save_checkpoint(model, trial)
-        step = self.state.global_step
-        self.record.keep_weights(step, Path(self.args.output_dir) / f"checkpoint-{step}")
 
     def note(self, assignments: list[Assignment], played: StepRollouts) -> None:
         """Keep what a step's rollouts tell, for the step's line of metrics and the sample of rollouts."""

@@ -7,33 +7,58 @@ rollouts are a sample: the first group of every `output.rollouts_every`-th step.
 
 from __future__ import annotations
 
+import contextlib
 import json
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
+
+from transformers import TrainerCallback
 
 from wander.clients.policy import PolicyClient
 from wander.errors import RunError
 from wander.evals import jsonl
-from wander.evals.manifest import differing_pins, model_pin, new_manifest
+from wander.evals.manifest import model_pin, new_manifest
 from wander.evals.statistics import summarise
 from wander.evals.store import RunFolder
 from wander.models.loading import LoadedModel, weights_digest
 from wander.posting import Checkpoint
+from wander.train.checkpoints import (
+    SavedCheckpoint,
+    checkpoint_to_resume,
+    give_up_later,
+    seal_checkpoint,
+    write_saved,
+)
+from wander.train.checkpoints import read_saved as read_checkpoints
 from wander.train.config import GRPOSettings
 from wander.train.environments import PinSource
+from wander.train.reproduction import (
+    Difference,
+    allowed,
+    arithmetic,
+    reproduction_of,
+    training_differences,
+)
 from wander.train.rollouts import Assignment, RolloutSource, StepRollouts
+from wander.train.step_hash import STEPS, StepHashes
 from wander.wire import EnvironmentPin, RunManifest
 
 METRICS = "metrics.jsonl"
-CHECKPOINTS = "checkpoints.jsonl"
 
 
 class TrainingRecord:
     """Writes what a GRPO run leaves behind."""
 
-    def __init__(self, folder: RunFolder, settings: GRPOSettings) -> None:
+    def __init__(
+        self, folder: RunFolder, settings: GRPOSettings, checkpoint: SavedCheckpoint | None = None
+    ) -> None:
         self.folder = folder
         self.settings = settings
+        self.checkpoint = checkpoint
+        """Where a resumed run goes on; None from the beginning."""
+        begun = checkpoint.step if checkpoint else 0
+        self.hashes = StepHashes(folder.path / STEPS, keep=begun)
 
     @classmethod
     def open(
@@ -46,26 +71,55 @@ class TrainingRecord:
         pin: PinSource | None = None,
         *,
         resume: bool = False,
+        checkpoint: int | None = None,
+        allow_changes: bool = False,
     ) -> TrainingRecord:
         """Write the manifest before the first rollout, or check that a resumed run is the same one.
 
-        Raises `RunError` when the folder holds a run already, or, on resume, another one.
+        Raises `RunError` when the folder holds a run already, or, on resume, another one, and names all that
+        differs; `allow_changes` writes that into the record instead.
         """
-        manifest = training_manifest(settings, source, client, loaded, pin)
+        manifest, diff = training_manifest(settings, source, client, loaded, pin)
         if not resume:
-            return cls(RunFolder.create(path, manifest), settings)
+            folder = RunFolder.create(path, manifest)
+            if manifest.reproduction and manifest.reproduction.changes and manifest.reproduction.changes.file:
+                jsonl.write_whole(path / manifest.reproduction.changes.file, diff)
+            return cls(folder, settings)
         folder = RunFolder.open(path)
-        differing = differing_pins(folder.manifest, manifest)
-        if differing:
-            raise RunError(
-                f"`{path}` was trained with other settings: {', '.join(differing)}",
-                hint="resume with the settings it was started with, or choose another folder",
-            )
+        sealed = folder.manifest.reproduction is not None
+        found = checkpoint_to_resume(path, settings.schedule.steps, checkpoint, sealed=sealed)
+        begun = found.step if found else 0
+        differences = training_differences(folder.manifest, manifest)
+        if differences and not allow_changes:
+            raise changed_error(path, differences)
         folder.resume()
-        return cls(folder, settings)
+        if folder.manifest.reproduction and differences:
+            folder.set_reproduction(
+                folder.manifest.reproduction.model_copy(
+                    update={"allowed": [*folder.manifest.reproduction.allowed, *allowed(differences, begun)]}
+                )
+            )
+        seal = found.seal if found else None
+        if sealed:
+            folder.cut(seal.rollouts_bytes if seal else 0)
+            give_up_later(path, begun)
+        return cls(folder, settings, found)
+
+    @property
+    def callbacks(self) -> list[TrainerCallback]:
+        """What the trainer must call, after all that writes into a checkpoint."""
+        return [self.hashes, _Sealing(self)]
+
+    @contextlib.contextmanager
+    def arithmetic(self) -> Iterator[None]:
+        """Compute as the record says: in its mode, with its number of threads."""
+        made = self.folder.manifest.reproduction
+        with arithmetic(made.mode, made.threads) if made else contextlib.nullcontext():
+            yield
 
     def keep(self, step: int, assignments: list[Assignment], played: StepRollouts) -> None:
-        """Keep the first group of the step's rollouts, when it is this step's turn."""
+        """Hash the step's rollouts, and keep the first group of them when it is this step's turn."""
+        self.hashes.take(played.rollouts)
         every = self.settings.output.rollouts_every
         if every == 0 or (step != 1 and step % every != 0):
             return
@@ -82,8 +136,7 @@ class TrainingRecord:
             return
         made = Checkpoint(step=step, weights_sha256=sha256)
         earlier = [one for one in read_checkpoints(self.folder.path) if one.weights_sha256 != sha256]
-        lines = [one.model_dump_json() + "\n" for one in (*earlier, made)]
-        jsonl.write_whole(self.folder.path / CHECKPOINTS, "".join(lines).encode())
+        write_saved(self.folder.path, [*earlier, made])
 
     def finish(self) -> None:
         """Derive the summary of what was kept and close the folder."""
@@ -95,19 +148,45 @@ class TrainingRecord:
         self.folder.close()
 
 
+class _Sealing(TrainerCallback):  # type: ignore[misc]
+    """Seals every checkpoint and keeps the digest of its weights."""
+
+    def __init__(self, record: TrainingRecord) -> None:
+        self.record = record
+
+    def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Seal the checkpoint that was just written."""
+        folder = Path(args.output_dir) / f"checkpoint-{state.global_step}"
+        seal_checkpoint(folder, state.global_step, self.record.folder.plain_bytes())
+        self.record.keep_weights(state.global_step, folder)
+
+
+def changed_error(path: Path, differences: Sequence[Difference]) -> RunError:
+    """Return the refusal of a run that would not go on as it was begun."""
+    listed = "".join(f"\n  {each}" for each in differences)
+    return RunError(
+        f"`{path}` would not go on as it was begun:{listed}",
+        hint=f"restore that, or have it recorded: `wander train --resume {path} --allow-changes`",
+    )
+
+
 def training_manifest(
     settings: GRPOSettings,
     source: RolloutSource,
     client: PolicyClient,
     loaded: LoadedModel,
     pin: PinSource | None,
-) -> RunManifest:
-    """Return what pins the run: environment, every example it will play, starting weights, settings."""
+) -> tuple[RunManifest, bytes]:
+    """Return what pins the run, and the diff of uncommitted changes.
+
+    That is environment, every example it will play, starting weights, settings, and what computes.
+    """
+    made, diff = reproduction_of([source.info], loaded.model.device)
     groups = settings.schedule.steps * settings.batch.groups
     examples = source.examples(range(min(groups, source.length or groups)))
     model = model_pin(client)
     model.weights_sha256 = weights_digest(loaded.path) if loaded.path else None
-    return new_manifest(
+    manifest = new_manifest(
         environment=pin(source.choice)
         if pin is not None
         else EnvironmentPin(name=source.info.name, info=source.info),
@@ -120,14 +199,7 @@ def training_manifest(
         kind="training",
         training=settings.model_dump(mode="json"),
     )
-
-
-def read_checkpoints(folder: Path) -> list[Checkpoint]:
-    """Return which weights a training run saved, in the order in which it did."""
-    file = folder / CHECKPOINTS
-    if not file.is_file():
-        return []
-    return [Checkpoint.model_validate_json(line) for line in file.read_bytes().splitlines()]
+    return manifest.model_copy(update={"reproduction": made}), diff
 
 
 def read_metrics(folder: Path) -> list[dict[str, Any]]:

@@ -8,19 +8,31 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import json
 import os
 import platform
 import subprocess
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import torch
+from pydantic import ValidationError
 
 import wander
-from wander.evals.manifest import installed_versions, uncommitted_diff
+from wander.evals.manifest import (
+    differing_fields,
+    installed_versions,
+    pin_differences,
+    uncommitted_diff,
+)
 from wander.source_tree import TreeEntry, tree_digest
+from wander.train.config import GRPOSettings
 from wander.types import EnvironmentInfo
-from wander.wire.reproduction import Hardware, Reproduction, SourceChanges, TrainingMode
+from wander.wire import RunManifest
+from wander.wire.reproduction import AllowedChange, Hardware, Reproduction, SourceChanges, TrainingMode
 
 LIBRARIES = (
     *("torch", "transformers", "trl", "peft", "accelerate", "tokenizers", "safetensors", "datasets"),
@@ -31,6 +43,8 @@ CHANGES = "changes.diff"
 MOST_CHANGES = 1 << 20
 """Bytes of a diff that is kept; of a longer one only the digest is."""
 _DRIVER_SECONDS = 10.0
+_SHOWN = 60
+"""Characters of a value that an error shows."""
 
 
 def reproduction_of(
@@ -81,6 +95,84 @@ def training_mode(
     if reasons:
         return "fast", "; ".join(reasons)
     return "exact", "one process on a CPU with a fixed number of threads: the same seed gives the same bits"
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Something that is not what it was when a run was begun."""
+
+    field: str
+    """Its dotted name in the manifest."""
+    before: Any
+    after: Any
+
+    def __str__(self) -> str:
+        return f"{self.field}: {_shown(self.before)} before, {_shown(self.after)} now"
+
+
+def training_differences(recorded: RunManifest, now: RunManifest) -> list[Difference]:
+    """Return what keeps a run from going on as the same run; changes that were allowed before count as known.
+
+    What the manifest pins counts, and what computes: libraries, the SDK's own code, the device, in exact mode
+    also the processor. Threads do not: a run that goes on sets them.
+    """
+    found = pin_differences(_with_defaults(recorded), now)
+    found += differing_fields(_computing(recorded), _computing(now)) if recorded.reproduction else []
+    if recorded.environment.source_sha256 != now.environment.source_sha256 and recorded.reproduction:
+        found.append(
+            ("environment.source_sha256", recorded.environment.source_sha256, now.environment.source_sha256)
+        )
+    # The task set's digest says the same of the examples, in fewer words.
+    differences = {name: Difference(name, a, b) for name, a, b in found if name != "example_ids"}
+    first: dict[str, Any] = {}
+    latest: dict[str, Any] = {}
+    for change in recorded.reproduction.allowed if recorded.reproduction else ():
+        first.setdefault(change.field, change.before)
+        latest[change.field] = change.after
+    for name, value in latest.items():
+        current = differences.pop(name).after if name in differences else first[name]
+        if current != value:
+            differences[name] = Difference(name, value, current)
+    return [differences[name] for name in sorted(differences)]
+
+
+def allowed(differences: Sequence[Difference], step: int) -> list[AllowedChange]:
+    """Return differences as the record keeps them, for a run that goes on after `step` in spite of them."""
+    at = datetime.now(UTC)
+    return [
+        AllowedChange(field=each.field, before=each.before, after=each.after, step=step, at=at)
+        for each in differences
+    ]
+
+
+def _with_defaults(manifest: RunManifest) -> RunManifest:
+    """Return a manifest whose settings hold what was added to them since, at its default."""
+    try:
+        settings = GRPOSettings.model_validate(manifest.training)
+    except ValidationError:
+        return manifest
+    return manifest.model_copy(update={"training": settings.model_dump(mode="json")})
+
+
+def _computing(manifest: RunManifest) -> dict[str, Any]:
+    """Return what computes the weights, apart from what `pin_differences` compares."""
+    made = manifest.reproduction
+    if made is None:
+        return {}
+    hardware: dict[str, Any] = {"gpus": made.hardware.gpus}
+    if made.mode == "exact":
+        hardware |= {"cpu": made.hardware.cpu, "instructions": made.hardware.instructions}
+    return {
+        "reproduction": {
+            **made.model_dump(include={"mode", "processes", "device", "libraries", "trainer_sha256"}),
+            "hardware": hardware,
+        }
+    }
+
+
+def _shown(value: Any) -> str:
+    text = "none" if value is None else value if isinstance(value, str) else json.dumps(value)
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
 
 
 @contextlib.contextmanager

@@ -1,0 +1,154 @@
+"""The checkpoints of a training run: sealed when they are whole, checked before a run goes on from one.
+
+A checkpoint is a folder of many files, and a process may be killed between any two of them. Its seal is
+written last: a folder without one was never finished and is passed over. The seal names every file with its
+digest, so that a damaged checkpoint is refused instead of trained on, and says how long the run's record was.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+from pydantic import Field, ValidationError
+
+from wander.errors import RunError
+from wander.evals import jsonl
+from wander.posting import Checkpoint
+from wander.types import Record
+
+SEAL = "seal.json"
+SAVED = "checkpoints.jsonl"
+"""The digests of the weights that a run saved, one line each."""
+
+
+class CheckpointSeal(Record):
+    """What a whole checkpoint consists of."""
+
+    step: int
+    rollouts_bytes: int
+    """Length of the run's plain `rollouts.jsonl` at that step."""
+    files: dict[str, str] = Field(default_factory=dict)
+    """SHA-256 of every file, by its path in the folder."""
+
+
+@dataclass(frozen=True)
+class SavedCheckpoint:
+    """A checkpoint on the disk."""
+
+    step: int
+    path: Path
+
+    @property
+    def seal(self) -> CheckpointSeal | None:
+        """Its seal; None where there is none. Raises `RunError` for one that cannot be read."""
+        try:
+            return CheckpointSeal.model_validate_json((self.path / SEAL).read_bytes())
+        except FileNotFoundError:
+            return None
+        except ValidationError as error:
+            raise RunError(f"`{self.path / SEAL}` is damaged") from error
+
+    def fault(self) -> str | None:
+        """Return what is wrong with its files, in words; None for a sound one."""
+        try:
+            seal = self.seal
+        except RunError as error:
+            return str(error)
+        for name, sha256 in sorted(seal.files.items()) if seal else ():
+            try:
+                found = _sha256(self.path / name)
+            except FileNotFoundError:
+                return f"`{self.path / name}` is missing"
+            except OSError as error:
+                return f"`{self.path / name}` cannot be read: {error.strerror}"
+            if found != sha256:
+                return f"`{self.path / name}` is damaged: its bytes are not those that were saved"
+        return None
+
+
+def seal_checkpoint(folder: Path, step: int, rollouts_bytes: int) -> None:
+    """Declare a checkpoint whole, once everything that belongs to it is written."""
+    files = {
+        path.relative_to(folder).as_posix(): _sha256(path)
+        for path in sorted(folder.rglob("*"))
+        if path.is_file() and path.name != SEAL
+    }
+    seal = CheckpointSeal(step=step, rollouts_bytes=rollouts_bytes, files=files)
+    jsonl.write_whole(folder / SEAL, seal.model_dump_json(indent=1).encode() + b"\n")
+
+
+def saved_checkpoints(run: Path, *, sealed: bool = True) -> list[SavedCheckpoint]:
+    """Return the whole checkpoints of a run by step; not `sealed`: those of before there were seals."""
+    marker = SEAL if sealed else "trainer_state.json"
+    found = [
+        SavedCheckpoint(int(path.name.rpartition("-")[2]), path)
+        for path in (run / "checkpoints").glob("checkpoint-*")
+        if (path / marker).is_file() and path.name.rpartition("-")[2].isdecimal()
+    ]
+    return sorted(found, key=lambda one: one.step)
+
+
+def checkpoint_to_resume(
+    run: Path, steps: int, at: int | None = None, *, sealed: bool = True
+) -> SavedCheckpoint | None:
+    """Return the checkpoint that a run of so many `steps` goes on from, checked; None: from its beginning.
+
+    That is the newest, or the one of step `at` (0: the beginning). Raises `RunError` for one that is missing
+    or damaged, and names an older one that is sound.
+    """
+    if at == 0:
+        return None
+    there = saved_checkpoints(run, sealed=sealed)
+    # Weights of the last step are those of the final model, which needs no checkpoint.
+    made = [one.step for one in read_saved(run) if one.step < steps]
+    wanted = at if at is not None else max(made, default=None)
+    chosen = next((one for one in reversed(there) if at is None or one.step == at), None)
+    if chosen is None and wanted is None:
+        return None  # the run was stopped before its first checkpoint
+    if chosen is None or (wanted is not None and chosen.step < wanted):
+        raise _refusal(run, f"`{run}` has no checkpoint of step {wanted}: it was removed", there, wanted or 0)
+    fault = chosen.fault()
+    if fault is not None:
+        raise _refusal(
+            run, f"the checkpoint of step {chosen.step} cannot be used: {fault}", there, chosen.step
+        )
+    return chosen
+
+
+def _refusal(run: Path, problem: str, there: list[SavedCheckpoint], before: int) -> RunError:
+    """Say what is wrong, and which older checkpoint the run can go on from."""
+    sound = next((one.step for one in reversed(there) if one.step < before and one.fault() is None), 0)
+    goes_on = f"goes on from that of step {sound}" if sound else "begins again, no older one is whole"
+    return RunError(problem, hint=f"`wander train --resume {run} --checkpoint {sound}` {goes_on}")
+
+
+def give_up_later(run: Path, step: int) -> None:
+    """Forget the checkpoints after a step, from which the run goes on another time."""
+    for path in (run / "checkpoints").glob("checkpoint-*"):
+        number = path.name.rpartition("-")[2]
+        if number.isdecimal() and int(number) > step:
+            shutil.rmtree(path)
+    kept = [one for one in read_saved(run) if one.step <= step]
+    if (run / SAVED).is_file():
+        write_saved(run, kept)
+
+
+def read_saved(run: Path) -> list[Checkpoint]:
+    """Return which weights a training run saved, in the order in which it did."""
+    file = run / SAVED
+    if not file.is_file():
+        return []
+    return [Checkpoint.model_validate_json(line) for line in file.read_bytes().splitlines()]
+
+
+def write_saved(run: Path, saved: list[Checkpoint]) -> None:
+    """Replace the list of saved weights."""
+    jsonl.write_whole(run / SAVED, "".join(one.model_dump_json() + "\n" for one in saved).encode())
+
+
+def _sha256(file: Path) -> str:
+    with file.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()

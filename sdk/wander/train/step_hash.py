@@ -1,0 +1,161 @@
+"""A hash of every training step, in parts, so that a repetition tells where it first differs and in what.
+
+`rollouts`: the tokens that were seen and sampled, and the log-probabilities of the sampled ones. `rewards`:
+what the environment gave for them. `update`: loss, gradient norm and learning rate. All by their bits. The
+weights after a step are hashed as often as half a percent of the time allows, and always after the first and
+the last step.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import struct
+from array import array
+from collections.abc import Sequence
+from pathlib import Path
+from time import perf_counter
+from typing import Any, Literal, get_args
+
+import torch
+from transformers import TrainerCallback
+
+from wander.errors import RunError
+from wander.types import Record, Rollout
+
+STEPS = "steps.jsonl"
+SHARE = 0.005
+"""Most of the training time that hashing weights may take."""
+
+Part = Literal["rollouts", "rewards", "update", "weights"]
+PARTS: tuple[Part, ...] = get_args(Part)
+"""In the order in which a step makes them: what differs first is the cause of the rest."""
+
+
+class StepHash(Record):
+    """A line of `steps.jsonl`; every hash is a SHA-256."""
+
+    step: int
+    rollouts: str
+    rewards: str
+    update: str
+    weights: str | None = None
+    """Of the parameters that learn, after the step; None where they were not hashed."""
+
+    def first_difference(self, other: StepHash) -> Part | None:
+        """Return the first part in which two steps differ; weights count where both have them."""
+        for part in PARTS:
+            one, two = getattr(self, part), getattr(other, part)
+            if one != two and None not in (one, two):
+                return part
+        return None
+
+
+class StepHashes(TrainerCallback):  # type: ignore[misc]
+    """Writes a line of hashes for every step; of the lines that are there already it keeps `keep` steps."""
+
+    def __init__(self, file: Path, *, keep: int = 0) -> None:
+        self.file = file
+        self.lines = [line for line in read_steps(file) if line.step <= keep]
+        self._played: tuple[str, str] | None = None
+        self._started = perf_counter()
+        self._weighing = self._last = 0.0
+        file.write_text("".join(line.model_dump_json() + "\n" for line in self.lines), encoding="utf-8")
+
+    def take(self, rollouts: Sequence[Rollout]) -> None:
+        """Take the rollouts of the step that is being made."""
+        self._played = rollouts_hash(rollouts), rewards_hash(rollouts)
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
+        """Write the line of the step that was just made."""
+        if not logs or "loss" not in logs or self._played is None:
+            return
+        rollouts, rewards = self._played
+        self._played = None
+        line = StepHash(
+            step=state.global_step,
+            rollouts=rollouts,
+            rewards=rewards,
+            update=update_hash(logs),
+            weights=self._weights(state, kwargs.get("model")),
+        )
+        self.lines.append(line)
+        with self.file.open("a", encoding="utf-8") as stream:
+            stream.write(line.model_dump_json() + "\n")
+
+    def _weights(self, state: Any, model: Any) -> str | None:
+        step, now = state.global_step, perf_counter()
+        due = self._weighing + self._last <= SHARE * (now - self._started)
+        if model is None or not (due or step in (1, state.max_steps)):
+            return None
+        found = weights_hash(model)
+        self._last = perf_counter() - now
+        self._weighing += self._last
+        return found
+
+
+def rollouts_hash(rollouts: Sequence[Rollout]) -> str:
+    """Hash what the policy saw and sampled, in the order of the step."""
+    whole = hashlib.sha256()
+    for rollout in rollouts:
+        whole.update(_framed(rollout.example_id, rollout.index, rollout.seed, len(rollout.turns)))
+        for turn in rollout.turns:
+            if turn.tokens is None:
+                whole.update(b"-")
+                continue
+            ids, sampled = turn.tokens.prompt_ids, turn.tokens.completion_ids
+            whole.update(struct.pack("<QQ", len(ids), len(sampled)))
+            whole.update(array("q", ids).tobytes() + array("q", sampled).tobytes())
+            whole.update(array("d", turn.tokens.logprobs).tobytes())
+    return whole.hexdigest()
+
+
+def rewards_hash(rollouts: Sequence[Rollout]) -> str:
+    """Hash what the environment gave: reward and every metric, or at which boundary a rollout failed."""
+    whole = hashlib.sha256()
+    for rollout in rollouts:
+        failed = rollout.failure.boundary if rollout.failure is not None else ""
+        metrics = [[name, _bits(value)] for name, value in sorted(rollout.metrics.items())]
+        whole.update(_framed(rollout.example_id, rollout.index, failed, _bits(rollout.reward), metrics))
+    return whole.hexdigest()
+
+
+def update_hash(logs: dict[str, Any]) -> str:
+    """Hash what a step of the optimizer told of itself."""
+    told = [_bits(logs.get(name)) for name in ("loss", "grad_norm", "learning_rate")]
+    return hashlib.sha256(_framed(*told)).hexdigest()
+
+
+def weights_hash(model: Any) -> str:
+    """Hash the names and bytes of the parameters that learn."""
+    whole = hashlib.sha256()
+    for name, weight in model.named_parameters():
+        if not weight.requires_grad:
+            continue
+        whole.update(_framed(name, str(weight.dtype), *weight.shape))
+        data = weight.detach().to("cpu").contiguous()
+        whole.update(data.flatten().view(torch.uint8).numpy())
+    return whole.hexdigest()
+
+
+def read_steps(file: Path) -> list[StepHash]:
+    """Return the hashes of every finished step; none where there is no such file.
+
+    A last line that a kill cut short is left out.
+    """
+    if not file.is_file():
+        return []
+    lines = file.read_bytes().split(b"\n")
+    try:
+        return [StepHash.model_validate_json(line) for line in lines[:-1]]
+    except ValueError as error:
+        raise RunError(f"`{file}` is damaged: a line of it is no hash of a step") from error
+
+
+def _bits(value: Any) -> str | None:
+    """Return a number so that no bit of it is lost, and that 1 and 1.0 are the same."""
+    return None if value is None else float(value).hex()
+
+
+def _framed(*values: Any) -> bytes:
+    return json.dumps(values, separators=(",", ":")).encode() + b"\n"
