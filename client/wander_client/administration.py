@@ -5,7 +5,16 @@ from __future__ import annotations
 from urllib.parse import quote
 
 from wander.trusted_publishing import NewPublisher, PublisherInfo, PublisherList
-from wander.wire import EnvironmentDetail, Role, TokenInfo, VersionDetail
+from wander.wire import (
+    BoardInfo,
+    BoardSettings,
+    EnvironmentDetail,
+    Leaderboard,
+    Role,
+    TokenInfo,
+    VersionDetail,
+)
+from wander.wire.boards import BOARD_COLUMNS
 from wander.wire.changes import (
     CreatedToken,
     Member,
@@ -115,6 +124,32 @@ def add_publisher(hub: HubApi, owner: str, wanted: NewPublisher) -> PublisherInf
 def remove_publisher(hub: HubApi, owner: str, number: int) -> PublisherInfo:
     """Trust a workflow no more."""
     return hub.change("DELETE", f"/api/v1/owners/{_part(owner)}/publishers/{number}", PublisherInfo)
+
+
+def boards(hub: HubApi, name: EnvironmentName) -> tuple[list[BoardInfo], Leaderboard]:
+    """Return the busiest boards of a version, the one that it shows first before the others, and that one."""
+    first = hub.leaderboard(name.owner, name.name, version=name.version, runs="all", sort="posted", limit=1)
+    if not first.rows:
+        return list(first.others), first
+    shown = {field: getattr(first, field) for field in BoardInfo.model_fields if field != "last_posted_at"}
+    return [BoardInfo(**shown, last_posted_at=first.rows[0].posted_at), *first.others], first
+
+
+def settings_of(shown: Leaderboard) -> BoardSettings:
+    """Return how a board's owners show it now."""
+    return BoardSettings(
+        title=shown.title,
+        description=shown.description,
+        columns=None if shown.columns == list(BOARD_COLUMNS) else shown.columns,
+        pinned=shown.pinned,
+    )
+
+
+def arrange_board(hub: HubApi, shown: Leaderboard, wanted: BoardSettings) -> BoardInfo:
+    """Show a board so."""
+    name = EnvironmentName(shown.owner, shown.name, shown.version)
+    path = f"{_path(name)}/versions/{_part(shown.version)}/boards/{_part(shown.board or '')}"
+    return hub.change("PUT", path, BoardInfo, wanted)
 
 
 def _path(name: EnvironmentName) -> str:

@@ -133,6 +133,20 @@ class Rerun(Record):
     """As the hub computed it from both runs' rollouts; None where they cannot be compared."""
 
 
+class Clearance(Record):
+    """Why a run ranks though it has an earlier one's completions."""
+
+    reason: str
+    cleared_by: str
+    cleared_at: datetime
+
+
+class ClearanceReason(Body):
+    """Why the mark of a duplicate is taken off a run; everybody can read it."""
+
+    reason: str = Field(min_length=3, max_length=500, pattern=r"\S")
+
+
 class RunEvidence(Record):
     """What a run's level rests on, beside the hub's replays of it."""
 
@@ -143,6 +157,8 @@ class RunEvidence(Record):
     """When the hub read it; None before."""
     duplicate_of: str | None = None
     """The earlier run, of another model or another user, that has the same completions."""
+    cleared: Clearance | None = None
+    """Who in charge of the environment took the mark of a duplicate off; None where nobody did."""
     rerun_of: str | None = None
     reruns: list[Rerun] = Field(default_factory=list)
     """Who repeated it, the newest first."""

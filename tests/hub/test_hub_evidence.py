@@ -100,6 +100,47 @@ async def test_a_run_under_another_name_is_marked_and_ranks_nowhere(board: Board
     assert (await board.run(first))["level"] == "replayed"
 
 
+async def clear(board: Board, run_id: str, user: str, method: str = "PUT") -> Any:
+    body = {"reason": "one right answer"} if method == "PUT" else None
+    path = f"/api/v1/runs/{run_id}/clearance"
+    return await board.hub.client.request(method, path, json=body, headers=board.hub.auth(user))
+
+
+async def test_who_manages_the_environment_clears_a_mark_and_the_replays_count(board: Board) -> None:
+    first = await board.post(1)
+    unmarked = await clear(board, first, "alice")
+    assert (unmarked.status_code, unmarked.json()["code"]) == (422, "no_duplicate")
+    alike = await board.post(2, user="bob")
+    board.examine()
+    board.replay(alike, 6)
+    assert (await clear(board, alike, "bob")).status_code == 403
+    assert (await clear(board, alike, "alice", "DELETE")).json()["code"] == "not_cleared"
+    cleared = await clear(board, alike, "alice")
+    assert cleared.status_code == 200, cleared.text
+    found = cleared.json()
+    assert (found["duplicate_of"], found["level"]) == (first, "replayed")
+    assert (found["cleared"]["reason"], found["cleared"]["cleared_by"]) == ("one right answer", "alice")
+    assert sorted(await board.ranked()) == [first, alike]
+    page = (await board.hub.get(f"/runs/{alike}", headers={"Accept": "text/html"})).text
+    assert "one right answer" in page
+    third = await board.post(3, user="admin")
+    board.examine()
+    assert (await board.run(third))["level"] == "claimed"
+    assert (await board.run(alike))["level"] == "replayed", "what is cleared stays so when another copy comes"
+    marked = (await clear(board, alike, "alice", "DELETE")).json()
+    assert (marked["level"], marked["cleared"]) == ("claimed", None)
+    assert await board.ranked() == [first]
+
+
+async def test_nobody_clears_a_run_of_their_own_but_administrators(board: Board) -> None:
+    await board.post(1, user="bob")
+    mine = await board.post(2, user="alice")
+    board.examine()
+    refused = await clear(board, mine, "alice")
+    assert (refused.status_code, refused.json()["code"]) == (403, "own_run")
+    assert (await clear(board, mine, "admin")).json()["level"] == "complete"
+
+
 async def test_the_same_model_evaluated_again_and_other_words_are_no_copies(board: Board) -> None:
     runs = [
         await board.post(1),

@@ -21,15 +21,18 @@ from wander_hub.accounts import service as account_service
 from wander_hub.accounts.models import Grant, Membership
 from wander_hub.accounts.schemas import HUB
 from wander_hub.boundary import mutating_routes, undeclared_routes
+from wander_hub.database import now
 from wander_hub.environments import repository as environments
 from wander_hub.leaderboards.schemas import board_name
 from wander_hub.runs.models import Run
 from wander_hub.runs.service import find as find_run
 from wander_hub.runs.service import refresh_listing
+from wander_hub.verification.models import RunExamination
 
 ENVIRONMENT = "/api/v1/environments/{owner}/{name}"
 UPLOADS = "/api/v1/uploads"
 POSTING = "/api/v1/postings/{sha256}"
+CLEARANCE = "/api/v1/runs/{run_id}/clearance"
 OPEN_TO_ROLES = {("POST", "/api/v1/runs"), ("PUT", POSTING)}
 """A stranger is told there that the run's environment is not to be found."""
 PUBLIC_KEY = base64.b64encode(bytes(32)).decode()
@@ -105,6 +108,10 @@ ATTEMPTS = {
     ("PUT", ENVIRONMENT + "/versions/{version}/boards/{board}"): Attempt({"title": "Easy"}),
     ("PUT", "/api/v1/runs/{run_id}/hiding"): Attempt({"reason": "its author asked"}),
     ("DELETE", "/api/v1/runs/{run_id}/hiding"): Attempt(status=204),
+    ("PUT", CLEARANCE): Attempt(
+        {"reason": "one right answer"}, user="admin", lesser=("reader", "maintainer", "alice")
+    ),
+    ("DELETE", CLEARANCE): Attempt(),
     ("PUT", POSTING): Attempt(lesser=(), status=201),
     ("DELETE", POSTING): Attempt(status=204),
     ("PUT", POSTING + "/chunks/{chunk}"): Attempt(),
@@ -203,6 +210,13 @@ async def attempt_posting(hub, method: str, path: str, token: str | None, parcel
 
 async def set_a_board_up(hub, method: str, path: str, make_wheel, run_of) -> None:
     """Let the run rank, where the route is about a board; and hide it, where that is to be taken back."""
+    if path == CLEARANCE:
+        with hub.database.write(HUB) as session:
+            read = RunExamination(run_id=RUN, duplicate_of="01EARLIER", examined_at=now())
+            session.add(read)
+        if method == "DELETE":
+            cleared = await attempt(hub, "PUT", path, "admin", make_wheel, run_of)
+            assert cleared.status_code == 200, cleared.text
     if not path.endswith(("/hiding", "/boards/{board}")):
         return
     with hub.database.write(HUB) as session:

@@ -11,6 +11,7 @@ from wander.wire import EnvironmentPin, Platform
 from wander_hub import __version__
 from wander_hub.jobs import JobContext, JobWorker, TableQueue
 from wander_hub.verification import service
+from wander_hub.verification.levels import level_after
 from wander_hub.verification.program import ClientProgram
 from wander_hub.verification.replaying import Replayer
 
@@ -125,7 +126,7 @@ async def test_one_rollout_that_differs_takes_the_level_away_and_the_board_follo
     ],
 )
 def test_what_a_report_does_to_a_level(before, found, after):
-    assert service.level_after(before, "why", report(**found))[0] == after
+    assert level_after(before, "why", report(**found))[0] == after
 
 
 async def test_only_who_asked_or_manages_calls_it_off(hub, run):

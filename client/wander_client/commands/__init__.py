@@ -88,6 +88,7 @@ COMMANDS: dict[str, CommandEntry] = {
     "rerun": CommandEntry("rerun", "repeat a run from its manifest and test agreement", RUN),
     "post": CommandEntry("post", "put a run on the hub's leaderboard", RUN),
     "leaderboard": CommandEntry("leaderboard", "show an environment's leaderboard", RUN),
+    "board": CommandEntry("board", "arrange an environment's boards, hide runs", RUN),
     "play": CommandEntry("play", "play an environment yourself", RUN),
     "worker": CommandEntry("worker", "play an environment here for hosts on other machines", RUN),
     "sandbox": CommandEntry("sandbox", "see whether the sandbox holds on this machine", RUN),

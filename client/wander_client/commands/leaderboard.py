@@ -166,7 +166,7 @@ def _show(board: Leaderboard, *, metrics: bool) -> None:
     else:
         if board.title:
             output.note(board.title)
-        output.note(f"{label}, board {board.board}: {_protocol(board)}")
+        output.note(f"{label}, board {board.board}: {protocol(board)}")
     names = list(dict.fromkeys(one for row in board.rows for one in row.metrics)) if metrics else []
     rates = sorted({one.k for row in board.rows for one in row.pass_rates}) if metrics else []
     titles = [*(f"pass@{k}" for k in rates), *names]
@@ -191,7 +191,7 @@ def _show(board: Leaderboard, *, metrics: bool) -> None:
         output.note(f"other boards of {label}, shown with `--board NAME`:")
         for one in board.others:
             runs = f"{one.runs} run{'' if one.runs == 1 else 's'}"
-            output.note(f"  {one.board}  {runs}: {_protocol(one)}")
+            output.note(f"  {one.board}  {runs}: {protocol(one)}")
     if board.boards > 1 + len(board.others):
         output.note(f"  and {board.boards - 1 - len(board.others)} more")
     for older in board.versions:
@@ -200,7 +200,7 @@ def _show(board: Leaderboard, *, metrics: bool) -> None:
         output.note(f"version {older.version}, not comparable: board {older.board}, {runs}, {best}")
 
 
-def _protocol(board: Leaderboard | BoardInfo) -> str:
+def protocol(board: Leaderboard | BoardInfo) -> str:
     """Return what makes the rows of a board comparable."""
     each = board.rollouts_per_example
     said = f"{board.split} split, {board.examples} examples x {each} rollout{'' if each == 1 else 's'}"

@@ -1,14 +1,17 @@
-"""`wander runs publish|withdraw`: what who posted a run may do with it."""
+"""`wander runs publish|withdraw`: what who posted a run may do with it, and which one a word means."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from wander_client.errors import UsageError
 from wander_client.invocation import current
+
+if TYPE_CHECKING:
+    from wander_client.api import HubApi
 
 
 def publish(
@@ -23,7 +26,7 @@ def publish(
 
     here = current()
     with here.hub(login=True) as hub:
-        run_id = hub.run(_id_of(run)).run_id
+        run_id = posted_id(hub, run)
         detail = hub.change("POST", f"/api/v1/runs/{run_id}/publish", RunDetail)
     here.output.answer(detail, f"public: {detail.url}")
 
@@ -42,7 +45,7 @@ def withdraw(
 
     here = current()
     with here.hub(login=True) as hub:
-        run_id = hub.run(_id_of(run)).run_id
+        run_id = posted_id(hub, run)
         if not yes and here.output.ask(f"Type `{run_id}` to withdraw it for good", flag="--yes") != run_id:
             raise UsageError(f"`{run_id}` was not confirmed: nothing was withdrawn", hint="or pass `--yes`")
         place = f"/api/v1/runs/{run_id}"
@@ -50,8 +53,9 @@ def withdraw(
     here.output.answer(detail, f"withdrawn: {detail.url}")
 
 
-def _id_of(word: str) -> str:
-    """Return the id that a word means: that of the run in a folder, or the word itself."""
+def posted_id(hub: HubApi, word: str) -> str:
+    """Return the whole id of the posted run that a word means: its id, the beginning, or the folder here."""
     from wander.evals.store import RunFolder
 
-    return RunFolder.open(Path(word)).manifest.run_id if Path(word).is_dir() else word
+    known = RunFolder.open(Path(word)).manifest.run_id if Path(word).is_dir() else word
+    return hub.run(known).run_id

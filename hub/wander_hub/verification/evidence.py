@@ -15,6 +15,7 @@ from wander_hub.jobs import JobQueue
 from wander_hub.runs import repository as run_repository
 from wander_hub.runs import service as runs
 from wander_hub.runs.models import Run
+from wander_hub.verification import clearing
 from wander_hub.verification.models import RunExamination
 
 KIND = "examine"
@@ -76,6 +77,15 @@ def count_rerun(session: Session, run: Run) -> None:
         runs.refresh_listing(session, original.environment)
 
 
+def settled(session: Session, run_id: str) -> RunEvidence:
+    """Bring listings, and the runs that this one repeats, up to date after its level changed."""
+    run = runs.find(session, run_id)
+    session.flush()
+    runs.refresh_listing(session, run.environment)
+    count_rerun(session, run)
+    return evidence_of(session, run_id)
+
+
 def evidence_of(session: Session, run_id: str) -> RunEvidence:
     """Return what a run's level rests on beside the hub's replays."""
     run = runs.find(session, run_id)
@@ -93,6 +103,7 @@ def evidence_of(session: Session, run_id: str) -> RunEvidence:
         level_reason=run.level_reason,
         examined_at=one.examined_at if one else None,
         duplicate_of=one.duplicate_of if one else None,
+        cleared=clearing.clearance_of(session, run_id),
         rerun_of=one.rerun_of if one else None,
         reruns=[_rerun(session, each) for each in reruns],
     )
@@ -134,11 +145,9 @@ def _mark_copies(session: Session, run: Run, digest: str) -> None:
         ]
         if not earlier:
             continue
-        first = earlier[0]
-        examined.duplicate_of = first.run_id
-        whose = f"of `{first.model}`, posted by {first.posted_by.name}"
-        one.level = "claimed"
-        one.level_reason = f"duplicate of `{first.run_id}` {whose}: the same completions, so it ranks nowhere"
+        examined.duplicate_of = earlier[0].run_id
+        if clearing.clearance_of(session, one.run_id) is None:
+            clearing.mark(one, earlier[0])
     session.flush()
 
 

@@ -80,6 +80,18 @@ class RunExamination(Base):
     run: Mapped[Run] = relationship(lazy="raise")
 
 
+class ClearedCopy(Base):
+    """Who let a run rank though it has an earlier one's completions, and why."""
+
+    __tablename__ = "cleared_copies"
+
+    run_id: Mapped[str] = mapped_column(ForeignKey("runs.run_id"), primary_key=True)
+    reason: Mapped[str] = mapped_column(Text)
+    cleared_at: Mapped[datetime]
+    cleared_by_id: Mapped[int] = mapped_column(ForeignKey("users.id"))
+    cleared_by: Mapped[User] = relationship(lazy="raise")
+
+
 class VersionCheck(Base):
     """The checks of a version that the hub ran itself."""
 

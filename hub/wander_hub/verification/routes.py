@@ -8,6 +8,7 @@ from fastapi import APIRouter, Path, Query, Request
 from fastapi.encoders import jsonable_encoder
 from starlette.responses import JSONResponse, Response
 from wander.verification import (
+    ClearanceReason,
     DivergencePage,
     HubCheck,
     RunEvidence,
@@ -16,10 +17,18 @@ from wander.verification import (
     VerificationRequest,
 )
 
-from wander_hub.boundary import HubDatabase, HubSettings, Poster, ReadSession, WriteSession, wake_jobs
+from wander_hub.boundary import (
+    HubDatabase,
+    HubSettings,
+    Manager,
+    Poster,
+    ReadSession,
+    WriteSession,
+    wake_jobs,
+)
 from wander_hub.jobs import JobQueue
 from wander_hub.problems import documented
-from wander_hub.verification import checking, evidence, service
+from wander_hub.verification import checking, clearing, evidence, service
 
 router = APIRouter(prefix="/api/v1", tags=["verification"])
 
@@ -70,6 +79,28 @@ def request_verification(
 def get_evidence(session: ReadSession, run_id: RunId) -> RunEvidence:
     """Show what a run's level rests on beside replays: whether it is a copy, and who repeated it."""
     return evidence.evidence_of(session, run_id)
+
+
+@router.put(
+    "/runs/{run_id}/clearance",
+    response_model=RunEvidence,
+    responses=documented(400, 401, 403, 404, 422),
+)
+def clear_run(session: WriteSession, caller: Manager, run_id: RunId, body: ClearanceReason) -> RunEvidence:
+    """Take the mark of a duplicate off a run, with a reason that everybody can read; it ranks again."""
+    clearing.clear(session, caller, run_id, body.reason)
+    return evidence.settled(session, run_id)
+
+
+@router.delete(
+    "/runs/{run_id}/clearance",
+    response_model=RunEvidence,
+    responses=documented(401, 403, 404, 422),
+)
+def mark_run_again(session: WriteSession, caller: Manager, run_id: RunId) -> RunEvidence:
+    """Give a cleared run its mark back."""
+    clearing.take_back(session, caller, run_id)
+    return evidence.settled(session, run_id)
 
 
 @router.get(

@@ -12,7 +12,6 @@ from wander.verification import (
     VerificationRequest,
     VerifiedWith,
 )
-from wander.wire import VerificationLevel
 
 from wander_hub import __version__
 from wander_hub.accounts import rights
@@ -24,6 +23,7 @@ from wander_hub.runs import service as runs
 from wander_hub.runs.models import Run
 from wander_hub.settings import Settings
 from wander_hub.verification import evidence, repository
+from wander_hub.verification.levels import level_after
 from wander_hub.verification.models import Verification
 
 KIND = "replay"
@@ -186,35 +186,6 @@ def keep(session: Session, job_id: int, report: ReplayReport, made_with: Verifie
     session.flush()
     runs.refresh_listing(session, run.environment)
     evidence.count_rerun(session, run)
-
-
-def level_after(level: VerificationLevel, reason: str, report: ReplayReport) -> tuple[VerificationLevel, str]:
-    """Return a run's level after a replay, and why.
-
-    Only playing, or scoring, every rollout raises it; a single rollout that comes out otherwise takes all
-    evidence away, also when only a sample was looked at.
-    """
-    if report.contradicted:
-        return "claimed", f"the hub could not play it again: {report.refused}"
-    if report.refused is not None:
-        return level, reason
-    again = "scored them" if report.method == "rescore" else "played them"
-    if report.differing:
-        found = f"{report.differing} of {report.replayed} rollouts came out otherwise"
-        return "claimed", f"{found} when the hub {again} again"
-    if report.level in ("rescored", "replayed") and level in _BELOW[report.level]:
-        count = f"{report.replayed:,} rollouts" if report.replayed > 1 else "rollout"
-        if report.level == "rescored":
-            return "rescored", f"the hub scored the transcripts of all {count} again: the same rewards"
-        return "replayed", f"the hub played all {count} again: the same messages, metrics and rewards"
-    return level, reason
-
-
-_BELOW: dict[str, tuple[VerificationLevel, ...]] = {
-    "rescored": ("complete", "rescored"),
-    "replayed": ("complete", "rescored", "replayed"),
-}
-"""From which levels a report raises a run; what is only claimed stays so."""
 
 
 def info_of(one: Verification) -> VerificationInfo:

@@ -12,7 +12,7 @@ from markupsafe import Markup
 from sqlalchemy.orm import Session
 from wander.posting import RunLinks
 from wander.types import EnvironmentInfo, Rollout, canonical_json
-from wander.verification import HubCheck, VerificationInfo
+from wander.verification import Clearance, HubCheck, VerificationInfo
 from wander.wire import (
     EnvironmentPage,
     EnvironmentSummary,
@@ -39,6 +39,7 @@ from wander_hub.runs import service as runs
 from wander_hub.storage import Storage
 from wander_hub.verification import checking
 from wander_hub.verification import service as verification
+from wander_hub.verification.clearing import clearance_of
 from wander_hub.web import charts
 from wander_hub.web.schemas import Curve, RolloutQuery
 from wander_hub.web.training import METRICS_FILE, curves
@@ -118,6 +119,7 @@ class RunView:
     command: str
     curves: list[Curve]
     verifications: list[VerificationInfo]
+    cleared: Clearance | None
     links: RunLinks
 
 
@@ -247,6 +249,7 @@ def run(session: Session, storage: Storage, base_url: str, run_id: str, query: R
         command=reproduce_command(detail.manifest),
         curves=_curves(storage, detail),
         verifications=verification.listing(session, run_id).data,
+        cleared=clearance_of(session, run_id),
         links=runs.links(session, found),
     )
 

@@ -1,0 +1,116 @@
+"""`wander board`: boards arranged and runs kept off them, against the real hub application."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from command_line import HubRoom, make_wheel
+from saved_runs import write_run
+from wander_hub.accounts.schemas import HUB
+from wander_hub.database import Database, now
+from wander_hub.runs import service as runs
+from wander_hub.verification.models import RunExamination
+
+NAME = "admin/say-env"
+
+
+@pytest.fixture
+def room(hub: HubRoom, home: Path, monkeypatch: pytest.MonkeyPatch) -> HubRoom:
+    """A hub with two boards of one version, for an administrator who is logged in."""
+    monkeypatch.setenv("WANDER_TOKEN", hub.token)
+    hub.publish(make_wheel(home))
+    posted = [("good", [1.0, 1.0, 1.0, 0.0]), ("bad", [1.0, 0.0, 0.0, 0.0]), ("fewer", [1.0, 1.0])]
+    for name, rewards in posted:
+        run = write_run(home / "runs" / name, rewards=rewards, model=name)
+        assert hub.wander("post", str(run)).status == 0
+    return hub
+
+
+def names(room: HubRoom) -> list[str]:
+    listed = room.wander("board", "list", NAME, "--json")
+    assert listed.status == 0, listed.err
+    return [one["board"] for one in listed.data]
+
+
+def test_boards_are_listed_edited_and_reset(room: HubRoom) -> None:
+    busy, other = names(room)
+    columns = "model,rank,reward,interval,metric:right,level"
+    done = room.wander("board", "edit", NAME, other, "--title", "Short", "--columns", columns, "--pin")
+    assert done.status == 0, done.err
+    assert done.out.splitlines()[1:] == ['title      "Short"', "pinned     yes"]
+    assert names(room) == [other, busy], "the pinned one comes first"
+    more = room.wander("board", "edit", NAME, other[:5], "--description", "Two examples.", "--json")
+    assert (more.data["title"], more.data["pinned"]) == ("Short", True), "what is not named stays"
+    shown = room.wander("leaderboard", NAME, "--json").data
+    assert (shown["description"], shown["columns"]) == ("Two examples.", columns.split(","))
+    row = room.wander("board", "list", NAME).out.splitlines()[1].split("\t")
+    assert row[:5] == [other, "yes", "1", "1", "Short"]
+    usual = room.wander("board", "edit", NAME, other, "--columns", "usual", "--no-pin")
+    assert usual.status == 0, usual.err
+    assert names(room) == [busy, other]
+    assert room.wander("board", "reset", NAME, other).status == 0
+    assert room.wander("leaderboard", NAME, "--board", other, "--json").data["title"] == ""
+
+
+@pytest.mark.parametrize(
+    ("words", "status", "said"),
+    [
+        ((), 2, "nothing to change"),
+        (("--columns", "rank,colour"), 2, "`colour` is no column"),
+        (("--columns", "rank,model"), 2, "a board always shows"),
+        (("--title", "x" * 101), 2, "`title`"),
+    ],
+)
+def test_a_wrong_edit_says_what_is_wrong(
+    room: HubRoom, words: tuple[str, ...], status: int, said: str
+) -> None:
+    done = room.wander("board", "edit", NAME, names(room)[0], *words)
+    assert (done.status, said in done.err) == (status, True), done.err
+
+
+def test_a_board_that_is_not_there(room: HubRoom) -> None:
+    missing = room.wander("board", "edit", NAME, "zzz", "--pin")
+    assert missing.status == 3
+    assert "has no board `zzz`" in missing.err
+    assert room.wander("board", "list", f"{NAME}@9.9").status == 3
+
+
+def test_a_run_is_hidden_with_a_reason_and_shown_again(room: HubRoom) -> None:
+    busy = names(room)[0]
+    assert room.wander("board", "hide", "runs/good").status == 2
+    assert room.wander("board", "hide", "runs/good", "--reason", "  ").status == 2
+    hidden = room.wander("board", "hide", "runs/good", "--reason", "it read the answers")
+    assert hidden.status == 0, hidden.err
+    assert "it read the answers" in hidden.out
+    board = room.wander("leaderboard", NAME, "--board", busy, "--json").data
+    assert [row["model"] for row in board["rows"]] == ["bad"]
+    again = room.wander("board", "unhide", board["hidden"][0]["run_id"])
+    assert again.out.startswith("ranks again: http")
+    assert room.wander("board", "unhide", "runs/good").status == 3
+    board = room.wander("leaderboard", NAME, "--board", busy, "--json").data
+    assert [row["model"] for row in board["rows"]] == ["good", "bad"]
+
+
+def test_a_mark_is_cleared_with_a_reason_and_given_back(room: HubRoom, home: Path) -> None:
+    board = room.wander("leaderboard", NAME, "--json").data
+    first, copied = (row["run_id"] for row in board["rows"])
+    assert "is not marked" in room.wander("board", "clear", copied, "--reason", "no copy").err
+    database: Database = room.http.app.state.database  # type: ignore[attr-defined]
+    with database.write(HUB) as session:
+        session.add(RunExamination(run_id=copied, duplicate_of=first, examined_at=now()))
+        run = runs.find(session, copied)
+        run.level = "claimed"
+        runs.refresh_listing(session, run.environment)
+    assert room.wander("board", "clear", copied).status == 2
+    assert room.wander("board", "clear", copied, "--undo", "--reason", "both").status == 2
+    done = room.wander("board", "clear", copied, "--reason", "one right answer")
+    assert done.status == 0, done.err
+    assert done.out.splitlines()[:2] == [
+        f"duplicate  of {first}",
+        "cleared    by admin: one right answer",
+    ]
+    assert len(room.wander("leaderboard", NAME, "--json").data["rows"]) == 2
+    back = room.wander("board", "clear", copied, "--undo", "--json").data
+    assert (back["level"], back["cleared"]) == ("claimed", None)
+    assert room.wander("board", "clear", copied, "--undo").status == 3
