@@ -228,7 +228,7 @@ def start(home: Path, *words: str) -> subprocess.Popen[str]:
 
 def wait_for_rollouts(process: subprocess.Popen[str], run: Path, count: int) -> None:
     """Return when the run has that many rollouts on disk."""
-    give_up = time.monotonic() + 60
+    give_up = time.monotonic() + 120
     while time.monotonic() < give_up:
         assert process.poll() is None, process.communicate()
         file = run / "rollouts.jsonl"

@@ -93,7 +93,7 @@ def live_hub(data: Path, **settings: str) -> Iterator[LiveHub]:
 
 def wait_until_healthy(url: str, process: subprocess.Popen[bytes], log: Path) -> None:
     """Return when the hub answers; fail with its log when it ended or never does."""
-    give_up = time.monotonic() + 60
+    give_up = time.monotonic() + 120
     while time.monotonic() < give_up:
         assert process.poll() is None, f"the hub stopped:\n{log.read_text()}"
         try:

@@ -149,7 +149,7 @@ class PageRun:
 
     def wait_for_hub(self, log: Path) -> None:
         """Return when the hub that the page has put into the background answers, as a reader would see."""
-        give_up = time.monotonic() + 60
+        give_up = time.monotonic() + 120
         while time.monotonic() < give_up:
             try:
                 if httpx.get(f"{self.environment['WANDER_HUB']}/health", timeout=5).status_code == 200:

@@ -49,7 +49,7 @@ def served(data: Path, *words: str) -> Iterator[tuple[subprocess.Popen[str], str
         drain.start()
         yield process, address
         process.send_signal(signal.SIGTERM)
-        process.wait(30)
+        process.wait(120)
         drain.join(10)
     finally:
         watchdog.cancel()
@@ -74,7 +74,7 @@ def test_first_start_prints_a_token_once_and_ends_well(tmp_path):
         answer = httpx.get(f"{address}/api/v1/whoami", headers={"Authorization": f"Bearer {token}"})
         assert answer.json()["admin"] is True
         process.send_signal(signal.SIGINT)
-        assert process.wait(30) == 130
+        assert process.wait(120) == 130
         assert process.stdout.read() == ""
 
 

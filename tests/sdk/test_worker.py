@@ -351,7 +351,7 @@ async def test_a_cancelled_rollout_ends_on_both_sides(tmp_path: Path) -> None:
         playing.cancel()
         with pytest.raises(asyncio.CancelledError):
             await playing
-        await asyncio.wait_for(client.cancelled.wait(), 5)
+        await asyncio.wait_for(client.cancelled.wait(), 60)
         assert (await play(environment, saying("fine"))).failure is None
         assert "tidied" in log_of(environment)
 
@@ -539,7 +539,7 @@ async def test_a_blocked_worker_is_ended_all_the_same(
         blocked = asyncio.create_task(play(environment, saying("block")))
         await asyncio.sleep(0.2)
         await environment.close()
-        rollout = await asyncio.wait_for(blocked, 5)
+        rollout = await asyncio.wait_for(blocked, 60)
     assert rollout.failure is not None
     assert not alive(pid)
 
@@ -622,7 +622,7 @@ async def test_a_host_may_close_while_a_model_call_is_under_way(tmp_path: Path) 
     async with worker(tmp_path) as environment:
         playing = asyncio.create_task(play(environment, client))
         await client.asked.wait()
-    rollout = await asyncio.wait_for(playing, 5)
+    rollout = await asyncio.wait_for(playing, 60)
     assert rollout.failure is not None
     assert client.cancelled.is_set()
     example = Example(example_id="0", index=0, seed=1, prompt=[{"role": "user", "content": "q"}])

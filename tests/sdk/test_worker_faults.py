@@ -210,7 +210,7 @@ def nothing_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     short.rmdir()
     if sys.platform == "linux":
         mark = f"HOME={tmp_path}".encode()
-        give_up = time.monotonic() + 30  # what was killed takes its time to go on a busy machine
+        give_up = time.monotonic() + 90  # what was killed takes its time to go on a busy machine
         while left := [each for each in Path("/proc").glob("[0-9]*/environ") if mark in _bytes(each)]:
             assert time.monotonic() < give_up, left
             time.sleep(0.1)

@@ -143,7 +143,7 @@ async def test_who_sends_faster_than_the_other_side_reads_has_to_wait() -> None:
     channel = Channel(connection)  # type: ignore[arg-type]
     running = asyncio.create_task(channel.run())
     lines = [f"{number:07}" + "x" * (1 << 20) for number in range(QUEUE_LIMIT // (1 << 20) + 1)]
-    await asyncio.wait_for(channel.room(), 10)
+    await asyncio.wait_for(channel.room(), 60)
     for line in lines:
         channel.send(line)
     waiting = asyncio.create_task(channel.room())
@@ -151,9 +151,9 @@ async def test_who_sends_faster_than_the_other_side_reads_has_to_wait() -> None:
     assert not waiting.done()
     for _ in lines:
         connection.reads.release()
-    await asyncio.wait_for(waiting, 10)
+    await asyncio.wait_for(waiting, 60)
     for _ in range(100):
         await asyncio.sleep(0)
     assert connection.sent == [line.encode() for line in lines]
     channel.stop()
-    await asyncio.wait_for(running, 10)
+    await asyncio.wait_for(running, 60)

@@ -43,7 +43,7 @@ def slow_run(machine, bundled):
             "wander", "eval", "admin/reverse-text", "-m", "reverser", "-b", endpoint.base_url,
             "-n", EXAMPLES, "-c", 2, "--out", run,
         )  # fmt: skip
-        give_up = time.monotonic() + 60
+        give_up = time.monotonic() + 120
         while not (run / "rollouts.jsonl").exists() or len(kept(run)) < 4:
             assert process.poll() is None, process.stderr.read()
             assert time.monotonic() < give_up
@@ -119,7 +119,7 @@ def test_no_process_outlives_a_killed_evaluation(machine, slow_run):
     assert living_processes(machine.home)
     process.kill()
     process.communicate()
-    give_up = time.monotonic() + 20
+    give_up = time.monotonic() + 90
     while living := living_processes(machine.home):
         assert time.monotonic() < give_up, living
         time.sleep(0.1)
