@@ -117,7 +117,7 @@ class Sampler:
         )
         """True when conversations can keep their keys and values between turns."""
         self.layers = int(config.num_hidden_layers)
-        self.context_length = int(getattr(config, "max_position_embeddings", 2**31) or 2**31)
+        self.context_length = context_length_of(model)
 
     def new_cache(self) -> ConversationCache | None:
         """Return an empty cache for conversations that go on, or None where the model cannot keep one."""
@@ -275,3 +275,8 @@ def end_of_turn_ids(model: Any, tokenizer: Any) -> frozenset[int]:
     declared = getattr(model.generation_config, "eos_token_id", None)
     ids = {tokenizer.eos_token_id, *(declared if isinstance(declared, list) else [declared])}
     return frozenset(token for token in ids if token is not None)
+
+
+def context_length_of(model: Any) -> int:
+    """Return how many tokens the model takes; where it does not say, more than anybody has."""
+    return int(getattr(model.config.get_text_config(), "max_position_embeddings", 2**31) or 2**31)

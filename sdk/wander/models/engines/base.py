@@ -1,0 +1,99 @@
+"""The seam between a policy client, which keeps conversations, and what samples their next turns.
+
+An engine samples from token ids and answers with token ids and the log-probabilities that they were drawn
+with. One that reads the trainer's own weights (`reads_live_weights`) is always current. Another holds a copy:
+`update_weights` brings it up to date before rollouts are played, on every process of the run together.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch
+
+    from wander.models.sampling import Sample, SampleRequest
+
+Weights = Callable[[], "Iterator[tuple[str, torch.Tensor]]"]
+"""Gives every weight, whole and under its name in the checkpoint, one after the other.
+
+Where the policy is sharded over processes, each step gathers one weight: all of them iterate, to the end.
+"""
+
+
+@dataclass
+class SamplingTotals:
+    """What was sampled since the totals were last taken."""
+
+    tokens: int = 0
+    entropy: float = 0.0
+    """Sum over tokens, nats."""
+    seconds: float = 0.0
+    """Time the model was computing."""
+    cached_tokens: int = 0
+    """Context tokens that came from the cache instead of being computed again."""
+    context_tokens: int = 0
+
+    @property
+    def mean_entropy(self) -> float:
+        """Entropy per sampled token in nats."""
+        return self.entropy / self.tokens if self.tokens else 0.0
+
+
+@dataclass(frozen=True)
+class Job:
+    """One turn to sample."""
+
+    rollout_id: str
+    order: int
+    """When the rollout began among those of its client."""
+    request: SampleRequest
+
+
+class Engine(ABC):
+    """Samples the turns of rollouts."""
+
+    reads_live_weights = False
+    """True when it samples from the trainer's own tensors, so that there is nothing to bring up to date."""
+
+    def __init__(self) -> None:
+        self.totals = SamplingTotals()
+
+    def begin(self, rollout_id: str) -> None:  # noqa: B027 - most have nothing to do here
+        """Count a rollout whose turns may be waited for."""
+
+    def end(self, rollout_id: str) -> None:  # noqa: B027 - most have nothing to do here
+        """Stop waiting for a rollout and drop what is kept of it."""
+
+    def forget(self, rollout_id: str) -> None:  # noqa: B027 - most have nothing to do here
+        """Drop what is cached of a conversation that does not go on from where it stood."""
+
+    @abstractmethod
+    async def sample(self, job: Job) -> Sample:
+        """Sample one turn; raises `ModelError`."""
+
+    def update_weights(self, weights: Weights) -> None:  # noqa: B027 - most have nothing to do here
+        """Sample from these weights from now on."""
+
+    def rest(self) -> None:  # noqa: B027 - most have nothing to do here
+        """Give memory back until the next `update_weights`: the rollouts of a step are played."""
+
+    def take_totals(self) -> SamplingTotals:
+        """Return the totals and start new ones."""
+        totals, self.totals = self.totals, SamplingTotals()
+        return totals
+
+    def count(self, request: SampleRequest, sample: Sample) -> None:
+        """Add a sample to the totals."""
+        self.totals.tokens += len(sample.ids)
+        self.totals.entropy += sample.entropy
+
+    def describe(self) -> dict[str, Any]:
+        """Return what a manifest records about the engine."""
+        return {}
+
+    async def close(self) -> None:  # noqa: B027 - most have nothing to do here
+        """Release what it holds."""

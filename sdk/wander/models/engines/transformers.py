@@ -1,0 +1,134 @@
+"""The first engine: a transformers model in this process, with keys and values kept between turns.
+
+Batches wait for every rollout in flight and are ordered by when the rollouts began: on a CPU, the same seed
+gives the same bits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from time import perf_counter
+from typing import Any
+
+import torch
+
+from wander.clients.batching import Batcher
+from wander.errors import ModelError
+from wander.models.engines.base import Engine, Job, Weights
+from wander.models.kv import ConversationCache
+from wander.models.sampling import Sample, Sampler
+
+
+@dataclass
+class _Cohort:
+    """Rollouts whose keys and values are cached together."""
+
+    rollout_ids: list[str]
+    cache: ConversationCache
+
+
+class TransformersEngine(Engine):
+    """Samples with a Hugging Face model, `max_batch_size` rows at once.
+
+    The model is the trainer's own, or, where that is sharded over processes, a whole one beside it
+    (`live=False`), which `update_weights` keeps current.
+    """
+
+    def __init__(self, model: Any, tokenizer: Any, *, max_batch_size: int = 256, live: bool = True) -> None:
+        super().__init__()
+        self.sampler = Sampler(model, tokenizer)
+        self.reads_live_weights = live
+        self._max_batch_size = max_batch_size
+        self._known: set[str] = set()
+        self._cohorts: dict[str, _Cohort] = {}
+        self._batcher: Batcher[Job, Sample] = Batcher(
+            self._sample, order=lambda job: job.order, max_batch_size=max_batch_size, quiet_seconds=None
+        )
+
+    def begin(self, rollout_id: str) -> None:
+        """Let batches wait for a rollout."""
+        self._known.add(rollout_id)
+        self._batcher.begin(rollout_id)
+
+    def end(self, rollout_id: str) -> None:
+        """Let batches go without a rollout, and drop its keys and values."""
+        self._known.discard(rollout_id)
+        self._cohorts.pop(rollout_id, None)
+        self._batcher.end(rollout_id)
+
+    def forget(self, rollout_id: str) -> None:
+        """Read the conversation anew at its next turn."""
+        self._cohorts.pop(rollout_id, None)
+
+    async def sample(self, job: Job) -> Sample:
+        """Sample one turn, together with those of the other rollouts."""
+        return await self._batcher.submit(job.rollout_id, job)
+
+    def update_weights(self, weights: Weights) -> None:
+        """Copy the weights into the engine's own model; those of the live model are current anyway."""
+        if self.reads_live_weights:
+            return
+        own = dict(self.sampler.model.named_parameters())
+        with torch.no_grad():
+            for name, weight in weights():
+                own[name].copy_(weight)
+
+    def describe(self) -> dict[str, Any]:
+        """Return device and precision."""
+        return {
+            "device": str(self.sampler.model.device),
+            "dtype": str(self.sampler.model.dtype).removeprefix("torch."),
+        }
+
+    async def close(self) -> None:
+        """Stop the thread that computes batches."""
+        self._batcher.close()
+
+    def _sample(self, jobs: Sequence[Job]) -> list[Sample]:
+        started = perf_counter()
+        answers: dict[str, Sample] = {}
+        try:
+            for part, cohort in self._parts(jobs):
+                sampled = self.sampler.sample([job.request for job in part], cohort.cache if cohort else None)
+                answers |= {job.rollout_id: sample for job, sample in zip(part, sampled, strict=True)}
+        except RuntimeError as error:
+            raise ModelError(
+                f"the policy failed on a batch of {len(jobs)}: {str(error).splitlines()[0]}",
+                hint="a smaller `batch.rows_at_once` needs less memory",
+            ) from error
+        self.totals.seconds += perf_counter() - started
+        for job in jobs:
+            self.count(job.request, answers[job.rollout_id])
+        return [answers[job.rollout_id] for job in jobs]
+
+    def _parts(self, jobs: Sequence[Job]) -> list[tuple[list[Job], _Cohort | None]]:
+        """Split a batch into the rows that are computed together, each with its cache."""
+        cohorts: dict[int, tuple[_Cohort, list[Job]]] = {}
+        fresh: list[Job] = []
+        for job in jobs:
+            cohort = self._cohorts.get(job.rollout_id)
+            if cohort is None:
+                fresh.append(job)
+            else:
+                cohorts.setdefault(id(cohort), (cohort, []))[1].append(job)
+        parts: list[tuple[list[Job], _Cohort | None]] = []
+        for cohort, part in cohorts.values():
+            rows = [cohort.rollout_ids.index(job.rollout_id) for job in part]
+            cohort.cache.select(rows)
+            cohort.rollout_ids = [job.rollout_id for job in part]
+            self.totals.cached_tokens += sum(len(tokens) for tokens in cohort.cache.tokens)
+            parts.append((part, cohort))
+        for first in range(0, len(fresh), self._max_batch_size):
+            part = fresh[first : first + self._max_batch_size]
+            parts.append((part, self._new_cohort(part)))
+        self.totals.context_tokens += sum(len(job.request.ids) for job in jobs)
+        return parts
+
+    def _new_cohort(self, jobs: list[Job]) -> _Cohort | None:
+        cache = self.sampler.new_cache()
+        if cache is None:
+            return None
+        cohort = _Cohort([job.rollout_id for job in jobs], cache)
+        self._cohorts |= {job.rollout_id: cohort for job in jobs if job.rollout_id in self._known}
+        return cohort
