@@ -72,8 +72,15 @@ class BatchSection(Section):
     rows_at_once: int = Field(default=64, gt=0)
     """Rollouts in one backward pass and one sampling batch of four times as many; less needs less memory."""
 
+    retries: int = Field(default=1, ge=0)
+    """How often a failed rollout is played again before it is left out of its group."""
+    min_group: int = Field(default=2, gt=1)
+    """A group with fewer scored rollouts teaches nothing: it is refilled, or left out."""
+
     @model_validator(mode="after")
     def _divisible(self) -> BatchSection:
+        if self.min_group > self.group_size:
+            raise ValueError(f"min_group ({self.min_group}) exceeds group_size ({self.group_size})")
         if self.rollouts % self.group_size:
             raise ValueError(
                 f"rollouts ({self.rollouts}) must be a multiple of group_size ({self.group_size})"
@@ -88,6 +95,46 @@ class BatchSection(Section):
     def groups(self) -> int:
         """Examples of one step."""
         return self.rollouts // self.group_size
+
+
+Pool = Literal["hard", "normal", "easy", "solved"]
+"""How difficult an example is to the policy, by what its last group earned."""
+
+POOL_WEIGHTS: dict[Pool, float] = {"hard": 1.0, "normal": 2.0, "easy": 1.0, "solved": 0.1}
+
+
+class DataSection(Section):
+    """Which examples each step plays."""
+
+    order: Literal["dataset", "shuffled"] = "dataset"
+    """`shuffled` draws a new order each epoch, within each stratum, by `schedule.seed`."""
+    stratify: bool = True
+    """Strata take turns, so that every step holds each of them evenly; False leaves the order alone."""
+    refill_rounds: int = Field(default=0, ge=0)
+    """How often a step plays more groups in place of those whose rewards do not differ; 0 keeps them. Each
+    round plays as many as it should take by what was seen in the step, at most a step's worth."""
+    curriculum: bool = False
+    """Draw examples by how difficult they last were, instead of one epoch after another."""
+    hard_below: float = 0.25
+    """Mean reward of a group under which its example is hard."""
+    easy_from: float = 0.75
+    """Mean reward from which it is easy; one whose rollouts all earn the same and are not hard is solved."""
+    pool_weights: dict[Pool, float] = Field(default_factory=lambda: dict(POOL_WEIGHTS))
+    """How likely an example is drawn from each pool."""
+    unseen_share: float = Field(default=1.0, ge=0, le=1)
+    """Share of draws that take an example never played while there is one; 1 plays all of them first."""
+
+    @model_validator(mode="after")
+    def _ordered(self) -> DataSection:
+        if self.hard_below > self.easy_from:
+            raise ValueError(f"hard_below ({self.hard_below}) exceeds easy_from ({self.easy_from})")
+        if any(weight < 0 for weight in self.pool_weights.values()):
+            raise ValueError("pool_weights must not be negative")
+        return self
+
+    def weight_of(self, pool: Pool) -> float:
+        """Return a pool's weight; one that is not given keeps its default."""
+        return self.pool_weights.get(pool, POOL_WEIGHTS[pool])
 
 
 class SamplingSection(Section):
@@ -196,8 +243,8 @@ class LoggingSection(Section):
     """Where metrics go beside `metrics.jsonl`."""
 
     trackers: list[Tracker] = Field(default_factory=list)
-    """Each is an extra of `wander-sdk`. The files of TensorBoard and W&B lie in the run's folder, the database
-    of trackio where trackio keeps it."""
+    """Each is an extra of `wander-sdk`. TensorBoard and W&B write into the run folder, trackio where it
+    keeps its databases."""
     project: str = Field(default="wander", min_length=1)
     """Under which trackio and W&B list the run; its name there is that of its folder."""
 
@@ -224,6 +271,7 @@ class GRPOSettings(Section):
     model: ModelSection
     environment: EnvironmentSection = EnvironmentSection()
     algorithm: AlgorithmSection = AlgorithmSection()
+    data: DataSection = DataSection()
     batch: BatchSection = BatchSection()
     sampling: SamplingSection = SamplingSection()
     schedule: ScheduleSection = ScheduleSection()
