@@ -35,6 +35,7 @@ from wander_client.workers import WorkerChoice, chosen_workers
 
 if TYPE_CHECKING:
     from wander.clients.base import Client
+    from wander.evals.budget import Share
     from wander.evals.plan import EvaluationPlan
     from wander.evals.runner import EvaluationResult, Progress
     from wander.evals.stopping import StopRequest
@@ -121,7 +122,7 @@ class EvaluationSettings(Record):
             self.serve or "vllm", tuple(self.serve_args), self.serve_python, self.serve_timeout
         )
 
-    def plan(self, *, only_failed: bool = False) -> EvaluationPlan:
+    def plan(self, *, only_failed: bool = False, share: Share | None = None) -> EvaluationPlan:
         """Return the plan for the evaluator."""
         from wander.evals.budget import Budget
         from wander.evals.plan import EvaluationPlan
@@ -137,6 +138,7 @@ class EvaluationSettings(Record):
             strata=self.strata,
             shuffle=self.shuffle,
             budget=Budget(self.budget_tokens, self.budget_usd, self.prices),
+            share=share,
             only_failed=only_failed,
             rerun_of=self.rerun_of,
         )
@@ -197,8 +199,9 @@ async def run_evaluation(
     pool: ModelPool,
     listeners: Listeners,
     stop: StopRequest | None = None,
+    share: Share | None = None,
 ) -> EvaluationResult:
-    """Play the evaluation into the folder, until its end, or until a stop is requested.
+    """Play the evaluation into the folder, until its end, until a stop is requested, or the budget is spent.
 
     Without a `stop` of the caller's the signals of this process request it, once rollouts play.
     """
@@ -218,7 +221,7 @@ async def run_evaluation(
         return await evaluate(
             environment.handle,
             client,
-            settings.plan(only_failed=only_failed),
+            settings.plan(only_failed=only_failed, share=share),
             run_dir,
             environment.pin,
             resume=resume,

@@ -6,6 +6,7 @@ import asyncio
 import re
 import secrets
 import shlex
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,6 +16,7 @@ from wander_client.eval_options import NEWEST
 from wander_client.evaluations import EvaluationSettings, opened, require_settings
 from wander_client.invocation import current
 from wander_client.output import counted
+from wander_client.suite_budget import more_budget, shared_budget, spending_of
 from wander_client.suite_playing import (
     SUITE_FILE,
     Outcome,
@@ -29,6 +31,7 @@ from wander_client.suite_table import SuiteTable
 from wander_client.suites import Suite, distinct, planned_run, read_suite
 
 if TYPE_CHECKING:
+    from wander.evals.budget import SharedBudget
     from wander.types import Example
 
     from wander_client.environments import Location, OpenedEnvironment
@@ -36,7 +39,8 @@ if TYPE_CHECKING:
     from wander_client.output import Cell
 
 _WITH_A_FILE = {
-    *("environment", "out", "resume", "dry_run", "allow_changed_code", "fail_under", "only_failed")
+    *("environment", "out", "resume", "dry_run", "allow_changed_code", "fail_under", "only_failed"),
+    *("budget_tokens", "budget_usd"),
 }
 """What may be said beside a suite's file: the rest stands in it."""
 _OPTIONS = {"argument": "-a", "all_examples": "--all", "worker": "--worker"}
@@ -59,6 +63,7 @@ def play(options: EvalOptions, typed: dict[str, Any]) -> int:
     if begun is None and (folder / SUITE_FILE).exists():
         raise UsageError(f"`{folder}` holds a suite already", hint=f"go on with `{_resume(folder)}`")
     ready = made_ready(suite, folder)
+    budget = shared_budget(suite, ready)
     if options.dry_run:
         return show_plans([(each.settings, each.location) for each in ready])
     write_suite(folder, suite, None if begun is None else stored_suite(begun).started_at)
@@ -70,12 +75,20 @@ def play(options: EvalOptions, typed: dict[str, Any]) -> int:
     )
     table = SuiteTable(output, [each.planned.name for each in ready])
     with table.shown():
-        outcomes = asyncio.run(play_suite(suite, ready, table, allow_changed=options.allow_changed_code))
-    return _report(suite, folder, outcomes, options.fail_under)
+        outcomes = asyncio.run(
+            play_suite(suite, ready, table, budget, allow_changed=options.allow_changed_code)
+        )
+    return _report(suite, folder, outcomes, budget, options.fail_under)
 
 
 def _suite(options: EvalOptions, typed: dict[str, Any]) -> tuple[Suite, Path | None]:
-    """Return the suite, and its folder where one goes on."""
+    """Return the suite, and its folder where one goes on; a typed budget is that of all evaluations."""
+    suite, folder = _named(options, typed)
+    typed_budget = {name: typed[name] for name in ("budget_tokens", "budget_usd") if name in typed}
+    return replace(suite, **typed_budget), folder
+
+
+def _named(options: EvalOptions, typed: dict[str, Any]) -> tuple[Suite, Path | None]:
     word = options.environment or ""
     file = Path(word) if word.endswith(".toml") else None
     resumed = options.resume
@@ -103,7 +116,8 @@ def _suite(options: EvalOptions, typed: dict[str, Any]) -> tuple[Suite, Path | N
 def _of_models(options: EvalOptions) -> Suite:
     if options.environment is None:
         raise UsageError("the environment is missing", hint="run `wander eval --help` for examples")
-    planned = [planned_run(options.settings(model), f"`-m {model}`") for model in options.model or []]
+    alone = replace(options, budget_tokens=None, budget_usd=None)
+    planned = [planned_run(alone.settings(model), f"`-m {model}`") for model in options.model or []]
     return Suite("models", options.concurrency, min(4, len(planned)), distinct(planned))
 
 
@@ -120,12 +134,19 @@ def _resume(folder: Path) -> str:
 _COLUMNS = ["evaluation", "rollouts", "reward", "low", "high", "failed", "tokens", "USD", "state", "run"]
 
 
-def _report(suite: Suite, folder: Path, outcomes: list[Outcome], fail_under: float | None) -> int:
+def _report(
+    suite: Suite,
+    folder: Path,
+    outcomes: list[Outcome],
+    budget: SharedBudget | None,
+    fail_under: float | None,
+) -> int:
     output = current().output
     data = {
         "name": suite.name,
         "suite_dir": str(folder),
         "runs": [_data(each) for each in outcomes],
+        "spending": None if budget is None else spending_of(budget),
     }
     for each in outcomes:
         if each.error is not None:
@@ -140,6 +161,10 @@ def _report(suite: Suite, folder: Path, outcomes: list[Outcome], fail_under: flo
     below = [each for each in outcomes if fail_under is not None and _mean(each) < fail_under]
     for each in below:
         output.warn(f"{each.planned.name}: the reward is below {fail_under}")
+    spent = None if budget is None else budget.spent
+    incomplete = sum(each.state == "partial" for each in outcomes)
+    if spent is not None and incomplete:
+        output.warn(f"{spent}: {incomplete} of {counted(len(outcomes), 'evaluation')} are not complete")
     rows = [_row(each) for each in outcomes]
     output.answer(
         data,
@@ -148,7 +173,7 @@ def _report(suite: Suite, folder: Path, outcomes: list[Outcome], fail_under: flo
     broken = [each.error for each in outcomes if each.error is not None]
     partial = any(each.state in ("partial", "failed") for each in outcomes)
     if partial:
-        output.next(_resume(folder))
+        output.next(_resume(folder) + (more_budget(budget) if budget is not None else ""))
     else:
         output.next(f"wander view {outcomes[0].run_dir}")
     if below:

@@ -32,6 +32,7 @@ from wander_client.suite_table import SuiteTable
 from wander_client.suites import Planned, Suite
 
 if TYPE_CHECKING:
+    from wander.evals.budget import SharedBudget
     from wander.evals.runner import EvaluationResult
     from wander.evals.stopping import StopRequest
     from wander.wire import RunManifest, RunSummary
@@ -57,6 +58,9 @@ class SuiteManifest(Record):
     started_at: datetime
     concurrency: int
     evaluations_at_once: int
+    budget_tokens: int | None = None
+    """That all runs may spend together."""
+    budget_usd: float | None = None
     runs: list[SuiteRun]
 
 
@@ -84,6 +88,17 @@ class Ready:
     """Of a run that is complete and without failures: it is not played again."""
 
 
+@dataclass(frozen=True)
+class Common:
+    """What the evaluations of a suite share while they play."""
+
+    pool: ModelPool
+    slots: asyncio.Semaphore
+    stop: StopRequest
+    budget: SharedBudget | None
+    allow_changed: bool
+
+
 def write_suite(folder: Path, suite: Suite, started_at: datetime | None = None) -> None:
     """Put `suite.json` into a suite's folder, whole or not at all."""
     manifest = SuiteManifest(
@@ -92,6 +107,8 @@ def write_suite(folder: Path, suite: Suite, started_at: datetime | None = None) 
         started_at=started_at or datetime.now(UTC),
         concurrency=suite.concurrency,
         evaluations_at_once=suite.at_once,
+        budget_tokens=suite.budget_tokens,
+        budget_usd=suite.budget_usd,
         runs=[SuiteRun(name=each.name, folder=each.folder, settings=each.settings) for each in suite.planned],
     )
     folder.mkdir(parents=True, exist_ok=True)
@@ -122,6 +139,8 @@ def suite_of(manifest: SuiteManifest, folder: Path) -> Suite:
         manifest.evaluations_at_once,
         [Planned(each.name, each.folder, each.settings, str(folder)) for each in manifest.runs],
         None if manifest.file is None else Path(manifest.file),
+        manifest.budget_tokens,
+        manifest.budget_usd,
     )
 
 
@@ -182,9 +201,9 @@ def _finished(run_dir: Path) -> tuple[RunManifest, RunSummary] | None:
 
 
 async def play_suite(
-    suite: Suite, ready: list[Ready], table: SuiteTable, *, allow_changed: bool
+    suite: Suite, ready: list[Ready], table: SuiteTable, budget: SharedBudget | None, *, allow_changed: bool
 ) -> list[Outcome]:
-    """Play what is not finished; what breaks one evaluation stops no other.
+    """Play what is not finished and what the budget allows; what breaks one evaluation stops no other.
 
     The first Ctrl-C ends all of them in order.
     """
@@ -192,13 +211,11 @@ async def play_suite(
 
     stop = StopRequest()
     pool = ModelPool(suite.concurrency)
-    slots = asyncio.Semaphore(suite.at_once)
+    common = Common(pool, asyncio.Semaphore(suite.at_once), stop, budget, allow_changed)
     try:
         with stopping_on_signals(stop):
             playing = [
-                asyncio.create_task(
-                    _outcome(each, number, table, pool, slots, stop, allow_changed=allow_changed)
-                )
+                asyncio.create_task(_outcome(each, number, table, common))
                 for number, each in enumerate(ready)
             ]
             watching = asyncio.create_task(_end_what_waits(stop, playing, table))
@@ -221,37 +238,34 @@ async def _end_what_waits(stop: StopRequest, playing: list[asyncio.Task[Outcome]
             task.cancel()
 
 
-async def _outcome(
-    ready: Ready,
-    number: int,
-    table: SuiteTable,
-    pool: ModelPool,
-    slots: asyncio.Semaphore,
-    stop: StopRequest,
-    *,
-    allow_changed: bool,
-) -> Outcome:
+async def _outcome(ready: Ready, number: int, table: SuiteTable, common: Common) -> Outcome:
     planned, run_dir = ready.planned, ready.run_dir
     if ready.finished is not None:
         table.changed(number, "kept", "complete already")
         return Outcome(planned, run_dir, "kept", *ready.finished)
+    from wander.evals.budget import Share
+
     outcome = Outcome(planned, run_dir, "stopped")
     try:
-        async with slots:
+        async with common.slots:
+            if common.budget is not None and common.budget.spent is not None:
+                table.changed(number, "partial", "the suite's budget is spent")
+                return Outcome(planned, run_dir, "partial")
             table.changed(number, "starting")
             result = await run_evaluation(
                 ready.settings,
                 ready.location,
                 run_dir,
                 resume=(run_dir / "run.json").exists(),
-                allow_changed_code=allow_changed,
-                pool=pool,
-                stop=stop,
+                allow_changed_code=common.allow_changed,
+                pool=common.pool,
+                stop=common.stop,
+                share=None if common.budget is None else Share(common.budget, planned.folder),
                 listeners=Listeners(on_progress=lambda progress: table.progressed(number, progress)),
             )
         outcome = _of(planned, run_dir, result)
     except asyncio.CancelledError:
-        if not stop.requested.is_set():
+        if not common.stop.requested.is_set():
             raise
     except Exception as error:  # noqa: BLE001 - the other evaluations go on, and this one's error is told
         outcome = Outcome(planned, run_dir, "failed", error=explain(error))

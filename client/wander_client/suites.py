@@ -106,6 +106,9 @@ class SuiteFile(Record):
     concurrency: int = Field(default=32, ge=1)
     """Model calls at once, of each endpoint."""
     evaluations_at_once: int = Field(default=4, ge=1)
+    budget_tokens: int | None = Field(default=None, ge=1)
+    """Of all evaluations together."""
+    budget_usd: float | None = Field(default=None, gt=0)
     defaults: Defaults = Field(default_factory=Defaults)
     models: dict[str, ModelEntry] = Field(default_factory=dict)
     eval: list[Entry] = Field(min_length=1)
@@ -132,6 +135,9 @@ class Suite:
     at_once: int
     planned: list[Planned]
     file: Path | None = None
+    budget_tokens: int | None = None
+    """That all of them may spend together."""
+    budget_usd: float | None = None
 
 
 def read_suite(path: Path) -> Suite:
@@ -153,6 +159,8 @@ def read_suite(path: Path) -> Suite:
         suite.evaluations_at_once,
         distinct(planned),
         path.resolve(),
+        suite.budget_tokens,
+        suite.budget_usd,
     )
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from wander.clients.base import Client, ModelRequest, ModelResponse
 from wander.errors import ConfigError
@@ -34,11 +35,56 @@ class Budget:
             )
 
 
+@dataclass
+class SharedBudget:
+    """What several runs may spend together, whichever of them play now."""
+
+    tokens: int | None = None
+    """Prompt and completion tokens together; None means no bound."""
+    usd: float | None = None
+    earlier: dict[str, tuple[int, float]] = field(default_factory=dict)
+    """Tokens and USD that earlier parts of the runs spent, by their names."""
+    meters: dict[str, Meter] = field(default_factory=dict)
+    """Of the runs that play, or played; they know of their earlier parts."""
+
+    @property
+    def spent_tokens(self) -> int:
+        """Tokens that all runs spent so far."""
+        now = sum(meter.tokens for meter in self.meters.values())
+        return now + sum(tokens for name, (tokens, _) in self.earlier.items() if name not in self.meters)
+
+    @property
+    def spent_usd(self) -> float:
+        """What they cost, those without prices left out."""
+        now = sum(meter.usd or 0.0 for meter in self.meters.values())
+        return now + sum(usd for name, (_, usd) in self.earlier.items() if name not in self.meters)
+
+    @property
+    def spent(self) -> str | None:
+        """The budget that is spent, in words; None while the runs may go on."""
+        if self.tokens is not None and self.spent_tokens >= self.tokens:
+            return f"the suite's budget of {self.tokens:,} tokens is spent ({self.spent_tokens:,})"
+        if self.usd is not None and self.spent_usd >= self.usd:
+            return f"the suite's budget of {self.usd:g} USD is spent ({self.spent_usd:.4g})"
+        return None
+
+
+class Share(NamedTuple):
+    """A run's part in a budget that it shares with others."""
+
+    budget: SharedBudget
+    name: str
+    """Of the run, among those that share."""
+
+
 class Meter:
     """Counts the tokens that a run takes from its model, what a cache answers left out."""
 
-    def __init__(self, budget: Budget, before: Usage) -> None:
+    def __init__(self, budget: Budget, before: Usage, share: Share | None = None) -> None:
         self.budget = budget
+        self._share = share
+        if share is not None:
+            share.budget.meters[share.name] = self
         self.prompt_tokens = before.prompt_tokens
         self.completion_tokens = before.completion_tokens
         self.cached_calls = 0
@@ -65,11 +111,11 @@ class Meter:
         cost = self.usd
         if self.budget.usd is not None and cost is not None and cost >= self.budget.usd:
             return f"the budget of {self.budget.usd:g} USD is spent ({cost:.4g})"
-        return None
+        return self._share.budget.spent if self._share is not None else None
 
     def spending(self) -> Spending | None:
-        """Return what the manifest says; None for a run without budget and prices."""
-        if self.budget == Budget():
+        """Return what the manifest says; None for a run without any budget and prices."""
+        if self.budget == Budget() and self._share is None:
             return None
         return Spending(
             usage=Usage(prompt_tokens=self.prompt_tokens, completion_tokens=self.completion_tokens),

@@ -9,7 +9,7 @@ from itertools import chain, zip_longest
 
 from wander.clients.base import Client
 from wander.errors import ConfigError, DatasetError
-from wander.evals.budget import Budget
+from wander.evals.budget import Budget, Share
 from wander.handle import EnvironmentHandle, Split
 from wander.seeding import derived_rng
 from wander.types import EnvironmentInfo, Example, SamplingArgs
@@ -40,6 +40,8 @@ class EvaluationPlan:
     """Take the examples evenly from the strata that the environment declares."""
     budget: Budget = field(default_factory=Budget)
     """What the run may spend; once that is spent no rollout begins, and those that play are finished."""
+    share: Share | None = None
+    """The run's part in a budget that it shares with others, beside its own."""
     only_failed: bool = False
     """Of a run that is resumed, play the rollouts that failed and leave those that are missing."""
     notes: str = ""

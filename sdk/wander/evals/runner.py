@@ -191,7 +191,7 @@ class _Evaluation:
         self.admission = Admission(plan.concurrency if client.limiter is not None else most)
         self.manifest = folder.manifest if folder else manifest
         before = self.manifest.spending
-        self.meter = Meter(plan.budget, Usage() if before is None else before.usage)
+        self.meter = Meter(plan.budget, Usage() if before is None else before.usage, plan.share)
         self.client = MeteredClient(client, self.admission, self.meter)
         self.limiter = client.limiter
         self.used_before = EndpointUse() if self.limiter is None else self.limiter.use()
