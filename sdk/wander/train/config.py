@@ -265,6 +265,37 @@ class AlertsSection(Section):
     """Steps in a row that a lasting condition takes, and that one must be gone before it is told again."""
 
 
+class InferenceSection(Section):
+    """What samples the rollouts."""
+
+    engine: Literal["transformers", "vllm", "vllm-server"] = "transformers"
+    """transformers in this process; vLLM in this process, on the policy's GPU; or a vLLM server."""
+    url: str | list[str] | None = None
+    """vllm-server: where it runs, or several; None starts one on this machine for the run."""
+    python: str | None = None
+    """vllm-server: the Python that has vLLM, to start it; None means that of the `wander` settings."""
+    arguments: list[str] = Field(default_factory=list)
+    """vllm-server: further arguments of the server that is started."""
+    sync: Literal["folder", "nccl"] = "folder"
+    """vllm-server: how new weights get there: a checkpoint in a folder that both see, or a broadcast from GPU
+    to GPU."""
+    folder: str | None = None
+    """vllm-server: that folder; None means one in the run's."""
+    group_port: int = Field(default=51216, gt=0, lt=65536)
+    """vllm-server: first port of the broadcast; every further server takes the next."""
+    sleep: bool = False
+    """vLLM gives its memory back while the policy learns: for one GPU that holds both."""
+    memory: float = Field(default=0.3, gt=0, lt=1)
+    """vllm: share of the GPU's memory that it takes."""
+    correction: Literal["none", "token_truncate", "token_mask", "sequence_truncate", "sequence_mask"] = (
+        "token_truncate"
+    )
+    """vLLM: what is done about the ratio of the policy's probability to that which a token was drawn with: its
+    gradient is weighted by it, for each token or whole completion, bounded or left out beyond the bound."""
+    correction_max: float = Field(default=3.0, gt=0)
+    """Upper bound of that ratio."""
+
+
 class GRPOSettings(Section):
     """All settings of a GRPO run."""
 
@@ -274,6 +305,7 @@ class GRPOSettings(Section):
     data: DataSection = DataSection()
     batch: BatchSection = BatchSection()
     sampling: SamplingSection = SamplingSection()
+    inference: InferenceSection = InferenceSection()
     schedule: ScheduleSection = ScheduleSection()
     evaluation: EvaluationSection = EvaluationSection()
     stopping: StoppingSection = StoppingSection()
