@@ -1,0 +1,174 @@
+"""A run that was stopped, however hard, ends with the bits of one that was not."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from wander.evals.store import RunFolder
+from wander.models.loading import weights_digest
+from wander.train.config import GRPOSettings
+from wander.train.grpo import train_grpo
+from wander.train.record import read_checkpoints, read_metrics
+from wander.train.step_hash import STEPS, read_steps
+
+from .conftest import bandit, opener_of
+
+STEPS_IN_ALL = 4
+
+
+def settings_for(start: Path, **sections: Any) -> GRPOSettings:
+    data: dict[str, Any] = {
+        "model": {"path": str(start), "device": "cpu"},
+        "batch": {"rollouts": 16, "group_size": 4, "rows_at_once": 8},
+        "sampling": {"max_tokens": 6},
+        "schedule": {"steps": STEPS_IN_ALL, "learning_rate": 5e-3, "decay": "cosine", "warmup_steps": 1},
+        "output": {"rollouts_every": 1, "checkpoint_every": 2},
+    }
+    for name, fields in sections.items():
+        data[name] = {**data.get(name, {}), **fields}
+    return GRPOSettings.model_validate(data)
+
+
+def left_behind(folder: Path) -> dict[str, Any]:
+    """Everything in a run's folder that must not depend on whether the run was stopped."""
+    last = folder / "checkpoints" / f"checkpoint-{STEPS_IN_ALL}"
+    optimizer = torch.load(last / "optimizer.pt", weights_only=True)
+    state = json.loads((last / "trainer_state.json").read_text())
+    return {
+        "model": weights_digest(folder / "model"),
+        "checkpoints": [one for one in read_checkpoints(folder) if one.step == STEPS_IN_ALL],
+        "optimizer": {
+            (number, name): value.numpy().tobytes() if torch.is_tensor(value) else value
+            for number, slots in optimizer["state"].items()
+            for name, value in slots.items()
+        },
+        "metrics": [
+            {name: value for name, value in entry.items() if not name.startswith(("seconds", "step_time"))}
+            for entry in read_metrics(folder)
+        ],
+        "steps": [
+            (line.step, line.rollouts, line.rewards, line.update) for line in read_steps(folder / STEPS)
+        ],
+        "rollouts": [timeless(rollout.model_dump()) for rollout in RunFolder.open(folder).rollouts()],
+        "random numbers": torch.load(last / "rng_state.pth", weights_only=False)["cpu"].numpy().tobytes(),
+        "trained": (state["global_step"], state["max_steps"]),
+    }
+
+
+def timeless(value: Any) -> Any:
+    """A value without what a clock told."""
+    if isinstance(value, dict):
+        return {
+            name: timeless(inner)
+            for name, inner in value.items()
+            if not name.endswith("seconds") and name != "started_at"
+        }
+    return [timeless(inner) for inner in value] if isinstance(value, list) else value
+
+
+@pytest.mark.parametrize("sections", [{}, {"model": {"lora_rank": 4}}], ids=["accumulation", "adapters"])
+def test_stopped_and_resumed_is_as_never_stopped(
+    puller: Path, tmp_path: Path, sections: dict[str, Any]
+) -> None:
+    settings = settings_for(puller, **sections)
+    train_grpo(opener_of(bandit), settings, tmp_path / "whole")
+
+    def interrupt(entry: dict[str, Any]) -> None:
+        if entry["step"] == 2:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    part = train_grpo(opener_of(bandit), settings, tmp_path / "part", progress=interrupt)
+    assert part.interrupted
+    torch.manual_seed(99)  # what the process drew in between must not matter
+    resumed = train_grpo(opener_of(bandit), settings, tmp_path / "part", resume=True)
+    assert (resumed.steps, resumed.interrupted) == (STEPS_IN_ALL, False)
+    whole, part_of = left_behind(tmp_path / "whole"), left_behind(tmp_path / "part")
+    for name, value in whole.items():
+        assert part_of[name] == value, name
+    assert len(whole["steps"]) == len(whole["metrics"]) == STEPS_IN_ALL
+    assert len(whole["rollouts"]) == STEPS_IN_ALL * 4
+
+
+KILLED = """
+import importlib.util, os, signal, sys
+from pathlib import Path
+import torch
+from wander.train import record
+from wander.train.config import GRPOSettings
+from wander.train.grpo import train_grpo
+
+conftest, folder, settings, when = sys.argv[1:]
+spec = importlib.util.spec_from_file_location("bandits", conftest)
+bandits = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(bandits)
+torch.set_num_threads(1)
+die = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+if when == "sealing":
+    record.seal_checkpoint = die
+train_grpo(
+    bandits.opener_of(bandits.bandit),
+    GRPOSettings.model_validate_json(settings),
+    Path(folder),
+    resume=when == "sealing",
+    progress=lambda entry: die() if when == str(entry["step"]) else None,
+)
+"""
+
+
+def killed(folder: Path, settings: GRPOSettings, when: str) -> None:
+    """Train in a process of its own, which is killed after a step or while it seals a checkpoint."""
+    conftest = Path(__file__).with_name("conftest.py")
+    done = subprocess.run(
+        [sys.executable, "-c", KILLED, str(conftest), str(folder), settings.model_dump_json(), when],
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=False,
+    )
+    assert done.returncode == -signal.SIGKILL, done.stderr
+
+
+def test_killed_between_steps_and_while_saving_it_goes_on_to_the_same_bits(
+    puller: Path, tmp_path: Path
+) -> None:
+    settings = settings_for(puller)
+    train_grpo(opener_of(bandit), settings, tmp_path / "whole")
+
+    run = tmp_path / "killed"
+    killed(run, settings, "3")
+    assert [entry["step"] for entry in read_metrics(run)] == [1, 2, 3]
+    assert not (run / "model").exists()
+    killed(run, settings, "sealing")
+    assert (run / "checkpoints" / "checkpoint-4" / "model.safetensors").is_file()
+    assert [one.step for one in read_checkpoints(run)] == [2], "a checkpoint counts when it is sealed"
+    resumed = train_grpo(opener_of(bandit), settings, run, resume=True)
+    assert (resumed.steps, resumed.interrupted) == (STEPS_IN_ALL, False)
+    whole, part = left_behind(tmp_path / "whole"), left_behind(run)
+    for name, value in whole.items():
+        assert part[name] == value, name
+
+
+def test_killed_before_its_first_checkpoint_it_begins_again(puller: Path, tmp_path: Path) -> None:
+    settings = settings_for(puller, output={"checkpoint_every": 4})
+
+    class Killed(Exception):
+        pass
+
+    def die(entry: dict[str, Any]) -> None:
+        if entry["step"] == 2:
+            raise Killed
+
+    with pytest.raises(Killed):
+        train_grpo(opener_of(bandit), settings, tmp_path / "run", progress=die)
+    assert len(list(RunFolder.open(tmp_path / "run").rollouts())) == 8
+    train_grpo(opener_of(bandit), settings, tmp_path / "run", resume=True)
+    train_grpo(opener_of(bandit), settings, tmp_path / "whole")
+    assert left_behind(tmp_path / "run") == left_behind(tmp_path / "whole")
