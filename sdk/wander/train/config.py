@@ -290,8 +290,8 @@ class InferenceSection(Section):
     correction: Literal["none", "token_truncate", "token_mask", "sequence_truncate", "sequence_mask"] = (
         "token_truncate"
     )
-    """vLLM: what is done about the ratio of the policy's probability to that which a token was drawn with: its
-    gradient is weighted by it, for each token or whole completion, bounded or left out beyond the bound."""
+    """vLLM: its probabilities are not bit for bit the policy's, so gradients are weighted by the ratio of the two,
+    of tokens or of whole completions; the ratio is bounded, or what exceeds the bound left out."""
     correction_max: float = Field(default=3.0, gt=0)
     """Upper bound of that ratio."""
 
