@@ -1,0 +1,203 @@
+"""Train the first steps of a run again, from its recorded settings and starting weights, and compare hashes.
+
+Every step is compared in the order in which it is made: the rollouts, what the environment gave for them, the
+update, the weights. What differs first is told, and the repetition ends there: all that comes after follows
+from it. Only runs in exact mode can be compared so; of one in fast mode two repetitions differ themselves.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from pydantic import Field, ValidationError
+from transformers import TrainerCallback
+
+from wander.errors import RunError
+from wander.evals.store import RunFolder
+from wander.train.config import (
+    EvaluationSection,
+    GRPOSettings,
+    LoggingSection,
+    OutputSection,
+    StoppingSection,
+)
+from wander.train.environments import EnvironmentOpener, PinSource
+from wander.train.grpo import train_grpo
+from wander.train.reproduction import arithmetic, training_differences
+from wander.train.sft import Progress
+from wander.train.step_hash import STEPS, Part, StepHash, read_steps, weights_hash
+from wander.types import Record
+from wander.wire import RunManifest
+
+_COMPUTING = "reproduction."
+"""Begins the names of what computes: where it differs the bits may still be the same."""
+
+
+class StepDifference(Record):
+    """Where a repetition first differs."""
+
+    step: int
+    part: Part
+
+
+class TrainingVerification(Record):
+    """What training a run's first steps again came to."""
+
+    run_id: str
+    asked: int
+    """Steps that were to be repeated."""
+    compared: int = 0
+    weights_compared: int = 0
+    """Steps after which the weights were compared too; the record has them of some steps only."""
+    difference: StepDifference | None = None
+    refused: str | None = None
+    """Why the run cannot be repeated bit for bit, or why no more steps of it were compared."""
+    changed: list[str] = Field(default_factory=list)
+    """Libraries and hardware that are not those of the run: where steps differ, the likely cause."""
+    seconds: float = 0.0
+
+    @property
+    def same(self) -> bool:
+        """Whether all steps that were asked for came out the same."""
+        return self.difference is None and self.compared == self.asked
+
+
+def verify_training(
+    run: Path,
+    open_environment: EnvironmentOpener,
+    *,
+    steps: int,
+    pin: PinSource | None = None,
+    progress: Progress | None = None,
+) -> TrainingVerification:
+    """Train the first `steps` of a run again and compare each with its record.
+
+    `open_environment` opens what the run's manifest pins. Raises `RunError` for a folder that holds no
+    training run.
+    """
+    started = time.monotonic()
+    manifest = RunFolder.open(run).manifest
+    if manifest.kind != "training":
+        raise RunError(f"`{run}` is no training run", hint=f"`wander replay {run}` plays an evaluation again")
+    report = TrainingVerification(run_id=manifest.run_id, asked=steps)
+    recorded = read_steps(run / STEPS)
+    comparable, why = _comparable(manifest, recorded, steps)
+    if comparable == 0 or manifest.reproduction is None:
+        return report.model_copy(update={"refused": why})
+    comparison = _Comparison(manifest, recorded[:comparable])
+    made = manifest.reproduction
+    try:
+        with (
+            tempfile.TemporaryDirectory(prefix="wander-training-") as folder,
+            arithmetic(made.mode, made.threads),
+        ):
+            comparison.folder = Path(folder) / "run"
+            result = train_grpo(
+                open_environment,
+                _bare(recorded_settings(manifest), made.device),
+                comparison.folder,
+                pin=pin,
+                progress=progress,
+                observers=[comparison],
+            )
+        if result.interrupted:
+            raise KeyboardInterrupt
+    except _OtherRun as error:
+        why = str(error)
+    return report.model_copy(
+        update={
+            "compared": comparison.compared,
+            "weights_compared": comparison.weights_compared,
+            "difference": comparison.difference,
+            "refused": why if comparison.compared < steps and comparison.difference is None else None,
+            "changed": comparison.changed,
+            "seconds": time.monotonic() - started,
+        }
+    )
+
+
+class _OtherRun(RunError):
+    """What would be trained is not what the run trained."""
+
+
+class _Comparison(TrainerCallback):  # type: ignore[misc]
+    """Compares every step that is made with the record, and ends the training at the first difference."""
+
+    folder: Path
+
+    def __init__(self, manifest: RunManifest, recorded: list[StepHash]) -> None:
+        self._manifest = manifest
+        self._recorded = recorded
+        self.compared = self.weights_compared = 0
+        self.difference: StepDifference | None = None
+        self.changed: list[str] = []
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Refuse to train with another environment or other weights than the run."""
+        differences = training_differences(self._manifest, RunFolder.open(self.folder).manifest)
+        self.changed = [str(each) for each in differences if each.field.startswith(_COMPUTING)]
+        # The settings are those of the manifest, without what changes no weight.
+        others = [each for each in differences if not each.field.startswith((_COMPUTING, "training."))]
+        if others:
+            raise _OtherRun("what the run began with is not here: " + "; ".join(map(str, others)))
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> Any:
+        """Compare the step that was just made."""
+        if not logs or "loss" not in logs or self._done:
+            return control
+        made = read_steps(self.folder / STEPS)[-1]
+        wanted = self._recorded[self.compared]
+        if wanted.weights is not None and made.weights is None:
+            made = made.model_copy(update={"weights": weights_hash(kwargs["model"])})
+        part = wanted.first_difference(made)
+        if part is not None:
+            self.difference = StepDifference(step=made.step, part=part)
+        self.compared += 1
+        self.weights_compared += wanted.weights is not None
+        control.should_training_stop |= self._done
+        return control
+
+    @property
+    def _done(self) -> bool:
+        return self.difference is not None or self.compared == len(self._recorded)
+
+
+def _comparable(manifest: RunManifest, recorded: list[StepHash], steps: int) -> tuple[int, str | None]:
+    """Return how many of the first steps can be compared, and why not more."""
+    made = manifest.reproduction
+    if made is None or not recorded:
+        return 0, "the run was made by a trainer that kept no hashes of its steps"
+    if made.mode == "fast":
+        return 0, f"the run was trained in fast mode, which gives other bits each time: {made.reason}"
+    if made.exact_steps is not None and made.exact_steps < min(steps, len(recorded)):
+        return made.exact_steps, (
+            f"after step {made.exact_steps} the run went on with changes that were allowed: "
+            f"{', '.join(sorted({change.field for change in made.allowed}))}"
+        )
+    if len(recorded) < steps:
+        return len(recorded), f"the run has {len(recorded)} steps"
+    return steps, None
+
+
+def recorded_settings(manifest: RunManifest) -> GRPOSettings:
+    """Return the settings that a run was trained with."""
+    try:
+        return GRPOSettings.model_validate(manifest.training)
+    except ValidationError as error:
+        raise RunError(f"the settings of run `{manifest.run_id}` cannot be read: {error}") from error
+
+
+def _bare(settings: GRPOSettings, device: str) -> GRPOSettings:
+    """Return the settings without what changes no weight: evaluation, stopping, checkpoints, trackers."""
+    return settings.model_copy(
+        update={
+            "model": settings.model.model_copy(update={"device": device}),
+            "evaluation": EvaluationSection(),
+            "stopping": StoppingSection(),
+            "output": OutputSection(rollouts_every=0),
+            "logging": LoggingSection(),
+        }
+    )

@@ -1,0 +1,149 @@
+"""The first steps of a run, trained again and compared."""
+
+from __future__ import annotations
+
+import json
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from wander.errors import RunError
+from wander.train.config import GRPOSettings
+from wander.train.grpo import train_grpo
+from wander.train.step_hash import STEPS, StepHash, read_steps
+from wander.train.verify import verify_training
+
+from .conftest import bandit, opener_of
+
+
+def settings_for(start: Path) -> GRPOSettings:
+    return GRPOSettings.model_validate(
+        {
+            "model": {"path": str(start), "device": "cpu"},
+            "batch": {"rollouts": 16, "group_size": 4, "rows_at_once": 16},
+            "sampling": {"max_tokens": 6},
+            "schedule": {"steps": 3, "learning_rate": 5e-3, "decay": "linear"},
+        }
+    )
+
+
+@pytest.fixture(scope="module")
+def trained(puller: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of three steps."""
+    folder = tmp_path_factory.mktemp("verified") / "run"
+    train_grpo(opener_of(bandit), settings_for(puller), folder)
+    return folder
+
+
+@pytest.fixture
+def run(trained: Path, tmp_path: Path) -> Path:
+    """A copy of it, to be tampered with."""
+    copy = tmp_path / "run"
+    copy.mkdir()
+    for name in ("run.json", STEPS):
+        (copy / name).write_bytes((trained / name).read_bytes())
+    return copy
+
+
+def edit_manifest(run: Path, edit: Callable[[dict[str, Any]], object]) -> None:
+    manifest = json.loads((run / "run.json").read_text())
+    edit(manifest)
+    (run / "run.json").write_text(json.dumps(manifest))
+
+
+def edit_step(run: Path, step: int, **fields: str | None) -> None:
+    lines = [
+        line.model_copy(update=fields) if line.step == step else line for line in read_steps(run / STEPS)
+    ]
+    (run / STEPS).write_text("".join(line.model_dump_json() + "\n" for line in lines))
+
+
+def test_the_first_steps_come_out_the_same(run: Path) -> None:
+    shown: list[int] = []
+    report = verify_training(
+        run, opener_of(bandit), steps=2, progress=lambda entry: shown.append(entry["step"])
+    )
+    assert report.same
+    assert (report.compared, report.difference, report.refused, report.changed) == (2, None, None, [])
+    assert shown == [1, 2], "it stops there, on the schedule of all three"
+    assert report.weights_compared >= 1
+    assert read_steps(run / STEPS)[2].weights is not None, "those of the last step are always hashed"
+
+
+def test_steps_that_the_run_lacks_are_not_called_the_same(run: Path) -> None:
+    report = verify_training(run, opener_of(bandit), steps=5)
+    assert (report.compared, report.same, report.refused) == (3, False, "the run has 3 steps")
+
+
+@pytest.mark.parametrize("part", ["rollouts", "rewards", "update", "weights"])
+def test_the_first_difference_is_told_and_in_what(run: Path, part: str) -> None:
+    recorded = {line.step: line for line in read_steps(run / STEPS)}
+    step = 2 if part != "weights" else max(n for n, line in recorded.items() if line.weights)
+    edit_step(run, step, **{part: "0" * 64})
+    report = verify_training(run, opener_of(bandit), steps=3)
+    assert report.difference is not None
+    assert (report.difference.step, report.difference.part) == (step, part)
+    assert (report.compared, report.same) == (step, False)
+
+
+def test_another_environment_or_other_weights_are_refused(run: Path) -> None:
+    report = verify_training(run, opener_of(lambda: bandit(examples=60)), steps=1)
+    assert report.refused is not None
+    assert "environment.info.train_examples: 64 before, 60 now" in report.refused
+    assert (report.compared, report.same) == (0, False)
+    edit_manifest(run, lambda manifest: manifest["model"].update(weights_sha256="0" * 64))
+    refused = verify_training(run, opener_of(bandit), steps=1).refused
+    assert refused is not None
+    assert "model.weights_sha256" in refused
+
+
+def test_another_library_is_told_and_does_not_keep_from_comparing(run: Path) -> None:
+    edit_manifest(run, lambda manifest: manifest["reproduction"]["libraries"].update(torch="1.0"))
+    report = verify_training(run, opener_of(bandit), steps=1)
+    assert report.same
+    [told] = report.changed
+    assert told.startswith("reproduction.libraries.torch: 1.0 before, ")
+
+
+def test_what_cannot_come_out_the_same_is_refused(run: Path) -> None:
+    def refusal() -> str | None:
+        return verify_training(run, opener_of(bandit), steps=2).refused
+
+    change = {"field": "reproduction.libraries.torch", "before": "1", "after": "2", "step": 1}
+    change["at"] = "2026-01-01T00:00:00Z"
+    edit_manifest(run, lambda manifest: manifest["reproduction"]["allowed"].append(change))
+    assert refusal() == (
+        "after step 1 the run went on with changes that were allowed: reproduction.libraries.torch"
+    )
+    edit_manifest(
+        run, lambda manifest: manifest["reproduction"].update(mode="fast", reason="the policy ran on `cuda`")
+    )
+    assert refusal() == (
+        "the run was trained in fast mode, which gives other bits each time: the policy ran on `cuda`"
+    )
+    (run / STEPS).unlink()
+    edit_manifest(run, lambda manifest: manifest.pop("reproduction"))
+    assert refusal() == "the run was made by a trainer that kept no hashes of its steps"
+    edit_manifest(run, lambda manifest: manifest.update(kind="evaluation"))
+    with pytest.raises(RunError, match="is no training run"):
+        refusal()
+
+
+def test_an_interrupt_ends_it(run: Path) -> None:
+    def interrupt(entry: dict[str, Any]) -> None:
+        signal.raise_signal(signal.SIGINT)
+
+    with pytest.raises(KeyboardInterrupt):
+        verify_training(run, opener_of(bandit), steps=3, progress=interrupt)
+
+
+def test_a_torn_line_is_left_out_and_a_damaged_one_is_an_error(tmp_path: Path) -> None:
+    line = StepHash(step=1, rollouts="a", rewards="b", update="c").model_dump_json()
+    (tmp_path / STEPS).write_text(line + "\n" + line[:20])
+    assert [one.step for one in read_steps(tmp_path / STEPS)] == [1]
+    (tmp_path / STEPS).write_text(line[:20] + "\n" + line + "\n")
+    with pytest.raises(RunError, match="is damaged"):
+        read_steps(tmp_path / STEPS)
+    assert read_steps(tmp_path / "none.jsonl") == []
