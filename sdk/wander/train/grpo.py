@@ -12,7 +12,7 @@ Three things TRL leaves open are settled here:
   gradient is exactly zero, and late in a run most groups are such.
 
 Left out on purpose: several updates per batch of rollouts (the policy ratio is always 1 at the update),
-several processes, vLLM, curricula, evaluation during training (that is `wander eval` on a checkpoint).
+several processes, vLLM, curricula.
 """
 
 from __future__ import annotations
@@ -29,10 +29,12 @@ from transformers import TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
 
 from wander.clients.policy import PolicyClient
-from wander.models.loading import load_model
+from wander.models.loading import load_model, weights_digest
 from wander.models.quiet import quiet_libraries
 from wander.train.config import GRPOSettings
 from wander.train.environments import EnvironmentChoice, EnvironmentOpener, PinSource
+from wander.train.evaluating import Listener, save_copy, scheduled
+from wander.train.outcome import BestCheckpoint, Stopped, write_outcome
 from wander.train.record import METRICS, TrainingRecord
 from wander.train.rollouts import Assignment, RolloutSource, StepRollouts, Trajectory
 from wander.train.sft import Progress, save_model
@@ -65,6 +67,10 @@ class GRPOResult:
     """Mean reward of the last tenth of the steps."""
     rollouts: int
     seconds: float
+    stopped: Stopped | None = None
+    """Why it ended before its last step."""
+    best: BestCheckpoint | None = None
+    """Which weights lie in `best`, where it keeps them."""
 
 
 def train_grpo(
@@ -78,13 +84,15 @@ def train_grpo(
     checkpoint: int | None = None,
     allow_changes: bool = False,
     observers: Sequence[TrainerCallback] = (),
+    evaluated: Sequence[Listener] = (),
 ) -> GRPOResult:
     """Improve a model on an environment and write it to `folder/model`.
 
     `folder` becomes a run folder: manifest, metrics of every step, sample rollouts, learning curves. `pin`
     tells, once the environment is open, how the manifest names it. With `resume` the run goes on from its
     newest checkpoint, or that of the step `checkpoint`; what is not as it was begun with raises `RunError`,
-    or with `allow_changes` is recorded. `observers` are called after all else.
+    or with `allow_changes` is recorded. `observers` are called after all else, `evaluated`
+    hear of every evaluation.
     """
     started = perf_counter()
     loaded = load_model(settings.model.path, device=settings.model.device, dtype=settings.model.dtype)
@@ -111,10 +119,23 @@ def train_grpo(
         )
         begun = record.checkpoint.path if record.checkpoint else None
         log = StepLog(folder / METRICS, progress, keep=begun)
+
+        def save_best(step: int, place: Path) -> str | None:
+            record.keep_weights(step, save_copy(model, loaded, place))
+            return weights_digest(place)
+
         try:
-            with quiet_libraries(), record.arithmetic():
-                # Whatever else happens between steps (evaluation, stopping, trackers) is one more of these.
-                callbacks: list[TrainerCallback] = [log, *record.callbacks, *observers]
+            with (
+                quiet_libraries(),
+                record.arithmetic(),
+                scheduled(
+                    *(open_environment, client, settings, folder, log, save_best),
+                    checkpoint=begun,
+                    listeners=evaluated,
+                ) as schedule,
+            ):
+                # Whatever else happens between steps (trackers, panels) is one more of these.
+                callbacks = [*schedule.callbacks, *record.callbacks, *observers]
                 trainer = RolloutTrainer(
                     source, model, loaded.tokenizer, settings, folder, log, record, callbacks=callbacks
                 )
@@ -123,6 +144,8 @@ def train_grpo(
                 record.keep_weights(trainer.state.global_step, saved)
             if not interrupted:
                 record.finish()
+            outcome = schedule.outcome(trainer.state.global_step, interrupted=interrupted)
+            write_outcome(folder, outcome)
         finally:
             record.close()
     finally:
@@ -139,6 +162,8 @@ def train_grpo(
         final_reward=_mean(rewards[-tenth:]),
         rollouts=len(log.entries) * settings.batch.rollouts,
         seconds=perf_counter() - started,
+        stopped=outcome.stopped,
+        best=outcome.best,
     )
 
 

@@ -42,6 +42,10 @@ def training_arguments(model: ModelSection, schedule: ScheduleSection, folder: P
     }
 
 
+STEP_SECONDS = ("seconds/step", "seconds/update")
+"""Metrics of a step that are measured from the end of the step before."""
+
+
 class StepLog(TrainerCallback):  # type: ignore[misc]
     """Appends the metrics of every step to a file, tells progress, and stops the run when asked to.
 
@@ -60,9 +64,11 @@ class StepLog(TrainerCallback):  # type: ignore[misc]
         self.extra: Callable[[], dict[str, Any]] = dict
         """Gives what the trainer itself does not know of the step."""
         self.stop_requested = False
+        self._paused = 0.0
+        self._noted: dict[str, float | None] = {}
         if keep is not None and file.is_file():
             # A resumed run keeps the steps that its checkpoint covers and plays the later ones again.
-            covered = int(keep.name.rpartition("-")[2])
+            covered = covered_steps(keep)
             lines = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
             self.entries = [entry for entry in lines if entry["step"] <= covered]
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -75,13 +81,26 @@ class StepLog(TrainerCallback):  # type: ignore[misc]
         entry = {"step": state.global_step, "steps": state.max_steps}
         entry |= {name: value for name, value in logs.items() if isinstance(value, int | float)}
         entry |= self.extra()
+        if self._paused:
+            # What was done between steps is no part of one.
+            entry |= {name: entry[name] - self._paused for name in STEP_SECONDS if name in entry}
+            entry |= {"seconds/evaluation": self._paused, **self._noted}
+        self._paused, self._noted = 0.0, {}
         # JSON has no NaN: a mean over nothing is null.
-        entry = {name: value if math.isfinite(value) else None for name, value in entry.items()}
+        entry = {
+            name: value if value is not None and math.isfinite(value) else None
+            for name, value in entry.items()
+        }
         self.entries.append(entry)
         with self.file.open("a", encoding="utf-8") as stream:
             stream.write(json.dumps(entry) + "\n")
         if self.progress is not None:
             self.progress(entry)
+
+    def note_pause(self, seconds: float, values: dict[str, float | None]) -> None:
+        """Take the time of an evaluation out of the next step's, and add what it measured to its line."""
+        self._paused += seconds
+        self._noted |= values
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> Any:
         """Stop after this step, checkpoint first, when an interrupt came."""
@@ -153,7 +172,12 @@ def newest_checkpoint(folder: Path) -> Path | None:
         for path in (folder / "checkpoints").glob("checkpoint-*")
         if (path / "trainer_state.json").is_file()
     ]
-    return max(found, key=lambda path: int(path.name.rpartition("-")[2]), default=None)
+    return max(found, key=covered_steps, default=None)
+
+
+def covered_steps(checkpoint: Path | None) -> int:
+    """Return after how many steps a checkpoint was saved; 0 for none."""
+    return int(checkpoint.name.rpartition("-")[2]) if checkpoint is not None else 0
 
 
 def remove_checkpoints(folder: Path) -> None:

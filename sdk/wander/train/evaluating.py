@@ -1,0 +1,173 @@
+"""Evaluates the policy at its turn while it is trained, and keeps the weights that did best."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import torch
+from transformers import TrainerCallback
+
+from wander.clients.policy import PolicyClient
+from wander.models.loading import LoadedModel
+from wander.train.config import GRPOSettings
+from wander.train.environments import EnvironmentOpener
+from wander.train.evaluation import (
+    CellEvaluation,
+    Evaluator,
+    measured,
+    read_best,
+    read_evaluations,
+    write_best,
+    write_evaluations,
+)
+from wander.train.outcome import BestCheckpoint, Outcome
+from wander.train.sft import save_model
+from wander.train.stopping import StoppingCallback
+from wander.train.trainer import StepLog, covered_steps
+
+SaveBest = Callable[[int, Path], str | None]
+"""Saves the weights of a step in a folder, on record, and returns their digest."""
+
+BEST_MODEL = "best"
+"""Where the weights that did best are kept; those of the end are in `model`."""
+
+Listener = Callable[[int, Sequence[CellEvaluation]], None]
+"""Hears of every evaluation: the step and its cells."""
+
+
+class EvaluationCallback(TrainerCallback):  # type: ignore[misc]
+    """Evaluates before the first step, every so many steps, and after the last.
+
+    A checkpoint holds the evaluation of its step: a resumed run makes those that came later again.
+    """
+
+    def __init__(
+        self,
+        evaluator: Evaluator,
+        settings: GRPOSettings,
+        folder: Path,
+        log: StepLog,
+        save_best: SaveBest,
+        *,
+        checkpoint: Path | None = None,
+        listeners: Sequence[Listener] = (),
+    ) -> None:
+        self.evaluator = evaluator
+        self.settings = settings
+        self.folder = folder
+        self.log = log
+        self.save_best = save_best
+        self.listeners = listeners
+        covered = covered_steps(checkpoint)
+        self.evaluations = [one for one in read_evaluations(folder) if covered and one.step <= covered]
+        # Weights of later steps may have been kept already: they are this run's, and stay until beaten.
+        self.best = read_best(folder) if covered else None
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **unused: Any) -> None:
+        """Evaluate the model that training begins with."""
+        write_evaluations(self.folder, self.evaluations)
+        if state.global_step == 0:
+            self._evaluate(0, state)
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **unused: Any) -> None:
+        """Evaluate when it is this step's turn, before the step's metrics and checkpoint are written."""
+        step = state.global_step
+        if step % self.settings.evaluation.every == 0 or step == state.max_steps:
+            self._evaluate(step, state)
+
+    def _evaluate(self, step: int, state: Any) -> None:
+        started = perf_counter()
+        found = self.evaluator.evaluate(step)
+        self.evaluations += found
+        if state.is_world_process_zero:
+            write_evaluations(self.folder, self.evaluations)
+        self._keep_best(step, found, state)
+        values = {f"evaluation/{name}": value for one in found for name, value in one.values().items()}
+        self.log.note_pause(perf_counter() - started, values if step else {})
+        for listener in self.listeners:
+            listener(step, found)
+
+    def _keep_best(self, step: int, found: Sequence[CellEvaluation], state: Any) -> None:
+        output = self.settings.output
+        if output.keep_best is None:
+            return
+        value = measured(found, output.keep_best)
+        if value is None or (self.best is not None and not self.best.is_beaten_by(value)):
+            return
+        best = BestCheckpoint(metric=output.keep_best, mode=output.best_mode, value=value, step=step)
+        sha256 = self.save_best(step, self.folder / BEST_MODEL)
+        self.best = best.model_copy(update={"weights_sha256": sha256})
+        if state.is_world_process_zero:
+            write_best(self.folder, self.best)
+
+
+@dataclass
+class Schedule:
+    """What happens between the steps of a run, and what came of it."""
+
+    callbacks: list[TrainerCallback]
+    stopping: StoppingCallback
+    evaluation: EvaluationCallback | None
+
+    def outcome(self, steps: int, *, interrupted: bool) -> Outcome:
+        """Return how the run ended."""
+        return Outcome(
+            steps=steps,
+            finished=not interrupted,
+            stopped=None if interrupted else self.stopping.stopped,
+            best=self.evaluation.best if self.evaluation is not None else None,
+        )
+
+
+@contextlib.contextmanager
+def scheduled(
+    open_environment: EnvironmentOpener,
+    client: PolicyClient,
+    settings: GRPOSettings,
+    folder: Path,
+    log: StepLog,
+    save_best: SaveBest,
+    *,
+    checkpoint: Path | None = None,
+    listeners: Sequence[Listener] = (),
+) -> Iterator[Schedule]:
+    """Yield the callbacks of the step log, of evaluation and of stopping; close their environments after."""
+    stopping = StoppingCallback(settings.stopping, log)
+    with contextlib.ExitStack() as stack:
+        evaluation = None
+        if settings.evaluation.every:
+            evaluator = Evaluator(open_environment, client, settings)
+            stack.callback(evaluator.close)
+            evaluation = EvaluationCallback(
+                evaluator,
+                settings,
+                folder,
+                log,
+                save_best,
+                checkpoint=checkpoint,
+                listeners=[stopping.evaluated, *listeners],
+            )
+        # An evaluation adds to the line that the log writes; stopping reads that line.
+        before = [evaluation] if evaluation is not None else []
+        yield Schedule([*before, log, stopping], stopping, evaluation)
+
+
+def save_copy(model: Any, loaded: LoadedModel, folder: Path) -> Path:
+    """Write the weights as they are in the middle of training; adapters are merged in a copy on the CPU.
+
+    Merging and taking apart again would change the last bits of the weights that go on learning.
+    """
+    if hasattr(model, "merge_and_unload"):
+        known: dict[int, Any] = {
+            id(tensor): torch.nn.Parameter(tensor.detach().cpu().clone(), requires_grad=tensor.requires_grad)
+            for tensor in model.parameters()
+        }
+        known |= {id(tensor): tensor.detach().cpu().clone() for tensor in model.buffers()}
+        model = copy.deepcopy(model, known)
+    return save_model(model, loaded, folder)

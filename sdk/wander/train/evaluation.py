@@ -1,0 +1,254 @@
+"""Evaluation while the policy learns: the same examples and seeds each time, played by the policy itself.
+
+It changes nothing of the training: rollouts draw from seeds of their own, never from a global generator, and
+are played while no rollout of a step is in flight.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import math
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from time import perf_counter
+from typing import TYPE_CHECKING, Literal
+
+from pydantic import Field
+
+from wander.errors import ConfigError
+from wander.evals import jsonl
+from wander.evals.statistics import clustered_wilson_interval, is_number, summarise, t_interval
+from wander.train.environments import EnvironmentChoice, EnvironmentOpener
+from wander.train.outcome import BestCheckpoint
+from wander.types import Example, Record, Rollout, SamplingArgs, canonical_json, task_set_digest
+
+if TYPE_CHECKING:
+    from wander.clients.policy import PolicyClient
+    from wander.handle import EnvironmentHandle
+    from wander.train.config import EvaluationCell, GRPOSettings
+
+EVALUATIONS = "evaluations.jsonl"
+BEST = "best.json"
+
+Interval = tuple[float, float]
+
+
+class CellEvaluation(Record):
+    """One cell, evaluated once: a line of `evaluations.jsonl`."""
+
+    step: int
+    """Steps that the policy had learnt; 0 is the model that training began with."""
+    cell: str
+    split: Literal["train", "eval"]
+    """`train` where the environment has no examples of its own for evaluation."""
+    task_set_sha256: str
+    """Of the ordered examples: lines that share it can be compared."""
+    examples: int
+    failed: int = 0
+    """Rollouts that failed twice; they are in no mean."""
+    reward: float | None
+    """Mean over the examples; None when every rollout failed."""
+    interval: Interval | None = None
+    """Of the reward, 95 %."""
+    metrics: dict[str, float] = Field(default_factory=dict)
+    """Mean of every reward function and metric."""
+    intervals: dict[str, Interval] = Field(default_factory=dict)
+    """Theirs, 95 %."""
+    turns: float | None = None
+    truncated: int = 0
+    tokens: float = 0.0
+    """Sampled tokens a rollout."""
+    seconds: float = 0.0
+
+    def values(self) -> dict[str, float | None]:
+        """Return what was measured by its name in settings: `CELL/reward`, `CELL/METRIC`."""
+        return {f"{self.cell}/reward": self.reward} | {
+            f"{self.cell}/{name}": value for name, value in self.metrics.items() if name != "reward"
+        }
+
+
+def read_evaluations(folder: Path) -> list[CellEvaluation]:
+    """Return the evaluations of a training run, in the order in which they were made."""
+    file = folder / EVALUATIONS
+    lines = file.read_bytes().splitlines() if file.is_file() else []
+    return [CellEvaluation.model_validate_json(line) for line in lines if line.strip()]
+
+
+def write_evaluations(folder: Path, evaluations: Iterable[CellEvaluation]) -> None:
+    """Write all lines anew, whole or not at all."""
+    text = "".join(one.model_dump_json() + "\n" for one in evaluations)
+    jsonl.write_whole(folder / EVALUATIONS, text.encode())
+
+
+def read_best(folder: Path) -> BestCheckpoint | None:
+    """Return which weights a run kept as its best, if it did."""
+    file = folder / BEST
+    return BestCheckpoint.model_validate_json(file.read_bytes()) if file.is_file() else None
+
+
+def write_best(folder: Path, best: BestCheckpoint) -> None:
+    """Say which weights lie in `best`."""
+    jsonl.write_whole(folder / BEST, (best.model_dump_json(indent=1) + "\n").encode())
+
+
+def measured(evaluations: Sequence[CellEvaluation], name: str) -> float | None:
+    """Return one value of the cells of a step; raises `ConfigError` for a name that they lack."""
+    values = {key: value for one in evaluations for key, value in one.values().items()}
+    if name not in values:
+        if any(one.cell == name.partition("/")[0] and one.reward is None for one in evaluations):
+            return None
+        raise ConfigError(f"no evaluation has `{name}`", hint=f"they have {', '.join(sorted(values))}")
+    return values[name]
+
+
+class Evaluator:
+    """Plays the cells with the policy under training; each environment is opened once and stays open."""
+
+    def __init__(
+        self, open_environment: EnvironmentOpener, client: PolicyClient, settings: GRPOSettings
+    ) -> None:
+        from wander.train.rollouts import LoopThread
+
+        self.client = client
+        self.settings = settings
+        self._open = open_environment
+        self._thread = LoopThread()
+        self._stack = contextlib.AsyncExitStack()
+        self._handles: dict[str, EnvironmentHandle] = {}
+        self._examples: dict[str, list[Example]] = {}
+
+    @property
+    def sampling(self) -> SamplingArgs:
+        """How the policy plays here."""
+        section = self.settings.evaluation
+        return SamplingArgs(
+            temperature=section.temperature,
+            max_tokens=section.max_tokens or self.settings.sampling.max_tokens,
+        )
+
+    def evaluate(self, step: int) -> list[CellEvaluation]:
+        """Play every cell once, with the weights as they are now."""
+        self.client.take_totals()
+        found = [self._evaluated(cell, step) for cell in self.settings.evaluation.named_cells]
+        self.client.take_totals()  # none of it counts towards the step that follows
+        return found
+
+    def close(self) -> None:
+        """Close the environments and the loop."""
+        try:
+            self._thread.run(self._stack.aclose())
+        finally:
+            self._thread.close()
+
+    def _evaluated(self, cell: EvaluationCell, step: int) -> CellEvaluation:
+        started = perf_counter()
+        rollouts = self._thread.run(self._play(cell))
+        tokens = self.client.take_totals().tokens
+        examples = self._examples[cell.name]
+        summary = summarise(rollouts, expected=len(examples))
+        scored = [each for each in rollouts if each.failure is None and is_number(each.reward or 0.0)]
+        known = {
+            name: [each.metrics[name] for each in scored if name in each.metrics] for name in summary.metrics
+        }
+        intervals = {name: interval_of(values) for name, values in known.items()}
+        low, high = summary.reward_low, summary.reward_high
+        return CellEvaluation(
+            step=step,
+            cell=cell.name,
+            split=examples[0].split,
+            task_set_sha256=task_set_digest(examples),
+            examples=len(examples),
+            failed=summary.failed,
+            reward=summary.reward_mean,
+            interval=None if low is None or high is None else (low, high),
+            metrics={name: metric.mean for name, metric in summary.metrics.items()},
+            intervals={name: interval for name, interval in intervals.items() if interval is not None},
+            turns=summary.turns_mean,
+            truncated=summary.truncated,
+            tokens=tokens / len(examples),
+            seconds=perf_counter() - started,
+        )
+
+    async def _play(self, cell: EvaluationCell) -> list[Rollout]:
+        handle = await self._opened(cell)
+        examples = await self._examples_of(cell, handle)
+        # As many at once as a step plays: what fits in memory there fits here.
+        size = self.settings.batch.rollouts
+        rollouts: list[Rollout] = []
+        for first in range(0, len(examples), size):
+            part = examples[first : first + size]
+            played = await self._play_part(handle, part, f"evaluation/{cell.name}/{first}")
+            failed = [number for number, rollout in enumerate(played) if rollout.failure is not None]
+            again = await self._play_part(
+                handle, [part[number] for number in failed], f"evaluation/{cell.name}/{first}/again"
+            )
+            for number, rollout in zip(failed, again, strict=True):
+                played[number] = rollout
+            rollouts += played
+        return rollouts
+
+    async def _opened(self, cell: EvaluationCell) -> EnvironmentHandle:
+        base = {} if cell.environment else self.settings.environment.arguments
+        choice = EnvironmentChoice(cell.environment, {**base, **cell.arguments})
+        key = canonical_json([choice.name, choice.arguments])
+        if key not in self._handles:
+            self._handles[key] = await self._stack.enter_async_context(self._open(choice))
+        return self._handles[key]
+
+    async def _examples_of(self, cell: EvaluationCell, handle: EnvironmentHandle) -> list[Example]:
+        if cell.name not in self._examples:
+            count = cell.examples or self.settings.evaluation.examples
+            examples = await handle.examples("eval", 0, count)
+            if not examples:
+                raise ConfigError(f"`{handle.info.name}` has no examples to evaluate `{cell.name}` on")
+            self._examples[cell.name] = examples
+        return self._examples[cell.name]
+
+    async def _play_part(
+        self, handle: EnvironmentHandle, examples: Sequence[Example], name: str
+    ) -> list[Rollout]:
+        """Play examples at the same time; all begin before any asks, so their batches are always the same."""
+        names = [f"{name}/{number}" for number in range(len(examples))]
+        for each in names:
+            self.client.begin(each)
+        try:
+            return await asyncio.gather(
+                *(
+                    self._play_one(handle, example, each)
+                    for example, each in zip(examples, names, strict=True)
+                )
+            )
+        finally:
+            for each in names:
+                self.client.end(each)
+
+    async def _play_one(self, handle: EnvironmentHandle, example: Example, name: str) -> Rollout:
+        seed = self.settings.evaluation.seed
+        try:
+            if handle.info.group_rewards:
+                (rollout,) = await handle.rollout_group(
+                    self.client,
+                    example,
+                    indices=[0],
+                    run_seed=seed,
+                    sampling=self.sampling,
+                    rollout_ids=[name],
+                )
+                return rollout
+            return await handle.rollout(
+                self.client, example, run_seed=seed, sampling=self.sampling, rollout_id=name
+            )
+        finally:
+            self.client.end(name)
+
+
+def interval_of(values: Sequence[float]) -> Interval | None:
+    """Return the 95 % interval of a mean, one value an example: Wilson's for shares, else the t interval."""
+    known = [value for value in values if math.isfinite(value)]
+    if not known:
+        return None
+    if all(value in (0.0, 1.0) for value in known):
+        return clustered_wilson_interval(known, len(known))
+    low, high = t_interval(known)
+    return None if low is None or high is None else (low, high)

@@ -1,0 +1,63 @@
+"""How a training run ended: `outcome.json` in its folder."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+from wander.evals import jsonl
+from wander.types import Record
+
+OUTCOME = "outcome.json"
+
+
+class Stopped(Record):
+    """Why a run ended before its last step."""
+
+    kind: Literal["entropy", "drop", "gradient", "target"]
+    step: int
+    reason: str
+    """In words, with the numbers."""
+
+    @property
+    def collapsed(self) -> bool:
+        """True when it ended because learning failed, not because it succeeded."""
+        return self.kind != "target"
+
+
+class BestCheckpoint(Record):
+    """Which weights lie in `best`, and by what they are the best: `best.json`."""
+
+    metric: str
+    mode: Literal["max", "min"]
+    value: float
+    step: int
+    """The evaluations of this step tell more of it."""
+    weights_sha256: str | None = None
+
+    def is_beaten_by(self, value: float) -> bool:
+        """Tell whether a value is strictly better: of equal ones the first stays."""
+        return value > self.value if self.mode == "max" else value < self.value
+
+
+class Outcome(Record):
+    """What a training run came to."""
+
+    steps: int
+    finished: bool
+    """False when it was interrupted and can be resumed."""
+    stopped: Stopped | None = None
+    """None when it played all its steps, or was interrupted."""
+    best: BestCheckpoint | None = None
+    """None when it kept none."""
+
+
+def read_outcome(folder: Path) -> Outcome | None:
+    """Return how a run ended; None while it plays, and of runs that were killed."""
+    file = folder / OUTCOME
+    return Outcome.model_validate_json(file.read_bytes()) if file.is_file() else None
+
+
+def write_outcome(folder: Path, outcome: Outcome) -> None:
+    """Say how a run ended."""
+    jsonl.write_whole(folder / OUTCOME, (outcome.model_dump_json(indent=1) + "\n").encode())

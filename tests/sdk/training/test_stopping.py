@@ -1,0 +1,152 @@
+"""What the metrics of the steps say of a collapse, and what an evaluation says of a target."""
+
+from __future__ import annotations
+
+import math
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from wander.errors import ConfigError
+from wander.train.config import StoppingSection
+from wander.train.evaluation import CellEvaluation, interval_of, measured
+from wander.train.outcome import BestCheckpoint
+from wander.train.stopping import CollapseWatch, StoppingCallback, reached
+from wander.train.trainer import StepLog
+
+
+def steps(**columns: list[float]) -> list[dict[str, Any]]:
+    count = len(next(iter(columns.values())))
+    entries = [{name: values[i] for name, values in columns.items()} for i in range(count)]
+    return [{"step": i + 1, "reward": 0.5, **entry} for i, entry in enumerate(entries)]
+
+
+def first_stop(section: StoppingSection, entries: list[dict[str, Any]]) -> Any:
+    watch = CollapseWatch(section)
+    return next((found for entry in entries if (found := watch.add(entry)) is not None), None)
+
+
+def test_entropy_that_stays_low_stops_and_a_short_dip_does_not() -> None:
+    section = StoppingSection(entropy_share=0.2, first_steps=4, patience=3)
+    dips = [1.0] * 4 + [0.1, 0.1, 0.9, 0.1, 0.1, 0.9]
+    assert first_stop(section, steps(entropy=dips)) is None
+    found = first_stop(section, steps(entropy=[*dips, 0.1, 0.1, 0.1, 0.1]))
+    assert (found.kind, found.step, found.collapsed) == ("entropy", 13, True)
+    assert "was 1 in the first 4 steps" in found.reason
+
+
+def test_entropy_is_not_judged_before_its_first_steps_are_known() -> None:
+    section = StoppingSection(entropy_share=0.5, first_steps=5, patience=1)
+    assert first_stop(section, steps(entropy=[1.0, 0.0, 0.0, 0.0, 0.0])) is None
+
+
+def test_a_metric_that_stays_far_below_its_best_stops() -> None:
+    section = StoppingSection(drop={"rewards/format": 0.3}, patience=2)
+    rising = [0.1, 0.4, 0.9, 1.0, 1.0, 0.6, 1.0, 0.5]
+    assert first_stop(section, steps(**{"rewards/format": rising})) is None
+    found = first_stop(section, steps(**{"rewards/format": [*rising, 0.5]}))
+    assert (found.kind, found.step) == ("drop", 9)
+    assert "`rewards/format` is 0.5, and was 1 at its best" in found.reason
+
+
+def test_a_reward_below_zero_may_be_watched_too() -> None:
+    section = StoppingSection(drop={"reward": 0.5}, patience=1)
+    assert first_stop(section, [{"step": 1, "reward": -1.0}, {"step": 2, "reward": -1.4}]) is None
+    assert first_stop(section, [{"step": 1, "reward": -1.0}, {"step": 2, "reward": -1.6}]).step == 2
+
+
+def test_steps_without_a_value_are_passed_over() -> None:
+    section = StoppingSection(entropy_share=0.5, first_steps=1, drop={"reward": 0.1}, patience=1)
+    assert first_stop(section, [{"step": 1, "reward": None, "entropy": None}]) is None
+
+
+def test_a_metric_that_no_step_has_is_refused() -> None:
+    with pytest.raises(ConfigError, match="`rewards/fromat`") as refused:
+        first_stop(StoppingSection(drop={"rewards/fromat": 0.3}), steps(**{"rewards/format": [1.0]}))
+    assert "rewards/format" in (refused.value.hint or "")
+
+
+def cell(name: str, reward: float | None, step: int = 1, **metrics: float) -> CellEvaluation:
+    return CellEvaluation(
+        step=step,
+        cell=name,
+        split="eval",
+        task_set_sha256="0" * 64,
+        examples=10,
+        reward=reward,
+        metrics=metrics,
+    )
+
+
+def test_a_target_wants_all_of_its_bounds() -> None:
+    target: dict[str, float | str] = {"optimal/drawn": 0.97, "random/lost": "<= 0"}
+    good = [cell("optimal", 0.5, drawn=0.98), cell("random", 0.9, lost=0.0)]
+    assert reached(target, good) == "`optimal/drawn` is 0.98, `random/lost` is 0"
+    assert reached(target, [good[0], cell("random", 0.9, lost=0.1)]) is None
+    assert reached(target, [good[0], cell("random", None)]) is None, "a cell that failed meets nothing"
+    assert reached({}, good) is None
+    with pytest.raises(ConfigError, match="no evaluation has `optimal/drwn`"):
+        reached({"optimal/drwn": 0.9}, good)
+
+
+def test_an_evaluation_tells_its_reward_and_metrics_by_cell() -> None:
+    assert measured([cell("a", 0.25, drawn=1.0)], "a/reward") == 0.25
+    assert measured([cell("a", 0.25, drawn=1.0)], "a/drawn") == 1.0
+
+
+def test_of_equal_values_the_first_stays_the_best() -> None:
+    best = BestCheckpoint(metric="a/reward", mode="max", value=0.5, step=3)
+    assert best.is_beaten_by(0.6)
+    assert not best.is_beaten_by(0.5)
+    assert best.model_copy(update={"mode": "min"}).is_beaten_by(0.4)
+
+
+def test_intervals_of_shares_stay_between_0_and_1() -> None:
+    low, high = interval_of([1.0] * 20) or (math.nan, math.nan)
+    assert 0.8 < low < 1.0 == high
+    assert interval_of([]) is None
+    assert interval_of([0.3]) is None
+    wide = interval_of([0.1, 0.4, 0.9])
+    assert wide is not None
+    assert wide[0] < 0.4667 < wide[1]
+
+
+def logged(callback: StoppingCallback, entry: dict[str, Any]) -> bool:
+    """Tell the callback of one step as the trainer does; whether it then stops."""
+    control = SimpleNamespace(should_training_stop=False, should_save=False)
+    state = SimpleNamespace(global_step=entry["step"], max_steps=100)
+    logs = {"loss": 0.1, **{name: value for name, value in entry.items() if name != "step"}}
+    callback.log.on_log(None, state, control, logs=logs)
+    callback.on_log(None, state, control, logs=logs)
+    return control.should_training_stop
+
+
+def test_a_gradient_that_is_no_number_leaves_the_weights_and_stops(tmp_path: Any) -> None:
+    log = StepLog(tmp_path / "metrics.jsonl")
+    callback = StoppingCallback(StoppingSection(), log)
+    model = torch.nn.Linear(2, 1)
+    before = [parameter.detach().clone() for parameter in model.parameters()]
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    model(torch.tensor([[math.inf, 1.0]])).sum().backward()
+    callback.on_pre_optimizer_step(None, None, None, model=model)
+    optimizer.step()
+    assert all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
+    assert logged(callback, {"step": 7, "reward": 0.1, "grad_norm": math.nan})
+    assert callback.stopped is not None
+    assert (callback.stopped.kind, callback.stopped.step) == ("gradient", 7)
+
+    model(torch.tensor([[1.0, 1.0]])).sum().backward()
+    callback.on_pre_optimizer_step(None, None, None, model=model)
+    optimizer.step()
+    assert not all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
+
+
+def test_a_resumed_run_remembers_what_it_watched(tmp_path: Any) -> None:
+    section = StoppingSection(entropy_share=0.5, first_steps=2, patience=3)
+    entropies = [1.0, 1.0, 0.1, 0.1, 0.1]
+    first = StoppingCallback(section, StepLog(tmp_path / "metrics.jsonl"))
+    played = [logged(first, entry) for entry in steps(entropy=entropies[:4])]
+    assert played == [False] * 4
+    kept = StepLog(tmp_path / "metrics.jsonl", keep=tmp_path / "checkpoint-4")
+    assert logged(StoppingCallback(section, kept), {"step": 5, "reward": 0.5, "entropy": 0.1})
