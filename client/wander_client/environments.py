@@ -106,11 +106,17 @@ def installed_here(name: EnvironmentName) -> list[Installed]:
 def ensure_installed(name: EnvironmentName, *, no_lock: bool | None = None) -> Installed:
     """Return the installed environment; asks the hub only when that is needed."""
     from wander_client.packaging.install import install
-    from wander_client.packaging.store import EnvironmentStore
+    from wander_client.packaging.store import NEVER, EnvironmentStore
 
     here = current()
     store = EnvironmentStore(here.settings.data_dir, here.output.warn)
-    present = [one for one in installed_here(name) if one.record.fits(no_lock)]
+    chosen_at = {one.path: one.chosen_at for one in installed_here(name)}
+    # What was installed for one run without its lock is not what the others mean.
+    present = [
+        one
+        for one in installed_here(name)
+        if one.record.fits(no_lock) and (no_lock is not None or one.is_chosen)
+    ]
     if name.version is not None and present:
         store.virtualenvs.mark_used(present[-1].record.virtualenv)
         return present[-1]
@@ -128,6 +134,9 @@ def ensure_installed(name: EnvironmentName, *, no_lock: bool | None = None) -> I
         doubts = "" if name.version else ", which may not be the newest"
         here.output.warn(f"{error}; using the installed {used.name} of {used.record.hub}{doubts}")
         return used
+    if no_lock and installed.record.unlocked == "chosen":
+        # Left aside for this run alone: what the version means here stays.
+        store.set_chosen_at(installed, chosen_at.get(installed.path, NEVER))
     if fresh:
         record = installed.record
         here.output.note(f"installed {installed.name} (sha256:{record.wheel_sha256[:12]}) from {record.hub}")

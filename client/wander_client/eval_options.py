@@ -107,6 +107,9 @@ class EvalOptions:
     max_lines: Annotated[
         int, typer.Option(min=1, help="exhaustive: end there when the environment has more")
     ] = 100_000
+    no_lock: Annotated[
+        bool, typer.Option("--no-lock", help="packages of now, not those of the version's lock")
+    ] = False
     dry_run: Annotated[bool, typer.Option("--dry-run", help="show what would be played")] = False
     in_process: Annotated[bool, typer.Option("--in-process", help="run a folder in this process")] = False
     pass_env: Annotated[
@@ -154,6 +157,7 @@ class EvalOptions:
             device=self.device,
             exhaustive=self.exhaustive,
             max_lines=self.max_lines,
+            no_lock=self.no_lock,
         )
 
     def arguments(self) -> dict[str, Any]:

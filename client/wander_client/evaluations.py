@@ -101,6 +101,8 @@ class EvaluationSettings(Record):
     """Walk every line of the environment's choices instead of playing examples."""
     max_lines: int = 100_000
     """Where such a walk ends."""
+    no_lock: bool = False
+    """With the packages of now, not those of the version's lock."""
     rerun_of: str | None = None
     """The run that is repeated."""
     environment_files: dict[str, str] | None = None
@@ -164,7 +166,12 @@ def settled(settings: EvaluationSettings, begun: Path | None = None) -> tuple[Ev
 
     `begun` is the folder of a run that goes on.
     """
-    location = locate(settings.environment) if begun is None else begun_location(settings.environment, begun)
+    if begun is None:
+        location = locate(settings.environment, no_lock=settings.no_lock or None)
+    else:
+        location = begun_location(settings.environment, begun)
+    if settings.no_lock and location.folder is not None:
+        raise UsageError("a folder has no lock that could be left aside", hint="leave out `--no-lock`")
     exact = str(location.installed.name) if location.installed else str(location.folder)
     model = settings.model
     bare = model.removeprefix("hf:")

@@ -86,9 +86,9 @@ def _differing(stored: EvaluationSettings, typed: Mapping[str, Any], run_dir: Pa
             yield f"`{option} {typed[name]}`: the run has `{has}`"
     if typed.get("all_examples") and stored.num_examples is not None:
         yield f"`--all`: the run has `-n {stored.num_examples}`"
-    for name in ("strata", "shuffle", "exhaustive"):
+    for name in ("strata", "shuffle", "exhaustive", "no_lock"):
         if typed.get(name) and not getattr(stored, name):
-            yield f"`--{name}`: the run was begun without it"
+            yield f"`--{name.replace('_', '-')}`: the run was begun without it"
     yield from _differing_sampling(stored.sampling.given(), typed)
     yield from _differing_arguments(stored, typed)
     if typed.keys() & {"sandbox", "sandbox_limit"}:

@@ -87,6 +87,7 @@ class Defaults(Record):
     serve_timeout: float | None = Field(default=None, gt=0)
     device: str | None = None
     in_process: bool | None = None
+    no_lock: bool | None = None
     pass_env: list[str] | None = None
     sandbox: bool | None = None
     workers: int | None = Field(default=None, ge=1)
@@ -249,7 +250,7 @@ _SAME = (
         "budget_usd",
     ),
     *("cache", "call_timeout", "rollout_timeout", "serve", "serve_args", "serve_python", "serve_timeout"),
-    *("device", "in_process", "workers", "seed", "sampling"),
+    *("device", "in_process", "no_lock", "workers", "seed", "sampling"),
 )
 """Keys of a suite that are called as the settings they stand for."""
 

@@ -84,11 +84,11 @@ def project(machine: Machine, name: str) -> Path:
     return folder
 
 
-def evaluated(machine: Machine, name: str, place: str) -> tuple[dict[str, Any], float]:
+def evaluated(machine: Machine, name: str, place: str, *options: str) -> tuple[dict[str, Any], float]:
     """Play an environment with a model that is always right; return its pin and the mean reward."""
     run = machine.home / place
     model = f"scripted:{name.replace('-', '_')}:solver"
-    machine.wander("eval", f"admin/{name}@0.1.0", "-m", model, "-n", 4, "--out", run)
+    machine.wander("eval", f"admin/{name}@0.1.0", "-m", model, "-n", 4, "--out", run, *options)
     summary = json.loads((run / "summary.json").read_text())
     pin: dict[str, Any] = json.loads((run / "run.json").read_text())["environment"]
     return pin, summary["reward_mean"]
@@ -148,6 +148,24 @@ def test_what_was_chosen_last_is_played_and_recorded(played: Machine, new_machin
     assert (again["lock_sha256"], again["fresh"]) == (locked["lock_sha256"], False)
     assert machine.wander("list")[-1]["lock_sha256"] == locked["lock_sha256"], "what is played next"
     machine.wander("replay", machine.home / "without")
+
+
+def test_one_run_leaves_the_lock_aside_and_the_next_takes_it(
+    played: Machine, new_machine: Any, lock_hub: LiveHub
+) -> None:
+    machine: Machine = new_machine("once")
+    pin, reward = evaluated(machine, "say-env", "without", "--no-lock")
+    assert (pin["lock_sha256"], pin["unlocked"], reward) == (None, "chosen", 0.5)
+    posted = machine.wander("post", machine.home / "without")
+    page = httpx.get(f"{lock_hub.url}/runs/{posted['run_id']}", headers={"Accept": "text/html"}, timeout=60)
+    assert "without its lock" in page.text
+    pin, reward = evaluated(machine, "say-env", "with")
+    assert (pin["unlocked"], reward) == (None, 1.0), "it was left aside for that run alone"
+    evaluated(machine, "say-env", "again", "--no-lock")
+    assert machine.wander("list")[-1]["lock_sha256"] == pin["lock_sha256"]
+    assert "was begun without it" in machine.refused(
+        2, "eval", "--resume", machine.home / "with", "--no-lock"
+    )
 
 
 def test_the_hub_verifies_a_run_with_its_lock(played: Machine, lock_hub: LiveHub) -> None:

@@ -84,7 +84,7 @@ def install(
     listed = wheel_file(detail)
     _require_python(detail)
     if no_lock is None:
-        last = store.find(exact, hub.url)[-1:]
+        last = [one for one in store.find(exact, hub.url) if one.is_chosen][-1:]
         no_lock = bool(last) and last[0].record.unlocked == "chosen"
     unlocked = _unlocked(detail, no_lock=no_lock)
     place = store.place(exact, listed.sha256, locked=unlocked != "chosen")

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import os
 from collections.abc import Callable, Iterator
 from datetime import datetime
 from pathlib import Path
@@ -26,6 +27,10 @@ from wander_client.packaging.virtualenvs import VirtualEnvironments, discard, st
 
 RECORD = "installed.json"
 LOCK = "pylock.toml"
+
+
+NEVER = 0.0
+"""When an environment was chosen that nobody installed by name."""
 
 
 class InstalledRecord(Record):
@@ -68,6 +73,11 @@ class Installed:
         self.virtualenv = virtualenv
         self.chosen_at = chosen_at
         """When it was last asked for, in seconds since 1970."""
+
+    @property
+    def is_chosen(self) -> bool:
+        """Whether its version means it here; not what was installed for one run, without its lock."""
+        return self.chosen_at > NEVER
 
     @property
     def python(self) -> Path:
@@ -138,6 +148,11 @@ class EnvironmentStore:
         with contextlib.suppress(OSError):  # on a disk that is only read
             (installed.path / RECORD).touch()
         self.virtualenvs.mark_used(installed.record.virtualenv)
+
+    def set_chosen_at(self, installed: Installed, moment: float) -> None:
+        """Note when an installed environment was chosen, `NEVER` for one that is used by a single run."""
+        with contextlib.suppress(OSError):  # on a disk that is only read
+            os.utime(installed.path / RECORD, (moment, moment))
 
     @contextlib.contextmanager
     def locked(self, name: EnvironmentName) -> Iterator[None]:
