@@ -49,6 +49,19 @@ class EnvironmentSection(Section):
     """Processes that play it; more help where its code computes for long. The weights are the same."""
 
 
+class MixedEnvironmentSection(Section):
+    """One of several environments that are trained on together: `[[environments]]`."""
+
+    name: str | None = None
+    """`owner/name[@version]` or a folder; without it, the environment that the command names."""
+    label: str | None = Field(default=None, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
+    """What it is called in the metrics; None means the environment's own name."""
+    arguments: dict[str, Any] = Field(default_factory=dict)
+    """Passed to its `load_environment`."""
+    weight: float = Field(default=1.0, gt=0)
+    """Its share of the groups of every step, beside the weights of the others."""
+
+
 class AlgorithmSection(Section):
     """How rewards become gradients."""
 
@@ -301,6 +314,8 @@ class GRPOSettings(Section):
 
     model: ModelSection
     environment: EnvironmentSection = EnvironmentSection()
+    environments: list[MixedEnvironmentSection] = Field(default_factory=list)
+    """Several environments in place of one; `environment` then holds what is common to them."""
     algorithm: AlgorithmSection = AlgorithmSection()
     data: DataSection = DataSection()
     batch: BatchSection = BatchSection()
@@ -312,6 +327,12 @@ class GRPOSettings(Section):
     output: OutputSection = OutputSection()
     logging: LoggingSection = LoggingSection()
     alerts: AlertsSection = AlertsSection()
+
+    @model_validator(mode="after")
+    def _one_place_for_arguments(self) -> GRPOSettings:
+        if self.environments and self.environment.arguments:
+            raise ValueError("with `[[environments]]` each of them has its own `arguments`")
+        return self
 
     @model_validator(mode="after")
     def _evaluated(self) -> GRPOSettings:

@@ -1,23 +1,22 @@
 """GRPO on any environment, with TRL's `GRPOTrainer`. Read top to bottom.
 
-One step: take the next examples in the environment's order, let the policy play each of them `group_size`
+One step: take the next examples (`wander.train.sampler`), let the policy play each of them `group_size`
 times, give every rollout the advantage reward minus its group's mean, and take one policy-gradient step on
 the policy's own tokens. TRL does the algorithm (losses, advantages, optimizer, checkpoints); this module
 brings the rollouts, through TRL's `rollout_func`.
 
 Three things TRL leaves open are settled here:
-- only prompts reach `rollout_func`, so each carries its place in the training order as an extra key;
+- only prompts reach `rollout_func`, so each carries its slot in the step as an extra key;
 - padding: rows are computed without their padding, in buckets of alike length;
 - rows without advantage are not computed where that changes nothing (dapo, cispo without a KL term): their
   gradient is exactly zero, and late in a run most groups are such.
 
 Left out on purpose: several updates per batch of rollouts (the policy ratio is always 1 at the update),
-several processes, vLLM, curricula.
+several processes, vLLM.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,12 +31,15 @@ from wander.clients.policy import PolicyClient
 from wander.models.loading import load_model, weights_digest
 from wander.models.quiet import quiet_libraries
 from wander.train.config import GRPOSettings
-from wander.train.environments import EnvironmentChoice, EnvironmentOpener, PinSource
+from wander.train.environments import EnvironmentOpener, PinSource, choices_of
 from wander.train.evaluating import Listener, save_copy, scheduled
+from wander.train.gathering import PlayedStep, StepPlayer, mixture_of
 from wander.train.outcome import BestCheckpoint, Stopped, write_outcome
 from wander.train.record import METRICS, TrainingRecord
-from wander.train.rollouts import Assignment, RolloutSource, StepRollouts, Trajectory
+from wander.train.rollouts import RolloutSource, Trajectory
+from wander.train.sampler_checkpoint import SamplerCheckpoint
 from wander.train.sft import Progress, save_model
+from wander.train.step_metrics import mean, rollout_metrics
 from wander.train.trainer import (
     StepLog,
     remove_checkpoints,
@@ -47,7 +49,7 @@ from wander.train.trainer import (
 )
 
 PLACE = "wander_position"
-"""Key of a prompt's message that holds its place in the training order."""
+"""Key of a prompt's message that numbers the groups of the run; what a group plays the sampler decides."""
 
 CISPO_CLIP_HIGH = 5.0
 ROWS_PER_FORWARD = 32
@@ -108,9 +110,11 @@ def train_grpo(
         run_seed=settings.schedule.seed
         if settings.environment.run_seed is None
         else settings.environment.run_seed,
-        choice=EnvironmentChoice(arguments=settings.environment.arguments),
+        choices=choices_of(settings),
+        retries=settings.batch.retries,
     )
     try:
+        player = StepPlayer(source, mixture_of(source, settings), settings)
         record = TrainingRecord.open(
             *(folder, settings, source, client, loaded, pin),
             resume=resume,
@@ -119,6 +123,8 @@ def train_grpo(
         )
         begun = record.checkpoint.path if record.checkpoint else None
         log = StepLog(folder / METRICS, progress, keep=begun)
+        sampling = SamplerCheckpoint(player.mixture, settings.batch.groups)
+        sampling.restore(begun)
 
         def save_best(step: int, place: Path) -> str | None:
             record.keep_weights(step, save_copy(model, loaded, place))
@@ -135,9 +141,9 @@ def train_grpo(
                 ) as schedule,
             ):
                 # Whatever else happens between steps (trackers, panels) is one more of these.
-                callbacks = [*schedule.callbacks, *record.callbacks, *observers]
+                callbacks = [*schedule.callbacks, sampling, *record.callbacks, *observers]
                 trainer = RolloutTrainer(
-                    source, model, loaded.tokenizer, settings, folder, log, record, callbacks=callbacks
+                    player, model, loaded.tokenizer, settings, folder, log, record, callbacks=callbacks
                 )
                 interrupted = train_until_interrupted(trainer, log, begun)
                 saved = save_model(trainer.model, loaded, folder / "model")
@@ -158,9 +164,9 @@ def train_grpo(
         model=saved,
         steps=trainer.state.global_step,
         interrupted=interrupted,
-        first_reward=_mean(rewards[:tenth]),
-        final_reward=_mean(rewards[-tenth:]),
-        rollouts=len(log.entries) * settings.batch.rollouts,
+        first_reward=mean(rewards[:tenth]),
+        final_reward=mean(rewards[-tenth:]),
+        rollouts=sum(entry.get("rollouts", settings.batch.rollouts) for entry in log.entries),
         seconds=perf_counter() - started,
         stopped=outcome.stopped,
         best=outcome.best,
@@ -208,7 +214,7 @@ class RolloutTrainer(GRPOTrainer):  # type: ignore[misc]
 
     def __init__(
         self,
-        source: RolloutSource,
+        player: StepPlayer,
         model: Any,
         tokenizer: Any,
         settings: GRPOSettings,
@@ -217,7 +223,7 @@ class RolloutTrainer(GRPOTrainer):  # type: ignore[misc]
         record: TrainingRecord,
         callbacks: Sequence[TrainerCallback],
     ) -> None:
-        self.source = source
+        self.player = player
         self.settings = settings
         self.record = record
         self.step_metrics: dict[str, Any] = {}
@@ -291,10 +297,14 @@ class RolloutTrainer(GRPOTrainer):  # type: ignore[misc]
                 entropies = entropies.index_put(target, output.entropy[scored[:, 1:]].detach().float())
         return logps[:, -logits_to_keep:], entropies[:, -logits_to_keep:] if compute_entropy else None, None
 
-    def note(self, assignments: list[Assignment], played: StepRollouts) -> None:
-        """Keep what a step's rollouts tell, for the step's line of metrics and the sample of rollouts."""
-        self.step_metrics = rollout_metrics(played, self.settings.batch.group_size)
-        self.record.keep(self.state.global_step + 1, assignments, played)
+    def play(self, slots: Sequence[int]) -> PlayedStep:
+        """Play the groups of the next step, and keep what they tell."""
+        step = self.player.play(slots)
+        self.step_metrics = rollout_metrics(
+            step, self.player.source.labels, refills=self.settings.data.refill_rounds > 0
+        )
+        self.record.keep(self.state.global_step + 1, step)
+        return step
 
     def _finish_step_metrics(self) -> dict[str, Any]:
         now = perf_counter()
@@ -304,7 +314,7 @@ class RolloutTrainer(GRPOTrainer):  # type: ignore[misc]
 
 
 def training_order(settings: GRPOSettings) -> Any:
-    """Return the dataset that TRL walks: one row a group, nothing but its place in the order."""
+    """Return the dataset that TRL walks: one row a group, nothing but its number."""
     from datasets import Dataset
 
     groups = settings.schedule.steps * settings.batch.groups
@@ -313,66 +323,19 @@ def training_order(settings: GRPOSettings) -> Any:
 
 def play_step(prompts: list[list[dict[str, Any]]], trainer: RolloutTrainer) -> dict[str, Any]:
     """Play one step; TRL's `rollout_func`. `prompts` has one entry a rollout, groups together."""
-    taken: dict[int, int] = {}
-    assignments = []
-    for prompt in prompts:
-        position = int(prompt[-1][PLACE])
-        assignments.append(Assignment(position, taken.get(position, 0)))
-        taken[position] = taken.get(position, 0) + 1
-    played = trainer.source.play(assignments)
-    trainer.note(assignments, played)
+    slots = dict.fromkeys(int(prompt[-1][PLACE]) % trainer.settings.batch.groups for prompt in prompts)
+    step = trainer.play(list(slots))
     end = trainer.processing_class.eos_token_id
-    trajectories = [trajectory or Trajectory([end], [end], [0], [0.0]) for trajectory in played.trajectories]
+    trajectories = [trajectory or Trajectory([end], [end], [0], [0.0]) for trajectory in step.trajectories]
     return {
         "prompt_ids": [trajectory.prompt_ids for trajectory in trajectories],
         "completion_ids": [trajectory.completion_ids for trajectory in trajectories],
         "logprobs": [trajectory.logprobs for trajectory in trajectories],
         "env_mask": [trajectory.mask for trajectory in trajectories],
-        "environment_reward": [usable_reward(rollout, t) for rollout, t in _pairs(played)],
+        "environment_reward": step.rewards,
     }
-
-
-def usable_reward(rollout: Any, trajectory: Trajectory | None) -> float | None:
-    """Return the reward to learn from, or None for a rollout that failed: it gets no advantage."""
-    if trajectory is None or rollout.reward is None or not math.isfinite(rollout.reward):
-        return None
-    return float(rollout.reward)
 
 
 def reward(environment_reward: list[float | None], **unused: Any) -> list[float | None]:
     """Hand TRL the rewards that the environment gave."""
     return environment_reward
-
-
-def rollout_metrics(played: StepRollouts, group_size: int) -> dict[str, Any]:
-    """Return what one step's rollouts tell: rewards, each reward function, lengths, failures, time."""
-    scored = [rollout for rollout, t in _pairs(played) if usable_reward(rollout, t) is not None]
-    names = sorted({name for rollout in scored for name in rollout.metrics})
-    rewards = [usable_reward(rollout, t) for rollout, t in _pairs(played)]
-    groups = [rewards[first : first + group_size] for first in range(0, len(rewards), group_size)]
-    flat = [len({value for value in group if value is not None}) <= 1 for group in groups]
-    return {
-        "reward": _mean([rollout.reward for rollout in scored]),
-        **{
-            f"rewards/{name}": _mean([r.metrics[name] for r in scored if name in r.metrics]) for name in names
-        },
-        "turns": _mean([len(rollout.turns) for rollout in scored]),
-        "tokens": played.sampled_tokens / max(1, len(played.rollouts)),
-        "entropy": played.entropy,
-        "groups_without_variance": sum(flat) / max(1, len(flat)),
-        "truncated": _mean([float(rollout.truncated) for rollout in scored]),
-        "failed": sum(played.failures.values()),
-        "retried": played.retried,
-        "seconds/rollouts": played.seconds,
-        "seconds/generation": played.model_seconds,
-        "seconds/environment": max(0.0, played.seconds - played.model_seconds),
-    }
-
-
-def _pairs(played: StepRollouts) -> list[tuple[Any, Trajectory | None]]:
-    return list(zip(played.rollouts, played.trajectories, strict=True))
-
-
-def _mean(values: Sequence[float | None]) -> float:
-    known = [value for value in values if value is not None]
-    return sum(known) / len(known) if known else float("nan")

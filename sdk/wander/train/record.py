@@ -33,6 +33,7 @@ from wander.train.checkpoints import (
 from wander.train.checkpoints import read_saved as read_checkpoints
 from wander.train.config import GRPOSettings
 from wander.train.environments import PinSource
+from wander.train.gathering import PlayedStep, planned_examples
 from wander.train.reproduction import (
     Difference,
     allowed,
@@ -40,9 +41,11 @@ from wander.train.reproduction import (
     reproduction_of,
     training_differences,
 )
-from wander.train.rollouts import Assignment, RolloutSource, StepRollouts
+from wander.train.rollouts import RolloutSource
 from wander.train.step_hash import STEPS, StepHashes
+from wander.types import task_set_digest
 from wander.wire import EnvironmentPin, RunManifest
+from wander.wire.run_record import MixedEnvironment
 
 METRICS = "metrics.jsonl"
 
@@ -117,16 +120,14 @@ class TrainingRecord:
         with arithmetic(made.mode, made.threads) if made else contextlib.nullcontext():
             yield
 
-    def keep(self, step: int, assignments: list[Assignment], played: StepRollouts) -> None:
+    def keep(self, step: int, played: PlayedStep) -> None:
         """Hash the step's rollouts, and keep the first group of them when it is this step's turn."""
         self.hashes.take(played.rollouts)
         every = self.settings.output.rollouts_every
         if every == 0 or (step != 1 and step % every != 0):
             return
-        first = assignments[0].position
-        for assignment, rollout in zip(assignments, played.rollouts, strict=True):
-            if assignment.position == first:
-                self.folder.append(rollout)
+        for rollout in played.groups[0].rollouts:
+            self.folder.append(rollout)
         self.folder.sync()
 
     def keep_weights(self, step: int, folder: Path) -> None:
@@ -181,17 +182,18 @@ def training_manifest(
 
     That is environment, every example it will play, starting weights, settings, and what computes.
     """
-    made, diff = reproduction_of([source.info], loaded.model.device)
-    groups = settings.schedule.steps * settings.batch.groups
-    examples = source.examples(range(min(groups, source.length or groups)))
+    made, diff = reproduction_of([each.info for each in source.environments], loaded.model.device)
+    examples = planned_examples(source, settings)
+    pins = [
+        pin(choice) if pin is not None else EnvironmentPin(name=opened.info.name, info=opened.info)
+        for choice, opened in zip(source.choices, source.environments, strict=True)
+    ]
     model = model_pin(client)
     model.weights_sha256 = weights_digest(loaded.path) if loaded.path else None
     manifest = new_manifest(
-        environment=pin(source.choice)
-        if pin is not None
-        else EnvironmentPin(name=source.info.name, info=source.info),
+        environment=pins[0],
         model=model,
-        examples=examples,
+        examples=examples[0],
         rollouts_per_example=settings.batch.group_size,
         sampling=source.sampling,
         split="train",
@@ -199,7 +201,19 @@ def training_manifest(
         kind="training",
         training=settings.model_dump(mode="json"),
     )
-    return manifest.model_copy(update={"reproduction": made}), diff
+    mixture = [
+        MixedEnvironment(
+            label=label,
+            weight=section.weight,
+            environment=environment,
+            examples=len(own),
+            task_set_sha256=task_set_digest(own),
+        )
+        for label, section, environment, own in zip(
+            source.labels, settings.environments, pins, examples, strict=bool(settings.environments)
+        )
+    ]
+    return manifest.model_copy(update={"reproduction": made, "mixture": mixture}), diff
 
 
 def read_metrics(folder: Path) -> list[dict[str, Any]]:

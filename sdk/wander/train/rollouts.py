@@ -8,19 +8,24 @@ it is played once more, and if that fails too it counts as unscored.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
+from collections import Counter
 from collections.abc import Coroutine, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from time import perf_counter
 from typing import Any, TypeVar
 
 from wander.clients.policy import PolicyClient
-from wander.errors import RunError
+from wander.handle import EnvironmentHandle
 from wander.seeding import derived_rng, derived_seed
-from wander.train.environments import EnvironmentChoice, EnvironmentOpener
+from wander.train.environments import EnvironmentChoice, EnvironmentOpener, require_distinct
 from wander.types import EnvironmentInfo, Example, Rollout, SamplingArgs, TurnTokens
 
 Result = TypeVar("Result")
+
+PAGE = 1000
+"""Rows that are asked for at once when only their strata are of interest."""
 
 
 @dataclass(frozen=True)
@@ -88,8 +93,21 @@ class Assignment:
     """One rollout to play: which row of the training order, and which of its group."""
 
     position: int
-    """Place in the training order; the environment's rows repeat in order when they run out."""
+    """Place in the training order, `epoch * length + row`."""
     index: int
+    environment: int = 0
+    """Number of the environment, where several are trained on."""
+
+    @property
+    def group(self) -> tuple[int, int]:
+        """What the rollouts of one group share."""
+        return self.environment, self.position
+
+    @property
+    def name(self) -> str:
+        """The rollout's id in its step."""
+        mixed = f"{self.environment}:" if self.environment else ""
+        return f"{mixed}{self.position}/{self.index}"
 
 
 @dataclass
@@ -104,8 +122,11 @@ class StepRollouts:
     sampled_tokens: int = 0
     entropy: float = 0.0
     """Mean over sampled tokens, nats."""
-    failures: dict[str, int] = field(default_factory=dict)
-    """Rollouts that failed twice, by boundary."""
+
+    @property
+    def failures(self) -> dict[str, int]:
+        """Rollouts that failed at every attempt, by boundary."""
+        return dict(Counter(each.failure.boundary for each in self.rollouts if each.failure is not None))
 
 
 class LoopThread:
@@ -133,7 +154,10 @@ class LoopThread:
 
 
 class RolloutSource:
-    """Plays training rollouts on one environment with one policy."""
+    """Plays training rollouts on one environment, or several, with one policy.
+
+    A rollout that fails is played again up to `retries` times.
+    """
 
     def __init__(
         self,
@@ -142,162 +166,202 @@ class RolloutSource:
         *,
         sampling: SamplingArgs,
         run_seed: int,
-        choice: EnvironmentChoice | None = None,
+        choices: Sequence[EnvironmentChoice] = (EnvironmentChoice(),),
+        retries: int = 1,
     ) -> None:
         self.client = client
-        self.choice = choice or EnvironmentChoice()
         self.sampling = sampling
         self.run_seed = run_seed
+        self.choices = list(choices)
+        self.retries = retries
+        self.environments: list[EnvironmentHandle] = []
         self._thread = LoopThread()
-        self._opening = open_environment(self.choice)
+        self._opened = contextlib.AsyncExitStack()
+        self._examples: dict[tuple[int, int], Example] = {}
+        self._strata: dict[int, list[int | None]] = {}
         try:
-            self.environment = self._thread.run(self._opening.__aenter__())
+            for choice in self.choices:
+                opening = self._opened.enter_async_context(open_environment(choice))
+                self.environments.append(self._thread.run(opening))
+            require_distinct(self.labels)
         except BaseException:
+            self._thread.run(self._opened.aclose())
             self._thread.close()
             raise
-        self._examples: dict[int, Example] = {}
 
     @property
     def info(self) -> EnvironmentInfo:
-        """What the environment says about itself."""
-        return self.environment.info
+        """What the (first) environment says about itself."""
+        return self.environments[0].info
 
     @property
-    def length(self) -> int | None:
-        """Number of training rows, or None when they are endless."""
-        return self.info.train_examples
+    def labels(self) -> list[str]:
+        """What the environments are called in the metrics."""
+        return [
+            choice.label or opened.info.name
+            for choice, opened in zip(self.choices, self.environments, strict=True)
+        ]
 
-    def examples(self, positions: Sequence[int]) -> list[Example]:
-        """Return the examples at these places of the training order."""
-        rows = [position % self.length if self.length else position for position in positions]
-        missing = sorted({row for row in rows if row not in self._examples})
-        if missing:
-            fetched = self._thread.run(
-                self.environment.examples("train", missing[0], missing[-1] - missing[0] + 1)
-            )
-            self._examples |= dict(zip(range(missing[0], missing[-1] + 1), fetched, strict=True))
-        return [self._examples[row] for row in rows]
+    def length(self, environment: int = 0) -> int | None:
+        """Return the number of training rows, or None when they are endless."""
+        return self.environments[environment].info.train_examples
+
+    def strata(self, environment: int = 0) -> list[int | None]:
+        """Return the stratum of every training row; empty where the environment declares none."""
+        length = self.length(environment)
+        if not self.environments[environment].info.strata or length is None:
+            return []
+        strata = self._strata.setdefault(environment, [])
+        for first in range(len(strata), length, PAGE):
+            page = self.environments[environment].examples("train", first, min(PAGE, length - first))
+            strata += [example.stratum for example in self._thread.run(page)]
+        return strata
+
+    def examples(self, positions: Sequence[int], environment: int = 0) -> list[Example]:
+        """Return the examples at these places of an environment's training order."""
+        length = self.length(environment)
+        rows = [position % length if length else position for position in positions]
+        missing = sorted({row for row in rows if (environment, row) not in self._examples})
+        for first, count in _runs(missing):
+            fetched = self._thread.run(self.environments[environment].examples("train", first, count))
+            for row, example in enumerate(fetched, start=first):
+                self._examples[environment, row] = example
+        return [self._examples[environment, row] for row in rows]
 
     def play(self, assignments: Sequence[Assignment]) -> StepRollouts:
-        """Play one step's rollouts and return them in order.
-
-        Raises `RunError` when every single one failed: then nothing can be learnt, and going on hides it.
-        """
+        """Play rollouts and return them in order; those that failed to the end among them."""
         started = perf_counter()
-        examples = self.examples([assignment.position for assignment in assignments])
+        examples = self._examples_of(assignments)
         rollouts = self._thread.run(self._play(assignments, examples))
-        again = self._to_play_again(assignments, rollouts)
-        if again:
+        retried = 0
+        for attempt in range(1, self.retries + 1):
+            again = self._to_play_again(assignments, rollouts)
+            if not again:
+                break
+            retried += len(again)
             replayed = self._thread.run(
-                self._play([assignments[n] for n in again], [examples[n] for n in again], attempt=1)
+                self._play([assignments[n] for n in again], [examples[n] for n in again], attempt)
             )
             for number, rollout in zip(again, replayed, strict=True):
                 rollouts[number] = rollout
         totals = self.client.take_totals()
-        failures: dict[str, int] = {}
-        for rollout in rollouts:
-            if rollout.failure is not None:
-                failures[rollout.failure.boundary] = failures.get(rollout.failure.boundary, 0) + 1
-        if rollouts and sum(failures.values()) == len(rollouts):
-            failure = rollouts[0].failure
-            assert failure is not None
-            raise RunError(
-                f"all {len(rollouts)} rollouts of a step failed twice, the first with "
-                f"{failure.type}: {failure.message}",
-                hint="run `wander eval` on this environment and model to see the failures",
-            )
         return StepRollouts(
             rollouts=rollouts,
             trajectories=[trajectory_of(rollout) for rollout in rollouts],
             seconds=perf_counter() - started,
             model_seconds=totals.seconds,
-            retried=len(again),
+            retried=retried,
             sampled_tokens=totals.tokens,
             entropy=totals.mean_entropy,
-            failures=failures,
         )
+
+    def _examples_of(self, assignments: Sequence[Assignment]) -> list[Example]:
+        found: dict[Assignment, Example] = {}
+        for environment in range(len(self.environments)):
+            part = [each for each in assignments if each.environment == environment]
+            found |= dict(
+                zip(part, self.examples([each.position for each in part], environment), strict=True)
+            )
+        return [found[assignment] for assignment in assignments]
 
     def _to_play_again(self, assignments: Sequence[Assignment], rollouts: Sequence[Rollout]) -> list[int]:
         """Return the places of the rollouts that failed; of whole groups, where these are scored together."""
-        failed = [number for number, rollout in enumerate(rollouts) if rollout.failure is not None]
-        if not self.info.group_rewards:
-            return failed
-        positions = {assignments[number].position for number in failed}
-        return [number for number, each in enumerate(assignments) if each.position in positions]
+        failed = {number for number, rollout in enumerate(rollouts) if rollout.failure is not None}
+        together = {
+            assignments[number].group for number in failed if self._scores_groups(assignments[number])
+        }
+        return [
+            number for number, each in enumerate(assignments) if number in failed or each.group in together
+        ]
+
+    def _scores_groups(self, assignment: Assignment) -> bool:
+        return self.environments[assignment.environment].info.group_rewards
 
     async def _play(
         self, assignments: Sequence[Assignment], examples: Sequence[Example], attempt: int = 0
     ) -> list[Rollout]:
-        names = [f"{a.position}/{a.index}" + (f"/{attempt}" if attempt else "") for a in assignments]
+        names = [each.name + (f"/{attempt}" if attempt else "") for each in assignments]
         # All begin before any asks, so that every batch holds every rollout still playing.
         for name in names:
             self.client.begin(name)
-        play = self._play_groups if self.info.group_rewards else self._play_each
+        groups: dict[tuple[int, int], list[int]] = {}
+        for number, assignment in enumerate(assignments):
+            groups.setdefault(assignment.group, []).append(number)
+        played: list[Rollout | None] = [None] * len(assignments)
+
+        async def play_one(number: int) -> None:
+            played[number] = await self._play_one(names[number], assignments[number], examples[number])
+
+        async def play_group(numbers: list[int]) -> None:
+            part = [assignments[number] for number in numbers]
+            rollouts = await self._play_group(
+                [names[number] for number in numbers], part, examples[numbers[0]]
+            )
+            for number, rollout in zip(numbers, rollouts, strict=True):
+                played[number] = rollout
+
+        work: list[Coroutine[Any, Any, None]] = []
+        for numbers in groups.values():
+            if self._scores_groups(assignments[numbers[0]]):
+                work.append(play_group(numbers))
+            else:
+                work += [play_one(number) for number in numbers]
         try:
-            return await play(names, assignments, examples)
+            await asyncio.gather(*work)
         finally:
             for name in names:
                 self.client.end(name)
+        return [rollout for rollout in played if rollout is not None]
 
-    async def _play_each(
-        self, names: Sequence[str], assignments: Sequence[Assignment], examples: Sequence[Example]
+    async def _play_group(
+        self, names: Sequence[str], assignments: Sequence[Assignment], example: Example
     ) -> list[Rollout]:
-        return await asyncio.gather(
-            *(
-                self._play_one(name, assignment, example)
-                for name, assignment, example in zip(names, assignments, examples, strict=True)
-            )
+        """Play the rollouts of an example together, since a reward function compares them."""
+        return await self.environments[assignments[0].environment].rollout_group(
+            self.client,
+            example,
+            indices=[assignment.index for assignment in assignments],
+            run_seed=self._seed_at(assignments[0]),
+            sampling=self.sampling,
+            rollout_ids=names,
         )
-
-    async def _play_groups(
-        self, names: Sequence[str], assignments: Sequence[Assignment], examples: Sequence[Example]
-    ) -> list[Rollout]:
-        """Play the rollouts of each example together, since a reward function compares them."""
-        groups: dict[int, list[int]] = {}
-        for number, assignment in enumerate(assignments):
-            groups.setdefault(assignment.position, []).append(number)
-        played = await asyncio.gather(
-            *(
-                self.environment.rollout_group(
-                    self.client,
-                    examples[numbers[0]],
-                    indices=[assignments[number].index for number in numbers],
-                    run_seed=self._seed_at(position),
-                    sampling=self.sampling,
-                    rollout_ids=[names[number] for number in numbers],
-                )
-                for position, numbers in groups.items()
-            )
-        )
-        order = [number for numbers in groups.values() for number in numbers]
-        found = dict(zip(order, (rollout for group in played for rollout in group), strict=True))
-        return [found[number] for number in range(len(assignments))]
 
     async def _play_one(self, name: str, assignment: Assignment, example: Example) -> Rollout:
         try:
-            return await self.environment.rollout(
+            return await self.environments[assignment.environment].rollout(
                 self.client,
                 example,
                 index=assignment.index,
-                run_seed=self._seed_at(assignment.position),
+                run_seed=self._seed_at(assignment),
                 sampling=self.sampling,
                 rollout_id=name,
             )
         finally:
             self.client.end(name)
 
-    def _seed_at(self, position: int) -> int:
+    def _seed_at(self, assignment: Assignment) -> int:
         """Return the run seed at a place of the training order.
 
         Rows that come again meet new chances; within a group they are shared.
         """
-        epoch = position // self.length if self.length else 0
-        return derived_seed(self.run_seed, "epoch", epoch)
+        length = self.length(assignment.environment)
+        return derived_seed(self.run_seed, "epoch", assignment.position // length if length else 0)
 
     def close(self) -> None:
-        """Close the environment, the client's thread and the loop."""
+        """Close the environments, the client's thread and the loop."""
         try:
-            self._thread.run(self._opening.__aexit__(None, None, None))
+            self._thread.run(self._opened.aclose())
             self._thread.run(self.client.close())
         finally:
             self._thread.close()
+
+
+def _runs(rows: Sequence[int]) -> list[tuple[int, int]]:
+    """Return (first, count) of every run of consecutive rows, so that nothing else is fetched."""
+    runs: list[tuple[int, int]] = []
+    for row in rows:
+        if runs and row == sum(runs[-1]):
+            runs[-1] = (runs[-1][0], runs[-1][1] + 1)
+        else:
+            runs.append((row, 1))
+    return runs

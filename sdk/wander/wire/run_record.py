@@ -158,6 +158,18 @@ class EndpointUse(Record):
         )
 
 
+class MixedEnvironment(Record):
+    """One of several environments that a training run mixes."""
+
+    label: str
+    """What its metrics are called by."""
+    weight: float
+    environment: EnvironmentPin
+    examples: int
+    """How many of its examples the run may play."""
+    task_set_sha256: str
+
+
 class RunManifest(Record):
     """`run.json`: everything that pins a run, written before the first rollout."""
 
@@ -185,6 +197,9 @@ class RunManifest(Record):
     platform: Platform
     training: dict[str, Any] | None = None
     """The resolved training configuration, for training runs."""
+    mixture: list[MixedEnvironment] = Field(default_factory=list)
+    """All environments of a training run that mixes several; `environment` and the examples are those of the
+    first."""
     reproduction: Reproduction | None = None
     """With what a training run can be repeated, and how exactly."""
     endpoints: EndpointUse | None = None

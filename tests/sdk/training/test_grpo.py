@@ -184,7 +184,7 @@ def test_a_step_of_nothing_but_failures_ends_the_run(puller: Path, tmp_path: Pat
     def broken() -> BrokenEnv:
         return BrokenEnv([dict(question="?", answer="")] * 8, max_turns=2, rubric=bandit().rubric)
 
-    with pytest.raises(RunError, match="all 32 rollouts of a step failed twice"):
+    with pytest.raises(RunError, match="all 32 rollouts of a step failed, each 2 times"):
         train_grpo(opener_of(broken), settings_for(puller), tmp_path / "run")
 
 

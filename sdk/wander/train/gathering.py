@@ -1,0 +1,220 @@
+"""Plays a step: the groups that are its turn, then more in place of those that teach nothing.
+
+A group whose rewards are all alike has no advantage to learn from, and late in a run most groups are such.
+With `data.refill_rounds` their places are played again with other examples until every group of the step
+teaches something, or the rounds are over (DAPO calls it dynamic sampling). What could not be refilled stays.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from wander.errors import RunError
+from wander.train.config import GRPOSettings
+from wander.train.mixture import Mixture, Pick
+from wander.train.rollouts import Assignment, RolloutSource, StepRollouts, Trajectory
+from wander.train.sampler import ExampleSampler, has_signal
+from wander.types import Example, Rollout
+
+Exchange = Callable[[list[Any]], list[Any]]
+"""Takes this process's items and returns those of all processes, in the order of their ranks."""
+
+
+@dataclass
+class Group:
+    """The rollouts of one example."""
+
+    pick: Pick
+    rollouts: list[Rollout]
+    trajectories: list[Trajectory | None]
+
+    @property
+    def rewards(self) -> list[float | None]:
+        """The reward to learn from of each rollout; None of one that failed: it gets no advantage."""
+        return [usable_reward(*pair) for pair in zip(self.rollouts, self.trajectories, strict=True)]
+
+    @property
+    def scored(self) -> list[float]:
+        """The rewards of the rollouts that have one."""
+        return [reward for reward in self.rewards if reward is not None]
+
+
+@dataclass
+class PlayedStep:
+    """One step's rollouts."""
+
+    groups: list[Group]
+    """What is learnt from, one a slot."""
+    played: list[Group]
+    """All that was played, the groups that were replaced too."""
+    rewards: list[float | None]
+    """Of the rollouts that are learnt from; None for those of a group that was left out."""
+    first_idle: int = 0
+    """Groups of the first round that teach nothing."""
+    refilled: int = 0
+    """Those of them that another group replaced."""
+    left_out: int = 0
+    """Groups with too few scored rollouts, and no other in their place."""
+    calls: list[StepRollouts] = field(default_factory=list)
+    """Time and tokens, one a round."""
+
+    @property
+    def assignments(self) -> list[Assignment]:
+        """What is learnt from, in order."""
+        return [each for group in self.groups for each in _assignments(group.pick, len(group.rollouts))]
+
+    @property
+    def rollouts(self) -> list[Rollout]:
+        """The rollouts that are learnt from, groups together."""
+        return [rollout for group in self.groups for rollout in group.rollouts]
+
+    @property
+    def trajectories(self) -> list[Trajectory | None]:
+        """Their tokens."""
+        return [trajectory for group in self.groups for trajectory in group.trajectories]
+
+
+class StepPlayer:
+    """Plays the steps of a run, or one process's share of them."""
+
+    def __init__(
+        self,
+        source: RolloutSource,
+        mixture: Mixture,
+        settings: GRPOSettings,
+        *,
+        rank: int = 0,
+        exchange: Exchange = list,
+    ) -> None:
+        self.source = source
+        self.mixture = mixture
+        self.settings = settings
+        self.rank = rank
+        self.exchange = exchange
+
+    def play(self, slots: Sequence[int]) -> PlayedStep:
+        """Play the groups in these slots of the next step; every process draws the same for all of them.
+
+        Raises `RunError` when every single rollout failed: then nothing can be learnt, and going on hides it.
+        """
+        picks = self.mixture.draw(self.settings.batch.groups)
+        groups, call = self._play([picks[slot] for slot in slots])
+        step = PlayedStep(list(groups), list(groups), [], calls=[call])
+        step.first_idle = len(self._idle(step))
+        for _ in range(self.settings.data.refill_rounds):
+            if not self._refill(step):
+                break
+        self._require_one(step)
+        for group in step.groups:
+            enough = len(group.scored) >= self.settings.batch.min_group
+            step.rewards += group.rewards if enough else [None] * len(group.rollouts)
+            step.left_out += not enough
+        for pick, rewards in self.exchange([(group.pick, group.scored) for group in step.played]):
+            self.mixture.observe(pick, rewards)
+        return step
+
+    def _refill(self, step: PlayedStep) -> bool:
+        """Play one round of more groups; False when no process wants any."""
+        idle = self._idle(step)
+        wanted = [step.groups[idle[n % len(idle)]].pick.environment for n in range(self._count(step, idle))]
+        everyone = self.exchange([wanted])
+        picks = self.mixture.refill([number for one in everyone for number in one])
+        before = sum(len(one) for one in everyone[: self.rank])
+        if not picks:
+            return False
+        if not wanted:
+            return True
+        groups, call = self._play(picks[before : before + len(wanted)])
+        step.played += groups
+        step.calls.append(call)
+        for group in groups:
+            places = [n for n in idle if step.groups[n].pick.environment == group.pick.environment]
+            if places and self._teaches(group):
+                step.groups[places[0]] = group
+                idle.remove(places[0])
+                step.refilled += 1
+        return True
+
+    def _count(self, step: PlayedStep, idle: Sequence[int]) -> int:
+        """Return how many groups to play so that about as many as are missing teach something."""
+        if not idle:
+            return 0
+        taught = sum(self._teaches(group) for group in step.played)
+        share = (taught + 1) / (len(step.played) + 2)
+        return min(math.ceil(len(idle) / share), len(step.groups))
+
+    def _idle(self, step: PlayedStep) -> list[int]:
+        return [number for number, group in enumerate(step.groups) if not self._teaches(group)]
+
+    def _teaches(self, group: Group) -> bool:
+        scored = group.scored
+        return len(scored) >= self.settings.batch.min_group and has_signal(scored)
+
+    def _play(self, picks: Sequence[Pick]) -> tuple[list[Group], StepRollouts]:
+        size = self.settings.batch.group_size
+        call = self.source.play([each for pick in picks for each in _assignments(pick, size)])
+        groups = []
+        for number, pick in enumerate(picks):
+            part = slice(number * size, (number + 1) * size)
+            groups.append(Group(pick, call.rollouts[part], call.trajectories[part]))
+        return groups, call
+
+    def _require_one(self, step: PlayedStep) -> None:
+        rollouts = [rollout for group in step.played for rollout in group.rollouts]
+        failure = rollouts[0].failure if rollouts else None
+        if failure is None or any(rollout.failure is None for rollout in rollouts):
+            return
+        raise RunError(
+            f"all {len(rollouts)} rollouts of a step failed, each {self.source.retries + 1} times, the first "
+            f"with {failure.type}: {failure.message}",
+            hint="run `wander eval` on this environment and model to see the failures",
+        )
+
+
+def mixture_of(source: RolloutSource, settings: GRPOSettings) -> Mixture:
+    """Return what decides the examples of a run's steps."""
+    data = settings.data
+    samplers = [
+        ExampleSampler(
+            data,
+            length=source.length(number),
+            strata=source.strata(number) if data.stratify else (),
+            seed=settings.schedule.seed,
+        )
+        for number in range(len(source.environments))
+    ]
+    return Mixture(samplers, [environment.weight for environment in settings.environments] or [1.0])
+
+
+def planned_examples(source: RolloutSource, settings: GRPOSettings) -> list[list[Example]]:
+    """Return, for each environment, every example that the run may play, in the order of its steps.
+
+    Of endless datasets those that are certain: how far refills go is not known before.
+    """
+    data = settings.data.model_copy(update={"curriculum": False})  # plays the same examples, oftener or not
+    mixture = mixture_of(source, settings.model_copy(update={"data": data}))
+    steps, groups = settings.schedule.steps, settings.batch.groups
+    rows: list[dict[int, None]] = [{} for _ in mixture.samplers]
+    for pick in (pick for _ in range(steps) for pick in mixture.draw(groups)):
+        length = source.length(pick.environment)
+        rows[pick.environment][pick.position % length if length else pick.position] = None
+    for found, sampler in zip(rows, mixture.samplers, strict=True):
+        for _ in range(steps * groups * data.refill_rounds if sampler.length else 0):
+            if len(found) == sampler.length:
+                break
+            found[sampler.draw() % (sampler.length or 1)] = None
+    return [source.examples(list(found), number) for number, found in enumerate(rows)]
+
+
+def usable_reward(rollout: Rollout, trajectory: Trajectory | None) -> float | None:
+    """Return the reward to learn from, or None for a rollout that failed: it gets no advantage."""
+    if trajectory is None or rollout.reward is None or not math.isfinite(rollout.reward):
+        return None
+    return float(rollout.reward)
+
+
+def _assignments(pick: Pick, count: int) -> list[Assignment]:
+    return [Assignment(pick.position, index, pick.environment) for index in range(count)]

@@ -1,0 +1,104 @@
+"""What one step's rollouts tell, as one flat dictionary: a part of the step's line in `metrics.jsonl`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from wander.train.gathering import Group, PlayedStep, usable_reward
+from wander.train.sampler import has_signal
+from wander.types import Rollout
+
+
+def rollout_metrics(
+    step: PlayedStep, labels: Sequence[str] = ("",), *, refills: bool = False
+) -> dict[str, Any]:
+    """Return rewards, each reward function, lengths, failures and times of a step.
+
+    Means are over everything that was played, the groups that were replaced too: the policy as it is, not the
+    choice that is learnt from. With several environments each has its own beside them.
+    """
+    scored = _scored(step.played)
+    rollouts = sum(len(call.rollouts) for call in step.calls)
+    tokens = sum(call.sampled_tokens for call in step.calls)
+    entropy = sum(call.entropy * call.sampled_tokens for call in step.calls)
+    mixed = len(labels) > 1
+    return {
+        **_rewards(scored),
+        **(_by_environment(step.played, labels) if mixed else {}),
+        "turns": mean([len(rollout.turns) for rollout in scored]),
+        "tokens": tokens / max(1, rollouts),
+        "entropy": entropy / tokens if tokens else 0.0,
+        "rollouts": rollouts,
+        "groups_without_variance": step.first_idle / max(1, len(step.groups)),
+        **(_refills(step) if refills else {}),
+        "groups_left_out": step.left_out,
+        "truncated": mean([float(rollout.truncated) for rollout in scored]),
+        "failed": sum(rollout.failure is not None for group in step.played for rollout in group.rollouts),
+        "retried": sum(call.retried for call in step.calls),
+        **_seconds(step, scored),
+    }
+
+
+def _rewards(scored: Sequence[Rollout]) -> dict[str, float]:
+    names = sorted({name for rollout in scored for name in rollout.metrics})
+    return {
+        "reward": mean([rollout.reward for rollout in scored]),
+        **{f"rewards/{name}": mean([r.metrics[name] for r in scored if name in r.metrics]) for name in names},
+    }
+
+
+def _by_environment(played: Sequence[Group], labels: Sequence[str]) -> dict[str, float]:
+    found: dict[str, float] = {}
+    for number, label in enumerate(labels):
+        groups = [group for group in played if group.pick.environment == number]
+        if not groups:
+            continue
+        own = _rewards(_scored(groups)) | {
+            "groups": len(groups),
+            "groups_without_variance": mean([float(not has_signal(group.scored)) for group in groups]),
+        }
+        found |= {f"environments/{label}/{name}": value for name, value in own.items()}
+    return found
+
+
+def _refills(step: PlayedStep) -> dict[str, float]:
+    return {
+        "groups_played": len(step.played),
+        "groups_refilled": step.refilled,
+        "groups_without_variance_after": (step.first_idle - step.refilled) / max(1, len(step.groups)),
+    }
+
+
+def _seconds(step: PlayedStep, scored: Sequence[Rollout]) -> dict[str, float]:
+    """Return where the time went; while the model computes, environments that work at once cost nothing.
+
+    What is left is shared between environment and scoring as the rollouts' own times are.
+    """
+    seconds = sum(call.seconds for call in step.calls)
+    generation = sum(call.model_seconds for call in step.calls)
+    rest = max(0.0, seconds - generation)
+    scoring = sum(rollout.scoring_seconds for rollout in scored)
+    environment = sum(turn.environment_seconds for rollout in scored for turn in rollout.turns)
+    scoring = rest * scoring / (scoring + environment) if scoring else 0.0
+    return {
+        "seconds/rollouts": seconds,
+        "seconds/generation": generation,
+        "seconds/environment": rest - scoring,
+        "seconds/scoring": scoring,
+    }
+
+
+def _scored(groups: Sequence[Group]) -> list[Rollout]:
+    return [
+        rollout
+        for group in groups
+        for rollout, trajectory in zip(group.rollouts, group.trajectories, strict=True)
+        if usable_reward(rollout, trajectory) is not None
+    ]
+
+
+def mean(values: Sequence[float | None]) -> float:
+    """Return the mean of the values that are known; NaN of none."""
+    known = [value for value in values if value is not None]
+    return sum(known) / len(known) if known else float("nan")
