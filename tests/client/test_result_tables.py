@@ -136,3 +136,15 @@ def test_short_ids_are_as_long_as_it_takes() -> None:
     assert short_ids(["0123456789ab", "0123456788ab"]) == ["0123456789", "0123456788"]
     assert short_ids(["same", "same"]) == ["same", "same"]
     assert short_ids([]) == []
+
+
+def test_metrics_are_shown_with_their_intervals(posted: HubRoom, monkeypatch: pytest.MonkeyPatch) -> None:
+    lines = posted.wander("leaderboard", "admin/say-env", "--metrics").out.splitlines()
+    titles, first = (line.split("\t") for line in lines[:2])
+    row = dict(zip(titles, first, strict=True))
+    assert row["right"] == row["reward"]
+    assert (row["right_low"], row["right_high"]) == (row["low"], row["high"])
+    monkeypatch.setenv("COLUMNS", "240")
+    monkeypatch.setenv("WANDER_OUTPUT", "human")
+    shown = posted.wander("leaderboard", "admin/say-env", "--metrics").out
+    assert f"{row['right']} ({float(row['low']):.2f} to {float(row['high']):.2f})" in shown

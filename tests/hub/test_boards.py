@@ -210,6 +210,22 @@ async def test_a_new_version_starts_a_new_board_and_names_the_old(posted, make_w
     assert (old["best_model"], old["best_reward"]) == ("a", 0.25)
 
 
+async def test_metrics_have_the_interval_that_such_a_reward_has(posted):
+    run_id = await posted.run("a", 5)
+    (row,) = (await posted.board())["rows"]
+    assert row["metrics"]["lcs"] == row["reward_mean"] == 0.25
+    assert row["metric_intervals"]["lcs"] == pytest.approx([row["reward_low"], row["reward_high"]])
+    low, high = row["metric_intervals"]["length"]
+    assert low < row["metrics"]["length"] == 5.0 < high
+    text = (await posted.hub.get(BOARD + ".csv")).text
+    (cells,) = csv.DictReader(io.StringIO(text))
+    assert float(cells["metric:lcs_low_95"]) == pytest.approx(row["reward_low"])
+    shown = f"{row['reward_low']:.2f} to {row['reward_high']:.2f}"
+    page = (await posted.hub.get("/alice/reverse-text/leaderboard", headers=HTML)).text
+    assert shown in page[page.index("<tbody>") :]
+    assert ">95 %<" in (await posted.hub.get(f"/runs/{run_id}", headers=HTML)).text
+
+
 async def test_csv_has_a_header_and_no_formulas(posted):
     await posted.run("=cmd|' /C calc'!A0", 5)
     await posted.run("plain", 4)

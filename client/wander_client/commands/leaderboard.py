@@ -170,10 +170,11 @@ def _show(board: Leaderboard, *, metrics: bool) -> None:
     names = list(dict.fromkeys(one for row in board.rows for one in row.metrics)) if metrics else []
     rates = sorted({one.k for row in board.rows for one in row.pass_rates}) if metrics else []
     titles = [*(f"pass@{k}" for k in rates), *names]
-    cells = [_metric_cells(row, rates, names) for row in board.rows]
     if output.human:
-        _show_to_people(board, titles, cells)
+        _show_to_people(board, titles, [_metric_cells(row, rates, names) for row in board.rows])
     else:
+        titles = [*titles[: len(rates)], *(f"{one}{end}" for one in names for end in ("", "_low", "_high"))]
+        cells = [_metric_numbers(row, rates, names) for row in board.rows]
         rows = [[*_row(row), *more] for row, more in zip(board.rows, cells, strict=True)]
         output.table([*COLUMNS, *titles], rows)
     if board.next:
@@ -260,9 +261,28 @@ def _usd(row: LeaderboardRow) -> Cell:
 
 
 def _metric_cells(row: LeaderboardRow, rates: list[int], names: list[str]) -> list[Cell]:
+    """Return pass@k, and of every metric its mean with the interval."""
+    shown = []
+    for name in names:
+        low, high = row.interval(name)
+        mean = _number(row.metrics.get(name))
+        shown.append(f"{mean} ({low:.2f} to {high:.2f})" if low is not None and high is not None else mean)
+    return [*_pass_cells(row, rates), *shown]
+
+
+def _metric_numbers(row: LeaderboardRow, rates: list[int], names: list[str]) -> list[Cell]:
+    """Return the same with each number in a column of its own."""
+    values = [value for name in names for value in (row.metrics.get(name), *row.interval(name))]
+    return [*_pass_cells(row, rates), *map(_number, values)]
+
+
+def _pass_cells(row: LeaderboardRow, rates: list[int]) -> list[Cell]:
     found = {one.k: one.pass_at_k for one in row.pass_rates}
-    values = [*(found.get(k) for k in rates), *(row.metrics.get(name) for name in names)]
-    return ["" if value is None else f"{value:.4f}" for value in values]
+    return [_number(found.get(k)) for k in rates]
+
+
+def _number(value: float | None) -> str:
+    return "" if value is None else f"{value:.4f}"
 
 
 def _row(row: LeaderboardRow) -> list[Cell]:

@@ -275,6 +275,11 @@ def _row(
         rollouts=summary.rollouts,
         failed=summary.failed,
         metrics={name: metric.mean for name, metric in summary.metrics.items()},
+        metric_intervals={
+            name: (metric.low, metric.high)
+            for name, metric in summary.metrics.items()
+            if metric.low is not None and metric.high is not None
+        },
         tokens_per_rollout=entry.tokens,
         usd_per_rollout=entry.usd,
         seconds_per_rollout=summary.seconds_mean,

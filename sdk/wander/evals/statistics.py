@@ -78,7 +78,9 @@ class RunningSummary:
         self._scored_examples = 0
         self._sum_of_means = 0.0
         self._binary = True
-        self._metrics: dict[str, Moments] = {}
+        self._numbers: dict[str, int] = {}
+        """Of the examples, in the order in which they were first scored."""
+        self._metrics: dict[str, ClusteredMean] = {}
         self._reward_moments = Moments()
         self._truncated = 0
         self._turns = 0
@@ -155,9 +157,10 @@ class RunningSummary:
         self._turns += len(rollout.turns)
         self._seconds += rollout.seconds
         self._stop_reasons[rollout.stop_reason or "unknown"] += 1
+        number = self._numbers.setdefault(rollout.example_id, len(self._numbers))
         for name, value in rollout.metrics.items():
             if is_number(value):
-                self._metrics.setdefault(name, Moments()).add(value)
+                self._metrics.setdefault(name, ClusteredMean()).add(value, number)
 
     def _example_means(self) -> list[float]:
         return [total / count for total, count, _ in self._examples.values() if count]
@@ -215,9 +218,48 @@ class Moments:
         """Sample standard deviation (n - 1); 0 for fewer than two values."""
         return sqrt(self._deviations / (self.count - 1)) if self.count > 1 else 0.0
 
+
+class ClusteredMean:
+    """A metric's mean over rollouts with its interval, clustered by example: two numbers an example."""
+
+    __slots__ = ("_binary", "_counts", "_moments", "_totals")
+
+    def __init__(self) -> None:
+        self._moments = Moments()
+        self._totals = array("d")
+        self._counts = array("L")
+        self._binary = True
+
+    def add(self, value: float, example: int) -> None:
+        """Count a rollout's value; examples are numbered from 0."""
+        if (missing := example + 1 - len(self._totals)) > 0:
+            self._totals.extend([0.0] * missing)
+            self._counts.extend([0] * missing)
+        self._moments.add(value)
+        self._totals[example] += value
+        self._counts[example] += 1
+        self._binary = self._binary and value in (0.0, 1.0)
+
     def summary(self) -> MetricSummary:
         """Return the record that goes into a summary."""
-        return MetricSummary(mean=self.mean, std=self.std, count=self.count)
+        moments = self._moments
+        low, high = self._interval()
+        return MetricSummary(mean=moments.mean, std=moments.std, count=moments.count, low=low, high=high)
+
+    def _interval(self) -> tuple[float, float] | tuple[None, None]:
+        """Return the reward's interval around the mean over rollouts.
+
+        Where examples have as many values each these are the same; where not, an example weighs as much as
+        it has values (the linearised ratio estimator; Cochran 1977, "Sampling Techniques", section 6.3).
+        """
+        pairs = [(total, count) for total, count in zip(self._totals, self._counts, strict=True) if count]
+        mean, clusters, values = self._moments.mean, len(pairs), self._moments.count
+        if clusters == 1:
+            alone = self._moments.std / sqrt(values)
+            return wilson_interval(mean, values) if self._binary else _t_interval(mean, alone, values)
+        size = values / clusters
+        weighed = [mean + (total - mean * count) / size for total, count in pairs]
+        return clustered_wilson_interval(weighed, values) if self._binary else t_interval(weighed)
 
 
 def t_interval(values: Sequence[float]) -> tuple[float, float] | tuple[None, None]:
@@ -229,7 +271,12 @@ def t_interval(values: Sequence[float]) -> tuple[float, float] | tuple[None, Non
     if count < 2:
         return None, None
     mean = sum(values) / count
-    error = standard_error(values, mean)
+    return _t_interval(mean, standard_error(values, mean), count)
+
+
+def _t_interval(mean: float, error: float, count: int) -> tuple[float, float] | tuple[None, None]:
+    if count < 2:
+        return None, None
     if is_rounding(error, mean):
         bounds = (0.0, 1.0) if 0 <= mean <= 1 else (min(0.0, 2 * mean), max(0.0, 2 * mean))
         return unanimous_interval(mean, count, *bounds)

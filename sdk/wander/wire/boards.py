@@ -54,6 +54,8 @@ class LeaderboardRow(Record):
     rollouts: int
     failed: int
     metrics: dict[str, float] = Field(default_factory=dict)
+    metric_intervals: dict[str, tuple[float, float]] = Field(default_factory=dict)
+    """Lower and upper end of the 95 % interval of each metric's mean; none of runs that are too small."""
     tokens_per_rollout: float | None = None
     usd_per_rollout: float | None = None
     """The hub's count of tokens at the prices that the submitter stated; None where none were."""
@@ -67,6 +69,10 @@ class LeaderboardRow(Record):
     url: str
     best: bool = True
     """Whether it is the best run of its model on this board."""
+
+    def interval(self, metric: str) -> tuple[float, float] | tuple[None, None]:
+        """Return the 95 % interval of a metric's mean."""
+        return self.metric_intervals.get(metric, (None, None))
 
 
 class BoardInfo(Record):
@@ -223,7 +229,8 @@ CSV_COLUMNS = (
     "run_id",
     "url",
 )
-"""Of every board; `pass@K`, `pass^K` and `metric:NAME_mean` follow for what its rows have."""
+"""Of every board; `pass@K`, `pass^K` and `metric:NAME_mean`, `_low_95`, `_high_95` follow for what its rows
+have."""
 
 
 def csv_table(rows: Iterable[LeaderboardRow]) -> Iterator[list[str | int | float | None]]:
@@ -232,7 +239,8 @@ def csv_table(rows: Iterable[LeaderboardRow]) -> Iterator[list[str | int | float
     rates = sorted({rate.k for row in known for rate in row.pass_rates})
     metrics = list(dict.fromkeys(name for row in known for name in row.metrics))
     passes = [f"pass{sign}{k}" for k in rates for sign in "@^"]
-    yield [*CSV_COLUMNS, *passes, *(f"metric:{name}_mean" for name in metrics)]
+    parts = ("mean", "low_95", "high_95")
+    yield [*CSV_COLUMNS, *passes, *(f"metric:{name}_{part}" for name in metrics for part in parts)]
     for row in known:
         found = {rate.k: rate for rate in row.pass_rates}
         chances = [
@@ -240,7 +248,8 @@ def csv_table(rows: Iterable[LeaderboardRow]) -> Iterator[list[str | int | float
             for k in rates
             for value in ((found[k].pass_at_k, found[k].pass_hat_k) if k in found else (None, None))
         ]
-        yield [*_csv_cells(row), *chances, *(row.metrics.get(name) for name in metrics)]
+        means = [value for name in metrics for value in (row.metrics.get(name), *row.interval(name))]
+        yield [*_csv_cells(row), *chances, *means]
 
 
 def _csv_cells(row: LeaderboardRow) -> list[str | int | float | None]:

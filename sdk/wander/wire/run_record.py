@@ -224,6 +224,9 @@ class MetricSummary(Record):
     mean: float
     std: float
     count: int
+    low: float | None = None
+    """Of the 95 % interval of the mean, clustered by example as the reward's; None where too few have it."""
+    high: float | None = None
 
 
 class Histogram(Record):
