@@ -212,7 +212,7 @@ class EvaluationSection(Section):
     seed: int = 0
     """Seeds the environment; the same at every evaluation, so that they can be compared."""
     cells: list[EvaluationCell] = Field(default_factory=list)
-    """Empty means one, `eval`, with the arguments of training."""
+    """Empty means one, `eval`, of the training environment; of several environments one each, by label."""
 
     @model_validator(mode="after")
     def _distinct(self) -> EvaluationSection:
@@ -220,11 +220,6 @@ class EvaluationSection(Section):
         if twice := sorted({name for name in names if names.count(name) > 1}):
             raise ValueError(f"two cells are called `{twice[0]}`")
         return self
-
-    @property
-    def named_cells(self) -> list[EvaluationCell]:
-        """What is evaluated: the cells, or one of the training environment's own arguments."""
-        return self.cells or [EvaluationCell(name="eval")]
 
 
 class StoppingSection(Section):
@@ -303,8 +298,8 @@ class InferenceSection(Section):
     correction: Literal["none", "token_truncate", "token_mask", "sequence_truncate", "sequence_mask"] = (
         "token_truncate"
     )
-    """vLLM: its probabilities are not bit for bit the policy's, so gradients are weighted by the ratio of the two,
-    of tokens or of whole completions; the ratio is bounded, or what exceeds the bound left out."""
+    """vLLM: its probabilities are not bit for bit the policy's, so gradients are weighted by the ratio of the
+    two, of tokens or of whole completions; the ratio is bounded, or what exceeds the bound left out."""
     correction_max: float = Field(default=3.0, gt=0)
     """Upper bound of that ratio."""
 
@@ -338,7 +333,7 @@ class GRPOSettings(Section):
     def _evaluated(self) -> GRPOSettings:
         """Refuse a best or a target that no evaluation will ever tell."""
         asked = [*self.stopping.target, *([self.output.keep_best] if self.output.keep_best else [])]
-        cells = {cell.name for cell in self.evaluation.named_cells}
+        cells = {cell.name for cell in self.evaluation_cells}
         for name in asked:
             if self.evaluation.every == 0:
                 raise ValueError(f"`{name}` comes from evaluations, and `evaluation.every` is 0")
@@ -346,6 +341,20 @@ class GRPOSettings(Section):
                 known = ", ".join(f"`{cell}/METRIC`" for cell in sorted(cells))
                 raise ValueError(f"`{name}` is no metric of the evaluations: write {known}")
         return self
+
+    @property
+    def evaluation_cells(self) -> list[EvaluationCell]:
+        """What is evaluated: the cells, or what is trained on."""
+        if self.evaluation.cells or not self.environments:
+            return self.evaluation.cells or [EvaluationCell(name="eval")]
+        return [
+            EvaluationCell(
+                name=each.label or (each.name or "eval").rpartition("/")[2].partition("@")[0],
+                environment=each.name,
+                arguments=each.arguments,
+            )
+            for each in self.environments
+        ]
 
 
 class SFTScheduleSection(ScheduleSection):
@@ -376,6 +385,7 @@ class SFTSettings(Section):
 
 
 Settings = TypeVar("Settings", GRPOSettings, SFTSettings)
+AnySection = TypeVar("AnySection", bound=Section)
 
 
 def read_settings(
@@ -386,7 +396,17 @@ def read_settings(
     Values of overrides are TOML (`schedule.steps=5`, `algorithm.loss="cispo"`); a bare word counts as text.
     Raises `ConfigError` that names the field.
     """
+    data = settings_data(file, overrides)
+    for section, fields in given.items():
+        data.setdefault(section, {}).update(fields)
+    return checked_settings(kind, data, f" in `{file}`" if file else "")
+
+
+def settings_data(file: Path | None, overrides: Sequence[str] = ()) -> dict[str, Any]:
+    """Return what a TOML file holds after `section.field=value` overrides; phases by their name."""
     data: dict[str, Any] = _read_toml(file) if file is not None else {}
+    if isinstance(phases := data.get("phases"), list):
+        data["phases"] = _phases_by_name(phases, file)
     for override in overrides:
         name, equals, value = override.partition("=")
         *path, last = name.strip().split(".")
@@ -401,12 +421,30 @@ def read_settings(
             if not isinstance(target, dict):
                 raise ConfigError(f"`{override}`: `{part}` is no section", hint=f"correct it in `{file}`")
         target[last] = _value(value.strip())
-    for section, fields in given.items():
-        data.setdefault(section, {}).update(fields)
+    return data
+
+
+def _phases_by_name(phases: list[Any], file: Path | None) -> dict[str, Any]:
+    """Return `[[phases]]` by name, in their order; one without a name is called what it is."""
+    named: dict[str, Any] = {}
+    for number, phase in enumerate(phases, start=1):
+        if not isinstance(phase, dict):
+            raise ConfigError(f"phase {number} in `{file}` is no table", hint="write `[[phases]]`")
+        name = str(phase.get("name", phase.get("kind", number)))
+        if name in named:
+            raise ConfigError(
+                f"two phases in `{file}` are called `{name}`", hint=f'give phase {number} a `name = "..."`'
+            )
+        named[name] = {key: value for key, value in phase.items() if key != "name"}
+    return named
+
+
+def checked_settings(kind: type[AnySection], data: Mapping[str, Any], where: str) -> AnySection:
+    """Return settings of what a file holds; raises `ConfigError` that names the field, and `where`."""
     try:
         return kind.model_validate(data)
     except ValidationError as error:
-        raise _refusal(kind, error, f" in `{file}`" if file else "") from error
+        raise _refusal(kind, error, where) from error
 
 
 def _refusal(kind: type[BaseModel], error: ValidationError, where: str) -> ConfigError:
