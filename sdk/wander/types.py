@@ -152,6 +152,8 @@ class Rollout(Record):
     scoring_seconds: float = 0.0
     info: dict[str, Any] = Field(default_factory=dict)
     """What the environment chose to publish about the episode (`state["public"]`)."""
+    step: int | None = Field(default=None, exclude_if=lambda step: step is None)
+    """Of a training run: the steps that the policy had learnt when it played this."""
 
     @property
     def key(self) -> tuple[str, int]:

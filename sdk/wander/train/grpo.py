@@ -34,12 +34,14 @@ from wander.train.config import GRPOSettings
 from wander.train.environments import EnvironmentOpener, PinSource, choices_of
 from wander.train.evaluating import Listener, save_copy, scheduled
 from wander.train.gathering import PlayedStep, StepPlayer, mixture_of
+from wander.train.observing import observed
 from wander.train.outcome import BestCheckpoint, Stopped, write_outcome
 from wander.train.record import METRICS, TrainingRecord
 from wander.train.rollouts import RolloutSource, Trajectory
 from wander.train.sampler_checkpoint import SamplerCheckpoint
 from wander.train.sft import Progress, save_model
 from wander.train.step_metrics import mean, rollout_metrics
+from wander.train.trackers import require_trackers
 from wander.train.trainer import (
     StepLog,
     remove_checkpoints,
@@ -97,6 +99,7 @@ def train_grpo(
     hear of every evaluation.
     """
     started = perf_counter()
+    require_trackers(settings.logging.trackers)
     loaded = load_model(settings.model.path, device=settings.model.device, dtype=settings.model.dtype)
     torch.manual_seed(settings.schedule.seed)  # adapters begin with random numbers
     model = wrap_lora(loaded.model, settings.model.lora_rank)
@@ -139,9 +142,10 @@ def train_grpo(
                     checkpoint=begun,
                     listeners=evaluated,
                 ) as schedule,
+                observed(source, settings, folder, log, begun) as watching,
             ):
                 # Whatever else happens between steps (trackers, panels) is one more of these.
-                callbacks = [*schedule.callbacks, sampling, *record.callbacks, *observers]
+                callbacks = [*schedule.callbacks, sampling, *record.callbacks, *watching, *observers]
                 trainer = RolloutTrainer(
                     player, model, loaded.tokenizer, settings, folder, log, record, callbacks=callbacks
                 )

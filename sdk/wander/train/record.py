@@ -127,7 +127,7 @@ class TrainingRecord:
         if every == 0 or (step != 1 and step % every != 0):
             return
         for rollout in played.groups[0].rollouts:
-            self.folder.append(rollout)
+            self.folder.append(rollout.model_copy(update={"step": step - 1}))
         self.folder.sync()
 
     def keep_weights(self, step: int, folder: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -34,7 +35,7 @@ def rollout_metrics(
         **(_refills(step) if refills else {}),
         "groups_left_out": step.left_out,
         "truncated": mean([float(rollout.truncated) for rollout in scored]),
-        "failed": sum(rollout.failure is not None for group in step.played for rollout in group.rollouts),
+        **_failures(step.played),
         "retried": sum(call.retried for call in step.calls),
         **_seconds(step, scored),
     }
@@ -68,6 +69,18 @@ def _refills(step: PlayedStep) -> dict[str, float]:
         "groups_refilled": step.refilled,
         "groups_without_variance_after": (step.first_idle - step.refilled) / max(1, len(step.groups)),
     }
+
+
+def _failures(groups: Sequence[Group]) -> dict[str, int]:
+    """Return how many rollouts failed, and of those how many at each boundary."""
+    boundaries = Counter(
+        rollout.failure.boundary
+        for group in groups
+        for rollout in group.rollouts
+        if rollout.failure is not None
+    )
+    named = {f"failed/{boundary}": count for boundary, count in sorted(boundaries.items())}
+    return {"failed": boundaries.total(), **named}
 
 
 def _seconds(step: PlayedStep, scored: Sequence[Rollout]) -> dict[str, float]:

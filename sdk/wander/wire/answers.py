@@ -215,6 +215,8 @@ class RolloutRow(Record):
     seconds: float
     preview: str
     """Beginning of the last assistant message."""
+    step: int | None = None
+    """Of a training run: the steps that the policy had learnt."""
 
 
 class TokenInfo(Record):
