@@ -11,6 +11,7 @@ seed gives the same bits, or vLLM.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -50,6 +51,8 @@ class PolicyClient(Client):
         self.engine = engine or TransformersEngine(model, tokenizer, max_batch_size=max_batch_size)
         self.format = ChatFormat(tokenizer, end_of_turn_ids(model, tokenizer))
         self.context_length = context_length_of(model)
+        self.refresh: Callable[[], None] = _nothing
+        """Brings the engine to the policy's weights; called before rollouts are played, in every process."""
         self._episodes: dict[str, _Episode] = {}
         self._begun = 0
 
@@ -126,3 +129,7 @@ class PolicyClient(Client):
     async def close(self) -> None:
         """Release the engine."""
         await self.engine.close()
+
+
+def _nothing() -> None:
+    """The engine samples from the policy itself."""

@@ -11,12 +11,14 @@ Three things TRL leaves open are settled here:
 - rows without advantage are not computed where that changes nothing (dapo, cispo without a KL term): their
   gradient is exactly zero, and late in a run most groups are such.
 
-Left out on purpose: several updates per batch of rollouts (the policy ratio is always 1 at the update),
-several processes, vLLM.
+What samples is an engine (`wander.train.inference`), and several processes may share a step
+(`wander.train.processes`). Left out on purpose: several updates per batch of rollouts (the policy ratio is
+always 1 at the update).
 """
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,11 +37,27 @@ from wander.train.environments import EnvironmentOpener, PinSource, choices_of
 from wander.train.evaluating import Listener, save_copy, scheduled
 from wander.train.gathering import PlayedStep, StepPlayer, mixture_of
 from wander.train.observing import observed
+from wander.train.inference import (
+    ServerOpener,
+    attach,
+    correction_arguments,
+    is_sharded,
+    opened_engine,
+    save_policy,
+)
+from wander.train.merging import merged_step
 from wander.train.outcome import BestCheckpoint, Stopped, write_outcome
+from wander.train.processes import (
+    World,
+    current_world,
+    own_folder,
+    require_divisible,
+    rows_and_accumulation,
+)
 from wander.train.record import METRICS, TrainingRecord
 from wander.train.rollouts import RolloutSource, Trajectory
 from wander.train.sampler_checkpoint import SamplerCheckpoint
-from wander.train.sft import Progress, save_model
+from wander.train.sft import Progress
 from wander.train.step_metrics import mean, rollout_metrics
 from wander.train.trackers import require_trackers
 from wander.train.trainer import (
@@ -89,6 +107,7 @@ def train_grpo(
     allow_changes: bool = False,
     observers: Sequence[TrainerCallback] = (),
     evaluated: Sequence[Listener] = (),
+    serve: ServerOpener | None = None,
 ) -> GRPOResult:
     """Improve a model on an environment and write it to `folder/model`.
 
@@ -96,36 +115,37 @@ def train_grpo(
     tells, once the environment is open, how the manifest names it. With `resume` the run goes on from its
     newest checkpoint, or that of the step `checkpoint`; what is not as it was begun with raises `RunError`,
     or with `allow_changes` is recorded. `observers` are called after all else, `evaluated`
-    hear of every evaluation.
+    hear of every evaluation. `serve` starts a vLLM server where the settings want one and name none. Of
+    several processes the main one writes the folder and calls `observers`.
     """
     started = perf_counter()
     require_trackers(settings.logging.trackers)
     loaded = load_model(settings.model.path, device=settings.model.device, dtype=settings.model.dtype)
     torch.manual_seed(settings.schedule.seed)  # adapters begin with random numbers
     model = wrap_lora(loaded.model, settings.model.lora_rank)
-    client = PolicyClient(
-        model, loaded.tokenizer, name=loaded.name, max_batch_size=4 * settings.batch.rows_at_once
-    )
-    source = RolloutSource(
-        open_environment,
-        client,
-        sampling=sampling_of(settings),
-        run_seed=settings.schedule.seed
-        if settings.environment.run_seed is None
-        else settings.environment.run_seed,
-        choices=choices_of(settings),
-        retries=settings.batch.retries,
-    )
-    try:
-        player = StepPlayer(source, mixture_of(source, settings), settings)
-        record = TrainingRecord.open(
-            *(folder, settings, source, client, loaded, pin),
-            resume=resume,
-            checkpoint=checkpoint,
-            allow_changes=allow_changes,
+    world = current_world(settings.model.device)
+    require_divisible(settings, world)
+    with contextlib.ExitStack() as stack:
+        own = stack.enter_context(own_folder(folder, world))
+        engine = stack.enter_context(opened_engine(settings, model, loaded, folder, world, serve))
+        client = PolicyClient(model, loaded.tokenizer, name=loaded.name, engine=engine)
+        source = source_of(open_environment, client, settings)
+        stack.callback(source.close)
+        player = StepPlayer(
+            source, mixture_of(source, settings), settings, rank=world.rank, exchange=world.exchange
         )
-        begun = record.checkpoint.path if record.checkpoint else None
-        log = StepLog(folder / METRICS, progress, keep=begun)
+        record = world.together(
+            lambda: TrainingRecord.open(
+                *(own, settings, source, client, loaded, pin),
+                resume=resume and world.is_main,
+                checkpoint=checkpoint,
+                allow_changes=allow_changes,
+            )
+        )
+        stack.callback(record.close)
+        begun = world.from_main(lambda: record.checkpoint.path if record.checkpoint else None)
+        log = StepLog(own / METRICS, progress, keep=begun)
+        log.agree = world.any
         sampling = SamplerCheckpoint(player.mixture, settings.batch.groups)
         sampling.restore(begun)
 
@@ -133,39 +153,34 @@ def train_grpo(
             record.keep_weights(step, save_copy(model, loaded, place))
             return weights_digest(place)
 
-        try:
-            with (
-                quiet_libraries(),
-                record.arithmetic(),
-                scheduled(
-                    *(open_environment, client, settings, folder, log, save_best),
-                    checkpoint=begun,
-                    listeners=evaluated,
-                ) as schedule,
-                observed(source, settings, folder, log, begun) as watching,
-            ):
-                # Whatever else happens between steps (trackers, panels) is one more of these.
-                callbacks = [*schedule.callbacks, sampling, *record.callbacks, *watching, *observers]
-                trainer = RolloutTrainer(
-                    player, model, loaded.tokenizer, settings, folder, log, record, callbacks=callbacks
-                )
-                interrupted = train_until_interrupted(trainer, log, begun)
-                saved = save_model(trainer.model, loaded, folder / "model")
-                record.keep_weights(trainer.state.global_step, saved)
-            if not interrupted:
-                record.finish()
-            outcome = schedule.outcome(trainer.state.global_step, interrupted=interrupted)
-            write_outcome(folder, outcome)
-        finally:
-            record.close()
-    finally:
-        source.close()
-    if not interrupted and settings.output.checkpoint_every == 0:
+        with (
+            quiet_libraries(),
+            record.arithmetic(),
+            scheduled(
+                *(open_environment, client, settings, own, log, save_best),
+                checkpoint=begun,
+                listeners=evaluated if world.is_main else (),
+            ) as schedule,
+        ):
+            # Whatever else happens between steps (trackers, panels) is one more of these.
+            mine = [*record.callbacks, *observers] if world.is_main else []
+            callbacks = [*schedule.callbacks, sampling, *mine]
+            trainer = RolloutTrainer(
+                *(player, model, loaded.tokenizer, settings, folder, log, record, world), callbacks=callbacks
+            )
+            interrupted = train_until_interrupted(trainer, log, begun)
+            saved = save_policy(trainer.model, loaded, own / "model")
+            record.keep_weights(trainer.state.global_step, saved)
+        if not interrupted:
+            record.finish()
+        outcome = schedule.outcome(trainer.state.global_step, interrupted=interrupted)
+        write_outcome(own, outcome)
+    if world.is_main and not interrupted and settings.output.checkpoint_every == 0:
         remove_checkpoints(folder)
     rewards = [entry["reward"] for entry in log.entries if entry["reward"] is not None]
     tenth = max(1, len(rewards) // 10)
     return GRPOResult(
-        model=saved,
+        model=folder / "model",
         steps=trainer.state.global_step,
         interrupted=interrupted,
         first_reward=mean(rewards[:tenth]),
@@ -177,6 +192,21 @@ def train_grpo(
     )
 
 
+def source_of(
+    open_environment: EnvironmentOpener, client: PolicyClient, settings: GRPOSettings
+) -> RolloutSource:
+    """Return what plays the run's rollouts, its environments open."""
+    seed = settings.environment.run_seed
+    return RolloutSource(
+        open_environment,
+        client,
+        sampling=sampling_of(settings),
+        run_seed=settings.schedule.seed if seed is None else seed,
+        choices=choices_of(settings),
+        retries=settings.batch.retries,
+    )
+
+
 def sampling_of(settings: GRPOSettings) -> Any:
     """Return the sampling arguments of the rollouts."""
     from wander.types import SamplingArgs
@@ -184,11 +214,10 @@ def sampling_of(settings: GRPOSettings) -> Any:
     return SamplingArgs(temperature=settings.sampling.temperature, max_tokens=settings.sampling.max_tokens)
 
 
-def grpo_config(settings: GRPOSettings, folder: Path) -> GRPOConfig:
-    """Translate the settings into TRL's."""
+def grpo_config(settings: GRPOSettings, folder: Path, processes: int = 1) -> GRPOConfig:
+    """Translate the settings into TRL's, for each of so many processes."""
     algorithm, batch = settings.algorithm, settings.batch
-    rows = min(batch.rows_at_once, batch.rollouts)
-    accumulation = batch.rollouts // rows
+    rows, accumulation = rows_and_accumulation(settings, processes)
     clip_high = algorithm.clip_high or (CISPO_CLIP_HIGH if algorithm.loss == "cispo" else None)
     return GRPOConfig(
         **training_arguments(settings.model, settings.schedule, folder),
@@ -208,6 +237,10 @@ def grpo_config(settings: GRPOSettings, folder: Path) -> GRPOConfig:
         # Only dr_grpo's constant denominator reads it.
         max_completion_length=settings.sampling.max_tokens,
         remove_unused_columns=False,
+        # A row's forward pass is one of several before the backward pass, and buffers are constants.
+        ddp_find_unused_parameters=False,
+        ddp_broadcast_buffers=False,
+        **correction_arguments(settings.inference),
         save_strategy="steps" if settings.output.checkpoint_every else "no",
         save_steps=settings.output.checkpoint_every or 500,
     )
@@ -225,8 +258,11 @@ class RolloutTrainer(GRPOTrainer):  # type: ignore[misc]
         folder: Path,
         log: StepLog,
         record: TrainingRecord,
+        world: World | None = None,
+        *,
         callbacks: Sequence[TrainerCallback],
     ) -> None:
+        self.world = world or World()
         self.player = player
         self.settings = settings
         self.record = record
@@ -236,15 +272,18 @@ class RolloutTrainer(GRPOTrainer):  # type: ignore[misc]
         super().__init__(
             model=model,
             processing_class=tokenizer,
-            args=grpo_config(settings, folder),
+            args=grpo_config(settings, folder, self.world.size),
             train_dataset=training_order(settings),
             reward_funcs=[reward],
             rollout_func=play_step,
             callbacks=list(callbacks),
         )
         # Rows that cannot change the gradient are left out: exact only where the loss is one sum over all
-        # tokens of the step divided by a constant, and no other term acts on them.
-        self.skips_idle_rows = settings.algorithm.loss in ("dapo", "cispo") and settings.algorithm.kl == 0
+        # tokens of the step divided by a constant, and no other term acts on them. Where the policy is
+        # sharded, every process has to compute as often as the others.
+        alike = settings.algorithm.loss in ("dapo", "cispo") and settings.algorithm.kl == 0
+        self.skips_idle_rows = alike and not is_sharded()
+        self.weights = attach(self, player.source.client, settings.inference, self.world)
 
     def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> torch.Tensor:
         """Compute the loss of one slice of the step, without the rows whose advantage is zero."""
@@ -302,19 +341,25 @@ class RolloutTrainer(GRPOTrainer):  # type: ignore[misc]
         return logps[:, -logits_to_keep:], entropies[:, -logits_to_keep:] if compute_entropy else None, None
 
     def play(self, slots: Sequence[int]) -> PlayedStep:
-        """Play the groups of the next step, and keep what they tell."""
-        step = self.player.play(slots)
+        """Play this process's groups of the next step, and keep what those of all tell."""
+        self.weights.refresh()
+        own = self.world.together(lambda: self.player.play(slots))
+        step = merged_step(self.world.exchange([own]))
+        self.weights.engine.rest()
         self.step_metrics = rollout_metrics(
             step, self.player.source.labels, refills=self.settings.data.refill_rounds > 0
         )
         self.record.keep(self.state.global_step + 1, step)
-        return step
+        return own
 
     def _finish_step_metrics(self) -> dict[str, Any]:
         now = perf_counter()
         seconds, self.step_started = now - self.step_started, now
         rollouts = self.step_metrics.get("seconds/rollouts", 0.0)
-        return {**self.step_metrics, "seconds/step": seconds, "seconds/update": seconds - rollouts}
+        sync = self.weights.take_seconds()
+        if not self.weights.engine.reads_live_weights:
+            self.step_metrics["seconds/sync"] = sync
+        return {**self.step_metrics, "seconds/step": seconds, "seconds/update": seconds - rollouts - sync}
 
 
 def training_order(settings: GRPOSettings) -> Any:

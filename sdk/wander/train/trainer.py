@@ -64,6 +64,8 @@ class StepLog(TrainerCallback):  # type: ignore[misc]
         self.extra: Callable[[], dict[str, Any]] = dict
         """Gives what the trainer itself does not know of the step."""
         self.stop_requested = False
+        self.agree: Callable[[bool], bool] = bool
+        """Tells whether any process of the run was asked to stop; all of them call it."""
         self._paused = 0.0
         self._noted: dict[str, float | None] = {}
         if keep is not None and file.is_file():
@@ -104,6 +106,7 @@ class StepLog(TrainerCallback):  # type: ignore[misc]
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> Any:
         """Stop after this step, checkpoint first, when an interrupt came."""
+        self.stop_requested = self.agree(self.stop_requested)
         if self.stop_requested:
             control.should_save = True
             control.should_training_stop = True

@@ -91,6 +91,11 @@ class Engine(ABC):
         self.totals.tokens += len(sample.ids)
         self.totals.entropy += sample.entropy
 
+    @property
+    def wants_weights(self) -> bool:
+        """True when it cannot sample before the next `update_weights`, whatever the step."""
+        return False
+
     def describe(self) -> dict[str, Any]:
         """Return what a manifest records about the engine."""
         return {}

@@ -1,0 +1,148 @@
+"""vLLM in this process, on the GPU of the policy: every process of a run has its own, for its own rollouts.
+
+TRL starts it and brings weights into it (`trl.generation.vllm_generation`, made for vLLM 0.22 to 0.31); it is
+given token ids and a seed for every turn. Turns are sampled together: a batch waits for every rollout in
+flight, as it does with transformers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from time import perf_counter
+from typing import Any
+
+from wander.clients.batching import Batcher
+from wander.errors import MissingExtra, ModelError
+from wander.models.engines.base import Engine, Job, Weights
+from wander.models.sampling import Sample, SampleRequest
+
+SEEDS = 2**63
+
+
+class VLLMColocatedEngine(Engine):
+    """Samples with vLLM beside the policy; `memory` is its share of the GPU, given back if it `sleeps`."""
+
+    def __init__(
+        self,
+        tokenizer: Any,
+        *,
+        end_ids: frozenset[int],
+        context_length: int,
+        memory: float,
+        sleeps: bool,
+        rows: int,
+    ) -> None:
+        super().__init__()
+        self._tokenizer = tokenizer
+        self._end_ids = sorted(end_ids)
+        self._context_length = context_length
+        self._memory = memory
+        self._sleeps = sleeps
+        self._rows = rows
+        self._generation: Any = None
+        self._asleep = False
+        self._batcher: Batcher[Job, Sample] = Batcher(
+            self._sample, order=lambda job: job.order, max_batch_size=rows, quiet_seconds=None
+        )
+
+    def start(self, model: Any, accelerator: Any) -> None:
+        """Start vLLM with the policy that a trainer holds, once it holds it."""
+        try:
+            from trl.generation.vllm_generation import VLLMGeneration
+
+            self._generation = VLLMGeneration(
+                model,
+                accelerator,
+                self._tokenizer,
+                mode="colocate",
+                gpu_memory_utilization=self._memory,
+                max_model_length=self._context_length,
+                max_num_seqs=self._rows,
+                enable_sleep_mode=self._sleeps,
+            )
+        except ImportError as error:
+            raise MissingExtra("vllm", needed_for='`inference.engine = "vllm"`') from error
+
+    def begin(self, rollout_id: str) -> None:
+        """Let batches wait for a rollout."""
+        self._batcher.begin(rollout_id)
+
+    def end(self, rollout_id: str) -> None:
+        """Let batches go without a rollout."""
+        self._batcher.end(rollout_id)
+
+    async def sample(self, job: Job) -> Sample:
+        """Sample one turn, together with those of the other rollouts."""
+        return await self._batcher.submit(job.rollout_id, job)
+
+    def update_weights(self, weights: Weights) -> None:
+        """Load the policy's weights, as TRL reads them from the model that it was started with."""
+        self._generation.sync_weights()
+        if self._sleeps:
+            self._generation.llm.wake_up(tags=["kv_cache"])
+        self._asleep = False
+
+    def rest(self) -> None:
+        """Give the GPU's memory to the update."""
+        if self._sleeps and not self._asleep:
+            self._generation.llm.sleep(level=2)
+            self._asleep = True
+
+    @property
+    def wants_weights(self) -> bool:
+        """True when it sleeps: it discarded its weights."""
+        return self._asleep
+
+    def describe(self) -> dict[str, Any]:
+        """Return what samples."""
+        return {"engine": "vllm", "memory": self._memory, "context_length": self._context_length}
+
+    async def close(self) -> None:
+        """Stop the thread that computes batches."""
+        self._batcher.close()
+
+    def _sample(self, jobs: Sequence[Job]) -> list[Sample]:
+        from vllm import SamplingParams  # type: ignore[import-not-found, unused-ignore]
+
+        started = perf_counter()
+        outputs = self._generation.llm.generate(
+            [{"prompt_token_ids": job.request.ids} for job in jobs],
+            sampling_params=[SamplingParams(**self._parameters(job.request)) for job in jobs],
+            use_tqdm=False,
+        )
+        self.totals.seconds += perf_counter() - started
+        samples = []
+        for job, output in zip(jobs, outputs, strict=True):
+            sample = sample_of(output.outputs[0])
+            self.totals.context_tokens += len(job.request.ids)
+            self.totals.cached_tokens += int(output.num_cached_tokens or 0)
+            self.count(job.request, sample)
+            samples.append(sample)
+        return samples
+
+    def _parameters(self, request: SampleRequest) -> dict[str, Any]:
+        return {
+            "max_tokens": request.max_tokens,
+            "temperature": request.temperature,
+            "top_p": request.top_p,
+            "top_k": request.top_k,
+            "min_p": request.min_p,
+            "seed": request.seed % SEEDS,
+            "stop": list(request.stop),
+            "stop_token_ids": self._end_ids,
+            "logprobs": 0,
+        }
+
+
+def sample_of(output: Any) -> Sample:
+    """Turn vLLM's `CompletionOutput` into a sample."""
+    ids = list(output.token_ids)
+    if output.logprobs is None or len(output.logprobs) != len(ids) or not ids:
+        raise ModelError("vLLM sampled without log-probabilities")
+    logprobs = [float(at[token].logprob) for token, at in zip(ids, output.logprobs, strict=True)]
+    return Sample(
+        ids=ids,
+        logprobs=logprobs,
+        entropy=-sum(logprobs),
+        finish_reason="stop" if output.finish_reason == "stop" else "length",
+    )

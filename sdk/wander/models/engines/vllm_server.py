@@ -1,0 +1,295 @@
+"""A vLLM server samples: token ids in, token ids and their log-probabilities out, one request a turn.
+
+Requests go out as they come, so one rollout's environment computes while another's turn is sampled, and
+vLLM's prefix cache keeps what turns share. Each carries its own seed. New weights reach the server
+
+- through NCCL, as TRL does it (`trl.generation.vllm_client`): the trainer and the server on GPUs;
+- or as a checkpoint in a folder that both see, which the server reloads in place (`collective_rpc` with
+  `reload_weights`): any devices, several servers, no rendezvous.
+
+Written for vLLM 0.22 to 0.32, started with `VLLM_SERVER_DEV_MODE=1` and `--logprobs-mode processed_logprobs`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from collections.abc import Coroutine, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from time import perf_counter
+from typing import Any, Protocol, TypeVar
+
+from wander.clients.transport import AiohttpTransport, Answer, TransportError
+from wander.errors import ConfigError, ContextOverflow, ModelError
+from wander.models.engines.base import Engine, Job, Weights
+from wander.models.sampling import Sample, SampleRequest
+
+Result = TypeVar("Result")
+
+REQUEST_SECONDS = 1800.0
+"""A turn may wait for hundreds of others."""
+CONTROL_SECONDS = 900.0
+"""Loading the weights of a large model takes minutes."""
+SEEDS = 2**63
+
+
+class WeightSync(Protocol):
+    """How new weights reach the servers; every process of the run calls it, one of them sends."""
+
+    def send(self, weights: Weights) -> None:
+        """Bring the servers to these weights."""
+        ...
+
+
+class VLLMServer:
+    """The control side of one server: what it serves, its caches, its sleep."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url.rstrip("/").removesuffix("/v1")
+
+    def look(self) -> ServerFacts:
+        """Return what the server says of itself.
+
+        Raises `ConfigError` when nothing answers there, or a server that cannot be trained with.
+        """
+        models = self._asked("GET", "/v1/models")["data"]
+        served = self._asked("GET", "/server_info?config_format=json")["vllm_config"]
+        mode = served["model_config"]["logprobs_mode"]
+        if mode != "processed_logprobs":
+            raise ConfigError(
+                f"the server at `{self.url}` answers with `{mode}`, not with what tokens were drawn with",
+                hint="start it with `--logprobs-mode processed_logprobs`",
+            )
+        return ServerFacts(models[0]["id"], int(models[0]["max_model_len"]), served)
+
+    def reload(self, folder: Path) -> None:
+        """Load the checkpoint of a folder in the place of the current weights, and forget cached prefixes."""
+        self._asked(
+            "POST",
+            "/collective_rpc",
+            {"method": "reload_weights", "kwargs": {"weights_path": str(folder)}},
+        )
+        self.forget_prefixes()
+
+    def forget_prefixes(self) -> None:
+        """Drop the keys and values that the earlier weights computed."""
+        answer = self._asked("POST", "/reset_prefix_cache")
+        if answer.get("success") is False:
+            raise ConfigError(f"the server at `{self.url}` is busy: its prefix cache cannot be cleared")
+
+    def sleep(self) -> None:
+        """Give the weights' and the cache's memory back."""
+        self._asked("POST", "/sleep?level=2")
+
+    def wake(self, part: str) -> None:
+        """Take memory again for `weights` or `kv_cache`."""
+        self._asked("POST", f"/wake_up?tags={part}")
+
+    def _asked(self, method: str, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
+        try:
+            answer = _now(self._sent(method, path, body))
+        except TransportError as error:
+            raise ConfigError(
+                f"no vLLM server answers at `{self.url}`: {error}",
+                hint="see `inference.url`, and the server's log",
+            ) from error
+        if answer.status == 404:
+            raise ConfigError(f"the server at `{self.url}` has no `{path}`", hint=_NOT_IN_DEV_MODE)
+        if answer.status != 200:
+            raise ConfigError(
+                f"the server at `{self.url}` answered {answer.status} to `{path}`: {_message(answer)}",
+                hint="see the server's log",
+            )
+        found: dict[str, Any] = json.loads(answer.body) if answer.body.strip() else {}
+        return found
+
+    async def _sent(self, method: str, path: str, body: dict[str, Any] | None) -> Answer:
+        transport = AiohttpTransport(
+            self.url, {}, timeout=CONTROL_SECONDS, connect_timeout=10, max_connections=1
+        )
+        try:
+            return await (transport.get(path) if method == "GET" else transport.post(path, body or {}))
+        finally:
+            await transport.close()
+
+
+class ServerFacts:
+    """What a server says of itself."""
+
+    def __init__(self, name: str, context_length: int, config: dict[str, Any]) -> None:
+        self.name = name
+        """The name that it serves the model under."""
+        self.context_length = context_length
+        self.config = config
+
+    @property
+    def keeps_old_output_layer(self) -> bool:
+        """True where a reload would leave the output layer as it was.
+
+        vLLM 0.32 on a CPU packs an output layer that is tied to the embeddings into a copy, and packs it anew
+        only when the checkpoint holds that layer by itself. On a GPU both are one tensor.
+        """
+        model = self.config["model_config"]
+        # The server sends what it cannot write as JSON as text.
+        described = " ".join(json.dumps(model.get(name)) for name in ("hf_config", "hf_text_config"))
+        tied = re.search(r"tie_word_embeddings\W+true", described, re.IGNORECASE) is not None
+        return tied and "cpu" in json.dumps(self.config.get("device_config"))
+
+
+class VLLMServerEngine(Engine):
+    """Samples with vLLM servers: this process with one of them, its weights brought by `sync` to all."""
+
+    def __init__(
+        self,
+        servers: Sequence[VLLMServer],
+        sync: WeightSync,
+        *,
+        end_ids: frozenset[int],
+        process: int = 0,
+        sleeps: bool = False,
+    ) -> None:
+        super().__init__()
+        self._servers = list(servers)
+        self._sync = sync
+        self._sends = process == 0
+        self._sleeps = sleeps
+        self._asleep = False
+        self._end_ids = sorted(end_ids)
+        server = self._servers[process % len(self._servers)]
+        self.facts = server.look()
+        self._asking = 0
+        self._asked_at = 0.0
+        self._transport = AiohttpTransport(
+            server.url, {}, timeout=REQUEST_SECONDS, connect_timeout=30, max_connections=None
+        )
+
+    async def sample(self, job: Job) -> Sample:
+        """Sample one turn; it is sent at once."""
+        request = job.request
+        if not self._asking:
+            self._asked_at = perf_counter()
+        self._asking += 1
+        try:
+            answer = await self._transport.post("/v1/completions", self._payload(request))
+        except TransportError as error:
+            raise ModelError(
+                f"the vLLM server at `{self._transport.base_url}` did not answer: {error}",
+                hint="see the server's log",
+            ) from error
+        finally:
+            self._asking -= 1
+            if not self._asking:
+                # The time in which anything was asked for, however much at once.
+                self.totals.seconds += perf_counter() - self._asked_at
+        if answer.status != 200:
+            where = self._transport.base_url
+            raise ModelError(f"the vLLM server at `{where}` answered {answer.status}: {_message(answer)}")
+        sample = self._sampled(json.loads(answer.body))
+        self.count(request, sample)
+        return sample
+
+    def _payload(self, request: SampleRequest) -> dict[str, Any]:
+        room = self.facts.context_length - len(request.ids)
+        if room < 1:
+            most = self.facts.context_length
+            raise ContextOverflow(f"the conversation has {len(request.ids)} tokens, the server takes {most}")
+        return {
+            "model": self.facts.name,
+            "prompt": request.ids,
+            "max_tokens": min(request.max_tokens, room),
+            # All of them are said: what is left out the server takes from the model's generation_config.json.
+            "temperature": request.temperature,
+            "top_p": request.top_p,
+            "top_k": request.top_k,
+            "min_p": request.min_p,
+            "repetition_penalty": 1.0,
+            "seed": request.seed % SEEDS,
+            "stop": list(request.stop),
+            "stop_token_ids": self._end_ids,
+            "logprobs": 0,
+            "return_token_ids": True,
+        }
+
+    def _sampled(self, answer: dict[str, Any]) -> Sample:
+        try:
+            choice = answer["choices"][0]
+            ids, logprobs = choice["token_ids"], choice["logprobs"]["token_logprobs"]
+            details = answer["usage"].get("prompt_tokens_details") or {}
+            context = int(answer["usage"]["prompt_tokens"])
+        except (KeyError, IndexError, TypeError) as error:
+            raise ModelError(
+                f"the server at `{self._transport.base_url}` answered without token ids or log-probabilities",
+                hint="it must be vLLM 0.22 or newer",
+            ) from error
+        if len(ids) != len(logprobs) or not ids:
+            raise ModelError(f"{len(ids)} tokens came with {len(logprobs)} log-probabilities")
+        self.totals.context_tokens += context
+        self.totals.cached_tokens += int(details.get("cached_tokens") or 0)
+        return Sample(
+            ids=list(ids),
+            logprobs=[float(value) for value in logprobs],
+            # The mean of it is the entropy: what a server can tell without sending whole distributions.
+            entropy=-sum(logprobs),
+            finish_reason="stop" if choice["finish_reason"] == "stop" else "length",
+        )
+
+    def update_weights(self, weights: Weights) -> None:
+        """Bring every server to these weights; one that sleeps wakes for them."""
+        if self._sends and self._asleep:
+            for server in self._servers:
+                server.wake("weights")
+        self._sync.send(weights)
+        if self._sends and self._asleep:
+            for server in self._servers:
+                server.wake("kv_cache")
+        self._asleep = False
+
+    def rest(self) -> None:
+        """Let the servers sleep, where they share a GPU with the trainer."""
+        if not self._sleeps:
+            return
+        if self._sends:
+            for server in self._servers:
+                server.sleep()
+        self._asleep = True
+
+    @property
+    def wants_weights(self) -> bool:
+        """True when the servers sleep: they discarded their weights."""
+        return self._asleep
+
+    def describe(self) -> dict[str, Any]:
+        """Return what the servers are."""
+        config = self.facts.config["model_config"]
+        return {
+            "engine": "vllm-server",
+            "servers": len(self._servers),
+            "dtype": str(config.get("dtype", "")).removeprefix("torch."),
+            "context_length": self.facts.context_length,
+        }
+
+    async def close(self) -> None:
+        """Close the connections."""
+        await self._transport.close()
+
+
+_NOT_IN_DEV_MODE = (
+    "start it with `VLLM_SERVER_DEV_MODE=1` in its environment, which opens the endpoints that take weights"
+)
+
+
+def _now(work: Coroutine[Any, Any, Result]) -> Result:
+    """Run a coroutine for a caller that may itself be inside an event loop."""
+    with ThreadPoolExecutor(max_workers=1, thread_name_prefix="wander-vllm") as pool:
+        return pool.submit(asyncio.run, work).result()
+
+
+def _message(answer: Answer) -> str:
+    """Return the server's own words, or the beginning of what it sent."""
+    try:
+        said = json.loads(answer.body)["error"]["message"]
+    except (ValueError, KeyError, TypeError):
+        said = answer.body.decode("utf-8", "replace")
+    return " ".join(str(said).split())[:500]

@@ -1,0 +1,143 @@
+"""The weights of a policy, whole and under the names of its checkpoint, and their ways to vLLM servers."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.distributed.tensor import DTensor
+
+from wander.errors import ConfigError, MissingExtra
+from wander.models.engines.base import Weights
+from wander.models.engines.vllm_server import VLLMServer
+
+OUTPUT_FILE = "output-layer.safetensors"
+
+
+def whole_weights(model: Any) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield every weight of the policy, gathered where it is sharded, adapters added where it has them.
+
+    The policy itself is not touched: merging adapters into it and out again would change its last bits. With
+    a sharded policy (FSDP2) this is a collective operation: every process iterates to the end.
+    """
+    adapters = _adapters(model)
+    for name, parameter in model.named_parameters():
+        if "lora_" in name or "original_module" in name:
+            continue
+        plain = name.removeprefix("base_model.model.").replace(".base_layer", "")
+        weight = _whole(parameter.detach())
+        layer = adapters.get(name.rpartition(".")[0].removesuffix(".base_layer"))
+        if layer is not None and name.endswith("weight"):
+            for adapter in layer.active_adapters:
+                weight = weight + layer.get_delta_weight(adapter).detach().to(weight.dtype)
+        yield plain, weight
+
+
+def _whole(weight: torch.Tensor) -> torch.Tensor:
+    return weight.full_tensor() if isinstance(weight, DTensor) else weight
+
+
+def _adapters(model: Any) -> dict[str, Any]:
+    if not hasattr(model, "peft_config"):
+        return {}
+    from peft.tuners.lora import LoraLayer
+
+    return {name: module for name, module in model.named_modules() if isinstance(module, LoraLayer)}
+
+
+class FolderSync:
+    """Writes each policy as a checkpoint into a folder that the servers see too, and lets them reload it."""
+
+    def __init__(
+        self, servers: Sequence[VLLMServer], model: Any, folder: Path, *, sends: bool = True
+    ) -> None:
+        self._servers = servers
+        self._model = model
+        self._folder = folder
+        self._sends = sends
+        self._sent = 0
+        self._written: Path | None = None
+
+    def send(self, weights: Weights) -> None:
+        """Write the weights and have every server reload them; the checkpoint before is removed."""
+        found = {name: weight.to("cpu") for name, weight in weights() if self._sends}
+        if not self._sends:
+            return
+        self._sent += 1
+        made = write_checkpoint(self._model, found, self._folder / f"weights-{self._sent}")
+        # A server that is given a folder it does not see ends at once; so it is asked only for what is there.
+        for server in self._servers:
+            server.reload(made)
+        if self._written is not None:
+            shutil.rmtree(self._written)
+        self._written = made
+
+
+def write_checkpoint(model: Any, weights: dict[str, torch.Tensor], folder: Path) -> Path:
+    """Write weights in Hugging Face form, the output layer also where it is tied to the embeddings.
+
+    vLLM on a CPU packs its output layer into a copy of its own (`ServerFacts.keeps_old_output_layer`), and
+    takes it from a checkpoint only where the two are not tied.
+    """
+    from safetensors.torch import save_file
+
+    plain = model.get_base_model() if hasattr(model, "peft_config") else model
+    shutil.rmtree(folder, ignore_errors=True)
+    plain.save_pretrained(folder, state_dict=weights, max_shard_size="1000GB")
+    if plain.config.get_text_config().tie_word_embeddings:
+        output = plain.get_output_embeddings()
+        name = next(name for name, module in plain.named_modules() if module is output)
+        embeddings = plain.get_input_embeddings()
+        source = next(name for name, module in plain.named_modules() if module is embeddings)
+        layer = {f"{name}.weight": weights[f"{source}.weight"].clone()}
+        save_file(layer, folder / OUTPUT_FILE, metadata={"format": "pt"})
+        config = folder / "config.json"
+        said = json.loads(config.read_text(encoding="utf-8")) | {"tie_word_embeddings": False}
+        config.write_text(json.dumps(said, indent=2) + "\n", encoding="utf-8")
+    return folder
+
+
+class NCCLSync:
+    """Broadcasts each policy to a server's GPUs, with TRL's client; vLLM must be installed here too."""
+
+    def __init__(self, servers: Sequence[VLLMServer], device: Any, group_port: int, *, sends: bool) -> None:
+        if torch.device(device).type != "cuda":
+            raise ConfigError(
+                '`inference.sync = "nccl"` needs the policy on a GPU',
+                hint='set `inference.sync = "folder"`, which works on every device',
+            )
+        self._shapes: list[tuple[str, str, list[int]]] = []
+        self._servers = len(servers)
+        self._clients: list[Any] = []
+        if not sends:
+            return
+        try:
+            from trl.generation.vllm_client import VLLMClient
+
+            for number, server in enumerate(servers):
+                client = VLLMClient(
+                    base_url=server.url, group_port=group_port + number, connection_timeout=60
+                )
+                client.init_communicator(device=device)
+                self._clients.append(client)
+        except ImportError as error:
+            raise MissingExtra("vllm", needed_for="weights through NCCL") from error
+
+    def send(self, weights: Weights) -> None:
+        """Announce the shapes once, then stream the weights to every server."""
+        if not self._shapes:
+            self._shapes = [
+                (name, str(weight.dtype).removeprefix("torch."), list(weight.shape))
+                for name, weight in weights()
+            ]
+        for number in range(self._servers):
+            if self._clients:
+                self._clients[number].update_named_params(self._shapes, weights())
+                self._clients[number].reset_prefix_cache()
+            else:
+                for _ in weights():  # gathering is collective
+                    pass

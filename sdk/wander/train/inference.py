@@ -1,0 +1,181 @@
+"""What samples the rollouts of a run (`[inference]`), and how it keeps up with the policy."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+from wander.errors import ConfigError
+from wander.models.engines.base import Engine
+from wander.models.engines.transformers import TransformersEngine
+from wander.models.engines.vllm_colocated import VLLMColocatedEngine
+from wander.models.engines.vllm_server import VLLMServer, VLLMServerEngine, WeightSync
+from wander.models.engines.weights import FolderSync, NCCLSync, whole_weights, write_checkpoint
+from wander.models.loading import LoadedModel, load_model
+from wander.models.sampling import context_length_of, end_of_turn_ids
+from wander.train.config import GRPOSettings, InferenceSection
+from wander.train.processes import World
+from wander.train.sft import save_model
+from wander.train.trainer import replaced_folder
+
+ServerOpener = Callable[[Path, InferenceSection], AbstractContextManager[str]]
+"""Starts a vLLM server for the checkpoint of a folder and yields its address; it ends with the block."""
+
+SERVED = "served"
+"""Folder in the run's in which weights pass to a server."""
+
+
+def is_sharded() -> bool:
+    """Return whether the launcher shards the policy over its processes (FSDP)."""
+    return os.environ.get("ACCELERATE_USE_FSDP", "false").lower() in ("1", "true", "yes")
+
+
+@contextlib.contextmanager
+def opened_engine(
+    settings: GRPOSettings,
+    model: Any,
+    loaded: LoadedModel,
+    folder: Path,
+    world: World,
+    serve: ServerOpener | None = None,
+) -> Iterator[Engine]:
+    """Yield what samples for the policy `model`; a server that it started ends with the block.
+
+    `folder` is the run's. Raises `ConfigError` for a server that is not there or cannot be trained with.
+    """
+    section = settings.inference
+    rows = 4 * settings.batch.rows_at_once
+    if section.engine == "transformers":
+        if not is_sharded():
+            yield TransformersEngine(model, loaded.tokenizer, max_batch_size=rows)
+            return
+        whole = load_model(
+            settings.model.path, device=settings.model.device, dtype=settings.model.dtype
+        ).model
+        yield TransformersEngine(whole, loaded.tokenizer, max_batch_size=rows, live=False)
+        return
+    ends = end_of_turn_ids(model, loaded.tokenizer)
+    if section.engine == "vllm":
+        yield VLLMColocatedEngine(
+            loaded.tokenizer,
+            end_ids=ends,
+            context_length=context_length_of(model),
+            memory=section.memory,
+            sleeps=section.sleep,
+            rows=rows,
+        )
+        return
+    place = Path(section.folder).resolve() if section.folder else folder.resolve() / SERVED
+    with _servers(section, model, loaded, place, world, serve) as servers:
+        sync: WeightSync
+        if section.sync == "nccl":
+            sync = NCCLSync(servers, model.device, section.group_port, sends=world.is_main)
+        else:
+            sync = FolderSync(servers, model, place, sends=world.is_main)
+        engine = VLLMServerEngine(servers, sync, end_ids=ends, process=world.rank, sleeps=section.sleep)
+        if section.sync == "folder" and engine.facts.keeps_old_output_layer:
+            raise ConfigError(
+                f"the server at `{servers[0].url}` would keep its old output layer: vLLM on a CPU packs one "
+                "that is tied to the embeddings once and for all",
+                hint="leave `inference.url` out: the server then started gets a checkpoint without ties",
+            )
+        yield engine
+
+
+@contextlib.contextmanager
+def _servers(
+    section: InferenceSection,
+    model: Any,
+    loaded: LoadedModel,
+    place: Path,
+    world: World,
+    serve: ServerOpener | None,
+) -> Iterator[list[VLLMServer]]:
+    if section.url is not None:
+        yield [VLLMServer(url) for url in ([section.url] if isinstance(section.url, str) else section.url)]
+        return
+    if serve is None:
+        raise ConfigError("no vLLM server is named", hint="give `inference.url`")
+    with contextlib.ExitStack() as stack:
+
+        def start() -> str:
+            first = write_checkpoint(model, dict(whole_weights(model)), place / "weights-0")
+            loaded.tokenizer.save_pretrained(first)
+            return stack.enter_context(serve(first, section))
+
+        yield [VLLMServer(world.from_main(start))]
+
+
+class CurrentWeights:
+    """Brings an engine to the policy's weights, wherever it is asked to sample with older ones."""
+
+    def __init__(self, trainer: Any, engine: Engine, world: World) -> None:
+        self.trainer = trainer
+        self.engine = engine
+        self.world = world
+        self.seconds = 0.0
+        self._step = -1
+
+    def refresh(self) -> None:
+        """Bring the engine up to date; every process calls it at the same place."""
+        step = self.trainer.state.global_step
+        if self.engine.reads_live_weights or (step == self._step and not self.engine.wants_weights):
+            return
+        started = perf_counter()
+        model = self.trainer.model
+        self.world.together(lambda: self.engine.update_weights(lambda: whole_weights(model)))
+        self._step = step
+        self.seconds += perf_counter() - started
+
+    def sync_weights(self) -> None:
+        """Do so where TRL asks for it."""
+        self.refresh()
+
+    def take_seconds(self) -> float:
+        """Return how long it took since this was last asked."""
+        seconds, self.seconds = self.seconds, 0.0
+        return seconds
+
+
+def attach(trainer: Any, client: Any, section: InferenceSection, world: World) -> CurrentWeights:
+    """Let an engine follow a trainer, and, where it is vLLM, correct for how it samples.
+
+    TRL has the correction (`vllm_importance_sampling_*`) and applies it where it believes to run vLLM.
+    """
+    engine: Engine = client.engine
+    current = CurrentWeights(trainer, engine, world)
+    client.refresh = current.refresh
+    if isinstance(engine, VLLMColocatedEngine):
+        engine.start(trainer.model, trainer.accelerator)
+    if section.engine != "transformers" and section.correction != "none":
+        trainer.use_vllm = True
+        trainer.vllm_generation = current
+        trainer._last_loaded_step = -1
+    return current
+
+
+def correction_arguments(section: InferenceSection) -> dict[str, Any]:
+    """Return TRL's arguments of the correction."""
+    if section.engine == "transformers" or section.correction == "none":
+        return {}
+    return {
+        "vllm_importance_sampling_correction": True,
+        "vllm_importance_sampling_mode": section.correction,
+        "vllm_importance_sampling_clip_max": section.correction_max,
+    }
+
+
+def save_policy(model: Any, loaded: LoadedModel, folder: Path) -> Path:
+    """Write the policy as every process sees it; a sharded one is gathered first, by all of them."""
+    if not is_sharded():
+        return save_model(model, loaded, folder)
+    whole = {name: weight.to("cpu") for name, weight in whole_weights(model)}
+    with replaced_folder(folder) as made:
+        model.save_pretrained(made, state_dict=whole)
+        loaded.tokenizer.save_pretrained(made)
+    return folder

@@ -1,0 +1,172 @@
+"""One run in several processes: what each of them is, and how they agree.
+
+Started by `torchrun` or `accelerate launch`, every process runs the same program. Each plays its share of a
+step's groups; the gradients are averaged; whatever decides what happens next (which examples, whether to
+stop) is computed by all of them from the same values. Only the main one writes the run's folder: the others
+write what they would into a folder of their own that is thrown away, so that nothing else has to know.
+
+A process that fails tells the others at their next exchange, and they end too. One that dies closes its
+connections, which ends them as well.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, TypeVar
+
+from wander.errors import ConfigError, RunError
+from wander.train.config import GRPOSettings
+
+Result = TypeVar("Result")
+
+EXCHANGE_LIMIT = timedelta(hours=24)
+"""How long processes wait for one whose rollouts take longer."""
+
+
+class PeerFailed(RunError):
+    """Another process of the run failed; it tells why itself."""
+
+
+class World:
+    """The processes of a run, seen from one of them. Alone, everything here is immediate."""
+
+    def __init__(self, rank: int = 0, size: int = 1, group: Any = None) -> None:
+        self.rank = rank
+        self.size = size
+        self._group = group
+
+    @property
+    def is_main(self) -> bool:
+        """True in the process that writes the run."""
+        return self.rank == 0
+
+    def exchange(self, items: list[Any]) -> list[Any]:
+        """Return the items of all processes, in the order of their ranks.
+
+        Raises `PeerFailed` where another process failed instead of coming here.
+        """
+        return [item for own in self._gathered(items, None) for item in own]
+
+    def any(self, flag: bool) -> bool:
+        """Return whether the flag is set in any process."""
+        return any(self.exchange([flag]))
+
+    def together(self, work: Callable[[], Result]) -> Result:
+        """Do a piece of work in every process; where it fails in one, it fails in all."""
+        try:
+            result = work()
+        except PeerFailed:
+            raise
+        except BaseException as error:
+            with contextlib.suppress(PeerFailed, RuntimeError):
+                self._gathered([], _words(error))
+            raise
+        self._gathered([], None)
+        return result
+
+    def from_main(self, make: Callable[[], Result]) -> Result:
+        """Return what the main process makes, in all of them."""
+        return self.exchange([self.together(make if self.is_main else _nothing)])[0]  # type: ignore[no-any-return]
+
+    def wait(self) -> None:
+        """Go on when every process is here."""
+        self.exchange([])
+
+    def _gathered(self, items: list[Any], failure: str | None) -> list[list[Any]]:
+        if self.size == 1:
+            return [items]
+        from torch import distributed
+
+        found: list[Any] = [None] * self.size
+        distributed.all_gather_object(found, (items, failure), group=self._group)
+        for rank, (_, message) in enumerate(found):
+            if message is not None and rank != self.rank:
+                raise PeerFailed(f"process {rank} of {self.size} failed: {message}")
+        return [own for own, _ in found]
+
+
+def _nothing() -> Any:
+    return None
+
+
+def _words(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+
+
+def launched() -> bool:
+    """Return whether a launcher started this process as one of several."""
+    return int(os.environ.get("WORLD_SIZE", "1")) > 1
+
+
+def launched_as_main() -> bool:
+    """Return whether this process is alone, or the first of several."""
+    return int(os.environ.get("RANK", "0")) == 0
+
+
+_world: World | None = None
+
+
+def current_world(device: str | None = None) -> World:
+    """Return the processes that this one is of; the first call of a launched process joins them.
+
+    `device` is that of the settings: `cpu` makes gloo carry gradients too.
+    """
+    global _world
+    if not launched():
+        return World()
+    if _world is None:
+        from accelerate import PartialState  # type: ignore[import-untyped]
+        from torch import distributed
+
+        from wander.models.loading import torch_device
+
+        state = PartialState(cpu=torch_device(device).type == "cpu")
+        # Objects go over gloo whatever carries the gradients: they need no GPU and may wait for long.
+        group = distributed.new_group(backend="gloo", timeout=EXCHANGE_LIMIT)
+        _world = World(state.process_index, state.num_processes, group)
+    return _world
+
+
+def require_divisible(settings: GRPOSettings, world: World) -> None:
+    """Raise `ConfigError` when the groups of a step cannot be shared out evenly."""
+    batch = settings.batch
+    if batch.groups % world.size:
+        raise ConfigError(
+            f"{batch.groups} groups a step cannot be shared by {world.size} processes",
+            hint=f"make `batch.rollouts` a multiple of {world.size * batch.group_size}, "
+            "processes x group_size",
+        )
+
+
+def rows_and_accumulation(settings: GRPOSettings, size: int) -> tuple[int, int]:
+    """Return how many rows one process computes at once, and how often it does so for one update."""
+    share = settings.batch.rollouts // size
+    rows = min(settings.batch.rows_at_once, share)
+    while share % rows:
+        rows -= 1
+    return rows, share // rows
+
+
+@contextlib.contextmanager
+def own_folder(folder: Path, world: World) -> Iterator[Path]:
+    """Yield the folder that this process writes to: the run's, or one to be thrown away.
+
+    The latter begins with what a run that is resumed has written so far, since later steps may depend on it.
+    """
+    if world.is_main:
+        yield folder
+        return
+    with tempfile.TemporaryDirectory(prefix=f"wander-process-{world.rank}-") as scratch:
+        own = Path(scratch) / folder.name
+        if folder.is_dir():
+            own.mkdir()
+            for file in folder.glob("*.json*"):
+                if not file.name.startswith(("run.json", "rollouts")):
+                    shutil.copy2(file, own / file.name)
+        yield own
