@@ -1,0 +1,263 @@
+"""Several phases in one file of settings: games of a teacher, a new model, fine-tuning, GRPO, and GRPO again.
+
+    [[phases]]
+    name = "games"
+    kind = "rollouts"        # a model or a scripted player plays; what fits is kept as rows
+    [[phases]]
+    name = "warm-up"
+    kind = "sft"             # learns the rows of the phase before
+    [[phases]]
+    name = "harder"
+    kind = "grpo"            # goes on with the model of the phase before
+
+Sections outside of the phases are shared: a `grpo` phase lays its own over all of them, a `rollouts` phase
+over `environment`, an `sft` phase over `model` and the seed. What a phase does not say of its model or rows
+comes from the phases before it, by name: `phase:warm-up`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from wander.errors import ConfigError
+from wander.train.config import (
+    EnvironmentSection,
+    GRPOSettings,
+    Section,
+    SFTSettings,
+    checked_settings,
+    settings_data,
+)
+from wander.train.evaluation import read_best
+
+PHASE = "phase:"
+"""Begins a model or rows that an earlier phase of the run made."""
+
+MODEL_KINDS = ("model", "sft", "grpo")
+"""Kinds of phases that make a model."""
+
+
+class PlayersSection(Section):
+    """Who plays the rollouts of a phase, and how many."""
+
+    model: str | None = None
+    """`scripted:MODULE:FUNCTION`, a folder, `smollm2`, or a name at `base_url`; None is the model so far."""
+    base_url: str | None = None
+    """An OpenAI-compatible endpoint; the key is in `OPENAI_API_KEY`."""
+    examples: int = Field(default=200, gt=0)
+    per_example: int = Field(default=1, gt=0)
+    split: Literal["train", "eval"] = "train"
+    temperature: float | None = Field(default=None, ge=0)
+    max_tokens: int | None = Field(default=None, gt=0)
+    concurrency: int = Field(default=32, gt=0)
+    seed: int = 0
+
+
+class FilterSection(Section):
+    """Which rollouts become rows, as in `wander data`."""
+
+    where: list[str] = Field(default_factory=list)
+    """Conditions on metrics, such as `lost==0`."""
+    min_reward: float | None = None
+    keep_repeats: bool = False
+
+
+class RolloutsSettings(Section):
+    """All settings of a phase that plays rollouts."""
+
+    environment: EnvironmentSection = EnvironmentSection()
+    rollouts: PlayersSection = PlayersSection()
+    filter: FilterSection = FilterSection()
+
+
+class NewModelSection(Section):
+    """The shape of a model that is made, untrained, from the transcripts of the phase before."""
+
+    seed: int = 0
+    hidden: int = Field(default=128, ge=8)
+    layers: int = Field(default=4, ge=1)
+    vocabulary: int = Field(default=512, ge=300)
+
+
+class NewModelSettings(Section):
+    """All settings of a phase that makes a model."""
+
+    tiny: NewModelSection = NewModelSection()
+
+
+class RolloutsPhase(Section):
+    """Plays rollouts and keeps those that fit, as `rows.jsonl`."""
+
+    kind: Literal["rollouts"] = "rollouts"
+    name: str
+    settings: RolloutsSettings
+
+
+class ModelPhase(Section):
+    """Makes an untrained tiny model, with a tokenizer made from the transcripts of a `rollouts` phase."""
+
+    kind: Literal["model"] = "model"
+    name: str
+    transcripts: str
+    settings: NewModelSettings
+
+
+class SFTPhase(Section):
+    """Fine-tunes on rows."""
+
+    kind: Literal["sft"] = "sft"
+    name: str
+    rows: list[str]
+    """Files of `wander data`, or the phases whose rows they are."""
+    settings: SFTSettings
+
+
+class GRPOPhase(Section):
+    """Improves the policy by GRPO."""
+
+    kind: Literal["grpo"] = "grpo"
+    name: str
+    settings: GRPOSettings
+
+
+Phase = Annotated[RolloutsPhase | ModelPhase | SFTPhase | GRPOPhase, Field(discriminator="kind")]
+
+
+def read_phases(file: Path, overrides: Sequence[str] = (), **given: Mapping[str, Any]) -> list[Phase] | None:
+    """Return the phases of a file of settings, each with all that it is to do; None for one without phases.
+
+    `overrides` of shared sections read `section.field=value`, those of a phase
+    `phases.NAME.section.field=value`; `given` are shared sections. Raises `ConfigError` that names the field.
+    """
+    data = settings_data(file, overrides)
+    if "phases" not in data:
+        return None
+    for section, fields in given.items():
+        data.setdefault(section, {}).update(fields)
+    named = data.pop("phases")
+    if not isinstance(named, dict):
+        raise ConfigError(f"`phases` in `{file}` is no list", hint="write `[[phases]]`")
+    if unknown := sorted(data.keys() - GRPOSettings.model_fields.keys()):
+        raise ConfigError(
+            f"there is no section `{unknown[0]}` in `{file}`",
+            hint=f"the sections that phases share are {', '.join(GRPOSettings.model_fields)}",
+        )
+    phases: list[Phase] = []
+    for name, own in named.items():
+        if not name.replace("-", "").replace("_", "").isalnum():
+            raise ConfigError(f"`{name}` is no name of a phase", hint="take letters, digits, `-` and `_`")
+        phase = _phase(name, dict(own), data, phases, f" of phase `{name}` in `{file}`")
+        require_earlier(phase, phases)
+        phases.append(phase)
+    if not phases:
+        raise ConfigError(f"`{file}` has no phase", hint='begin with `[[phases]]` and `kind = "grpo"`')
+    return phases
+
+
+def _phase(
+    name: str, own: dict[str, Any], shared: dict[str, Any], before: Sequence[Phase], where: str
+) -> Phase:
+    kind = own.pop("kind", None)
+    if kind == "rollouts":
+        settings = checked_settings(RolloutsSettings, laid_over(_only(shared, "environment"), own), where)
+        if settings.rollouts.model is None:
+            players = settings.rollouts.model_copy(update={"model": _model_before(before, shared, where)})
+            settings = settings.model_copy(update={"rollouts": players})
+        return RolloutsPhase(name=name, settings=settings)
+    if kind == "model":
+        (transcripts,) = _rows_before(before, where)
+        return ModelPhase(
+            name=name, transcripts=transcripts, settings=checked_settings(NewModelSettings, own, where)
+        )
+    if kind not in ("sft", "grpo"):
+        raise ConfigError(f"`kind`{where} is `{kind}`", hint="it is one of rollouts, model, sft, grpo")
+    if "path" not in own.get("model", {}):
+        own["model"] = {**own.get("model", {}), "path": _model_before(before, shared, where)}
+    if kind == "grpo":
+        return GRPOPhase(name=name, settings=checked_settings(GRPOSettings, laid_over(shared, own), where))
+    rows = own.pop("rows", None)
+    if rows is None:
+        rows = _rows_before(before, where)
+    common = _only(shared, "model", "logging")
+    if "seed" in shared.get("schedule", {}):
+        common["schedule"] = {"seed": shared["schedule"]["seed"]}
+    return SFTPhase(
+        name=name,
+        rows=[rows] if isinstance(rows, str) else rows,
+        settings=checked_settings(SFTSettings, laid_over(common, own), where),
+    )
+
+
+def laid_over(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+    """Return two tables as one, tables within them too; anything else of `above` replaces what is below."""
+    whole = dict(below)
+    for name, value in above.items():
+        known = whole.get(name)
+        both = isinstance(known, Mapping) and isinstance(value, Mapping)
+        whole[name] = laid_over(known, value) if both and known is not None else value
+    return whole
+
+
+def _only(data: Mapping[str, Any], *names: str) -> dict[str, Any]:
+    return {name: data[name] for name in names if name in data}
+
+
+def _model_before(before: Sequence[Phase], shared: Mapping[str, Any], where: str) -> str:
+    """Return the model that a phase begins with where it does not say."""
+    for phase in reversed(before):
+        if phase.kind in MODEL_KINDS:
+            return f"{PHASE}{phase.name}"
+    path = shared.get("model", {}).get("path")
+    if path is None:
+        raise ConfigError(
+            f"`model.path`{where} is missing, and no phase before makes a model",
+            hint='write `[model]` with `path = "..."`, or a phase of kind `model` before it',
+        )
+    return str(path)
+
+
+def _rows_before(before: Sequence[Phase], where: str) -> list[str]:
+    for phase in reversed(before):
+        if phase.kind == "rollouts":
+            return [f"{PHASE}{phase.name}"]
+    raise ConfigError(
+        f"`rows`{where} are missing, and no phase before plays rollouts",
+        hint='write `rows = "rows.jsonl"`, a file of `wander data`, or a phase of kind `rollouts` before it',
+    )
+
+
+def phase_folders(folder: Path, phases: Sequence[Phase]) -> dict[str, Path]:
+    """Return where in the run's folder each phase lies, by name: `1-games`, `2-warm-up`..."""
+    return {phase.name: folder / f"{n}-{phase.name}" for n, phase in enumerate(phases, start=1)}
+
+
+def require_earlier(phase: Phase, before: Sequence[Phase]) -> None:
+    """Raise `ConfigError` when a phase takes a model or rows from one that does not come before it."""
+    for text, kinds in _taken(phase):
+        name = text.removeprefix(PHASE)
+        makers = [f"`{PHASE}{each.name}`" for each in before if each.kind in kinds]
+        if text.startswith(PHASE) and f"`{text}`" not in makers:
+            raise ConfigError(
+                f"phase `{phase.name}` takes `{text}`, and no phase before it that could make it is called "
+                f"`{name}`",
+                hint=f"there are {', '.join(makers)}" if makers else "change the order of the phases",
+            )
+
+
+def _taken(phase: Phase) -> list[tuple[str, Sequence[str]]]:
+    """Return what a phase takes from elsewhere, and which kinds of phases make it."""
+    if isinstance(phase, RolloutsPhase):
+        return [(phase.settings.rollouts.model or "", MODEL_KINDS)]
+    if isinstance(phase, ModelPhase):
+        return [(phase.transcripts, ("rollouts",))]
+    rows = [(text, ("rollouts",)) for text in phase.rows] if isinstance(phase, SFTPhase) else []
+    return [(phase.settings.model.path, MODEL_KINDS), *rows]
+
+
+def made_model(folder: Path) -> Path:
+    """Return the model that a finished phase leaves to those after it: its best where it kept one."""
+    return folder / ("best" if read_best(folder) is not None else "model")

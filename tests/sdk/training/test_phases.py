@@ -1,0 +1,178 @@
+"""Several phases in one file of settings, each resolved to all that it does."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from wander.errors import ConfigError
+from wander.train.evaluation import write_best
+from wander.train.outcome import BestCheckpoint
+from wander.train.phases import (
+    GRPOPhase,
+    ModelPhase,
+    RolloutsPhase,
+    SFTPhase,
+    laid_over,
+    made_model,
+    phase_folders,
+    read_phases,
+)
+
+WHOLE = """
+[model]
+dtype = "float32"
+[environment.arguments]
+size = 3
+[batch]
+rollouts = 64
+[schedule]
+seed = 5
+
+[[phases]]
+name = "games"
+kind = "rollouts"
+[phases.rollouts]
+model = "scripted:players:careful"
+[phases.filter]
+where = ["lost==0"]
+
+[[phases]]
+kind = "model"
+[phases.tiny]
+hidden = 64
+
+[[phases]]
+name = "warm-up"
+kind = "sft"
+[phases.schedule]
+learning_rate = 2e-3
+
+[[phases]]
+name = "one"
+kind = "grpo"
+[phases.schedule]
+steps = 7
+
+[[phases]]
+name = "two"
+kind = "grpo"
+[phases.environment.arguments]
+opponent = "best"
+[phases.batch]
+rollouts = 128
+"""
+
+
+def written(tmp_path: Path, text: str) -> Path:
+    file = tmp_path / "run.toml"
+    file.write_text(text)
+    return file
+
+
+def test_a_phase_lays_its_sections_over_the_shared_ones(tmp_path: Path) -> None:
+    games, model, warm_up, one, two = read_phases(written(tmp_path, WHOLE)) or []
+    assert isinstance(games, RolloutsPhase)
+    assert games.settings.environment.arguments == {"size": 3}
+    assert games.settings.filter.where == ["lost==0"]
+    assert isinstance(model, ModelPhase)
+    assert (model.name, model.transcripts, model.settings.tiny.hidden) == ("model", "phase:games", 64)
+    assert isinstance(warm_up, SFTPhase)
+    assert (warm_up.rows, warm_up.settings.model.path) == (["phase:games"], "phase:model")
+    assert (warm_up.settings.schedule.seed, warm_up.settings.schedule.learning_rate) == (5, 2e-3)
+    assert isinstance(one, GRPOPhase)
+    assert isinstance(two, GRPOPhase)
+    assert (one.settings.model.path, two.settings.model.path) == ("phase:warm-up", "phase:one")
+    assert (one.settings.schedule.steps, one.settings.batch.rollouts) == (7, 64)
+    assert (two.settings.schedule.steps, two.settings.batch.rollouts) == (100, 128)
+    assert two.settings.environment.arguments == {"size": 3, "opponent": "best"}
+
+
+def test_overrides_reach_shared_sections_and_those_of_a_phase(tmp_path: Path) -> None:
+    overrides = ["batch.group_size=4", "phases.one.schedule.steps=2"]
+    phases = read_phases(written(tmp_path, WHOLE), overrides, model={"device": "cpu"}) or []
+    one = phases[3]
+    assert isinstance(one, GRPOPhase)
+    assert (one.settings.batch.group_size, one.settings.schedule.steps) == (4, 2)
+    assert one.settings.model.device == "cpu"
+
+
+def test_a_file_without_phases_has_none(tmp_path: Path) -> None:
+    assert read_phases(written(tmp_path, '[model]\npath = "a"\n')) is None
+
+
+def test_the_first_phase_begins_with_the_shared_model(tmp_path: Path) -> None:
+    text = '[model]\npath = "start"\n[[phases]]\nkind = "grpo"\n[[phases]]\nkind = "rollouts"\n'
+    first, second = read_phases(written(tmp_path, text)) or []
+    assert isinstance(first, GRPOPhase)
+    assert isinstance(second, RolloutsPhase)
+    assert first.settings.model.path == "start"
+    assert second.settings.rollouts.model == "phase:grpo", "the policy's own rollouts, to learn from the best"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('[[phases]]\nkind = "grpo"\n', "`model.path` of phase `grpo` in .* is missing"),
+        ('[model]\npath = "a"\n[[phases]]\nkind = "sft"\n', "`rows` of phase `sft` in .* are missing"),
+        ('[[phases]]\nkind = "model"\n', "`rows` of phase `model` in .* are missing"),
+        ('[[phases]]\nkind = "dpo"\n', "`kind` of phase `dpo` in .* is `dpo`"),
+        ('[[phases]]\nname = "a"\n', "`kind` of phase `a` in .* is `None`"),
+        ('[[phases]]\nkind = "grpo"\n[[phases]]\nkind = "grpo"\n', "two phases in .* are called `grpo`"),
+        ('[[phases]]\nname = "a/b"\nkind = "grpo"\n', "`a/b` is no name of a phase"),
+        ('phases = 3\n', "`phases` in .* is no list"),
+        ('phases = []\n', "has no phase"),
+        ('phases = [1]\n', "phase 1 in .* is no table"),
+        ('[bacth]\n[[phases]]\nkind = "grpo"\n', "there is no section `bacth`"),
+        (
+            '[model]\npath = "a"\n[[phases]]\nkind = "grpo"\n[phases.schedule]\nstps = 1\n',
+            "there is no setting `schedule.stps` of phase `grpo`",
+        ),
+        (
+            '[[phases]]\nkind = "sft"\nrows = "phase:games"\n[phases.model]\npath = "a"\n',
+            "takes `phase:games`, and no phase before it",
+        ),
+        (
+            '[[phases]]\nname = "g"\nkind = "rollouts"\n[phases.rollouts]\nmodel = "a"\n'
+            '[[phases]]\nkind = "grpo"\n[phases.model]\npath = "phase:g"\n',
+            "takes `phase:g`, and no phase before it",
+        ),
+    ],
+)  # fmt: skip
+def test_phases_that_cannot_be_are_refused(tmp_path: Path, text: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        read_phases(written(tmp_path, text))
+
+
+def test_tables_are_laid_over_each_other_and_lists_replaced() -> None:
+    below = {"a": {"x": 1, "y": {"z": 2}}, "l": [1, 2]}
+    assert laid_over(below, {"a": {"y": {"w": 3}}, "l": [3]}) == {
+        "a": {"x": 1, "y": {"z": 2, "w": 3}},
+        "l": [3],
+    }
+    assert below == {"a": {"x": 1, "y": {"z": 2}}, "l": [1, 2]}
+
+
+def test_every_phase_has_a_folder_and_leaves_its_best_model(tmp_path: Path) -> None:
+    phases = read_phases(written(tmp_path, WHOLE)) or []
+    folders = phase_folders(tmp_path, phases)
+    assert [folder.name for folder in folders.values()] == [
+        "1-games",
+        "2-model",
+        "3-warm-up",
+        "4-one",
+        "5-two",
+    ]
+    folders["one"].mkdir()
+    assert made_model(folders["one"]).name == "model"
+    write_best(folders["one"], BestCheckpoint(metric="a/b", mode="max", value=1.0, step=3))
+    assert made_model(folders["one"]).name == "best"
+
+
+def test_reading_phases_loads_no_torch() -> None:
+    code = (
+        "import sys, wander.train.phases; assert 'torch' not in sys.modules; assert 'trl' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=300)
