@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from wander.wire import RunManifest
+    from wander.wire.reproduction import Reproduction
 
     from wander_client.runs import FoundRun
 
@@ -45,7 +46,31 @@ def pinned(manifest: RunManifest) -> Iterator[tuple[str, str]]:
     yield "on", f"{platform.system} {platform.machine}{accelerator}"
     dirty = " with changes" if platform.git_dirty else ""
     yield from _given(("commit", platform.git_commit and f"{platform.git_commit}{dirty}"))
+    if manifest.reproduction is not None:
+        yield from _repeated_with(manifest.reproduction)
     yield from _given(("notes", manifest.notes))
+
+
+def _repeated_with(made: Reproduction) -> Iterator[tuple[str, str]]:
+    """Yield with what a training run can be repeated."""
+    yield "mode", f"{made.mode}: {made.reason}"
+    machine, gpus = made.hardware, ", ".join(made.hardware.gpus)
+    parts = [
+        machine.cpu or "",
+        f"{machine.cores} cores",
+        machine.instructions or "",
+        gpus,
+        machine.driver or "",
+    ]
+    yield "machine", ", ".join(part for part in parts if part)
+    yield "computed", f"on {made.device}, {made.processes} x {made.threads} threads"
+    yield "libraries", ", ".join(f"{name} {version}" for name, version in made.libraries.items())
+    yield "trainer", made.trainer_sha256
+    if made.changes is not None:
+        kept = f"in {made.changes.file}" if made.changes.file else "too large to keep"
+        yield "uncommitted", f"{made.changes.size:,} bytes, {kept}, {made.changes.sha256}"
+    for change in made.allowed:
+        yield "changed", f"after step {change.step}: {change.field} from {change.before} to {change.after}"
 
 
 def files_of(found: FoundRun) -> list[dict[str, Any]]:

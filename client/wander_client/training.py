@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -13,16 +13,14 @@ from wander.sandbox import SandboxPolicy
 from wander.train.config import GRPOSettings, read_settings
 from wander.types import Record
 
-from wander_client.environments import OpenedEnvironment, locate, open_environment, parse_arguments
+from wander_client.environments import locate, parse_arguments
 from wander_client.errors import ClientError, NotFound
 from wander_client.invocation import current
 from wander_client.models import require_no_slip
-from wander_client.replaying import begun_location
 from wander_client.runs import require_kind
-from wander_client.workers import WorkerChoice
+from wander_client.training_environments import TrainingEnvironments
 
 if TYPE_CHECKING:
-    from wander.handle import EnvironmentHandle
     from wander.train.environments import EnvironmentChoice
     from wander.train.grpo import GRPOResult
     from wander.wire import EnvironmentPin
@@ -105,29 +103,39 @@ def model_path(name: str) -> str:
 
 
 def run_training(
-    command: TrainingCommand, folder: Path, show: Callable[[dict[str, Any]], None], *, resume: bool
+    command: TrainingCommand,
+    folder: Path,
+    show: Callable[[dict[str, Any]], None],
+    *,
+    resume: bool,
+    checkpoint: int | None = None,
+    allow_changes: bool = False,
 ) -> GRPOResult:
     """Train, with the environment in a process of its own."""
     from wander.train.grpo import train_grpo
 
-    opened: list[tuple[EnvironmentChoice, OpenedEnvironment]] = []
-
-    @contextlib.asynccontextmanager
-    async def opener(choice: EnvironmentChoice) -> AsyncIterator[EnvironmentHandle]:
-        workers = WorkerChoice(command.settings.environment.workers)
-        location = begun_location(command.environment, folder) if choice.name is None else locate(choice.name)
-        async with open_environment(
-            location, choice.arguments, sandbox=command.sandbox, workers=workers
-        ) as environment:
-            opened.append((choice, environment))
-            yield environment.handle
+    environments = TrainingEnvironments(
+        command.environment,
+        folder,
+        workers=command.settings.environment.workers,
+        sandbox=command.sandbox,
+    )
 
     def pin(choice: EnvironmentChoice) -> EnvironmentPin:
         folder.mkdir(parents=True, exist_ok=True)
         (folder / COMMAND_FILE).write_text(command.model_dump_json(indent=2) + "\n", encoding="utf-8")
-        return next(environment.pin for one, environment in opened if one == choice)
+        return environments.pin(choice)
 
-    return train_grpo(opener, command.settings, folder, pin=pin, progress=show, resume=resume)
+    return train_grpo(
+        environments.open,
+        command.settings,
+        folder,
+        pin=pin,
+        progress=show,
+        resume=resume,
+        checkpoint=checkpoint,
+        allow_changes=allow_changes,
+    )
 
 
 def draw_curves(folder: Path, command: TrainingCommand) -> list[Path]:

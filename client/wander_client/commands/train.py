@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from wander_client.command import command_app, typed_options
-from wander_client.errors import Interrupted, UsageError
+from wander_client.errors import OK, Interrupted, UsageError
 from wander_client.invocation import current
 from wander_client.sandboxing import SandboxFlag, SandboxLimits, chosen_policy
 
@@ -33,9 +33,18 @@ def train(
     argument: Annotated[list[str] | None, typer.Option("-a", "--arg", help="environment: KEY=VALUE")] = None,
     out: Annotated[Path | None, typer.Option("-o", "--out", help="the run's folder")] = None,
     resume: Annotated[Path | None, typer.Option(help="go on with this run; needs nothing else")] = None,
+    checkpoint: Annotated[
+        int | None, typer.Option(min=0, help="with --resume: from this step's checkpoint; 0 begins again")
+    ] = None,
+    allow_changes: Annotated[
+        bool, typer.Option("--allow-changes", help="with --resume: whatever changed, which is recorded")
+    ] = False,
+    verify: Annotated[
+        Path | None, typer.Option(help="train the first --steps of this run again, and compare")
+    ] = None,
     sandbox: SandboxFlag = None,
     sandbox_limit: SandboxLimits = None,
-) -> None:
+) -> int:
     """Improve a policy by GRPO on an environment.
 
     \b
@@ -43,6 +52,7 @@ def train(
     wander train wander/tictactoe grpo.toml --model models/ttt-sft/model --steps 50
     wander train ./my-env --model smollm2 --set algorithm.loss=cispo
     wander train --resume runs/RUN
+    wander train --verify runs/RUN --steps 5    # do its first steps come out the same, bit for bit?
 
     The run's folder holds the manifest, metrics.jsonl, learning curves, sample rollouts and the model.
     The first Ctrl-C finishes the step and keeps a checkpoint to resume from.
@@ -50,8 +60,13 @@ def train(
     from wander_client import training
     from wander_client.runs import resumable_folder
 
+    if verify is not None:
+        _alone(context, "--verify", {"verify", "steps"})
+        from wander_client.training_verification import verify_run
+
+        return verify_run(resumable_folder(verify), steps)
     if resume is not None:
-        others = sorted(typed_options(context).keys() - {"resume"})
+        others = sorted(typed_options(context).keys() - {"resume", "checkpoint", "allow_changes"})
         if others:
             raise UsageError(
                 f"a run goes on with the settings it was begun with: {', '.join(others)} cannot change",
@@ -59,7 +74,15 @@ def train(
                 code="other_settings",
             )
         folder = resumable_folder(resume)
-        return _run(training.stored_command(folder), folder, resuming=True)
+        return _run(
+            training.stored_command(folder),
+            folder,
+            resuming=True,
+            checkpoint=checkpoint,
+            allow_changes=allow_changes,
+        )
+    if checkpoint is not None or allow_changes:
+        raise UsageError("`--checkpoint` and `--allow-changes` go with `--resume RUN`")
     if environment is None:
         raise UsageError("the environment is missing", hint="run `wander train --help` for examples")
     overrides = [*(setting or []), *([f"schedule.steps={steps}"] if steps else [])]
@@ -68,7 +91,20 @@ def train(
     return _run(command, out or training.new_run_dir(command), resuming=False)
 
 
-def _run(command: TrainingCommand, folder: Path, *, resuming: bool) -> None:
+def _alone(context: typer.Context, option: str, allowed: set[str]) -> None:
+    others = sorted(typed_options(context).keys() - allowed)
+    if others:
+        raise UsageError(f"`{option}` takes the run's settings: leave {', '.join(others)} out")
+
+
+def _run(
+    command: TrainingCommand,
+    folder: Path,
+    *,
+    resuming: bool,
+    checkpoint: int | None = None,
+    allow_changes: bool = False,
+) -> int:
     from wander_client import training
 
     output = current().output
@@ -79,13 +115,21 @@ def _run(command: TrainingCommand, folder: Path, *, resuming: bool) -> None:
     )
     lines = training.StepLines("training", ("reward", "entropy", "groups_without_variance"))
     with lines:
-        result = training.run_training(command, folder, lines.show, resume=resuming)
+        result = training.run_training(
+            command,
+            folder,
+            lines.show,
+            resume=resuming,
+            checkpoint=checkpoint,
+            allow_changes=allow_changes,
+        )
     if result.interrupted:
         raise Interrupted(
             f"interrupted after step {result.steps}; a checkpoint and the model so far are in `{folder}`",
             hint=f"go on with `wander train --resume {folder}`",
         )
     _report(result, folder, training.draw_curves(folder, command))
+    return OK
 
 
 def _report(result: GRPOResult, folder: Path, plots: list[Path]) -> None:
