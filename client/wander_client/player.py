@@ -16,22 +16,35 @@ from wander_client.output import Output
 from wander_client.reports import message_text
 from wander_client.typed_calls import described, example_call, parse_call
 
+COMMANDS = "`/undo` takes the last one back, `/hint` asks for help, `/quit` leaves"
+
 
 class PlayerClient(Client):
     """Shows the new messages of every turn and asks for the answer, one line.
 
     `wrap` turns what is typed into what the environment expects: `{}` stands for the typed text. Where the
-    environment offers tools they are listed first, and `/call NAME key=value` calls one.
+    environment offers tools they are listed first, and `/call NAME key=value` calls one. `hints` is asked by
+    `/hint` what it would answer. `/undo` ends the rollout with `undone` set: played again, it goes up to the
+    last answer but one by itself.
     """
 
     model = "human"
 
     def __init__(
-        self, output: Output, *, wrap: str | None = None, read: Callable[[], str] | None = None
+        self,
+        output: Output,
+        *,
+        wrap: str | None = None,
+        read: Callable[[], str] | None = None,
+        hints: Client | None = None,
     ) -> None:
         self._output = output
         self._wrap = wrap
-        self._read = read or _read_line
+        self._read = read or read_line
+        self._hints = hints
+        self._given: list[Message] = []
+        """The answers so far; a rollout that is played again gets them first."""
+        self.undone = False
         self._seen: list[Message] = []
         self._tools: list[dict[str, Any]] = []
         self.left = False
@@ -39,6 +52,8 @@ class PlayerClient(Client):
 
     async def complete(self, request: ModelRequest) -> ModelResponse:
         """Print what is new and return the person's answer; raises `ModelError` at the end of the input."""
+        if request.turn < len(self._given):
+            return _response(self._given[request.turn])
         new = [one for one in self._unseen(request.messages) if one.get("role") != "assistant"]
         for message in new:
             show_message(message, self._output)
@@ -52,10 +67,45 @@ class PlayerClient(Client):
             if not typed or typed.strip() == "/quit":
                 self.left = True
                 raise ModelError("the player left")
+            if typed.strip() == "/hint":
+                await self._hint(request)
+                continue
+            if typed.strip() == "/undo":
+                self._undo()
+                continue
             answer = self._answer(typed.rstrip("\r\n"), call_id=f"call_{request.turn}")
             if answer is not None:
-                reason = "tool_calls" if "tool_calls" in answer else "stop"
-                return ModelResponse(message=answer, finish_reason=reason)
+                self._given.append(answer)
+                return _response(answer)
+
+    async def _hint(self, request: ModelRequest) -> None:
+        """Print what the client for hints would answer."""
+        if self._hints is None:
+            self._output.line("nobody gives hints: start with `--hints MODEL`", style="dim")
+            return
+        try:
+            response = await self._hints.complete(request)
+        except ModelError as error:
+            self._output.line(str(error), style="error")
+            return
+        self._output.line(f"hint: {message_text(response.message)}", style="dim")
+
+    def _undo(self) -> None:
+        """End the rollout, to be played again without the last answer."""
+        if not self._given:
+            self._output.line("there is no answer to take back", style="dim")
+            return
+        self._given.pop()
+        self.undone = True
+        raise ModelError("an answer was taken back")
+
+    def again(self) -> None:
+        """Begin the rollout anew after an `/undo`; only what was said last is shown again."""
+        self.undone = False
+        self._output.line()
+        self._output.line("-- taken back", style="hint")
+        answers = [place for place, one in enumerate(self._seen) if one.get("role") == "assistant"]
+        self._seen = self._seen[: answers[-2] + 1] if len(answers) > 1 else []
 
     def _unseen(self, messages: list[Message]) -> list[Message]:
         """Return what follows the messages shown before; all of it when another conversation goes on."""
@@ -88,7 +138,7 @@ class PlayerClient(Client):
         output = self._output
         output.line()
         if not self._tools:
-            output.line("this environment offers no tools; a line is an answer, `/quit` leaves")
+            output.line(f"this environment offers no tools; a line is an answer, {COMMANDS}")
             return
         output.line("-- tools", style="hint")
         for tool in self._tools:
@@ -99,7 +149,7 @@ class PlayerClient(Client):
         output.line()
         output.line(
             f"call one with `{example_call(self._tools[0])}` (or a JSON object after the name); "
-            "any other line is your answer; `/tools` lists them again, `/quit` leaves",
+            f"any other line is your answer; `/tools` lists them again, {COMMANDS}",
             style="dim",
         )
 
@@ -111,7 +161,12 @@ def show_message(message: Message, output: Output) -> None:
     output.line(message_text(message))
 
 
-def _read_line() -> str:
+def _response(answer: Message) -> ModelResponse:
+    return ModelResponse(message=answer, finish_reason="tool_calls" if "tool_calls" in answer else "stop")
+
+
+def read_line() -> str:
+    """Return the next line that is typed; empty at the end of the input."""
     if sys.stdin.isatty():
         sys.stderr.write("you> ")
         sys.stderr.flush()

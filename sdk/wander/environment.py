@@ -206,13 +206,16 @@ class Environment(ABC):
         )
         return bound.examples(0, None)
 
-    def choose(self, state: State, options: Sequence[Option], drawn: Callable[[], Option]) -> Option:
+    def choose(
+        self, state: State, options: Sequence[Option], drawn: Callable[[], Option], position: str = ""
+    ) -> Option:
         """Return the environment's choice: `drawn()`, or in an exhaustive evaluation each option in turn.
 
         `options` are all that `drawn` may return, JSON values in a fixed order:
-        `self.choose(state, moves, lambda: self.rng(state, board).choice(moves))`.
+        `self.choose(state, moves, lambda: self.rng(state, board).choice(moves))`. `position` shows a person
+        who makes the choice (`wander play --against`) what it is about.
         """
-        return choose(state, options, drawn)
+        return choose(state, options, drawn, position)
 
     def init_state(self, example: Example, *, index: int = 0, run_seed: int = 0) -> State:
         """Return the state in which a rollout of the example starts; it shares nothing with the example."""

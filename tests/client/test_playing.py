@@ -12,6 +12,7 @@ from wander_client.errors import UsageError
 from wander_client.typed_calls import described, example_call, parse_call, signature
 
 Play = Callable[..., Result]
+TICTACTOE = Path(__file__).parents[2] / "environments" / "tictactoe"
 
 TOOL = {
     "type": "function",
@@ -128,3 +129,76 @@ def test_a_line_that_is_no_call_is_refused_with_a_hint(line: str) -> None:
     with pytest.raises(UsageError) as refused:
         parse_call(line, [TOOL])
     assert refused.value.hint
+
+
+MOVE = "<think>x</think><move>{}</move>"
+
+
+def kept(result: Result) -> str:
+    """Return the folder that a finished game was kept in."""
+    return result.err.rpartition("wander replay ")[2].split()[0]
+
+
+def test_an_answer_can_be_taken_back(play: Play, wander: Wander, folder: Path) -> None:
+    result = play(TICTACTOE, "4", "/undo", "0", "/undo", "/undo", words=("--wrap", MOVE))
+    assert result.status == 130
+    assert result.out.count("-- taken back") == 2
+    assert "there is no answer to take back" in result.out
+    game = play(TICTACTOE, "8", "4", "/undo", *"0123456789" * 2, words=("--wrap", MOVE, "--seed", "3"))
+    assert game.status == 0, game.err
+    shown = wander("view", kept(game), "--json")
+    assert shown.data["manifest"]["kind"] == "play"
+    assert shown.data["manifest"]["notes"] == "a person answered"
+    replayed = wander("replay", kept(game), "--json")
+    assert replayed.status == 0, replayed.err
+    assert replayed.data["differing"] == 0
+
+
+def test_hints_come_from_a_model(play: Play, folder: Path) -> None:
+    result = play(folder, "/hint", "0", words=("--hints", "scripted:say_env:solver"))
+    assert result.status == 0, result.err
+    assert "hint: 0" in result.out
+    assert "start with `--hints MODEL`" in play(folder, "/hint", "0").out
+
+
+def test_the_environment_is_played_against_a_model(play: Play, wander: Wander, home: Path) -> None:
+    words = ("--against", "scripted:tictactoe.players:optimal", "--opening", "o-first-8", "--out", "mine")
+    result = play(TICTACTOE, "9", "/hint", "/undo", "0", "/undo", *"123567012356", words=words)
+    assert result.status == 0, result.err
+    assert result.out.count("choose one of") >= 2
+    assert result.out.count("-- taken back") == 1
+    assert "the model has " in result.out
+    assert "ended: game_over" in result.out
+    shown = wander("view", "mine", "--rollout", "0", "--json").data
+    assert shown["example_id"] == "o-first-8"
+    assert shown["info"]["line_of_play"]["choices"]
+    manifest = wander("view", "mine", "--json").data["manifest"]
+    assert manifest["notes"] == "a person made the environment's choices"
+    assert manifest["model"]["name"] == "scripted:tictactoe.players:optimal"
+    replayed = wander("replay", "mine", "--json")
+    assert replayed.data["differing"] == 0
+    posted = wander("post", "mine")
+    assert posted.status != 0
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--against", "scripted:say_env:solver"), "does not declare what it may answer"),
+        (("--opening", "x"), "add `--against MODEL`"),
+        (("--against", "m", "--wrap", "{}"), "`--wrap` is for the model's side"),
+    ],
+)
+def test_options_that_contradict_each_other(
+    words: tuple[str, ...], said: str, play: Play, folder: Path
+) -> None:
+    result = play(folder, words=words)
+    assert result.status == 2
+    assert said in result.err
+
+
+def test_an_opening_that_is_not_there(play: Play, home: Path) -> None:
+    words = ("--against", "scripted:tictactoe.players:optimal", "--opening", "o-first-9")
+    result = play(TICTACTOE, words=words)
+    assert result.status == 3
+    assert "x-first, o-first-0" in result.err

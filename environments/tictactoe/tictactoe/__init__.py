@@ -98,7 +98,7 @@ class TicTacToeEnv(MultiTurnEnv):
             rng = self.rng(state, "opponent", board)
             return rng.choice(free_cells(board) if rng.random() < careless else best)
 
-        return self.choose(state, free_cells(board) if careless > 0 else best, drawn)
+        return self.choose(state, free_cells(board) if careless > 0 else best, drawn, shown(board))
 
 
 def outcome(state: State) -> float:

@@ -33,7 +33,9 @@ def asked_line(choices: Sequence[Any], *, stop: bool = False) -> dict[str, Any]:
     return {LINE: {"choices": list(choices), "stop": stop}}
 
 
-def choose(state: State, options: Sequence[Option], drawn: Callable[[], Option]) -> Option:
+def choose(
+    state: State, options: Sequence[Option], drawn: Callable[[], Option], position: str = ""
+) -> Option:
     """Return the option that the line asked for takes; what `drawn` returns in ordinary play."""
     asked = (state.get("recorded") or {}).get(LINE)
     if asked is None:
@@ -45,7 +47,7 @@ def choose(state: State, options: Sequence[Option], drawn: Callable[[], Option])
     if place < len(asked["choices"]):
         chosen = _matching(options, asked["choices"][place])
     elif asked.get("stop"):
-        taken["pending"] = list(options)
+        taken["pending"], taken["position"] = list(options), position
         raise ChoicePending("the line has no further choice")
     else:
         chosen = options[0]

@@ -233,6 +233,46 @@ async def walk(
             folder.close()
 
 
+async def count_from(
+    environment: EnvironmentHandle,
+    memo: ConversationMemo,
+    opening: Example,
+    choices: Sequence[Any],
+    seed: int,
+) -> LineCount:
+    """Play every line of an opening that begins with these choices, and count how they end."""
+    count = LineCount()
+    pending: list[tuple[Any, ...]] = [tuple(choices)]
+    while pending:
+        names = [f"{opening.example_id}/counted {number}" for number in range(len(pending))]
+        for name, begin in zip(names, pending, strict=True):
+            memo.assign(name, begin)
+        played = await asyncio.gather(
+            *(
+                environment.rollout(memo, opening, run_seed=seed, sampling=WalkPlan().greedy, rollout_id=name)
+                for name in names
+            )
+        )
+        count += count_lines(played)
+        pending = [
+            branch
+            for begin, rollout in zip(pending, played, strict=True)
+            for branch in branches(rollout, begin)
+        ]
+    return count
+
+
+def branches(rollout: Rollout, begin: Sequence[Any]) -> list[tuple[Any, ...]]:
+    """Return the beginnings of the lines that part from a played one after the choices it was asked for."""
+    taken = line_of(rollout)
+    # The first option is the one that was taken.
+    return [
+        (*taken["choices"][:place], option)
+        for place in range(len(begin), len(taken["choices"]))
+        for option in taken["options"][place][1:]
+    ]
+
+
 def _folder(run_dir: Path | None, manifest: RunManifest, *, resume: bool) -> RunFolder | None:
     if run_dir is None:
         return None
@@ -342,15 +382,12 @@ class _Walk:
 
     def _branches(self, line: _Line, rollout: Rollout) -> list[_Line]:
         """Return the lines that part from a played one at a choice that was not asked for."""
-        taken = line_of(rollout)
         found: list[_Line] = []
-        for place in range(len(line.choices), len(taken["choices"])):
-            # The first option is the one that was taken.
-            for option in taken["options"][place][1:]:
-                if self._known.total() >= self._plan.max_lines:
-                    self._unexplored += 1
-                else:
-                    found.append(self._line(line.opening, (*taken["choices"][:place], option)))
+        for choices in branches(rollout, line.choices):
+            if self._known.total() >= self._plan.max_lines:
+                self._unexplored += 1
+            else:
+                found.append(self._line(line.opening, choices))
         return found
 
     async def _play_together(self, wave: Sequence[_Line]) -> list[tuple[_Line, Rollout]]:

@@ -287,7 +287,7 @@ def _needs_playing(rescored: Rollout) -> bool:
 
 async def _read(environment: EnvironmentHandle, manifest: RunManifest) -> AsyncIterator[Example]:
     """Yield the examples of the manifest's split, in pages; of an endless one as many as the run can name."""
-    if manifest.kind == "exhaustive":
+    if manifest.kind == "exhaustive" or manifest.lines is not None:
         for example in await environment.openings():
             yield example
         return

@@ -207,7 +207,8 @@ class RunManifest(Record):
     spending: Spending | None = None
     """Of runs with a budget or known prices."""
     lines: int | None = None
-    """Of an exhaustive run: how many lines there are; None until all of them are known."""
+    """Of an exhaustive run: how many lines there are; None until all of them are known. 1 where a person made
+    the environment's choices."""
     notes: str = ""
 
     @property
