@@ -1,7 +1,8 @@
 """Compares database, stored objects and stored index pages, and repairs what can be derived.
 
 A missing or changed object cannot be made again from anything else, so it is only reported. All else is
-derived: pages and totals from rows, sizes from objects, and what nothing points to is removed. Every repair
+derived: pages and totals from rows, sizes from objects, the numbers of runs from their rollouts, boards from
+the runs; and what nothing points to is removed. Every repair
 is what the hub itself would have written: its own functions run, in a transaction kept when asked for.
 """
 
@@ -15,7 +16,7 @@ from typing import Any
 from sqlalchemy import select
 from sqlalchemy.orm import Session, joinedload
 
-from wander_hub import objects
+from wander_hub import fsck_runs, objects
 from wander_hub.accounts.models import Owner
 from wander_hub.accounts.schemas import HUB
 from wander_hub.database import Database, now
@@ -27,7 +28,7 @@ from wander_hub.index.models import IndexPage
 from wander_hub.index.public_files import PublicFiles
 from wander_hub.leaderboards import service as leaderboards
 from wander_hub.runs import repository as runs
-from wander_hub.runs.models import RunArtifact
+from wander_hub.runs.models import Run, RunArtifact
 from wander_hub.storage import Storage
 from wander_hub.upload import sweep
 
@@ -43,9 +44,10 @@ class Finding:
 
     code: str
     """object_missing, object_corrupt, object_extra, size_wrong, chunk_missing, chunk_extra, page_missing,
-    page_extra, page_stale, totals_wrong, link_missing or link_extra."""
+    page_extra, page_stale, totals_wrong, link_missing, link_extra, run_changed, aggregates_wrong or
+    board_wrong."""
     subject: str
-    """What it is about: an object's digest, or `owner/name`."""
+    """What it is about: an object's digest, a run's id, or `owner/name`."""
     detail: str
     repaired: bool = False
 
@@ -59,12 +61,22 @@ def check(
     links: PublicFiles | None = None,
 ) -> Iterator[Finding]:
     """Yield all findings; `quick` compares sizes of objects without reading them."""
-    yield from _objects(database, storage, repair=repair, quick=quick)
+    broken = set()
+    for found in _objects(database, storage, repair=repair, quick=quick):
+        if found.code in ("object_missing", "object_corrupt"):
+            broken.add(found.subject)
+        yield found
     yield from _chunks(database, storage, repair=repair)
     with database.read(HUB) as session:
         ids = session.scalars(select(Environment.id).order_by(Environment.id)).all()
         owners = session.scalars(select(Owner.id).order_by(Owner.id)).all()
     for one in ids:
+        if not quick:
+            wrong = list(_runs(database, storage, one, broken, repair=repair))
+            yield from wrong
+            # Boards are made from these numbers: what is wrong with both shows once the runs are mended.
+            if all(each.repaired or each.code != "aggregates_wrong" for each in wrong):
+                yield from _boards(database, one, repair=repair)
         yield from _environment(database, one, repair=repair)
     for one in owners:
         yield from _owner(database, one, repair=repair)
@@ -137,6 +149,30 @@ def _resized(database: Database, sha256: str, size: int, whats: str, *, repair: 
                 for row in session.scalars(select(table).where(table.sha256 == sha256)):
                     row.size = size
     return Finding("size_wrong", sha256, f"{size:,} bytes, other than told of {whats}", repaired=repair)
+
+
+def _runs(
+    database: Database, storage: Storage, environment_id: int, broken: set[str], *, repair: bool
+) -> Iterator[Finding]:
+    """Derive the numbers of an environment's runs from their rollouts and tell what is otherwise."""
+    with database.read(HUB) as session:
+        query = select(Run.run_id).where(Run.environment_id == environment_id)
+        ids = session.scalars(query.order_by(Run.posted_at, Run.run_id)).all()
+    for run_id in ids:
+        for code, detail, mended in fsck_runs.run_faults(database, storage, run_id, broken, repair=repair):
+            yield Finding(code, run_id, detail, repaired=mended)
+
+
+def _boards(database: Database, environment_id: int, *, repair: bool) -> list[Finding]:
+    """Place an environment's runs on its boards anew and tell what that changes."""
+    with database.write(HUB) as session:
+        query = select(Environment).options(joinedload(Environment.owner))
+        environment = session.scalars(query.where(Environment.id == environment_id)).one()
+        label = f"{environment.owner.name}/{environment.name}"
+        faults = fsck_runs.board_faults(session, environment)
+        if not (repair and faults):
+            session.rollback()
+    return [Finding("board_wrong", label, one, repaired=repair) for one in faults]
 
 
 def _environment(database: Database, environment_id: int, *, repair: bool) -> list[Finding]:

@@ -16,7 +16,7 @@ from wander_hub.storage import Storage
 
 def fsck(
     repair: Annotated[bool, typer.Option("--repair", help="mend what can be derived")] = False,
-    quick: Annotated[bool, typer.Option("--quick", help="compare sizes, do not read the objects")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="compare sizes, read no objects, no runs")] = False,
     data: Annotated[
         Path | None,
         typer.Option(
@@ -27,11 +27,12 @@ def fsck(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="print JSON")] = False,
 ) -> None:
-    """Compare database, stored files and index pages; running or not.
+    """Compare database, stored files, index pages, runs and boards; running or not.
 
     \b
     wander-hub fsck                          report, change nothing
-    wander-hub fsck --repair                 write pages, totals and sizes anew, remove what nothing needs
+    wander-hub fsck --repair                 make pages, totals, sizes, numbers of runs and boards anew,
+                                             remove what nothing needs
 
     \b
     Exit status: 0 when all is well or was mended, 1 when something is left.

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from sqlalchemy import ColumnElement, func, select
+from sqlalchemy import ColumnElement, delete, func, select, update
 from sqlalchemy.orm import Session, undefer
 from wander.wire import RunManifest, RunSummary
 
 from wander_hub.accounts.schemas import HUB
 from wander_hub.database import Database
 from wander_hub.environments import repository as environments
-from wander_hub.environments.models import Environment
+from wander_hub.environments.models import Environment, Version
 from wander_hub.leaderboards.bounds import Bounds
 from wander_hub.leaderboards.models import Board, BoardEntry
 from wander_hub.leaderboards.schemas import board_name
@@ -47,6 +47,18 @@ def place(session: Session, environment: Environment) -> None:
         for run in session.scalars(batch.order_by(Run.posted_at, Run.run_id)).all():
             _place_one(session, run)
         session.flush()
+
+
+def start_over(session: Session, environment: Environment) -> None:
+    """Take all runs of an environment off their boards, which keep what their owners made of them."""
+    environments.lock_environment(session, environment)
+    versions = select(Version.id).where(Version.environment_id == environment.id)
+    boards = select(Board.id).where(Board.version_id.in_(versions))
+    session.execute(delete(BoardEntry).where(BoardEntry.board_id.in_(boards)))
+    empty = {"runs": 0, "models": 0, "lows": b"", "highs": b"", "last_posted_at": environment.created_at}
+    session.execute(update(Board).where(Board.version_id.in_(versions)).values(empty))
+    session.execute(update(Run).where(Run.environment_id == environment.id).values(board_level=""))
+    session.expire_all()
 
 
 def _place_one(session: Session, run: Run) -> None:
