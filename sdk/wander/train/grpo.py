@@ -36,7 +36,6 @@ from wander.train.config import GRPOSettings
 from wander.train.environments import EnvironmentOpener, PinSource, choices_of
 from wander.train.evaluating import Listener, save_copy, scheduled
 from wander.train.gathering import PlayedStep, StepPlayer, mixture_of
-from wander.train.observing import observed
 from wander.train.inference import (
     ServerOpener,
     attach,
@@ -46,6 +45,7 @@ from wander.train.inference import (
     save_policy,
 )
 from wander.train.merging import merged_step
+from wander.train.observing import observed
 from wander.train.outcome import BestCheckpoint, Stopped, write_outcome
 from wander.train.processes import (
     World,
@@ -161,9 +161,10 @@ def train_grpo(
                 checkpoint=begun,
                 listeners=evaluated if world.is_main else (),
             ) as schedule,
+            world.in_main(lambda: observed(source, settings, own, log, begun)) as watching,
         ):
             # Whatever else happens between steps (trackers, panels) is one more of these.
-            mine = [*record.callbacks, *observers] if world.is_main else []
+            mine = [*record.callbacks, *watching, *observers] if world.is_main else []
             callbacks = [*schedule.callbacks, sampling, *mine]
             trainer = RolloutTrainer(
                 *(player, model, loaded.tokenizer, settings, folder, log, record, world), callbacks=callbacks

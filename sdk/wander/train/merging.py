@@ -27,10 +27,6 @@ def merged_step(shares: Sequence[PlayedStep]) -> PlayedStep:
 
 def _merged_round(calls: Sequence[StepRollouts]) -> StepRollouts:
     tokens = sum(call.sampled_tokens for call in calls)
-    failures: dict[str, int] = {}
-    for call in calls:
-        for boundary, count in call.failures.items():
-            failures[boundary] = failures.get(boundary, 0) + count
     return StepRollouts(
         rollouts=[rollout for call in calls for rollout in call.rollouts],
         trajectories=[trajectory for call in calls for trajectory in call.trajectories],
@@ -40,5 +36,4 @@ def _merged_round(calls: Sequence[StepRollouts]) -> StepRollouts:
         retried=sum(call.retried for call in calls),
         sampled_tokens=tokens,
         entropy=sum(call.entropy * call.sampled_tokens for call in calls) / tokens if tokens else 0.0,
-        failures=failures,
     )

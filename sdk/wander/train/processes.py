@@ -15,7 +15,8 @@ import contextlib
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, TypeVar
@@ -24,6 +25,7 @@ from wander.errors import ConfigError, RunError
 from wander.train.config import GRPOSettings
 
 Result = TypeVar("Result")
+Item = TypeVar("Item")
 
 EXCHANGE_LIMIT = timedelta(hours=24)
 """How long processes wait for one whose rollouts take longer."""
@@ -73,6 +75,15 @@ class World:
     def from_main(self, make: Callable[[], Result]) -> Result:
         """Return what the main process makes, in all of them."""
         return self.exchange([self.together(make if self.is_main else _nothing)])[0]  # type: ignore[no-any-return]
+
+    @contextlib.contextmanager
+    def in_main(self, make: Callable[[], AbstractContextManager[Sequence[Item]]]) -> Iterator[Sequence[Item]]:
+        """Enter a context that yields several things in the main process; elsewhere there are none."""
+        if not self.is_main:
+            yield []
+            return
+        with make() as made:
+            yield made
 
     def wait(self) -> None:
         """Go on when every process is here."""
