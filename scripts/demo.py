@@ -12,24 +12,16 @@ from __future__ import annotations
 
 import json
 import os
-import shlex
 import shutil
-import signal
-import socket
-import subprocess
 import sys
 import time
-import urllib.error
-import urllib.request
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from workplace import StepFailed, Workplace
+
 ROOT = Path(__file__).resolve().parent.parent
-BIN = Path(sys.executable).parent
 OUTPUT = ROOT / "demo-output"
-PID_FILE = OUTPUT / "hub.pid"
 
 SMOLLM2_RUNS = (("reverse-text", 16, 48), ("tictactoe", 4, 24))
 """Environment, examples, tokens a turn: a pretrained model on a CPU costs about a second a turn."""
@@ -37,111 +29,14 @@ TEACHER_GAMES = 3000
 EVALUATION_GAMES = 400
 
 
-class DemoFailed(Exception):
-    """A step did not do what it should; the message says which and how."""
-
-
-class Demo:
-    """One run: the environment of its commands, and how long each step took."""
-
-    def __init__(self, hub: str) -> None:
-        self.hub = hub
-        self.times: list[tuple[str, float]] = []
-        self.environment = {
-            **{name: value for name, value in os.environ.items() if not name.startswith("WANDER_")},
-            "PATH": f"{BIN}{os.pathsep}{os.environ.get('PATH', '')}",
-            "WANDER_HUB": hub,
-            "WANDER_HUB_DATA": str(OUTPUT / "hub"),
-            "WANDER_CONFIG_DIR": str(OUTPUT / "config"),
-            "WANDER_DATA_DIR": str(OUTPUT / "data"),
-        }
-        if cache := os.environ.get("WANDER_CACHE_DIR"):
-            self.environment["WANDER_CACHE_DIR"] = cache
-
-    @contextmanager
-    def step(self, title: str) -> Iterator[None]:
-        """Print what is done now, and after it how long it took."""
-        print(f"\n== {len(self.times) + 1}. {title}", flush=True)
-        began = time.monotonic()
-        yield
-        self.times.append((title, time.monotonic() - began))
-        print(f"   ({self.times[-1][1]:.0f} s)", flush=True)
-
-    def type(self, line: str, **options: Any) -> str:
-        """Print a command line and run it in ./demo-output; return its standard output."""
-        print(f"$ {line}", flush=True)
-        done = subprocess.run(
-            shlex.split(line), cwd=OUTPUT, env=self.environment, stdout=subprocess.PIPE, text=True, **options
-        )
-        print("".join(f"  {row}\n" for row in done.stdout.splitlines()), end="", flush=True)
-        if done.returncode:
-            raise DemoFailed(f"`{line}` ended with status {done.returncode}")
-        return done.stdout
-
-    def ask(self, path: str) -> Any:
-        """Return what the hub's API answers."""
-        with urllib.request.urlopen(f"{self.hub}/api/v1/{path}", timeout=30) as answer:  # noqa: S310 - ours
-            return json.load(answer)
-
-
-def free_port() -> int:
-    """Return a port that nothing listens on now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
-def stop_hub(pid: int) -> None:
-    """Stop a hub of the demo, if that process still is one."""
-    listed = subprocess.run(["ps", "-p", str(pid), "-o", "args="], capture_output=True, text=True).stdout
-    if "wander-hub" not in listed:
-        return
-    os.kill(pid, signal.SIGTERM)
-    for _ in range(100):
-        time.sleep(0.1)
-        state = subprocess.run(["ps", "-p", str(pid), "-o", "state="], capture_output=True, text=True).stdout
-        if not state.strip() or state.strip().startswith("Z"):
-            return
-
-
-def start_over() -> None:
-    """Stop the hub of an earlier demo and remove what it left."""
-    if PID_FILE.exists():
-        stop_hub(int(PID_FILE.read_text()))
+def start_over() -> Workplace:
+    """Stop the hub of an earlier demo, remove what it left, and begin in an empty folder."""
+    Workplace(OUTPUT).stop_hub()
     shutil.rmtree(OUTPUT, ignore_errors=True)
-    OUTPUT.mkdir()
+    return Workplace(OUTPUT)
 
 
-def start_hub(demo: Demo) -> None:
-    """Start the hub in the background and wait until it answers."""
-    line = f"wander-hub serve --port {demo.hub.rpartition(':')[2]} --token-file token --no-access-log"
-    print(f"$ {line} &", flush=True)
-    with (OUTPUT / "hub.log").open("wb") as log:
-        process = subprocess.Popen(
-            shlex.split(line),
-            cwd=OUTPUT,
-            env=demo.environment,
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
-    PID_FILE.write_text(str(process.pid))
-    for _ in range(600):
-        if process.poll() is not None:
-            raise DemoFailed(f"the hub stopped:\n{(OUTPUT / 'hub.log').read_text()}")
-        try:
-            with urllib.request.urlopen(f"{demo.hub}/health", timeout=5):  # noqa: S310 - ours
-                break
-        except (urllib.error.URLError, ConnectionError):
-            time.sleep(0.1)
-    else:
-        raise DemoFailed(f"the hub does not answer at {demo.hub}")
-    demo.environment["WANDER_TOKEN"] = (OUTPUT / "token").read_text().strip()
-    print(f"  {demo.hub} answers; data in {OUTPUT / 'hub'}")
-
-
-def publish_and_install(demo: Demo) -> None:
+def publish_and_install(demo: Workplace) -> None:
     """Publish the bundled environments, install one by name."""
     with demo.step("Publish the bundled environments to the hub"):
         for name in ("reverse_text", "tictactoe"):
@@ -151,7 +46,7 @@ def publish_and_install(demo: Demo) -> None:
         demo.type("wander list")
 
 
-def evaluate_smollm2(demo: Demo) -> None:
+def evaluate_smollm2(demo: Workplace) -> None:
     """Evaluate a real pretrained model on both environments, in process."""
     with demo.step("Fetch SmolLM2-135M-Instruct"):
         demo.type("wander model pull smollm2")
@@ -162,7 +57,7 @@ def evaluate_smollm2(demo: Demo) -> None:
             demo.type(f"wander post {run}")
 
 
-def warm_up(demo: Demo) -> None:
+def warm_up(demo: Workplace) -> None:
     """Make the tiny policy and fine-tune it on a teacher's games."""
     with demo.step("Let a careless teacher play, keep the games that it did not lose"):
         demo.type(
@@ -179,7 +74,7 @@ def warm_up(demo: Demo) -> None:
         )
 
 
-def evaluate_policy(demo: Demo, model: str, name: str) -> None:
+def evaluate_policy(demo: Workplace, model: str, name: str) -> None:
     """Evaluate a policy with one command, and post the run."""
     demo.type(
         f"wander eval admin/tictactoe -m {model} -n {EVALUATION_GAMES} -c 128 --max-tokens 24 "
@@ -188,7 +83,7 @@ def evaluate_policy(demo: Demo, model: str, name: str) -> None:
     demo.type(f"wander post runs/{name}")
 
 
-def improve(demo: Demo) -> None:
+def improve(demo: Workplace) -> None:
     """GRPO, with the same evaluation before and after."""
     with demo.step("Evaluate the policy before GRPO"):
         evaluate_policy(demo, "models/sft/model", "before")
@@ -207,7 +102,7 @@ def read_json(name: str) -> Any:
     return json.loads((OUTPUT / name).read_text())
 
 
-def check_leaderboard(demo: Demo) -> dict[str, float]:
+def check_leaderboard(demo: Workplace) -> dict[str, float]:
     """Return the mean rewards before and after; fail unless the board ranks them, with a clear margin."""
     demo.type("wander leaderboard admin/tictactoe")
     posted = {
@@ -221,9 +116,9 @@ def check_leaderboard(demo: Demo) -> dict[str, float]:
             rows[posted[name]["run_id"]] for name in ("after", "before")
         )
     except KeyError as missing:
-        raise DemoFailed(f"the leaderboard lacks run {missing}") from None
+        raise StepFailed(f"the leaderboard lacks run {missing}") from None
     if after_place > before_place or after["reward_low"] <= before["reward_high"]:
-        raise DemoFailed(
+        raise StepFailed(
             f"the reward did not clearly rise: {before['reward_mean']:.3f} "
             f"[{before['reward_low']:.3f}, {before['reward_high']:.3f}] before, {after['reward_mean']:.3f} "
             f"[{after['reward_low']:.3f}, {after['reward_high']:.3f}] after"
@@ -231,7 +126,7 @@ def check_leaderboard(demo: Demo) -> dict[str, float]:
     return {"before": before["reward_mean"], "after": after["reward_mean"]}
 
 
-def summarize(demo: Demo, rewards: dict[str, float], began: float) -> None:
+def summarize(demo: Workplace, rewards: dict[str, float], began: float) -> None:
     """Print the figures, the places and the times."""
     print("\n== Done")
     for name, _, _ in SMOLLM2_RUNS:
@@ -250,12 +145,11 @@ def summarize(demo: Demo, rewards: dict[str, float], began: float) -> None:
 def main() -> int:
     """Run the demo; return the exit status."""
     began = time.monotonic()
-    start_over()
-    demo = Demo(f"http://127.0.0.1:{free_port()}")
+    demo = start_over()
     kept = False
     try:
         with demo.step("Start a hub of your own"):
-            start_hub(demo)
+            demo.start_hub()
         publish_and_install(demo)
         evaluate_smollm2(demo)
         warm_up(demo)
@@ -264,7 +158,7 @@ def main() -> int:
             rewards = check_leaderboard(demo)
         summarize(demo, rewards, began)
         kept = os.environ.get("DEMO_EXIT") != "1"
-    except DemoFailed as failure:
+    except StepFailed as failure:
         print(
             f"\nerror: {failure}\n\nhint: the files are in `{OUTPUT}`; `make demo` starts over",
             file=sys.stderr,
@@ -274,11 +168,10 @@ def main() -> int:
         print(f"\ninterrupted; the files so far are in `{OUTPUT}`", file=sys.stderr)
         return 130
     finally:
-        if PID_FILE.exists() and not kept:
-            stop_hub(int(PID_FILE.read_text()))
-            PID_FILE.unlink()
+        if not kept:
+            demo.stop_hub()
     if kept:
-        print(f"\nThe hub goes on; stop it with: kill {PID_FILE.read_text()}")
+        print(f"\nThe hub goes on; stop it with: kill {demo.hub_process()}")
     return 0
 
 

@@ -1,0 +1,139 @@
+"""A folder with a hub of its own, in which commands are run as a user would type them.
+
+The demo and the experiments work in one. Settings of whoever starts it (`WANDER_*`) are left out; models that
+were pulled stay in the platform's cache folder (or `WANDER_CACHE_DIR`).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+BIN = Path(sys.executable).parent
+
+
+class StepFailed(Exception):
+    """A step did not do what it should; the message says which and how."""
+
+
+class Workplace:
+    """The folder, its hub, the environment of its commands, and how long each step took."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.hub_file = folder / "hub.json"
+        """Port and process of the hub."""
+        self.times: list[tuple[str, float]] = []
+        folder.mkdir(parents=True, exist_ok=True)
+        self.hub = f"http://127.0.0.1:{self._port()}"
+        self.environment = {
+            **{name: value for name, value in os.environ.items() if not name.startswith("WANDER_")},
+            "PATH": f"{BIN}{os.pathsep}{os.environ.get('PATH', '')}",
+            "WANDER_HUB": self.hub,
+            "WANDER_HUB_DATA": str(folder / "hub"),
+            "WANDER_CONFIG_DIR": str(folder / "config"),
+            "WANDER_DATA_DIR": str(folder / "data"),
+        }
+        if cache := os.environ.get("WANDER_CACHE_DIR"):
+            self.environment["WANDER_CACHE_DIR"] = cache
+
+    def _port(self) -> int:
+        """Return the port of the hub that was here before, else one that nothing listens on now."""
+        if self.hub_file.exists():
+            return int(json.loads(self.hub_file.read_text())["port"])
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            return int(probe.getsockname()[1])
+
+    @contextmanager
+    def step(self, title: str) -> Iterator[None]:
+        """Print what is done now, and after it how long it took."""
+        print(f"\n== {len(self.times) + 1}. {title}", flush=True)
+        began = time.monotonic()
+        yield
+        self.times.append((title, time.monotonic() - began))
+        print(f"   ({self.times[-1][1]:.0f} s)", flush=True)
+
+    def type(self, line: str, **options: Any) -> str:
+        """Print a command line and run it in the folder; return its standard output."""
+        print(f"$ {line}", flush=True)
+        done = subprocess.run(
+            shlex.split(line),
+            cwd=self.folder,
+            env=self.environment,
+            stdout=subprocess.PIPE,
+            text=True,
+            **options,
+        )
+        print("".join(f"  {row}\n" for row in done.stdout.splitlines()), end="", flush=True)
+        if done.returncode:
+            raise StepFailed(f"`{line}` ended with status {done.returncode}")
+        return done.stdout
+
+    def ask(self, path: str) -> Any:
+        """Return what the hub's API answers."""
+        with urllib.request.urlopen(f"{self.hub}/api/v1/{path}", timeout=30) as answer:  # noqa: S310 - ours
+            return json.load(answer)
+
+    def start_hub(self) -> None:
+        """Start the hub in the background and wait until it answers."""
+        port = int(self.hub.rpartition(":")[2])
+        line = f"wander-hub serve --port {port} --token-file token --no-access-log"
+        print(f"$ {line} &", flush=True)
+        with (self.folder / "hub.log").open("wb") as log:
+            process = subprocess.Popen(
+                shlex.split(line),
+                cwd=self.folder,
+                env=self.environment,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        self.hub_file.write_text(json.dumps({"pid": process.pid, "port": port}))
+        for _ in range(600):
+            if process.poll() is not None:
+                raise StepFailed(f"the hub stopped:\n{(self.folder / 'hub.log').read_text()}")
+            try:
+                with urllib.request.urlopen(f"{self.hub}/health", timeout=5):  # noqa: S310 - ours
+                    break
+            except (urllib.error.URLError, ConnectionError):
+                time.sleep(0.1)
+        else:
+            raise StepFailed(f"the hub does not answer at {self.hub}")
+        self.environment["WANDER_TOKEN"] = (self.folder / "token").read_text().strip()
+        print(f"  {self.hub} answers; data in {self.folder / 'hub'}")
+
+    def hub_process(self) -> int | None:
+        """Return the process of the hub that was started here, if it still runs and is one."""
+        if not self.hub_file.exists():
+            return None
+        pid = int(json.loads(self.hub_file.read_text())["pid"])
+        listed = subprocess.run(["ps", "-p", str(pid), "-o", "args="], capture_output=True, text=True).stdout
+        return pid if "wander-hub" in listed else None
+
+    def stop_hub(self) -> None:
+        """Stop the hub and wait until it is gone."""
+        pid = self.hub_process()
+        if pid is None:
+            return
+        os.kill(pid, signal.SIGTERM)
+        for _ in range(100):
+            time.sleep(0.1)
+            state = subprocess.run(
+                ["ps", "-p", str(pid), "-o", "state="], capture_output=True, text=True
+            ).stdout
+            if not state.strip() or state.strip().startswith("Z"):
+                return
