@@ -26,8 +26,8 @@ from wander.train.evaluation import (
     write_best,
     write_evaluations,
 )
+from wander.train.inference import is_sharded, save_policy
 from wander.train.outcome import BestCheckpoint, Outcome
-from wander.train.sft import save_model
 from wander.train.stopping import StoppingCallback
 from wander.train.trainer import StepLog, covered_steps
 
@@ -163,11 +163,11 @@ def save_copy(model: Any, loaded: LoadedModel, folder: Path) -> Path:
 
     Merging and taking apart again would change the last bits of the weights that go on learning.
     """
-    if hasattr(model, "merge_and_unload"):
+    if hasattr(model, "merge_and_unload") and not is_sharded():
         known: dict[int, Any] = {
             id(tensor): torch.nn.Parameter(tensor.detach().cpu().clone(), requires_grad=tensor.requires_grad)
             for tensor in model.parameters()
         }
         known |= {id(tensor): tensor.detach().cpu().clone() for tensor in model.buffers()}
         model = copy.deepcopy(model, known)
-    return save_model(model, loaded, folder)
+    return save_policy(model, loaded, folder)

@@ -129,6 +129,7 @@ class Evaluator:
 
     def evaluate(self, step: int) -> list[CellEvaluation]:
         """Play every cell once, with the weights as they are now."""
+        self.client.refresh()
         self.client.take_totals()
         found = [self._evaluated(cell, step) for cell in self.settings.evaluation_cells]
         self.client.take_totals()  # none of it counts towards the step that follows

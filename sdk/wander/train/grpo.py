@@ -34,7 +34,7 @@ from wander.models.loading import load_model, weights_digest
 from wander.models.quiet import quiet_libraries
 from wander.train.config import GRPOSettings
 from wander.train.environments import EnvironmentOpener, PinSource, choices_of
-from wander.train.evaluating import Listener, save_copy, scheduled
+from wander.train.evaluating import BEST_MODEL, Listener, save_copy, scheduled
 from wander.train.gathering import PlayedStep, StepPlayer, mixture_of
 from wander.train.inference import (
     ServerOpener,
@@ -150,8 +150,7 @@ def train_grpo(
         sampling.restore(begun)
 
         def save_best(step: int, place: Path) -> str | None:
-            record.keep_weights(step, save_copy(model, loaded, place))
-            return weights_digest(place)
+            return weights_digest(save_copy(model, loaded, place))
 
         with (
             quiet_libraries(),
@@ -171,10 +170,12 @@ def train_grpo(
             )
             interrupted = train_until_interrupted(trainer, log, begun)
             saved = save_policy(trainer.model, loaded, own / "model")
+            outcome = schedule.outcome(trainer.state.global_step, interrupted=interrupted)
+            if outcome.best is not None:
+                record.keep_weights(outcome.best.step, own / BEST_MODEL)
             record.keep_weights(trainer.state.global_step, saved)
         if not interrupted:
             record.finish()
-        outcome = schedule.outcome(trainer.state.global_step, interrupted=interrupted)
         write_outcome(own, outcome)
     if world.is_main and not interrupted and settings.output.checkpoint_every == 0:
         remove_checkpoints(folder)

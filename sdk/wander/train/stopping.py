@@ -139,7 +139,9 @@ class StoppingCallback(TrainerCallback):  # type: ignore[misc]
             reason = "the gradient is no number; the weights are those before this step"
             self.stopped = Stopped(kind="gradient", step=state.global_step, reason=reason)
         self.stopped = self.stopped or self.watch.add(self.log.entries[-1])
-        control.should_training_stop = control.should_training_stop or self.stopped is not None
+        # Several processes end together, whichever saw the reason.
+        stop = self.log.agree(self.stopped is not None)
+        control.should_training_stop = control.should_training_stop or stop
         return control
 
 
