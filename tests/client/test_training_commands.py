@@ -131,21 +131,21 @@ def test_sft_then_train_then_resume(wander: Wander, games: Path, tiny: Path, hom
 def test_an_interrupt_keeps_a_checkpoint_to_resume_from(
     wander: Wander, tiny: Path, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from wander_client import training
+    from wander_client.training_panel import PlainSteps
 
-    show = training.StepLines.show
+    show = PlainSteps.show
 
-    def interrupt(lines: training.StepLines, entry: dict[str, object]) -> None:
+    def interrupt(lines: PlainSteps, entry: dict[str, object]) -> None:
         show(lines, entry)
         if entry["step"] == 1:
             os.kill(os.getpid(), signal.SIGINT)
 
     (home / "grpo.toml").write_text(SETTINGS)
-    monkeypatch.setattr(training.StepLines, "show", interrupt)
+    monkeypatch.setattr(PlainSteps, "show", interrupt)
     stopped = wander("train", TICTACTOE, "grpo.toml", "--model", "tiny", "--out", "run")
     assert stopped.status == 130
     assert "wander train --resume run" in stopped.err
-    monkeypatch.setattr(training.StepLines, "show", show)
+    monkeypatch.setattr(PlainSteps, "show", show)
     resumed = wander("train", "--resume", "run", "--json")
     assert resumed.data["steps"] == 3
     steps = [json.loads(line)["step"] for line in (home / "run" / "metrics.jsonl").read_text().splitlines()]

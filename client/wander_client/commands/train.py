@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -32,6 +33,9 @@ def train(
     ] = None,
     argument: Annotated[list[str] | None, typer.Option("-a", "--arg", help="environment: KEY=VALUE")] = None,
     out: Annotated[Path | None, typer.Option("-o", "--out", help="the run's folder")] = None,
+    log: Annotated[
+        list[str] | None, typer.Option(help="tensorboard, trackio or wandb, beside metrics.jsonl; may repeat")
+    ] = None,
     resume: Annotated[Path | None, typer.Option(help="go on with this run; needs nothing else")] = None,
     checkpoint: Annotated[
         int | None, typer.Option(min=0, help="with --resume: from this step's checkpoint; 0 begins again")
@@ -50,7 +54,7 @@ def train(
     \b
     wander train wander/tictactoe grpo.toml
     wander train wander/tictactoe grpo.toml --model models/ttt-sft/model --steps 50
-    wander train ./my-env --model smollm2 --set algorithm.loss=cispo
+    wander train ./my-env --model smollm2 --set algorithm.loss=cispo --log tensorboard
     wander train --resume runs/RUN
     wander train --verify runs/RUN --steps 5    # do its first steps come out the same, bit for bit?
 
@@ -86,6 +90,7 @@ def train(
     if environment is None:
         raise UsageError("the environment is missing", hint="run `wander train --help` for examples")
     overrides = [*(setting or []), *([f"schedule.steps={steps}"] if steps else [])]
+    overrides += [f"logging.trackers={json.dumps(log)}"] if log else []
     policy = chosen_policy(sandbox, sandbox_limit)
     command = training.new_command(environment, config, model, overrides, argument or [], policy)
     return _run(command, out or training.new_run_dir(command), resuming=False)
@@ -106,6 +111,7 @@ def _run(
     allow_changes: bool = False,
 ) -> int:
     from wander_client import training
+    from wander_client.training_panel import training_display
 
     output = current().output
     settings = command.settings
@@ -113,12 +119,11 @@ def _run(
         f"training {settings.model.path} on {command.environment}: {settings.schedule.steps} steps of "
         f"{settings.batch.groups} examples x {settings.batch.group_size} rollouts\nsaving to {folder}"
     )
-    lines = training.StepLines("training", ("reward", "entropy", "groups_without_variance"))
-    with lines:
+    with training_display(f"training on {command.label}", folder, output) as display:
         result = training.run_training(
             command,
             folder,
-            lines.show,
+            display.show,
             resume=resuming,
             checkpoint=checkpoint,
             allow_changes=allow_changes,
