@@ -513,6 +513,7 @@ class _Episode:
             seconds=self.seconds + scoring_seconds,
             scoring_seconds=scoring_seconds,
             info=public,
+            tools=state.get("tools_offered"),
         )
 
 

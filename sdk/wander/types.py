@@ -152,6 +152,8 @@ class Rollout(Record):
     scoring_seconds: float = 0.0
     info: dict[str, Any] = Field(default_factory=dict)
     """What the environment chose to publish about the episode (`state["public"]`)."""
+    tools: list[dict[str, Any]] | None = Field(default=None, exclude_if=lambda tools: tools is None)
+    """Function schemas that the model could call in its last turn; None where it was offered none."""
     step: int | None = Field(default=None, exclude_if=lambda step: step is None)
     """Of a training run: the steps that the policy had learnt when it played this."""
 

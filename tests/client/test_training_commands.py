@@ -76,6 +76,21 @@ def test_data_says_what_it_dropped(wander: Wander, games: Path, home: Path) -> N
     assert "nothing is left of 40 rollouts" in nothing.err
 
 
+def test_data_shows_and_balances_what_it_takes(wander: Wander, games: Path, home: Path) -> None:
+    words = ("data", str(games), str(games), "--out", "rows.jsonl", "--near", "--per-example", "1")
+    done = wander(*words, "--where", "turns<=4", "--show-dropped", "2", "--json")
+    data = done.data
+    assert data["rollouts"] == 80
+    assert data["dropped"]["repeated conversation"] >= data["kept"]
+    reasons = [one["reason"] for one in data["samples"]]
+    assert reasons.count("repeated conversation") == 2
+    rows = [json.loads(line) for line in (home / "rows.jsonl").read_text().splitlines()]
+    assert len({row["example_id"] for row in rows}) == len(rows) == data["kept"]
+    assert {row["run_id"] for row in rows} == {json.loads((games / "run.json").read_text())["run_id"]}
+    shown = wander(*words, "--show-dropped", "1")
+    assert ", reward " in shown.err
+
+
 def test_a_model_is_made_from_an_environment_alone(wander: Wander, home: Path) -> None:
     done = wander(
         *("model", "new", "tiny", "--environment", TICTACTOE, "--out", "m", "--episodes", "12"),

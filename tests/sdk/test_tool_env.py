@@ -360,3 +360,8 @@ async def test_tools_over_an_openai_compatible_endpoint(chat_server):
     assert rollout.reward == 1.0
     assert [tool["function"]["name"] for tool in chat_server.requests[0]["tools"]][:2] == ["add", "shout"]
     assert contents(rollout)[1] == "3"
+
+
+async def test_the_tools_that_were_offered_are_on_record():
+    rollout = await env().rollout(ScriptedClient(["3"]), env().dataset()[0])
+    assert [tool["function"]["name"] for tool in rollout.tools] == ["add", "shout", "fail", "leave"]

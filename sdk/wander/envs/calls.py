@@ -55,6 +55,7 @@ class ModelCalls:
             tools=tools,
             seed=derived_seed(state.run_seed, state.example.seed, "completion", state["index"], turn),
         )
+        state["tools_offered"] = tools or None
         started = time.perf_counter()
         response = await self._answer(request)
         state.turns.append(

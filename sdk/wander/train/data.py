@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import operator
 import re
+import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from wander.errors import ConfigError
+from wander.parsers import message_text
 from wander.types import Message, Rollout, canonical_json
 
 OPERATORS: dict[str, Callable[[float, float], bool]] = {
@@ -29,7 +31,7 @@ class Condition:
     """A bound on the reward or on one metric of a rollout."""
 
     metric: str
-    """A reward function's name, or `reward`, or `turns`."""
+    """A reward function's name, `reward`, or one of `measures`."""
     sign: str
     value: float
 
@@ -48,14 +50,47 @@ class Condition:
 
     def holds(self, rollout: Rollout) -> bool:
         """Tell whether a rollout meets it; raises `ConfigError` for a metric that the rollout lacks."""
-        known = {**rollout.metrics, "reward": rollout.reward}
-        known.setdefault("turns", float(len(rollout.turns)))
+        known = {**measures(rollout), **rollout.metrics, "reward": rollout.reward}
         if self.metric not in known:
             raise ConfigError(
                 f"the rollouts have no metric `{self.metric}`", hint=f"they have {', '.join(sorted(known))}"
             )
         value = known[self.metric]
         return value is not None and OPERATORS[self.sign](value, self.value)
+
+
+def measures(rollout: Rollout) -> dict[str, float]:
+    """Return what can be said of the length of a rollout; a reward function of such a name goes before."""
+    return {
+        "turns": float(len(rollout.turns)),
+        "tokens": float(rollout.usage.completion_tokens),
+        "prompt_tokens": float(rollout.usage.prompt_tokens),
+        "characters": float(sum(len(text) for text in said_by_model(rollout))),
+        "truncated": float(rollout.truncated),
+    }
+
+
+@dataclass(frozen=True)
+class Sourced:
+    """A rollout and what its run says about it."""
+
+    rollout: Rollout
+    run_id: str = ""
+    environment: str = ""
+    stratum: int | None = None
+
+
+@dataclass(frozen=True)
+class Dropped:
+    """A rollout that was dropped, to be looked at."""
+
+    reason: str
+    run_id: str
+    example_id: str
+    index: int
+    reward: float | None
+    said: str
+    """The model's last message."""
 
 
 @dataclass
@@ -65,67 +100,170 @@ class DataReport:
     rollouts: int = 0
     kept: int = 0
     dropped: dict[str, int] = field(default_factory=dict)
+    samples: list[Dropped] = field(default_factory=list)
+    """The first rollouts that were dropped for each reason."""
 
-    def drop(self, reason: str) -> None:
-        """Count one dropped rollout."""
+    def drop(self, reason: str, source: Sourced | None = None, *, samples: int = 0) -> None:
+        """Count one dropped rollout, and keep it among the samples of its reason while there are few."""
         self.dropped[reason] = self.dropped.get(reason, 0) + 1
+        if source is None or self.dropped[reason] > samples:
+            return
+        one = source.rollout
+        said = said_by_model(one)
+        self.samples.append(
+            Dropped(reason, source.run_id, one.example_id, one.index, one.reward, said[-1] if said else "")
+        )
 
     def as_dict(self) -> dict[str, Any]:
         """Return the report as plain data."""
         return asdict(self)
 
 
+@dataclass(frozen=True)
+class _Kept:
+    """A row that is kept so far, and what it is balanced by."""
+
+    row: dict[str, Any]
+    source: Sourced
+
+
 def select_rows(
-    rollouts: Iterable[Rollout],
+    rollouts: Iterable[Rollout | Sourced],
     *,
     min_reward: float | None = None,
     conditions: Sequence[Condition] = (),
     keep_repeats: bool = False,
+    near: bool = False,
+    stop_reasons: Sequence[str] = (),
+    whole: bool = False,
+    per_example: int | None = None,
+    per_stratum: int | None = None,
+    samples: int = 0,
 ) -> tuple[list[dict[str, Any]], DataReport]:
     """Turn the rollouts that pass into rows `{"messages": [...], "example_id", "index", "reward"}`.
 
-    Failed rollouts, those without an assistant message and (unless `keep_repeats`) repeated conversations are
+    A row also has `run_id` where the source names its run, and the `tools` that the model was offered. Failed
+    rollouts, those without an assistant message and (unless `keep_repeats`) repeated conversations are
     dropped. Messages after the model's last one are cut off: nothing is learnt from them.
+
+    - `near`: drop conversations whose words, case, spacing and punctuation apart, occurred before.
+    - `stop_reasons`: keep only rollouts that ended for one of these; empty means any.
+    - `whole`: drop truncated rollouts.
+    - `per_example`, `per_stratum`: keep at most so many of each, those of the highest reward; of equal ones
+      the first. Rollouts without a stratum are one together.
+    - `samples`: how many of the dropped rollouts the report keeps for each reason.
     """
-    rows: list[dict[str, Any]] = []
+    kept: list[_Kept] = []
     report = DataReport()
     seen: set[str] = set()
-    for rollout in rollouts:
+    for each in rollouts:
+        source = each if isinstance(each, Sourced) else Sourced(each)
+        rollout = source.rollout
         report.rollouts += 1
-        reason = _reason_to_drop(rollout, min_reward, conditions)
+        reason = _reason_to_drop(rollout, min_reward, conditions, stop_reasons, whole)
         messages = learnable_messages(rollout)
         if reason is None and not messages:
             reason = "no assistant message"
-        key = "" if keep_repeats else canonical_json(messages)
-        if reason is None and not keep_repeats and key in seen:
-            reason = "repeated conversation"
+        if reason is None and not keep_repeats:
+            reason = _repeated(messages, rollout.tools, seen, near=near)
         if reason is not None:
-            report.drop(reason)
+            report.drop(reason, source, samples=samples)
             continue
-        seen.add(key)
-        report.kept += 1
-        rows.append(
-            {
-                "messages": messages,
-                "example_id": rollout.example_id,
-                "index": rollout.index,
-                "reward": rollout.reward,
-            }
-        )
-    return rows, report
+        kept.append(_Kept(_row(source, messages), source))
+    for most, key, name in (
+        (per_example, lambda one: (one.source.environment, one.source.rollout.example_id), "example"),
+        (per_stratum, lambda one: one.source.stratum, "stratum"),
+    ):
+        if most is not None:
+            kept = _balanced(kept, most, key, f"more than {most} of its {name}", report, samples)
+    report.kept = len(kept)
+    return [one.row for one in kept], report
+
+
+def _row(source: Sourced, messages: list[Message]) -> dict[str, Any]:
+    rollout = source.rollout
+    row = {
+        "messages": messages,
+        "example_id": rollout.example_id,
+        "index": rollout.index,
+        "reward": rollout.reward,
+    }
+    return (
+        row
+        | ({"run_id": source.run_id} if source.run_id else {})
+        | ({"tools": rollout.tools} if rollout.tools else {})
+    )
+
+
+def _repeated(messages: list[Message], tools: Any, seen: set[str], *, near: bool) -> str | None:
+    """Return why a conversation is a repeat, or remember it."""
+    exact = canonical_json([messages, tools])
+    if exact in seen:
+        return "repeated conversation"
+    seen.add(exact)
+    if near:
+        words = normalised(messages)
+        if words in seen:
+            return "nearly repeated conversation"
+        seen.add(words)
+    return None
+
+
+def normalised(messages: Sequence[Message]) -> str:
+    """Return the words of a conversation, whatever their case, spacing and punctuation.
+
+    Letters and digits count, in compatibility form (NFKC); so do calls of tools.
+    """
+    said = [[message.get("role"), message.get("content"), message.get("tool_calls")] for message in messages]
+    text = unicodedata.normalize("NFKC", canonical_json(said)).casefold()
+    return " ".join(re.findall(r"\w+", text))
+
+
+def _balanced(
+    kept: Sequence[_Kept],
+    most: int,
+    key: Callable[[_Kept], Any],
+    reason: str,
+    report: DataReport,
+    samples: int,
+) -> list[_Kept]:
+    """Return at most so many rows of each key, those of the highest reward, in their order."""
+    groups: dict[Any, list[int]] = {}
+    for place, one in enumerate(kept):
+        groups.setdefault(key(one), []).append(place)
+    chosen: set[int] = set()
+    for places in groups.values():
+        chosen.update(sorted(places, key=lambda place: -(kept[place].source.rollout.reward or 0.0))[:most])
+    for place, one in enumerate(kept):
+        if place not in chosen:
+            report.drop(reason, one.source, samples=samples)
+    return [one for place, one in enumerate(kept) if place in chosen]
 
 
 def _reason_to_drop(
-    rollout: Rollout, min_reward: float | None, conditions: Sequence[Condition]
+    rollout: Rollout,
+    min_reward: float | None,
+    conditions: Sequence[Condition],
+    stop_reasons: Sequence[str],
+    whole: bool,
 ) -> str | None:
     if rollout.failure is not None or rollout.reward is None:
         return "failed"
+    if whole and rollout.truncated:
+        return "truncated"
+    if stop_reasons and rollout.stop_reason not in stop_reasons:
+        return f"ended by {rollout.stop_reason}"
     if min_reward is not None and rollout.reward < min_reward:
         return f"reward<{min_reward:g}"
     for condition in conditions:
         if not condition.holds(rollout):
             return f"not {condition.metric}{condition.sign}{condition.value:g}"
     return None
+
+
+def said_by_model(rollout: Rollout) -> list[str]:
+    """Return the texts of the model's messages."""
+    return [message_text(turn) for turn in rollout.completion if turn.get("role") == "assistant"]
 
 
 def learnable_messages(rollout: Rollout) -> list[Message]:

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 from wander.errors import ConfigError
-from wander.train.data import Condition, read_rows, select_rows, write_rows
-from wander.types import Failure, Rollout
+from wander.train.data import Condition, Sourced, normalised, read_rows, select_rows, write_rows
+from wander.types import Failure, Rollout, Usage
 
 
 def rollout(number: int, reward: float | None = 1.0, said: str = "hello", **fields: Any) -> Rollout:
@@ -96,3 +96,73 @@ def test_rows_come_back_as_written_and_bad_lines_are_named(tmp_path: Path) -> No
         list(read_rows(file))
     with pytest.raises(ConfigError, match="cannot read"):
         list(read_rows(tmp_path / "none.jsonl"))
+
+
+def kept(*arguments: Any, **options: Any) -> list[str]:
+    return [row["example_id"] for row in select_rows(*arguments, **options)[0]]
+
+
+def test_near_repeats_have_the_same_words() -> None:
+    said = ["Take the centre: 4.", "take   the CENTRE 4", "Take the centre: 5.", "Take the centre: 4."]
+    rollouts = [rollout(number, said=text) for number, text in enumerate(said)]
+    assert kept(rollouts) == ["0", "1", "2"]
+    assert kept(rollouts, near=True) == ["0", "2"]
+    _, report = select_rows(rollouts, near=True)
+    assert report.dropped == {"repeated conversation": 1, "nearly repeated conversation": 1}
+    assert normalised([{"role": "user", "content": "Ａ b"}]) == normalised(
+        [{"role": "user", "content": "a B!"}]
+    )
+
+
+def test_length_stop_reason_and_truncation_are_filters() -> None:
+    rollouts = [
+        rollout(1, said="a" * 10, stop_reason="over", usage=Usage(completion_tokens=3)),
+        rollout(2, said="b" * 30, stop_reason="max_turns_reached", usage=Usage(completion_tokens=9)),
+        rollout(3, said="c" * 5, stop_reason="over", truncated=True),
+    ]
+    assert kept(rollouts, conditions=[Condition.parse("characters<=10")]) == ["1", "3"]
+    assert kept(rollouts, conditions=[Condition.parse("tokens>=3"), Condition.parse("tokens<9")]) == ["1"]
+    assert kept(rollouts, conditions=[Condition.parse("truncated==1")]) == ["3"]
+    assert kept(rollouts, stop_reasons=["over"]) == ["1", "3"]
+    assert kept(rollouts, whole=True) == ["1", "2"]
+    _, report = select_rows(rollouts, stop_reasons=["over"], whole=True)
+    assert report.dropped == {"ended by max_turns_reached": 1, "truncated": 1}
+
+
+def test_the_best_of_each_example_and_stratum_are_kept() -> None:
+    sources = [
+        Sourced(rollout(1, reward=0.2, said="a"), "one", stratum=0),
+        Sourced(rollout(1, reward=0.9, said="b"), "two", stratum=0),
+        Sourced(rollout(1, reward=0.9, said="c"), "two", stratum=0),
+        Sourced(rollout(2, reward=0.1, said="d"), "one", stratum=0),
+        Sourced(rollout(3, reward=0.5, said="e"), "one", stratum=1),
+        Sourced(rollout(1, reward=0.3, said="f"), "three", environment="other"),
+    ]
+    rows, report = select_rows(sources, per_example=1)
+    assert [row["messages"][-1]["content"] for row in rows] == ["b", "d", "e", "f"]
+    assert report.dropped == {"more than 1 of its example": 2}
+    rows, report = select_rows(sources, per_example=1, per_stratum=1)
+    assert [row["messages"][-1]["content"] for row in rows] == ["b", "e", "f"]
+    assert [row["run_id"] for row in rows] == ["two", "one", "three"]
+    assert sum(report.dropped.values()) + report.kept == report.rollouts == 6
+
+
+def test_samples_of_what_was_dropped_are_kept_for_each_reason() -> None:
+    rollouts = [rollout(number, reward=0.0, said=f"no {number}") for number in range(5)]
+    _, report = select_rows([*rollouts, rollout(9), rollout(9)], min_reward=0.5, samples=2)
+    assert [(one.reason, one.example_id, one.said) for one in report.samples] == [
+        ("reward<0.5", "0", "no 0"),
+        ("reward<0.5", "1", "no 1"),
+        ("repeated conversation", "9", "hello"),
+    ]
+    assert report.dropped["reward<0.5"] == 5
+
+
+def test_the_tools_that_were_offered_come_with_the_row() -> None:
+    tools = [{"type": "function", "function": {"name": "look", "parameters": {}}}]
+    rows, _ = select_rows([rollout(1, tools=tools), rollout(2)])
+    assert rows[0]["tools"] == tools
+    # The same words are another lesson where tools were offered.
+    assert len(rows) == 2
+    assert "tools" not in rows[1]
+    assert "tools" not in rollout(2).model_dump()
