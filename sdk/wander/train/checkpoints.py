@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import shutil
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,6 +21,8 @@ from wander.posting import Checkpoint
 from wander.types import Record
 
 SEAL = "seal.json"
+SEALED = "sealed.jsonl"
+"""The steps of a run's whole checkpoints, one line each: so that it is noticed when one goes missing."""
 SAVED = "checkpoints.jsonl"
 """The digests of the weights that a run saved, one line each."""
 
@@ -69,8 +72,15 @@ class SavedCheckpoint:
         return None
 
 
-def seal_checkpoint(folder: Path, step: int, rollouts_bytes: int) -> None:
-    """Declare a checkpoint whole, once everything that belongs to it is written."""
+class SealedStep(Record):
+    """A line of `sealed.jsonl`."""
+
+    step: int
+
+
+def seal_checkpoint(run: Path, step: int, rollouts_bytes: int) -> Path:
+    """Declare the checkpoint of a step whole, once everything that belongs to it is written; return it."""
+    folder = run / "checkpoints" / f"checkpoint-{step}"
     files = {
         path.relative_to(folder).as_posix(): _sha256(path)
         for path in sorted(folder.rglob("*"))
@@ -78,6 +88,21 @@ def seal_checkpoint(folder: Path, step: int, rollouts_bytes: int) -> None:
     }
     seal = CheckpointSeal(step=step, rollouts_bytes=rollouts_bytes, files=files)
     jsonl.write_whole(folder / SEAL, seal.model_dump_json(indent=1).encode() + b"\n")
+    _write_lines(run / SEALED, [*(one for one in sealed_steps(run) if one != step), step])
+    return folder
+
+
+def sealed_steps(run: Path) -> list[int]:
+    """Return the steps of which a run made whole checkpoints, whether they are still there or not."""
+    file = run / SEALED
+    if not file.is_file():
+        return []
+    return [SealedStep.model_validate_json(line).step for line in file.read_bytes().splitlines()]
+
+
+def _write_lines(file: Path, steps: Iterable[int]) -> None:
+    lines = "".join(SealedStep(step=step).model_dump_json() + "\n" for step in steps)
+    jsonl.write_whole(file, lines.encode())
 
 
 def saved_checkpoints(run: Path, *, sealed: bool = True) -> list[SavedCheckpoint]:
@@ -91,10 +116,8 @@ def saved_checkpoints(run: Path, *, sealed: bool = True) -> list[SavedCheckpoint
     return sorted(found, key=lambda one: one.step)
 
 
-def checkpoint_to_resume(
-    run: Path, steps: int, at: int | None = None, *, sealed: bool = True
-) -> SavedCheckpoint | None:
-    """Return the checkpoint that a run of so many `steps` goes on from, checked; None: from its beginning.
+def checkpoint_to_resume(run: Path, at: int | None = None, *, sealed: bool = True) -> SavedCheckpoint | None:
+    """Return the checkpoint that a run goes on from, checked; None means from its very beginning.
 
     That is the newest, or the one of step `at` (0: the beginning). Raises `RunError` for one that is missing
     or damaged, and names an older one that is sound.
@@ -102,9 +125,7 @@ def checkpoint_to_resume(
     if at == 0:
         return None
     there = saved_checkpoints(run, sealed=sealed)
-    # Weights of the last step are those of the final model, which needs no checkpoint.
-    made = [one.step for one in read_saved(run) if one.step < steps]
-    wanted = at if at is not None else max(made, default=None)
+    wanted = at if at is not None else max(sealed_steps(run), default=None)
     chosen = next((one for one in reversed(there) if at is None or one.step == at), None)
     if chosen is None and wanted is None:
         return None  # the run was stopped before its first checkpoint
@@ -134,6 +155,8 @@ def give_up_later(run: Path, step: int) -> None:
     kept = [one for one in read_saved(run) if one.step <= step]
     if (run / SAVED).is_file():
         write_saved(run, kept)
+    if (run / SEALED).is_file():
+        _write_lines(run / SEALED, [one for one in sealed_steps(run) if one <= step])
 
 
 def read_saved(run: Path) -> list[Checkpoint]:

@@ -34,10 +34,12 @@ from wander.train.checkpoints import read_saved as read_checkpoints
 from wander.train.config import GRPOSettings
 from wander.train.environments import PinSource
 from wander.train.gathering import PlayedStep, planned_examples
+from wander.train.processes import current_world
 from wander.train.reproduction import (
     Difference,
     allowed,
     arithmetic,
+    looseness,
     reproduction_of,
     training_differences,
 )
@@ -90,7 +92,7 @@ class TrainingRecord:
             return cls(folder, settings)
         folder = RunFolder.open(path)
         sealed = folder.manifest.reproduction is not None
-        found = checkpoint_to_resume(path, settings.schedule.steps, checkpoint, sealed=sealed)
+        found = checkpoint_to_resume(path, checkpoint, sealed=sealed)
         begun = found.step if found else 0
         differences = training_differences(folder.manifest, manifest)
         if differences and not allow_changes:
@@ -157,9 +159,8 @@ class _Sealing(TrainerCallback):  # type: ignore[misc]
 
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Seal the checkpoint that was just written."""
-        folder = Path(args.output_dir) / f"checkpoint-{state.global_step}"
-        seal_checkpoint(folder, state.global_step, self.record.folder.plain_bytes())
-        self.record.keep_weights(state.global_step, folder)
+        run, step = self.record.folder, state.global_step
+        self.record.keep_weights(step, seal_checkpoint(run.path, step, run.plain_bytes()))
 
 
 def changed_error(path: Path, differences: Sequence[Difference]) -> RunError:
@@ -182,7 +183,12 @@ def training_manifest(
 
     That is environment, every example it will play, starting weights, settings, and what computes.
     """
-    made, diff = reproduction_of([each.info for each in source.environments], loaded.model.device)
+    made, diff = reproduction_of(
+        [each.info for each in source.environments],
+        loaded.model.device,
+        processes=current_world(settings.model.device).size,
+        looseness=looseness(settings),
+    )
     examples = planned_examples(source, settings)
     pins = [
         pin(choice) if pin is not None else EnvironmentPin(name=opened.info.name, info=opened.info)

@@ -118,10 +118,6 @@ def training_differences(recorded: RunManifest, now: RunManifest) -> list[Differ
     """
     found = pin_differences(_with_defaults(recorded), now)
     found += differing_fields(_computing(recorded), _computing(now)) if recorded.reproduction else []
-    if recorded.environment.source_sha256 != now.environment.source_sha256 and recorded.reproduction:
-        found.append(
-            ("environment.source_sha256", recorded.environment.source_sha256, now.environment.source_sha256)
-        )
     # The task set's digest says the same of the examples, in fewer words.
     differences = {name: Difference(name, a, b) for name, a, b in found if name != "example_ids"}
     first: dict[str, Any] = {}
@@ -155,24 +151,42 @@ def _with_defaults(manifest: RunManifest) -> RunManifest:
 
 
 def _computing(manifest: RunManifest) -> dict[str, Any]:
-    """Return what computes the weights, apart from what `pin_differences` compares."""
+    """Return what else decides the weights, apart from what `pin_differences` compares."""
     made = manifest.reproduction
     if made is None:
         return {}
     hardware: dict[str, Any] = {"gpus": made.hardware.gpus}
+    mixture = {
+        each.label: {"weight": each.weight, "task_set_sha256": each.task_set_sha256}
+        | each.environment.model_dump(mode="json", include=_MIXED)
+        for each in manifest.mixture
+    }
     if made.mode == "exact":
         hardware |= {"cpu": made.hardware.cpu, "instructions": made.hardware.instructions}
     return {
         "reproduction": {
             **made.model_dump(include={"mode", "processes", "device", "libraries", "trainer_sha256"}),
             "hardware": hardware,
-        }
+        },
+        "environment": {"source_sha256": manifest.environment.source_sha256},
+        "mixture": mixture,
     }
+
+
+_MIXED = {"owner", "name", "version", "wheel_sha256", "lock_sha256", "source_sha256", "arguments"}
+"""What pins one environment of several."""
 
 
 def _shown(value: Any) -> str:
     text = "none" if value is None else value if isinstance(value, str) else json.dumps(value)
     return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
+
+
+def looseness(settings: GRPOSettings) -> list[str]:
+    """Return what in the settings keeps a run from being exact, in words."""
+    if settings.inference.engine != "transformers":
+        return [f"`{settings.inference.engine}` samples, in batches that depend on when requests arrive"]
+    return []
 
 
 @contextlib.contextmanager
