@@ -56,6 +56,11 @@ class PolicyClient(Client):
         self._episodes: dict[str, _Episode] = {}
         self._begun = 0
 
+    def limit_context(self, tokens: int | None) -> None:
+        """End rollouts that reach so many tokens, as if the model's context ended there."""
+        if tokens is not None:
+            self.context_length = min(self.context_length, tokens)
+
     @property
     def sampler(self) -> Sampler:
         """The sampler of the engine in this process."""

@@ -35,7 +35,15 @@ class ModelSection(Section):
     """None means a GPU where there is one."""
     dtype: Precision = "float32"
     lora_rank: int = Field(default=0, ge=0)
-    """0 trains all weights; otherwise adapters on every linear layer, merged at the end."""
+    """0 trains all weights; otherwise adapters, merged at the end."""
+    lora_alpha: float | None = Field(default=None, gt=0)
+    """Adapters are multiplied by alpha / rank; None means 4 times the rank."""
+    lora_targets: Literal["auto"] | list[str] = "auto"
+    """Names of the layers that get adapters; `auto` finds every linear layer but the output's."""
+    autocast: bool = False
+    """Compute the update in bfloat16 while the weights stay as `dtype` says."""
+    gradient_checkpointing: bool = False
+    """Compute layers a second time in the backward pass: less memory, about a third more time."""
 
 
 class EnvironmentSection(Section):
@@ -71,8 +79,15 @@ class AlgorithmSection(Section):
     clip_high: float | None = Field(default=None, gt=0)
     """Upper bound of the policy ratio: 0.2 above 1, or, for cispo, 5 itself. TRL's default for cispo is 0.2,
     which multiplies every on-policy gradient by 0.2."""
+    clip_low: float = Field(default=0.2, gt=0)
+    """Lower bound of the policy ratio: so much below 1. Bounds act only where the ratio is not 1 (vLLM)."""
     kl: float = Field(default=0.0, ge=0)
     """Weight of the divergence from the starting policy; above 0 that policy is kept in memory."""
+    entropy_bonus: float = Field(default=0.0, ge=0)
+    """Weight of the policy's entropy in what is maximised: it keeps exploring."""
+    mask_truncated_completions: bool = False
+    """Leave the tokens of rollouts that a limit cut short out of the loss; their reward still counts in the
+    group's mean."""
 
 
 class BatchSection(Section):
@@ -156,6 +171,8 @@ class SamplingSection(Section):
     temperature: float = Field(default=1.0, gt=0)
     max_tokens: int = Field(default=128, gt=0)
     """Tokens of one turn."""
+    max_rollout_tokens: int | None = Field(default=None, gt=0)
+    """Tokens of a whole rollout, prompt and the environment's included; it ends there, truncated."""
 
 
 class ScheduleSection(Section):

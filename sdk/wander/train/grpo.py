@@ -27,11 +27,12 @@ from typing import Any
 
 import torch
 from transformers import TrainerCallback
-from trl import GRPOConfig, GRPOTrainer
+from trl import GRPOTrainer
 
 from wander.clients.policy import PolicyClient
 from wander.models.loading import load_model, weights_digest
 from wander.models.quiet import quiet_libraries
+from wander.train.algorithm import grpo_config, idle_rows_add_nothing
 from wander.train.config import GRPOSettings
 from wander.train.environments import EnvironmentOpener, PinSource, choices_of
 from wander.train.evaluating import BEST_MODEL, Listener, save_copy, scheduled
@@ -39,23 +40,22 @@ from wander.train.gathering import PlayedStep, StepPlayer, mixture_of
 from wander.train.inference import (
     ServerOpener,
     attach,
-    correction_arguments,
     is_sharded,
     opened_engine,
     save_policy,
 )
+from wander.train.lora import wrap_lora
 from wander.train.merging import merged_step
 from wander.train.observing import observed
-from wander.train.outcome import BestCheckpoint, Stopped, write_outcome
+from wander.train.outcome import BestCheckpoint, Outcome, Stopped, write_outcome
 from wander.train.processes import (
     World,
     current_world,
     own_folder,
     require_divisible,
-    rows_and_accumulation,
 )
 from wander.train.record import METRICS, TrainingRecord
-from wander.train.rollouts import RolloutSource, Trajectory
+from wander.train.rollouts import RolloutSource, Trajectory, without_truncated
 from wander.train.sampler_checkpoint import SamplerCheckpoint
 from wander.train.sft import Progress
 from wander.train.step_metrics import mean, rollout_metrics
@@ -64,14 +64,11 @@ from wander.train.trainer import (
     StepLog,
     remove_checkpoints,
     train_until_interrupted,
-    training_arguments,
-    wrap_lora,
 )
 
 PLACE = "wander_position"
 """Key of a prompt's message that numbers the groups of the run; what a group plays the sampler decides."""
 
-CISPO_CLIP_HIGH = 5.0
 ROWS_PER_FORWARD = 32
 """Rows of alike length computed together; smaller wastes less padding, larger multiplies bigger matrices."""
 
@@ -93,6 +90,25 @@ class GRPOResult:
     """Why it ended before its last step."""
     best: BestCheckpoint | None = None
     """Which weights lie in `best`, where it keeps them."""
+
+
+def result_of(
+    folder: Path, log: StepLog, outcome: Outcome, seconds: float, *, interrupted: bool
+) -> GRPOResult:
+    """Return what the run in a folder made, as its metrics tell."""
+    rewards = [entry["reward"] for entry in log.entries if entry["reward"] is not None]
+    tenth = max(1, len(rewards) // 10)
+    return GRPOResult(
+        model=folder / "model",
+        steps=len(log.entries),
+        interrupted=interrupted,
+        first_reward=mean(rewards[:tenth]),
+        final_reward=mean(rewards[-tenth:]),
+        rollouts=sum(int(entry.get("rollouts", 0)) for entry in log.entries),
+        seconds=seconds,
+        stopped=outcome.stopped,
+        best=outcome.best,
+    )
 
 
 def train_grpo(
@@ -122,7 +138,7 @@ def train_grpo(
     require_trackers(settings.logging.trackers)
     loaded = load_model(settings.model.path, device=settings.model.device, dtype=settings.model.dtype)
     torch.manual_seed(settings.schedule.seed)  # adapters begin with random numbers
-    model = wrap_lora(loaded.model, settings.model.lora_rank)
+    model = wrap_lora(loaded.model, settings.model)
     world = current_world(settings.model.device)
     require_divisible(settings, world)
     with contextlib.ExitStack() as stack:
@@ -131,9 +147,7 @@ def train_grpo(
         client = PolicyClient(model, loaded.tokenizer, name=loaded.name, engine=engine)
         source = source_of(open_environment, client, settings)
         stack.callback(source.close)
-        player = StepPlayer(
-            source, mixture_of(source, settings), settings, rank=world.rank, exchange=world.exchange
-        )
+        player = player_of(source, settings, world)
         record = world.together(
             lambda: TrainingRecord.open(
                 *(own, settings, source, client, loaded, pin),
@@ -146,8 +160,7 @@ def train_grpo(
         begun = world.from_main(lambda: record.checkpoint.path if record.checkpoint else None)
         log = StepLog(own / METRICS, progress, keep=begun)
         log.agree = world.any
-        sampling = SamplerCheckpoint(player.mixture, settings.batch.groups)
-        sampling.restore(begun)
+        sampling = SamplerCheckpoint(player.mixture, settings.batch.groups, begun)
 
         def save_best(step: int, place: Path) -> str | None:
             return weights_digest(save_copy(model, loaded, place))
@@ -179,25 +192,14 @@ def train_grpo(
         write_outcome(own, outcome)
     if world.is_main and not interrupted and settings.output.checkpoint_every == 0:
         remove_checkpoints(folder)
-    rewards = [entry["reward"] for entry in log.entries if entry["reward"] is not None]
-    tenth = max(1, len(rewards) // 10)
-    return GRPOResult(
-        model=folder / "model",
-        steps=trainer.state.global_step,
-        interrupted=interrupted,
-        first_reward=mean(rewards[:tenth]),
-        final_reward=mean(rewards[-tenth:]),
-        rollouts=sum(entry.get("rollouts", settings.batch.rollouts) for entry in log.entries),
-        seconds=perf_counter() - started,
-        stopped=outcome.stopped,
-        best=outcome.best,
-    )
+    return result_of(folder, log, outcome, perf_counter() - started, interrupted=interrupted)
 
 
 def source_of(
     open_environment: EnvironmentOpener, client: PolicyClient, settings: GRPOSettings
 ) -> RolloutSource:
     """Return what plays the run's rollouts, its environments open."""
+    client.limit_context(settings.sampling.max_rollout_tokens)
     seed = settings.environment.run_seed
     return RolloutSource(
         open_environment,
@@ -209,43 +211,17 @@ def source_of(
     )
 
 
+def player_of(source: RolloutSource, settings: GRPOSettings, world: World) -> StepPlayer:
+    """Return what plays this process's share of each step."""
+    mixture = mixture_of(source, settings)
+    return StepPlayer(source, mixture, settings, rank=world.rank, exchange=world.exchange)
+
+
 def sampling_of(settings: GRPOSettings) -> Any:
     """Return the sampling arguments of the rollouts."""
     from wander.types import SamplingArgs
 
     return SamplingArgs(temperature=settings.sampling.temperature, max_tokens=settings.sampling.max_tokens)
-
-
-def grpo_config(settings: GRPOSettings, folder: Path, processes: int = 1) -> GRPOConfig:
-    """Translate the settings into TRL's, for each of so many processes."""
-    algorithm, batch = settings.algorithm, settings.batch
-    rows, accumulation = rows_and_accumulation(settings, processes)
-    clip_high = algorithm.clip_high or (CISPO_CLIP_HIGH if algorithm.loss == "cispo" else None)
-    return GRPOConfig(
-        **training_arguments(settings.model, settings.schedule, folder),
-        max_steps=settings.schedule.steps,
-        per_device_train_batch_size=rows,
-        gradient_accumulation_steps=accumulation,
-        # All rollouts of a step are played at once and used for that step only.
-        steps_per_generation=accumulation,
-        num_generations=batch.group_size,
-        shuffle_dataset=False,
-        loss_type="grpo" if algorithm.loss == "gspo" else algorithm.loss,
-        importance_sampling_level="sequence" if algorithm.loss == "gspo" else "token",
-        epsilon_high=clip_high,
-        scale_rewards=algorithm.scale_rewards,
-        beta=algorithm.kl,
-        temperature=settings.sampling.temperature,
-        # Only dr_grpo's constant denominator reads it.
-        max_completion_length=settings.sampling.max_tokens,
-        remove_unused_columns=False,
-        # A row's forward pass is one of several before the backward pass, and buffers are constants.
-        ddp_find_unused_parameters=False,
-        ddp_broadcast_buffers=False,
-        **correction_arguments(settings.inference),
-        save_strategy="steps" if settings.output.checkpoint_every else "no",
-        save_steps=settings.output.checkpoint_every or 500,
-    )
 
 
 class RolloutTrainer(GRPOTrainer):  # type: ignore[misc]
@@ -280,11 +256,8 @@ class RolloutTrainer(GRPOTrainer):  # type: ignore[misc]
             rollout_func=play_step,
             callbacks=list(callbacks),
         )
-        # Rows that cannot change the gradient are left out: exact only where the loss is one sum over all
-        # tokens of the step divided by a constant, and no other term acts on them. Where the policy is
-        # sharded, every process has to compute as often as the others.
-        alike = settings.algorithm.loss in ("dapo", "cispo") and settings.algorithm.kl == 0
-        self.skips_idle_rows = alike and not is_sharded()
+        # Where the policy is sharded, every process has to compute as often as the others.
+        self.skips_idle_rows = idle_rows_add_nothing(settings) and not is_sharded()
         self.weights = attach(self, player.source.client, settings.inference, self.world)
 
     def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> torch.Tensor:
@@ -339,7 +312,10 @@ class RolloutTrainer(GRPOTrainer):  # type: ignore[misc]
             target = (rows[:, None].expand_as(columns)[:, 1:][scored[:, 1:]], columns[:, 1:][scored[:, 1:]])
             logps = logps.index_put(target, output.log_probs[scored[:, 1:]].float())
             if compute_entropy:
-                entropies = entropies.index_put(target, output.entropy[scored[:, 1:]].detach().float())
+                entropy = output.entropy[scored[:, 1:]].float()
+                entropies = entropies.index_put(
+                    target, entropy if self.settings.algorithm.entropy_bonus else entropy.detach()
+                )
         return logps[:, -logits_to_keep:], entropies[:, -logits_to_keep:] if compute_entropy else None, None
 
     def play(self, slots: Sequence[int]) -> PlayedStep:
@@ -378,6 +354,8 @@ def play_step(prompts: list[list[dict[str, Any]]], trainer: RolloutTrainer) -> d
     step = trainer.play(list(slots))
     end = trainer.processing_class.eos_token_id
     trajectories = [trajectory or Trajectory([end], [end], [0], [0.0]) for trajectory in step.trajectories]
+    if trainer.settings.algorithm.mask_truncated_completions:
+        trajectories = without_truncated(trajectories, step.rollouts)
     return {
         "prompt_ids": [trajectory.prompt_ids for trajectory in trajectories],
         "completion_ids": [trajectory.completion_ids for trajectory in trajectories],

@@ -12,7 +12,7 @@ import contextlib
 import threading
 from collections import Counter
 from collections.abc import Coroutine, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from time import perf_counter
 from typing import Any, TypeVar
 
@@ -60,6 +60,14 @@ def trajectories_of(rollout: Rollout) -> list[Trajectory]:
             parts.append([turn])
         known = [*turn.prompt_ids, *turn.completion_ids]
     return [_joined(part) for part in parts]
+
+
+def without_truncated(trajectories: Sequence[Trajectory], rollouts: Sequence[Rollout]) -> list[Trajectory]:
+    """Return the trajectories, those of truncated rollouts with no token that is learnt."""
+    return [
+        replace(trajectory, mask=[0] * len(trajectory.mask)) if rollout.truncated else trajectory
+        for trajectory, rollout in zip(trajectories, rollouts, strict=True)
+    ]
 
 
 def _joined(turns: Sequence[TurnTokens]) -> Trajectory:

@@ -15,11 +15,16 @@ SAMPLER = "sampler.json"
 
 
 class SamplerCheckpoint(TrainerCallback):  # type: ignore[misc]
-    """Writes what decides the next examples into every checkpoint."""
+    """Writes what decides the next examples into every checkpoint, and goes on from what `begun` has.
 
-    def __init__(self, mixture: Mixture, groups: int) -> None:
+    `groups` is the number of groups of a step.
+    """
+
+    def __init__(self, mixture: Mixture, groups: int, begun: Path | None = None) -> None:
         self.mixture = mixture
         self.groups = groups
+        if begun is not None:
+            self._restore(begun)
 
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Write the state into the checkpoint that was just made."""
@@ -27,10 +32,8 @@ class SamplerCheckpoint(TrainerCallback):  # type: ignore[misc]
             file = Path(args.output_dir) / f"checkpoint-{state.global_step}" / SAMPLER
             jsonl.write_whole(file, (json.dumps(self.mixture.state()) + "\n").encode())
 
-    def restore(self, checkpoint: Path | None) -> None:
+    def _restore(self, checkpoint: Path) -> None:
         """Go on from a checkpoint; one without the file was made when examples came in their order only."""
-        if checkpoint is None:
-            return
         file = checkpoint / SAMPLER
         if file.is_file():
             self.mixture.restore(json.loads(file.read_bytes()))

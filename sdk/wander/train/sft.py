@@ -57,7 +57,8 @@ def train_sft(
         from trl import SFTConfig, SFTTrainer
     except ImportError as error:
         raise MissingExtra("train", needed_for="fine-tuning") from error
-    from wander.train.trainer import StepLog, train_until_interrupted, training_arguments, wrap_lora
+    from wander.train.lora import wrap_lora
+    from wander.train.trainer import StepLog, train_until_interrupted, training_arguments
 
     started = perf_counter()
     loaded = load_model(settings.model.path, device=settings.model.device, dtype=settings.model.dtype)
@@ -67,7 +68,7 @@ def train_sft(
     log = StepLog(folder / "metrics.jsonl", progress)
     with quiet_libraries():
         trainer = SFTTrainer(
-            model=wrap_lora(loaded.model, settings.model.lora_rank),
+            model=wrap_lora(loaded.model, settings.model),
             processing_class=loaded.tokenizer,
             train_dataset=dataset,
             callbacks=[log],

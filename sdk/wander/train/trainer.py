@@ -17,7 +17,6 @@ from typing import Any
 from transformers import PrinterCallback, TrainerCallback
 
 from wander.models.loading import torch_device
-from wander.models.quiet import quiet_libraries
 from wander.train.config import ModelSection, ScheduleSection
 
 
@@ -31,8 +30,8 @@ def training_arguments(model: ModelSection, schedule: ScheduleSection, folder: P
         "max_grad_norm": schedule.max_grad_norm,
         "seed": schedule.seed,
         "use_cpu": torch_device(model.device).type == "cpu",
-        "bf16": False,
-        "activation_checkpointing": False,
+        "bf16": model.autocast,
+        "activation_checkpointing": model.gradient_checkpointing,
         "logging_steps": 1,
         "report_to": "none",
         "disable_tqdm": True,
@@ -71,7 +70,8 @@ class StepLog(TrainerCallback):  # type: ignore[misc]
         if keep is not None and file.is_file():
             # A resumed run keeps the steps that its checkpoint covers and plays the later ones again.
             covered = covered_steps(keep)
-            lines = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
+            # A last line without its end was cut short by a kill.
+            lines = [json.loads(line) for line in file.read_text(encoding="utf-8").split("\n")[:-1]]
             self.entries = [entry for entry in lines if entry["step"] <= covered]
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text("".join(json.dumps(entry) + "\n" for entry in self.entries), encoding="utf-8")
@@ -141,18 +141,6 @@ def _interrupts_noted(log: StepLog) -> Iterator[None]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-
-
-def wrap_lora(model: Any, rank: int) -> Any:
-    """Return the model with adapters of the given rank on all its linear layers, or itself for rank 0."""
-    if rank == 0:
-        return model
-    from peft import LoraConfig, get_peft_model
-
-    # `all-linear` asks the model for its layers, so LFM2's w1, w2, in_proj and out_proj are found too.
-    adapters = LoraConfig(r=rank, lora_alpha=4 * rank, target_modules="all-linear", task_type="CAUSAL_LM")
-    with quiet_libraries():
-        return get_peft_model(model, adapters)
 
 
 @contextlib.contextmanager

@@ -1,0 +1,267 @@
+"""Every loss, bound and scale of the advantage against a formula written by hand."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from wander.evals.store import RunFolder
+from wander.models.loading import weights_digest
+from wander.train.algorithm import CISPO_CLIP_HIGH, grpo_config
+from wander.train.config import GRPOSettings
+from wander.train.grpo import RolloutTrainer, train_grpo
+from wander.train.record import read_metrics
+
+from .conftest import bandit, opener_of
+
+TOKENS = 6
+ROWS, SLICES = 16, 2
+"""Rows of one backward pass, and how many of them make a step."""
+
+
+def settings_for(start: Path, **sections: Any) -> GRPOSettings:
+    data: dict[str, Any] = {
+        "model": {"path": str(start), "device": "cpu"},
+        "batch": {"rollouts": ROWS * SLICES, "group_size": 8, "rows_at_once": ROWS},
+        "sampling": {"max_tokens": TOKENS},
+        "schedule": {"steps": 1, "learning_rate": 5e-3},
+    }
+    for name, fields in sections.items():
+        data[name] = {**data.get(name, {}), **fields}
+    return GRPOSettings.model_validate(data)
+
+
+class Parts:
+    """What the formulas are written in; (B, T) for B rows of T tokens, A of shape (B, 1)."""
+
+    def __init__(self, inputs: dict[str, Any], logps: torch.Tensor) -> None:
+        self.logps = logps
+        self.mask = (inputs["completion_mask"] * inputs["tool_mask"]).float()
+        self.A = inputs["advantages"][:, None]
+        self.ratio = torch.exp(logps - inputs["old_per_token_logps"])
+        self.items = inputs["num_items_in_batch"]
+
+    def clipped(self, ratio: torch.Tensor, low: float = 0.2, high: float = 0.2) -> torch.Tensor:
+        """The pessimistic one of ratio times advantage, free and clipped; negative, as it is minimised."""
+        return -torch.min(ratio * self.A, ratio.clamp(1 - low, 1 + high) * self.A)
+
+    def row_means(self, values: torch.Tensor) -> torch.Tensor:
+        """Mean over each row's own tokens, then over the rows, then over the slices of the step."""
+        return ((values * self.mask).sum(1) / self.mask.sum(1)).mean() / SLICES
+
+    def token_sum(self, values: torch.Tensor) -> torch.Tensor:
+        """Sum over tokens, divided by all tokens of the step."""
+        return (values * self.mask).sum() / self.items
+
+
+def gspo(parts: Parts) -> torch.Tensor:
+    """One ratio a sequence: the geometric mean of its tokens'."""
+    log_ratio = (torch.log(parts.ratio) * parts.mask).sum(1, keepdim=True) / parts.mask.sum(1, keepdim=True)
+    return parts.clipped(torch.exp(log_ratio)).mean() / SLICES
+
+
+def sapo(parts: Parts) -> torch.Tensor:
+    """A sigmoid around ratio 1 in place of the clip, steeper where the advantage is negative."""
+    temperature = torch.where(parts.A > 0, 1.0, 1.05)
+    gate = torch.sigmoid(temperature * (parts.ratio - 1)) * 4 / temperature
+    return parts.row_means(-gate * parts.A)
+
+
+def cispo(parts: Parts) -> torch.Tensor:
+    """The ratio weighs the gradient, bounded above by 5 (not by 0.2, nor by 1 + it), and has none itself."""
+    weight = parts.ratio.clamp(max=5.0).detach()
+    return parts.token_sum(-weight * parts.A * parts.logps)
+
+
+FORMULAS: dict[str, Callable[[Parts], torch.Tensor]] = {
+    "grpo": lambda parts: parts.row_means(parts.clipped(parts.ratio)),
+    "dapo": lambda parts: parts.token_sum(parts.clipped(parts.ratio)),
+    "bnpo": lambda parts: (parts.clipped(parts.ratio) * parts.mask).sum() / parts.mask.sum() / SLICES,
+    "dr_grpo": lambda parts: (
+        (parts.clipped(parts.ratio) * parts.mask).sum() / (len(parts.A) * TOKENS) / SLICES
+    ),
+    "cispo": cispo,
+    "gspo": gspo,
+    "sapo": sapo,
+}
+
+
+def scored_by_hand(model: Any, inputs: dict[str, Any]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Log-probabilities and entropies of the completions, row by row and without any padding."""
+    width = inputs["completion_ids"].shape[1]
+    logps, entropies = [], []
+    for row in range(len(inputs["completion_ids"])):
+        prompt = inputs["prompt_ids"][row][inputs["prompt_mask"][row].bool()]
+        answer = inputs["completion_ids"][row][inputs["completion_mask"][row].bool()]
+        logits = model(torch.cat([prompt, answer])[None]).logits[0, len(prompt) - 1 : -1]
+        known = torch.log_softmax(logits, -1)
+        padding = (0, width - len(answer))
+        logps.append(torch.nn.functional.pad(known.gather(1, answer[:, None])[:, 0], padding))
+        entropies.append(torch.nn.functional.pad(-(known.exp() * known).sum(-1), padding))
+    return torch.stack(logps), torch.stack(entropies)
+
+
+class Compared(RolloutTrainer):
+    """Computes every slice as the trainer does and by hand, with an old policy that differs from the new."""
+
+    gaps: list[tuple[float, float, float]] = []  # noqa: RUF012 - read by the tests
+
+    def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> torch.Tensor:
+        noise = torch.Generator().manual_seed(5)
+        shift = torch.randn(inputs["completion_ids"].shape, generator=noise)
+        with torch.no_grad():
+            before, _ = scored_by_hand(model, inputs)
+        inputs = {**inputs, "old_per_token_logps": before + 0.8 * shift}
+        loss = super()._compute_loss(model, inputs)
+        logps, entropies = scored_by_hand(model, inputs)
+        parts = Parts(inputs, logps)
+        expected = FORMULAS[self.settings.algorithm.loss](parts)
+        if bonus := self.settings.algorithm.entropy_bonus:
+            expected = expected - bonus * (entropies * parts.mask).sum() / parts.mask.sum() / SLICES
+        weights = [weight for weight in model.parameters() if weight.requires_grad]
+        ours = torch.autograd.grad(loss, weights, retain_graph=True)
+        theirs = torch.autograd.grad(expected, weights)
+        gap = max(float((one - other).abs().max()) for one, other in zip(ours, theirs, strict=True))
+        size = max(float(gradient.abs().max()) for gradient in theirs)
+        self.gaps.append((float(loss.detach() - expected.detach()), gap, size))
+        return loss
+
+
+@pytest.fixture
+def compared(monkeypatch: pytest.MonkeyPatch) -> list[tuple[float, float, float]]:
+    monkeypatch.setattr("wander.train.grpo.RolloutTrainer", Compared)
+    Compared.gaps = []
+    return Compared.gaps
+
+
+def require_equal(gaps: list[tuple[float, float, float]]) -> None:
+    assert len(Compared.gaps) == SLICES
+    for difference, gap, size in Compared.gaps:
+        assert size > 1e-4
+        assert abs(difference) < 1e-5
+        assert gap < 1e-3 * size
+
+
+@pytest.mark.parametrize("loss", sorted(FORMULAS))
+def test_every_loss_is_its_formula(
+    puller: Path, tmp_path: Path, compared: list[tuple[float, float, float]], loss: str
+) -> None:
+    train_grpo(opener_of(bandit), settings_for(puller, algorithm={"loss": loss}), tmp_path / "run")
+    require_equal(compared)
+
+
+@pytest.mark.parametrize("loss", ["dapo", "grpo"])
+def test_an_entropy_bonus_is_added_to_any_loss(
+    puller: Path, tmp_path: Path, compared: list[tuple[float, float, float]], loss: str
+) -> None:
+    algorithm = {"loss": loss, "entropy_bonus": 0.5}
+    train_grpo(opener_of(bandit), settings_for(puller, algorithm=algorithm), tmp_path / "run")
+    require_equal(compared)
+
+
+def test_both_bounds_of_the_ratio_can_be_set(
+    puller: Path,
+    tmp_path: Path,
+    compared: list[tuple[float, float, float]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    formula = lambda parts: parts.token_sum(parts.clipped(parts.ratio, low=0.5, high=0.05))  # noqa: E731
+    monkeypatch.setitem(FORMULAS, "dapo", formula)
+    algorithm = {"clip_low": 0.5, "clip_high": 0.05}
+    train_grpo(opener_of(bandit), settings_for(puller, algorithm=algorithm), tmp_path / "run")
+    require_equal(compared)
+
+
+def test_cispo_is_not_shrunk_by_its_clip(puller: Path, tmp_path: Path) -> None:
+    cispo = grpo_config(settings_for(puller, algorithm={"loss": "cispo"}), tmp_path)
+    assert cispo.epsilon_high == CISPO_CLIP_HIGH == 5.0
+    assert grpo_config(settings_for(puller), tmp_path).epsilon_high is None
+
+
+class Scaled(RolloutTrainer):
+    """Keeps the advantages of a step beside its rewards."""
+
+    kept: list[tuple[list[float], list[float]]] = []  # noqa: RUF012 - read by the test
+
+    def _calculate_rewards(self, *args: Any, **kwargs: Any) -> torch.Tensor:
+        rewards: torch.Tensor = super()._calculate_rewards(*args, **kwargs)
+        self.rewards = rewards[:, 0].tolist()
+        return rewards
+
+    def _generate_and_score_completions(self, inputs: Any) -> dict[str, Any]:
+        output: dict[str, Any] = super()._generate_and_score_completions(inputs)
+        self.kept.append((self.rewards, output["advantages"].tolist()))
+        return output
+
+
+@pytest.mark.parametrize("scale", ["none", "group", "batch"])
+def test_advantages_are_rewards_minus_the_groups_mean(
+    puller: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, scale: str
+) -> None:
+    monkeypatch.setattr("wander.train.grpo.RolloutTrainer", Scaled)
+    Scaled.kept = []
+    settings = settings_for(puller, algorithm={"scale_rewards": scale})
+    train_grpo(opener_of(bandit), settings, tmp_path / "run")
+    ((rewards, advantages),) = Scaled.kept
+
+    def deviation(values: list[float]) -> float:
+        mean = sum(values) / len(values)
+        return math.sqrt(sum((value - mean) ** 2 for value in values) / (len(values) - 1)) + 1e-4
+
+    expected = []
+    for first in range(0, len(rewards), 8):
+        group = rewards[first : first + 8]
+        divisor = {"none": 1.0, "group": deviation(group), "batch": deviation(rewards)}[scale]
+        expected += [(value - sum(group) / 8) / divisor for value in group]
+    assert len(rewards) == 32
+    assert len(set(rewards)) > 2
+    assert advantages == pytest.approx(expected, abs=1e-4)
+
+
+def test_rollouts_cut_short_are_left_out_of_the_loss_when_asked(puller: Path, tmp_path: Path) -> None:
+    # No answer fits into three tokens: every rollout is cut short, and nothing is left to learn from.
+    for masked in (False, True):
+        settings = settings_for(
+            puller,
+            sampling={"max_tokens": 3, "temperature": 3.0},
+            algorithm={"mask_truncated_completions": masked},
+        )
+        run = tmp_path / str(masked)
+        train_grpo(opener_of(bandit), settings, run)
+        (entry,) = read_metrics(run)
+        assert entry["truncated"] > 0.5
+        if masked:
+            assert entry["truncated"] < 1 or entry["grad_norm"] == 0
+    plain, masked_model = (weights_digest(tmp_path / name / "model") for name in ("False", "True"))
+    assert plain != masked_model
+
+
+def test_a_rollout_ends_at_its_token_limit(puller: Path, tmp_path: Path) -> None:
+    train_grpo(opener_of(bandit), settings_for(puller), tmp_path / "free")
+    (free,) = read_metrics(tmp_path / "free")
+    rollouts = list(RunFolder.open(tmp_path / "free").rollouts())
+    first_turns = max(sum(vars(rollout.turns[0].usage).values()) for rollout in rollouts)
+    settings = settings_for(puller, sampling={"max_rollout_tokens": first_turns + 2})
+    train_grpo(opener_of(bandit), settings, tmp_path / "limited")
+    (limited,) = read_metrics(tmp_path / "limited")
+    assert free["truncated"] < 0.5 < limited["truncated"]
+    assert limited["turns"] < free["turns"] == 2
+    assert limited["failed"] == 0
+
+
+@pytest.mark.parametrize("model", [{"gradient_checkpointing": True}, {"autocast": True}])
+def test_memory_is_saved_without_learning_something_else(
+    puller: Path, tmp_path: Path, model: dict[str, bool]
+) -> None:
+    train_grpo(opener_of(bandit), settings_for(puller), tmp_path / "plain")
+    train_grpo(opener_of(bandit), settings_for(puller, model=model), tmp_path / "saving")
+    plain, saving = (read_metrics(tmp_path / name)[0] for name in ("plain", "saving"))
+    assert saving["reward"] == plain["reward"], "rollouts are sampled the same way"
+    tolerance = 0.1 if "autocast" in model else 1e-4
+    assert saving["grad_norm"] == pytest.approx(plain["grad_norm"], rel=tolerance)
+    digests = [weights_digest(tmp_path / name / "model") for name in ("plain", "saving")]
+    assert (digests[0] != digests[1]) == ("autocast" in model)
