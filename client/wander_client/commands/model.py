@@ -61,16 +61,7 @@ def new_model(
         texts: Sequence[Sequence[Message]] = _recorded(transcripts or [])
     else:
         texts = asyncio.run(_played(environment, player, episodes, seed, argument or []))
-    heads = max(1, hidden // 64)
-    size = TinySize(
-        hidden=hidden,
-        layers=layers,
-        heads=heads,
-        key_value_heads=heads,
-        intermediate=3 * hidden,
-        vocabulary=vocabulary,
-    )
-    create_tiny(texts, out, seed=seed, size=size)
+    create_tiny(texts, out, seed=seed, size=TinySize.of_width(hidden, layers, vocabulary))
     facts = _facts(out)
     output.answer(
         {**facts, "transcripts": len(texts)},

@@ -32,6 +32,15 @@ class TinySize:
     context: int = 1024
     """Longest conversation in tokens."""
 
+    @classmethod
+    def of_width(cls, hidden: int, layers: int, vocabulary: int) -> TinySize:
+        """Return the shape of this width: heads of about 64, of an even size as rotary positions want it."""
+        fitting = [heads for heads in range(1, hidden) if hidden % (2 * heads) == 0]
+        if not fitting:
+            raise ConfigError(f"a width of {hidden} is odd", hint="take an even one")
+        heads = min(fitting, key=lambda heads: (abs(hidden / heads - 64), heads))
+        return cls(hidden, layers, heads, heads, 3 * hidden, vocabulary)
+
 
 def create_tiny(
     transcripts: Sequence[Sequence[Message]], folder: Path, *, seed: int = 0, size: TinySize | None = None

@@ -136,3 +136,11 @@ def test_weights_digest_changes_with_the_bytes(tmp_path: Path) -> None:
     (tmp_path / "model.safetensors").write_bytes(b"two")
     assert first is not None
     assert weights_digest(tmp_path) != first
+
+
+def test_any_even_width_has_heads_of_about_64_and_of_an_even_size(tmp_path: Path) -> None:
+    heads = {hidden: TinySize.of_width(hidden, 2, 300).heads for hidden in (8, 64, 72, 96, 128, 200)}
+    assert heads == {8: 1, 64: 1, 72: 1, 96: 2, 128: 2, 200: 4}
+    with pytest.raises(ConfigError, match="width of 33 is odd"):
+        TinySize.of_width(33, 2, 300)
+    create_tiny(board_transcripts(), tmp_path / "tiny", size=TinySize.of_width(24, 1, 300))
