@@ -161,15 +161,12 @@ def train_grpo(
         log = StepLog(own / METRICS, progress, keep=begun)
         log.agree = world.any
         sampling = SamplerCheckpoint(player.mixture, settings.batch.groups, begun)
-
-        def save_best(step: int, place: Path) -> str | None:
-            return weights_digest(save_copy(model, loaded, place))
-
         with (
             quiet_libraries(),
             record.arithmetic(),
             scheduled(
-                *(open_environment, client, settings, own, log, save_best),
+                *(open_environment, client, settings, own, log),
+                lambda step, place: weights_digest(save_copy(model, loaded, place)),
                 checkpoint=begun,
                 listeners=evaluated if world.is_main else (),
             ) as schedule,
