@@ -84,10 +84,11 @@ def _show_histogram(summary: RunSummary, output: Output) -> None:
 
 
 def rollout_row(row: RolloutRow) -> list[Cell]:
-    """Return a rollout's row in a list of rollouts."""
+    """Return a rollout's row in a list of rollouts; of a training run the step stands with the index."""
     ended = f"failed: {row.failure}" if row.failure else row.stop_reason or ""
     said = shortened(row.preview)
-    return [row.number, row.example_id, row.index, row.reward, row.turns, ended, said]
+    index: Cell = row.index if row.step is None else f"{row.index} @{row.step}"
+    return [row.number, row.example_id, index, row.reward, row.turns, ended, said]
 
 
 ROLLOUT_COLUMNS = ["#", "example", "index", "reward", "turns", "ended", "last answer"]
@@ -106,7 +107,9 @@ def show_rollout(number: int, rollout: Rollout, output: Output) -> None:
 def rollout_lines(number: int, rollout: Rollout) -> Iterator[StyledLine]:
     """Yield one rollout whole: what was asked, every turn, why it ended and what it scored."""
     reward = "none" if rollout.reward is None else f"{rollout.reward:.4f}"
-    yield f"rollout {number}: example {rollout.example_id}, index {rollout.index}, reward {reward}", "bold"
+    step = "" if rollout.step is None else f", after {counted(rollout.step, 'step')} of training"
+    head = f"rollout {number}: example {rollout.example_id}, index {rollout.index}, reward {reward}{step}"
+    yield head, "bold"
     for message in rollout.prompt:
         yield from _message_parts(message, "")
     turn = 0

@@ -28,6 +28,10 @@ class FoundRun(Protocol):
         """Return the thin rows of all rollouts, in the manifest's order of examples."""
         ...
 
+    def sample_rows(self) -> list[RolloutRow]:
+        """Return the thin rows of what a training run played again and again, numbered after the others."""
+        ...
+
     def rollout(self, number: int) -> Rollout:
         """Return one whole rollout by the number of its row; raises `NotFound`."""
         ...
@@ -62,9 +66,25 @@ class LocalRun:
         )
         return [row.model_copy(update={"number": number}) for number, row in enumerate(rows)]
 
+    @cached_property
+    def _samples(self) -> list[Rollout]:
+        from wander.train.samples import read_samples
+
+        return read_samples(self._folder.path)
+
+    def sample_rows(self) -> list[RolloutRow]:
+        """Return the thin rows of what a training run played again and again, numbered after the others."""
+        first = len(self.rows())
+        return [
+            _row(rollout).model_copy(update={"number": number})
+            for number, rollout in enumerate(self._samples, start=first)
+        ]
+
     def rollout(self, number: int) -> Rollout:
         """Return one whole rollout by the number of its row; raises `NotFound`."""
         rows = self.rows()
+        if 0 <= number - len(rows) < len(self._samples):
+            return self._samples[number - len(rows)]
         if number < len(rows):
             wanted = (rows[number].example_id, rows[number].index)
             for rollout in self._folder.rollouts():
@@ -95,6 +115,10 @@ class PostedRun:
         with current().hub() as hub:
             return list(hub.rollout_rows(self.place))
 
+    def sample_rows(self) -> list[RolloutRow]:
+        """Return none: the run's page shows them."""
+        return []
+
     def rollout(self, number: int) -> Rollout:
         """Return one whole rollout by the number of its row; raises `NotFound`."""
         with current().hub() as hub:
@@ -124,6 +148,7 @@ def _row(rollout: Rollout) -> RolloutRow:
         completion_tokens=rollout.usage.completion_tokens,
         seconds=rollout.seconds,
         preview=shortened(message_text(last), 200) if last else "",
+        step=rollout.step,
     )
 
 

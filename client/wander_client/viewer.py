@@ -45,14 +45,14 @@ class Viewer:
 
     def __init__(self, found: FoundRun, *, failed: bool = False, order: str = "number") -> None:
         self._found = found
-        self._rows = found.rows()
+        self._rows = [*found.rows(), *found.sample_rows()]
         self._shown: list[RolloutRow] = []
         self._cursor = 0
         self._failed = failed
         self._bound = ""
         self._order = order.removeprefix("-")
         self._falling = order.startswith("-")
-        self._matches: set[tuple[str, int]] | None = None
+        self._matches: set[tuple[str, int, int | None]] | None = None
         self._query = ""
         self._open: list[StyledLine] | None = None
         self._folded: tuple[list[StyledLine] | None, int, list[StyledLine]] | None = None
@@ -153,7 +153,8 @@ class Viewer:
 
     def _widths(self) -> list[int]:
         example = min(24, max([7, *(len(row.example_id) for row in self._rows[:1000])]))
-        fixed = [len(str(max(len(self._rows) - 1, 0))), example, 5, 8, 5, 18]
+        index = 5 if all(row.step is None for row in self._rows) else 9
+        fixed = [len(str(max(len(self._rows) - 1, 0))), example, index, 8, 5, 18]
         return [*fixed, max(11, self._width - sum(fixed) - 2 * len(fixed))]
 
     def _move(self, by: int) -> None:
@@ -211,7 +212,9 @@ class Viewer:
             return
         wanted = query.lower()
         if self._open is None:
-            self._matches = {one.key for one in self._found.rollouts() if wanted in _searched(one)}
+            self._matches = {
+                (*one.key, one.step) for one in self._found.rollouts() if wanted in _searched(one)
+            }
         self._match(1, including=True)
 
     def _match(self, by: int, *, including: bool = False) -> None:
@@ -227,7 +230,7 @@ class Viewer:
             self._choose([self._is_match(row) for row in self._shown], by, including, f"`{self._query}`")
 
     def _is_match(self, row: RolloutRow) -> bool:
-        return (row.example_id, row.index) in (self._matches or ())
+        return (row.example_id, row.index, row.step) in (self._matches or ())
 
     def _failure(self, by: int) -> None:
         was_open = self._open is not None

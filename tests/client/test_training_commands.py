@@ -125,7 +125,8 @@ def test_sft_then_train_then_resume(wander: Wander, games: Path, tiny: Path, hom
     assert (home / "sft" / "model" / "config.json").is_file()
 
     (home / "grpo.toml").write_text(SETTINGS)
-    done = wander("train", TICTACTOE, "grpo.toml", "--model", "sft/model", "--out", "run", "--json")
+    log = ("--log", "tensorboard")
+    done = wander("train", TICTACTOE, "grpo.toml", "--model", "sft/model", "--out", "run", "--json", *log)
     assert done.status == 0, done.out
     assert done.data["steps"] == 3
     assert done.data["rollouts"] == 48
@@ -134,10 +135,20 @@ def test_sft_then_train_then_resume(wander: Wander, games: Path, tiny: Path, hom
     assert manifest["environment"]["arguments"] == {"num_examples": 32, "num_groups": 4}
     assert manifest["training"]["schedule"]["steps"] == 3
     assert len((home / "run" / "metrics.jsonl").read_text().splitlines()) == 3
+    assert len(list((home / "run" / "tensorboard").glob("events.out.tfevents.*"))) == 1
     assert {"learning_curve.svg", "learning_curve.png", "model", "rollouts.jsonl.zst"} <= {
         path.name for path in (home / "run").iterdir()
     }
     assert wander("view", "run").status == 0
+    # Two prompts again and again; and the first group of each step, beside what had been learnt before it.
+    again = {step: wander("view", "run", "--step", str(step), "--json").data["rollouts"] for step in range(5)}
+    assert [len(rows) for rows in again.values()] == [6, 6, 6, 2, 0]
+    prompts = {
+        tuple((row["example_id"], row["index"]) for row in rows[-2:]) for rows in again.values() if rows
+    }
+    assert len(prompts) == 1
+    one = wander("view", "run", "--rollout", str(again[3][0]["number"]))
+    assert "after 3 steps of training" in one.out
     played = wander("eval", TICTACTOE, "-m", "run/model", "-n", "4", "--max-tokens", "8", "--json")
     assert played.data["model"]["name"] == "run"
     assert played.data["summary"]["failed"] == 0

@@ -29,6 +29,9 @@ def view(
     where: Annotated[
         list[str] | None, typer.Option(help="only with this metric, like `lost==1`; may repeat")
     ] = None,
+    step: Annotated[
+        int | None, typer.Option(min=0, help="of a training run: only after so many steps")
+    ] = None,
     sort: Annotated[
         str | None, typer.Option(help="reward, turns, seconds, tokens; -reward: highest first")
     ] = None,
@@ -42,6 +45,7 @@ def view(
     wander view runs/RUN --sort reward
     wander view runs/RUN --failed
     wander view runs/RUN --where lost==1
+    wander view runs/TRAINING --step 40
     wander view runs/RUN --rollout 3
     wander view RUN_ID --json
     """
@@ -52,10 +56,12 @@ def view(
     if rollout is not None:
         _show_one(found, rollout)
         return
-    if not listed and not where and here.output.human and _on_a_terminal():
+    if not listed and not where and step is None and here.output.human and _on_a_terminal():
         _browse(found, failed, sort)
         return
-    rows = found.rows()
+    rows = [*found.rows(), *found.sample_rows()]
+    if step is not None:
+        rows = [row for row in rows if row.step == step]
     if failed:
         rows = [row for row in rows if row.failure is not None]
     if where:
@@ -109,8 +115,8 @@ def _meeting(found: FoundRun, rows: list[RolloutRow], where: list[str]) -> list[
 
     conditions = [Condition.parse(text) for text in where]
     scored = (one for one in found.rollouts() if one.failure is None)
-    keys = {one.key for one in scored if all(condition.holds(one) for condition in conditions)}
-    return [row for row in rows if (row.example_id, row.index) in keys]
+    keys = {(*one.key, one.step) for one in scored if all(condition.holds(one) for condition in conditions)}
+    return [row for row in rows if (row.example_id, row.index, row.step) in keys]
 
 
 def _show_one(found: FoundRun, word: str) -> None:
