@@ -39,6 +39,7 @@ from wander.train.evaluating import BEST_MODEL, Listener, save_copy, scheduled
 from wander.train.gathering import PlayedStep, StepPlayer, mixture_of
 from wander.train.inference import (
     ServerOpener,
+    CurrentWeights,
     attach,
     is_sharded,
     opened_engine,
@@ -244,6 +245,7 @@ class RolloutTrainer(GRPOTrainer):  # type: ignore[misc]
         self.step_metrics: dict[str, Any] = {}
         self.step_started = perf_counter()
         log.extra = self._finish_step_metrics
+        self.weights = CurrentWeights(self, player.source.client.engine, self.world)
         super().__init__(
             model=model,
             processing_class=tokenizer,
@@ -251,11 +253,11 @@ class RolloutTrainer(GRPOTrainer):  # type: ignore[misc]
             train_dataset=training_order(settings),
             reward_funcs=[reward],
             rollout_func=play_step,
-            callbacks=list(callbacks),
+            callbacks=[self.weights, *callbacks],
         )
         # Where the policy is sharded, every process has to compute as often as the others.
         self.skips_idle_rows = idle_rows_add_nothing(settings) and not is_sharded()
-        self.weights = attach(self, player.source.client, settings.inference, self.world)
+        attach(self.weights, settings.inference)
 
     def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> torch.Tensor:
         """Compute the loss of one slice of the step, without the rows whose advantage is zero."""
