@@ -90,7 +90,10 @@ def create_app(
         lifespan=lifespan,
     )
     app.state.settings, app.state.database, app.state.storage = settings, database, storage
-    app.state.jobs, app.state.job_worker = TableQueue(database), None
+    app.state.jobs, app.state.job_worker = (
+        TableQueue(database, lease_seconds=settings.job_lease_seconds),
+        None,
+    )
     # What is fixed comes before what begins with an owner's name, and pages come last.
     for router in (
         health.router,

@@ -103,6 +103,8 @@ class Settings(BaseSettings):
     """Check every version that is published, as `wander check` does; not where `verification` is off."""
     verification_seconds: float = Field(default=3600, gt=0)
     """Longest time for one run or one check."""
+    job_lease_seconds: float = Field(default=30, ge=1)
+    """How long a job stays with a process of the hub that says nothing of it; then another takes it up."""
     max_waiting_verifications: int = Field(default=20, ge=1)
     """How many one user may have waiting."""
 

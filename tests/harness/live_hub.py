@@ -60,10 +60,10 @@ def hub_command(data: Path, *arguments: str) -> tuple[list[str], dict[str, str]]
     return [str(BIN / "wander-hub"), *arguments], {**clean_environment(), "WANDER_HUB_DATA": str(data)}
 
 
-def make_token(data: Path, user: str = ADMIN) -> str:
+def make_token(data: Path, user: str = ADMIN, **settings: str) -> str:
     """Make an API token for a user of the hub in `data`, by the operator's command."""
     command, environment = hub_command(data, "token", "create", user)
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    done = subprocess.run(command, env=environment | settings, capture_output=True, text=True, check=True)
     return next(word for word in done.stdout.split() if word.startswith("wnd_"))
 
 
@@ -85,7 +85,7 @@ def live_hub(data: Path, **settings: str) -> Iterator[LiveHub]:
         )
     try:
         wait_until_healthy(url, process, log)
-        yield LiveHub(url, make_token(data), data, process, log)
+        yield LiveHub(url, make_token(data, **settings), data, process, log)
     finally:
         process.send_signal(signal.SIGTERM)
         process.wait(timeout=30)

@@ -30,6 +30,7 @@ from wander_hub.jobs import JobContext, JobRefused
 _PASSED = ("PATH", "LANG", "TMPDIR", "HOME", "SSL_CERT_FILE", "SSL_CERT_DIR", "HTTPS_PROXY", "NO_PROXY")
 _PASSED_STARTS = ("UV_", "PIP_")
 """How operators name the package index that environments' dependencies come from."""
+_TOKEN = "verification, "  # noqa: S105 - how its name begins
 _LONGEST_ANSWER = 16 << 20
 _RETRYABLE = ("timeout", "unavailable", "index_unreachable", "network")
 
@@ -60,7 +61,7 @@ class ClientProgram:
         Raises `JobRefused` for an error that no repetition helps.
         """
         confinement = "--sandbox" if self._sandbox else "--no-sandbox"
-        with self._reading_token() as secret:
+        with self._reading_token(f"job {context.lease.job_id}") as secret:
             return self._answer(context, [*words, "--json", confinement], secret)
 
     def _answer(self, context: JobContext, words: list[str], secret: str) -> dict[str, Any]:
@@ -133,13 +134,17 @@ class ClientProgram:
         return {**mine, **wander, **{name: str(path) for name, path in folders.items()}}
 
     @contextmanager
-    def _reading_token(self) -> Iterator[str]:
-        """Give a token that may read every environment of this hub, for as long as the job runs."""
+    def _reading_token(self, name: str) -> Iterator[str]:
+        """Give a token that may read every environment of this hub, for as long as the job runs.
+
+        What a hub that was killed in the same job has left goes first.
+        """
         with self._database.write() as session:
             user = session.scalar(select(User).where(User.admin).order_by(User.id).limit(1))
             if user is None:
                 raise JobRefused("this hub has no administrator, in whose name it could read the run")
-            secret = accounts.add_token(session, user, "verification", scopes=("read",), days=1)
+            session.execute(delete(Token).where(Token.user_id == user.id, Token.name == _TOKEN + name))
+            secret = accounts.add_token(session, user, _TOKEN + name, scopes=("read",), days=1)
         try:
             yield secret
         finally:

@@ -1,0 +1,143 @@
+"""A hub that is killed with -9 while it plays a run again: the next start takes the job up, and ends it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+from judging_hub import PATIENCE, settled
+from live_hub import LiveHub, hub_command, live_hub
+from machine import Machine
+from postgres_server import postgres_server
+
+PROJECT = """
+[project]
+name = "gated-env"
+version = "0.1.0"
+description = "An environment that waits for a file."
+readme = "README.md"
+license = "MIT"
+requires-python = ">=3.11"
+dependencies = ["wander-sdk"]
+
+[project.entry-points."wander.environments"]
+gated-env = "gated_env:load_environment"
+
+[build-system]
+requires = ["hatchling"]
+build-backend = "hatchling.build"
+"""
+MODULE = """
+import time
+from pathlib import Path
+from wander import MultiTurnEnv, Rubric
+
+def length(completion):
+    return float(len(completion))
+
+def parrot(request):
+    return "again " * 40
+
+class Env(MultiTurnEnv):
+    def env_response(self, messages, state):
+        Path(self.gate + ".reached").touch()
+        while not Path(self.gate).exists():
+            time.sleep(0.05)
+        return [{"role": "user", "content": "go on"}]
+
+def load_environment(gate):
+    env = Env(eval_dataset=[{"question": f"q{i}"} for i in range(6)], rubric=Rubric([length]), max_turns=2)
+    env.gate = gate
+    return env
+"""
+
+
+def until(holds: Callable[[], bool], what: str, hub: LiveHub | None = None) -> None:
+    give_up = time.monotonic() + PATIENCE
+    while not holds():
+        log = hub.log.read_text()[-3000:] if hub is not None else ""
+        assert time.monotonic() < give_up, f"never: {what}\n{log}"
+        time.sleep(0.1)
+
+
+def processes_with(word: str) -> list[int]:
+    """Return the processes that have the word on their command line."""
+    found = []
+    for place in Path("/proc").glob("[0-9]*"):
+        try:
+            line = (place / "cmdline").read_bytes()
+        except OSError:  # it ended meanwhile
+            continue
+        if word.encode() in line:
+            found.append(int(place.name))
+    return found
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def settings(request: pytest.FixtureRequest, mirror: str, tmp_path_factory: Any) -> Any:
+    """Settings of a hub that verifies, on either database; a file is the gate, so not in a sandbox."""
+    with ExitStack() as stack:
+        chosen = {
+            "WANDER_HUB_VERIFICATION": "unconfined",
+            "WANDER_HUB_CHECK_VERSIONS": "false",
+            "WANDER_HUB_JOB_LEASE_SECONDS": "5",
+            "UV_DEFAULT_INDEX": mirror,
+            "UV_CACHE_DIR": str(tmp_path_factory.getbasetemp() / "uv-cache"),
+        }
+        if request.param == "postgresql":
+            server = stack.enter_context(postgres_server())
+            chosen["WANDER_HUB_DATABASE_URL"] = stack.enter_context(server.database())
+        yield chosen
+
+
+def published(machine: Machine) -> None:
+    folder = machine.home / "gated-env"
+    folder.mkdir()
+    (folder / "pyproject.toml").write_text(PROJECT)
+    (folder / "README.md").write_text("# gated-env\n")
+    (folder / "gated_env.py").write_text(MODULE)
+    machine.wander("publish", folder, "--no-check", "--no-lock")
+
+
+def test_a_verification_survives_the_death_of_the_hub(
+    settings: dict[str, str], mirror: str, tmp_path: Path
+) -> None:
+    gate, home = tmp_path / "gate", tmp_path / "home"
+    reached = Path(f"{gate}.reached")
+    home.mkdir()
+    gate.touch()
+    with live_hub(tmp_path / "hub", **settings) as hub:
+        machine = Machine(home, hub, mirror, {"UV_CACHE_DIR": settings["UV_CACHE_DIR"]})
+        published(machine)
+        run = machine.wander(
+            "eval", "admin/gated-env", "-m", "scripted:gated_env:parrot", "-n", 6, "-a", f"gate={gate}"
+        )
+        gate.unlink()
+        reached.unlink()
+        run_id = str(machine.wander("post", home / run["run_dir"])["run_id"])
+        until(reached.exists, "the hub plays the run again", hub)
+        (running,) = hub.get(f"/api/v1/runs/{run_id}/verifications").json()["data"]
+        assert running["state"] == "running"
+        os.kill(hub.process.pid, signal.SIGKILL)
+        hub.process.wait()
+        gate.touch()
+        until(lambda: not processes_with(run_id), "what the hub had started has ended")
+    with live_hub(tmp_path / "hub", **settings) as hub:
+        found = settled(hub, run_id)
+        assert found["level"] == "replayed", found["level_reason"]
+        (again,) = hub.get(f"/api/v1/runs/{run_id}/verifications").json()["data"]
+        assert again["id"] == running["id"]
+        assert (again["report"]["same"], again["report"]["differing"]) == (6, 0)
+        board = hub.get("/api/v1/environments/admin/gated-env/leaderboard?runs=all").json()
+        assert [(row["run_id"], row["level"]) for row in board["rows"]] == [(run_id, "replayed")]
+        tokens = hub.get("/api/v1/tokens").json()["data"]
+        left = [one["name"] for one in tokens if one["name"].startswith("verification")]
+        assert left == [], "what the killed hub had left is gone too"
+    command, environment = hub_command(tmp_path / "hub", "fsck")
+    assert machine.run("wander-hub", "fsck", env={**environment, **settings}).returncode == 0, command
