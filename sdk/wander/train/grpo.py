@@ -38,8 +38,8 @@ from wander.train.environments import EnvironmentOpener, PinSource, choices_of
 from wander.train.evaluating import BEST_MODEL, Listener, save_copy, scheduled
 from wander.train.gathering import PlayedStep, StepPlayer, mixture_of
 from wander.train.inference import (
-    ServerOpener,
     CurrentWeights,
+    ServerOpener,
     attach,
     is_sharded,
     opened_engine,

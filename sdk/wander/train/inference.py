@@ -10,6 +10,8 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
+from transformers import TrainerCallback
+
 from wander.errors import ConfigError
 from wander.models.engines.base import Engine
 from wander.models.engines.transformers import TransformersEngine
@@ -111,8 +113,8 @@ def _servers(
         yield [VLLMServer(world.from_main(start))]
 
 
-class CurrentWeights:
-    """Brings an engine to the policy's weights, wherever it is asked to sample with older ones."""
+class CurrentWeights(TrainerCallback):  # type: ignore[misc]
+    """Keeps an engine at the policy's weights: whatever is played between two updates is played with them."""
 
     def __init__(self, trainer: Any, engine: Engine, world: World) -> None:
         self.trainer = trainer
@@ -132,6 +134,14 @@ class CurrentWeights:
         self._step = step
         self.seconds += perf_counter() - started
 
+    def on_train_begin(self, args: Any, state: Any, control: Any, **unused: Any) -> None:
+        """Begin with the weights that training begins with."""
+        self.refresh()
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **unused: Any) -> None:
+        """Take over what the step has learnt, before anything evaluates it."""
+        self.refresh()
+
     def sync_weights(self) -> None:
         """Do so where TRL asks for it."""
         self.refresh()
@@ -142,21 +152,19 @@ class CurrentWeights:
         return seconds
 
 
-def attach(trainer: Any, client: Any, section: InferenceSection, world: World) -> CurrentWeights:
-    """Let an engine follow a trainer, and, where it is vLLM, correct for how it samples.
+def attach(current: CurrentWeights, section: InferenceSection) -> None:
+    """Let an engine sample for its trainer, and, where it is vLLM, correct for how it samples.
 
     TRL has the correction (`vllm_importance_sampling_*`) and applies it where it believes to run vLLM.
     """
-    engine: Engine = client.engine
-    current = CurrentWeights(trainer, engine, world)
-    client.refresh = current.refresh
-    if isinstance(engine, VLLMColocatedEngine):
-        engine.start(trainer.model, trainer.accelerator)
+    trainer = current.trainer
+    trainer.player.source.client.refresh = current.refresh
+    if isinstance(current.engine, VLLMColocatedEngine):
+        current.engine.start(trainer.model, trainer.accelerator)
     if section.engine != "transformers" and section.correction != "none":
         trainer.use_vllm = True
         trainer.vllm_generation = current
         trainer._last_loaded_step = -1
-    return current
 
 
 def correction_arguments(section: InferenceSection) -> dict[str, Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -14,8 +13,6 @@ from torch.distributed.tensor import DTensor
 from wander.errors import ConfigError, MissingExtra
 from wander.models.engines.base import Weights
 from wander.models.engines.vllm_server import VLLMServer
-
-OUTPUT_FILE = "output-layer.safetensors"
 
 
 def whole_weights(model: Any) -> Iterator[tuple[str, torch.Tensor]]:
@@ -83,21 +80,19 @@ def write_checkpoint(model: Any, weights: dict[str, torch.Tensor], folder: Path)
     vLLM on a CPU packs its output layer into a copy of its own (`ServerFacts.keeps_old_output_layer`), and
     takes it from a checkpoint only where the two are not tied.
     """
-    from safetensors.torch import save_file
-
     plain = model.get_base_model() if hasattr(model, "peft_config") else model
     shutil.rmtree(folder, ignore_errors=True)
-    plain.save_pretrained(folder, state_dict=weights, max_shard_size="1000GB")
-    if plain.config.get_text_config().tie_word_embeddings:
-        output = plain.get_output_embeddings()
-        name = next(name for name, module in plain.named_modules() if module is output)
-        embeddings = plain.get_input_embeddings()
-        source = next(name for name, module in plain.named_modules() if module is embeddings)
-        layer = {f"{name}.weight": weights[f"{source}.weight"].clone()}
-        save_file(layer, folder / OUTPUT_FILE, metadata={"format": "pt"})
-        config = folder / "config.json"
-        said = json.loads(config.read_text(encoding="utf-8")) | {"tie_word_embeddings": False}
-        config.write_text(json.dumps(said, indent=2) + "\n", encoding="utf-8")
+    config = plain.config.get_text_config()
+    tied = bool(config.tie_word_embeddings)
+    if tied:
+        names = {module: name for name, module in plain.named_modules()}
+        source, output = (names[m] for m in (plain.get_input_embeddings(), plain.get_output_embeddings()))
+        weights = {**weights, f"{output}.weight": weights[f"{source}.weight"].clone()}
+        config.tie_word_embeddings = False
+    try:
+        plain.save_pretrained(folder, state_dict=weights)
+    finally:
+        config.tie_word_embeddings = tied
     return folder
 
 

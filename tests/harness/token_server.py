@@ -1,0 +1,147 @@
+"""A server with vLLM's endpoints for training and a real, tiny model behind them.
+
+It samples from that model and answers as vLLM 0.32 does (recorded from one): token ids, log-probabilities,
+`/server_info`, `/collective_rpc` with `reload_weights`, sleep. Weights are what the checkpoints hold that it
+is told to load.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from transformers import AutoModelForCausalLM
+from wander.models.loading import load_model, weights_digest
+from wander.models.sampling import Sampler, SampleRequest
+
+
+class TokenServer:
+    """What the server holds, and what it was asked for."""
+
+    def __init__(self, folder: Path) -> None:
+        self.loaded = load_model(folder, device="cpu")
+        self.sampler = Sampler(self.loaded.model, self.loaded.tokenizer)
+        self.url = ""
+        self.device = "cuda"
+        self.tied = True
+        self.logprobs_mode = "processed_logprobs"
+        self.dev_mode = True
+        self.obeys = True
+        """False answers that weights were loaded, and keeps the old ones."""
+        self.calls: list[str] = []
+        self.digests: list[str | None] = []
+        """Of the checkpoints that it was told to load."""
+        self.asleep = False
+        self.requests: list[dict[str, Any]] = []
+        self.lock = threading.Lock()
+
+    def get(self, path: str) -> tuple[int, Any]:
+        """Answer a GET."""
+        if path == "/health":
+            return 200, {}
+        if path == "/v1/models":
+            return 200, {"object": "list", "data": [{"id": "policy", "max_model_len": 256}]}
+        if path == "/server_info" and self.dev_mode:
+            hf = f'LlamaConfig {{"tie_word_embeddings": {str(self.tied).lower()}}}'
+            model = {"logprobs_mode": self.logprobs_mode, "dtype": "torch.float32", "hf_config": hf}
+            config = {"model_config": model, "device_config": {"device_type": self.device}}
+            return 200, {"vllm_config": config}
+        return 404, {"detail": "Not Found"}
+
+    def post(self, path: str, query: str, body: dict[str, Any]) -> tuple[int, Any]:
+        """Answer a POST."""
+        self.calls.append(path + (f"?{query}" if query else ""))
+        if path == "/v1/completions":
+            return self.complete(body)
+        if not self.dev_mode:
+            return 404, {"detail": "Not Found"}
+        if path == "/collective_rpc":
+            assert body["method"] == "reload_weights"
+            self.reload(Path(body["kwargs"]["weights_path"]))
+            return 200, {"results": [None]}
+        if path in ("/sleep", "/wake_up"):
+            self.asleep = path == "/sleep"
+            return 200, {"status": "sleeping" if self.asleep else "awake"}
+        return (200, {"success": True}) if path == "/reset_prefix_cache" else (404, {"detail": "Not Found"})
+
+    def reload(self, folder: Path) -> None:
+        """Take the weights of a checkpoint."""
+        self.digests.append(weights_digest(folder))
+        if self.obeys:
+            model = AutoModelForCausalLM.from_pretrained(folder).eval()
+            with self.lock:
+                self.sampler.model = model
+
+    def complete(self, body: dict[str, Any]) -> tuple[int, Any]:
+        """Sample one completion."""
+        if self.asleep:
+            return 500, {"error": {"message": "the engine sleeps"}}
+        self.requests.append(body)
+        request = SampleRequest(
+            body["prompt"],
+            body["max_tokens"],
+            temperature=body["temperature"],
+            top_p=body["top_p"],
+            top_k=body["top_k"],
+            min_p=body["min_p"],
+            stop=tuple(body["stop"]),
+            seed=body["seed"],
+        )
+        with self.lock:
+            (sample,) = self.sampler.sample([request])
+        choice = {
+            "index": 0,
+            "text": self.loaded.tokenizer.decode(sample.ids),
+            "token_ids": sample.ids,
+            "prompt_token_ids": body["prompt"],
+            "logprobs": {"token_logprobs": sample.logprobs},
+            "finish_reason": sample.finish_reason,
+        }
+        usage = {"prompt_tokens": len(body["prompt"]), "completion_tokens": len(sample.ids)}
+        return 200, {"model": "policy", "choices": [choice], "usage": usage | {"prompt_tokens_details": None}}
+
+
+@contextmanager
+def token_server(folder: Path) -> Iterator[TokenServer]:
+    """Run a server for the model of a folder."""
+    server = TokenServer(folder)
+
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def log_message(self, *unused: Any) -> None:
+            pass
+
+        def do_GET(self) -> None:
+            self.answer(*server.get(urlsplit(self.path).path))
+
+        def do_POST(self) -> None:
+            asked = urlsplit(self.path)
+            raw = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+            self.answer(*server.post(asked.path, asked.query, json.loads(raw) if raw.strip() else {}))
+
+        def answer(self, status: int, content: Any) -> None:
+            body = json.dumps(content).encode()
+            self.send_response(status)
+            self.send_header("Content-Type", "application/json")
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+    http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    http.daemon_threads = True
+    server.url = f"http://127.0.0.1:{http.server_port}"
+    thread = threading.Thread(target=http.serve_forever, daemon=True)
+    thread.start()
+    try:
+        yield server
+    finally:
+        http.shutdown()
+        http.server_close()
+        thread.join()

@@ -1,0 +1,228 @@
+"""Training with a server that samples, over real HTTP, from a real tiny model (`token_server`)."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from token_server import TokenServer, token_server
+from transformers import AutoModelForCausalLM
+from wander.clients.policy import PolicyClient
+from wander.errors import ConfigError, ModelError
+from wander.models.chat import ChatFormat
+from wander.models.engines.base import Job
+from wander.models.engines.vllm_server import VLLMServer, VLLMServerEngine
+from wander.models.engines.weights import FolderSync, whole_weights
+from wander.models.loading import LoadedModel, load_model, weights_digest
+from wander.models.quiet import quiet_libraries
+from wander.models.sampling import SampleRequest, end_of_turn_ids
+from wander.train.config import GRPOSettings
+from wander.train.grpo import train_grpo
+from wander.train.record import read_metrics
+
+from .conftest import bandit, opener_of
+
+RATIO = "sampling/importance_sampling_ratio/mean"
+
+
+@pytest.fixture
+def server(puller: Path) -> Iterator[TokenServer]:
+    with token_server(puller) as running:
+        yield running
+
+
+@pytest.fixture
+def loaded(puller: Path) -> LoadedModel:
+    return load_model(puller, device="cpu")
+
+
+def engine_of(server: TokenServer, loaded: LoadedModel, folder: Path, **kwargs: Any) -> VLLMServerEngine:
+    servers = [VLLMServer(server.url)]
+    sync = FolderSync(servers, loaded.model, folder)
+    return VLLMServerEngine(servers, sync, end_ids=end_of_turn_ids(loaded.model, loaded.tokenizer), **kwargs)
+
+
+def question(loaded: LoadedModel) -> list[int]:
+    form = ChatFormat(loaded.tokenizer, end_of_turn_ids(loaded.model, loaded.tokenizer))
+    return form.encode(form.render([{"role": "user", "content": "Machine 1. Answer <pull>lever</pull>."}]))
+
+
+def scored(model: Any, prompt: list[int], completion: list[int]) -> list[float]:
+    """Return the log-probabilities that the model gives the completion's tokens."""
+    with torch.inference_mode():
+        logits = model(input_ids=torch.tensor([prompt + completion])).logits[0].float()
+    logprobs = torch.log_softmax(logits, -1)[len(prompt) - 1 : -1]
+    return [float(row[token]) for row, token in zip(logprobs, completion, strict=True)]
+
+
+async def sampled(engine: VLLMServerEngine, prompt: list[int], **kwargs: Any) -> Any:
+    return await engine.sample(Job("r", 0, SampleRequest(prompt, **{"max_tokens": 6, **kwargs})))
+
+
+async def test_tokens_go_in_and_come_out_with_their_log_probabilities(
+    server: TokenServer, loaded: LoadedModel, tmp_path: Path
+) -> None:
+    engine = engine_of(server, loaded, tmp_path)
+    prompt = question(loaded)
+    samples = await asyncio.gather(*(sampled(engine, prompt, seed=seed) for seed in (1, 2, 1, 3)))
+    await engine.close()
+    assert samples[0] == samples[2]
+    assert len({tuple(sample.ids) for sample in samples}) > 1
+    for sample in samples:
+        assert sample.logprobs == pytest.approx(scored(loaded.model, prompt, sample.ids), abs=1e-4)
+        assert sample.entropy == pytest.approx(-sum(sample.logprobs))
+    assert {request["seed"] for request in server.requests} == {1, 2, 3}
+    assert engine.totals.tokens == sum(len(sample.ids) for sample in samples)
+    assert engine.totals.seconds > 0
+
+
+async def test_new_weights_are_what_the_server_samples_from(
+    server: TokenServer, loaded: LoadedModel, tmp_path: Path
+) -> None:
+    engine = engine_of(server, loaded, tmp_path / "served")
+    prompt = question(loaded)
+    before = await sampled(engine, prompt, seed=1)
+    with torch.no_grad():
+        for parameter in loaded.model.parameters():
+            parameter.add_(0.05 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(0)))
+    for _ in range(2):
+        engine.update_weights(lambda: whole_weights(loaded.model))
+    after = await sampled(engine, prompt, seed=1)
+    await engine.close()
+    assert after.logprobs == pytest.approx(scored(loaded.model, prompt, after.ids), abs=1e-4)
+    assert before.logprobs != pytest.approx(scored(loaded.model, prompt, before.ids), abs=1e-2)
+    assert server.calls.count("/collective_rpc") == server.calls.count("/reset_prefix_cache") == 2
+    # Only the newest checkpoint stays, and it is one that anything loads.
+    (newest,) = (tmp_path / "served").iterdir()
+    again = AutoModelForCausalLM.from_pretrained(newest)
+    theirs = dict(again.named_parameters())
+    assert all(torch.equal(theirs[name], weight) for name, weight in whole_weights(loaded.model))
+
+
+async def test_a_server_that_sleeps_is_woken_for_new_weights(
+    server: TokenServer, loaded: LoadedModel, tmp_path: Path
+) -> None:
+    engine = engine_of(server, loaded, tmp_path, sleeps=True)
+    prompt = question(loaded)
+    engine.rest()
+    assert engine.wants_weights
+    with pytest.raises(ModelError, match="the engine sleeps"):
+        await sampled(engine, prompt)
+    engine.update_weights(lambda: whole_weights(loaded.model))
+    assert not engine.wants_weights
+    assert (await sampled(engine, prompt)).ids
+    await engine.close()
+    woken = [call for call in server.calls if "sleep" in call or "wake" in call or "rpc" in call]
+    wanted = ["/sleep?level=2", "/wake_up?tags=weights", "/collective_rpc", "/wake_up?tags=kv_cache"]
+    assert woken == wanted
+
+
+def settings_for(start: Path, server: TokenServer, **inference: Any) -> GRPOSettings:
+    return GRPOSettings.model_validate(
+        {
+            "model": {"path": str(start), "device": "cpu"},
+            "batch": {"rollouts": 32, "group_size": 8, "rows_at_once": 16},
+            "sampling": {"max_tokens": 6},
+            "schedule": {"steps": 2, "learning_rate": 2e-2},
+            "inference": {"engine": "vllm-server", "url": server.url, **inference},
+        }
+    )
+
+
+def test_a_run_learns_from_what_the_server_samples(server: TokenServer, puller: Path, tmp_path: Path) -> None:
+    result = train_grpo(opener_of(bandit), settings_for(puller, server), tmp_path / "run")
+    assert result.steps == 2
+    assert weights_digest(result.model) != weights_digest(puller)
+    entries = read_metrics(tmp_path / "run")
+    for entry in entries:
+        assert entry["failed"] == 0
+        assert entry["seconds/sync"] > 0
+        assert entry["seconds/generation"] > 0
+        # The server has the weights of this very step: the policy gives its tokens the same probability.
+        assert entry[RATIO] == pytest.approx(1.0, abs=1e-3)
+    # Those it began with, and those after each step: the last are there to be evaluated.
+    assert len(server.digests) == len(set(server.digests)) == 3
+    assert len(server.requests) >= 2 * 32 * 2
+    assert len({request["seed"] for request in server.requests}) > 32
+
+
+def test_a_server_that_keeps_old_weights_shows(server: TokenServer, puller: Path, tmp_path: Path) -> None:
+    server.obeys = False
+    train_grpo(opener_of(bandit), settings_for(puller, server), tmp_path / "run")
+    first, second = read_metrics(tmp_path / "run")
+    assert first[RATIO] == pytest.approx(1.0, abs=1e-3)
+    assert abs(second["sampling/sampling_logp_difference/mean"]) > 1e-2
+
+
+def test_the_same_run_in_this_process_learns_alike(server: TokenServer, puller: Path, tmp_path: Path) -> None:
+    """The server draws by the same seeds: what it is told changes nothing but the last bits."""
+    there = train_grpo(opener_of(bandit), settings_for(puller, server), tmp_path / "there")
+    here = train_grpo(
+        opener_of(bandit), settings_for(puller, server, engine="transformers"), tmp_path / "here"
+    )
+    theirs = dict(load_model(there.model, device="cpu").model.named_parameters())
+    for name, weight in load_model(here.model, device="cpu").model.named_parameters():
+        assert torch.allclose(weight, theirs[name], atol=1e-3), name
+
+
+async def test_adapters_reach_the_server_merged_and_stay_apart(
+    server: TokenServer, loaded: LoadedModel, tmp_path: Path
+) -> None:
+    from peft import LoraConfig, get_peft_model
+
+    adapters = LoraConfig(r=4, target_modules="all-linear", init_lora_weights=False)
+    names = sorted(name for name, _ in loaded.model.named_parameters())
+    with quiet_libraries():
+        model = get_peft_model(loaded.model, adapters)
+    kept = {name: weight.clone() for name, weight in model.state_dict().items()}
+    servers = [VLLMServer(server.url)]
+    FolderSync(servers, model, tmp_path).send(lambda: whole_weights(model))
+    assert sorted(name for name, _ in whole_weights(model)) == names
+    assert all(torch.equal(weight, kept[name]) for name, weight in model.state_dict().items())
+    prompt = question(loaded)
+    engine = engine_of(server, loaded, tmp_path / "unused")
+    sample = await sampled(engine, prompt, seed=3)
+    await engine.close()
+    assert sample.logprobs == pytest.approx(scored(model, prompt, sample.ids), abs=1e-4)
+
+
+def test_a_server_that_cannot_be_trained_with_is_refused_with_a_way_out(
+    server: TokenServer, loaded: LoadedModel, puller: Path, tmp_path: Path
+) -> None:
+    def refusal() -> ConfigError:
+        with pytest.raises(ConfigError) as caught:
+            train_grpo(opener_of(bandit), settings_for(puller, server), tmp_path / "run")
+        return caught.value
+
+    server.device = "cpu"
+    assert "would keep its old output layer" in str(refusal())
+    server.logprobs_mode = "raw_logprobs"
+    assert "--logprobs-mode processed_logprobs" in str(refusal().hint)
+    server.dev_mode = False
+    assert "VLLM_SERVER_DEV_MODE=1" in str(refusal().hint)
+    server.url = "http://127.0.0.1:9"
+    assert "no vLLM server answers at `http://127.0.0.1:9`" in str(refusal())
+
+
+async def test_a_policy_client_asks_the_server_turn_by_turn(
+    server: TokenServer, loaded: LoadedModel, tmp_path: Path
+) -> None:
+    from wander.environment import LocalEnvironment
+    from wander.train.rollouts import trajectories_of
+    from wander.types import SamplingArgs
+
+    client = PolicyClient(loaded.model, loaded.tokenizer, engine=engine_of(server, loaded, tmp_path))
+    handle = LocalEnvironment(bandit())
+    (example,) = await handle.examples("train", 0, 1)
+    rollout = await handle.rollout(client, example, sampling=SamplingArgs(max_tokens=6))
+    await client.close()
+    (whole,) = trajectories_of(rollout)
+    assert whole.prompt_ids + whole.completion_ids[: len(whole.completion_ids)] == [
+        *server.requests[-1]["prompt"],
+        *rollout.turns[-1].tokens.completion_ids,  # type: ignore[union-attr]
+    ]
+    assert client.describe()["engine"] == "vllm-server"
