@@ -8,7 +8,7 @@ the draft of PEP 694.
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import Field
 
@@ -21,6 +21,8 @@ UploadStatus = Literal["open", "published", "canceled"]
 """In the words of PEP 694."""
 OFFSET_HEADER = "Upload-Offset"
 """Where a chunk begins, and how far the hub has got."""
+MOST_ATTESTATIONS = 10
+"""Of one file."""
 _SHA256 = r"^[0-9a-f]{64}$"
 
 
@@ -32,6 +34,8 @@ class UploadFile(Body):
     size: int = Field(ge=1, lt=2**40)
     """In bytes."""
     sha256: str = Field(pattern=_SHA256)
+    attestations: list[dict[str, Any]] = Field(default_factory=list, max_length=MOST_ATTESTATIONS)
+    """Who signed it (PEP 740); the hub takes those that it can verify, of trusted publishers."""
 
 
 class NewUpload(Body):

@@ -112,3 +112,23 @@ def test_no_message_is_too_long_or_too_strange_for_the_hub() -> None:
     text = summary_of(report).model_dump_json()
     assert len(text.encode()) < 64 * 1024
     assert MESSAGE_LENGTH * "?" in text
+
+
+def test_attestations_go_along_and_the_hub_says_what_it_made_of_them(
+    publisher: HubRoom, package: Path, home: Path
+) -> None:
+    signed = home / "signed"
+    signed.mkdir()
+    words = ("publish", str(package), "--no-check", "--no-lock", "--attestations", str(signed))
+    missing = publisher.wander(*words)
+    assert missing.status == 2
+    wheel, source = "say_env-0.1.0-py2.py3-none-any.whl", "say_env-0.1.0.tar.gz"
+    assert f"has no attestation of `{wheel}`" in missing.err
+    for name in (wheel, source):
+        (signed / f"{name}.publish.attestation").write_text('{"version": 1}')
+    (signed / f"{source}.publish.attestation").write_text("[")
+    assert "is no attestation" in publisher.wander(*words).err
+    (signed / f"{source}.publish.attestation").write_text('{"version": 1}')
+    sent = publisher.wander(*words)
+    assert sent.status == 0, sent.err
+    assert f"`{wheel}`: attestations are taken from trusted publishers alone" in sent.err

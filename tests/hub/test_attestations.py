@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from attested_package import AttestedPackage, attested_package
+from staged_uploads import StagedUpload, announced
 from token_issuer import AUDIENCE, Issuer, github_claims, token_issuer
 from wander_hub.attestations import verification
 from wander_hub.settings import Settings
@@ -83,6 +84,47 @@ async def test_an_attested_file_has_its_provenance_in_the_index(hub, trusted, pa
     assert (refused.status_code, refused.json()["code"]) == (406, "not_acceptable")
     other = await hub.get(PROVENANCE.replace("/0.0.19/", "/0.0.18/"))
     assert (other.status_code, other.json()["code"]) == (404, "no_provenance")
+
+
+def session_of(package: AttestedPackage, *stated: str) -> dict[str, Any]:
+    """Return what opens a staged upload of the package."""
+    body = announced({package.filename: package.body}, name="pypi-attestations", version="0.0.19")
+    body["files"][0]["attestations"] = [json.loads(one) for one in stated]
+    return body
+
+
+async def begun(hub: Any, headers: dict[str, str], package: AttestedPackage) -> StagedUpload:
+    answer = await hub.client.post(
+        "/api/v1/uploads", json=session_of(package, package.publish), headers=headers
+    )
+    files = {package.filename: package.body}
+    return StagedUpload(hub.client, headers, files, answer.json()["id"], answer)
+
+
+async def test_a_staged_upload_brings_attestations_too(hub, trusted, package):
+    spoilt = json.loads(package.publish)
+    spoilt["envelope"]["signature"] = spoilt["envelope"]["signature"][::-1]
+    refused = await hub.client.post(
+        "/api/v1/uploads", json=session_of(package, json.dumps(spoilt)), headers=trusted
+    )
+    assert (refused.status_code, refused.json()["code"]) == (400, "bad_attestations"), "before a byte is sent"
+    upload = await begun(hub, trusted, package)
+    await upload.send_all()
+    done = await upload.finalize()
+    assert done.status_code == 200, done.text
+    assert "attestations_ignored" not in [one["code"] for one in done.json()["warnings"]]
+    (bundle,) = (await hub.get(PROVENANCE)).json()["attestation_bundles"]
+    assert bundle["attestations"] == [json.loads(package.publish)]
+    page = (await hub.get("/alice/simple/pypi-attestations/", headers={"Accept": JSON_V1})).json()
+    assert page["files"][0]["provenance"].endswith("/provenance")
+
+
+async def test_a_staged_upload_of_who_is_no_trusted_publisher_is_told(hub, package):
+    upload = await begun(hub, hub.auth(), package)
+    await upload.send_all()
+    (warning,) = [one for one in (await upload.finalize()).json()["warnings"] if "attest" in one["code"]]
+    assert (warning["code"], warning["filename"]) == ("attestations_ignored", package.filename)
+    assert (await hub.get(PROVENANCE)).status_code == 404
 
 
 async def test_a_false_attestation_refuses_the_upload(hub, trusted, package):

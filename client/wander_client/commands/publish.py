@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -43,6 +44,9 @@ def publish(
         list[str] | None,
         typer.Option("--keep-host", help="an index that all reach: its addresses stay in the lock"),
     ] = None,
+    attestations: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="send what was signed of wheel and source (PEP 740)")
+    ] = None,
 ) -> None:
     """Build an environment, check it and upload it.
 
@@ -78,7 +82,8 @@ def publish(
             lock = _locked(package, under, exclude_newer, keep_host or [])
         published = None
         if under is not None and not dry_run:
-            published = _published(package, under, check, lock, private=private)
+            signed = None if attestations is None else publishing.attestations_in(attestations, package)
+            published = _published(package, under, check, lock, signed, private=private)
         _answer(package, under, published, check, lock, dry_run=dry_run)
 
 
@@ -87,6 +92,7 @@ def _published(
     owner: str,
     check: CheckSummary | None,
     lock: ResolvedLock | None,
+    attestations: Mapping[str, list[dict[str, Any]]] | None,
     *,
     private: bool,
 ) -> Publication:
@@ -113,6 +119,7 @@ def _published(
                 check,
                 lock=lock.content if lock is not None else None,
                 private=private,
+                attestations=attestations,
                 warn=output.warn,
                 told=told,
             )

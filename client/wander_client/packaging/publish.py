@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import glob
 import hashlib
+import json
 import tomllib
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from email.message import Message
@@ -13,7 +15,7 @@ from email.parser import BytesParser
 from io import BytesIO
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import BinaryIO, Literal
+from typing import Any, BinaryIO, Literal
 
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name, parse_wheel_filename
@@ -139,13 +141,15 @@ def upload(
     *,
     lock: bytes | None = None,
     private: bool = False,
+    attestations: Mapping[str, list[dict[str, Any]]] | None = None,
     warn: Callable[[str], None] = lambda _: None,
     told: Told = lambda done, total: None,
 ) -> Publication:
     """Publish what the hub does not have yet: wheel, source and lock become visible together.
 
     An attempt that broke off is resumed. `check` is shown on the version's page. `lock` becomes the
-    version's, unless it has one. `warn` is told what the hub takes and does not like, `told` how far it is.
+    version's, unless it has one. `attestations` are those of its files, by name. `warn` is told what the hub
+    takes and does not like, `told` how far it is.
     """
     known = published_version(hub, owner, package)
     if known is not None and not _missing(known, owner, package):
@@ -156,7 +160,13 @@ def upload(
             name: stack.enter_context(file.path.open("rb")) for name, file in files.items()
         }
         listed = [
-            UploadFile(filename=name, kind=file.kind, size=file.size, sha256=file.sha256)
+            UploadFile(
+                filename=name,
+                kind=file.kind,
+                size=file.size,
+                sha256=file.sha256,
+                attestations=(attestations or {}).get(name, []),
+            )
             for name, file in files.items()
         ]
         if lock is not None and (known is None or known.lock is None):
@@ -178,6 +188,31 @@ def upload(
             hint = f" ({warning.hint})" if warning.hint else ""
             warn(f"`{warning.filename}`: {warning.detail}{hint}")
     return published
+
+
+def attestations_in(folder: Path, package: BuiltPackage) -> dict[str, list[dict[str, Any]]]:
+    """Return the attestations (PEP 740) of a package's files that lie in a folder, by the files' names.
+
+    They are called as `pypi-attestations` calls them: `NAME.publish.attestation`. Raises `UsageError` where a
+    file has none.
+    """
+    found: dict[str, list[dict[str, Any]]] = {}
+    for file in (package.wheel, package.sdist):
+        name = file.path.name
+        for path in sorted(folder.glob(f"{glob.escape(name)}.*.attestation")):
+            try:
+                stated = json.loads(path.read_bytes())
+            except ValueError as error:
+                raise UsageError(f"`{path}` is no attestation: it is no JSON") from error
+            if not isinstance(stated, dict):
+                raise UsageError(f"`{path}` is no attestation: it is no JSON object")
+            found.setdefault(name, []).append(stated)
+        if name not in found:
+            raise UsageError(
+                f"`{folder}` has no attestation of `{name}`",
+                hint=f"`pypi-attestations sign dist/{name}` makes one in a workflow",
+            )
+    return found
 
 
 def _distribution(path: Path, kind: Literal["wheel", "sdist"]) -> Distribution:

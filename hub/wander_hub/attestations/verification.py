@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from wander.uploads import MOST_ATTESTATIONS
 from wander.wire import UploadWarning
 
 from wander_hub.problems import HubProblem
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 
 FIELD = "attestations"
 """Of the upload form: a JSON array."""
-MOST = 10
+MOST = MOST_ATTESTATIONS
 MOST_BYTES = 256 * 1024
 
 logger = logging.getLogger("wander_hub")

@@ -19,6 +19,8 @@ from sqlalchemy.orm import Session
 from wander.wire import CheckSummary, VersionDetail
 
 from wander_hub.accounts.schemas import Identity
+from wander_hub.attestations import service as attestations
+from wander_hub.attestations.verification import Outcome
 from wander_hub.database import Database
 from wander_hub.environments import locks
 from wander_hub.environments import service as environment_service
@@ -43,6 +45,8 @@ class _Checked:
     """Their bytes."""
     lock: Upload | None
     compared: dict[str, list[str]]
+    attested: dict[str, Outcome]
+    """By the names of the files that came with attestations."""
 
 
 def finalize(
@@ -67,7 +71,7 @@ def finalize(
                 detail = f"the bytes of `{file.filename}` are not those of its sha256"
                 raise refused("digest_mismatch", detail)
             bodies.append((file, body))
-        checked = _checked(found, bodies, settings)
+        checked = _checked(found, bodies, caller, settings)
         for upload in _all(checked):
             storage.keep(upload.body, upload.sha256, upload.size)
         outcome = _record(database, storage, caller, found.id, checked, settings, base_url)
@@ -149,7 +153,9 @@ def _start_again(database: Database, caller: Identity, session_id: str, file: St
                 one.received, one.published = 0, False
 
 
-def _checked(found: UploadSession, bodies: list[tuple[StagedFile, BinaryIO]], settings: Settings) -> _Checked:
+def _checked(
+    found: UploadSession, bodies: list[tuple[StagedFile, BinaryIO]], caller: Identity, settings: Settings
+) -> _Checked:
     """Run the gate over each distribution file, and over all of them together."""
     uploads, lock = [], None
     for file, body in bodies:
@@ -162,7 +168,8 @@ def _checked(found: UploadSession, bodies: list[tuple[StagedFile, BinaryIO]], se
     compared = comparison.compared(packages, found.stated["source_sha256"])
     if lock is not None:
         _check_lock(lock, packages, settings)
-    return _Checked(packages, uploads, lock, compared)
+    digests = {one.filename: one.sha256 for one in packages}
+    return _Checked(packages, uploads, lock, compared, sessions.attested(digests, found.stated, caller))
 
 
 def _check_lock(lock: Upload, packages: list[Package], settings: Settings) -> None:
@@ -215,9 +222,19 @@ def _record(
             checked.lock.body.seek(0)
             place = (found.owner.name, published.environment.name, found.version)
             locks.attach(session, storage, caller, *place, checked.lock.body.read())
+        for filename, outcome in checked.attested.items():
+            if outcome.provenance is not None:
+                attestations.keep(session, published.environment, filename, outcome.provenance)
         found.status = "published"
         repository.drop_chunks(session, found.files)
-        return _published(session, found, base_url), published.created
+        detail = _published(session, found, base_url)
+        ignored = [
+            warning.model_copy(update={"filename": filename})
+            for filename, outcome in checked.attested.items()
+            for warning in outcome.warnings
+        ]
+        warnings = [*detail.warnings, *ignored]
+        return detail.model_copy(update={"warnings": warnings}), published.created
 
     return database.committed(record, caller)
 

@@ -7,7 +7,9 @@ for one place wins, what it counted is what lies there. `finalize` makes a versi
 from __future__ import annotations
 
 import hashlib
+import json
 import secrets
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -20,6 +22,7 @@ from wander.uploads import UploadSession as SessionInfo
 
 from wander_hub.accounts import rights
 from wander_hub.accounts.schemas import Identity
+from wander_hub.attestations import verification
 from wander_hub.database import Database, now
 from wander_hub.environments import documents
 from wander_hub.problems import HubProblem
@@ -52,6 +55,7 @@ def begin(
     Refuses at once whatever can be said of files whose bytes are still to come.
     """
     name, version = _checked_names(wanted, settings)
+    attested({one.filename: one.sha256 for one in wanted.files}, _stated(wanted), caller)
 
     def record(session: Session) -> tuple[SessionInfo, bool]:
         owner = rights.uploading_owner(session, caller, wanted.owner)
@@ -285,7 +289,21 @@ def _staged(file: UploadFile, *, published: bool) -> StagedFile:
 
 
 def _stated(wanted: NewUpload) -> dict[str, Any]:
-    return wanted.model_dump(mode="json", include={"private", "source_sha256", "check"})
+    stated = wanted.model_dump(mode="json", include={"private", "source_sha256", "check"})
+    attested = {one.filename: json.dumps(one.attestations) for one in wanted.files if one.attestations}
+    return stated | {"attestations": attested}
+
+
+def attested(
+    files: Mapping[str, str], stated: Mapping[str, Any], caller: Identity
+) -> dict[str, verification.Outcome]:
+    """Check the attestations of files, given by their SHA-256; raise a 400 for a false one."""
+    texts = stated.get("attestations", {})
+    return {
+        filename: verification.verified(texts[filename], filename, sha256, caller.claims)
+        for filename, sha256 in files.items()
+        if filename in texts
+    }
 
 
 def _until(settings: Settings) -> Any:
