@@ -53,7 +53,7 @@ def pinned(manifest: RunManifest) -> Iterator[tuple[str, str]]:
 
 def _repeated_with(made: Reproduction) -> Iterator[tuple[str, str]]:
     """Yield with what a training run can be repeated."""
-    yield "mode", f"{made.mode}: {made.reason}"
+    yield "mode", made.told()
     machine, gpus = made.hardware, ", ".join(made.hardware.gpus)
     parts = [
         machine.cpu or "",

@@ -115,8 +115,14 @@ def test_a_damaged_checkpoint_is_refused_and_an_older_one_goes_on(wander: Wander
     assert wander("train", "x", "grpo.toml", "--checkpoint", "1").status == 2
 
 
-def test_what_a_run_can_be_repeated_with_is_shown(wander: Wander, stopped: Path) -> None:
+def test_what_a_run_can_be_repeated_with_is_shown(
+    wander: Wander, stopped: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     shown = wander("runs", "show", "run")
     assert shown.status == 0, shown.err
     assert "exact: one process on a CPU" in shown.out
     assert "torch" in shown.out
+    monkeypatch.setenv("WANDER_OUTPUT", "human")
+    viewed = wander("view", "run", "--list")
+    assert viewed.status == 0, viewed.err
+    assert "mode    exact: one process on a CPU" in viewed.out

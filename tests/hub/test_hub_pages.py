@@ -174,6 +174,25 @@ async def test_training_page_draws_curves_and_shows_plots(hub, run_of):
     assert "0.1 → 0.4" in page.text
 
 
+async def test_training_page_tells_how_exactly_the_run_can_be_repeated(hub, run_of):
+    change = {"field": "reproduction.libraries.torch", "before": "1", "after": "2", "step": 7}
+    made = {
+        **{"mode": "exact", "reason": "one process <on> a CPU", "threads": 2, "device": "cpu"},
+        "hardware": {"cpu": "A Processor", "cores": 4},
+        **{"libraries": {"torch": "2.0"}, "trainer_sha256": "f" * 64},
+        "allowed": [change | {"at": "2026-01-01T00:00:00Z"}],
+    }
+    manifest, _ = run_of(await hub.publish(), reward=[], examples=0, kind="training", training={})
+    manifest["reproduction"] = made
+    answer = await hub.post_run(manifest, None, artifacts={"steps.jsonl": b"{}\n"})
+    assert answer.status_code == 201, answer.text
+    page = (await hub.get(f"/runs/{manifest['run_id']}", headers=HTML)).text
+    assert "exact until step 7, then with changes that were allowed: one process &lt;on&gt; a CPU" in page
+    assert "on cpu, 1 × 2 threads, A Processor" in page
+    assert "after step 7: reproduction.libraries.torch" in page
+    assert "steps.jsonl" in page
+
+
 async def test_a_very_long_rollout_is_cut_with_a_word(hub, run_of):
     manifest, rollouts = run_of(await hub.publish())
     rollouts[0]["completion"] = [{"role": "user", "content": f"message {n}"} for n in range(1000)]

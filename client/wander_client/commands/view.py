@@ -168,6 +168,8 @@ def _show(found: FoundRun, shown: list[RolloutRow], matching: int) -> None:
         output.line(
             f"run     {found.manifest.run_id}, started {found.manifest.started_at:%Y-%m-%d %H:%M} UTC"
         )
+        if found.manifest.reproduction is not None:
+            output.line(f"mode    {found.manifest.reproduction.told()}")
         show_summary(found.summary, output, found.manifest.endpoints)
         output.line()
     output.table(ROLLOUT_COLUMNS, [rollout_row(row) for row in shown], shrink=["last answer", "example"])

@@ -70,6 +70,12 @@ class Reproduction(Record):
     """None where the working folder is no repository, or as it was committed."""
     allowed: list[AllowedChange] = Field(default_factory=list)
 
+    def told(self) -> str:
+        """Return in words how exactly the run can be repeated, and why."""
+        steps = self.exact_steps
+        until = f" until step {steps}, then with changes that were allowed" if steps is not None else ""
+        return f"{self.mode}{until}: {self.reason}"
+
     @property
     def exact_steps(self) -> int | None:
         """Steps until something was changed; None when nothing was."""
