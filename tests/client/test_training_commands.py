@@ -91,6 +91,23 @@ def test_data_shows_and_balances_what_it_takes(wander: Wander, games: Path, home
     assert ", reward " in shown.err
 
 
+def test_sft_holds_back_and_goes_on(wander: Wander, games: Path, tiny: Path, home: Path) -> None:
+    assert wander("data", str(games), "--out", "rows.jsonl").status == 0
+    words = ("sft", "rows.jsonl", "--model", "tiny", "--out", "sft", "--steps", "2")
+    tuned = wander(*words, "--set", "schedule.eval_share=0.2")
+    assert tuned.status == 0, tuned.err
+    assert " held out " in tuned.out
+    ended = wander("sft", "--resume", "sft")
+    assert ended.status != 0
+    assert "has ended" in ended.err
+    assert wander("sft", "--resume", "sft", "--steps", "3").status == 2
+    assert wander("sft", "--resume", "none").status == 3
+    assert wander("sft", "rows.jsonl").status == wander("sft", "--out", "x").status == 2
+    (home / "rows.jsonl").write_text("")
+    changed = wander("sft", "--resume", "sft")
+    assert "not those that the run was begun with" in changed.err
+
+
 def test_a_model_is_made_from_an_environment_alone(wander: Wander, home: Path) -> None:
     done = wander(
         *("model", "new", "tiny", "--environment", TICTACTOE, "--out", "m", "--episodes", "12"),
@@ -139,6 +156,10 @@ def test_sft_then_train_then_resume(wander: Wander, games: Path, tiny: Path, hom
     assert {"learning_curve.svg", "learning_curve.png", "model", "rollouts.jsonl.zst"} <= {
         path.name for path in (home / "run").iterdir()
     }
+    assert wander("runs", "plot", "run", "again=run", "-o", "two.svg", "-x", "rollouts").status == 0
+    assert ">again</text>" in (home / "two.svg").read_text()
+    assert "two runs are called `run`" in wander("runs", "plot", "run", "run").err
+    assert "`-x days` is unknown" in wander("runs", "plot", "run", "-x", "days").err
     assert wander("view", "run").status == 0
     # Two prompts again and again; and the first group of each step, beside what had been learnt before it.
     again = {step: wander("view", "run", "--step", str(step), "--json").data["rollouts"] for step in range(5)}

@@ -119,6 +119,7 @@ class ChatFormat:
         That is one, as `transcript` returns it; where the template rewrites history, one for every
         assistant turn, each after the history as the model sees it then.
         """
+        messages = self.spoken(messages, tools)
         try:
             return [self.transcript(messages, tools)]
         except RewrittenHistory:
@@ -127,6 +128,35 @@ class ChatFormat:
                 for place, message in enumerate(messages)
                 if message["role"] == "assistant" and place > 0
             ]
+
+    def spoken(self, messages: list[Message], tools: list[dict[str, Any]] | None = None) -> list[Message]:
+        """Return the messages with calls of tools and separate reasoning put into the text of their turn.
+
+        That is the text which the template gives them, and so what the model samples.
+        """
+        plain: list[Message] = []
+        for message in messages:
+            if message["role"] == "assistant" and (
+                message.get("tool_calls") or message.get("reasoning_content")
+            ):
+                text = self._spoken_text(plain, message, tools)
+                message = {"role": "assistant", "content": text}
+            plain.append(message)
+        return plain
+
+    def _spoken_text(
+        self, before: list[Message], message: Message, tools: list[dict[str, Any]] | None
+    ) -> str:
+        start = self.render(before, tools=tools)
+        whole = self.render([*before, message], prompt=False, tools=tools)
+        ends = [self.tokenizer.convert_ids_to_tokens(token) for token in self.end_ids]
+        rest = whole.removeprefix(start)
+        places = [rest.find(end) for end in ends if end in rest]
+        if rest == whole or not places:
+            raise InvalidResponse(
+                "the model's chat template does not append an assistant turn with calls of tools"
+            )
+        return rest[: min(places)]
 
     def _last_turn(self, messages: list[Message], tools: list[dict[str, Any]] | None) -> Conversation:
         """Return the sample in which only the last message, the assistant's, is learnt."""

@@ -382,6 +382,12 @@ class SFTScheduleSection(ScheduleSection):
     epochs: float = Field(default=1.0, gt=0)
     warmup_steps: int = Field(default=0, ge=0)
     decay: Schedule = "cosine"
+    eval_share: float = Field(default=0.0, ge=0, lt=1)
+    """Share of the conversations that is held back to measure the loss on; those of one prompt together."""
+    eval_every: int = Field(default=0, ge=0)
+    """Steps between measurements; 0 measures before the first step and after the last alone."""
+    checkpoint_every: int = Field(default=0, ge=0)
+    """Steps between checkpoints; 0 keeps only that of an interrupted run."""
 
 
 class SFTBatchSection(Section):

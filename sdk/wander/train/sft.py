@@ -2,26 +2,34 @@
 
 Only the model's own tokens are learnt. They are found the way the policy will later see them: each
 conversation is tokenised turn by turn by `wander.models.chat`, the same code that GRPO samples with, so any
-chat template that only appends works, with or without generation markers, and no template is guessed.
+chat template that only appends works, with or without generation markers, and no template is guessed. One
+that rewrites history gives a sample for every turn. Rows with `tools` are rendered with them.
+
+A run that was stopped goes on from its last checkpoint (`resume`), on a CPU to the same bits.
 
 Left out on purpose: packing (conversations of one environment have alike lengths; batches are grouped by
-length instead), evaluation during training (that is `wander eval` on the result), several processes.
+length instead), evaluation by rollouts (that is `wander eval` on the result), several processes.
 """
 
 from __future__ import annotations
 
+import json
+import shutil
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from wander.errors import ConfigError, MissingExtra, ModelError
+from wander.errors import ConfigError, MissingExtra, ModelError, RunError
 from wander.models.chat import ChatFormat
 from wander.models.loading import LoadedModel, load_model
 from wander.models.quiet import quiet_libraries
 from wander.models.sampling import end_of_turn_ids
 from wander.train.config import SFTSettings
+
+if TYPE_CHECKING:
+    from wander.train.checkpoints import SavedCheckpoint
 
 Progress = Callable[[dict[str, Any]], None]
 """Called with the metrics of every step; `step` and `steps` are always there."""
@@ -44,46 +52,71 @@ class SFTResult:
     final_loss: float
     """Mean over the last tenth of the steps."""
     seconds: float
+    held_out: int = 0
+    """Conversations that were held back (`schedule.eval_share`), and not learnt."""
+    held_out_first: float | None = None
+    """Loss on them before the first step."""
+    held_out_final: float | None = None
+    """Loss on them when it was last measured."""
 
 
 def train_sft(
-    rows: Iterable[dict[str, Any]], settings: SFTSettings, folder: Path, *, progress: Progress | None = None
+    rows: Iterable[dict[str, Any]],
+    settings: SFTSettings,
+    folder: Path,
+    *,
+    progress: Progress | None = None,
+    resume: bool = False,
 ) -> SFTResult:
     """Fine-tune a model on rows with `messages` and write it to `folder/model`.
 
-    Per-step metrics go to `folder/metrics.jsonl`. Raises `ConfigError` when no row is left to learn from.
+    Per-step metrics go to `folder/metrics.jsonl`. `resume` goes on from the folder's last checkpoint, if it
+    has one; the rows and settings must be the same. Raises `ConfigError` when no row is left to learn from,
+    and `RunError` for a run that has ended, or a checkpoint that is damaged.
     """
     try:
         from trl import SFTConfig, SFTTrainer
     except ImportError as error:
         raise MissingExtra("train", needed_for="fine-tuning") from error
+    from wander.train.held_out import HeldOutLoss
     from wander.train.lora import wrap_lora
     from wander.train.trainer import StepLog, train_until_interrupted, training_arguments
 
     started = perf_counter()
     loaded = load_model(settings.model.path, device=settings.model.device, dtype=settings.model.dtype)
     dataset, too_long = tokenized(rows, loaded, settings.batch.max_length)
-    folder.mkdir(parents=True, exist_ok=True)
     schedule = settings.schedule
-    log = StepLog(folder / "metrics.jsonl", progress)
+    learnt, held_out = split(dataset, schedule.eval_share, schedule.seed)
+    folder.mkdir(parents=True, exist_ok=True)
+    begun = _to_resume(folder) if resume else None
+    if begun is None:
+        _forget_checkpoints(folder)
+    log = StepLog(folder / "metrics.jsonl", progress, keep=None if begun is None else begun.path)
+    callbacks: list[Any] = [log, _seals(folder)]
+    watched = HeldOutLoss(held_out, settings.batch.rows, schedule.eval_every, log, folder / "held_out.jsonl")
+    if len(held_out):
+        callbacks.append(watched)
     with quiet_libraries():
-        trainer = SFTTrainer(
+        trainer = by_length(SFTTrainer, list(learnt["length"]))(
             model=wrap_lora(loaded.model, settings.model),
             processing_class=loaded.tokenizer,
-            train_dataset=dataset,
-            callbacks=[log],
+            train_dataset=learnt,
+            callbacks=callbacks,
             args=SFTConfig(
                 **training_arguments(settings.model, schedule, folder),
                 max_steps=schedule.steps or -1,
                 num_train_epochs=schedule.epochs,
                 per_device_train_batch_size=settings.batch.rows,
-                train_sampling_strategy="group_by_length",
-                save_strategy="no",
+                save_strategy="steps" if schedule.checkpoint_every else "no",
+                save_steps=schedule.checkpoint_every or 1,
+                save_total_limit=2,
                 dataset_kwargs={"skip_prepare_dataset": True},
             ),
         )
-        interrupted = train_until_interrupted(trainer, log)
+        interrupted = train_until_interrupted(trainer, log, None if begun is None else begun.path)
         saved = save_model(trainer.model, loaded, folder / "model")
+    if not interrupted and not schedule.checkpoint_every:
+        _forget_checkpoints(folder)
     losses = [entry["loss"] for entry in log.entries if entry["loss"] is not None]
     tail = losses[-max(1, len(losses) // 10) :]
     return SFTResult(
@@ -95,7 +128,79 @@ def train_sft(
         first_loss=losses[0] if losses else float("nan"),
         final_loss=sum(tail) / len(tail) if tail else float("nan"),
         seconds=perf_counter() - started,
+        held_out=len(held_out),
+        held_out_first=watched.losses.get(0),
+        held_out_final=watched.losses[max(watched.losses)] if watched.losses else None,
     )
+
+
+def _to_resume(folder: Path) -> SavedCheckpoint | None:
+    """Return the checkpoint that a run goes on from; None means from its beginning."""
+    from wander.train.checkpoints import checkpoint_to_resume, saved_checkpoints
+
+    file = folder / "metrics.jsonl"
+    lines = file.read_text(encoding="utf-8").splitlines() if file.is_file() else []
+    last = json.loads(lines[-1]) if lines else {"step": 0, "steps": 1}
+    if last["step"] >= last["steps"] and (folder / "model").is_dir():
+        raise RunError(f"the run in `{folder}` has ended: its model is in `{folder / 'model'}`")
+    begun = checkpoint_to_resume(folder)
+    if begun is not None and begun.step >= last["steps"]:
+        # Killed before the model was written: the last steps are made again.
+        earlier = [one.step for one in saved_checkpoints(folder) if one.step < last["steps"]]
+        begun = checkpoint_to_resume(folder, max(earlier, default=0))
+    return begun
+
+
+def by_length(trainer: Any, lengths: list[int]) -> Any:
+    """Return the trainer's class with an order of its conversations that a resumed run takes up."""
+    from wander.train.length_order import LengthOrder
+
+    class ByLength(trainer):  # type: ignore[misc]
+        def _get_train_sampler(self, train_dataset: Any = None) -> Any:
+            return LengthOrder(lengths, self.args.per_device_train_batch_size, self.args.seed)
+
+    return ByLength
+
+
+def split(dataset: Any, share: float, seed: int) -> tuple[Any, Any]:
+    """Return what is learnt and what is held back, all conversations of one prompt on one side."""
+    from wander.train.held_out import held_out_places
+
+    prompts = [
+        str(ids[: _first_learnt(labels)])
+        for ids, labels in zip(dataset["input_ids"], dataset["labels"], strict=True)
+    ]
+    back = held_out_places(prompts, share, seed)
+    if share > 0 and not back:
+        raise ConfigError(
+            "all rows have the same prompt: none can be held back", hint="leave `schedule.eval_share` out"
+        )
+    places = range(len(dataset))
+    return dataset.select([p for p in places if p not in back]), dataset.select(sorted(back))
+
+
+def _first_learnt(labels: list[int]) -> int:
+    return next((place for place, label in enumerate(labels) if label != IGNORED), len(labels))
+
+
+def _seals(folder: Path) -> Any:
+    """Return a callback that seals every checkpoint once it is written."""
+    from transformers import TrainerCallback
+
+    from wander.train.checkpoints import seal_checkpoint
+
+    class Seals(TrainerCallback):  # type: ignore[misc]
+        def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            seal_checkpoint(folder, state.global_step, 0)
+
+    return Seals()
+
+
+def _forget_checkpoints(folder: Path) -> None:
+    from wander.train.checkpoints import SEALED
+
+    shutil.rmtree(folder / "checkpoints", ignore_errors=True)
+    (folder / SEALED).unlink(missing_ok=True)
 
 
 def tokenized(rows: Iterable[dict[str, Any]], loaded: LoadedModel, max_length: int) -> tuple[Any, int]:
@@ -107,7 +212,7 @@ def tokenized(rows: Iterable[dict[str, Any]], loaded: LoadedModel, max_length: i
     too_long = 0
     for number, row in enumerate(rows, start=1):
         try:
-            conversations = form.transcripts(row["messages"])
+            conversations = form.transcripts(row["messages"], row.get("tools"))
         except ModelError as error:
             raise ConfigError(f"row {number} cannot be learnt: {error}", hint=error.hint) from error
         for conversation in conversations:

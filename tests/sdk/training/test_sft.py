@@ -1,14 +1,16 @@
 from __future__ import annotations
 
 import json
+import shutil
+import signal
 from pathlib import Path
 from typing import Any
 
 import pytest
-from wander.errors import ConfigError
+from wander.errors import ConfigError, RunError
 from wander.models.loading import load_model, weights_digest
 from wander.train.config import SFTSettings
-from wander.train.sft import IGNORED, tokenized, train_sft
+from wander.train.sft import IGNORED, split, tokenized, train_sft
 
 
 def settings_for(model: Path, **schedule: Any) -> SFTSettings:
@@ -82,3 +84,107 @@ def test_a_row_without_an_answer_is_named(tiny: Path) -> None:
     loaded = load_model(tiny, device="cpu")
     with pytest.raises(ConfigError, match="row 2 cannot be learnt"):
         tokenized([*rows(1), {"messages": [{"role": "user", "content": "hello"}]}], loaded, 60)
+
+
+def various(count: int = 24) -> list[dict[str, Any]]:
+    """Rows whose lever depends on the machine: twelve prompts, each twice."""
+    return [
+        {
+            "messages": [
+                {"role": "user", "content": f"Machine {n % 12}. Answer <pull>lever</pull>."},
+                {"role": "assistant", "content": f"<pull>{(n + n // 12) % 4}</pull>"},
+            ]
+        }
+        for n in range(count)
+    ]
+
+
+def test_conversations_are_held_back_by_prompt_and_measured(tiny: Path, tmp_path: Path) -> None:
+    settings = settings_for(tiny, steps=6, eval_share=0.25, eval_every=2)
+    result = train_sft(various(), settings, tmp_path)
+    assert (result.rows, result.held_out) == (24, 6)
+    assert result.held_out_first is not None
+    assert result.held_out_final is not None
+    assert result.held_out_final < result.held_out_first
+    lines = [json.loads(line) for line in (tmp_path / "held_out.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines] == [0, 2, 4, 6]
+    steps = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert {step["step"]: step["held_out/loss"] for step in steps if "held_out/loss" in step} == {
+        line["step"]: line["loss"] for line in lines[1:]
+    }
+    loaded = load_model(tiny, device="cpu")
+    dataset, _ = tokenized(various(), loaded, 100)
+    learnt, back = split(dataset, 0.25, 0)
+    starts = [{tuple(ids[:20]) for ids in part["input_ids"]} for part in (learnt, back)]
+    assert starts[0].isdisjoint(starts[1])
+    assert len(learnt) + len(back) == 24
+    with pytest.raises(ConfigError, match="the same prompt"):
+        split(dataset.select([0, 12]), 0.5, 0)
+
+
+def test_measuring_changes_nothing_that_is_learnt(tiny: Path, tmp_path: Path) -> None:
+    digests = [
+        weights_digest(
+            train_sft(
+                various(),
+                settings_for(tiny, steps=3, eval_share=0.25, eval_every=every),
+                tmp_path / str(every),
+            ).model
+        )
+        for every in (0, 1)
+    ]
+    assert digests[0] == digests[1]
+
+
+def test_a_resumed_run_ends_with_the_weights_of_one_that_was_not_stopped(tiny: Path, tmp_path: Path) -> None:
+    settings = settings_for(tiny, steps=6, eval_share=0.25, eval_every=2)
+    whole = train_sft(various(), settings, tmp_path / "whole")
+    assert not (tmp_path / "whole" / "checkpoints").exists()
+
+    def interrupt(entry: dict[str, Any]) -> None:
+        if entry["step"] == 3:
+            signal.raise_signal(signal.SIGINT)
+
+    stopped = train_sft(various(), settings, tmp_path / "run", progress=interrupt)
+    assert stopped.interrupted
+    assert stopped.steps < 6
+    resumed = train_sft(various(), settings, tmp_path / "run", resume=True)
+    assert (resumed.steps, resumed.interrupted) == (6, False)
+    assert weights_digest(resumed.model) == weights_digest(whole.model)
+    assert resumed.held_out_final == whole.held_out_final
+    for name in ("metrics.jsonl", "held_out.jsonl"):
+        steps = [json.loads(line)["step"] for line in (tmp_path / "run" / name).read_text().splitlines()]
+        assert steps == sorted(set(steps))
+    assert not (tmp_path / "run" / "checkpoints").exists()
+
+
+def test_checkpoints_are_kept_where_that_is_asked(tiny: Path, tmp_path: Path) -> None:
+    whole = train_sft(various(), settings_for(tiny, steps=4, checkpoint_every=2), tmp_path)
+    kept = {path.name for path in (tmp_path / "checkpoints").glob("checkpoint-*")}
+    assert kept == {"checkpoint-2", "checkpoint-4"}
+    settings = settings_for(tiny, steps=4, checkpoint_every=2)
+    with pytest.raises(RunError, match="has ended"):
+        train_sft(various(), settings, tmp_path, resume=True)
+    digest = weights_digest(whole.model)
+    shutil.rmtree(whole.model)
+    again = train_sft(various(), settings, tmp_path, resume=True)
+    assert again.steps == 4
+    assert weights_digest(again.model) == digest
+
+
+def test_conversations_of_alike_length_go_together_anew_in_every_epoch() -> None:
+    from wander.train.length_order import LengthOrder
+
+    lengths = [10 * (n % 5) + n % 2 for n in range(43)]
+    order = LengthOrder(lengths, 4, seed=0)
+    epochs = []
+    for epoch in (0, 1):
+        order.set_epoch(epoch)
+        places = list(order)
+        assert sorted(places) == list(range(43))
+        assert places == list(order)
+        batches = [places[start : start + 4] for start in range(0, 40, 4)]
+        spreads = [max(lengths[p] for p in batch) - min(lengths[p] for p in batch) for batch in batches]
+        assert sum(spreads) / len(spreads) < 8
+        epochs.append(places)
+    assert epochs[0] != epochs[1]
