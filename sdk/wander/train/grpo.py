@@ -159,7 +159,7 @@ def train_grpo(
         )
         stack.callback(record.close)
         begun = world.from_main(lambda: record.checkpoint.path if record.checkpoint else None)
-        log = StepLog(own / METRICS, progress, keep=begun)
+        log = StepLog(own / METRICS, progress if world.is_main else None, keep=begun)
         log.agree = world.any
         sampling = SamplerCheckpoint(player.mixture, settings.batch.groups, begun)
         with (
