@@ -9,6 +9,7 @@ import typer
 
 from wander_client.command import command_app
 from wander_client.commands.posted_runs import publish, withdraw
+from wander_client.commands.run_plots import plot
 from wander_client.errors import NotFound, UsageError
 from wander_client.invocation import current
 
@@ -27,6 +28,7 @@ app = command_app(
 )
 app.command()(publish)
 app.command()(withdraw)
+app.command()(plot)
 
 
 @app.command("list")

@@ -1,60 +1,261 @@
-"""The learning curves of a training run, as SVG and PNG."""
+"""The curves of training runs as files: one run in detail, or several on the same axes.
+
+Small multiples, one metric each: the reward with its spread and the evaluations with their intervals, each
+reward function, what tells whether the policy is sound, and where the time goes. Every step is drawn thin,
+the mean of the last ten thick. Of more than `MOST_POINTS` steps the least and the greatest of each bucket are
+drawn, so that no spike is lost, and the title says so.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal
 
-from wander.errors import MissingExtra
+from wander.errors import ConfigError, MissingExtra
+
+if TYPE_CHECKING:
+    from wander.train.evaluation import CellEvaluation
+
+Across = Literal["step", "rollouts", "hours"]
+"""What the horizontal axis counts."""
 
 PANELS = (
     ("reward", "mean reward"),
     ("groups_without_variance", "groups that teach nothing"),
     ("entropy", "entropy (nats a token)"),
+    ("tokens", "sampled tokens a rollout"),
+    ("truncated", "truncated rollouts"),
+    ("loss", "loss"),
+    ("grad_norm", "gradient norm"),
     ("seconds/step", "seconds a step"),
 )
-"""Metric and title of each panel; a metric that a run lacks is left out."""
+"""Metric and title of the panels beside the reward functions; a metric that no run has is left out."""
+
+TIMES = ("generation", "environment", "scoring", "update", "sync", "evaluation")
+"""Parts of a step's time, of the metrics `seconds/...`."""
 
 WINDOW = 10
 """Steps of the running mean that is drawn thick."""
+MOST_POINTS = 1500
+SUFFIXES = (".svg", ".png", ".html", ".json")
+_PANEL = {"width": 320, "height": 180}
+
+
+@dataclass(frozen=True)
+class PlottedRun:
+    """A run as it is drawn."""
+
+    name: str
+    entries: Sequence[dict[str, Any]]
+    """Lines of `metrics.jsonl`."""
+    evaluations: Sequence[CellEvaluation] = field(default_factory=list)
+
+    def places(self, across: Across) -> dict[int, float]:
+        """Return where on the horizontal axis each step lies; 0 is where the run begins."""
+        places, at = {0: 0.0}, 0.0
+        for entry in self.entries:
+            if across == "step":
+                at = float(entry["step"])
+            elif across == "rollouts":
+                at += _known(entry.get("rollouts")) or 0.0
+            else:
+                seconds = ("seconds/step", "seconds/evaluation")
+                at += sum(_known(entry.get(name)) or 0.0 for name in seconds) / 3600
+            places[entry["step"]] = at
+        return places
+
+    def known(self, name: str) -> list[tuple[int, float]]:
+        """Return step and value wherever the metric is a number."""
+        pairs = ((entry["step"], _known(entry.get(name))) for entry in self.entries)
+        return [(step, value) for step, value in pairs if value is not None]
+
+
+def read_plotted(folder: Path, name: str | None = None) -> PlottedRun:
+    """Read what is drawn of a run from its folder; raises `RunError` where it is no training run."""
+    from wander.train.evaluation import read_evaluations
+    from wander.train.record import read_metrics
+
+    return PlottedRun(name or folder.resolve().name, read_metrics(folder), read_evaluations(folder))
 
 
 def draw_learning_curve(entries: Sequence[dict[str, Any]], folder: Path, *, title: str) -> list[Path]:
     """Write `learning_curve.svg` and `.png` and return their paths; nothing for fewer than two steps.
 
-    Every step is drawn, thin; the thick line is the mean of the last ten. Raises `MissingExtra`.
+    The evaluations are those that lie in the folder. Raises `MissingExtra`.
     """
+    from wander.train.evaluation import read_evaluations
+
+    run = PlottedRun(title, entries, read_evaluations(folder))
+    files = [folder / "learning_curve.svg", folder / "learning_curve.png"]
+    return draw_runs([run], files, title=title)
+
+
+def draw_runs(
+    runs: Sequence[PlottedRun],
+    files: Sequence[Path],
+    *,
+    title: str,
+    across: Across = "step",
+    metrics: Sequence[str] = (),
+) -> list[Path]:
+    """Draw runs on the same axes into files, by their suffix; return these, none where nothing can be drawn.
+
+    Of one run the spread of the reward and the shares of time are drawn too. `metrics` chooses the panels.
+    Raises `ConfigError` for a suffix or a metric that there is not, and `MissingExtra`.
+    """
+    for file in files:
+        if file.suffix not in SUFFIXES:
+            raise ConfigError(f"`{file}` is no plot", hint=f"end its name in one of {', '.join(SUFFIXES)}")
+    alt = _altair()
+    names = list(metrics) or _panel_names(runs)
+    if missing := [name for name in metrics if not any(run.known(name) for run in runs)]:
+        known = sorted({name for run in runs for entry in run.entries for name in entry})
+        raise ConfigError(f"no run has a metric `{missing[0]}`", hint=f"they have {', '.join(known)}")
+    charts = [_panel(alt, runs, name, across) for name in names]
+    if len(runs) == 1 and not metrics and names:
+        charts += _time_panel(alt, runs[0], across)
+    if not charts:
+        return []
+    rows = [alt.hconcat(*charts[first : first + 3]) for first in range(0, len(charts), 3)]
+    if any(len(run.entries) > MOST_POINTS for run in runs):
+        title = f"{title} (of many steps the least and the greatest)"
+    whole = alt.vconcat(*rows).properties(title=title)
+    # The parts of the time and the runs never stand side by side, so either takes the one scale of colours.
+    whole = whole.resolve_scale(color="shared")
+    whole = whole.configure_view(strokeOpacity=0).configure_axis(gridOpacity=0.4)
+    for file in files:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        options: dict[str, dict[str, Any]] = {".png": {"scale_factor": 2}, ".html": {"inline": True}}
+        whole.save(file, **options.get(file.suffix, {}))
+    return list(files)
+
+
+def _altair() -> Any:
     try:
         import altair as alt
         import vl_convert  # noqa: F401 - altair saves through it
     except ImportError as error:
         raise MissingExtra("plots", needed_for="drawing learning curves") from error
-    panels = [(name, text) for name, text in PANELS if sum(_known(e.get(name)) for e in entries) > 1]
-    if not panels:
-        return []
-    charts = [_panel(alt, entries, name, text) for name, text in panels]
-    whole = alt.vconcat(*(alt.hconcat(*charts[first : first + 2]) for first in range(0, len(charts), 2)))
-    whole = whole.properties(title=title).configure_view(strokeOpacity=0).configure_axis(gridOpacity=0.4)
-    files = [folder / "learning_curve.svg", folder / "learning_curve.png"]
-    whole.save(files[0])
-    whole.save(files[1], scale_factor=2)
-    return files
+    return alt
 
 
-def _panel(alt: Any, entries: Sequence[dict[str, Any]], name: str, title: str) -> Any:
-    rows = []
+def _panel_names(runs: Sequence[PlottedRun]) -> list[str]:
+    """Return the metrics of which a run knows two steps; the reward, its functions, then the others."""
+    present = {name for run in runs for entry in run.entries for name in entry}
+    functions = sorted(name for name in present if name.startswith("rewards/") and name.count("/") == 1)
+    first, *rest = [name for name, _ in PANELS]
+    wanted = [first, *functions, *rest]
+    drawn = [name for name in wanted if any(len(run.known(name)) > 1 for run in runs)]
+    # Nothing was ever truncated: no panel.
+    always_zero = {"truncated", "groups_without_variance"}
+    return [
+        name
+        for name in drawn
+        if name not in always_zero or any(value for run in runs for _, value in run.known(name))
+    ]
+
+
+def _panel(alt: Any, runs: Sequence[PlottedRun], name: str, across: Across) -> Any:
+    title = dict(PANELS).get(name, name.removeprefix("rewards/"))
+    x = alt.X("at:Q", title=across)
+    # Digits that only tell how floats are added are not drawn.
+    shape = {"title": title, "scale": alt.Scale(zero=False), "axis": alt.Axis(format=".4~g")}
+    rows = [row for run in runs for row in _points(run, name, across)]
+    base = alt.Chart(alt.Data(values=rows)).encode(x=x, **_colors(alt, runs))
+    layers = [
+        base.mark_line(opacity=0.35, strokeWidth=1).encode(y=alt.Y("value:Q", **shape)),
+        base.mark_line(strokeWidth=2.5).encode(y=alt.Y("mean:Q", **shape)),
+    ]
+    if name == "reward":
+        if len(runs) == 1:
+            area = base.mark_area(opacity=0.12)
+            layers.insert(0, area.encode(y=alt.Y("low:Q", **shape), y2="high:Q"))
+        layers += _evaluation_layers(alt, runs, across, shape)
+    return alt.layer(*layers).properties(**_PANEL)
+
+
+def _colors(alt: Any, runs: Sequence[PlottedRun]) -> dict[str, Any]:
+    if len(runs) == 1:
+        return {}
+    return {"color": alt.Color("run:N", title="run", sort=[run.name for run in runs])}
+
+
+def _points(run: PlottedRun, name: str, across: Across) -> Iterator[dict[str, Any]]:
+    """Yield each step's place, value, mean of the last ten, and, of the reward, its spread."""
+    places = run.places(across)
+    spread = dict(run.known("reward_std")) if name == "reward" else {}
     recent: list[float] = []
-    for entry in entries:
-        if _known(entry.get(name)):
-            recent = [*recent[-WINDOW + 1 :], float(entry[name])]
-            rows.append({"step": entry["step"], "value": recent[-1], "mean": sum(recent) / len(recent)})
-    base = alt.Chart(alt.Data(values=rows)).encode(x=alt.X("step:Q", title="step"))
-    scale = alt.Scale(zero=False)
-    thin = base.mark_line(opacity=0.35, strokeWidth=1).encode(y=alt.Y("value:Q", title=title, scale=scale))
-    thick = base.mark_line(strokeWidth=2.5).encode(y=alt.Y("mean:Q", title=title, scale=scale))
-    return (thin + thick).properties(width=320, height=180)
+    rows = []
+    for step, value in run.known(name):
+        recent = [*recent[-WINDOW + 1 :], value]
+        mean = round(sum(recent) / len(recent), 9)
+        row = {"run": run.name, "at": places[step], "value": round(value, 9), "mean": mean}
+        if name == "reward":
+            half = spread.get(step, 0.0)
+            row |= {"low": value - half, "high": value + half}
+        rows.append(row)
+    yield from reduced(rows)
 
 
-def _known(value: Any) -> bool:
-    return isinstance(value, int | float) and value == value
+def reduced(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return at most `MOST_POINTS` rows: of each bucket those with the least and the greatest value."""
+    if len(rows) <= MOST_POINTS:
+        return rows
+    size = -(-len(rows) // (MOST_POINTS // 2))
+    kept = []
+    for first in range(0, len(rows), size):
+        bucket = rows[first : first + size]
+        values = [row["value"] for row in bucket]
+        ends = sorted({values.index(min(values)), values.index(max(values))})
+        kept += [bucket[place] for place in ends]
+    return kept
+
+
+def _evaluation_layers(
+    alt: Any, runs: Sequence[PlottedRun], across: Across, shape: dict[str, Any]
+) -> list[Any]:
+    """Return the evaluations as points with their 95 % intervals; a shape for each cell."""
+    rows = []
+    for run in runs:
+        places = run.places(across)
+        for one in run.evaluations:
+            if one.reward is None or one.step not in places:
+                continue
+            low, high = one.interval or (one.reward, one.reward)
+            at = {"run": run.name, "at": places[one.step], "cell": one.cell}
+            rows.append({**at, "mean": one.reward, "low": low, "high": high})
+    if not rows:
+        return []
+    base = alt.Chart(alt.Data(values=rows)).encode(x="at:Q", **_colors(alt, runs))
+    # One run has no colours of its own, and its evaluations shall not look like its steps.
+    color = {"color": "#e45756"} if len(runs) == 1 else {}
+    points = base.mark_point(filled=True, size=45, opacity=1, **color)
+    points = points.encode(y=alt.Y("mean:Q", **shape), shape=alt.Shape("cell:N", title="evaluation"))
+    whiskers = base.mark_rule(**color).encode(y=alt.Y("low:Q", **shape), y2="high:Q")
+    return [whiskers, points]
+
+
+def _time_panel(alt: Any, run: PlottedRun, across: Across) -> list[Any]:
+    """Return the shares of each step's time, stacked; nothing where they are not known."""
+    places = run.places(across)
+    entries = run.entries[:: max(1, -(-len(run.entries) // MOST_POINTS))]
+    rows = [
+        {"at": places[entry["step"]], "part": part, "seconds": seconds}
+        for entry in entries
+        for part in TIMES
+        if (seconds := _known(entry.get(f"seconds/{part}"))) is not None and seconds > 0
+    ]
+    if len({row["at"] for row in rows}) < 2:
+        return []
+    share = alt.Y("seconds:Q", stack="normalize", title="share of the time", axis=alt.Axis(format="%"))
+    chart = alt.Chart(alt.Data(values=rows)).mark_area()
+    chart = chart.encode(x=alt.X("at:Q", title=across), y=share, color=alt.Color("part:N", sort=list(TIMES)))
+    return [chart.properties(**_PANEL)]
+
+
+def _known(value: Any) -> float | None:
+    if isinstance(value, bool) or not isinstance(value, int | float) or value != value:
+        return None
+    return float(value)
