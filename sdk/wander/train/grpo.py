@@ -55,7 +55,7 @@ from wander.train.processes import (
     own_folder,
     require_divisible,
 )
-from wander.train.record import METRICS, TrainingRecord
+from wander.train.record import METRICS, SavedByAll, TrainingRecord
 from wander.train.rollouts import RolloutSource, Trajectory, without_truncated
 from wander.train.sampler_checkpoint import SamplerCheckpoint
 from wander.train.sft import Progress
@@ -175,7 +175,7 @@ def train_grpo(
         ):
             # Whatever else happens between steps (trackers, panels) is one more of these.
             mine = [*record.callbacks, *watching, *observers] if world.is_main else []
-            callbacks = [*schedule.callbacks, sampling, *mine]
+            callbacks = [*schedule.callbacks, sampling, SavedByAll(world), *mine]
             trainer = RolloutTrainer(
                 *(player, model, loaded.tokenizer, settings, folder, log, record, world), callbacks=callbacks
             )

@@ -34,7 +34,7 @@ from wander.train.checkpoints import read_saved as read_checkpoints
 from wander.train.config import GRPOSettings
 from wander.train.environments import PinSource
 from wander.train.gathering import PlayedStep, planned_examples
-from wander.train.processes import current_world
+from wander.train.processes import World, current_world
 from wander.train.reproduction import (
     Difference,
     allowed,
@@ -149,6 +149,17 @@ class TrainingRecord:
     def close(self) -> None:
         """Close the folder as it is; the run can be resumed."""
         self.folder.close()
+
+
+class SavedByAll(TrainerCallback):  # type: ignore[misc]
+    """Waits after every checkpoint until all processes wrote their part of it; all of them call it."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+
+    def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Wait for the others."""
+        self.world.wait()
 
 
 class _Sealing(TrainerCallback):  # type: ignore[misc]
