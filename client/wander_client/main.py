@@ -17,6 +17,7 @@ from wander_client import __version__
 from wander_client.commands import COMMANDS, SECTIONS, load
 from wander_client.errors import EXIT_CODES, UsageError
 from wander_client.invocation import CommonOptions, Invocation, set_current
+from wander_client.launched import is_beside_main, told_elsewhere
 from wander_client.output import MODES, Mode, Output, choose_mode
 from wander_client.suggestions import did_you_mean
 
@@ -37,6 +38,7 @@ def main(argv: Sequence[str] | None = None, *, transport: httpx.BaseTransport | 
     try:
         options, rest = take_common_options(arguments)
         mode = choose_mode(options.mode, os.environ, terminal=sys.stdout.isatty())
+        mode = "quiet" if is_beside_main() else mode
         output = Output(mode, color=options.color, progress=options.progress)
         with _terminated_like_interrupted():
             return _dispatch(Invocation(options, output, transport), rest)
@@ -52,7 +54,8 @@ def main(argv: Sequence[str] | None = None, *, transport: httpx.BaseTransport | 
 
             traceback.print_exc()
         explained = explain(error, output.command)
-        output.error(explained)
+        if not told_elsewhere(error):
+            output.error(explained)
         return explained.status
     finally:
         set_current(None)

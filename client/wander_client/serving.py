@@ -16,7 +16,7 @@ import os
 import secrets
 import socket
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -50,6 +50,8 @@ class ServeChoice:
     """The Python that has vLLM; None means `serve_python` of the settings, else this one."""
     timeout: float = 900.0
     """Seconds that it may take to start."""
+    environment: tuple[tuple[str, str], ...] = ()
+    """Variables added to its environment."""
 
     @property
     def interpreter(self) -> str:
@@ -83,7 +85,7 @@ async def served(model: str, choice: ServeChoice, *, log_path: Path) -> AsyncIte
     # Ours come last, where they win.
     command += [*choice.arguments, "--served-model-name", name, "--host", "127.0.0.1", "--port", str(port)]
     log_path.parent.mkdir(parents=True, exist_ok=True)
-    process = await _Guarded.start(command, log_path)
+    process = await _Guarded.start(command, log_path, dict(choice.environment))
     try:
         await _until_healthy(process, port, choice, name, log_path)
         described = {"engine": choice.engine, "versions": versions, "arguments": list(choice.arguments)}
@@ -137,7 +139,9 @@ class _Guarded:
         self._lifeline: int | None = lifeline
 
     @classmethod
-    async def start(cls, command: list[str], log_path: Path) -> _Guarded:
+    async def start(
+        cls, command: list[str], log_path: Path, environment: Mapping[str, str]
+    ) -> _Guarded:
         mark = f"server-{secrets.token_hex(8)}"
         theirs, ours = os.pipe()
         try:
@@ -153,7 +157,7 @@ class _Guarded:
                     stdin=asyncio.subprocess.DEVNULL,
                     stdout=log,
                     stderr=log,
-                    env={**os.environ, "PYTHONUNBUFFERED": "1"},
+                    env={**os.environ, "PYTHONUNBUFFERED": "1", **environment},
                     pass_fds=(theirs,),
                     start_new_session=True,
                 )

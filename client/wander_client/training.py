@@ -16,6 +16,7 @@ from wander.types import Record
 from wander_client.environments import locate, parse_arguments
 from wander_client.errors import ClientError, NotFound
 from wander_client.invocation import current
+from wander_client.launched import is_beside_main
 from wander_client.models import require_no_slip
 from wander_client.runs import require_kind
 from wander_client.training_environments import TrainingEnvironments
@@ -114,6 +115,8 @@ def run_training(
     """Train, with the environment in a process of its own."""
     from wander.train.grpo import train_grpo
 
+    from wander_client.training_server import training_server
+
     environments = TrainingEnvironments(
         command.environment,
         folder,
@@ -122,6 +125,8 @@ def run_training(
     )
 
     def pin(choice: EnvironmentChoice) -> EnvironmentPin:
+        if is_beside_main():
+            return environments.pin(choice)
         folder.mkdir(parents=True, exist_ok=True)
         (folder / COMMAND_FILE).write_text(command.model_dump_json(indent=2) + "\n", encoding="utf-8")
         return environments.pin(choice)
@@ -135,6 +140,7 @@ def run_training(
         resume=resume,
         checkpoint=checkpoint,
         allow_changes=allow_changes,
+        serve=training_server,
     )
 
 

@@ -111,10 +111,12 @@ def _run(
     allow_changes: bool = False,
 ) -> int:
     from wander_client import training
+    from wander_client.launched import agreed_folder, is_beside_main
     from wander_client.training_panel import training_display
 
     output = current().output
     settings = command.settings
+    folder = agreed_folder(folder, settings)
     output.note(
         f"training {settings.model.path} on {command.environment}: {settings.schedule.steps} steps of "
         f"{settings.batch.groups} examples x {settings.batch.group_size} rollouts\nsaving to {folder}"
@@ -128,6 +130,8 @@ def _run(
             checkpoint=checkpoint,
             allow_changes=allow_changes,
         )
+    if is_beside_main():
+        return OK
     if result.interrupted:
         raise Interrupted(
             f"interrupted after step {result.steps}; a checkpoint and the model so far are in `{folder}`",
