@@ -34,6 +34,8 @@ EXCHANGE_LIMIT = timedelta(hours=24)
 class PeerFailed(RunError):
     """Another process of the run failed; it tells why itself."""
 
+    of_another_process = True
+
 
 class World:
     """The processes of a run, seen from one of them. Alone, everything here is immediate."""
@@ -113,11 +115,6 @@ def _words(error: BaseException) -> str:
 def launched() -> bool:
     """Return whether a launcher started this process as one of several."""
     return int(os.environ.get("WORLD_SIZE", "1")) > 1
-
-
-def launched_as_main() -> bool:
-    """Return whether this process is alone, or the first of several."""
-    return int(os.environ.get("RANK", "0")) == 0
 
 
 _world: World | None = None
