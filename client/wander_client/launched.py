@@ -42,4 +42,6 @@ def agreed_folder(folder: Path, settings: GRPOSettings) -> Path:
 def require_alone(what: str) -> None:
     """Raise `UsageError` for what one process does."""
     if is_launched():
-        raise UsageError(f"{what} runs in one process", hint="run it without `torchrun` or `accelerate launch`")
+        raise UsageError(
+            f"{what} runs in one process", hint="run it without `torchrun` or `accelerate launch`"
+        )
