@@ -1,0 +1,303 @@
+"""A training step beside a bare TRL GRPO step that samples as many tokens without an environment.
+
+    .venv/bin/python benchmarks/training.py            # both cores' worth of a tiny policy on tic-tac-toe
+    .venv/bin/python benchmarks/training.py --quick    # a minute, writes nothing
+    .venv/bin/python benchmarks/training.py --model smollm2 --rollouts 32 --steps 3
+
+Both learn from as many rollouts, in groups as large, with the same loss, rows at once and policy, each in a
+process of its own, in turns. The bare step is TRL's `GRPOTrainer` with its own transformers `generate`: one
+completion a rollout, as long as what ours sampled, after a prompt as long as all else that the policy read
+there (first prompt and what the environment wrote). So both sample and learn from as many tokens, and what
+ours has beyond that is the environment: its turns, its process, and scoring.
+
+Processor time is counted beside time, of the training process alone: on a busy machine it is the steadier.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import resource
+import statistics
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from time import perf_counter, process_time
+from typing import Any
+
+import torch
+from transformers import TrainerCallback
+
+RESULTS = Path(__file__).parent / "results"
+ENVIRONMENT = {"max_random_move_prob": 0.7, "num_groups": 4}
+GOAL = 1.1
+"""Step time and memory of ours may be so many times those of the bare step."""
+
+
+def main() -> None:
+    """Measure both in turns, print the ratio, and keep it."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rollouts", type=int, default=256)
+    parser.add_argument("--group", type=int, default=8)
+    parser.add_argument("--rows", type=int, default=64)
+    parser.add_argument("--steps", type=int, default=6)
+    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--warm-up", type=int, default=150, help="steps of fine-tuning of the tiny policy")
+    parser.add_argument("--model", default="tiny", help="tiny, smollm2, or a folder")
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--child", choices=["ours", "bare"], help=argparse.SUPPRESS)
+    parser.add_argument("--like", type=Path, help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    if given.child:
+        torch.set_num_threads(given.threads)
+        print(json.dumps(ours(given) if given.child == "ours" else bare(given)))
+        return
+    if given.quick:
+        given.rollouts, given.steps, given.rounds, given.warm_up = 64, 3, 1, 40
+    with tempfile.TemporaryDirectory() as work:
+        given.model = str(tiny_policy(Path(work), given.warm_up)) if given.model == "tiny" else given.model
+        found: dict[str, list[dict[str, Any]]] = {"ours": [], "bare": []}
+        for number in range(given.rounds):
+            print(f"round {number + 1} of {given.rounds}", file=sys.stderr)
+            found["ours"].append(child("ours", given))
+            like = Path(work) / "like.json"
+            like.write_text(json.dumps(found["ours"][-1]))
+            found["bare"].append(child("bare", given, f"--like={like}"))
+    report = compared(found, given)
+    print(report["text"])
+    if not given.quick:
+        RESULTS.mkdir(exist_ok=True)
+        (RESULTS / "training.json").write_text(json.dumps(report, indent=1) + "\n")
+        (RESULTS / "training.md").write_text(report["text"] + "\n")
+
+
+def child(kind: str, given: argparse.Namespace, *more: str) -> dict[str, Any]:
+    """Measure one side in a process of its own and return what it found."""
+    options = [
+        f"--{name}={getattr(given, name)}"
+        for name in ("rollouts", "group", "rows", "steps", "model", "device", "threads")
+    ]
+    done = subprocess.run(
+        [sys.executable, __file__, "--child", kind, *options, *more],
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    answer: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return answer
+
+
+def tiny_policy(work: Path, steps: int) -> Path:
+    """Return a tiny policy that plays in form: fine-tuned on games of an optimal player."""
+    import asyncio
+
+    from tictactoe import load_environment
+    from tictactoe.players import optimal
+    from wander.clients.scripted import ScriptedClient
+    from wander.environment import LocalEnvironment
+    from wander.models.tiny import create_tiny
+    from wander.models.transcripts import play_transcripts
+    from wander.train.config import SFTSettings
+    from wander.train.sft import train_sft
+
+    async def played() -> list[Any]:
+        handle = LocalEnvironment(load_environment(**ENVIRONMENT))
+        return await play_transcripts(handle, ScriptedClient(optimal), 400)
+
+    games = asyncio.run(played())
+    folder = create_tiny(games, work / "tiny", seed=0)
+    last = [max(i for i, message in enumerate(game) if message["role"] == "assistant") for game in games]
+    settings = SFTSettings.model_validate(
+        {
+            "model": {"path": str(folder), "device": "cpu"},
+            "schedule": {"steps": steps, "learning_rate": 2e-3},
+        }
+    )
+    rows = [{"messages": game[: end + 1]} for game, end in zip(games, last, strict=True)]
+    return train_sft(rows, settings, work / "sft").model
+
+
+class Clock(TrainerCallback):  # type: ignore[misc]
+    """Takes the time and the processor time of every step."""
+
+    def __init__(self) -> None:
+        self.steps: list[tuple[float, float]] = []
+        self.begun = (0.0, 0.0)
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **unused: Any) -> None:
+        """Begin a step; its rollouts are played in it."""
+        self.begun = (perf_counter(), process_time())
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **unused: Any) -> None:
+        """End a step."""
+        self.steps.append((perf_counter() - self.begun[0], process_time() - self.begun[1]))
+
+    def measured(self) -> dict[str, list[float]]:
+        """Return what was taken."""
+        return {"seconds": [one for one, _ in self.steps], "processor": [one for _, one in self.steps]}
+
+
+def ours(given: argparse.Namespace) -> dict[str, Any]:
+    """Train with the environment in a process of its own, as `wander train` does."""
+    import contextlib
+    from collections.abc import AsyncIterator
+
+    from wander.evals.store import RunFolder
+    from wander.handle import EnvironmentHandle
+    from wander.train.config import GRPOSettings
+    from wander.train.environments import EnvironmentChoice
+    from wander.train.grpo import train_grpo
+    from wander.train.record import read_metrics
+    from wander.worker.host import WorkerEnvironment
+
+    settings = GRPOSettings.model_validate(
+        {
+            "model": {"path": given.model, "device": given.device},
+            "environment": {"arguments": ENVIRONMENT},
+            "batch": {
+                "rollouts": given.rollouts,
+                "group_size": given.group,
+                "rows_at_once": min(given.rows, given.rollouts),
+            },
+            "sampling": {"max_tokens": 24},
+            "schedule": {"steps": given.steps, "learning_rate": 1e-5},
+            "output": {"rollouts_every": 1, "fixed_prompts": 0},
+        }
+    )
+    with tempfile.TemporaryDirectory() as work:
+
+        @contextlib.asynccontextmanager
+        async def opener(choice: EnvironmentChoice) -> AsyncIterator[EnvironmentHandle]:
+            handle = await WorkerEnvironment.start(
+                None, "tictactoe", arguments=choice.arguments, log_path=Path(work) / "worker.log"
+            )
+            try:
+                yield handle
+            finally:
+                await handle.close()
+
+        clock = Clock()
+        train_grpo(opener, settings, Path(work) / "run", observers=[clock])
+        entries = read_metrics(Path(work) / "run")
+        turns = [rollout.turns[-1].tokens for rollout in RunFolder.open(Path(work) / "run").rollouts()]
+        read = [[*turn.prompt_ids, *turn.completion_ids] for turn in turns if turn is not None]
+    shares = {
+        name: statistics.median(entry[f"seconds/{name}"] / entry["seconds/step"] for entry in entries[1:])
+        for name in ("generation", "environment", "scoring", "update")
+    }
+    return {
+        **clock.measured(),
+        "sequences": read[: given.rollouts // given.group],
+        "tokens": [max(1, round(entry["tokens"])) for entry in entries],
+        "turns": statistics.mean(entry["turns"] for entry in entries),
+        "shares": shares,
+        "memory_mb": memory_mb(),
+    }
+
+
+def bare(given: argparse.Namespace) -> dict[str, Any]:
+    """Train with TRL alone: each step one completion a rollout, as long as the step of ours sampled."""
+    from datasets import Dataset
+    from trl import GRPOConfig, GRPOTrainer
+    from wander.models.loading import load_model
+    from wander.models.quiet import quiet_libraries
+
+    loaded = load_model(given.model, device=given.device, dtype="float32")
+    like = json.loads(given.like.read_text())
+    count = statistics.median_low(like["tokens"])
+    prompts = [loaded.tokenizer.decode(ids[: max(1, len(ids) - count)]) for ids in like["sequences"]]
+    rows = [{"prompt": prompt} for _ in range(given.steps) for prompt in prompts]
+    clock = Clock()
+    rows_at_once = min(given.rows, given.rollouts)
+    with tempfile.TemporaryDirectory() as work, quiet_libraries():
+        trainer = GRPOTrainer(
+            model=loaded.model,
+            processing_class=loaded.tokenizer,
+            reward_funcs=[lambda completion_ids, **unused: [float(ids[0] % 7) for ids in completion_ids]],
+            train_dataset=Dataset.from_list(rows),
+            callbacks=[clock],
+            args=GRPOConfig(
+                output_dir=work,
+                max_steps=given.steps,
+                per_device_train_batch_size=rows_at_once,
+                gradient_accumulation_steps=given.rollouts // rows_at_once,
+                num_generations=given.group,
+                max_completion_length=count,
+                generation_kwargs={"min_new_tokens": count},
+                loss_type="dapo",
+                scale_rewards="none",
+                beta=0.0,
+                learning_rate=1e-5,
+                lr_scheduler_type="constant",
+                shuffle_dataset=False,
+                activation_checkpointing=False,
+                use_cpu=given.device == "cpu",
+                bf16=False,
+                report_to="none",
+                save_strategy="no",
+                logging_steps=1,
+                disable_tqdm=True,
+                dataloader_pin_memory=False,
+            ),
+        )
+        trainer.train()
+    lengths = [entry["completions/mean_length"] for entry in trainer.state.log_history if "loss" in entry]
+    return {**clock.measured(), "tokens": lengths, "memory_mb": memory_mb()}
+
+
+def memory_mb() -> float:
+    """Return the most memory that this process held, in MB; the environment's process is its own."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+
+
+def compared(found: dict[str, list[dict[str, Any]]], given: argparse.Namespace) -> dict[str, Any]:
+    """Return the ratio of the median steps, without the first of each process, and the table."""
+    seconds, processor = (
+        {kind: statistics.median(s for run in runs for s in run[name][1:]) for kind, runs in found.items()}
+        for name in ("seconds", "processor")
+    )
+    memory = {kind: max(run["memory_mb"] for run in runs) for kind, runs in found.items()}
+    tokens = {
+        kind: statistics.mean(t for run in runs for t in run["tokens"][1:]) for kind, runs in found.items()
+    }
+    shares = {
+        name: statistics.median(run["shares"][name] for run in found["ours"])
+        for name in found["ours"][0]["shares"]
+    }
+    around = shares["environment"] + shares["scoring"]
+    lines = [
+        f"# A training step of {given.rollouts} rollouts of tic-tac-toe beside a bare TRL step",
+        "",
+        f"`{Path(given.model).name}` on {given.device}, {given.threads} threads, groups of {given.group}, "
+        f"{given.rows} rows at once; {given.steps} steps, {given.rounds} rounds in turns; medians.",
+        "",
+        "| | wander | bare TRL | ratio |",
+        "|---|---:|---:|---:|",
+        f"| seconds a step | {seconds['ours']:.2f} | {seconds['bare']:.2f} "
+        f"| {seconds['ours'] / seconds['bare']:.2f} |",
+        f"| processor seconds a step | {processor['ours']:.2f} | {processor['bare']:.2f} "
+        f"| {processor['ours'] / processor['bare']:.2f} |",
+        f"| sampled tokens a rollout | {tokens['ours']:.1f} | {tokens['bare']:.1f} "
+        f"| {tokens['ours'] / tokens['bare']:.2f} |",
+        f"| peak memory, MB | {memory['ours']:.0f} | {memory['bare']:.0f} "
+        f"| {memory['ours'] / memory['bare']:.2f} |",
+        "",
+        f"Of our step: generation {shares['generation']:.1%}, update {shares['update']:.1%}, "
+        f"environment {shares['environment']:.1%}, scoring {shares['scoring']:.1%}; the last two {around:.1%}.",
+        "",
+        f"Goal: ratios of at most {GOAL}, environment and scoring under 5 %.",
+    ]
+    return {
+        "seconds": seconds,
+        "memory_mb": memory,
+        "shares": shares,
+        "runs": found,
+        "text": "\n".join(lines),
+    }
+
+
+if __name__ == "__main__":
+    main()
