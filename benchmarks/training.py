@@ -286,7 +286,7 @@ def compared(found: dict[str, list[dict[str, Any]]], given: argparse.Namespace) 
         f"| {memory['ours'] / memory['bare']:.2f} |",
         "",
         f"Of our step: generation {shares['generation']:.1%}, update {shares['update']:.1%}, "
-        f"environment {shares['environment']:.1%}, scoring {shares['scoring']:.1%}; the last two {around:.1%}.",
+        f"environment {shares['environment']:.1%}, scoring {shares['scoring']:.1%}; together {around:.1%}.",
         "",
         f"Goal: ratios of at most {GOAL}, environment and scoring under 5 %.",
     ]

@@ -295,6 +295,9 @@ class InferenceSection(Section):
 
     engine: Literal["transformers", "vllm", "vllm-server"] = "transformers"
     """transformers in this process; vLLM in this process, on the policy's GPU; or a vLLM server."""
+    waves: int = Field(default=1, gt=0)
+    """transformers: parts of a step that are sampled in turns, so that the environments of one work while
+    another is sampled; 2 pays where environments are slow. As repeatable as 1."""
     url: str | list[str] | None = None
     """vllm-server: where it runs, or several; None starts one on this machine for the run."""
     python: str | None = None
@@ -344,6 +347,8 @@ class GRPOSettings(Section):
     def _one_place_for_arguments(self) -> GRPOSettings:
         if self.environments and self.environment.arguments:
             raise ValueError("with `[[environments]]` each of them has its own `arguments`")
+        if self.environments and self.environments[0].name is not None:
+            raise ValueError("the first of `[[environments]]` is the command's: it has no `name`")
         return self
 
     @model_validator(mode="after")

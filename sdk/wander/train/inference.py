@@ -54,12 +54,14 @@ def opened_engine(
     rows = 4 * settings.batch.rows_at_once
     if section.engine == "transformers":
         if not is_sharded():
-            yield TransformersEngine(model, loaded.tokenizer, max_batch_size=rows)
+            yield TransformersEngine(model, loaded.tokenizer, max_batch_size=rows, waves=section.waves)
             return
         whole = load_model(
             settings.model.path, device=settings.model.device, dtype=settings.model.dtype
         ).model
-        yield TransformersEngine(whole, loaded.tokenizer, max_batch_size=rows, live=False)
+        yield TransformersEngine(
+            whole, loaded.tokenizer, max_batch_size=rows, live=False, waves=section.waves
+        )
         return
     ends = end_of_turn_ids(model, loaded.tokenizer)
     if section.engine == "vllm":

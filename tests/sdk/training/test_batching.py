@@ -91,3 +91,47 @@ async def test_a_cancelled_request_is_left_out() -> None:
     assert await batcher.submit("b", 6) == 36
     assert squares.batches == [[6]]
     batcher.close()
+
+
+async def test_one_wave_is_computed_while_the_environments_of_another_work() -> None:
+    environment_works = threading.Event()
+
+    def run(numbers: Sequence[int]) -> list[int]:
+        # The first wave's batch ends only when an environment of the other wave has worked meanwhile.
+        if 0 in numbers:
+            assert environment_works.wait(120)
+        return [number * 10 for number in numbers]
+
+    batcher: Batcher[int, int] = Batcher(
+        run, order=lambda n: n, max_batch_size=100, quiet_seconds=None, waves=2
+    )
+    for name in ("a/0", "a/1", "b/0", "b/1"):
+        batcher.begin(name)
+    first = [asyncio.ensure_future(batcher.submit(name, n)) for n, name in enumerate(("a/0", "a/1"))]
+    await asyncio.sleep(0)  # the batch of group a begins though nobody of group b has asked
+    environment_works.set()
+    second = [asyncio.ensure_future(batcher.submit(name, n)) for n, name in enumerate(("b/0", "b/1"), 2)]
+    assert await asyncio.wait_for(asyncio.gather(*first, *second), 120) == [0, 10, 20, 30]
+    batcher.close()
+
+
+@pytest.mark.parametrize("waves", [2, 3])
+async def test_what_a_wave_holds_depends_on_the_order_of_beginning_alone(waves: int) -> None:
+    names = [f"{group}/{index}" for group in range(4) for index in range(2)]
+    made = []
+    for order in (names, names[::-1], names[3:] + names[:3]):
+        squares = Squares()
+        batcher = Batcher[int, int](
+            squares.run, order=lambda n: n, max_batch_size=100, quiet_seconds=None, waves=waves
+        )
+        batcher.begin("left over/0")  # of a step before: it does not shift the waves of the next
+        batcher.end("left over/0")
+        for name in names:
+            batcher.begin(name)
+        asked = [batcher.submit(name, names.index(name)) for name in order]
+        assert await asyncio.gather(*asked) == [names.index(name) ** 2 for name in order]
+        made.append(sorted(squares.batches))
+        batcher.close()
+    assert made[0] == made[1] == made[2]
+    assert len(made[0]) == waves
+    assert all(batch[0] % 2 == 0 and batch[1] == batch[0] + 1 for batch in made[0]), "groups stay together"

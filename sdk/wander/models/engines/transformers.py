@@ -32,10 +32,13 @@ class TransformersEngine(Engine):
     """Samples with a Hugging Face model, `max_batch_size` rows at once.
 
     The model is the trainer's own, or, where that is sharded over processes, a whole one beside it
-    (`live=False`), which `update_weights` keeps current.
+    (`live=False`), which `update_weights` keeps current. With several `waves`, one is sampled while the
+    environments of the others work.
     """
 
-    def __init__(self, model: Any, tokenizer: Any, *, max_batch_size: int = 256, live: bool = True) -> None:
+    def __init__(
+        self, model: Any, tokenizer: Any, *, max_batch_size: int = 256, live: bool = True, waves: int = 1
+    ) -> None:
         super().__init__()
         self.sampler = Sampler(model, tokenizer)
         self.reads_live_weights = live
@@ -43,7 +46,11 @@ class TransformersEngine(Engine):
         self._known: set[str] = set()
         self._cohorts: dict[str, _Cohort] = {}
         self._batcher: Batcher[Job, Sample] = Batcher(
-            self._sample, order=lambda job: job.order, max_batch_size=max_batch_size, quiet_seconds=None
+            self._sample,
+            order=lambda job: job.order,
+            max_batch_size=max_batch_size,
+            quiet_seconds=None,
+            waves=waves,
         )
 
     def begin(self, rollout_id: str) -> None:
