@@ -12,7 +12,10 @@ from typing import Any
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-FOLDERS = ("sdk", "client", "hub", "compat", "environments", "migrations", "tests", "benchmarks", "scripts")
+FOLDERS = (
+    *("sdk", "client", "hub", "compat", "environments", "migrations", "tests", "benchmarks", "experiments"),
+    "scripts",
+)
 SKIPPED = {"__pycache__", "build", "dist", ".venv", "node_modules"}
 
 

@@ -1,0 +1,165 @@
+"""The tic-tac-toe experiment: a tiny policy from nothing, trained, measured, posted and verified.
+
+    python experiments/tictactoe/run.py --seeds 0 1 2
+
+A hub of its own is started in the output folder and the environment published to it. For each seed the phases
+of `tiny.toml` are trained; the teacher and the policy after every phase play 1,000 games against a random and
+1,000 against an optimal opponent, greedily; the final policy plays every line of the game. Runs are posted,
+and those of the final policy verified by the hub, which plays them again.
+
+Every number comes from a `wander` command; each is printed as a user would type it. Stopped at any time, the
+same command goes on where it was. `report.py` writes the table and the plot.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shlex
+import sys
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "scripts"))
+
+from report import OPPONENTS, write_report  # noqa: E402
+from workplace import StepFailed, Workplace  # noqa: E402
+
+FOLDER = ROOT / "environments/tictactoe"
+TEACHER = "scripted:tictactoe.players:teacher?random_move_prob=0.4"
+CONFIG = ROOT / "experiments/tictactoe/tiny.toml"
+MAX_TOKENS = 24
+SEED_SETTINGS = ("schedule.seed", "phases.teacher.rollouts.seed", "phases.new.tiny.seed")
+"""What a seed changes: the teacher's games, the first weights, the order of learning, all sampling."""
+
+
+class Experiment:
+    """The output folder, what is done in it, and how large everything is."""
+
+    def __init__(self, place: Workplace, options: argparse.Namespace) -> None:
+        self.place = place
+        self.options = options
+        self.name = str(FOLDER) if options.local else "admin/tictactoe"
+        """What the commands call the environment."""
+        self.done_file = self.place.folder / "done.json"
+        self.done: dict[str, float] = (
+            json.loads(self.done_file.read_text()) if self.done_file.exists() else {}
+        )
+
+    def once(self, line: str, folder: str = "", resume: str = "") -> None:
+        """Run a command unless it was run before; one that was cut off in its folder goes on by `resume`."""
+        if line in self.done:
+            return
+        began = time.monotonic()
+        started = folder and (self.place.folder / folder).exists()
+        self.place.type(resume if started and resume else line)
+        self.done[line] = time.monotonic() - began
+        self.done_file.write_text(json.dumps(self.done, indent=1) + "\n")
+
+    def publish(self) -> None:
+        """Publish the environment to the hub, and install it by name."""
+        with self.place.step("Publish the environment and install it by name"):
+            self.once(f"wander publish {FOLDER}")
+            self.once(f"wander install {self.name}")
+
+    def train(self, seed: int) -> None:
+        """Train the phases of the settings."""
+        changed = [f"{name}={seed}" for name in SEED_SETTINGS] + self.options.set
+        settings = " ".join(f"--set {shlex.quote(each)}" for each in changed)
+        folder = f"seed-{seed}/training"
+        with self.place.step(f"Seed {seed}: train from nothing"):
+            self.once(
+                f"wander train {self.name} {CONFIG} {settings} --out {folder}",
+                folder,
+                f"wander train --resume {folder}",
+            )
+
+    def stages(self, seed: int) -> dict[str, str]:
+        """Return who is measured, by name: the teacher, the policy of every phase, the final one."""
+        training = self.place.folder / f"seed-{seed}/training"
+        models = sorted(
+            training.glob("*-*/model"), key=lambda model: int(model.parent.name.partition("-")[0])
+        )
+        found = {model.parent.name.partition("-")[2]: model for model in models}
+        found.pop("new", None)  # knows nothing
+        return {"teacher": TEACHER, **{name: str(model) for name, model in found.items()}}
+
+    def evaluate(self, seed: int) -> None:
+        """Play every cell, and every line with the final policy."""
+        games = self.options.games
+        stages = self.stages(seed)
+        final = list(stages)[-1]
+        for stage, model in stages.items():
+            with self.place.step(f"Seed {seed}: {stage} against {' and '.join(OPPONENTS)}"):
+                for opponent, careless in OPPONENTS.items():
+                    folder = f"seed-{seed}/{stage}-{opponent}"
+                    line = (
+                        f"wander eval {self.name} -m {shlex.quote(model)} -n {games} -c 256 -t 0 "
+                        f"--max-tokens {MAX_TOKENS} -a num_examples={games} "
+                        f"-a min_random_move_prob={careless} -a max_random_move_prob={careless}"
+                    )
+                    self.once(f"{line} --out {folder}", folder, f"wander eval --resume {folder}")
+                    if not self.options.local:
+                        self.once(f"wander post {folder}")
+                        if stage == final:
+                            self.once(f"wander verify {folder}")
+        with self.place.step(f"Seed {seed}: every line of the game"):
+            folder = f"seed-{seed}/exhaustive"
+            line = f"wander eval {self.name} -m {stages[final]} --exhaustive --max-tokens {MAX_TOKENS}"
+            self.once(f"{line} --out {folder}", folder, f"wander eval --resume {folder}")
+
+    def post_training(self, seed: int) -> None:
+        """Post the GRPO phases, which the runs of their policies link to."""
+        for folder in sorted((self.place.folder / f"seed-{seed}/training").glob("*/run.json")):
+            if json.loads(folder.read_text())["kind"] == "training":
+                self.once(f"wander post {folder.parent.relative_to(self.place.folder)}")
+
+
+def arguments(given: list[str] | None = None) -> argparse.Namespace:
+    """Read the command line."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--games", type=int, default=1000, help="of each cell")
+    parser.add_argument("--out", type=Path, default=Path("runs/tictactoe-experiment"))
+    parser.add_argument("--set", action="append", default=[], help="a setting of tiny.toml; may repeat")
+    parser.add_argument("--local", action="store_true", help="without a hub: nothing is posted")
+    parser.add_argument("--results", type=Path, help="where the table and the plot go (default: in --out)")
+    return parser.parse_args(given)
+
+
+def run(experiment: Experiment) -> str:
+    """Do what is not done yet; return the table."""
+    options = experiment.options
+    if not options.local:
+        experiment.place.start_hub()
+        experiment.publish()
+    for seed in options.seeds:
+        experiment.train(seed)
+        if not options.local:
+            experiment.post_training(seed)
+        experiment.evaluate(seed)
+    return write_report(experiment.place.folder, options.results or experiment.place.folder)
+
+
+def main() -> int:
+    """Run the experiment; return the exit status."""
+    options = arguments()
+    place = Workplace(options.out.resolve())
+    try:
+        print(f"\n{run(Experiment(place, options))}")
+    except StepFailed as failure:
+        print(f"\nerror: {failure}\n\nhint: the same command goes on where it was", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("\ninterrupted; the same command goes on where it was", file=sys.stderr)
+        return 130
+    finally:
+        place.stop_hub()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
