@@ -95,6 +95,7 @@ COMMANDS: dict[str, CommandEntry] = {
     "model": CommandEntry("model", "make or fetch a model", TRAIN),
     "data": CommandEntry("data", "turn rollouts into training rows", TRAIN),
     "sft": CommandEntry("sft", "fine-tune a model on filtered rollouts", TRAIN),
+    "export": CommandEntry("export", "have another trainer play an environment", TRAIN),
     "train": CommandEntry("train", "improve a policy by GRPO on an environment", TRAIN),
 }
 

@@ -1,0 +1,1 @@
+"""Ways for other trainers to play an environment."""

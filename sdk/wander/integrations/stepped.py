@@ -1,0 +1,121 @@
+"""An episode played step by step, for trainers that hold the loop themselves.
+
+An environment drives its rollout against a client. Here that client waits: `begin` returns what the model is
+asked first, `answer` gives its completion and returns what comes next, until the rollout has ended. It is
+the rollout that an evaluation would play for the same completions: same messages, same reward.
+
+    episode = SteppedRollout(env, env.dataset()[0])
+    messages = await episode.begin()
+    while episode.rollout is None:
+        new = await episode.answer({"role": "assistant", "content": reply(messages)})
+        messages = episode.messages
+    reward = episode.rollout.reward
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from wander.clients.base import Client, ModelRequest, ModelResponse
+from wander.environment import Environment
+from wander.errors import ConfigError, ModelError
+from wander.types import Example, Message, Messages, Rollout, Usage, copied_json
+
+
+class SteppedRollout:
+    """One episode of one example. Use it from one event loop; `close` ends it early.
+
+    `sampling` is not given: who samples knows. Raises `ConfigError` for an environment whose rewards compare
+    the rollouts of a group, which one episode alone cannot have.
+    """
+
+    def __init__(
+        self, environment: Environment, example: Example, *, index: int = 0, run_seed: int = 0
+    ) -> None:
+        if environment.rubric.has_group_functions:
+            raise ConfigError(
+                f"`{environment.info.name}` compares the rollouts of a group: one alone has no reward"
+            )
+        self._environment = environment
+        self._example = example
+        self._index = index
+        self._run_seed = run_seed
+        self._client = _WaitingClient()
+        self._task: asyncio.Task[Rollout] | None = None
+        self.messages: Messages = []
+        """The conversation so far, completions included."""
+        self.tools: list[dict[str, Any]] | None = None
+        """Function schemas that the model may call in the next completion."""
+        self.rollout: Rollout | None = None
+        """The finished rollout; None while the model is asked."""
+
+    async def begin(self) -> Messages:
+        """Start the episode and return what the model is asked first."""
+        self._task = asyncio.create_task(
+            self._environment.rollout(self._client, self._example, index=self._index, run_seed=self._run_seed)
+        )
+        return await self._next()
+
+    async def answer(
+        self, message: Message, *, finish_reason: str = "stop", usage: Usage | None = None
+    ) -> Messages:
+        """Give the model's completion; return the messages that follow it, and set `rollout` at the end."""
+        if self._task is None or self.rollout is not None:
+            raise ModelError("nothing is asked: the episode has not begun, or has ended")
+        self._client.reply(
+            ModelResponse(message=copied_json(message), finish_reason=finish_reason, usage=usage or Usage())
+        )
+        return await self._next()
+
+    async def close(self) -> None:
+        """End an episode that is not to be played on; safe to call at any time."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    async def _next(self) -> Messages:
+        """Wait for the next request, or for the end, and return the messages that are new."""
+        assert self._task is not None
+        asked = asyncio.create_task(self._client.asked.get())
+        try:
+            await asyncio.wait({asked, self._task}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            if not asked.done():
+                asked.cancel()
+        known = len(self.messages)
+        if asked.done() and not asked.cancelled():
+            request = asked.result()
+            self.messages, self.tools = request.messages, request.tools
+        else:
+            self.rollout = self._task.result()
+            self.messages = [*self.rollout.prompt, *self.rollout.completion]
+        # The completion itself is known to who gave it.
+        return self.messages[known + 1 if known else 0 :]
+
+
+class _WaitingClient(Client):
+    """Hands requests out and waits for their answers."""
+
+    model = "stepped"
+
+    def __init__(self) -> None:
+        self.asked: asyncio.Queue[ModelRequest] = asyncio.Queue()
+        self._answer: asyncio.Future[ModelResponse] | None = None
+
+    async def complete(self, request: ModelRequest) -> ModelResponse:
+        """Return the answer once it is given."""
+        if self._answer is not None:
+            raise ModelError("an episode that is played in steps asks one completion at a time")
+        self._answer = asyncio.get_running_loop().create_future()
+        self.asked.put_nowait(request)
+        try:
+            return await self._answer
+        finally:
+            self._answer = None
+
+    def reply(self, response: ModelResponse) -> None:
+        """Answer the request that waits."""
+        if self._answer is None:
+            raise ModelError("nothing is asked")
+        self._answer.set_result(response)

@@ -1,0 +1,96 @@
+"""`wander export`: the adapters are packages, and play under the real libraries with our rewards."""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+from command_line import Wander
+
+ROOT = Path(__file__).parents[2]
+TICTACTOE = str(ROOT / "environments" / "tictactoe")
+
+UNDER_SKYRL = """
+import asyncio, json, skyrl_gym, tictactoe_skyrl
+from tictactoe.players import careless
+from wander import ScriptedClient
+from wander.clients.base import ModelRequest
+
+for row in tictactoe_skyrl.rows("eval", 8, run_seed=5):
+    env = skyrl_gym.make(row["env_class"], env_config={}, extras=row)
+    messages, _ = env.init(row["prompt"])
+    messages, said, done, total = list(messages), [], False, 0.0
+    while not done:
+        said.append(careless(ModelRequest(rollout_id="x", turn=0, messages=messages, seed=len(said))))
+        out = env.step(said[-1])
+        done, total = out["done"], total + out["reward"]
+        messages += [{"role": "assistant", "content": said[-1]}, *out["observations"]]
+    ours = tictactoe_skyrl.environment()
+    example = ours.dataset("eval")[row["extra_info"]["index"]]
+    again = asyncio.run(ours.rollout(ScriptedClient(said), example, run_seed=5))
+    assert again.reward == total, (again.reward, total)
+    assert [*again.prompt, *again.completion] == messages
+    assert env.get_metrics() == again.metrics
+    env.close()
+print("same")
+"""
+
+
+@pytest.mark.parametrize("to", ["skyrl", "tinker"])
+def test_the_adapter_is_a_package(wander: Wander, home: Path, to: str) -> None:
+    done = wander("export", TICTACTOE, "--to", to, "--out", "adapter", "-a", "max_turns=6", "--json")
+    assert done.status == 0, done.err
+    assert done.data["files"] == ["pyproject.toml", "README.md", f"tictactoe_{to}.py"]
+    project = tomllib.loads((home / "adapter" / "pyproject.toml").read_text())
+    assert "tictactoe" in project["project"]["dependencies"]
+    assert any(each.startswith(to) for each in project["project"]["dependencies"])
+    code = (home / "adapter" / f"tictactoe_{to}.py").read_text()
+    ast.parse(code)
+    assert """json.loads('{"max_turns": 6}')""" in code
+    texts = [file.read_text() for file in (home / "adapter").iterdir()]
+    assert not any(f"@{word}@" in text for text in texts for word in ("name", "module", "use", "label"))
+    again = wander("export", TICTACTOE, "--to", to, "--out", "adapter")
+    assert again.status != 0
+    assert "is not empty" in again.err
+
+
+def test_what_cannot_be_exported_is_refused(wander: Wander, home: Path) -> None:
+    unknown = wander("export", TICTACTOE, "--to", "other", "--out", "adapter")
+    assert unknown.status == 2
+    assert "use `skyrl` or `tinker`" in unknown.err
+    (home / "bare").mkdir()
+    (home / "bare" / "bare.py").write_text("")
+    bare = wander("export", "./bare", "--to", "skyrl", "--out", "adapter")
+    assert "has no `pyproject.toml`" in bare.err
+
+
+@pytest.mark.slow
+def test_skyrl_plays_the_same_rollouts(wander: Wander, home: Path) -> None:
+    site = home / "site"
+    subprocess.run(
+        [sys.executable, "-m", "pip", "install", "-q", "--target", str(site), "skyrl-gym"], check=True
+    )
+    assert wander("export", TICTACTOE, "--to", "skyrl", "--out", "adapter").status == 0
+    path = os.pathsep.join([str(home / "adapter"), str(site)])
+    played = subprocess.run(
+        [sys.executable, "-c", UNDER_SKYRL],
+        env={**os.environ, "PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert played.stdout == "same\n", played.stderr
+    rows = subprocess.run(
+        [sys.executable, "-m", "tictactoe_skyrl", "eval", "2"],
+        env={**os.environ, "PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert [json.loads(line)["extra_info"]["index"] for line in rows.stdout.splitlines()] == [0, 1]
