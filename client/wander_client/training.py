@@ -13,8 +13,8 @@ from wander.sandbox import SandboxPolicy
 from wander.train.config import GRPOSettings, read_settings
 from wander.types import Record
 
-from wander_client.environments import locate, parse_arguments
-from wander_client.errors import ClientError, NotFound
+from wander_client.environments import Location, locate, parse_arguments
+from wander_client.errors import ClientError, NotFound, UsageError
 from wander_client.invocation import current
 from wander_client.launched import is_beside_main
 from wander_client.models import require_no_slip
@@ -60,11 +60,25 @@ def new_command(
             "arguments": {**settings.environment.arguments, **parse_arguments(list(arguments), None)},
         }
     )
+    if settings.environments and arguments:
+        raise UsageError(
+            "with `[[environments]]` each has its own arguments", hint="write them there instead of `--arg`"
+        )
+    mixed = [
+        each.model_copy(update={"name": exact_name(locate(each.name))}) if each.name else each
+        for each in settings.environments
+    ]
     path = settings.model.model_copy(update={"path": model_path(settings.model.path)})
-    settings = settings.model_copy(update={"environment": section, "model": path})
+    settings = settings.model_copy(update={"environment": section, "environments": mixed, "model": path})
     location = locate(environment)
-    exact = str(location.installed.name) if location.installed else str(location.folder)
-    return TrainingCommand(environment=exact, label=location.label, settings=settings, sandbox=sandbox)
+    return TrainingCommand(
+        environment=exact_name(location), label=location.label, settings=settings, sandbox=sandbox
+    )
+
+
+def exact_name(location: Location) -> str:
+    """Return `owner/name@version` of an installed environment, else the path of its folder."""
+    return str(location.installed.name) if location.installed else str(location.folder)
 
 
 def stored_command(folder: Path) -> TrainingCommand:
