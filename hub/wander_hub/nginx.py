@@ -39,7 +39,7 @@ ${tls}
         proxy_pass http://wander_hub;
     }
     # What anybody may download has a link here; the hub removes it before it hides a file.
-    location ~ ^/[a-z0-9-]+/files/[a-z0-9-]+/[^/]+$$ {
+    location ~ ^(?:/[a-z0-9-]+)?/files/[a-z0-9-]+/[^/]+$$ {
         root ${public};
         types { }
         default_type application/octet-stream;

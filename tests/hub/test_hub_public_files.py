@@ -15,6 +15,7 @@ from live_hub import clean_environment, free_port, live_hub
 from pydantic import ValidationError
 from typer.testing import CliRunner
 from wander_hub import cli, fsck
+from wander_hub.accounts import service as accounts
 from wander_hub.database import Database
 from wander_hub.index.public_files import FOLDER, PublicFiles
 from wander_hub.index.public_files import keep_links as kept_links
@@ -95,6 +96,43 @@ async def test_a_moved_environment_takes_its_links_along(hub, make_wheel):
     assert f"../../files/reverse-text/{spec.wheel_name}" in page
 
 
+@pytest.mark.parametrize("database_kind", ["sqlite", "postgresql"], indirect=True)
+async def test_the_combined_index_has_links_for_what_lies_in_its_owners_namespace(hub, make_wheel):
+    own, other = make_wheel(name="alice-echo"), make_wheel(name="echo")
+    for spec in (own, other):
+        await hub.publish(spec)
+    combined = f"files/alice-echo/{own.wheel_name}"
+    assert sorted(links(hub)) == sorted(
+        [combined, f"alice/{combined}", f"alice/files/echo/{other.wheel_name}"]
+    )
+    assert links(hub)[combined] == own.build()
+    assert (await hub.get(f"/{combined}")).content == own.build()
+    with hub.database.write() as session:
+        accounts.add_user(session, "alice-echo")
+    younger = make_wheel(name="alice-echo", version="0.2.0")
+    token = await hub.client.put(
+        "/api/v1/owners/alice-echo/members/bob", json={"role": "owner"}, headers=hub.auth("admin")
+    )
+    assert token.is_success, token.text
+    answer = await hub.upload(younger.build(), younger.wheel_name, owner="alice-echo", user="bob")
+    assert answer.status_code == 200, answer.text
+    assert f"files/alice-echo/{younger.wheel_name}" not in links(hub), "the older owner keeps the name"
+    assert f"alice-echo/files/alice-echo/{younger.wheel_name}" in links(hub)
+    await change(hub, "PUT", "alice-echo/visibility", private=True)
+    assert [one for one in links(hub) if one.startswith(("files/", "alice/files/alice-echo"))] == []
+    await change(hub, "PUT", "alice-echo/visibility", private=False)
+    assert combined in links(hub)
+    moved = await hub.client.post(
+        "/api/v1/environments/alice/alice-echo/transfer", json={"owner": "bob"}, headers=hub.auth("admin")
+    )
+    assert moved.is_success, moved.text
+    assert f"bob/{combined}" in links(hub)
+    assert combined not in links(hub), "it left the namespace"
+    for address in (combined, f"{combined}.metadata"):
+        gone = await hub.get(f"/{address}")
+        assert (gone.status_code, gone.json()["code"]) == (404, "project_not_found")
+
+
 async def test_a_change_that_fails_shows_nothing_and_hides_nothing_wrongly(hub, make_wheel, monkeypatch):
     await hub.publish(make_wheel())
     before = links(hub)
@@ -170,6 +208,10 @@ def test_nginx_sends_public_files_alone_and_others_once_the_hub_agrees(tmp_path,
                     answer = client.post("/admin/legacy/", data=fields, files=files, auth=token)
                     assert answer.status_code == 200, answer.text
                     paths.append(f"/admin/files/{spec.name}/{spec.wheel_name}")
+                both = make_wheel(name="admin-echo", requires_dist=())
+                files = {"content": (both.wheel_name, both.build(), "application/octet-stream")}
+                assert client.post("/admin/legacy/", files=files, auth=token).status_code == 200
+                sent_alone(client, f"/files/admin-echo/{both.wheel_name}", both.build())
                 sent_alone(client, paths[0], public.build())
                 sent_when_allowed(client, paths[1], secret.build(), token)
                 installs(f"http://127.0.0.1:{port}/admin/simple/", public.name, tmp_path / "target")

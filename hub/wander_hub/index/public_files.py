@@ -1,6 +1,9 @@
 """Links to the files that anybody may download, so that nginx sends them without asking the hub.
 
-`DATA/public` holds a symbolic link for each, at the path of its address: `alice/files/echo/echo-1.0.tar.gz`.
+`DATA/public` holds a symbolic link for each, at the path of its address: `alice/files/echo/echo-1.0.tar.gz`,
+and for what the combined index has at `files/alice-echo/alice_echo-1.0.tar.gz` too. Whose a name is there
+never changes, since it is that of the oldest owner whose namespace covers it.
+
 A link goes before the change that hides its file is committed. It comes after the change that shows the file,
 in a transaction of its own that holds the environment and looks at it again. So whenever a process dies, or
 two changes meet, what must not be sent has no link; what has none is sent by the hub.
@@ -12,7 +15,7 @@ import contextlib
 import logging
 import os
 import shutil
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -25,7 +28,9 @@ from wander_hub.accounts.models import Owner
 from wander_hub.accounts.schemas import HUB
 from wander_hub.database import PUBLIC_FILES, Database
 from wander_hub.environments.models import Environment, File, Version
+from wander_hub.index import repository
 from wander_hub.index.anonymous import anybody_reads
+from wander_hub.index.namespaces import covers, namespaces_of
 from wander_hub.storage import Storage
 from wander_hub.upload.bundled import BUNDLED_OWNER
 
@@ -35,9 +40,9 @@ FOLDER = "public"
 
 
 class Place(NamedTuple):
-    """A project of an owner's index, whose files lie in one folder."""
+    """A project of an owner's index, or with no owner of the combined one, whose files lie in one folder."""
 
-    owner: str
+    owner: str | None
     project: str
 
 
@@ -65,9 +70,11 @@ class PublicFiles:
         `offered` has the files and digests of each page of the environment, `gone` what were its pages.
         """
         for owner, project in gone:
-            self._remove_but(Place(owner, project), {})
+            for place in _places(session, owner, project):
+                self._remove_but(place, {})
         for project, files in offered.items():
-            self._remove_but(Place(environment.owner.name, project), files if _is_open(environment) else {})
+            for place in _places(session, environment.owner.name, project):
+                self._remove_but(place, files if _is_open(environment) else {})
         if _is_open(environment):
             event.listen(session, "after_commit", lambda _: self._show_if_it_can(environment.id), once=True)
 
@@ -76,8 +83,7 @@ class PublicFiles:
         with self._database.write(HUB) as session:
             lock = select(Environment.id).where(Environment.id == environment_id).with_for_update()
             session.execute(lock)  # nobody hides it until all are made
-            for owner, filename, sha256, _ in session.execute(_rows(environment_id)):
-                path = self._path(Place(owner, names.distribution_of(filename)), filename)
+            for path, sha256, _ in self._wanted(session, environment_id):
                 path.parent.mkdir(parents=True, exist_ok=True)
                 with contextlib.suppress(FileExistsError):
                     os.symlink(self._target(path, sha256), path)
@@ -86,8 +92,7 @@ class PublicFiles:
         """Return the links that should not be there, and those that are missing with their environment."""
         with self._database.read(HUB) as session:
             missing = {
-                self._path(Place(owner, names.distribution_of(filename)), filename): (sha256, environment_id)
-                for owner, filename, sha256, environment_id in session.execute(_rows())
+                path: (sha256, environment_id) for path, sha256, environment_id in self._wanted(session)
             }
         wrong = []
         for folder, folders, filenames in os.walk(self._folder):
@@ -115,6 +120,16 @@ class PublicFiles:
         except (OSError, SQLAlchemyError) as error:
             logger.warning("some files have no link for nginx (`wander-hub fsck --repair`): %s", error)
 
+    def _wanted(self, session: Session, environment_id: int | None = None) -> Iterator[tuple[Path, str, int]]:
+        """Yield path, digest and environment of every link that should be there."""
+        places: dict[tuple[str, str], list[Place]] = {}
+        for owner, filename, sha256, environment in session.execute(_rows(environment_id)).all():
+            key = owner, names.distribution_of(filename)
+            if key not in places:
+                places[key] = _places(session, *key)
+            for place in places[key]:
+                yield self._path(place, filename), sha256, environment
+
     def _remove_but(self, place: Place, files: Mapping[str, str]) -> None:
         with contextlib.suppress(FileNotFoundError):
             for path in self._path(place).iterdir():
@@ -128,7 +143,7 @@ class PublicFiles:
         return os.path.relpath(content, path.parent)  # so the data folder may be moved
 
     def _path(self, place: Place, filename: str = "") -> Path:
-        return self._folder / place.owner / "files" / place.project / filename
+        return self._folder / (place.owner or "") / "files" / place.project / filename
 
 
 def keep_links(database: Database, storage: Storage, folder: Path, *, wanted: bool) -> None:
@@ -139,6 +154,18 @@ def keep_links(database: Database, storage: Storage, folder: Path, *, wanted: bo
         links.attach()
     elif folder.exists():
         shutil.rmtree(folder)  # nobody would remove a link from it when a file is hidden
+
+
+def _places(session: Session, owner: str, project: str) -> list[Place]:
+    """Return where the files of an owner's project are: in its index, and in the combined one if it has it.
+
+    The namespace of the hub's own packages is left to the hub, which says how long these may be kept.
+    """
+    own = Place(owner, project)
+    if not covers(owner, project) or covers(BUNDLED_OWNER, project):
+        return [own]
+    first = repository.owner_of_namespaces(session, namespaces_of(project))
+    return [own, Place(None, project)] if first == owner else [own]
 
 
 def _is_open(environment: Environment) -> bool:

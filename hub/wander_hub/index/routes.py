@@ -222,8 +222,10 @@ def _file(
 ) -> tuple[File, str, bool]:
     """Return a file that may be had, how long its bytes may be kept by whom, and whether it is private."""
     with database.read(optional_identity(request)) as session:
-        owner = owner or service.owner_of(session, project)
-        file, environment = service.file(session, owner, project, filename)
+        if owner is None:
+            file, environment = service.combined_file(session, project, filename)
+        else:
+            file, environment = service.file(session, owner, project, filename)
     private = environment.private
     return file, file_caching(environment.owner.name, project, private=private), private
 

@@ -6,6 +6,8 @@ keeps the page of its former name, since the files published under that name sti
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from sqlalchemy.orm import Session
@@ -160,10 +162,23 @@ def owner_of(session: Session, project: str) -> str:
 def combined_project(session: Session, name: str, media_type: str) -> StoredPage:
     """Return the page of a project of the combined index: its owner's, whose addresses are relative."""
     owner = owner_of(session, name)
-    try:
+    with _in_namespace(owner, name):
         return project(session, owner, name, media_type)
+
+
+def combined_file(session: Session, name: str, filename: str) -> tuple[File, Environment]:
+    """Return a file of a project of the combined index: its owner's."""
+    owner = owner_of(session, name)
+    with _in_namespace(owner, name):
+        return file(session, owner, name, filename)
+
+
+@contextmanager
+def _in_namespace(owner: str, name: str) -> Iterator[None]:
+    """Answer with a 404 for what left its namespace: nobody else can have the name there."""
+    try:
+        yield
     except Moved as moved:
-        # It left the namespace, and nobody else can have the name here.
         detail = f"`{name}` is `{moved.owner}/{moved.name}` now, outside of the namespace `{owner}`"
         raise HubProblem(404, "project_not_found", detail) from moved
 
