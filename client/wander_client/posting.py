@@ -43,7 +43,10 @@ from wander_client.errors import ClientError, NotFound, Unavailable
 if TYPE_CHECKING:
     from wander.wire import RunManifest
 
-ARTIFACTS = ("metrics.jsonl", "steps.jsonl", "checkpoints.jsonl", "*.png", "*.svg")
+ARTIFACTS = (
+    *("metrics.jsonl", "steps.jsonl", "checkpoints.jsonl"),
+    *("evaluations.jsonl", "alerts.jsonl", "samples.jsonl", "*.png", "*.svg"),
+)
 """What is posted beside manifest and rollouts."""
 CHUNK_BYTES = 4 * 1024 * 1024
 """Plain bytes of a chunk, about; a single rollout may be larger."""

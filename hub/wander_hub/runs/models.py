@@ -20,6 +20,8 @@ MISPLACED = text(
 """Holds for runs that stand on their board otherwise than they should; an index has just these."""
 INCOMPLETE = text("kind = 'evaluation' AND level = 'claimed' AND NOT private AND withdrawn_at IS NULL")
 """Holds for evaluations that a board leaves out; an index has just these."""
+TRAINING = text("kind = 'training'")
+"""Holds for training runs, which are few among many evaluations; an index has just these."""
 
 
 class Run(Base):
@@ -29,6 +31,13 @@ class Run(Base):
     __table_args__ = (
         Index("ix_runs_listing", "environment_id", "posted_at"),
         Index("ix_runs_version", "version_id", "posted_at"),
+        Index(
+            "ix_runs_training",
+            "environment_id",
+            "posted_at",
+            sqlite_where=TRAINING,
+            postgresql_where=TRAINING,
+        ),
         Index("ix_runs_misplaced", "environment_id", sqlite_where=MISPLACED, postgresql_where=MISPLACED),
         Index(
             "ix_runs_incomplete",

@@ -12,7 +12,7 @@ from wander_hub.database import READER
 from wander_hub.environments.models import Environment
 from wander_hub.environments.repository import readable
 from wander_hub.environments.schemas import Position
-from wander_hub.runs.models import Run, RunArtifact, RunCheckpoint, RunChunk, SigningKey
+from wander_hub.runs.models import TRAINING, Run, RunArtifact, RunCheckpoint, RunChunk, SigningKey
 
 
 def readable_run(session: Session) -> ColumnElement[bool]:
@@ -94,6 +94,12 @@ def page(
         same_moment = and_(Run.posted_at == at.moment, Run.run_id < at.row)
         query = query.where(or_(Run.posted_at < at.moment, same_moment))
     return session.scalars(query.order_by(Run.posted_at.desc(), Run.run_id.desc()).limit(limit + 1)).all()
+
+
+def training_on(session: Session, environment_id: int, limit: int) -> Sequence[Run]:
+    """Return the newest training runs on an environment that count."""
+    query = visible(session).where(Run.environment_id == environment_id, TRAINING, counts())
+    return session.scalars(query.order_by(Run.posted_at.desc(), Run.run_id.desc()).limit(limit)).all()
 
 
 def count_runs(session: Session, environment_id: int | None = None) -> int:

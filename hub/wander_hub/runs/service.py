@@ -74,6 +74,11 @@ def listing(
     return RunPage(data=[detail_of(one, base_url) for one in rows], next=following)
 
 
+def training_on(session: Session, base_url: str, environment_id: int, limit: int) -> list[RunDetail]:
+    """Return the newest training runs on an environment."""
+    return [detail_of(one, base_url) for one in repository.training_on(session, environment_id, limit)]
+
+
 def find(session: Session, run_id: str) -> Run:
     """Return a run or raise a 404."""
     run = repository.run_named(session, run_id)

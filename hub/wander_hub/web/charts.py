@@ -7,10 +7,10 @@ unseen: a curve with more points than pixels keeps the least and the greatest of
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from markupsafe import Markup
+from markupsafe import Markup, escape
 from wander.wire import Histogram
 from wander.wire.boards import HistoryPoint
 
@@ -178,6 +178,80 @@ def _steps(place: int, name: str, points: Sequence[HistoryPoint], across: Axis, 
         '<text class="key-label" x="{:.0f}" y="{}">{}</text>'
     ).format(css, across.end + 16, row - 9, across.end + 32, row, f"{label} {number(points[-1].reward_mean)}")
     return Markup('<path class="curve {}" d="{}"/>').format(css, path) + dots + key
+
+
+def evaluations(cells: Mapping[str, Sequence[tuple[int, float, float, float]]]) -> Markup:
+    """Draw evaluations over the steps: of each cell (step, mean, low, high), joined, with intervals."""
+    width, height, left, bottom, top, right = 640, 220, 52, 30, 12, 170
+    every = [point for points in cells.values() for point in points]
+    lowest, highest = min(low for _, _, low, _ in every), max(high for _, _, _, high in every)
+    if lowest == highest:
+        lowest, highest = lowest - 0.5, highest + 0.5
+    across = Axis(min(step for step, *_ in every), max(step for step, *_ in every), left, width - right)
+    up = Axis(lowest, highest, height - bottom, top)
+    grid = "".join(
+        f'<line class="grid" x1="{left}" x2="{width - right}" y1="{up(value):.1f}" y2="{up(value):.1f}"/>'
+        f'<text class="tick" x="{left - 6}" y="{up(value) + 4:.1f}" text-anchor="end">'
+        f"{_tick_text(value)}</text>"
+        for value in _round_ticks(lowest, highest, 4)
+    )
+    ticks = "".join(
+        _tick(across, value, height - bottom) for value in _round_ticks(across.low, across.high, 5)
+    )
+    lines = Markup("").join(
+        _evaluated(place, cell, points, across, up, top) for place, (cell, points) in enumerate(cells.items())
+    )
+    title = f"Mean reward of {len(cells)} evaluations over the steps, with 95 % intervals"
+    return _svg(width, height, "chart", title, f"{grid}{ticks}{lines}")
+
+
+def _evaluated(
+    place: int,
+    cell: str,
+    points: Sequence[tuple[int, float, float, float]],
+    across: Axis,
+    up: Axis,
+    top: int,
+) -> Markup:
+    css = f"series-{place % 8}"
+    path = " ".join(
+        f"{'L' if number else 'M'}{across(step):.1f},{up(mean):.1f}"
+        for number, (step, mean, _, _) in enumerate(points)
+    )
+    marks = Markup("").join(
+        Markup(
+            '<line class="whisker {0}" x1="{1:.1f}" x2="{1:.1f}" y1="{2:.1f}" y2="{3:.1f}"/>'
+            '<circle class="dot {0}" cx="{1:.1f}" cy="{4:.1f}" r="3.5"><title>{5}</title></circle>'
+        ).format(
+            css,
+            across(step),
+            up(low),
+            up(high),
+            up(mean),
+            f"{cell} {number(mean)} [{number(low)}, {number(high)}] at step {step}",
+        )
+        for step, mean, low, high in points
+    )
+    row = top + 12 + 18 * place
+    label = cell if len(cell) <= 18 else f"{cell[:8]}…{cell[-9:]}"
+    key = Markup(
+        '<rect class="{}" x="{:.0f}" y="{}" width="10" height="10" rx="2"/>'
+        '<text class="key-label" x="{:.0f}" y="{}">{}</text>'
+    ).format(css, across.end + 16, row - 9, across.end + 32, row, f"{label} {number(points[-1][1])}")
+    return Markup('<path class="curve {}" d="{}"/>').format(css, path) + marks + key
+
+
+def shares(parts: Sequence[tuple[str, float]]) -> Markup:
+    """Draw shares of one whole, in the colours of `series-N`."""
+    width, height, position, body = 640, 14, 0.0, ""
+    for place, (name, share) in enumerate(parts):
+        body += (
+            f'<rect class="series-{place % 8}" x="{position:.1f}" y="0" width="{width * share:.1f}" '
+            f'height="{height}"><title>{escape(name)} {share:.1%}</title></rect>'
+        )
+        position += width * share
+    title = ", ".join(f"{name} {share:.0%}" for name, share in parts)
+    return _svg(width, height, "outcome-chart", title, body, stretch=True)
 
 
 def is_bucketed(points: Sequence[tuple[float, float]]) -> bool:

@@ -87,10 +87,11 @@ def show_run(
     offset: Offset = 0,
     sort: str = "number",
     only: str = "all",
+    step: Annotated[int | None, Query(ge=0, le=2**31)] = None,
 ) -> Response:
     """One run: what it pinned, its numbers, its rollouts."""
     query = service.checked_query(offset, sort, only)
-    view = service.run(session, storage, base_url, run_id, query)
+    view = service.run(session, storage, base_url, run_id, query, step)
     return page(request, "run.html", view=view, query_string=service.query_string)
 
 

@@ -58,6 +58,8 @@ class Curve:
     last: float
     points: int
     bucketed: bool
+    table: list[tuple[float, float]] = field(default_factory=list)
+    """Some of its points, step and value, for who cannot see the drawing."""
 
 
 @dataclass(frozen=True)

@@ -41,12 +41,11 @@ from wander_hub.verification import checking
 from wander_hub.verification import service as verification
 from wander_hub.verification.clearing import clearance_of
 from wander_hub.web import charts
-from wander_hub.web.schemas import Curve, RolloutQuery
-from wander_hub.web.training import METRICS_FILE, curves
+from wander_hub.web.schemas import RolloutQuery
+from wander_hub.web.training_run import TrainingView, training_view
 
 _RECENT_RUNS = 10
 _METRIC_COLUMNS = 5
-_CURVES_BYTES = 16 * 1024 * 1024
 _NEAR_SIBLINGS = 64
 
 
@@ -76,6 +75,8 @@ class EnvironmentView:
     axis: tuple[float, float]
     """Common to the board's intervals."""
     recent: list[RunDetail]
+    training: list[RunDetail]
+    """Newest training runs on it."""
     digest: str
     """SHA-256 of the wheel; empty when there is none."""
     hub_check: HubCheck | None
@@ -117,7 +118,7 @@ class RunView:
     metrics: dict[str, MetricSummary]
     """In the order in which the environment declares its functions."""
     command: str
-    curves: list[Curve]
+    training: TrainingView | None
     verifications: list[VerificationInfo]
     cleared: Clearance | None
     links: RunLinks
@@ -165,6 +166,7 @@ def environment(session: Session, base_url: str, owner: str, name: str, version:
         board=board,
         axis=_common_axis(board.rows),
         recent=recent.data,
+        training=runs.training_on(session, base_url, found.id, _RECENT_RUNS),
         digest=wheels[0] if wheels else "",
         hub_check=checking.info_of(session, chosen.id),
         status_reason=environments.reason_of(found),
@@ -226,8 +228,15 @@ def leaderboard(
     )
 
 
-def run(session: Session, storage: Storage, base_url: str, run_id: str, query: RolloutQuery) -> RunView:
-    """Return a run with one page of its rollouts."""
+def run(
+    session: Session,
+    storage: Storage,
+    base_url: str,
+    run_id: str,
+    query: RolloutQuery,
+    step: int | None = None,
+) -> RunView:
+    """Return a run with one page of its rollouts; of a training run with the samples of a step."""
     found = runs.find(session, run_id)
     detail = runs.detail_of(found, base_url)
     rows, matching = runs.sorted_page(
@@ -247,7 +256,7 @@ def run(session: Session, storage: Storage, base_url: str, run_id: str, query: R
         weights=weights,
         metrics={name: metrics[name] for name in ordered},
         command=reproduce_command(detail.manifest),
-        curves=_curves(storage, detail),
+        training=training_view(storage, detail, step) if detail.manifest.kind == "training" else None,
         verifications=verification.listing(session, run_id).data,
         cleared=clearance_of(session, run_id),
         links=runs.links(session, found),
@@ -337,13 +346,6 @@ def _common_axis(rows: Sequence[LeaderboardRow]) -> tuple[float, float]:
         return 0.0, 1.0
     low = min(0.0, *(row.reward_low for row in rows))
     return low, max(1.0, *(row.reward_high for row in rows))
-
-
-def _curves(storage: Storage, detail: RunDetail) -> list[Curve]:
-    for one in detail.artifacts:
-        if one.name == METRICS_FILE and one.size <= _CURVES_BYTES:
-            return curves(storage.read(one.sha256))
-    return []
 
 
 def checked_query(offset: int, sort: str, only: str) -> RolloutQuery:

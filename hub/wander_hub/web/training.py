@@ -11,13 +11,17 @@ from wander_hub.web.schemas import Curve
 
 METRICS_FILE = "metrics.jsonl"
 _MOST_CURVES = 24
+_TABLE_ROWS = 12
 _HUGE = 1e300
 _NOT_CURVES = {"step", "steps", "epoch"}
 _FIRST = (
     "reward",
     "reward_std",
-    "loss",
+    "groups_without_variance",
     "entropy",
+    "tokens",
+    "truncated",
+    "loss",
     "kl",
     "frac_reward_zero_std",
     "grad_norm",
@@ -54,11 +58,26 @@ def _curve(name: str, points: list[tuple[float, float]]) -> Curve | None:
         last=finite[-1][1],
         points=len(finite),
         bucketed=charts.is_bucketed(finite),
+        table=_spread(finite),
     )
 
 
+def _spread(points: list[tuple[float, float]]) -> list[tuple[float, float]]:
+    """Return the first point, the last, and others evenly between them: what a table can show."""
+    last = len(points) - 1
+    places = sorted({round(last * part / _TABLE_ROWS) for part in range(_TABLE_ROWS + 1)})
+    return [points[place] for place in places]
+
+
 def _place(name: str) -> int:
+    if name.startswith("rewards/"):
+        return 0  # by name these come right after the reward itself
     return _FIRST.index(name) if name in _FIRST else len(_FIRST)
+
+
+def entries(text: bytes) -> list[dict[str, Any]]:
+    """Return the JSON objects of a file of lines; other lines are passed over."""
+    return [entry for line in text.splitlines() if (entry := _entry(line))]
 
 
 def _entry(line: bytes) -> dict[str, Any]:

@@ -1,0 +1,198 @@
+"""The page of a training run: curves, alerts, evaluations, time, samples; hostile files do no harm."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from html.parser import HTMLParser
+from typing import Any
+
+import pytest
+from wander_hub.web.training_run import toml_lines
+
+HTML = {"Accept": "text/html,application/xhtml+xml"}
+HOSTILE = "<script>alert(1)</script>\u202e"
+TRAINING = {
+    "model": {"path": 'models/"tiny"', "device": None},
+    "environment": {"arguments": {"max_random_move_prob": 0.7, "odd name": [1, "a"]}},
+    "schedule": {"steps": 30, "learning_rate": 1e-5},
+    "environments": [{"weight": 2.0, "name": None}],
+    "notes": None,
+}
+
+
+class Text(HTMLParser):
+    """The words of a page, and how its tags nest."""
+
+    VOID = frozenset({"meta", "link", "input", "br", "hr", "img"})
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words: list[str] = []
+        self.open: list[str] = []
+        self.links: list[str] = []
+        self.tags: set[str] = set()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.add(tag)
+        self.links += [value for name, value in attrs if name == "href" and value]
+        if tag not in self.VOID:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        if tag not in self.VOID:
+            assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.words.append(data)
+
+
+def read(answer: Any) -> Text:
+    assert answer.status_code == 200, answer.text
+    text = Text()
+    text.feed(answer.text)
+    assert text.open == []
+    return text
+
+
+def said(text: Text) -> str:
+    return " ".join("".join(text.words).split())
+
+
+def sample(example: str, step: int, reward: float | None, reply: str) -> dict[str, Any]:
+    failed = {"boundary": "environment", "type": "Error", "message": "broke"} if reward is None else None
+    return {
+        "example_id": example,
+        "index": 0,
+        "seed": 1,
+        "prompt": [{"role": "user", "content": "Your move."}],
+        "completion": [{"role": "assistant", "content": reply}],
+        "reward": reward,
+        "failure": failed,
+        "step": step,
+    }
+
+
+def lines(*rows: object) -> bytes:
+    return "".join(json.dumps(row) + "\n" for row in rows).encode()
+
+
+def files() -> dict[str, bytes]:
+    times = {
+        "seconds/generation": 6.0,
+        "seconds/environment": 1.0,
+        "seconds/update": 3.0,
+        "seconds/step": 10.0,
+    }
+    steps = [{"step": step, "reward": step / 30, "rewards/won": 0.5, **times} for step in range(1, 31)]
+    return {
+        "metrics.jsonl": lines(*steps),
+        "alerts.jsonl": lines(
+            {"step": 12, "rule": "entropy_low", "message": f"entropy is low {HOSTILE}"}, [1], {"step": "x"}
+        ),
+        "evaluations.jsonl": lines(
+            {"step": 0, "cell": "optimal", "reward": 0.2, "interval": [0.1, 0.3], "examples": 50},
+            {"step": 30, "cell": "optimal", "reward": 0.8, "interval": [0.7, 0.9], "examples": 50},
+            {"step": 30, "cell": HOSTILE, "reward": 1e999, "interval": "x"},
+            {"step": 30, "cell": HOSTILE, "reward": 0.5, "interval": None},
+        ),
+        "samples.jsonl": lines(
+            sample("first", 0, 0.0, "I do not know"),
+            sample("second", 0, None, "?"),
+            sample("first", 30, 1.0, f"Move 5 {HOSTILE}"),
+            sample("second", 30, 0.5, "Move 1"),
+            {"example_id": "no rollout"},
+        ),
+    }
+
+
+@pytest.fixture
+async def run_id(hub, run_of) -> str:
+    """A posted training run."""
+    manifest, rollouts = run_of(await hub.publish(), kind="training", training=TRAINING)
+    answer = await hub.post_run(manifest, rollouts, artifacts=files())
+    assert answer.status_code == 201, answer.text
+    return str(manifest["run_id"])
+
+
+async def test_the_page_shows_how_it_went(hub, run_id):
+    text = read(await hub.get(f"/runs/{run_id}", headers=HTML))
+    words = said(text)
+    assert "1 alert step 12: entropy is low <script>" in words
+    assert "script" not in text.tags
+    assert "30 steps in 5.0 min" in words
+    assert "generation 60.0 %" in words
+    assert "update 30.0 %" in words
+    assert words.index("reward0.0333 → 1") < words.index("rewards/won0.5 → 0.5")
+    assert "30optimal0.800 [0.700, 0.900]50" in words
+    assert "\u202e" not in words, "characters that turn a line around are named, not acted upon"
+    assert "wander train alice/reverse-text@" in words
+
+
+async def test_each_curve_and_the_evaluations_are_tables_too(hub, run_id):
+    words = said(read(await hub.get(f"/runs/{run_id}", headers=HTML)))
+    # reward, rewards/won and four times; and the evaluations.
+    assert words.count("as a table") == 7
+    assert "as a tableStepreward 10.033330.1" in words
+
+
+async def test_samples_are_read_by_step(hub, run_id):
+    last = read(await hub.get(f"/runs/{run_id}", headers=HTML))
+    assert "?step=0#samples" in last.links
+    assert "After 30 steps" in said(last)
+    assert "Move 1" in said(last)
+    assert "I do not know" not in said(last)
+    first = said(read(await hub.get(f"/runs/{run_id}?step=0", headers=HTML)))
+    assert "After 0 steps" in first
+    assert "I do not know" in first
+    assert "! environment" in first
+    between = said(read(await hub.get(f"/runs/{run_id}?step=7", headers=HTML)))
+    assert "After 30 steps" in between, "a step without samples shows the last"
+    assert (await hub.get(f"/runs/{run_id}?step=-1", headers=HTML)).status_code == 422
+
+
+async def test_the_environment_tells_where_it_was_used_in_training(hub, run_of, run_id):
+    page = read(await hub.get("/alice/reverse-text", headers=HTML))
+    words = said(page)
+    assert "Used in training" in words
+    assert f"/runs/{run_id}" in page.links
+
+
+async def test_an_environment_without_training_runs_says_nothing_of_it(hub, run_of):
+    manifest, rollouts = run_of(await hub.publish())
+    assert (await hub.post_run(manifest, rollouts)).status_code == 201
+    assert "Used in training" not in said(read(await hub.get("/alice/reverse-text", headers=HTML)))
+
+
+async def test_a_private_training_run_is_listed_for_nobody_else(hub, run_of):
+    manifest, rollouts = run_of(await hub.publish(), kind="training", training=TRAINING)
+    answer = await hub.client.post(
+        "/api/v1/runs",
+        files=[
+            ("manifest", ("run.json", json.dumps(manifest).encode())),
+            ("rollouts", ("rollouts.jsonl", lines(*rollouts))),
+        ],
+        data={"private": "true"},
+        headers=hub.auth("alice"),
+    )
+    assert answer.status_code == 201, answer.text
+    assert "Used in training" not in said(read(await hub.get("/alice/reverse-text", headers=HTML)))
+
+
+async def test_files_that_hold_nonsense_are_passed_over(hub, run_of):
+    manifest, rollouts = run_of(await hub.publish(), kind="training", training={"a": {"b": {"c": [{}]}}})
+    nonsense = dict.fromkeys(files(), b'\xff\x00[[[\n{"step": 1e400}\n{"step": null, "reward": "x"}\n12\n')
+    assert (await hub.post_run(manifest, rollouts, artifacts=nonsense)).status_code == 201
+    words = said(read(await hub.get(f"/runs/{manifest['run_id']}", headers=HTML)))
+    assert "The same examples" not in words
+    assert "Evaluations while it learned" not in words
+
+
+def test_settings_are_written_as_toml_that_reads_back():
+    read_back = tomllib.loads("\n".join(toml_lines(TRAINING)))
+    assert read_back == {
+        "model": {"path": 'models/"tiny"'},
+        "environment": {"arguments": {"max_random_move_prob": 0.7, "odd name": [1, "a"]}},
+        "schedule": {"steps": 30, "learning_rate": 1e-5},
+        "environments": [{"weight": 2.0}],
+    }
