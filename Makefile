@@ -2,10 +2,10 @@
 PYTHON ?= python3
 BIN := .venv/bin
 .DEFAULT_GOAL := help
-.PHONY: help setup fmt check test docs demo bench lock clean
+.PHONY: help setup fmt check test docs demo experiment bench lock clean
 
 help:  ## List the targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-6s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 
 setup:  ## Make .venv ready (seconds to minutes; at once when nothing changed)
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
@@ -29,6 +29,9 @@ docs: setup  ## Run every code block of the README and of docs/
 
 demo: setup  ## The whole loop on real input, at most 15 minutes on 2 cores
 	@$(BIN)/python scripts/demo.py
+
+experiment: setup  ## Tic-tac-toe from nothing to master, three seeds (experiments/tictactoe)
+	@$(BIN)/python experiments/tictactoe/run.py $(EXPERIMENT)
 
 bench: setup  ## Ratios against peers (see benchmarks/README.md)
 	@$(BIN)/python benchmarks/run.py

@@ -20,11 +20,11 @@ SMALL = (
     "phases.new.tiny={hidden=32,layers=1,vocabulary=330}",
     "phases.warm-up.batch.rows=4",
     "phases.warm-up.schedule={steps=2,warmup_steps=0}",
-    "phases.master.batch={rollouts=8,group_size=4,rows_at_once=8}",
-    "phases.master.sampling.max_tokens=6",
-    "phases.master.schedule.steps=2",
-    "phases.master.evaluation.every=2",
-    "phases.master.evaluation.examples=4",
+    *("batch.rollouts=8", "batch.group_size=4", "batch.rows_at_once=8"),
+    "sampling.max_tokens=6",
+    "evaluation.every=0",
+    "phases.rl-1.schedule.steps=1",
+    "phases.rl-2.schedule.steps=1",
 )
 
 
@@ -71,24 +71,24 @@ def test_the_experiment_goes_from_nothing_to_its_table_and_goes_on_where_it_was(
 ) -> None:
     torch.set_num_threads(1)
     options = script.arguments(
-        ["--local", "--seeds", "3", "--games", "4", *(part for each in SMALL for part in ("--set", each))]
+        ["--local", "--seeds", "3", "--games", "2", *(part for each in SMALL for part in ("--set", each))]
     )
     place = in_process(script, wander, tmp_path / "out")
     experiment = script.Experiment(place, options)
     experiment.train(3)
     stages = experiment.stages(3)
-    assert list(stages) == ["teacher", "warm-up", "master"]
-    assert stages["master"] == str(tmp_path / "out/seed-3/training/4-master/model")
-    assert (Path(stages["master"]) / "config.json").is_file()
+    assert list(stages) == ["teacher", "warm-up", "rl-1", "rl-2"]
+    assert stages["rl-2"] == str(tmp_path / "out/seed-3/training/5-rl-2/model")
+    assert (Path(stages["rl-2"]) / "config.json").is_file()
 
     again = script.Experiment(place, options)
     table = script.run(again)
     assert [line for line in place.typed if " train " in line] == place.typed[:1], "trained once"
     assert "phases.new.tiny.seed=3" in place.typed[0]
-    assert len(place.typed) == 1 + 3 * 2 + 1
+    assert len(place.typed) == 1 + 4 * 2 + 1
     assert sum("--exhaustive" in line for line in place.typed) == 1
-    for stage in ("teacher", "warm-up", "master"):
-        assert f"| {stage}, seed-3 | 1 x 4 |" in table
+    for stage in ("teacher", "warm-up", "rl-1", "rl-2"):
+        assert f"| {stage}, seed-3 | 1 x 2 |" in table
     results = json.loads((tmp_path / "out/results.json").read_text())["seed-3"]
     assert results["stages"]["teacher"]["optimal"]["won"]["mean"] == 0.0
     assert results["stages"]["teacher"]["optimal"]["invalid"] == 0.0
@@ -98,4 +98,4 @@ def test_the_experiment_goes_from_nothing_to_its_table_and_goes_on_where_it_was(
     assert (tmp_path / "out/table.md").read_text() == table
 
     script.run(script.Experiment(place, options))
-    assert len(place.typed) == 8, "nothing is left to do"
+    assert len(place.typed) == 10, "nothing is left to do"
