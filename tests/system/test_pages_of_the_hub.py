@@ -2,23 +2,14 @@
 
 from __future__ import annotations
 
-import os
-import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager
 from html.parser import HTMLParser
-from typing import Any
 from urllib.parse import urldefrag, urljoin
 
 import httpx
 import pytest
 from chat_endpoint import chat_endpoint
+from chromium import CHROMIUM, browser_page
 
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-FLAGS = [
-    "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
-    "--disable-component-update", "--disable-sync",
-]  # fmt: skip
 MOST_PAGES = 60
 
 
@@ -45,20 +36,6 @@ def posted(bundled) -> str:
         model = ["-m", "hostile<script>", "-b", endpoint.base_url]
         bundled.wander("eval", "admin/reverse-text", *model, "-n", 4, "--out", run)
     return bundled.wander("post", run)["run_id"]
-
-
-@contextmanager
-def browser_page(width: int) -> Iterator[Any]:
-    """Open a page in a headless Chromium."""
-    from playwright.sync_api import sync_playwright
-
-    flags = [*FLAGS, "--no-sandbox"] if os.geteuid() == 0 else FLAGS
-    with sync_playwright() as driver:
-        browser = driver.chromium.launch(executable_path=CHROMIUM, args=flags)
-        try:
-            yield browser.new_page(viewport={"width": width, "height": 900})
-        finally:
-            browser.close()
 
 
 def pages_to_look_at(run_id: str) -> list[str]:
