@@ -41,7 +41,7 @@ class ModelSection(Section):
     lora_targets: Literal["auto"] | list[str] = "auto"
     """Names of the layers that get adapters; `auto` finds every linear layer but the output's."""
     autocast: bool = False
-    """Compute the update in bfloat16 while the weights stay as `dtype` says."""
+    """Sample and compute the update in bfloat16 while the weights stay as `dtype` says."""
     gradient_checkpointing: bool = False
     """Compute layers a second time in the backward pass: less memory, about a third more time."""
 
