@@ -73,8 +73,9 @@ class Reproduction(Record):
     def told(self) -> str:
         """Return in words how exactly the run can be repeated, and why."""
         steps = self.exact_steps
-        until = f" until step {steps}, then with changes that were allowed" if steps is not None else ""
-        return f"{self.mode}{until}: {self.reason}"
+        if steps is None:
+            return f"{self.mode}: {self.reason}"
+        return f"{self.mode} until step {steps}, then with changes that were allowed: {self.reason}"
 
     @property
     def exact_steps(self) -> int | None:
