@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from command_line import Wander
+from compat_environments import environment_with, wheel_of
 
 ROOT = Path(__file__).parents[2]
 TICTACTOE = str(ROOT / "environments" / "tictactoe")
@@ -41,16 +42,40 @@ for row in tictactoe_skyrl.rows("eval", 8, run_seed=5):
 print("same")
 """
 
+UNDER_VERIFIERS = """
+import asyncio
+from tictactoe.players import careless
+from tictactoe_prime_rl import environment
+from wander import ScriptedClient
+from wander.compat.taskset_adapter import load_taskset
 
-@pytest.mark.parametrize("to", ["skyrl", "tinker"])
+async def main():
+    tasks = load_taskset("tictactoe_prime_rl", split="eval", run_seed=5)
+    for example in tasks.dataset("eval").examples(0, 4):
+        rollout = await tasks.rollout(ScriptedClient(careless), example)
+        said = [turn.message["content"] for turn in rollout.turns]
+        ours = environment()
+        place = ours.dataset("eval")[example.index]
+        again = await ours.rollout(ScriptedClient(said), place, run_seed=5)
+        assert again.reward == rollout.reward, (again.reward, rollout.reward, rollout.failure)
+        assert again.metrics.items() <= rollout.metrics.items()
+    await tasks.teardown()
+
+asyncio.run(main())
+print("same")
+"""
+
+
+@pytest.mark.parametrize("to", ["prime-rl", "skyrl", "tinker"])
 def test_the_adapter_is_a_package(wander: Wander, home: Path, to: str) -> None:
     done = wander("export", TICTACTOE, "--to", to, "--out", "adapter", "-a", "max_turns=6", "--json")
     assert done.status == 0, done.err
-    assert done.data["files"] == ["pyproject.toml", "README.md", f"tictactoe_{to}.py"]
+    assert done.data["files"] == ["pyproject.toml", "README.md", f"tictactoe_{to.replace('-', '_')}.py"]
     project = tomllib.loads((home / "adapter" / "pyproject.toml").read_text())
     assert "tictactoe" in project["project"]["dependencies"]
-    assert any(each.startswith(to) for each in project["project"]["dependencies"])
-    code = (home / "adapter" / f"tictactoe_{to}.py").read_text()
+    library = {"prime-rl": "verifiers", "skyrl": "skyrl-gym", "tinker": "tinker-cookbook"}[to]
+    assert any(each.startswith(library) for each in project["project"]["dependencies"])
+    code = (home / "adapter" / done.data["files"][-1]).read_text()
     ast.parse(code)
     assert """json.loads('{"max_turns": 6}')""" in code
     texts = [file.read_text() for file in (home / "adapter").iterdir()]
@@ -63,7 +88,7 @@ def test_the_adapter_is_a_package(wander: Wander, home: Path, to: str) -> None:
 def test_what_cannot_be_exported_is_refused(wander: Wander, home: Path) -> None:
     unknown = wander("export", TICTACTOE, "--to", "other", "--out", "adapter")
     assert unknown.status == 2
-    assert "use `skyrl` or `tinker`" in unknown.err
+    assert "use `prime-rl` or `skyrl` or `tinker`" in unknown.err
     (home / "bare").mkdir()
     (home / "bare" / "bare.py").write_text("")
     bare = wander("export", "./bare", "--to", "skyrl", "--out", "adapter")
@@ -94,3 +119,19 @@ def test_skyrl_plays_the_same_rollouts(wander: Wander, home: Path) -> None:
         check=True,
     )
     assert [json.loads(line)["extra_info"]["index"] for line in rows.stdout.splitlines()] == [0, 1]
+
+
+@pytest.mark.slow
+def test_the_library_of_prime_rl_plays_the_same_rollouts(wander: Wander, home: Path) -> None:
+    assert wander("export", TICTACTOE, "--to", "prime-rl", "--out", "adapter").status == 0
+    wanted = ["verifiers==0.4.0", str(wheel_of(ROOT / "sdk", home / "sdk"))]
+    wanted.append(str(wheel_of(ROOT / "environments" / "tictactoe", home / "game")))
+    python = environment_with(home / "venv", wanted)
+    played = subprocess.run(
+        [python, "-c", UNDER_VERIFIERS],
+        env={**os.environ, "PYTHONPATH": str(home / "adapter")},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert played.stdout.endswith("same\n"), played.stderr

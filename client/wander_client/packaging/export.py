@@ -27,6 +27,12 @@ class Trainer:
 
 
 TRAINERS = {
+    "prime-rl": Trainer(
+        "prime-rl",
+        "verifiers>=0.4",
+        'Name the task set in the settings of the training: `id = "@module@"` in `[[orchestrator.env]]`,\n'
+        "`uv run eval @module@` plays it.",
+    ),
     "skyrl": Trainer(
         "SkyRL",
         "skyrl-gym>=0.4",
@@ -53,7 +59,8 @@ def write_adapter(
         )
     trainer = TRAINERS[to]
     name, requirement = _named(location)
-    module = f"{name.replace('-', '_')}_{to}"
+    kind = to.replace("-", "_")
+    module = f"{name.replace('-', '_')}_{kind}"
     words = {
         "use": trainer.use,
         "label": location.label,
@@ -71,7 +78,7 @@ def write_adapter(
     written = {
         "pyproject.toml": "pyproject.toml.txt",
         "README.md": "README.md.txt",
-        f"{module}.py": f"{to}.py.txt",
+        f"{module}.py": f"{kind}.py.txt",
     }
     out.mkdir(parents=True, exist_ok=True)
     for file, template in written.items():
