@@ -1,0 +1,101 @@
+"""One of several processes that train on the bandit: started by `torchrun`, with a JSON file of what to do.
+
+    python -m torch.distributed.run --standalone --nproc-per-node 2 process_of_a_run.py WORK.json
+
+Each job trains into a folder; what the process saw of it goes to `FOLDER.RANK.json`.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+TRAINING = Path(__file__).resolve().parents[1] / "sdk" / "training"
+
+
+def conftest() -> ModuleType:
+    """Return the module that defines the bandit."""
+    spec = importlib.util.spec_from_file_location("bandit_conftest", TRAINING / "conftest.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def trained(job: dict[str, Any], rank: int) -> dict[str, Any]:
+    """Do one job and return what became of it."""
+    from wander.errors import WanderError
+    from wander.train.config import GRPOSettings
+    from wander.train.grpo import train_grpo
+
+    bandits = conftest()
+
+    class BrokenEnv(bandits.BanditEnv):  # type: ignore[name-defined, misc]
+        def setup_state(self, state: Any) -> None:
+            raise OSError("nothing works here")
+
+    def broken() -> Any:
+        rows = [{"question": "?", "answer": ""}] * 64
+        return BrokenEnv(rows, max_turns=2, rubric=bandits.bandit().rubric)
+
+    make = broken if job.get("broken_rank") == rank else bandits.bandit
+    seen: list[int] = []
+    try:
+        result = train_grpo(
+            bandits.opener_of(make),
+            GRPOSettings.model_validate(job["settings"]),
+            Path(job["folder"]),
+            progress=lambda entry: seen.append(entry["step"]),
+            resume=job.get("resume", False),
+        )
+    except WanderError as error:
+        return {"error": type(error).__name__, "message": str(error)}
+    return {"steps": result.steps, "interrupted": result.interrupted, "seen": seen}
+
+
+def sharded(job: dict[str, Any]) -> dict[str, Any]:
+    """Shard a model over the processes with FSDP2, change it, and bring an engine's whole copy up to date."""
+    import torch
+    from torch.distributed.fsdp import fully_shard
+    from torch.distributed.tensor import DTensor
+    from wander.models.engines.transformers import TransformersEngine
+    from wander.models.engines.weights import whole_weights
+    from wander.models.loading import load_model
+
+    loaded, copy, expected = (load_model(job["shard"], device="cpu") for _ in range(3))
+    for layer in loaded.model.model.layers:
+        fully_shard(layer)
+    fully_shard(loaded.model)
+    with torch.no_grad():
+        for model in (loaded.model, expected.model):
+            for parameter in model.parameters():
+                parameter.mul_(1.5)
+    engine = TransformersEngine(copy.model, copy.tokenizer, live=False)
+    engine.update_weights(lambda: whole_weights(loaded.model))
+    own = dict(copy.model.named_parameters())
+    wanted = dict(expected.model.named_parameters())
+    return {
+        "sharded": all(isinstance(parameter, DTensor) for parameter in loaded.model.parameters()),
+        "same": all(torch.equal(own[name], wanted[name]) for name in wanted),
+        "weights": len(wanted),
+    }
+
+
+def main() -> None:
+    import torch
+
+    torch.set_num_threads(1)
+    rank = int(os.environ.get("RANK", "0"))
+    for job in json.loads(Path(sys.argv[1]).read_text()):
+        outcome = sharded(job) if "shard" in job else trained(job, rank)
+        Path(f"{job['folder']}.{rank}.json").write_text(json.dumps(outcome))
+
+
+if __name__ == "__main__":
+    main()
