@@ -18,12 +18,13 @@ from wander_client.errors import ClientError, NotFound, UsageError
 from wander_client.invocation import current
 from wander_client.launched import is_beside_main
 from wander_client.models import require_no_slip
-from wander_client.runs import require_kind
+from wander_client.runs import require_kind, resumable_folder
 from wander_client.training_environments import TrainingEnvironments
 
 if TYPE_CHECKING:
     from wander.train.environments import EnvironmentChoice
     from wander.train.grpo import GRPOResult
+    from wander.train.outcome import Stopped
     from wander.wire import EnvironmentPin
 
     from wander_client.output import Progress
@@ -101,11 +102,16 @@ def new_run_dir(command: TrainingCommand) -> Path:
     """Return a fresh folder under the runs folder, named after environment and model."""
     from wander.models.loading import model_name
 
-    from wander_client.evaluations import new_run_dir
-
     name = command.settings.model.path
     shown = model_name(Path(name)) if Path(name).is_dir() else name
-    return new_run_dir(current().settings.runs_dir, locate(command.environment), f"grpo-{shown}")
+    return fresh_run_dir(command.environment, f"grpo-{shown}")
+
+
+def fresh_run_dir(environment: str, what: str) -> Path:
+    """Return a fresh folder under the runs folder, named after environment and what is trained."""
+    from wander_client.evaluations import new_run_dir
+
+    return new_run_dir(current().settings.runs_dir, locate(environment), what)
 
 
 def model_path(name: str) -> str:
@@ -115,6 +121,66 @@ def model_path(name: str) -> str:
         return str(folder.resolve())
     require_no_slip(name)
     return name.removeprefix("hf:")
+
+
+def begun_model(model: str | None, started_from: str | None) -> str | None:
+    """Return the model that `--model` or `--from` names; raises `UsageError` when both do."""
+    if started_from is None:
+        return model
+    if model is not None:
+        raise UsageError("`--from` and `--model` both name the weights to begin with: pass one")
+    return started_model(started_from)
+
+
+def started_model(word: str) -> str:
+    """Return the weights that `--from RUN[@STEP]` means: a checkpoint's, or those that the run ended with.
+
+    `RUN` alone is its best where it kept one, `RUN@last` always those of its end.
+    """
+    from wander.train.phases import made_model
+
+    name, _, step = word.rpartition("@") if "@" in word else (word, "", "")
+    folder = resumable_folder(Path(name))
+    if step and step != "last":
+        place = folder / "checkpoints" / f"checkpoint-{step}"
+    else:
+        place = folder / "model" if step else made_model(folder)
+    if place.is_dir():
+        return str(place.resolve())
+    steps = sorted(
+        int(path.name.rpartition("-")[2]) for path in (folder / "checkpoints").glob("checkpoint-*")
+    )
+    there = [str(each) for each in steps] + (["last"] if (folder / "model").is_dir() else [])
+    raise NotFound(
+        f"`{folder}` has no weights of `{step}`" if step else f"`{folder}` has no model",
+        hint=f"it has {', '.join(f'`{folder}@{each}`' for each in there)}"
+        if there
+        else "a run keeps checkpoints with `--set output.checkpoint_every=10`",
+        code="no_checkpoint",
+    )
+
+
+def require_not_collapsed(stopped: Stopped | None, folder: Path) -> None:
+    """Raise `ClientError` for a run that ended because learning failed."""
+    if stopped is not None and stopped.collapsed:
+        raise ClientError(
+            f"stopped after step {stopped.step}: {stopped.reason}",
+            hint=f"`{folder}` keeps metrics and model; a smaller learning rate or more rollouts may help",
+            code="collapsed",
+        )
+
+
+def require_unfinished(folder: Path) -> None:
+    """Raise `UsageError` when there is nothing to go on with."""
+    from wander.train.outcome import read_outcome
+
+    outcome = read_outcome(folder)
+    if outcome is not None and outcome.finished:
+        raise UsageError(
+            f"`{folder}` is finished: it has {outcome.steps} steps",
+            hint=f"train on from its weights with `wander train ENVIRONMENT CONFIG --from {folder}`",
+            code="finished",
+        )
 
 
 def run_training(

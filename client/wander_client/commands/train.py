@@ -14,9 +14,14 @@ from wander_client.invocation import current
 from wander_client.sandboxing import SandboxFlag, SandboxLimits, chosen_policy
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from wander.sandbox import SandboxPolicy
     from wander.train.grpo import GRPOResult
+    from wander.train.phases import Phase
 
     from wander_client.training import TrainingCommand
+    from wander_client.training_phases import PhasedCommand
 
 app = command_app()
 
@@ -36,6 +41,15 @@ def train(
     log: Annotated[
         list[str] | None, typer.Option(help="tensorboard, trackio or wandb, beside metrics.jsonl; may repeat")
     ] = None,
+    started_from: Annotated[
+        str | None,
+        typer.Option(
+            "--from", metavar="RUN[@STEP]", help="begin with the weights of a run, or of a checkpoint of it"
+        ),
+    ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="say what would be done, and how much at most")
+    ] = False,
     resume: Annotated[Path | None, typer.Option(help="go on with this run; needs nothing else")] = None,
     checkpoint: Annotated[
         int | None, typer.Option(min=0, help="with --resume: from this step's checkpoint; 0 begins again")
@@ -55,13 +69,17 @@ def train(
     wander train wander/tictactoe grpo.toml
     wander train wander/tictactoe grpo.toml --model models/ttt-sft/model --steps 50
     wander train ./my-env --model smollm2 --set algorithm.loss=cispo --log tensorboard
+    wander train wander/tictactoe phases.toml --dry-run
+    wander train wander/tictactoe harder.toml --from runs/RUN@50
     wander train --resume runs/RUN
     wander train --verify runs/RUN --steps 5    # do its first steps come out the same, bit for bit?
 
     The run's folder holds the manifest, metrics.jsonl, learning curves, sample rollouts and the model.
     The first Ctrl-C finishes the step and keeps a checkpoint to resume from.
     """
-    from wander_client import training
+    from wander.train.phases import only_phase
+
+    from wander_client import training, training_phases
     from wander_client.runs import resumable_folder
 
     if verify is not None:
@@ -70,30 +88,84 @@ def train(
 
         return verify_run(resumable_folder(verify), steps)
     if resume is not None:
-        others = sorted(typed_options(context).keys() - {"resume", "checkpoint", "allow_changes"})
-        if others:
-            raise UsageError(
-                f"a run goes on with the settings it was begun with: {', '.join(others)} cannot change",
-                hint=f"go on with `wander train --resume {resume}` alone, or leave `--resume` out",
-                code="other_settings",
-            )
-        folder = resumable_folder(resume)
-        return _run(
-            training.stored_command(folder),
-            folder,
-            resuming=True,
-            checkpoint=checkpoint,
-            allow_changes=allow_changes,
-        )
+        _same_settings(context, resume)
+        return _go_on(resumable_folder(resume), checkpoint, allow_changes=allow_changes)
     if checkpoint is not None or allow_changes:
         raise UsageError("`--checkpoint` and `--allow-changes` go with `--resume RUN`")
     if environment is None:
         raise UsageError("the environment is missing", hint="run `wander train --help` for examples")
     overrides = [*(setting or []), *([f"schedule.steps={steps}"] if steps else [])]
     overrides += [f"logging.trackers={json.dumps(log)}"] if log else []
+    model = training.begun_model(model, started_from)
     policy = chosen_policy(sandbox, sandbox_limit)
+    phased = training_phases.new_command(environment, config, model, overrides, argument or [], policy)
+    if phased is not None:
+        return _begin_phases(phased, out, steps, dry_run=dry_run)
     command = training.new_command(environment, config, model, overrides, argument or [], policy)
+    if dry_run:
+        return _dry_run(command.environment, [only_phase(command.settings)], policy)
     return _run(command, out or training.new_run_dir(command), resuming=False)
+
+
+def _dry_run(environment: str, phases: Sequence[Phase], policy: SandboxPolicy | None) -> int:
+    from wander_client.training_plan import show_plan
+
+    show_plan(environment, phases, policy)
+    return OK
+
+
+def _begin_phases(command: PhasedCommand, out: Path | None, steps: int | None, *, dry_run: bool) -> int:
+    from wander_client.training import fresh_run_dir
+
+    if steps is not None:
+        setting = f"phases.{command.phases[-1].name}.schedule.steps={steps}"
+        raise UsageError("`--steps` does not say of which phase", hint=f"write `--set {setting}`")
+    if dry_run:
+        return _dry_run(command.environment, command.phases, command.sandbox)
+    return _run_phases(command, out or fresh_run_dir(command.environment, "phases"))
+
+
+def _go_on(folder: Path, checkpoint: int | None, *, allow_changes: bool) -> int:
+    from wander_client import training, training_phases
+
+    phased = training_phases.stored_command(folder)
+    if phased is None:
+        if checkpoint is None:
+            training.require_unfinished(folder)
+        command = training.stored_command(folder)
+        return _run(command, folder, resuming=True, checkpoint=checkpoint, allow_changes=allow_changes)
+    if checkpoint is not None or allow_changes:
+        raise UsageError(
+            f"`{folder}` has phases: `--checkpoint` and `--allow-changes` are for one of them",
+            hint=f"give its folder, such as `{phased.folders(folder)[-1]}`",
+        )
+    return _run_phases(phased, folder, resuming=True)
+
+
+def _run_phases(command: PhasedCommand, folder: Path, *, resuming: bool = False) -> int:
+    from wander_client.training_phases import PhasedRun, summary_rows
+
+    run = PhasedRun(command, folder)
+    if not resuming:
+        run.begin()
+    results = run.run()
+    output = current().output
+    columns = ["phase", "kind", "steps", "ended", "best"]
+    data = {"run_dir": str(folder), "model": str(run.model) if run.model else None, "phases": results}
+    output.answer(data, lambda: output.table(columns, summary_rows(results)))
+    if run.model is not None:
+        output.next(f"wander eval {command.label} -m {run.model}", f"wander post {run.last_folder}")
+    return OK
+
+
+def _same_settings(context: typer.Context, resume: Path) -> None:
+    others = sorted(typed_options(context).keys() - {"resume", "checkpoint", "allow_changes"})
+    if others:
+        raise UsageError(
+            f"a run goes on with the settings it was begun with: {', '.join(others)} cannot change",
+            hint=f"go on with `wander train --resume {resume}` alone, or leave `--resume` out",
+            code="other_settings",
+        )
 
 
 def _alone(context: typer.Context, option: str, allowed: set[str]) -> None:
@@ -137,7 +209,9 @@ def _run(
             f"interrupted after step {result.steps}; a checkpoint and the model so far are in `{folder}`",
             hint=f"go on with `wander train --resume {folder}`",
         )
-    _report(result, folder, training.draw_curves(folder, command))
+    plots = training.draw_curves(folder, command)
+    training.require_not_collapsed(result.stopped, folder)
+    _report(result, folder, plots)
     return OK
 
 
@@ -152,7 +226,14 @@ def _report(result: GRPOResult, folder: Path, plots: list[Path]) -> None:
         "final_reward": result.final_reward,
         "seconds": result.seconds,
         "plots": [str(plot) for plot in plots],
+        "stopped": result.stopped.model_dump(mode="json") if result.stopped else None,
+        "best": result.best.model_dump(mode="json") if result.best else None,
     }
+    if result.stopped is not None:
+        output.note(f"stopped after step {result.stopped.step}: {result.stopped.reason}")
+    if result.best is not None:
+        best = result.best
+        output.note(f"best: {best.metric} {best.value:.4g} after step {best.step}, in {folder / 'best'}")
     output.answer(
         data,
         f"{result.model}: reward {result.first_reward:.3f} -> {result.final_reward:.3f}, "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -56,8 +57,10 @@ def load_model(
         with quiet_libraries():
             tokenizer = transformers.AutoTokenizer.from_pretrained(source, padding_side="left", **given)
             model = transformers.AutoModelForCausalLM.from_pretrained(
-                source, dtype=dtype, attn_implementation="sdpa", **given
+                adapted_model(local) or source, dtype=dtype, attn_implementation="sdpa", **given
             )
+            if local is not None and adapted_model(local) is not None:
+                model = _with_adapters(model, local)
     except (OSError, ValueError) as error:
         raise ModelNotFound(
             f"no model could be loaded from `{name}`: {str(error).splitlines()[0]}",
@@ -69,11 +72,32 @@ def load_model(
     return LoadedModel(model=model, tokenizer=tokenizer, name=shown, path=local)
 
 
+def adapted_model(folder: Path | None) -> str | None:
+    """Return the model that a folder of adapters is for, None for a folder of a whole model.
+
+    Such is a checkpoint of a run with `lora_rank`.
+    """
+    if folder is None or (folder / "config.json").is_file():
+        return None
+    config = json.loads((folder / "adapter_config.json").read_text(encoding="utf-8"))
+    return str(config["base_model_name_or_path"])
+
+
+def _with_adapters(model: Any, folder: Path) -> Any:
+    """Return a model with the adapters of a folder merged into its weights."""
+    try:
+        from peft import PeftModel
+    except ImportError as error:
+        raise MissingExtra("train", needed_for="loading adapters") from error
+    merged = PeftModel.from_pretrained(model, str(folder)).merge_and_unload()
+    return merged.requires_grad_(True)  # whole weights again, that may learn
+
+
 def resolve_model(name: str | Path) -> tuple[str, str]:
     """Return where to load a model from and what to call it."""
     text = str(name)
     folder = Path(text).expanduser()
-    if (folder / "config.json").is_file():
+    if (folder / "config.json").is_file() or (folder / "adapter_config.json").is_file():
         return str(folder), model_name(folder)
     if folder.is_dir():
         raise ModelNotFound(

@@ -64,6 +64,12 @@ class FilterSection(Section):
     """Conditions on metrics, such as `lost==0`."""
     min_reward: float | None = None
     keep_repeats: bool = False
+    near: bool = False
+    """Conversations that differ in case, spacing and punctuation alone count as repeats too."""
+    whole: bool = False
+    """Drop rollouts that a limit cut short."""
+    per_example: int | None = Field(default=None, gt=0)
+    """Keep so many of each example, the best."""
 
 
 class RolloutsSettings(Section):
@@ -125,6 +131,11 @@ class GRPOPhase(Section):
 
 
 Phase = Annotated[RolloutsPhase | ModelPhase | SFTPhase | GRPOPhase, Field(discriminator="kind")]
+
+
+def only_phase(settings: GRPOSettings) -> GRPOPhase:
+    """Return a run without phases as the one phase that it is."""
+    return GRPOPhase(name="grpo", settings=settings)
 
 
 def read_phases(file: Path, overrides: Sequence[str] = (), **given: Mapping[str, Any]) -> list[Phase] | None:

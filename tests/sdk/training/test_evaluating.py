@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from wander import State
 from wander.environment import LocalEnvironment
 from wander.errors import ConfigError
@@ -186,6 +187,21 @@ def test_keeping_the_best_adapters_leaves_those_that_learn_as_they_are(puller: P
     assert not any("lora" in name for name, _ in merged.named_parameters())
 
 
+def test_the_adapters_of_a_checkpoint_are_a_model_to_begin_with(puller: Path, tmp_path: Path) -> None:
+    settings = settings_for(
+        puller, model={"lora_rank": 2}, evaluation={"every": 0}, output={"checkpoint_every": 4}
+    )
+    result = train(tmp_path / "run", settings)
+    checkpoint = tmp_path / "run" / "checkpoints" / "checkpoint-4"
+    assert not (checkpoint / "config.json").exists(), "it holds adapters alone"
+    ours = load_model(checkpoint, device="cpu").model.state_dict()
+    theirs = load_model(result.model, device="cpu").model.state_dict()
+    assert ours.keys() == theirs.keys()
+    assert all(torch.allclose(ours[name], theirs[name]) for name in ours)
+    began = load_model(puller, device="cpu").model.state_dict()
+    assert not all(torch.equal(ours[name], began[name]) for name in ours)
+
+
 def test_a_run_ends_at_its_target(puller: Path, tmp_path: Path) -> None:
     settings = settings_for(
         puller, schedule={"steps": 40}, evaluation={"every": 1}, stopping={"target": {"long/payoff": 0.4}}
@@ -200,6 +216,22 @@ def test_a_run_ends_at_its_target(puller: Path, tmp_path: Path) -> None:
     assert outcome.stopped == result.stopped
     assert read_evaluations(tmp_path / "run")[-1].step == result.steps
     assert json.loads((tmp_path / "run" / "run.json").read_text())["ended_at"] is not None
+
+
+def test_a_run_ends_when_its_policy_collapses(puller: Path, tmp_path: Path) -> None:
+    settings = settings_for(
+        puller,
+        schedule={"steps": 30, "learning_rate": 2e-2},
+        evaluation={"every": 0},
+        stopping={"drop": {"rewards/well_formed": 0.3}, "patience": 2},
+    )
+    result = train(tmp_path / "run", settings)
+    assert result.stopped is not None, "a learning rate four times too large breaks the form of its answers"
+    assert (result.stopped.kind, result.stopped.collapsed) == ("drop", True)
+    assert result.steps == result.stopped.step < 30
+    shares = [entry["rewards/well_formed"] for entry in read_metrics(tmp_path / "run")]
+    assert max(shares[-2:]) < max(shares) - 0.3
+    load_model(result.model, device="cpu")
 
 
 def test_a_metric_that_no_evaluation_has_ends_the_run_before_its_first_step(
