@@ -13,6 +13,7 @@ length instead), evaluation by rollouts (that is `wander eval` on the result), s
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shutil
 from collections.abc import Callable, Iterable
@@ -30,6 +31,8 @@ from wander.train.config import SFTSettings
 
 if TYPE_CHECKING:
     from wander.train.checkpoints import SavedCheckpoint
+    from wander.train.observing import TrackerCallback
+    from wander.train.trainer import StepLog
 
 Progress = Callable[[dict[str, Any]], None]
 """Called with the metrics of every step; `step` and `steps` are always there."""
@@ -80,9 +83,11 @@ def train_sft(
         raise MissingExtra("train", needed_for="fine-tuning") from error
     from wander.train.held_out import HeldOutLoss
     from wander.train.lora import wrap_lora
+    from wander.train.trackers import require_trackers
     from wander.train.trainer import StepLog, train_until_interrupted, training_arguments
 
     started = perf_counter()
+    require_trackers(settings.logging.trackers)
     loaded = load_model(settings.model.path, device=settings.model.device, dtype=settings.model.dtype)
     dataset, too_long = tokenized(rows, loaded, settings.batch.max_length)
     schedule = settings.schedule
@@ -96,7 +101,8 @@ def train_sft(
     watched = HeldOutLoss(held_out, settings.batch.rows, schedule.eval_every, log, folder / "held_out.jsonl")
     if len(held_out):
         callbacks.append(watched)
-    with quiet_libraries():
+    callbacks.append(tracking := _trackers(settings, folder, log))
+    with quiet_libraries(), contextlib.closing(tracking):
         trainer = by_length(SFTTrainer, list(learnt["length"]))(
             model=wrap_lora(loaded.model, settings.model),
             processing_class=loaded.tokenizer,
@@ -132,6 +138,15 @@ def train_sft(
         held_out_first=watched.losses.get(0),
         held_out_final=watched.losses[max(watched.losses)] if watched.losses else None,
     )
+
+
+def _trackers(settings: SFTSettings, folder: Path, log: StepLog) -> TrackerCallback:
+    """Return what passes the steps on to trackers; one that breaks leaves an alert."""
+    from wander.train.alerts import write_alerts
+    from wander.train.observing import TrackerCallback
+
+    config = settings.model_dump(mode="json")
+    return TrackerCallback(settings.logging, config, folder, log, lambda alert: write_alerts(folder, [alert]))
 
 
 def _to_resume(folder: Path) -> SavedCheckpoint | None:

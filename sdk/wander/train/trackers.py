@@ -8,6 +8,7 @@ offline where no key for it is known, trackio keeps a local database.
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import io
 import netrc
 import os
@@ -185,10 +186,12 @@ def _settings_lines(config: Mapping[str, Any], prefix: str = "") -> Iterator[str
 
 
 def _kept_id(folder: Path) -> str:
-    """Return the id under which W&B knows the run: that of its manifest, which no other run has."""
-    from wander.evals.store import RunFolder
+    """Return the id under which W&B knows the run: that of its manifest; fine-tuning has its folder alone."""
+    from wander.evals.store import MANIFEST, RunFolder
 
-    return RunFolder.open(folder).manifest.run_id
+    if (folder / MANIFEST).is_file():
+        return RunFolder.open(folder).manifest.run_id
+    return hashlib.sha256(str(folder.resolve()).encode()).hexdigest()[:26]
 
 
 def _has_wandb_key() -> bool:
