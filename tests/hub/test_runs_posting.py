@@ -322,3 +322,17 @@ async def test_rows_of_a_posted_run_are_few(hub, pinned, run_of):
     with hub.database.read() as session:
         assert session.scalars(select(RunChunk.first).order_by(RunChunk.first)).all() == [0, 50]
         assert session.scalars(select(Run.order_sha256)).one() is not None
+
+
+@pytest.mark.parametrize("per_chunk", [2, 5, 40])
+async def test_rollouts_of_an_example_have_one_seed_across_chunks(hub, pinned, run_of, per_chunk):
+    manifest, rollouts = run_of(pinned, examples=4, per_example=3)
+    for number, one in enumerate(rollouts):
+        one["seed"] = 10 + number // 3
+    good = Parcel.of(manifest, rollouts, per_chunk=per_chunk)
+    rollouts[8]["seed"] += 1
+    forged = Parcel.of(manifest | {"run_id": "01FORGED000000000000000000"}, rollouts, per_chunk=per_chunk)
+    for parcel, status in ((good, 201), (forged, 422)):
+        answer = await posted(hub, parcel)
+        assert answer.status_code == status, answer.text
+    assert "another seed than a rollout of `2` before it" in answer.json()["detail"]

@@ -107,6 +107,11 @@ def change_rollout_seed(manifest: Record, rollouts: list[Record]) -> None:
     rollouts[0]["seed"] += 1
 
 
+def change_example_seed(manifest: Record, rollouts: list[Record]) -> None:
+    for one in rollouts:
+        one["seed"] += one["example_id"] == rollouts[0]["example_id"]
+
+
 def another_runs_seed(manifest: Record, rollouts: list[Record]) -> None:
     manifest["seed"] = 12345
 
@@ -182,12 +187,11 @@ PLAYED: dict[str, tuple[Forgery, str]] = {
     "the model's words and its turn": (change_reply_and_turn, f"1 of 10 {OTHERWISE}"),
     "a turn less": (drop_last_turn, f"1 of 10 {OTHERWISE}"),
     "the prompt": (change_prompt, f"1 of 10 {OTHERWISE}"),
-    "a rollout's seed": (change_rollout_seed, f"1 of 10 {OTHERWISE}"),
+    "an example's seed": (change_example_seed, f"2 of 10 {OTHERWISE}"),
     "the run's seed": (another_runs_seed, OTHERWISE),
     "the stop reason": (change_stop_reason, f"1 of 10 {OTHERWISE}"),
     "what it published": (publish_more, f"1 of 10 {OTHERWISE}"),
     "truncation": (hide_truncation, f"1 of 10 {OTHERWISE}"),
-    "examples swapped": (swap_examples, f"2 of 10 {OTHERWISE}"),
     "one good game for all examples": (one_game_for_all, OTHERWISE),
     "replies of another example": (replies_of_another_example, f"2 of 10 {OTHERWISE}"),
     "other arguments": (other_arguments, "the environment refuses its arguments"),
@@ -266,6 +270,8 @@ AT_THE_DOOR: dict[str, tuple[Forgery, int, str]] = {
     "a bad one said to have failed": (hide_the_bad, 201, "1 failed"),
     "a good one repeated": (repeat_the_good, 422, ""),
     "a good one added": (add_the_good, 422, ""),
+    "a rollout's seed": (change_rollout_seed, 422, "another seed than a rollout"),
+    "examples swapped": (swap_examples, 422, "another seed than a rollout"),
     "a reward that is no number": (not_a_number, 422, ""),
     "another version's name": (other_version, 409, "wheel_mismatch"),
     "a version that is not there": (no_such_version, 422, ""),

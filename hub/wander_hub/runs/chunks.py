@@ -42,6 +42,8 @@ class RowFacts(NamedTuple):
     metrics: dict[str, float]
     digest: str
     """Of its line: SHA-256, base64."""
+    seed: int | None = None
+    """Of its example; None in rows that an older hub wrote."""
 
 
 @dataclass(frozen=True)
@@ -197,4 +199,5 @@ def _facts(rollout: Rollout, line: bytes) -> RowFacts:
         preview=preview_of(rollout),
         metrics=rollout.metrics,
         digest=base64.b64encode(line_digest(line)).decode(),
+        seed=rollout.seed,
     )

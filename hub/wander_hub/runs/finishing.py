@@ -21,7 +21,7 @@ from wander_hub.accounts.schemas import Identity
 from wander_hub.database import Database, now
 from wander_hub.problems import HubProblem
 from wander_hub.runs import posting, posting_repository, signing
-from wander_hub.runs.chunks import rows_of
+from wander_hub.runs.chunks import RowFacts, rows_of
 from wander_hub.runs.manifest import PinnedRun, level_of, protocol_digest
 from wander_hub.runs.models import (
     PostingArtifact,
@@ -52,6 +52,24 @@ class FinishedRun:
     rollouts_sha256: str | None
     order: bytes
     checkpoints: Sequence[Checkpoint]
+
+
+class ExampleSeeds:
+    """Knows that the rollouts of an example have one seed, which is the example's.
+
+    They come one after another, so nothing but the last one is held. Whether it is the seed that the
+    environment gives the example, a replay tells.
+    """
+
+    def __init__(self) -> None:
+        self._example: str | None = None
+        self._seed: int | None = None
+
+    def agree(self, facts: RowFacts) -> bool:
+        """Tell whether the next rollout has its example's seed."""
+        if facts.example_id != self._example:
+            self._example, self._seed = facts.example_id, facts.seed
+        return facts.seed == self._seed or None in (facts.seed, self._seed)
 
 
 def finish(
@@ -126,6 +144,7 @@ def _finished(
     manifest = pinned.manifest
     digest, order, summary = RolloutsDigest(), OrderWriter(), RunningSummary()
     last = -1
+    seeds = ExampleSeeds()
     for chunk in chunks:
         for number, row in enumerate(rows_of(storage, chunk), start=1):
             facts = row.facts
@@ -134,6 +153,11 @@ def _finished(
                 where = f"line {number} of chunk {chunk.number}"
                 raise bad_rollouts(where, "rollouts come in the manifest's order of examples, each once")
             last = place
+            if manifest.kind == "evaluation" and not seeds.agree(facts):
+                where = f"line {number} of chunk {chunk.number}"
+                raise bad_rollouts(
+                    where, f"another seed than a rollout of `{facts.example_id[:80]}` before it"
+                )
             digest.add(row.line_sha256())
             order.add(facts.reward)
             summary.add(row.bare_rollout())
