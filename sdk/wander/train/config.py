@@ -85,6 +85,8 @@ class AlgorithmSection(Section):
     """Weight of the divergence from the starting policy; above 0 that policy is kept in memory."""
     entropy_bonus: float = Field(default=0.0, ge=0)
     """Weight of the policy's entropy in what is maximised: it keeps exploring."""
+    average_steps: int = Field(default=0, ge=0)
+    """The final policy is the mean of the weights after each of the last so many steps; 0: the last alone."""
     mask_truncated_completions: bool = False
     """Leave the tokens of rollouts that a limit cut short out of the loss; their reward still counts in the
     group's mean."""

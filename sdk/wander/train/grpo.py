@@ -33,6 +33,7 @@ from wander.clients.policy import PolicyClient
 from wander.models.loading import load_model, weights_digest
 from wander.models.quiet import quiet_libraries
 from wander.train.algorithm import grpo_config, idle_rows_add_nothing
+from wander.train.averaging import weight_means
 from wander.train.config import GRPOSettings
 from wander.train.environments import EnvironmentOpener, PinSource, choices_of
 from wander.train.evaluating import BEST_MODEL, Listener, save_copy, scheduled
@@ -253,7 +254,7 @@ class RolloutTrainer(GRPOTrainer):  # type: ignore[misc]
             train_dataset=training_order(settings),
             reward_funcs=[reward],
             rollout_func=play_step,
-            callbacks=[self.weights, *callbacks],
+            callbacks=[*weight_means(settings), self.weights, *callbacks],
         )
         # Where the policy is sharded, every process has to compute as often as the others.
         self.skips_idle_rows = idle_rows_add_nothing(settings) and not is_sharded()
