@@ -139,9 +139,7 @@ class _Guarded:
         self._lifeline: int | None = lifeline
 
     @classmethod
-    async def start(
-        cls, command: list[str], log_path: Path, environment: Mapping[str, str]
-    ) -> _Guarded:
+    async def start(cls, command: list[str], log_path: Path, environment: Mapping[str, str]) -> _Guarded:
         mark = f"server-{secrets.token_hex(8)}"
         theirs, ours = os.pipe()
         try:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM
 from wander.models.loading import weights_digest
 from wander.train.averaging import MEAN
 from wander.train.config import GRPOSettings
@@ -31,7 +31,7 @@ def settings_for(start: Path, average_steps: int) -> GRPOSettings:
 
 
 def weights(folder: Path) -> dict[str, Any]:
-    return load_file(folder / "model.safetensors")
+    return dict(AutoModelForCausalLM.from_pretrained(folder).state_dict())
 
 
 @pytest.fixture(scope="module")
