@@ -28,6 +28,11 @@ def conftest() -> ModuleType:
     return module
 
 
+def alike() -> float:
+    """Reward every rollout alike, so that none has an advantage."""
+    return 0.5
+
+
 def trained(job: dict[str, Any], rank: int) -> dict[str, Any]:
     """Do one job and return what became of it."""
     from wander.errors import WanderError
@@ -44,7 +49,12 @@ def trained(job: dict[str, Any], rank: int) -> dict[str, Any]:
         rows = [{"question": "?", "answer": ""}] * 64
         return BrokenEnv(rows, max_turns=2, rubric=bandits.bandit().rubric)
 
-    make = broken if job.get("broken_rank") == rank else bandits.bandit
+    def even() -> Any:
+        made = bandits.bandit()
+        made.rubric = bandits.Rubric([alike])
+        return made
+
+    make = {job.get("broken_rank"): broken, job.get("even_rank"): even}.get(rank, bandits.bandit)
     seen: list[int] = []
     try:
         result = train_grpo(

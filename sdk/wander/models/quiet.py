@@ -16,6 +16,8 @@ EXPECTED = (
     r".*rollout_func.*experimental.*",
     # TRL 1.16 still asks transformers by the older names.
     r".*gradient_checkpointing.* is deprecated.*",
+    # accelerate 1.15 still asks PyTorch by the older name.
+    r".*`broadcast_buffers` is deprecated.*",
 )
 """Warnings that say nothing a user can act on."""
 

@@ -263,9 +263,7 @@ class RolloutTrainer(GRPOTrainer):  # type: ignore[misc]
     def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> torch.Tensor:
         """Compute the loss of one slice of the step, without the rows whose advantage is zero."""
         if self.skips_idle_rows:
-            keep = inputs["advantages"] != 0
-            if not keep.any():
-                keep[0] = True  # the optimizer still wants a (zero) gradient
+            keep = self._rows_to_compute(inputs["advantages"])
             count = len(keep)
             inputs = {
                 name: value[keep] if torch.is_tensor(value) and value.dim() and len(value) == count else value
@@ -273,6 +271,18 @@ class RolloutTrainer(GRPOTrainer):  # type: ignore[misc]
             }
         loss: torch.Tensor = super()._compute_loss(model, inputs)
         return loss
+
+    def _rows_to_compute(self, advantages: torch.Tensor) -> torch.Tensor:
+        """Return a mask of the rows with an advantage, and of as many others as every process needs.
+
+        TRL gathers values of every row, so all processes compute equally many; and the optimizer wants a
+        gradient, if only a zero one, so at least one.
+        """
+        keep = advantages != 0
+        most = self.accelerator.gather(keep.sum().reshape(1)).max().clamp(min=1)
+        idle = (~keep).nonzero()[:, 0]
+        keep[idle[: most - keep.sum()]] = True
+        return keep
 
     def _get_per_token_logps_and_entropies(
         self,

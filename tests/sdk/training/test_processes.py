@@ -83,7 +83,8 @@ def test_two_processes_learn_what_one_learns(puller: Path, tmp_path: Path) -> No
     whole = settings_for(puller, output={"checkpoint_every": 1})
     kept = {"settings": whole, "folder": str(tmp_path / "kept")}
     shard = {"shard": str(puller), "folder": str(tmp_path / "shard")}
-    launch([*pair, fails, kept, shard], tmp_path)
+    half = {"settings": settings, "folder": str(tmp_path / "half"), "even_rank": 0}
+    launch([*pair, fails, kept, shard, half], tmp_path)
     train_grpo(opener_of(bandit), GRPOSettings.model_validate(settings), tmp_path / "one")
 
     assert [outcome(pair[0], rank) for rank in (0, 1)] == [
@@ -98,6 +99,9 @@ def test_two_processes_learn_what_one_learns(puller: Path, tmp_path: Path) -> No
     rollouts = [list(RunFolder.open(tmp_path / name).rollouts()) for name in ("two", "one")]
     assert [(r.example_id, r.index) for r in rollouts[0]] == [(r.example_id, r.index) for r in rollouts[1]]
     assert [r.completion for r in rollouts[0]] == [r.completion for r in rollouts[1]]
+
+    assert outcome(half, 0)["steps"] == 2, "one process may have no row with an advantage"
+    assert weights_digest(tmp_path / "half" / "model") not in {*digests, weights_digest(puller)}
 
     failed, told = outcome(fails, 1), outcome(fails, 0)
     assert failed["error"] == "RunError"
