@@ -44,7 +44,7 @@ def arrange(
 
 def hide(session: Session, caller: Identity, run_id: str, reason: str) -> tuple[Run, HiddenRun]:
     """Keep a run off its board; everybody can read who did so, when and why, and it can be taken back."""
-    run = _managed(session, caller, run_id)
+    run = managed_run(session, caller, run_id)
     known = repository.hiding_of(session, run_id)
     if known is not None:
         known.reason, known.hidden_at, known.hidden_by_id = reason, now(), caller.user_id
@@ -75,7 +75,7 @@ def hide(session: Session, caller: Identity, run_id: str, reason: str) -> tuple[
 
 def show(session: Session, caller: Identity, run_id: str) -> None:
     """Let a hidden run rank again."""
-    run = _managed(session, caller, run_id)
+    run = managed_run(session, caller, run_id)
     known = repository.hiding_of(session, run_id)
     if known is None:
         raise not_hidden(run_id)
@@ -90,7 +90,8 @@ def not_hidden(run_id: str) -> HubProblem:
     return HubProblem(404, "not_hidden", f"the run `{run_id}` is not hidden")
 
 
-def _managed(session: Session, caller: Identity, run_id: str) -> Run:
+def managed_run(session: Session, caller: Identity, run_id: str) -> Run:
+    """Return a run of an environment that the caller manages, locked; raise 404 or 403 otherwise."""
     run = runs.find(session, run_id)
     if not rights.may(caller, "manage", run.environment):
         raise rights.refusal(caller, "manage", run.environment)

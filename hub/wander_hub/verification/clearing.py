@@ -11,9 +11,9 @@ from sqlalchemy.orm import Session, joinedload
 from wander.verification import Clearance, ReplayReport
 from wander.wire import RunSummary
 
-from wander_hub.accounts import rights
 from wander_hub.accounts.schemas import Identity
 from wander_hub.database import now
+from wander_hub.leaderboards.curating import managed_run
 from wander_hub.problems import HubProblem
 from wander_hub.runs import repository as run_repository
 from wander_hub.runs import service as runs
@@ -32,7 +32,7 @@ def mark(run: Run, first: Run) -> None:
 
 def clear(session: Session, caller: Identity, run_id: str, reason: str) -> None:
     """Give a marked run the level that its rollouts and the hub's replays of it support."""
-    run = _managed(session, caller, run_id)
+    run = managed_run(session, caller, run_id)
     _original(session, run)
     if run.posted_by_id == caller.user_id and not caller.administers:
         hint = "ask somebody else who manages the environment, or the hub's administrators"
@@ -52,7 +52,7 @@ def clear(session: Session, caller: Identity, run_id: str, reason: str) -> None:
 
 def take_back(session: Session, caller: Identity, run_id: str) -> None:
     """Give a cleared run its mark again."""
-    run = _managed(session, caller, run_id)
+    run = managed_run(session, caller, run_id)
     known = session.get(ClearedCopy, run_id)
     if known is None:
         raise HubProblem(404, "not_cleared", f"nobody cleared the run `{run_id}`")
@@ -77,11 +77,3 @@ def _original(session: Session, run: Run) -> str:
     if examined is None or examined.duplicate_of is None:
         raise HubProblem(422, "no_duplicate", f"the run `{run.run_id}` is not marked as a duplicate")
     return examined.duplicate_of
-
-
-def _managed(session: Session, caller: Identity, run_id: str) -> Run:
-    run = runs.find(session, run_id)
-    if not rights.may(caller, "manage", run.environment):
-        raise rights.refusal(caller, "manage", run.environment)
-    run_repository.lock_run(session, run)
-    return run

@@ -28,6 +28,11 @@ class Axis:
     start: float
     end: float
 
+    @classmethod
+    def around(cls, low: float, high: float, start: float, end: float) -> Axis:
+        """Return a scale over these values, with room on both sides where they are the same."""
+        return cls(low - 0.5, high + 0.5, start, end) if low == high else cls(low, high, start, end)
+
     def __call__(self, value: float) -> float:
         """Return the pixel of a value."""
         span = self.high - self.low or 1.0
@@ -38,9 +43,7 @@ def histogram(data: Histogram, mean: float | None) -> Markup:
     """Draw the distribution of rewards with its mean."""
     width, height, left, bottom = 640, 190, 8, 40
     tallest = max([*data.counts, 1])
-    axis = Axis(data.edges[0], data.edges[-1], left, width - left)
-    if data.edges[0] == data.edges[-1]:
-        axis = Axis(data.edges[0] - 0.5, data.edges[0] + 0.5, left, width - left)
+    axis = Axis.around(data.edges[0], data.edges[-1], left, width - left)
     bars = []
     for low, high, count in zip(data.edges, data.edges[1:], data.counts, strict=False):
         tall = (height - bottom - 18) * count / tallest
@@ -103,17 +106,10 @@ def curve(name: str, points: Sequence[tuple[float, float]]) -> Markup:
         return Markup("")
     shown = _bucketed(finite)
     lowest, highest = min(y for _, y in finite), max(y for _, y in finite)
-    if lowest == highest:
-        lowest, highest = lowest - 0.5, highest + 0.5
     across = Axis(finite[0][0], finite[-1][0], left, width - 8)
-    up = Axis(lowest, highest, height - bottom, top)
+    up = Axis.around(lowest, highest, height - bottom, top)
     path = " ".join(f"{across(x):.1f},{up(y):.1f}" for x, y in shown)
-    grid = "".join(
-        f'<line class="grid" x1="{left}" x2="{width - 8}" y1="{up(value):.1f}" y2="{up(value):.1f}"/>'
-        f'<text class="tick" x="{left - 6}" y="{up(value) + 4:.1f}" text-anchor="end">'
-        f"{_tick_text(value)}</text>"
-        for value in _round_ticks(lowest, highest, 4)
-    )
+    grid = _grid(up, left, width - 8)
     steps = "".join(
         _tick(across, value, height - bottom) for value in _round_ticks(across.low, across.high, 5)
     )
@@ -132,16 +128,9 @@ def history(points: Sequence[HistoryPoint]) -> Markup:
     times = [one.posted_at.timestamp() for one in points]
     rewards = [one.reward_mean for one in points]
     lowest, highest = min(rewards), max(rewards)
-    if lowest == highest:
-        lowest, highest = lowest - 0.5, highest + 0.5
     across = Axis(min(times), max(times), left, width - right)
-    up = Axis(lowest, highest, height - bottom, top)
-    grid = "".join(
-        f'<line class="grid" x1="{left}" x2="{width - right}" y1="{up(value):.1f}" y2="{up(value):.1f}"/>'
-        f'<text class="tick" x="{left - 6}" y="{up(value) + 4:.1f}" text-anchor="end">'
-        f"{_tick_text(value)}</text>"
-        for value in _round_ticks(lowest, highest, 4)
-    )
+    up = Axis.around(lowest, highest, height - bottom, top)
+    grid = _grid(up, left, width - right)
     ends = (("start", points[0], left), ("end", points[-1], width - right))
     dates = "".join(
         f'<text class="tick" x="{place}" y="{height - 8}" text-anchor="{anchor}">'
@@ -171,12 +160,8 @@ def _steps(place: int, name: str, points: Sequence[HistoryPoint], across: Axis, 
             '<circle class="dot {}" cx="{:.1f}" cy="{:.1f}" r="3.5"><title>{}</title></circle>'
         ).format(css, x, y, f"{one.model} {number(one.reward_mean)}, {one.posted_at:%Y-%m-%d}")
     path += f" H{across.end:.1f}"
-    row = top + 12 + 18 * place
     label = name if len(name) <= 28 else f"{name[:13]}…{name[-14:]}"
-    key = Markup(
-        '<rect class="{}" x="{:.0f}" y="{}" width="10" height="10" rx="2"/>'
-        '<text class="key-label" x="{:.0f}" y="{}">{}</text>'
-    ).format(css, across.end + 16, row - 9, across.end + 32, row, f"{label} {number(points[-1].reward_mean)}")
+    key = _key(css, place, f"{label} {number(points[-1].reward_mean)}", across.end, top)
     return Markup('<path class="curve {}" d="{}"/>').format(css, path) + dots + key
 
 
@@ -185,16 +170,9 @@ def evaluations(cells: Mapping[str, Sequence[tuple[int, float, float, float]]]) 
     width, height, left, bottom, top, right = 640, 220, 52, 30, 12, 170
     every = [point for points in cells.values() for point in points]
     lowest, highest = min(low for _, _, low, _ in every), max(high for _, _, _, high in every)
-    if lowest == highest:
-        lowest, highest = lowest - 0.5, highest + 0.5
     across = Axis(min(step for step, *_ in every), max(step for step, *_ in every), left, width - right)
-    up = Axis(lowest, highest, height - bottom, top)
-    grid = "".join(
-        f'<line class="grid" x1="{left}" x2="{width - right}" y1="{up(value):.1f}" y2="{up(value):.1f}"/>'
-        f'<text class="tick" x="{left - 6}" y="{up(value) + 4:.1f}" text-anchor="end">'
-        f"{_tick_text(value)}</text>"
-        for value in _round_ticks(lowest, highest, 4)
-    )
+    up = Axis.around(lowest, highest, height - bottom, top)
+    grid = _grid(up, left, width - right)
     ticks = "".join(
         _tick(across, value, height - bottom) for value in _round_ticks(across.low, across.high, 5)
     )
@@ -232,12 +210,8 @@ def _evaluated(
         )
         for step, mean, low, high in points
     )
-    row = top + 12 + 18 * place
     label = cell if len(cell) <= 18 else f"{cell[:8]}…{cell[-9:]}"
-    key = Markup(
-        '<rect class="{}" x="{:.0f}" y="{}" width="10" height="10" rx="2"/>'
-        '<text class="key-label" x="{:.0f}" y="{}">{}</text>'
-    ).format(css, across.end + 16, row - 9, across.end + 32, row, f"{label} {number(points[-1][1])}")
+    key = _key(css, place, f"{label} {number(points[-1][1])}", across.end, top)
     return Markup('<path class="curve {}" d="{}"/>').format(css, path) + marks + key
 
 
@@ -282,6 +256,25 @@ def _round_ticks(low: float, high: float, most: int = 6) -> list[float]:
     first = math.ceil(low / step - 1e-9)
     last = math.floor(high / step + 1e-9)
     return [round(place * step, 12) + 0.0 for place in range(first, last + 1)]
+
+
+def _grid(up: Axis, left: float, right: float) -> str:
+    """Draw lines across at round values of the upright axis, each with its value at the left."""
+    return "".join(
+        f'<line class="grid" x1="{left}" x2="{right}" y1="{up(value):.1f}" y2="{up(value):.1f}"/>'
+        f'<text class="tick" x="{left - 6}" y="{up(value) + 4:.1f}" text-anchor="end">'
+        f"{_tick_text(value)}</text>"
+        for value in _round_ticks(up.low, up.high, 4)
+    )
+
+
+def _key(css: str, place: int, text: str, end: float, top: int) -> Markup:
+    """Draw the line of the key that tells what a colour stands for, right of the chart."""
+    row = top + 12 + 18 * place
+    return Markup(
+        '<rect class="{}" x="{:.0f}" y="{}" width="10" height="10" rx="2"/>'
+        '<text class="key-label" x="{:.0f}" y="{}">{}</text>'
+    ).format(css, end + 16, row - 9, end + 32, row, text)
 
 
 def _tick(axis: Axis, value: float, base: float) -> str:
