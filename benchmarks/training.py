@@ -148,9 +148,9 @@ def ours(given: argparse.Namespace) -> dict[str, Any]:
     from wander.evals.store import RunFolder
     from wander.handle import EnvironmentHandle
     from wander.train.config import GRPOSettings
-    from wander.train.environments import EnvironmentChoice
     from wander.train.grpo import train_grpo
-    from wander.train.record import read_metrics
+    from wander.train.play.environments import EnvironmentChoice
+    from wander.train.records.record import read_metrics
     from wander.worker.host import WorkerEnvironment
 
     settings = GRPOSettings.model_validate(

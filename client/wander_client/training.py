@@ -22,9 +22,9 @@ from wander_client.runs import require_kind, resumable_folder
 from wander_client.training_environments import TrainingEnvironments
 
 if TYPE_CHECKING:
-    from wander.train.environments import EnvironmentChoice
     from wander.train.grpo import GRPOResult
-    from wander.train.outcome import Stopped
+    from wander.train.play.environments import EnvironmentChoice
+    from wander.train.records.outcome import Stopped
     from wander.wire import EnvironmentPin
 
     from wander_client.output import Progress
@@ -137,7 +137,7 @@ def started_model(word: str) -> str:
 
     `RUN` alone is its best where it kept one, `RUN@last` always those of its end.
     """
-    from wander.train.phases import made_model
+    from wander.train.schedule.phases import made_model
 
     name, _, step = word.rpartition("@") if "@" in word else (word, "", "")
     folder = resumable_folder(Path(name))
@@ -172,7 +172,7 @@ def require_not_collapsed(stopped: Stopped | None, folder: Path) -> None:
 
 def require_unfinished(folder: Path) -> None:
     """Raise `UsageError` when there is nothing to go on with."""
-    from wander.train.outcome import read_outcome
+    from wander.train.records.outcome import read_outcome
 
     outcome = read_outcome(folder)
     if outcome is not None and outcome.finished:
@@ -227,8 +227,8 @@ def run_training(
 def draw_curves(folder: Path, command: TrainingCommand) -> list[Path]:
     """Draw the run's learning curves where the packages for it are installed."""
     from wander.errors import MissingExtra
-    from wander.train.plots import draw_learning_curve
-    from wander.train.record import read_metrics
+    from wander.train.records.record import read_metrics
+    from wander.train.watch.plots import draw_learning_curve
 
     try:
         return draw_learning_curve(read_metrics(folder), folder, title=f"GRPO on {command.label}")

@@ -25,9 +25,9 @@ from wander_client.output import counted
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderResult
-    from wander.train.alerts import Alert
-    from wander.train.evaluation import CellEvaluation
-    from wander.train.outcome import BestCheckpoint
+    from wander.train.records.outcome import BestCheckpoint
+    from wander.train.schedule.evaluation import CellEvaluation
+    from wander.train.watch.alerts import Alert
 
     from wander_client.output import Output
 
@@ -83,8 +83,8 @@ class TrainingState:
 
     def read_folder(self) -> None:
         """Read evaluations, the best weights, checkpoints and alerts from the run's folder."""
-        from wander.train.alerts import read_alerts
-        from wander.train.evaluation import read_best, read_evaluations
+        from wander.train.schedule.evaluation import read_best, read_evaluations
+        from wander.train.watch.alerts import read_alerts
 
         self.evaluations = read_evaluations(self.folder)
         self.best = read_best(self.folder)

@@ -12,8 +12,8 @@ from typing import Any
 from pydantic import ValidationError
 from wander.sandbox import SandboxPolicy
 from wander.train.config import SFTSettings
-from wander.train.outcome import Outcome, read_outcome, write_outcome
-from wander.train.phases import (
+from wander.train.records.outcome import Outcome, read_outcome, write_outcome
+from wander.train.schedule.phases import (
     PHASE,
     GRPOPhase,
     ModelPhase,

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from wander.train.config import GRPOSettings
-from wander.train.phases import GRPOPhase, Phase, RolloutsPhase, SFTPhase
+from wander.train.schedule.phases import GRPOPhase, Phase, RolloutsPhase, SFTPhase
 
 from wander_client.environments import locate, open_environment
 from wander_client.invocation import current
@@ -116,7 +116,7 @@ async def _planned_phase(phase: Phase, most_turns: Any) -> PlannedWork:
 
 
 async def _planned_grpo(phase: GRPOPhase, shown: dict[str, Any], most_turns: Any) -> PlannedWork:
-    from wander.train.environments import choices_of
+    from wander.train.play.environments import choices_of
 
     settings = phase.settings
     steps, limit = settings.schedule.steps, settings.sampling.max_tokens

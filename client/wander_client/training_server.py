@@ -19,7 +19,7 @@ DEV_MODE = {"VLLM_SERVER_DEV_MODE": "1"}
 @contextlib.contextmanager
 def training_server(checkpoint: Path, section: InferenceSection) -> Iterator[str]:
     """Serve a checkpoint until the block ends, and yield the server's address."""
-    from wander.train.rollouts import LoopThread
+    from wander.train.play.rollouts import LoopThread
 
     choice = ServeChoice(
         arguments=server_arguments(section), python=section.python, environment=tuple(DEV_MODE.items())

@@ -11,7 +11,7 @@ from wander_client.training import StepLines, stored_command
 from wander_client.training_environments import TrainingEnvironments
 
 if TYPE_CHECKING:
-    from wander.train.verify import TrainingVerification
+    from wander.train.records.verify import TrainingVerification
 
 STEPS = 3
 """Steps that are repeated where nothing else is said."""
@@ -22,7 +22,7 @@ def verify_run(run: Path, steps: int | None) -> int:
 
     0: all came out the same; 1: one did not, or the run cannot be repeated; 6: the run has fewer steps.
     """
-    from wander.train.verify import verify_training
+    from wander.train.records.verify import verify_training
 
     output = current().output
     command = stored_command(run)

@@ -15,8 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.cells import cell_len
 from rich.console import Console
-from wander.train.alerts import Alert, write_alerts
-from wander.train.evaluation import CellEvaluation, write_evaluations
+from wander.train.schedule.evaluation import CellEvaluation, write_evaluations
+from wander.train.watch.alerts import Alert, write_alerts
 from wander_client.output import Output
 from wander_client.training_panel import (
     BLOCKS,

@@ -18,7 +18,7 @@ from wander import LocalEnvironment, MultiTurnEnv, Rubric, SamplingArgs
 from wander.clients.policy import PolicyClient
 from wander.models.chat import ChatFormat, RewrittenHistory
 from wander.models.sampling import Sample, end_of_turn_ids
-from wander.train.rollouts import trajectories_of, trajectory_of
+from wander.train.play.rollouts import trajectories_of, trajectory_of
 
 TURNS = 10
 SYSTEM = "You answer."

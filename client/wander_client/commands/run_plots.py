@@ -11,7 +11,7 @@ from wander_client.errors import UsageError
 from wander_client.invocation import current
 
 if TYPE_CHECKING:
-    from wander.train.plots import Across
+    from wander.train.watch.plots import Across
 
 ACROSS = ("step", "rollouts", "hours")
 
@@ -33,7 +33,7 @@ def plot(
     wander runs plot small=runs/A large=runs/B -o comparison.html
     wander runs plot runs/A runs/B --metric reward --metric entropy -x rollouts -o two.png
     """
-    from wander.train.plots import draw_runs, read_plotted
+    from wander.train.watch.plots import draw_runs, read_plotted
 
     from wander_client.runs import run_folder
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from wander.sandbox import SandboxPolicy
     from wander.train.grpo import GRPOResult
-    from wander.train.phases import Phase
+    from wander.train.schedule.phases import Phase
 
     from wander_client.training import TrainingCommand
     from wander_client.training_phases import PhasedCommand
@@ -77,7 +77,7 @@ def train(
     The run's folder holds the manifest, metrics.jsonl, learning curves, sample rollouts and the model.
     The first Ctrl-C finishes the step and keeps a checkpoint to resume from.
     """
-    from wander.train.phases import only_phase
+    from wander.train.schedule.phases import only_phase
 
     from wander_client import training, training_phases
     from wander_client.runs import resumable_folder

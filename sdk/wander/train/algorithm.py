@@ -7,7 +7,7 @@ from pathlib import Path
 from trl import GRPOConfig
 
 from wander.train.config import GRPOSettings
-from wander.train.inference import correction_arguments
+from wander.train.play.inference import correction_arguments
 from wander.train.processes import rows_and_accumulation
 from wander.train.trainer import training_arguments
 

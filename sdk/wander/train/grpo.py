@@ -1,6 +1,6 @@
 """GRPO on any environment, with TRL's `GRPOTrainer`. Read top to bottom.
 
-One step: take the next examples (`wander.train.sampler`), let the policy play each of them `group_size`
+One step: take the next examples (`wander.train.play.sampler`), let the policy play each of them `group_size`
 times, give every rollout the advantage reward minus its group's mean, and take one policy-gradient step on
 the policy's own tokens. TRL does the algorithm (losses, advantages, optimizer, checkpoints); this module
 brings the rollouts, through TRL's `rollout_func`.
@@ -11,7 +11,7 @@ Three things TRL leaves open are settled here:
 - rows without advantage are not computed where that changes nothing (dapo, cispo without a KL term): their
   gradient is exactly zero, and late in a run most groups are such.
 
-What samples is an engine (`wander.train.inference`), and several processes may share a step
+What samples is an engine (`wander.train.play.inference`), and several processes may share a step
 (`wander.train.processes`). Left out on purpose: several updates per batch of rollouts (the policy ratio is
 always 1 at the update).
 """
@@ -35,10 +35,10 @@ from wander.models.quiet import quiet_libraries
 from wander.train.algorithm import grpo_config, idle_rows_add_nothing
 from wander.train.averaging import weight_means
 from wander.train.config import GRPOSettings
-from wander.train.environments import EnvironmentOpener, PinSource, choices_of
-from wander.train.evaluating import BEST_MODEL, Listener, save_copy, scheduled
-from wander.train.gathering import PlayedStep, StepPlayer, mixture_of
-from wander.train.inference import (
+from wander.train.lora import wrap_lora
+from wander.train.play.environments import EnvironmentOpener, PinSource, choices_of
+from wander.train.play.gathering import PlayedStep, StepPlayer, mixture_of
+from wander.train.play.inference import (
     CurrentWeights,
     ServerOpener,
     attach,
@@ -46,27 +46,27 @@ from wander.train.inference import (
     opened_engine,
     save_policy,
 )
-from wander.train.lora import wrap_lora
-from wander.train.merging import merged_step
-from wander.train.observing import observed
-from wander.train.outcome import BestCheckpoint, Outcome, Stopped, write_outcome
+from wander.train.play.merging import merged_step
+from wander.train.play.rollouts import RolloutSource, Trajectory, without_truncated
+from wander.train.play.sampler_checkpoint import SamplerCheckpoint
 from wander.train.processes import (
     World,
     current_world,
     own_folder,
     require_divisible,
 )
-from wander.train.record import METRICS, SavedByAll, TrainingRecord
-from wander.train.rollouts import RolloutSource, Trajectory, without_truncated
-from wander.train.sampler_checkpoint import SamplerCheckpoint
+from wander.train.records.outcome import BestCheckpoint, Outcome, Stopped, write_outcome
+from wander.train.records.record import METRICS, SavedByAll, TrainingRecord
+from wander.train.records.step_metrics import mean, rollout_metrics
+from wander.train.schedule.evaluating import BEST_MODEL, Listener, save_copy, scheduled
 from wander.train.sft import Progress
-from wander.train.step_metrics import mean, rollout_metrics
-from wander.train.trackers import require_trackers
 from wander.train.trainer import (
     StepLog,
     remove_checkpoints,
     train_until_interrupted,
 )
+from wander.train.watch.observing import observed
+from wander.train.watch.trackers import require_trackers
 
 PLACE = "wander_position"
 """Key of a prompt's message that numbers the groups of the run; what a group plays the sampler decides."""

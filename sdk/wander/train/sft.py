@@ -30,9 +30,9 @@ from wander.models.sampling import end_of_turn_ids
 from wander.train.config import SFTSettings
 
 if TYPE_CHECKING:
-    from wander.train.checkpoints import SavedCheckpoint
-    from wander.train.observing import TrackerCallback
+    from wander.train.records.checkpoints import SavedCheckpoint
     from wander.train.trainer import StepLog
+    from wander.train.watch.observing import TrackerCallback
 
 Progress = Callable[[dict[str, Any]], None]
 """Called with the metrics of every step; `step` and `steps` are always there."""
@@ -83,8 +83,8 @@ def train_sft(
         raise MissingExtra("train", needed_for="fine-tuning") from error
     from wander.train.held_out import HeldOutLoss
     from wander.train.lora import wrap_lora
-    from wander.train.trackers import require_trackers
     from wander.train.trainer import StepLog, train_until_interrupted, training_arguments
+    from wander.train.watch.trackers import require_trackers
 
     started = perf_counter()
     require_trackers(settings.logging.trackers)
@@ -142,8 +142,8 @@ def train_sft(
 
 def _trackers(settings: SFTSettings, folder: Path, log: StepLog) -> TrackerCallback:
     """Return what passes the steps on to trackers; one that breaks leaves an alert."""
-    from wander.train.alerts import write_alerts
-    from wander.train.observing import TrackerCallback
+    from wander.train.watch.alerts import write_alerts
+    from wander.train.watch.observing import TrackerCallback
 
     config = settings.model_dump(mode="json")
     return TrackerCallback(settings.logging, config, folder, log, lambda alert: write_alerts(folder, [alert]))
@@ -151,7 +151,7 @@ def _trackers(settings: SFTSettings, folder: Path, log: StepLog) -> TrackerCallb
 
 def _to_resume(folder: Path) -> SavedCheckpoint | None:
     """Return the checkpoint that a run goes on from; None means from its beginning."""
-    from wander.train.checkpoints import checkpoint_to_resume, saved_checkpoints
+    from wander.train.records.checkpoints import checkpoint_to_resume, saved_checkpoints
 
     file = folder / "metrics.jsonl"
     lines = file.read_text(encoding="utf-8").splitlines() if file.is_file() else []
@@ -202,7 +202,7 @@ def _seals(folder: Path) -> Any:
     """Return a callback that seals every checkpoint once it is written."""
     from transformers import TrainerCallback
 
-    from wander.train.checkpoints import seal_checkpoint
+    from wander.train.records.checkpoints import seal_checkpoint
 
     class Seals(TrainerCallback):  # type: ignore[misc]
         def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -212,7 +212,7 @@ def _seals(folder: Path) -> Any:
 
 
 def _forget_checkpoints(folder: Path) -> None:
-    from wander.train.checkpoints import SEALED
+    from wander.train.records.checkpoints import SEALED
 
     shutil.rmtree(folder / "checkpoints", ignore_errors=True)
     (folder / SEALED).unlink(missing_ok=True)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from wander.errors import RunError
 from wander.posting import Checkpoint
-from wander.train.checkpoints import (
+from wander.train.records.checkpoints import (
     checkpoint_to_resume,
     give_up_later,
     read_saved,

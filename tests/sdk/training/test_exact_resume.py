@@ -16,8 +16,8 @@ from wander.evals.store import RunFolder
 from wander.models.loading import weights_digest
 from wander.train.config import GRPOSettings
 from wander.train.grpo import train_grpo
-from wander.train.record import read_checkpoints, read_metrics
-from wander.train.step_hash import STEPS, read_steps
+from wander.train.records.record import read_checkpoints, read_metrics
+from wander.train.records.step_hash import STEPS, read_steps
 
 from .conftest import bandit, opener_of
 
@@ -110,7 +110,7 @@ KILLED = """
 import importlib.util, os, signal, sys
 from pathlib import Path
 import torch
-from wander.train import record
+from wander.train.records import record
 from wander.train.config import GRPOSettings
 from wander.train.grpo import train_grpo
 

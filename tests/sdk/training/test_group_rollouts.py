@@ -13,7 +13,7 @@ from wander.environment import LocalEnvironment
 from wander.handle import EnvironmentHandle
 from wander.loading import load_path
 from wander.models.loading import load_model
-from wander.train.rollouts import Assignment, RolloutSource
+from wander.train.play.rollouts import Assignment, RolloutSource
 from wander.types import SamplingArgs
 from wander.worker.host import WorkerEnvironment
 

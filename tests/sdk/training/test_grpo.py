@@ -15,8 +15,8 @@ from wander.evals.store import RunFolder
 from wander.models.loading import weights_digest
 from wander.train.config import GRPOSettings
 from wander.train.grpo import RolloutTrainer, train_grpo
-from wander.train.plots import draw_learning_curve
-from wander.train.record import read_checkpoints, read_metrics
+from wander.train.records.record import read_checkpoints, read_metrics
+from wander.train.watch.plots import draw_learning_curve
 from wander.types import SamplingArgs
 
 from .conftest import BanditEnv, bandit, opener_of

@@ -11,7 +11,7 @@ from wander.clients.transformers import TransformersClient
 from wander.environment import LocalEnvironment
 from wander.errors import ConfigError, ContextOverflow, InvalidResponse, ModelError
 from wander.models.loading import LoadedModel, load_model
-from wander.train.rollouts import trajectory_of
+from wander.train.play.rollouts import trajectory_of
 from wander.types import Rollout, SamplingArgs
 
 from .conftest import bandit

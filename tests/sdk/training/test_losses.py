@@ -15,7 +15,7 @@ from wander.models.loading import weights_digest
 from wander.train.algorithm import CISPO_CLIP_HIGH, grpo_config
 from wander.train.config import GRPOSettings
 from wander.train.grpo import RolloutTrainer, train_grpo
-from wander.train.record import read_metrics
+from wander.train.records.record import read_metrics
 
 from .conftest import bandit, opener_of
 

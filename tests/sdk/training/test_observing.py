@@ -8,12 +8,12 @@ from typing import Any
 
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from wander.models.loading import weights_digest
-from wander.train.alerts import read_alerts
 from wander.train.config import GRPOSettings, SFTSettings
 from wander.train.grpo import train_grpo
-from wander.train.record import read_metrics
-from wander.train.samples import read_samples
+from wander.train.records.record import read_metrics
+from wander.train.records.samples import read_samples
 from wander.train.sft import train_sft
+from wander.train.watch.alerts import read_alerts
 
 from .conftest import bandit, opener_of
 

@@ -23,7 +23,7 @@ from wander.train.processes import (
     require_divisible,
     rows_and_accumulation,
 )
-from wander.train.record import read_metrics
+from wander.train.records.record import read_metrics
 
 from .conftest import bandit, opener_of
 

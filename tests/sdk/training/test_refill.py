@@ -19,10 +19,10 @@ from wander.handle import EnvironmentHandle
 from wander.models.loading import weights_digest
 from wander.seeding import derived_rng
 from wander.train.config import GRPOSettings
-from wander.train.environments import EnvironmentChoice
 from wander.train.grpo import train_grpo
-from wander.train.record import read_metrics
-from wander.train.sampler_checkpoint import SAMPLER
+from wander.train.play.environments import EnvironmentChoice
+from wander.train.play.sampler_checkpoint import SAMPLER
+from wander.train.records.record import read_metrics
 
 from .conftest import PULL, BanditEnv, bandit, opener_of, payoff
 

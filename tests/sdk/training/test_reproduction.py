@@ -12,10 +12,10 @@ import pytest
 import torch
 from wander.errors import RunError
 from wander.evals.store import RunFolder
-from wander.train import reproduction
 from wander.train.config import GRPOSettings
 from wander.train.grpo import train_grpo
-from wander.train.reproduction import (
+from wander.train.records import reproduction
+from wander.train.records.reproduction import (
     CHANGES,
     arithmetic,
     looseness,

@@ -5,8 +5,8 @@ from typing import Any
 
 from hypothesis import given
 from hypothesis import strategies as st
-from wander.train.alerts import AlertWatch, alerts_of, read_alerts, write_alerts
 from wander.train.config import AlertsSection
+from wander.train.watch.alerts import AlertWatch, alerts_of, read_alerts, write_alerts
 
 SECTION = AlertsSection(steps=3, entropy_first_steps=2)
 SOUND = {"reward": 0.5, "entropy": 1.0, "groups_without_variance": 0.2, "truncated": 0.0, "rollouts": 20}

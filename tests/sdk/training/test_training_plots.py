@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 from wander.errors import ConfigError
-from wander.train.evaluation import CellEvaluation, write_evaluations
-from wander.train.plots import MOST_POINTS, PlottedRun, draw_learning_curve, draw_runs, reduced
+from wander.train.schedule.evaluation import CellEvaluation, write_evaluations
+from wander.train.watch.plots import MOST_POINTS, PlottedRun, draw_learning_curve, draw_runs, reduced
 
 
 def entries(steps: int, **fields: Any) -> list[dict[str, Any]]:

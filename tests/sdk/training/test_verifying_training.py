@@ -12,8 +12,8 @@ import pytest
 from wander.errors import RunError
 from wander.train.config import GRPOSettings
 from wander.train.grpo import train_grpo
-from wander.train.step_hash import STEPS, StepHash, read_steps
-from wander.train.verify import verify_training
+from wander.train.records.step_hash import STEPS, StepHash, read_steps
+from wander.train.records.verify import verify_training
 
 from .conftest import bandit, opener_of
 

@@ -22,7 +22,7 @@ from wander.models.quiet import quiet_libraries
 from wander.models.sampling import SampleRequest, end_of_turn_ids
 from wander.train.config import GRPOSettings
 from wander.train.grpo import train_grpo
-from wander.train.record import read_metrics
+from wander.train.records.record import read_metrics
 
 from .conftest import bandit, opener_of
 
@@ -212,7 +212,7 @@ async def test_a_policy_client_asks_the_server_turn_by_turn(
     server: TokenServer, loaded: LoadedModel, tmp_path: Path
 ) -> None:
     from wander.environment import LocalEnvironment
-    from wander.train.rollouts import trajectories_of
+    from wander.train.play.rollouts import trajectories_of
     from wander.types import SamplingArgs
 
     client = PolicyClient(loaded.model, loaded.tokenizer, engine=engine_of(server, loaded, tmp_path))

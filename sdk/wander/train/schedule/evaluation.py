@@ -19,8 +19,8 @@ from pydantic import Field
 from wander.errors import ConfigError
 from wander.evals import jsonl
 from wander.evals.statistics import clustered_wilson_interval, is_number, summarise, t_interval
-from wander.train.environments import EnvironmentChoice, EnvironmentOpener
-from wander.train.outcome import BestCheckpoint
+from wander.train.play.environments import EnvironmentChoice, EnvironmentOpener
+from wander.train.records.outcome import BestCheckpoint
 from wander.types import Example, Record, Rollout, SamplingArgs, canonical_json, task_set_digest
 
 if TYPE_CHECKING:
@@ -108,7 +108,7 @@ class Evaluator:
     def __init__(
         self, open_environment: EnvironmentOpener, client: PolicyClient, settings: GRPOSettings
     ) -> None:
-        from wander.train.rollouts import LoopThread
+        from wander.train.play.rollouts import LoopThread
 
         self.client = client
         self.settings = settings

@@ -17,8 +17,8 @@ from transformers import TrainerCallback
 from wander.errors import ConfigError
 from wander.train.config import StoppingSection
 from wander.train.data import OPERATORS, Condition
-from wander.train.evaluation import CellEvaluation, measured
-from wander.train.outcome import Stopped
+from wander.train.records.outcome import Stopped
+from wander.train.schedule.evaluation import CellEvaluation, measured
 from wander.train.trainer import StepLog
 
 

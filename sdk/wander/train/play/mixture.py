@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from wander.train.sampler import ExampleSampler
+from wander.train.play.sampler import ExampleSampler
 
 
 @dataclass(frozen=True)

@@ -23,19 +23,20 @@ from wander.evals.statistics import summarise
 from wander.evals.store import RunFolder
 from wander.models.loading import LoadedModel, weights_digest
 from wander.posting import Checkpoint
-from wander.train.checkpoints import (
+from wander.train.config import GRPOSettings
+from wander.train.play.environments import PinSource
+from wander.train.play.gathering import PlayedStep, planned_examples
+from wander.train.play.rollouts import RolloutSource
+from wander.train.processes import World, current_world
+from wander.train.records.checkpoints import (
     SavedCheckpoint,
     checkpoint_to_resume,
     give_up_later,
     seal_checkpoint,
     write_saved,
 )
-from wander.train.checkpoints import read_saved as read_checkpoints
-from wander.train.config import GRPOSettings
-from wander.train.environments import PinSource
-from wander.train.gathering import PlayedStep, planned_examples
-from wander.train.processes import World, current_world
-from wander.train.reproduction import (
+from wander.train.records.checkpoints import read_saved as read_checkpoints
+from wander.train.records.reproduction import (
     Difference,
     allowed,
     arithmetic,
@@ -43,8 +44,7 @@ from wander.train.reproduction import (
     reproduction_of,
     training_differences,
 )
-from wander.train.rollouts import RolloutSource
-from wander.train.step_hash import STEPS, StepHashes
+from wander.train.records.step_hash import STEPS, StepHashes
 from wander.types import task_set_digest
 from wander.wire import EnvironmentPin, RunManifest
 from wander.wire.run_record import MixedEnvironment

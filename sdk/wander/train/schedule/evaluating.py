@@ -16,8 +16,10 @@ from transformers import TrainerCallback
 from wander.clients.policy import PolicyClient
 from wander.models.loading import LoadedModel
 from wander.train.config import GRPOSettings
-from wander.train.environments import EnvironmentOpener
-from wander.train.evaluation import (
+from wander.train.play.environments import EnvironmentOpener
+from wander.train.play.inference import is_sharded, save_policy
+from wander.train.records.outcome import BestCheckpoint, Outcome
+from wander.train.schedule.evaluation import (
     CellEvaluation,
     Evaluator,
     measured,
@@ -26,9 +28,7 @@ from wander.train.evaluation import (
     write_best,
     write_evaluations,
 )
-from wander.train.inference import is_sharded, save_policy
-from wander.train.outcome import BestCheckpoint, Outcome
-from wander.train.stopping import StoppingCallback
+from wander.train.schedule.stopping import StoppingCallback
 from wander.train.trainer import StepLog, covered_steps
 
 SaveBest = Callable[[int, Path], str | None]

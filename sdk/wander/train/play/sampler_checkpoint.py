@@ -9,7 +9,7 @@ from typing import Any
 from transformers import TrainerCallback
 
 from wander.evals import jsonl
-from wander.train.mixture import Mixture
+from wander.train.play.mixture import Mixture
 
 SAMPLER = "sampler.json"
 

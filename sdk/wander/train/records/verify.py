@@ -24,11 +24,11 @@ from wander.train.config import (
     OutputSection,
     StoppingSection,
 )
-from wander.train.environments import EnvironmentOpener, PinSource
 from wander.train.grpo import train_grpo
-from wander.train.reproduction import arithmetic, training_differences
+from wander.train.play.environments import EnvironmentOpener, PinSource
+from wander.train.records.reproduction import arithmetic, training_differences
+from wander.train.records.step_hash import STEPS, Part, StepHash, read_steps, weights_hash
 from wander.train.sft import Progress
-from wander.train.step_hash import STEPS, Part, StepHash, read_steps, weights_hash
 from wander.types import Record
 from wander.wire import RunManifest
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import zip_longest
 
-from wander.train.gathering import PlayedStep
-from wander.train.rollouts import StepRollouts
+from wander.train.play.gathering import PlayedStep
+from wander.train.play.rollouts import StepRollouts
 
 
 def merged_step(shares: Sequence[PlayedStep]) -> PlayedStep:

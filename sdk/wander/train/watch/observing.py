@@ -12,12 +12,12 @@ from typing import Any
 from transformers import TrainerCallback
 
 from wander.errors import ConfigError
-from wander.train.alerts import Alert, AlertWatch, write_alerts
 from wander.train.config import AlertsSection, GRPOSettings, LoggingSection, OutputSection
-from wander.train.rollouts import Assignment, RolloutSource
-from wander.train.samples import append_samples, read_samples, write_samples
-from wander.train.trackers import Tracker, open_trackers, scalars
+from wander.train.play.rollouts import Assignment, RolloutSource
+from wander.train.records.samples import append_samples, read_samples, write_samples
 from wander.train.trainer import StepLog, covered_steps
+from wander.train.watch.alerts import Alert, AlertWatch, write_alerts
+from wander.train.watch.trackers import Tracker, open_trackers, scalars
 
 
 class LogReader(TrainerCallback):  # type: ignore[misc]

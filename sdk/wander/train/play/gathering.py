@@ -14,9 +14,9 @@ from typing import Any
 
 from wander.errors import RunError
 from wander.train.config import GRPOSettings
-from wander.train.mixture import Mixture, Pick
-from wander.train.rollouts import Assignment, RolloutSource, StepRollouts, Trajectory
-from wander.train.sampler import ExampleSampler, has_signal
+from wander.train.play.mixture import Mixture, Pick
+from wander.train.play.rollouts import Assignment, RolloutSource, StepRollouts, Trajectory
+from wander.train.play.sampler import ExampleSampler, has_signal
 from wander.types import Example, Rollout
 
 Exchange = Callable[[list[Any]], list[Any]]

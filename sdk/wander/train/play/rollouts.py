@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 from wander.clients.policy import PolicyClient
 from wander.handle import EnvironmentHandle
 from wander.seeding import derived_rng, derived_seed
-from wander.train.environments import EnvironmentChoice, EnvironmentOpener, require_distinct
+from wander.train.play.environments import EnvironmentChoice, EnvironmentOpener, require_distinct
 from wander.types import EnvironmentInfo, Example, Rollout, SamplingArgs, TurnTokens
 
 Result = TypeVar("Result")

@@ -1,0 +1,1 @@
+"""How the rollouts of a step come about: which examples, on which environments, by which engine."""

@@ -1,0 +1,1 @@
+"""What a training run leaves behind, and how it is repeated from that."""

@@ -1,0 +1,1 @@
+"""What can be seen of a training run: alerts, trackers, samples, curves."""
