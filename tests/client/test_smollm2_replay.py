@@ -14,7 +14,7 @@ from command_line import Wander
 from wander.evals.store import RunFolder
 
 ROOT = Path(__file__).resolve().parents[2]
-OF_THE_CLOCK = ("seconds", "model_seconds", "started_at", "timing", "scoring_seconds")
+OF_THE_CLOCK = ("seconds", "model_seconds", "environment_seconds", "scoring_seconds", "started_at")
 
 
 def played(run: Path) -> list[dict[str, Any]]:
