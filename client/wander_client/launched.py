@@ -5,24 +5,15 @@ The first process tells and writes; the others compute and are quiet, but for an
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from wander.train.launcher import is_beside_main, is_launched
 
 from wander_client.errors import UsageError
 
 if TYPE_CHECKING:
     from wander.train.config import GRPOSettings
-
-
-def is_launched() -> bool:
-    """Return whether this process is one of several."""
-    return int(os.environ.get("WORLD_SIZE", "1")) > 1
-
-
-def is_beside_main() -> bool:
-    """Return whether this process is one of several, and not the first."""
-    return is_launched() and int(os.environ.get("RANK", "0")) > 0
 
 
 def told_elsewhere(error: BaseException) -> bool:
@@ -43,5 +34,7 @@ def require_alone(what: str) -> None:
     """Raise `UsageError` for what one process does."""
     if is_launched():
         raise UsageError(
-            f"{what} runs in one process", hint="run it without `torchrun` or `accelerate launch`"
+            f"{what} one process runs",
+            hint="run it without `torchrun` or `accelerate launch`; "
+            "each GRPO phase can be shared as a file of its own",
         )

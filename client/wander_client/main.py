@@ -13,11 +13,13 @@ import sys
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, NoReturn
 
+from wander.train.launcher import is_beside_main
+
 from wander_client import __version__
 from wander_client.commands import COMMANDS, SECTIONS, load
 from wander_client.errors import EXIT_CODES, UsageError
 from wander_client.invocation import CommonOptions, Invocation, set_current
-from wander_client.launched import is_beside_main, told_elsewhere
+from wander_client.launched import told_elsewhere
 from wander_client.output import MODES, Mode, Output, choose_mode
 from wander_client.suggestions import did_you_mean
 

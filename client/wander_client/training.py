@@ -6,17 +6,17 @@ import contextlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from pydantic import ValidationError
 from wander.sandbox import SandboxPolicy
-from wander.train.config import GRPOSettings, read_settings
+from wander.train.config import GRPOSettings, SFTSettings, read_settings
+from wander.train.launcher import is_beside_main
 from wander.types import Record
 
 from wander_client.environments import Location, locate, parse_arguments
 from wander_client.errors import ClientError, NotFound, UsageError
 from wander_client.invocation import current
-from wander_client.launched import is_beside_main
 from wander_client.models import require_no_slip
 from wander_client.runs import require_kind, resumable_folder
 from wander_client.training_environments import TrainingEnvironments
@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from wander.wire import EnvironmentPin
 
     from wander_client.output import Progress
+
+Settings = TypeVar("Settings", GRPOSettings, SFTSettings)
 
 COMMAND_FILE = "command.json"
 """The settings of the command, in the run's folder, so that `--resume` needs nothing else."""
@@ -65,16 +67,27 @@ def new_command(
         raise UsageError(
             "with `[[environments]]` each has its own arguments", hint="write them there instead of `--arg`"
         )
-    mixed = [
-        each.model_copy(update={"name": exact_name(locate(each.name))}) if each.name else each
-        for each in settings.environments
-    ]
-    path = settings.model.model_copy(update={"path": model_path(settings.model.path)})
-    settings = settings.model_copy(update={"environment": section, "environments": mixed, "model": path})
+    settings = settings.model_copy(update={"environment": section})
+    settings = with_model(exactly_named(settings), model_path(settings.model.path))
     location = locate(environment)
     return TrainingCommand(
         environment=exact_name(location), label=location.label, settings=settings, sandbox=sandbox
     )
+
+
+def exactly_named(settings: GRPOSettings) -> GRPOSettings:
+    """Return settings whose mixed environments have their exact names."""
+    mixed = [
+        each.model_copy(update={"name": exact_name(locate(each.name))}) if each.name else each
+        for each in settings.environments
+    ]
+    return settings.model_copy(update={"environments": mixed})
+
+
+def with_model(settings: Settings, path: str) -> Settings:
+    """Return settings of training that begins with the model at `path`."""
+    model = settings.model.model_copy(update={"path": path})
+    return settings.model_copy(update={"model": model})
 
 
 def exact_name(location: Location) -> str:

@@ -11,7 +11,6 @@ from typing import Any
 
 from pydantic import ValidationError
 from wander.sandbox import SandboxPolicy
-from wander.train.config import SFTSettings
 from wander.train.records.outcome import Outcome, read_outcome, write_outcome
 from wander.train.schedule.phases import (
     PHASE,
@@ -29,14 +28,18 @@ from wander.types import Record, SamplingArgs
 from wander_client.environments import locate, parse_arguments
 from wander_client.errors import ClientError, Interrupted, UsageError
 from wander_client.invocation import current
+from wander_client.launched import require_alone
 from wander_client.training import (
     COMMAND_FILE,
     StepLines,
     TrainingCommand,
     draw_curves,
+    exact_name,
+    exactly_named,
     model_path,
     require_not_collapsed,
     run_training,
+    with_model,
 )
 from wander_client.training_panel import training_display
 
@@ -82,15 +85,10 @@ def new_command(
             f"no phase of `{config}` begins with a model from elsewhere",
             hint="leave it out, or remove the phases that make the model",
         )
-    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
-        raise UsageError(
-            f"`{config}` has phases, which one process runs",
-            hint="run each GRPO phase as a file of its own under `torchrun`",
-        )
+    require_alone(f"`{config}` has phases, which")
     location = locate(environment)
-    exact = str(location.installed.name) if location.installed else str(location.folder)
     return PhasedCommand(
-        environment=exact,
+        environment=exact_name(location),
         label=location.label,
         phases=[_anywhere(phase) for phase in phases],
         sandbox=sandbox,
@@ -107,11 +105,16 @@ def _anywhere(phase: Phase) -> Phase:
     """Return a phase whose model and rows can be found from any folder."""
     if isinstance(phase, SFTPhase):
         rows = [text if text.startswith(PHASE) else str(Path(text).resolve()) for text in phase.rows]
-        phase = phase.model_copy(update={"rows": rows})
-    if isinstance(phase, SFTPhase | GRPOPhase) and not phase.settings.model.path.startswith(PHASE):
-        model = phase.settings.model.model_copy(update={"path": model_path(phase.settings.model.path)})
-        phase = phase.model_copy(update={"settings": phase.settings.model_copy(update={"model": model})})
+        tuned = with_model(phase.settings, _full_path(phase.settings.model.path))
+        return phase.model_copy(update={"rows": rows, "settings": tuned})
+    if isinstance(phase, GRPOPhase):
+        trained = with_model(exactly_named(phase.settings), _full_path(phase.settings.model.path))
+        return phase.model_copy(update={"settings": trained})
     return phase
+
+
+def _full_path(model: str) -> str:
+    return model if model.startswith(PHASE) else model_path(model)
 
 
 def stored_command(folder: Path) -> PhasedCommand | None:
@@ -268,7 +271,7 @@ class PhasedRun:
         from wander.train.data import read_rows
         from wander.train.sft import train_sft
 
-        settings = self._with_model(phase.settings)
+        settings = with_model(phase.settings, self._model(phase.settings.model.path))
         files = [
             self.folders[text.removeprefix(PHASE)] / ROWS if text.startswith(PHASE) else Path(text)
             for text in phase.rows
@@ -290,13 +293,7 @@ class PhasedRun:
         return self._finished(folder, result.steps)
 
     def _train(self, phase: GRPOPhase, folder: Path) -> Outcome:
-        settings = phase.settings.model_copy(
-            update={
-                "model": phase.settings.model.model_copy(
-                    update={"path": self._model(phase.settings.model.path)}
-                )
-            }
-        )
+        settings = with_model(phase.settings, self._model(phase.settings.model.path))
         command = TrainingCommand(
             environment=self.command.environment,
             label=self.command.label,
@@ -311,10 +308,6 @@ class PhasedRun:
         outcome = read_outcome(folder)
         assert outcome is not None
         return outcome
-
-    def _with_model(self, settings: SFTSettings) -> SFTSettings:
-        model = settings.model.model_copy(update={"path": self._model(settings.model.path)})
-        return settings.model_copy(update={"model": model})
 
     def _finished(self, folder: Path, steps: int) -> Outcome:
         outcome = Outcome(steps=steps, finished=True)

@@ -215,6 +215,39 @@ def test_a_collapsed_run_is_an_error_that_says_why(tmp_path: Path) -> None:
     assert (refused.value.status, refused.value.code) == (1, "collapsed")
 
 
+def test_phases_run_in_one_process(
+    wander: Wander, home: Path, phases: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    refused = wander("train", TICTACTOE, "phases.toml", "--out", "run")
+    assert (refused.status, "`phases.toml` has phases, which one process runs" in refused.err) == (2, True)
+    assert not (home / "run").exists()
+
+
+def test_a_mixture_of_a_phase_names_its_environments_exactly(wander: Wander, home: Path) -> None:
+    from wander.train.schedule.phases import GRPOPhase
+    from wander_client.training_phases import new_command
+
+    reverse = os.path.relpath(Path(TICTACTOE).parent / "reverse_text", home)
+    file = home / "mixed.toml"
+    file.write_text(f"""
+[[phases]]
+name = "only"
+kind = "grpo"
+[phases.model]
+path = "{home}"
+[[phases.environments]]
+[[phases.environments]]
+name = "{reverse}"
+label = "reverse"
+""")
+    command = new_command(TICTACTOE, file, None, [], [])
+    assert command is not None
+    phase = command.phases[0]
+    assert isinstance(phase, GRPOPhase)
+    assert [each.name for each in phase.settings.environments] == [None, str(Path(reverse).resolve())]
+
+
 def test_what_does_not_go_together_is_said(wander: Wander, home: Path, phases: Path) -> None:
     both = wander("train", TICTACTOE, "phases.toml", "--from", "a", "-m", "b")
     assert (both.status, "both name the weights" in both.err) == (2, True)

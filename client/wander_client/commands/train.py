@@ -182,8 +182,10 @@ def _run(
     checkpoint: int | None = None,
     allow_changes: bool = False,
 ) -> int:
+    from wander.train.launcher import is_beside_main
+
     from wander_client import training
-    from wander_client.launched import agreed_folder, is_beside_main
+    from wander_client.launched import agreed_folder
     from wander_client.training_panel import training_display
 
     output = current().output

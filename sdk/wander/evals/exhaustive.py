@@ -22,11 +22,11 @@ from typing import Any
 
 from wander.clients.base import Client, ModelRequest, ModelResponse, WrappedClient
 from wander.envs.choices import asked_line, line_of
-from wander.errors import ConfigError, RunError
-from wander.evals.manifest import differences_in_words, differing_pins, model_pin, new_manifest
+from wander.errors import ConfigError
+from wander.evals.manifest import model_pin, new_manifest
 from wander.evals.statistics import summarise
 from wander.evals.stopping import FailureWatch, StopRequest
-from wander.evals.store import RunFolder
+from wander.evals.store import RunFolder, run_folder
 from wander.handle import EnvironmentHandle
 from wander.seeding import derived_seed
 from wander.types import Example, Rollout, SamplingArgs, canonical_json
@@ -219,7 +219,9 @@ async def walk(
         seed=plan.seed,
         kind="exhaustive",
     )
-    folder = _folder(run_dir, manifest, resume=resume)
+    folder = run_folder(run_dir, manifest, resume=resume)
+    if folder is not None:
+        folder.resume()
     memo = ConversationMemo(client, plan.seed)
     bound = contextlib.nullcontext() if client.limiter is None else client.limiter.at_most(plan.concurrency)
     walking = _Walk(environment, memo, plan, folder, manifest, on_progress, stop or StopRequest())
@@ -271,21 +273,6 @@ def branches(rollout: Rollout, begin: Sequence[Any]) -> list[tuple[Any, ...]]:
         for place in range(len(begin), len(taken["choices"]))
         for option in taken["options"][place][1:]
     ]
-
-
-def _folder(run_dir: Path | None, manifest: RunManifest, *, resume: bool) -> RunFolder | None:
-    if run_dir is None:
-        return None
-    if not resume or not (run_dir / "run.json").exists():
-        return RunFolder.create(run_dir, manifest)
-    folder = RunFolder.open(run_dir)
-    if differing := differing_pins(folder.manifest, manifest):
-        raise RunError(
-            f"`{run_dir}` cannot be resumed: other than when it began are {differences_in_words(differing)}",
-            hint="start a new run in another folder",
-        )
-    folder.resume()
-    return folder
 
 
 @dataclass(frozen=True)

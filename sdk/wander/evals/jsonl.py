@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO
+from typing import IO, TypeVar
 
 import zstandard
+from pydantic import BaseModel, ValidationError
 
 from wander.errors import RunError
 
 _BLOCK = 1 << 20
+
+Model = TypeVar("Model", bound=BaseModel)
 
 
 def blocks(path: Path) -> Iterator[bytes]:
@@ -42,6 +45,29 @@ def lines(path: Path) -> Iterator[bytes]:
             rest.append(block[start:])
     if rest:
         yield b"".join(rest)
+
+
+def read_records(path: Path, kind: type[Model]) -> list[Model]:
+    """Return a file's records, none where there is no such file.
+
+    A last line that a kill cut short is left out; any other that is no such record raises `RunError`.
+    """
+    if not path.is_file():
+        return []
+    whole = (line for line in lines(path) if line.endswith(b"\n"))
+    records = []
+    for number, line in enumerate(whole, start=1):
+        try:
+            records.append(kind.model_validate_json(line))
+        except ValidationError as error:
+            raise RunError(f"`{path}` is damaged: line {number} is no {kind.__name__}") from error
+    return records
+
+
+def write_records(path: Path, records: Iterable[BaseModel]) -> None:
+    """Replace a file's records in one step."""
+    text = "".join(record.model_dump_json() + "\n" for record in records)
+    write_whole(path, text.encode("utf-8", "replace"))
 
 
 def tail_after_newline(path: Path) -> bytes:

@@ -21,14 +21,13 @@ from pathlib import Path
 from typing import Any
 
 from wander.clients.base import Client
-from wander.errors import RunError
 from wander.evals.admission import Admission
 from wander.evals.budget import Meter, MeteredClient, asked_for
-from wander.evals.manifest import differences_in_words, differing_pins, model_pin, new_manifest
+from wander.evals.manifest import model_pin, new_manifest
 from wander.evals.plan import EvaluationPlan, planned_examples
 from wander.evals.statistics import RunningSummary, summarise
 from wander.evals.stopping import FailureWatch, StopRequest
-from wander.evals.store import RunFolder
+from wander.evals.store import RunFolder, run_folder
 from wander.garbage import fewer_collections
 from wander.handle import EnvironmentHandle
 from wander.types import Example, Failure, Rollout, Usage
@@ -133,7 +132,7 @@ async def evaluate(
         seed=plan.seed,
         notes=plan.notes,
     ).model_copy(update={"choice": plan.choice, "rerun_of": plan.rerun_of})
-    folder = _folder(run_dir, manifest, resume=resume)
+    folder = run_folder(run_dir, manifest, resume=resume)
     bound = contextlib.nullcontext() if client.limiter is None else client.limiter.at_most(plan.concurrency)
     evaluation = _Evaluation(environment, client, plan, folder, manifest, on_progress, stop or StopRequest())
     try:
@@ -143,21 +142,6 @@ async def evaluate(
     finally:
         if folder is not None:
             folder.close()
-
-
-def _folder(run_dir: Path | None, manifest: RunManifest, *, resume: bool) -> RunFolder | None:
-    if run_dir is None:
-        return None
-    if not resume or not (run_dir / "run.json").exists():
-        return RunFolder.create(run_dir, manifest)
-    folder = RunFolder.open(run_dir)
-    differing = differing_pins(folder.manifest, manifest)
-    if differing:
-        raise RunError(
-            f"`{run_dir}` cannot be resumed: other than when it began are {differences_in_words(differing)}",
-            hint="start a new run in another folder",
-        )
-    return folder
 
 
 def _broken(example: Example, index: int, error: BaseException) -> Rollout:

@@ -32,6 +32,7 @@ from pydantic import ValidationError
 from wander.errors import RunError
 from wander.evals import jsonl
 from wander.evals.lines import LineRule
+from wander.evals.manifest import differences_in_words, differing_pins
 from wander.types import Failure, Rollout
 from wander.wire import EndpointUse, RunManifest, RunSummary, Spending
 from wander.wire.reproduction import Reproduction
@@ -46,6 +47,24 @@ _NO_LOCKS = {errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOLCK, errno.ENOSYS, errno.
 
 _KEY_AT_START = re.compile(rb'^\{"example_id":"([^"\\]*)","index":(\d{1,9})[,}]')
 """Lines written by this module begin with the key, so finding it needs no parse of the whole line."""
+
+
+def run_folder(path: Path | None, manifest: RunManifest, *, resume: bool) -> RunFolder | None:
+    """Return the folder that a run writes: a new one, or with `resume` the one there; None for no path.
+
+    Raises `RunError` when the run there was begun with something else than the manifest says.
+    """
+    if path is None:
+        return None
+    if not resume or not (path / MANIFEST).exists():
+        return RunFolder.create(path, manifest)
+    folder = RunFolder.open(path)
+    if differing := differing_pins(folder.manifest, manifest):
+        raise RunError(
+            f"`{path}` cannot be resumed: other than when it began are {differences_in_words(differing)}",
+            hint="start a new run in another folder",
+        )
+    return folder
 
 
 class RunFolder:

@@ -12,10 +12,9 @@ import torch
 from transformers import TrainerCallback
 
 from wander.seeding import derived_rng
+from wander.train.sft import IGNORED
 from wander.train.trainer import StepLog
 
-IGNORED = -100
-"""Label of a token that is not learnt."""
 MOST_LOGITS = 1 << 28
 """Numbers that the logits of one batch may have: 1 GiB."""
 

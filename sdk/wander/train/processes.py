@@ -12,7 +12,6 @@ connections, which ends them as well.
 from __future__ import annotations
 
 import contextlib
-import os
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
@@ -23,6 +22,7 @@ from typing import Any, TypeVar
 
 from wander.errors import ConfigError, RunError
 from wander.train.config import GRPOSettings
+from wander.train.launcher import is_launched
 
 Result = TypeVar("Result")
 Item = TypeVar("Item")
@@ -112,11 +112,6 @@ def _words(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
 
 
-def launched() -> bool:
-    """Return whether a launcher started this process as one of several."""
-    return int(os.environ.get("WORLD_SIZE", "1")) > 1
-
-
 _world: World | None = None
 
 
@@ -126,7 +121,7 @@ def current_world(device: str | None = None) -> World:
     `device` is that of the settings: `cpu` makes gloo carry gradients too.
     """
     global _world
-    if not launched():
+    if not is_launched():
         return World()
     if _world is None:
         from accelerate import PartialState  # type: ignore[import-untyped]

@@ -156,16 +156,6 @@ def replaced_folder(folder: Path) -> Iterator[Path]:
         made.rename(folder)
 
 
-def newest_checkpoint(folder: Path) -> Path | None:
-    """Return the checkpoint of the highest step in `folder/checkpoints`, if any."""
-    found = [
-        path
-        for path in (folder / "checkpoints").glob("checkpoint-*")
-        if (path / "trainer_state.json").is_file()
-    ]
-    return max(found, key=covered_steps, default=None)
-
-
 def covered_steps(checkpoint: Path | None) -> int:
     """Return after how many steps a checkpoint was saved; 0 for none."""
     return int(checkpoint.name.rpartition("-")[2]) if checkpoint is not None else 0

@@ -5,7 +5,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from wander.train.trainer import StepLog, newest_checkpoint, replaced_folder
+from wander.train.trainer import StepLog, replaced_folder
 
 
 def log_step(log: StepLog, step: int, **logs: Any) -> None:
@@ -33,17 +33,6 @@ def test_a_resumed_log_keeps_the_steps_of_its_checkpoint(tmp_path: Path) -> None
     assert [entry["step"] for entry in entries] == [1, 2, 3]
     assert entries[-1]["reward"] == 1.0
     assert resumed.entries == entries
-
-
-def test_the_newest_checkpoint_is_that_of_the_highest_step(tmp_path: Path) -> None:
-    assert newest_checkpoint(tmp_path) is None
-    for step in (2, 10, 9):
-        (tmp_path / "checkpoints" / f"checkpoint-{step}").mkdir(parents=True)
-        if step != 10:
-            (tmp_path / "checkpoints" / f"checkpoint-{step}" / "trainer_state.json").write_text("{}")
-    found = newest_checkpoint(tmp_path)
-    assert found is not None
-    assert found.name == "checkpoint-9"
 
 
 def test_a_folder_is_replaced_whole_or_not_at_all(tmp_path: Path) -> None:

@@ -94,15 +94,11 @@ def seal_checkpoint(run: Path, step: int, rollouts_bytes: int) -> Path:
 
 def sealed_steps(run: Path) -> list[int]:
     """Return the steps of which a run made whole checkpoints, whether they are still there or not."""
-    file = run / SEALED
-    if not file.is_file():
-        return []
-    return [SealedStep.model_validate_json(line).step for line in file.read_bytes().splitlines()]
+    return [sealed.step for sealed in jsonl.read_records(run / SEALED, SealedStep)]
 
 
 def _write_lines(file: Path, steps: Iterable[int]) -> None:
-    lines = "".join(SealedStep(step=step).model_dump_json() + "\n" for step in steps)
-    jsonl.write_whole(file, lines.encode())
+    jsonl.write_records(file, (SealedStep(step=step) for step in steps))
 
 
 def saved_checkpoints(run: Path, *, sealed: bool = True) -> list[SavedCheckpoint]:
@@ -161,15 +157,12 @@ def give_up_later(run: Path, step: int) -> None:
 
 def read_saved(run: Path) -> list[Checkpoint]:
     """Return which weights a training run saved, in the order in which it did."""
-    file = run / SAVED
-    if not file.is_file():
-        return []
-    return [Checkpoint.model_validate_json(line) for line in file.read_bytes().splitlines()]
+    return jsonl.read_records(run / SAVED, Checkpoint)
 
 
 def write_saved(run: Path, saved: list[Checkpoint]) -> None:
     """Replace the list of saved weights."""
-    jsonl.write_whole(run / SAVED, "".join(one.model_dump_json() + "\n" for one in saved).encode())
+    jsonl.write_records(run / SAVED, saved)
 
 
 def _sha256(file: Path) -> str:

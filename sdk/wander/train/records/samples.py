@@ -18,10 +18,7 @@ SAMPLES = "samples.jsonl"
 
 def read_samples(folder: Path) -> list[Rollout]:
     """Return the samples of a training run, by step."""
-    file = folder / SAMPLES
-    lines = file.read_bytes().splitlines(keepends=True) if file.is_file() else []
-    # A line that a crash cut short has no newline; a resumed run plays it again.
-    return [Rollout.model_validate_json(line) for line in lines if line.endswith(b"\n")]
+    return jsonl.read_records(folder / SAMPLES, Rollout)
 
 
 def append_samples(folder: Path, rollouts: Iterable[Rollout]) -> None:
@@ -33,5 +30,4 @@ def append_samples(folder: Path, rollouts: Iterable[Rollout]) -> None:
 
 def write_samples(folder: Path, rollouts: Iterable[Rollout]) -> None:
     """Write all samples anew, whole or not at all."""
-    text = "".join(rollout.model_dump_json() + "\n" for rollout in rollouts)
-    jsonl.write_whole(folder / SAMPLES, text.encode("utf-8", "replace"))
+    jsonl.write_records(folder / SAMPLES, rollouts)

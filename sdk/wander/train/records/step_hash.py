@@ -20,7 +20,7 @@ from typing import Any, Literal, get_args
 import torch
 from transformers import TrainerCallback
 
-from wander.errors import RunError
+from wander.evals import jsonl
 from wander.types import Record, Rollout
 
 STEPS = "steps.jsonl"
@@ -60,7 +60,7 @@ class StepHashes(TrainerCallback):  # type: ignore[misc]
         self._played: tuple[str, str] | None = None
         self._started = perf_counter()
         self._weighing = self._last = 0.0
-        file.write_text("".join(line.model_dump_json() + "\n" for line in self.lines), encoding="utf-8")
+        jsonl.write_records(file, self.lines)
 
     def take(self, rollouts: Sequence[Rollout]) -> None:
         """Take the rollouts of the step that is being made."""
@@ -143,13 +143,7 @@ def read_steps(file: Path) -> list[StepHash]:
 
     A last line that a kill cut short is left out.
     """
-    if not file.is_file():
-        return []
-    lines = file.read_bytes().split(b"\n")
-    try:
-        return [StepHash.model_validate_json(line) for line in lines[:-1]]
-    except ValueError as error:
-        raise RunError(f"`{file}` is damaged: a line of it is no hash of a step") from error
+    return jsonl.read_records(file, StepHash)
 
 
 def _bits(value: Any) -> str | None:

@@ -70,15 +70,12 @@ class CellEvaluation(Record):
 
 def read_evaluations(folder: Path) -> list[CellEvaluation]:
     """Return the evaluations of a training run, in the order in which they were made."""
-    file = folder / EVALUATIONS
-    lines = file.read_bytes().splitlines() if file.is_file() else []
-    return [CellEvaluation.model_validate_json(line) for line in lines if line.strip()]
+    return jsonl.read_records(folder / EVALUATIONS, CellEvaluation)
 
 
 def write_evaluations(folder: Path, evaluations: Iterable[CellEvaluation]) -> None:
     """Write all lines anew, whole or not at all."""
-    text = "".join(one.model_dump_json() + "\n" for one in evaluations)
-    jsonl.write_whole(folder / EVALUATIONS, text.encode())
+    jsonl.write_records(folder / EVALUATIONS, evaluations)
 
 
 def read_best(folder: Path) -> BestCheckpoint | None:

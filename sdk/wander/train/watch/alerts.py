@@ -108,9 +108,7 @@ def number(entry: Mapping[str, Any], name: str) -> float | None:
 
 def read_alerts(folder: Path) -> list[Alert]:
     """Return the alerts of a training run, in the order in which they were raised."""
-    file = folder / ALERTS
-    lines = file.read_bytes().splitlines() if file.is_file() else []
-    return [Alert.model_validate_json(line) for line in lines if line.strip()]
+    return jsonl.read_records(folder / ALERTS, Alert)
 
 
 def write_alerts(folder: Path, alerts: Sequence[Alert]) -> None:
@@ -118,5 +116,4 @@ def write_alerts(folder: Path, alerts: Sequence[Alert]) -> None:
     if not alerts:
         (folder / ALERTS).unlink(missing_ok=True)
         return
-    text = "".join(alert.model_dump_json() + "\n" for alert in alerts)
-    jsonl.write_whole(folder / ALERTS, text.encode())
+    jsonl.write_records(folder / ALERTS, alerts)
