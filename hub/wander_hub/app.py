@@ -23,7 +23,7 @@ from wander_hub.index import routes as index
 from wander_hub.index.anonymous import AnonymousReader
 from wander_hub.index.direct import DirectIndex
 from wander_hub.index.public_files import FOLDER, keep_links
-from wander_hub.jobs import TableQueue
+from wander_hub.jobs.chosen import queue_of
 from wander_hub.leaderboards import routes as leaderboards
 from wander_hub.leaderboards.placing import place_all
 from wander_hub.middleware import AnswerHeaders
@@ -90,10 +90,7 @@ def create_app(
         lifespan=lifespan,
     )
     app.state.settings, app.state.database, app.state.storage = settings, database, storage
-    app.state.jobs, app.state.job_worker = (
-        TableQueue(database, lease_seconds=settings.job_lease_seconds),
-        None,
-    )
+    app.state.jobs, app.state.job_worker = queue_of(settings, database), None
     # What is fixed comes before what begins with an owner's name, and pages come last.
     for router in (
         health.router,

@@ -20,7 +20,7 @@ from wander_hub import security
 from wander_hub.accounts import service
 from wander_hub.accounts.schemas import Identity, Permission
 from wander_hub.database import Database
-from wander_hub.jobs import JobWorker
+from wander_hub.jobs import Worker
 from wander_hub.problems import HubProblem
 from wander_hub.settings import Settings
 from wander_hub.storage import Storage
@@ -122,7 +122,7 @@ class ByIdentityToken:
 
 def wake_jobs(request: Request) -> None:
     """Have this process's worker look for jobs now, if it has one."""
-    worker: JobWorker | None = request.app.state.job_worker
+    worker: Worker | None = request.app.state.job_worker
     if worker is not None:
         worker.wake()
 

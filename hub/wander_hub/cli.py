@@ -1,4 +1,4 @@
-"""The `wander-hub` command: serve, migrate, users and tokens.
+"""The `wander-hub` command: serve, work, migrate, users and tokens.
 
 Data goes to standard output, everything else to standard error. Exit status: 0 done, 1 refused or failed,
 2 wrong usage, a taken port or an unusable data folder.
@@ -25,6 +25,7 @@ from wander_hub.database import Database
 from wander_hub.fsck_command import fsck
 from wander_hub.problems import HubProblem
 from wander_hub.settings import Settings
+from wander_hub.work_command import work
 
 OVERVIEW = """\b
 Run and administer a Wander hub.
@@ -33,6 +34,7 @@ Run and administer a Wander hub.
   wander-hub serve                         start a hub, data in ./wander-hub-data
   wander-hub user add ada                  let somebody publish
   wander-hub token create ada              make a token for `wander login`
+  wander-hub work                          play runs again for a hub, on any machine
 
 \b
 Exit status: 0 done, 1 refused or failed, 2 wrong usage, a taken port or an unusable data folder."""
@@ -126,11 +128,15 @@ def serve(
     exit_with_parent: Annotated[bool, typer.Option(help="stop when the starting process ends")] = False,
     access_log: Annotated[bool, typer.Option(help="log every request")] = True,
     workers: Annotated[int, typer.Option(help="processes that answer requests", min=1, max=64)] = 1,
+    jobs: Annotated[
+        bool | None,
+        typer.Option("--jobs/--no-jobs", help="work on jobs too, or leave them to `wander-hub work`"),
+    ] = None,
 ) -> None:
     """Start the hub. The first start makes the database and prints an administrator's token, once."""
     from wander_hub import serving
 
-    settings = _settings(data, public_url=public_url)
+    settings = _settings(data, public_url=public_url, serve_jobs=jobs)
     serving.serve(
         settings,
         host=host,
@@ -149,12 +155,16 @@ def migrate(data: Data = None) -> None:
 
     `serve` does so by itself.
     """
+    from wander_hub.jobs import chosen
+
     with _database(data) as database:
+        chosen.migrate(_settings(data), database)
         shown = database.engine.url.render_as_string(hide_password=True)
         print(f"migrated {shown}", file=sys.stderr)  # noqa: T201
 
 
 app.command()(fsck)
+app.command()(work)
 
 
 @app.command("nginx-config")

@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from alembic import command
 from alembic.config import Config
+from alembic.runtime.migration import MigrationContext
+from alembic.script import ScriptDirectory
 from sqlalchemy import Connection, DateTime, Dialect, MetaData, TypeDecorator, create_engine, event, text
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import DeclarativeBase, Session, sessionmaker
@@ -144,6 +146,12 @@ class Database:
         """Bring the schema to the newest migration."""
         with self.engine.execution_options(writes=True).begin() as connection:
             command.upgrade(alembic_config(connection), "head")
+
+    def is_current(self) -> bool:
+        """Tell whether the schema is that of the newest migration."""
+        with self.engine.connect() as connection:
+            newest = ScriptDirectory.from_config(alembic_config(connection)).get_heads()
+            return set(MigrationContext.configure(connection).get_current_heads()) == set(newest)
 
     def close(self) -> None:
         """Return every connection."""

@@ -21,7 +21,8 @@ from uvicorn.config import LOGGING_CONFIG
 from wander_hub import data_folder, first_token
 from wander_hub.app import create_app
 from wander_hub.database import Database
-from wander_hub.jobs import JobWorker
+from wander_hub.jobs import Worker
+from wander_hub.jobs.chosen import migrate
 from wander_hub.log_secrets import HidesSecrets
 from wander_hub.processes import Processes
 from wander_hub.settings import Settings
@@ -49,18 +50,16 @@ def serve(
     Raises `DataFolderInUse` when another hub runs on the data folder.
     """
     parent = os.getppid()
-    listener = _listener(host, port)
-    address = _address(host, listener.getsockname()[1])
+    listener = listening_socket(host, port)
+    address = address_of(host, listener.getsockname()[1])
     settings.data.mkdir(parents=True, exist_ok=True)
     data_folder.hold(settings, address)
     database = Database(settings.resolved_database_url)
-    database.migrate()
+    migrate(settings, database)
     first_token.hand_out(database, token_file, new=new_token)
-    logging.basicConfig(level=logging.INFO, format="%(levelname)s: %(message)s", stream=sys.stderr)
-    for handler in logging.getLogger().handlers:
-        handler.addFilter(HidesSecrets())
-    logging.getLogger("alembic").setLevel(logging.WARNING)
-    settings = confined(settings)
+    log_to_stderr()
+    if settings.serve_jobs:  # else another process says what it can play
+        settings = confined(settings)
     if workers == 1:
         followed = parent if exit_with_parent else None
         _run(settings, database, listener, address, access_log=access_log, followed=followed)
@@ -91,7 +90,7 @@ def _run(
     """Answer requests until the end, or that of the process `followed`; the `first` also does the jobs."""
     app = create_app(settings, database=database)
     worker = None
-    if first:
+    if first and settings.serve_jobs:
         worker = job_worker(settings, database, app.state.storage, app.state.jobs, address)
         app.state.job_worker = worker
     config = uvicorn.Config(
@@ -117,7 +116,7 @@ def _run(
 class _AnnouncingServer(uvicorn.Server):
     """Says where the hub listens once it can answer, and not before."""
 
-    def __init__(self, config: uvicorn.Config, address: str, worker: JobWorker | None) -> None:
+    def __init__(self, config: uvicorn.Config, address: str, worker: Worker | None) -> None:
         super().__init__(config)
         self._address = address
         self._worker = worker
@@ -138,6 +137,15 @@ class _AnnouncingServer(uvicorn.Server):
         await super().shutdown(sockets)
 
 
+def log_to_stderr() -> None:
+    """Log there, where everything but data goes, and no secrets."""
+    logging.basicConfig(level=logging.INFO, format="%(levelname)s: %(message)s", stream=sys.stderr)
+    for handler in logging.getLogger().handlers:
+        handler.addFilter(HidesSecrets())
+    for chatty in ("alembic", "procrastinate"):
+        logging.getLogger(chatty).setLevel(logging.WARNING)
+
+
 def _log_config() -> dict[str, Any]:
     """Return uvicorn's logging with requests on standard error, where everything but data goes."""
     config = copy.deepcopy(LOGGING_CONFIG)
@@ -148,7 +156,8 @@ def _log_config() -> dict[str, Any]:
     return config
 
 
-def _listener(host: str, port: int) -> socket.socket:
+def listening_socket(host: str, port: int) -> socket.socket:
+    """Return a socket that listens. Exits with status 2 when the port cannot be used."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -166,7 +175,8 @@ def _listener(host: str, port: int) -> socket.socket:
     return listener
 
 
-def _address(host: str, port: int) -> str:
+def address_of(host: str, port: int) -> str:
+    """Return the address of what listens there."""
     shown = f"[{host}]" if ":" in host else host
     return f"http://{shown}:{port}"
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal, Self
 from urllib.parse import urlsplit
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, ValidationInfo, field_validator, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 from wander.trusted_publishing import PublisherKind
 
@@ -103,6 +104,14 @@ class Settings(BaseSettings):
     """Check every version that is published, as `wander check` does; not where `verification` is off."""
     verification_seconds: float = Field(default=3600, gt=0)
     """Longest time for one run or one check."""
+    verification_folder: Path | None = None
+    """Where runs and environments are kept that jobs fetch; unset means `verification` in the data folder."""
+    jobs: Literal["table", "procrastinate"] = "table"
+    """What hands out jobs: the table they are in, or procrastinate, on PostgreSQL alone."""
+    serve_jobs: bool = True
+    """Work on jobs beside the requests; not where `wander-hub work` does it."""
+    job_concurrency: int = Field(default=1, ge=1, le=64)
+    """How many jobs one process works on at once."""
     job_lease_seconds: float = Field(default=30, ge=1)
     """How long a job stays with a process of the hub that says nothing of it; then another takes it up."""
     max_waiting_verifications: int = Field(default=20, ge=1)
@@ -115,6 +124,16 @@ class Settings(BaseSettings):
             if code not in OPTIONAL:
                 raise ValueError(f"`{code}` is no optional rule; these are: {', '.join(OPTIONAL)}")
         return policy
+
+    @field_validator("jobs")
+    @classmethod
+    def _can_be_had(cls, jobs: str, info: ValidationInfo) -> str:
+        if jobs == "procrastinate":
+            if not str(info.data.get("database_url") or "").startswith("postgresql"):
+                raise ValueError("`procrastinate` needs PostgreSQL, as `WANDER_HUB_DATABASE_URL`")
+            if find_spec("procrastinate") is None:
+                raise ValueError("`procrastinate` needs `pip install 'wander-hub[procrastinate]'`")
+        return jobs
 
     @field_validator("oidc_issuers")
     @classmethod

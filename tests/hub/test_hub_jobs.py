@@ -12,11 +12,13 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable
+from datetime import timedelta
 
 import pytest
 from sqlalchemy import select, update
 from sqlalchemy.orm import Session
 from wander_hub import jobs
+from wander_hub.database import now
 from wander_hub.jobs import Job, JobCancelled, JobContext, JobRefused, JobWorker, Lease, LeaseLost, TableQueue
 
 pytestmark = pytest.mark.parametrize("database_kind", ["sqlite", "postgresql"], indirect=True)
@@ -51,7 +53,7 @@ def job(hub, job_id: int) -> Job:
 
 def expire(hub) -> None:
     with hub.database.write() as session:
-        session.execute(update(Job).values(lease_until=jobs.now() - jobs.timedelta(seconds=1)))
+        session.execute(update(Job).values(lease_until=now() - timedelta(seconds=1)))
 
 
 def nothing(session: Session) -> None:
@@ -285,7 +287,7 @@ async def test_many_workers_take_each_job_once(hub, queue):
 
 
 async def test_a_woken_worker_looks_at_once(hub, queue, monkeypatch):
-    monkeypatch.setattr(jobs, "_POLL_SECONDS", 3600)
+    monkeypatch.setattr(jobs.worker, "POLL_SECONDS", 3600)
     done = threading.Event()
 
     def work(context: JobContext):

@@ -8,7 +8,8 @@ import os
 import socket
 
 from wander_hub.database import Database
-from wander_hub.jobs import Handler, JobWorker, TableQueue
+from wander_hub.jobs import Handler, TableQueue, Worker
+from wander_hub.jobs.chosen import worker_of
 from wander_hub.settings import Settings
 from wander_hub.storage import Storage
 from wander_hub.verification import checking, evidence, service
@@ -37,27 +38,27 @@ def confined(settings: Settings) -> Settings:
 
 def job_worker(
     settings: Settings, database: Database, storage: Storage, queue: TableQueue, hub_url: str
-) -> JobWorker:
-    """Return the worker of a hub that listens at `hub_url`, not yet started.
+) -> Worker:
+    """Return the worker of a hub that answers at `hub_url`, not yet started.
 
     Without verification it only reads runs; nothing of an environment runs then.
     """
     handlers: dict[str, Handler] = {evidence.KIND: Examiner(database, storage)}
+    look = None
+    if settings.verification != "off":
+        program = ClientProgram(
+            database,
+            hub_url,
+            (settings.verification_folder or settings.data / "verification").absolute(),
+            sandbox=settings.verification == "sandbox",
+            seconds=settings.verification_seconds,
+        )
+        handlers[service.KIND] = Replayer(program)
+        if settings.check_versions:
+            handlers[checking.KIND] = Checker(database, program)
+            look = VersionSweep(database, queue)
     name = f"{socket.gethostname()} {os.getpid()}"
-    if settings.verification == "off":
-        return JobWorker(queue, handlers, name)
-    program = ClientProgram(
-        database,
-        hub_url,
-        settings.data.absolute() / "verification",
-        sandbox=settings.verification == "sandbox",
-        seconds=settings.verification_seconds,
-    )
-    handlers[service.KIND] = Replayer(program)
-    if not settings.check_versions:
-        return JobWorker(queue, handlers, name)
-    handlers[checking.KIND] = Checker(database, program)
-    return JobWorker(queue, handlers, name, look=VersionSweep(database, queue))
+    return worker_of(queue, handlers, name, look=look, concurrency=settings.job_concurrency)
 
 
 def _why_not_confined() -> str | None:

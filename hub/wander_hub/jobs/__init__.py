@@ -1,0 +1,43 @@
+"""Background work that survives a crash: jobs, taken under a lease and finished under a fence.
+
+A worker takes a job for `LEASE_SECONDS` and renews that while it works. When it dies, the lease runs out and
+another worker takes the job with the next attempt number. Everything a worker writes carries owner and
+attempt, so one that was only slow, and lost its lease, can change nothing any more: `LeaseLost`. A job that
+kills its worker again and again is failed after `max_attempts`.
+
+`JobQueue` is the port. `TableQueue` keeps the jobs in the hub's own database, SQLite or PostgreSQL, and its
+workers look there for the next one. `ProcrastinateQueue` keeps the same rows, and has procrastinate tell
+workers which to take. Either way the row decides who has a job, so workers of both kinds may even mix.
+Leases compare the clocks of the workers' machines, which must agree to within seconds.
+"""
+
+from wander_hub.jobs.models import Job, JobState
+from wander_hub.jobs.port import (
+    Handler,
+    JobCancelled,
+    JobContext,
+    JobQueue,
+    JobRefused,
+    Lease,
+    LeaseLost,
+    Worker,
+)
+from wander_hub.jobs.table import LEASE_SECONDS, MAX_ATTEMPTS, TableQueue
+from wander_hub.jobs.worker import JobWorker
+
+__all__ = [
+    "LEASE_SECONDS",
+    "MAX_ATTEMPTS",
+    "Handler",
+    "Job",
+    "JobCancelled",
+    "JobContext",
+    "JobQueue",
+    "JobRefused",
+    "JobState",
+    "JobWorker",
+    "Lease",
+    "LeaseLost",
+    "TableQueue",
+    "Worker",
+]

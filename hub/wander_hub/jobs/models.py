@@ -1,0 +1,41 @@
+"""The table of jobs: what is to be done, who has it, and what pages and API show of it."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Any, Literal
+
+from sqlalchemy import JSON, ForeignKey, Index, String, Text
+from sqlalchemy.orm import Mapped, mapped_column
+
+from wander_hub.database import Base
+from wander_hub.environments import models as environments  # noqa: F401 - the users that jobs refer to need it
+
+JobState = Literal["queued", "running", "done", "failed", "cancelled"]
+
+
+class Job(Base):
+    """One piece of work."""
+
+    __tablename__ = "jobs"
+    __table_args__ = (Index("ix_jobs_waiting", "state", "kind", "priority", "id"),)
+
+    id: Mapped[int] = mapped_column(primary_key=True)
+    kind: Mapped[str] = mapped_column(String(40))
+    key: Mapped[str] = mapped_column(String(200), unique=True)
+    """What is done once: a second job of one key is the first one."""
+    payload: Mapped[dict[str, Any]] = mapped_column(JSON)
+    state: Mapped[JobState] = mapped_column(String(12), default="queued")
+    priority: Mapped[int] = mapped_column(default=0)
+    """Higher is sooner."""
+    run_after: Mapped[datetime]
+    attempt: Mapped[int] = mapped_column(default=0)
+    max_attempts: Mapped[int]
+    lease_owner: Mapped[str | None] = mapped_column(String(100))
+    lease_until: Mapped[datetime | None]
+    progress: Mapped[dict[str, Any]] = mapped_column(JSON, default=dict)
+    cancel_requested: Mapped[bool] = mapped_column(default=False)
+    error: Mapped[str | None] = mapped_column(Text)
+    created_by_id: Mapped[int | None] = mapped_column(ForeignKey("users.id"))
+    created_at: Mapped[datetime]
+    finished_at: Mapped[datetime | None]

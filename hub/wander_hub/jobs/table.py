@@ -1,0 +1,179 @@
+"""Jobs in the hub's database: the rows are the queue."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from datetime import datetime, timedelta
+from typing import Any
+
+from sqlalchemy import and_, case, or_, select, update
+from sqlalchemy.orm import Session
+
+from wander_hub.accounts.schemas import HUB
+from wander_hub.database import Database, now
+from wander_hub.jobs.models import Job, JobState
+from wander_hub.jobs.port import Lease, LeaseLost
+
+LEASE_SECONDS = 30.0
+MAX_ATTEMPTS = 3
+_LONGEST_ERROR = 2000
+
+
+class TableQueue:
+    """Jobs in the hub's database."""
+
+    def __init__(
+        self, database: Database, *, lease_seconds: float = LEASE_SECONDS, retry_seconds: float = 10.0
+    ) -> None:
+        self.database = database
+        self.lease_seconds = lease_seconds
+        self._retry_seconds = retry_seconds
+
+    def submit(
+        self,
+        session: Session,
+        kind: str,
+        key: str,
+        payload: dict[str, Any],
+        *,
+        priority: int = 0,
+        created_by: int | None = None,
+    ) -> int:
+        """Add a job, or return the one that has this key."""
+        known = session.scalar(select(Job.id).where(Job.key == key))
+        if known is not None:
+            return known
+        job = Job(
+            kind=kind,
+            key=key,
+            payload=payload,
+            priority=priority,
+            run_after=now(),
+            max_attempts=MAX_ATTEMPTS,
+            created_by_id=created_by,
+            created_at=now(),
+        )
+        session.add(job)
+        session.flush()
+        self._announce(session, job.id)
+        return job.id
+
+    def cancel(self, session: Session, job_id: int) -> None:
+        """Call a job off: at once where it waits, soon where it runs."""
+        waiting = and_(Job.id == job_id, Job.state == "queued")
+        ended = {"state": "cancelled", "finished_at": now()}
+        if not _changed(session, waiting, **ended):
+            _changed(session, and_(Job.id == job_id, Job.state == "running"), cancel_requested=True)
+
+    def claim(self, owner: str, kinds: Iterable[str], job_id: int | None = None) -> Lease | None:
+        """Take the next job, or that one, once those of dead workers are given back; None when none waits."""
+        wanted = and_(Job.state == "queued", Job.kind.in_(list(kinds)))
+        # Who names a job was told that its time has come.
+        wanted = and_(wanted, Job.run_after <= now() if job_id is None else Job.id == job_id)
+        if not self._anything(wanted):
+            return None
+        with self.database.write() as session:
+            self._requeue_dead(session)
+            job = session.scalar(
+                select(Job)
+                .where(wanted)
+                .order_by(Job.priority.desc(), Job.id)
+                .limit(1)
+                .with_for_update(skip_locked=True)
+            )
+            if job is None:
+                return None
+            job.state, job.attempt = "running", job.attempt + 1
+            job.lease_owner, job.lease_until = owner, self._until()
+            job.progress, job.error = {}, None
+            return Lease(job.id, job.kind, dict(job.payload), owner, job.attempt)
+
+    def beat(self, lease: Lease, progress: Mapping[str, Any]) -> bool:
+        """Renew a lease, tell how far the work is; True when the job was called off. Raises `LeaseLost`."""
+        with self.database.write() as session:
+            _write(session, lease, lease_until=self._until(), progress=dict(progress))
+            return bool(session.scalar(select(Job.cancel_requested).where(Job.id == lease.job_id)))
+
+    def finish(self, lease: Lease, keep: Callable[[Session], None]) -> None:
+        """End a job and keep its result, in one transaction; raises `LeaseLost` and keeps nothing."""
+        # As the hub itself, who may see what is private.
+        with self.database.write(HUB) as session:
+            _write(session, lease, state="done", lease_until=None, finished_at=now())
+            keep(session)
+
+    def fail(self, lease: Lease, error: str, *, retry: bool) -> JobState:
+        """Say that an attempt failed; returns what the job is now. Raises `LeaseLost`."""
+        with self.database.write() as session:
+            job = session.get(Job, lease.job_id)
+            again = retry and job is not None and lease.attempt < job.max_attempts
+            called_off = job is not None and job.cancel_requested
+            state: JobState = "cancelled" if called_off else "queued" if again else "failed"
+            pause = timedelta(seconds=self._retry_seconds * 2 ** (lease.attempt - 1))
+            _write(
+                session,
+                lease,
+                state=state,
+                error=error[:_LONGEST_ERROR],
+                lease_until=None,
+                run_after=now() + pause,
+                finished_at=None if state == "queued" else now(),
+            )
+            if state == "queued":
+                self._announce(session, lease.job_id)
+        return state
+
+    def give_back(self, lease: Lease) -> None:
+        """Put a job back that its worker cannot end for reasons of its own; the attempt does not count."""
+        with self.database.write() as session:
+            _write(session, lease, state="queued", lease_until=None, max_attempts=Job.max_attempts + 1)
+            self._announce(session, lease.job_id)
+
+    def _announce(self, session: Session, job_id: int) -> None:
+        """Tell that a job waits, in the transaction that makes it so; here workers see that by themselves."""
+
+    def _anything(self, wanted: Any) -> bool:
+        """Look without taking the write lock, which uploads want too."""
+        with self.database.read() as session:
+            return session.scalar(select(Job.id).where(or_(wanted, _dead())).limit(1)) is not None
+
+    def _requeue_dead(self, session: Session) -> None:
+        """Requeue jobs whose lease ran out, fail those that were tried often enough."""
+        # Rows that another worker is looking at are its own to requeue; waiting for each other is a deadlock.
+        dead = list(session.scalars(select(Job.id).where(_dead()).with_for_update(skip_locked=True)))
+        if not dead:
+            return
+        tried = Job.attempt >= Job.max_attempts
+        _changed(
+            session,
+            Job.id.in_(dead),
+            state=case((Job.cancel_requested, "cancelled"), (tried, "failed"), else_="queued"),
+            error=case((tried, "the worker that had the job died, on every attempt"), else_=Job.error),
+            finished_at=case((tried | Job.cancel_requested, now()), else_=None),
+            lease_until=None,
+        )
+        waiting = select(Job.id).where(Job.id.in_(dead), Job.state == "queued")
+        for job_id in session.scalars(waiting).all():
+            self._announce(session, job_id)
+
+    def _until(self) -> datetime:
+        return now() + timedelta(seconds=self.lease_seconds)
+
+
+def _dead() -> Any:
+    return and_(Job.state == "running", Job.lease_until < now())
+
+
+def _write(session: Session, lease: Lease, **values: Any) -> None:
+    held = and_(
+        Job.id == lease.job_id,
+        Job.state == "running",
+        Job.lease_owner == lease.owner,
+        Job.attempt == lease.attempt,
+    )
+    if not _changed(session, held, **values):
+        raise LeaseLost(f"job {lease.job_id} is no longer that of `{lease.owner}`")
+
+
+def _changed(session: Session, where: Any, **values: Any) -> int:
+    statement = update(Job).where(where).values(**values).execution_options(synchronize_session=False)
+    return int(session.connection().execute(statement).rowcount)
