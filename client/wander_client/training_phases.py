@@ -262,7 +262,7 @@ class PhasedRun:
         played = RunFolder.open(self.folders[phase.transcripts.removeprefix(PHASE)]).rollouts()
         texts = [[*each.prompt, *each.completion] for each in islice(played, ENOUGH_TRANSCRIPTS)]
         tiny = phase.settings.tiny
-        size = TinySize.of_width(tiny.hidden, tiny.layers, tiny.vocabulary)
+        size = TinySize.of_width(tiny.hidden, tiny.layers, tiny.vocabulary, characters=tiny.characters)
         shutil.rmtree(folder / "model", ignore_errors=True)  # of a phase that was killed before it ended
         create_tiny(texts, folder / "model", seed=tiny.seed, size=size)
         return self._finished(folder, 0)

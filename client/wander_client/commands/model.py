@@ -38,6 +38,9 @@ def new_model(
     hidden: Annotated[int, typer.Option(min=8, help="width")] = 128,
     layers: Annotated[int, typer.Option(min=1)] = 4,
     vocabulary: Annotated[int, typer.Option(min=300, help="most tokens")] = 512,
+    characters: Annotated[
+        bool, typer.Option("--characters", help="spell words, a token for each letter")
+    ] = False,
     argument: Annotated[list[str] | None, typer.Option("-a", "--arg", help="environment: KEY=VALUE")] = None,
 ) -> None:
     """Make an untrained model for an environment, with a tokenizer made from its transcripts.
@@ -61,7 +64,8 @@ def new_model(
         texts: Sequence[Sequence[Message]] = _recorded(transcripts or [])
     else:
         texts = asyncio.run(_played(environment, player, episodes, seed, argument or []))
-    create_tiny(texts, out, seed=seed, size=TinySize.of_width(hidden, layers, vocabulary))
+    size = TinySize.of_width(hidden, layers, vocabulary, characters=characters)
+    create_tiny(texts, out, seed=seed, size=size)
     facts = _facts(out)
     output.answer(
         {**facts, "transcripts": len(texts)},

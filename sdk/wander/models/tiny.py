@@ -31,15 +31,17 @@ class TinySize:
     """At most; a small environment needs fewer."""
     context: int = 1024
     """Longest conversation in tokens."""
+    characters: bool = False
+    """Words are spelled, a token for each letter."""
 
     @classmethod
-    def of_width(cls, hidden: int, layers: int, vocabulary: int) -> TinySize:
+    def of_width(cls, hidden: int, layers: int, vocabulary: int, *, characters: bool = False) -> TinySize:
         """Return the shape of this width: heads of about 64, of an even size as rotary positions want it."""
         fitting = [heads for heads in range(1, hidden) if hidden % (2 * heads) == 0]
         if not fitting:
             raise ConfigError(f"a width of {hidden} is odd", hint="take an even one")
         heads = min(fitting, key=lambda heads: (abs(hidden / heads - 64), heads))
-        return cls(hidden, layers, heads, heads, 3 * hidden, vocabulary)
+        return cls(hidden, layers, heads, heads, 3 * hidden, vocabulary, characters=characters)
 
 
 def create_tiny(
@@ -58,7 +60,7 @@ def create_tiny(
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ConfigError(f"`{folder}` exists already", hint="choose another folder with `--out`")
     size = size or TinySize()
-    tokenizer = train_tokenizer(transcripts, size.vocabulary)
+    tokenizer = train_tokenizer(transcripts, size.vocabulary, characters=size.characters)
     tokenizer.model_max_length = size.context
     config = LlamaConfig(
         vocab_size=len(tokenizer),

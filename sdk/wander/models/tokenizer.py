@@ -75,9 +75,12 @@ def _whole(piece: str) -> bool:
     return len(piece) >= SHORTEST_PHRASE or (len(piece) > 1 and not piece.isalpha())
 
 
-def train_tokenizer(transcripts: Iterable[Sequence[Message]], vocabulary: int = 512) -> Any:
+def train_tokenizer(
+    transcripts: Iterable[Sequence[Message]], vocabulary: int = 512, *, characters: bool = False
+) -> Any:
     """Return a `PreTrainedTokenizerFast` of at most `vocabulary` tokens for an environment's transcripts.
 
+    With `characters`, what is no such piece is spelled: a token for each byte, which is a letter of English.
     The same transcripts give the same tokenizer. Raises `ConfigError` without transcripts, or when the
     vocabulary has no room beside the 256 bytes.
     """
@@ -98,7 +101,7 @@ def train_tokenizer(transcripts: Iterable[Sequence[Message]], vocabulary: int = 
     tokenizer.train_from_iterator(
         rest,
         trainers.BpeTrainer(
-            vocab_size=vocabulary - len(pieces),
+            vocab_size=BYTES + len(SPECIAL) if characters else vocabulary - len(pieces),
             special_tokens=SPECIAL,
             initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
             min_frequency=2,

@@ -36,6 +36,26 @@ def test_cells_tags_and_phrases_are_single_tokens() -> None:
     assert [tokenizer.decode([i]) for i in tokenizer.encode("X O 4 8")] == ["X ", "O ", "4 ", "8"]
 
 
+def test_words_are_spelled_where_characters_are_asked_for() -> None:
+    texts = ["moon river", "river moon", "over the moon", "moon moon river"] * 4
+    transcripts = [
+        [
+            {"role": "system", "content": "Spell it."},
+            {"role": "user", "content": text},
+            {"role": "assistant", "content": f"<word>{text[::-1]}</word>"},
+        ]
+        for text in texts + [f"{letter}moon" for letter in "abcdefghijklmnopqrstuvwxyz" * 10]
+    ]
+
+    def pieces(text: str, **how: bool) -> list[str]:
+        tokenizer = train_tokenizer(transcripts, 300, **how)
+        return [tokenizer.decode([each]) for each in tokenizer.encode(text)]
+
+    assert pieces("<word>moonz</word>", characters=True) == ["<word>", *"moonz", "</word>"]
+    assert pieces("Spell it.", characters=True) == ["Spell it."], "what every prompt has stays whole"
+    assert len(pieces("moonz")) < 5
+
+
 def test_parts_cover_the_text_in_order() -> None:
     text = "You play as X. A<b>1 | 2</b>, 34\nO'Brien <x"
     assert "".join(piece for _, piece in parts(text)) == text

@@ -87,6 +87,8 @@ class NewModelSection(Section):
     hidden: int = Field(default=128, ge=8)
     layers: int = Field(default=4, ge=1)
     vocabulary: int = Field(default=512, ge=300)
+    characters: bool = False
+    """Words are spelled, a token for each letter: for tasks about letters, at the price of more tokens."""
 
 
 class NewModelSettings(Section):
