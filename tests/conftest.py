@@ -60,3 +60,15 @@ def _own_modules(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     if sys.path != path:
         sys.path[:] = [entry for entry in sys.path if entry in path or not entry.startswith(temporary)]
         importlib.invalidate_caches()
+
+
+@pytest.fixture(scope="session")
+def migrated_database(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A database file that the migrations built, copied for each test."""
+    from wander_hub.database import Database
+
+    path = tmp_path_factory.mktemp("hub") / "hub.db"
+    database = Database(f"sqlite:///{path}")
+    database.migrate()
+    database.close()
+    return path

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -60,7 +61,9 @@ def folder(home: Path) -> Path:
 
 
 @pytest.fixture
-def hub(home: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Iterator[HubRoom]:
+def hub(
+    home: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, migrated_database: Path
+) -> Iterator[HubRoom]:
     """A hub with the administrator `admin`; `hub.wander` runs commands against it."""
     from wander_hub.accounts import service as accounts
     from wander_hub.app import create_app
@@ -69,8 +72,8 @@ def hub(home: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.Monk
 
     (home / "hub").mkdir()
     settings = Settings(data=home / "hub", bundled_packages=False)
+    shutil.copy(migrated_database, settings.data / "hub.db")
     database = Database(settings.resolved_database_url)
-    database.migrate()
     with database.write() as session:
         token = accounts.first_administrator(session)
     assert token is not None

@@ -243,16 +243,6 @@ def rollouts_for(manifest: dict[str, Any], rewards: list[float | None] | float) 
     ]
 
 
-@pytest.fixture(scope="session")
-def migrated_database(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A database file that the migrations built, copied for each test."""
-    path = tmp_path_factory.mktemp("hub") / "hub.db"
-    database = Database(f"sqlite:///{path}")
-    database.migrate()
-    database.close()
-    return path
-
-
 @pytest.fixture
 def sqlite_alone(database_kind: str) -> None:
     """Skip a test of what SQLite alone has, where the suite runs on PostgreSQL."""
