@@ -1,6 +1,7 @@
 # The same verbs here and in CI. Needs Python 3.11+ with pip; `make setup` brings everything else.
 PYTHON ?= python3
 BIN := .venv/bin
+NAME := tictactoe
 .DEFAULT_GOAL := help
 .PHONY: help setup fmt check test docs demo experiment bench lock clean
 
@@ -30,8 +31,8 @@ docs: setup  ## Run every code block of the README and of docs/
 demo: setup  ## The whole loop on real input, at most 15 minutes on 2 cores
 	@$(BIN)/python scripts/demo.py
 
-experiment: setup  ## Tic-tac-toe from nothing to master, three seeds (experiments/tictactoe)
-	@$(BIN)/python experiments/tictactoe/run.py $(EXPERIMENT)
+experiment: setup  ## Tic-tac-toe from nothing to master, three seeds; NAME=reverse_text another (experiments/)
+	@$(BIN)/python experiments/run.py $(NAME) $(EXPERIMENT)
 
 bench: setup  ## Ratios against peers (see benchmarks/README.md)
 	@$(BIN)/python benchmarks/run.py

@@ -1,14 +1,14 @@
-"""The tic-tac-toe experiment: a tiny policy from nothing, trained, measured, posted and verified.
+"""A whole experiment: a tiny policy from nothing, trained, measured, posted and verified.
 
-    python experiments/tictactoe/run.py --seeds 0 1 2
+    python experiments/run.py tictactoe --seeds 0 1 2
 
 A hub of its own is started in the output folder and the environment published to it. For each seed the phases
-of `tiny.toml` are trained; the teacher and the policy after every phase play 1,000 games against a random and
-1,000 against an optimal opponent, greedily; the final policy plays every line of the game. Runs are posted,
-and those of the final policy verified by the hub, which plays them again.
+of the experiment's settings are trained; the teacher and the policy after every phase are measured greedily
+on 1,000 held-out examples a cell; where replies can be enumerated, the final policy meets every one. Runs
+are posted, and those of the final policy verified by the hub, which plays them again.
 
 Every number comes from a `wander` command; each is printed as a user would type it. Stopped at any time, the
-same command goes on where it was. `report.py` writes the table and the plot.
+same command goes on where it was. What differs between experiments is in `experiments/NAME/plan.py`.
 """
 
 from __future__ import annotations
@@ -20,28 +20,26 @@ import sys
 import time
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT / "scripts"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "scripts"))
 
-from report import OPPONENTS, write_report  # noqa: E402
-from workplace import StepFailed, Workplace  # noqa: E402
+from plan import HERE, ROOT, Plan, plan_named, write_report
+from workplace import StepFailed, Workplace
 
-FOLDER = ROOT / "environments/tictactoe"
-TEACHER = "scripted:tictactoe.players:teacher?random_move_prob=0.4"
-CONFIG = ROOT / "experiments/tictactoe/tiny.toml"
-MAX_TOKENS = 24
 SEED_SETTINGS = ("schedule.seed", "phases.teacher.rollouts.seed", "phases.new.tiny.seed")
-"""What a seed changes: the teacher's games, the first weights, the order of learning, all sampling."""
+"""What a seed changes: the teacher's rollouts, the first weights, the order of learning, all sampling."""
 
 
 class Experiment:
     """The output folder, what is done in it, and how large everything is."""
 
-    def __init__(self, place: Workplace, options: argparse.Namespace) -> None:
+    def __init__(self, plan: Plan, place: Workplace, options: argparse.Namespace) -> None:
+        self.plan = plan
         self.place = place
         self.options = options
-        self.name = str(FOLDER) if options.local else "admin/tictactoe"
+        self.source = ROOT / "environments" / plan.environment
+        self.name = str(self.source) if options.local else f"admin/{plan.environment}"
         """What the commands call the environment."""
+        self.settings = HERE / options.experiment / plan.settings
         self.done_file = self.place.folder / "done.json"
         self.done: dict[str, float] = (
             json.loads(self.done_file.read_text()) if self.done_file.exists() else {}
@@ -60,7 +58,7 @@ class Experiment:
     def publish(self) -> None:
         """Publish the environment to the hub, and install it by name."""
         with self.place.step("Publish the environment and install it by name"):
-            self.once(f"wander publish {FOLDER}")
+            self.once(f"wander publish {self.source}")
             self.once(f"wander install {self.name}")
 
     def train(self, seed: int) -> None:
@@ -70,7 +68,7 @@ class Experiment:
         folder = f"seed-{seed}/training"
         with self.place.step(f"Seed {seed}: train from nothing"):
             self.once(
-                f"wander train {self.name} {CONFIG} {settings} --out {folder}",
+                f"wander train {self.name} {self.settings} {settings} --out {folder}",
                 folder,
                 f"wander train --resume {folder}",
             )
@@ -83,31 +81,39 @@ class Experiment:
         )
         found = {model.parent.name.partition("-")[2]: model for model in models}
         found.pop("new", None)  # knows nothing
-        return {"teacher": TEACHER, **{name: str(model) for name, model in found.items()}}
+        return {"teacher": self.plan.teacher, **{name: str(model) for name, model in found.items()}}
 
     def evaluate(self, seed: int) -> None:
-        """Play every cell, and every line with the final policy."""
-        games = self.options.games
+        """Play every cell, and every line with the final policy where lines can be enumerated."""
         stages = self.stages(seed)
         final = list(stages)[-1]
+        limit = f"--max-tokens {self.plan.max_tokens}"
         for stage, model in stages.items():
-            with self.place.step(f"Seed {seed}: {stage} against {' and '.join(OPPONENTS)}"):
-                for opponent, careless in OPPONENTS.items():
-                    folder = f"seed-{seed}/{stage}-{opponent}"
-                    line = (
-                        f"wander eval {self.name} -m {shlex.quote(model)} -n {games} -c 256 -t 0 "
-                        f"--max-tokens {MAX_TOKENS} -a num_examples={games} "
-                        f"-a min_random_move_prob={careless} -a max_random_move_prob={careless}"
-                    )
-                    self.once(f"{line} --out {folder}", folder, f"wander eval --resume {folder}")
-                    if not self.options.local:
-                        self.once(f"wander post {folder}")
-                        if stage == final:
-                            self.once(f"wander verify {folder}")
-        with self.place.step(f"Seed {seed}: every line of the game"):
+            with self.place.step(f"Seed {seed}: {stage}, {' and '.join(self.plan.cells)}"):
+                for cell in self.plan.cells:
+                    self.evaluate_cell(seed, stage, cell, shlex.quote(model), final=stage == final)
+        if not self.plan.exhaustive:
+            return
+        with self.place.step(f"Seed {seed}: every line"):
             folder = f"seed-{seed}/exhaustive"
-            line = f"wander eval {self.name} -m {stages[final]} --exhaustive --max-tokens {MAX_TOKENS}"
+            line = f"wander eval {self.name} -m {stages[final]} --exhaustive {limit}"
             self.once(f"{line} --out {folder}", folder, f"wander eval --resume {folder}")
+
+    def evaluate_cell(self, seed: int, stage: str, cell: str, model: str, *, final: bool) -> None:
+        """Play one cell and post its run; the hub plays those of the final policy again."""
+        games = self.options.games
+        folder = f"seed-{seed}/{stage}-{cell}"
+        given = {"num_examples": games, **self.plan.cells[cell]}
+        line = (
+            f"wander eval {self.name} -m {model} -n {games} -c {self.plan.concurrency} -t 0 "
+            f"--max-tokens {self.plan.max_tokens} "
+            + " ".join(f"-a {name}={json.dumps(value)}" for name, value in given.items())
+        )
+        self.once(f"{line} --out {folder}", folder, f"wander eval --resume {folder}")
+        if not self.options.local:
+            self.once(f"wander post {folder}")
+            if final:
+                self.once(f"wander verify {folder}")
 
     def post_training(self, seed: int) -> None:
         """Post the GRPO phases, which the runs of their policies link to."""
@@ -121,13 +127,20 @@ def arguments(given: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
+    parser.add_argument("experiment", help="a folder of `experiments`")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    parser.add_argument("--games", type=int, default=1000, help="of each cell")
-    parser.add_argument("--out", type=Path, default=Path("runs/tictactoe-experiment"))
-    parser.add_argument("--set", action="append", default=[], help="a setting of tiny.toml; may repeat")
+    parser.add_argument("--games", type=int, default=1000, help="examples of each cell")
+    parser.add_argument("--out", type=Path, help="default: runs/NAME-experiment")
+    parser.add_argument("--set", action="append", default=[], help="a setting of training; may repeat")
     parser.add_argument("--local", action="store_true", help="without a hub: nothing is posted")
-    parser.add_argument("--results", type=Path, help="where the table and the plot go (default: in --out)")
-    return parser.parse_args(given)
+    parser.add_argument("--results", type=Path, help="where the table goes (default: in --out)")
+    options = parser.parse_args(given)
+    try:
+        options.plan = plan_named(options.experiment)
+    except KeyError as error:
+        parser.error(f"there is no experiment `{options.experiment}`; there are: {error.args[0]}")
+    options.out = options.out or Path(f"runs/{options.experiment}-experiment")
+    return options
 
 
 def run(experiment: Experiment) -> str:
@@ -141,7 +154,8 @@ def run(experiment: Experiment) -> str:
         if not options.local:
             experiment.post_training(seed)
         experiment.evaluate(seed)
-    return write_report(experiment.place.folder, options.results or experiment.place.folder)
+    folder = experiment.place.folder
+    return write_report(experiment.plan, folder, options.results or folder)
 
 
 def main() -> int:
@@ -149,7 +163,7 @@ def main() -> int:
     options = arguments()
     place = Workplace(options.out.resolve())
     try:
-        print(f"\n{run(Experiment(place, options))}")
+        print(f"\n{run(Experiment(options.plan, place, options))}")
     except StepFailed as failure:
         print(f"\nerror: {failure}\n\nhint: the same command goes on where it was", file=sys.stderr)
         return 1

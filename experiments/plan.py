@@ -1,0 +1,113 @@
+"""What an experiment says of itself, and what its table reads from the runs.
+
+`experiments/NAME/plan.py` has a `PLAN`; `experiments/run.py` does the rest.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parent
+
+Seeds = Mapping[str, Mapping[str, Any]]
+"""What was measured: `{"seed-0": {"stages": {STAGE: {CELL: {...}}}, "lines": {...}}}`."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """An environment, the settings of its training, and the cells that every stage is measured in."""
+
+    environment: str
+    """Its folder in `environments`; the name under which it is published."""
+    teacher: str
+    """The scripted player that the first phase learns from, measured too."""
+    cells: Mapping[str, Mapping[str, object]]
+    """Arguments of the environment, by the name of the cell."""
+    max_tokens: int
+    """Of one turn."""
+    concurrency: int
+    cell: Callable[[dict[str, Any]], dict[str, Any]]
+    """Returns what the table needs of the summary of one run."""
+    table: Callable[[Seeds], str]
+    """Returns the table, in Markdown."""
+    settings: str = "tiny.toml"
+    """The file of phases, in the experiment's folder."""
+    exhaustive: bool = False
+    """The final policy also meets every reply of an enumerable environment."""
+
+
+def plan_named(name: str) -> Plan:
+    """Return the plan of the experiment in the folder `name`; raises `KeyError` with those that there are."""
+    file = HERE / name / "plan.py"
+    if not file.is_file():
+        raise KeyError(", ".join(sorted(found.parent.name for found in HERE.glob("*/plan.py"))))
+    plan: Plan = _module(f"experiment_{name}", file).PLAN
+    return plan
+
+
+def _module(name: str, file: Path) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(name, file)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def write_report(plan: Plan, folder: Path, results: Path) -> str:
+    """Write `results.json` and `table.md` of the experiment in `folder` into `results`; return the table."""
+    seeds = {path.name: measured(plan, path) for path in sorted(folder.glob("seed-*"))}
+    results.mkdir(parents=True, exist_ok=True)
+    (results / "results.json").write_text(json.dumps(seeds, indent=1) + "\n", encoding="utf-8")
+    text = plan.table(seeds)
+    (results / "table.md").write_text(text, encoding="utf-8")
+    return text
+
+
+def measured(plan: Plan, seed: Path) -> dict[str, Any]:
+    """Return what the runs of one seed came to: each stage by cell, in the order played, and the lines."""
+    stages: dict[str, dict[str, Any]] = {}
+    for name in plan.cells:
+        for run in sorted(seed.glob(f"*-{name}"), key=lambda run: run.stat().st_ctime):
+            if (run / "summary.json").exists():
+                summary = json.loads((run / "summary.json").read_text(encoding="utf-8"))
+                found = {"games": summary["rollouts"], "failed": summary["failed"], **plan.cell(summary)}
+                stages.setdefault(run.name.removesuffix(f"-{name}"), {})[name] = found
+    lines = seed / "exhaustive/summary.json"
+    return {"stages": stages, "lines": line_counts(lines) if lines.exists() else None}
+
+
+def line_counts(summary: Path) -> dict[str, int]:
+    """Return how many lines there are, and how many were won, drawn, lost, and never played to an end."""
+    data = json.loads(summary.read_text(encoding="utf-8"))
+    count = data["rollouts"]
+    ends = {name: round(data["metrics"][name]["mean"] * count) for name in ("won", "drawn", "lost")}
+    return {"lines": count, **ends, "unfinished": count - sum(ends.values())}
+
+
+def percent(summary: dict[str, Any], metric: str) -> dict[str, float]:
+    """Return the mean of a metric in percent, with its 95 % interval."""
+    return {key: 100 * summary["metrics"][metric][key] for key in ("mean", "low", "high")}
+
+
+def by_stage(seeds: Seeds) -> dict[str, dict[str, Any]]:
+    """Return the cells of each stage, by seed."""
+    names = dict.fromkeys(stage for seed in seeds.values() for stage in seed["stages"])
+    return {
+        stage: {name: seed["stages"][stage] for name, seed in seeds.items() if stage in seed["stages"]}
+        for stage in names
+    }
+
+
+def mean(values: list[float]) -> float:
+    """Return the mean."""
+    return sum(values) / len(values)

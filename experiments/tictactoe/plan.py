@@ -1,0 +1,75 @@
+"""Tic-tac-toe: against a random and an optimal opponent, and every line of the game."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from plan import Plan, Seeds, by_stage, mean, percent
+
+INVALID_MOVE_PENALTY = 0.1
+"""Of a game with any invalid move: its mean over games tells their share."""
+OPPONENTS = {
+    name: {"min_random_move_prob": careless, "max_random_move_prob": careless}
+    for name, careless in (("random", 1.0), ("optimal", 0.0))
+}
+
+PUBLISHED = """\
+| published: LFM2-2.6B base | 1 x 100 | 40/11/49 | 40 | 0/11/89 | 43 | |
+| published: after SFT | 1 x 100 | 74/13/13 | 11 | 0/52/48 | 14 | |
+| published: after RL phase 1 | 1 x 100 | 86/12/2 | 1 | 0/85/15 | 1 | |
+| published: after RL phase 2 | 1 x 100 | 90/10/0 | 0 | 0/97/3 | 0 | |
+"""
+HEADER = """\
+| policy | seeds x games | vs random W/D/L % | invalid % | vs optimal W/D/L % | invalid % | lines lost |
+|---|---|---|---|---|---|---|
+"""
+
+
+def cell(summary: dict[str, Any]) -> dict[str, Any]:
+    """Return shares in percent, with their 95 % intervals, of one run."""
+    shares = {name: percent(summary, name) for name in ("won", "drawn", "lost")}
+    invalid = -100 * summary["metrics"]["invalid_move_penalty"]["mean"] / INVALID_MOVE_PENALTY
+    return {**shares, "invalid": abs(invalid)}
+
+
+def table(seeds: Seeds) -> str:
+    """Return the table: one row a stage with the means over the seeds, then each seed, then the published."""
+    rows = []
+    for stage, found in by_stage(seeds).items():
+        if len(found) > 1:
+            rows.append(row(f"{stage}, mean", list(found.values()), ""))
+        for name, cells in found.items():
+            last = list(seeds[name]["stages"])[-1] == stage
+            lines = seeds[name]["lines"] if last else None
+            lost = f"{lines['lost'] + lines['unfinished']} of {lines['lines']}" if lines else ""
+            rows.append(row(f"{stage}, {name}", [cells], lost))
+    return HEADER + "".join(rows) + PUBLISHED
+
+
+def row(title: str, found: list[dict[str, Any]], lines: str) -> str:
+    """Return one row; of a single seed with the 95 % interval of what the goals are about."""
+    texts = []
+    for opponent, goal in (("random", "won"), ("optimal", "drawn")):
+        cells = [each[opponent] for each in found if opponent in each]
+        if not cells:
+            texts += ["", ""]
+            continue
+        ends = [mean([cell[name]["mean"] for cell in cells]) for name in ("won", "drawn", "lost")]
+        shares = "/".join(f"{share:.1f}" for share in ends)
+        if len(cells) == 1:
+            shares += f" ({goal} {cells[0][goal]['low']:.1f} to {cells[0][goal]['high']:.1f})"
+        texts += [shares, f"{mean([c['invalid'] for c in cells]):.1f}"]
+    games = found[0][next(iter(found[0]))]["games"]
+    return f"| {title} | {len(found)} x {games} | {' | '.join(texts)} | {lines} |\n"
+
+
+PLAN = Plan(
+    environment="tictactoe",
+    teacher="scripted:tictactoe.players:teacher?random_move_prob=0.4",
+    cells=OPPONENTS,
+    max_tokens=24,
+    concurrency=256,
+    cell=cell,
+    table=table,
+    exhaustive=True,
+)
