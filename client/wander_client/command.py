@@ -25,7 +25,7 @@ def command_app(help: str | None = None, *, group: bool = False, default: str | 
 
     `default` names the sub-command that is meant when the line has none.
     """
-    kind = type("DefaultGroup", (_DefaultGroup,), {"default": default}) if default else TyperGroup
+    kind = type("DefaultGroup", (_DefaultGroup,), {"default": default}) if default else _Group
     app = typer.Typer(
         cls=kind,
         help=help,
@@ -49,7 +49,17 @@ def typed_options(context: typer.Context) -> dict[str, Any]:
     }
 
 
-class _DefaultGroup(TyperGroup):
+class _Group(TyperGroup):
+    """Lists its commands with the whole first sentence of their help, which wraps instead of being cut."""
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        """Write the list of commands."""
+        commands = ((name, self.get_command(ctx, name)) for name in self.list_commands(ctx))
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, one.get_short_help_str(limit=400)) for name, one in commands if one])
+
+
+class _DefaultGroup(_Group):
     """Takes a line without a sub-command (nothing, options, a folder) as that of the default one."""
 
     default: ClassVar[str]

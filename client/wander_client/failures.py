@@ -38,7 +38,9 @@ def explain(error: BaseException, command: str = "wander") -> ClientError:
     if isinstance(error, KeyboardInterrupt):
         return Interrupted("interrupted")
     if hasattr(error, "format_message"):  # click's and typer's usage errors share only this method
-        return UsageError(_usage_message(error.format_message()), hint=f"run `wander {command} --help`")
+        return UsageError(
+            _usage_message(error.format_message()), hint=f"run `{_line(error, command)} --help`"
+        )
     explained = _from_sdk(error) or _from_httpx(error)
     if explained is not None:
         return explained
@@ -53,8 +55,14 @@ def explain(error: BaseException, command: str = "wander") -> ClientError:
     return _unexpected(error)
 
 
+def _line(error: BaseException, command: str) -> str:
+    """Return the words of the command that was used wrongly, a sub-command's included."""
+    path = getattr(getattr(error, "ctx", None), "command_path", None)
+    return path or f"wander {command}"
+
+
 def _usage_message(message: str) -> str:
-    text = message.strip().rstrip(".").replace("'", "`")
+    text = message.strip().rstrip(".").replace("'", "`").replace("Value error, ", "")
     return text[:1].lower() + text[1:]
 
 

@@ -46,6 +46,31 @@ def test_every_command_has_help_with_an_example_and_the_common_options(name: str
     assert "--json" in result.out
 
 
+@pytest.mark.parametrize("name", sorted(COMMANDS))
+def test_the_list_of_sub_commands_cuts_no_sentence(name: str, wander: Wander) -> None:
+    shown = wander(name, "--help").out.partition("\nCommands:\n")[2].partition("Common options")[0]
+    assert "..." not in shown
+
+
+def test_the_sub_commands_of_runs_stand_in_the_order_of_their_use(wander: Wander) -> None:
+    shown = wander("runs", "--help").out.partition("\nCommands:\n")[2]
+    first_words = [line.split()[0] for line in shown.splitlines() if line.startswith("  ") and line[2] != " "]
+    assert first_words[:3] == ["list", "show", "diff"]
+
+
+def test_a_wrong_line_of_a_sub_command_leads_to_the_help_of_that(wander: Wander) -> None:
+    result = wander("board", "hide", "RUN")
+    assert (result.status, "missing option" in result.err) == (2, True)
+    assert "hint: run `wander board hide --help`" in result.err
+
+
+def test_a_value_that_is_none_of_a_list_is_told_in_plain_words(wander: Wander) -> None:
+    result = wander("leaderboard", "acme/wordle", "--level", "best")
+    assert result.status == 2
+    assert "`best` is not one of" in result.err
+    assert "Value error" not in result.err
+
+
 def test_help_of_a_command_can_be_asked_both_ways(wander: Wander) -> None:
     assert wander("help", "search").out == wander("search", "--help").out
 

@@ -100,7 +100,11 @@ def pull(
 
 @app.command(name="list")
 def list_models() -> None:
-    """List the models of this machine: those in the cache and the results of training runs."""
+    """List the models of this machine: those in the cache and the results of training runs.
+
+    \b
+    wander model list
+    """
     from wander.models.loading import model_name
     from wander.models.smollm2 import cache_folder
 

@@ -26,9 +26,6 @@ app = command_app(
     Without a word it lists: `wander runs` is `wander runs list`.""",
     default="list",
 )
-app.command()(publish)
-app.command()(withdraw)
-app.command()(plot)
 
 
 @app.command("list")
@@ -354,3 +351,8 @@ def schema(
         raise UsageError(f"no file of a run is called `{part}`", hint=f"write one of {', '.join(PARTS)}")
     found = record_schema(part)
     current().output.answer(found, json.dumps(found, indent=2, ensure_ascii=False))
+
+
+app.command()(plot)
+app.command()(publish)
+app.command()(withdraw)
