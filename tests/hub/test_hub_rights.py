@@ -13,7 +13,6 @@ import tomlkit
 from fastapi import APIRouter
 from lock_files import lock_of
 from run_parcels import Parcel
-from sqlalchemy import MetaData
 from staged_uploads import announced
 from wander.posting import key_fingerprint
 from wander_hub.accounts import repository as accounts
@@ -21,7 +20,7 @@ from wander_hub.accounts import service as account_service
 from wander_hub.accounts.models import Grant, Membership
 from wander_hub.accounts.schemas import HUB
 from wander_hub.boundary import mutating_routes, undeclared_routes
-from wander_hub.database import now
+from wander_hub.database import Base, now
 from wander_hub.environments import repository as environments
 from wander_hub.leaderboards.schemas import board_name
 from wander_hub.runs.models import Run
@@ -231,11 +230,9 @@ async def set_a_board_up(hub, method: str, path: str, make_wheel, run_of) -> Non
 
 def rows(hub) -> dict[str, list[tuple[Any, ...]]]:
     """Return all that the database holds, but for when tokens were last used."""
-    metadata = MetaData()
-    metadata.reflect(hub.database.engine)
     found = {}
     with hub.database.engine.connect() as connection:
-        for table in metadata.sorted_tables:
+        for table in Base.metadata.sorted_tables:
             columns = [one for one in table.columns if one.name != "last_used_at"]
             found[table.name] = sorted(
                 map(repr, connection.execute(table.select().with_only_columns(*columns)))
