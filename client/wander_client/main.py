@@ -13,13 +13,10 @@ import sys
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, NoReturn
 
-from wander.train.launcher import is_beside_main
-
 from wander_client import __version__
 from wander_client.commands import COMMANDS, SECTIONS, load
 from wander_client.errors import EXIT_CODES, UsageError
 from wander_client.invocation import CommonOptions, Invocation, set_current
-from wander_client.launched import told_elsewhere
 from wander_client.output import MODES, Mode, Output, choose_mode
 from wander_client.suggestions import did_you_mean
 
@@ -40,7 +37,7 @@ def main(argv: Sequence[str] | None = None, *, transport: httpx.BaseTransport | 
     try:
         options, rest = take_common_options(arguments)
         mode = choose_mode(options.mode, os.environ, terminal=sys.stdout.isatty())
-        mode = "quiet" if is_beside_main() else mode
+        mode = "quiet" if _is_beside_main() else mode
         output = Output(mode, color=options.color, progress=options.progress)
         with _terminated_like_interrupted():
             return _dispatch(Invocation(options, output, transport), rest)
@@ -50,6 +47,7 @@ def main(argv: Sequence[str] | None = None, *, transport: httpx.BaseTransport | 
         return 1
     except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001 - the one place that catches everything
         from wander_client.failures import explain
+        from wander_client.launched import told_elsewhere
 
         if debug:
             import traceback
@@ -61,6 +59,15 @@ def main(argv: Sequence[str] | None = None, *, transport: httpx.BaseTransport | 
         return explained.status
     finally:
         set_current(None)
+
+
+def _is_beside_main() -> bool:
+    """Return whether this is one of several processes, and not the first."""
+    if "RANK" not in os.environ:  # which spares `wander --help` the import of the SDK
+        return False
+    from wander.train.launcher import is_beside_main
+
+    return is_beside_main()
 
 
 def take_common_options(arguments: Sequence[str]) -> tuple[CommonOptions, list[str]]:
