@@ -1,58 +1,107 @@
 """Jobs: done once, given back when a worker dies, fenced against one that is late.
 
-The contract of the port, on every database that keeps the jobs.
+The contract of the port, for every queue on every database that keeps the jobs.
 """
 
 from __future__ import annotations
 
-import signal
-import subprocess
-import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from datetime import timedelta
+from typing import Protocol
 
 import pytest
-from sqlalchemy import select, update
+from job_workers import queue_on
+from sqlalchemy import func, select, update
 from sqlalchemy.orm import Session
 from wander_hub import jobs
 from wander_hub.database import now
-from wander_hub.jobs import Job, JobCancelled, JobContext, JobRefused, JobWorker, Lease, LeaseLost, TableQueue
+from wander_hub.jobs import (
+    Handler,
+    Job,
+    JobCancelled,
+    JobContext,
+    JobRefused,
+    JobState,
+    LeaseLost,
+    TableQueue,
+    Worker,
+)
+from wander_hub.jobs.chosen import worker_of
 
-pytestmark = pytest.mark.parametrize("database_kind", ["sqlite", "postgresql"], indirect=True)
+pytestmark = pytest.mark.parametrize(
+    ("database_kind", "dispatch"),
+    [("sqlite", "table"), ("postgresql", "table"), ("postgresql", "procrastinate")],
+    indirect=["database_kind"],
+)
 
-WORKER = """
-import sys, time
-from wander_hub.database import Database
-from wander_hub.jobs import JobWorker, TableQueue
+PATIENCE = 120
 
-def work(context):
-    print("working", flush=True)
-    time.sleep(600)
 
-JobWorker(TableQueue(Database(sys.argv[1]), lease_seconds=1.5), {"play": work}, "doomed").run_one()
-"""
+class MakeQueue(Protocol):
+    def __call__(self, *, lease_seconds: float = ..., retry_seconds: float = ...) -> TableQueue: ...
 
 
 @pytest.fixture
-def queue(hub) -> TableQueue:
-    return TableQueue(hub.database, lease_seconds=60, retry_seconds=0)
+def make_queue(database, dispatch) -> MakeQueue:
+    if dispatch == "procrastinate":
+        from wander_hub.jobs import procrastinate_schema
+
+        procrastinate_schema.bring(database)
+
+    def make(*, lease_seconds: float = 60, retry_seconds: float = 0) -> TableQueue:
+        return queue_on(database, dispatch, lease_seconds, retry_seconds)
+
+    return make
 
 
-def submit(hub, queue: TableQueue, key: str = "one", kind: str = "play", **options) -> int:
-    with hub.database.write() as session:
+@pytest.fixture
+def queue(make_queue) -> TableQueue:
+    return make_queue()
+
+
+class Working(Protocol):
+    def __call__(self, queue: TableQueue, handler: Handler, **options: object) -> Worker: ...
+
+
+@pytest.fixture
+def working() -> Iterator[Working]:
+    """Start workers, and stop them at the end."""
+    started: list[Worker] = []
+
+    def start(queue: TableQueue, handler: Handler, **options: object) -> Worker:
+        started.append(worker_of(queue, {"play": handler}, f"w{len(started)}", **options))
+        started[-1].start()
+        return started[-1]
+
+    yield start
+    for worker in started:
+        worker.stop(60)
+
+
+def waiting_done(queue: TableQueue, handler: Handler) -> int:
+    """Do what waits; return how many attempts that took."""
+    return worker_of(queue, {"play": handler}, "a").run_waiting()
+
+
+def submit(queue: TableQueue, key: str = "one", kind: str = "play", **options: int) -> int:
+    with queue.database.write() as session:
         return queue.submit(session, kind, key, {"run": key}, **options)
 
 
-def job(hub, job_id: int) -> Job:
-    with hub.database.read() as session:
+def job(queue: TableQueue, job_id: int) -> Job:
+    with queue.database.read() as session:
         return session.get_one(Job, job_id)
 
 
-def expire(hub) -> None:
-    with hub.database.write() as session:
+def state(queue: TableQueue, job_id: int) -> JobState:
+    return job(queue, job_id).state
+
+
+def expire(queue: TableQueue) -> None:
+    with queue.database.write() as session:
         session.execute(update(Job).values(lease_until=now() - timedelta(seconds=1)))
 
 
@@ -60,63 +109,109 @@ def nothing(session: Session) -> None:
     pass
 
 
-async def test_a_job_is_done_once_and_its_result_kept_with_its_end(hub, queue):
-    done: list[dict] = []
-    number = submit(hub, queue)
-    assert submit(hub, queue) == number, "a second job of one key is the first"
+def until(holds: Callable[[], bool], what: str, patience: float = PATIENCE) -> None:
+    give_up = time.monotonic() + patience
+    while not holds():
+        assert time.monotonic() < give_up, f"never: {what}"
+        time.sleep(0.02)
 
-    def work(context: JobContext) -> Callable[[Session], None]:
-        context.progress["done"] = 3
+
+def waits_to_be_stopped(begun: threading.Event) -> Handler:
+    """Return a handler that says that it began, and leaves off when it is told to."""
+
+    def handler(context: JobContext) -> Callable[[Session], None]:
+        begun.set()
+        assert context.stopping.wait(PATIENCE)
+        context.check()
+        return nothing
+
+    return handler
+
+
+def test_a_job_is_done_once_and_its_result_kept_with_its_end(queue):
+    done: list[Mapping[str, object]] = []
+    number = submit(queue)
+    assert submit(queue) == number, "a second job of one key is the first"
+
+    def handler(context: JobContext) -> Callable[[Session], None]:
         return lambda session: done.append(context.lease.payload)
 
-    worker = JobWorker(queue, {"play": work}, "a")
-    assert worker.run_one()
-    assert not worker.run_one()
+    assert [waiting_done(queue, handler), waiting_done(queue, handler)] == [1, 0]
+    assert submit(queue) == number, "also when it was done"
+    assert waiting_done(queue, handler) == 0
     assert done == [{"run": "one"}]
-    assert (job(hub, number).state, job(hub, number).attempt) == ("done", 1)
+    assert (state(queue, number), job(queue, number).attempt) == ("done", 1)
 
 
-async def test_higher_priorities_come_first_and_other_kinds_are_left(hub, queue):
-    submit(hub, queue, "late")
-    submit(hub, queue, "soon", priority=5)
-    submit(hub, queue, "other", kind="sweep")
-    taken = [queue.claim("a", ["play"]) for _ in range(3)]
-    assert [one and one.payload["run"] for one in taken] == ["soon", "late", None]
+def test_a_job_whose_submission_is_undone_was_never_there(queue):
+    def undone() -> None:
+        with queue.database.write() as session:
+            queue.submit(session, "play", "one", {})
+            raise OSError("the disk is full")
+
+    with pytest.raises(OSError, match="full"):
+        undone()
+    assert waiting_done(queue, lambda context: nothing) == 0
 
 
-async def test_what_cannot_succeed_is_not_tried_again(hub, queue):
-    number = submit(hub, queue)
+def test_higher_priorities_come_first_and_other_kinds_are_left(queue):
+    taken: list[str] = []
+    submit(queue, "late")
+    submit(queue, "soon", priority=5)
+    other = submit(queue, "other", kind="sweep", priority=9)
+    submit(queue, "sooner", priority=6)
 
-    def work(context: JobContext):
+    def handler(context: JobContext) -> Callable[[Session], None]:
+        taken.append(context.lease.payload["run"])
+        return nothing
+
+    assert waiting_done(queue, handler) == 3
+    assert taken == ["sooner", "soon", "late"]
+    assert state(queue, other) == "queued"
+
+
+def test_what_cannot_succeed_is_not_tried_again(queue):
+    number = submit(queue)
+
+    def handler(context: JobContext) -> Callable[[Session], None]:
         raise JobRefused("the environment is not deterministic")
 
-    worker = JobWorker(queue, {"play": work}, "a")
-    assert [worker.run_one(), worker.run_one()] == [True, False]
-    assert (job(hub, number).state, job(hub, number).error) == (
+    assert waiting_done(queue, handler) == 1
+    assert (state(queue, number), job(queue, number).error) == (
         "failed",
         "the environment is not deterministic",
     )
-    assert job(hub, number).finished_at is not None
+    assert job(queue, number).finished_at is not None
 
 
-async def test_a_failure_is_tried_again_and_at_last_given_up(hub, queue, caplog):
-    number = submit(hub, queue)
+def test_a_failure_is_tried_again_and_at_last_given_up(queue, caplog):
+    number = submit(queue)
 
-    def work(context: JobContext):
+    def handler(context: JobContext) -> Callable[[Session], None]:
         raise OSError("the disk is full")
 
-    worker = JobWorker(queue, {"play": work}, "a")
-    states = []
-    while worker.run_one():
-        states.append(job(hub, number).state)
-    assert states == ["queued", "queued", "failed"]
-    assert job(hub, number).error == "OSError: the disk is full"
+    assert waiting_done(queue, handler) == jobs.MAX_ATTEMPTS
+    assert (state(queue, number), job(queue, number).error) == ("failed", "OSError: the disk is full")
 
 
-async def test_a_late_worker_can_keep_nothing(hub, queue):
-    number = submit(hub, queue)
+def test_a_failure_is_not_tried_again_at_once(make_queue, caplog):
+    queue = make_queue(retry_seconds=3600)
+    number = submit(queue)
+
+    def handler(context: JobContext) -> Callable[[Session], None]:
+        raise OSError("the disk is full")
+
+    assert waiting_done(queue, handler) == 1
+    assert waiting_done(queue, handler) == 0
+    assert (state(queue, number), job(queue, number).attempt) == ("queued", 1)
+    assert job(queue, number).run_after > now() + timedelta(minutes=30)
+
+
+def test_a_late_worker_can_keep_nothing(queue):
+    number = submit(queue)
     late = queue.claim("late", ["play"])
-    expire(hub)
+    assert late is not None
+    expire(queue)
     second = queue.claim("second", ["play"])
     assert second is not None
     assert second.attempt == 2
@@ -131,190 +226,163 @@ async def test_a_late_worker_can_keep_nothing(hub, queue):
             act()
     queue.finish(second, lambda session: kept.append("second"))
     assert kept == ["second"]
-    assert job(hub, number).state == "done"
+    assert state(queue, number) == "done"
+    assert waiting_done(queue, lambda context: nothing) == 0
 
 
-async def test_a_result_that_cannot_be_kept_leaves_the_job_undone(hub, queue):
-    number = submit(hub, queue)
+def test_a_result_that_cannot_be_kept_leaves_the_job_undone(queue, caplog):
+    number = submit(queue)
+    tries: list[int] = []
 
-    def work(context: JobContext):
-        def keep(session: Session) -> None:
+    def keep(session: Session) -> None:
+        tries.append(1)
+        session.execute(update(Job).values(payload={"try": len(tries)}))
+        if len(tries) == 1:
             raise OSError("the disk is full")
 
-        return keep
+    assert waiting_done(queue, lambda context: keep) == 2
+    done = job(queue, number)
+    assert (done.state, done.attempt, done.payload) == ("done", 2, {"try": 2})
 
-    JobWorker(queue, {"play": work}, "a").run_one()
-    assert job(hub, number).state == "queued"
 
-
-async def test_a_job_that_kills_its_workers_is_given_up(hub, queue):
-    number = submit(hub, queue)
+def test_a_job_that_kills_its_workers_is_given_up(queue):
+    number = submit(queue)
     for attempt in range(1, jobs.MAX_ATTEMPTS + 1):
         lease = queue.claim(f"w{attempt}", ["play"])
         assert lease is not None
         assert lease.attempt == attempt
-        expire(hub)
-    assert queue.claim("last", ["play"]) is None
-    assert job(hub, number).state == "failed"
-    assert job(hub, number).error == "the worker that had the job died, on every attempt"
+        expire(queue)
+    assert waiting_done(queue, lambda context: nothing) == 0
+    assert state(queue, number) == "failed"
+    assert job(queue, number).error == "the worker that had the job died, on every attempt"
 
 
-async def test_a_killed_worker_process_loses_its_job_to_another(hub):
-    queue = TableQueue(hub.database, lease_seconds=1.5)
-    number = submit(hub, queue)
-    kill_a_worker_at_work(hub.database.url, queue)
-    lease = next_lease(queue)
-    assert lease.attempt == 2
-    queue.finish(lease, nothing)
-    assert job(hub, number).state == "done"
-
-
-def kill_a_worker_at_work(url: str, queue: TableQueue) -> None:
-    doomed = subprocess.Popen([sys.executable, "-c", WORKER, url], stdout=subprocess.PIPE, text=True)
-    try:
-        assert doomed.stdout is not None
-        assert doomed.stdout.readline() == "working\n"
-        time.sleep(2)  # longer than the lease: its heartbeat renews it
-        assert queue.claim("other", ["play"]) is None
-    finally:
-        doomed.send_signal(signal.SIGKILL)
-        doomed.communicate()
-
-
-def next_lease(queue: TableQueue) -> Lease:
-    give_up = time.monotonic() + 120
-    while (lease := queue.claim("other", ["play"])) is None:
-        assert time.monotonic() < give_up
-        time.sleep(0.1)
-    return lease
-
-
-async def test_a_job_that_waits_is_called_off_at_once_and_one_that_runs_soon(hub):
-    queue = TableQueue(hub.database, lease_seconds=0.3)
-    waiting, running = submit(hub, queue, "waiting"), submit(hub, queue, "running", priority=1)
+def test_a_job_that_waits_is_called_off_at_once_and_one_that_runs_soon(make_queue, working):
+    queue = make_queue(lease_seconds=0.6)
     begun = threading.Event()
-
-    def work(context: JobContext):
-        begun.set()
-        assert context.stopping.wait(60)
-        context.check()
-
-    worker = threading.Thread(target=JobWorker(queue, {"play": work}, "a").run_one)
-    worker.start()
-    assert begun.wait(60)
-    with hub.database.write() as session:
+    running = submit(queue, "running")
+    working(queue, waits_to_be_stopped(begun))
+    assert begun.wait(PATIENCE)
+    waiting = submit(queue, "waiting", kind="other")
+    with queue.database.write() as session:
         queue.cancel(session, waiting)
         queue.cancel(session, running)
-    worker.join(60)
-    assert [job(hub, one).state for one in (waiting, running)] == ["cancelled", "cancelled"]
-    assert queue.claim("a", ["play"]) is None
+    assert state(queue, waiting) == "cancelled"
+    until(lambda: state(queue, running) == "cancelled", "the one that runs is called off")
+    assert queue.claim("a", ["play", "other"]) is None
 
 
-async def test_a_hub_that_ends_gives_its_job_back_uncounted(hub, queue):
-    number = submit(hub, queue)
+def test_a_worker_that_ends_gives_its_job_back_uncounted(queue, working):
+    number = submit(queue)
     begun = threading.Event()
-
-    def work(context: JobContext):
-        begun.set()
-        assert context.stopping.wait(60)
-        context.check()
-
-    worker = JobWorker(queue, {"play": work}, "a")
-    worker.start()
-    assert begun.wait(60)
-    worker.stop(60)
-    assert (job(hub, number).state, job(hub, number).max_attempts) == ("queued", jobs.MAX_ATTEMPTS + 1)
+    worker = working(queue, waits_to_be_stopped(begun))
+    assert begun.wait(PATIENCE)
+    worker.stop(PATIENCE)
+    assert (state(queue, number), job(queue, number).max_attempts) == ("queued", jobs.MAX_ATTEMPTS + 1)
+    assert waiting_done(queue, lambda context: nothing) == 1
 
 
-async def test_a_worker_that_lost_its_lease_hears_of_it(hub):
-    queue = TableQueue(hub.database, lease_seconds=0.3)
-    number = submit(hub, queue)
+def test_a_worker_that_lost_its_lease_hears_of_it(make_queue):
+    queue = make_queue(lease_seconds=0.6)
+    number = submit(queue)
     heard: list[type[BaseException]] = []
 
-    def work(context: JobContext):
-        with hub.database.write() as session:
-            session.execute(update(Job).values(lease_owner="thief"))
-        assert context.stopping.wait(60)
+    def handler(context: JobContext) -> Callable[[Session], None]:
+        with queue.database.write() as session:
+            until_then = now() + timedelta(hours=1)
+            session.execute(update(Job).values(lease_owner="thief", lease_until=until_then))
+        assert context.stopping.wait(PATIENCE)
         try:
             context.check()
         except (LeaseLost, JobCancelled) as error:
             heard.append(type(error))
             raise
-
-    JobWorker(queue, {"play": work}, "a").run_one()
-    assert heard == [LeaseLost]
-    assert (job(hub, number).state, job(hub, number).lease_owner) == ("running", "thief")
-
-
-async def test_progress_is_told_while_the_work_goes_on(hub):
-    queue = TableQueue(hub.database, lease_seconds=0.3)
-    number = submit(hub, queue)
-
-    def work(context: JobContext):
-        context.progress["done"] = 7
-        give_up = time.monotonic() + 120
-        while job(hub, number).progress != {"done": 7}:
-            assert time.monotonic() < give_up
-            time.sleep(0.05)
         return nothing
 
-    JobWorker(queue, {"play": work}, "a").run_one()
-    assert job(hub, number).state == "done"
+    assert waiting_done(queue, handler) == 1
+    assert heard == [LeaseLost]
+    assert (state(queue, number), job(queue, number).lease_owner) == ("running", "thief")
 
 
-async def test_many_workers_take_each_job_once(hub, queue):
-    for number in range(40):
-        submit(hub, queue, f"job {number}")
+def test_progress_is_told_while_the_work_goes_on(make_queue):
+    queue = make_queue(lease_seconds=2)
+    number = submit(queue)
+
+    def handler(context: JobContext) -> Callable[[Session], None]:
+        context.progress["done"] = 7
+
+        def stored() -> bool:
+            context.check()  # on a busy machine its lease may run out, and the job begin again
+            return job(queue, number).progress == {"done": 7}
+
+        until(stored, "the progress is stored")
+        return nothing
+
+    waiting_done(queue, handler)
+    assert state(queue, number) == "done"
+
+
+def all_taken_once(queue: TableQueue, working: Working, count: int) -> None:
+    """Have three workers of two jobs at once do many, and see that each was done once."""
     taken: list[str] = []
+    with queue.database.write() as session:
+        for number in range(count):
+            queue.submit(session, "play", f"job {number}", {"run": f"job {number}"})
 
-    def work(context: JobContext):
+    def handler(context: JobContext) -> Callable[[Session], None]:
         taken.append(context.lease.payload["run"])
         return nothing
 
-    def all_of_them(name: str) -> None:
-        worker = JobWorker(queue, {"play": work}, name)
-        while worker.run_one():
-            pass
+    for _ in range(3):
+        working(queue, handler, concurrency=2)
 
-    threads = [threading.Thread(target=all_of_them, args=(f"w{i}",)) for i in range(6)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(120)
-    assert Counter(taken) == Counter(f"job {number}" for number in range(40))
-    with hub.database.read() as session:
-        assert set(session.scalars(select(Job.state))) == {"done"}
+    def left() -> int:
+        with queue.database.read() as session:
+            return session.scalar(select(func.count()).select_from(Job).where(Job.state != "done")) or 0
+
+    until(lambda: left() == 0, "all are done", patience=PATIENCE + count)
+    assert Counter(taken) == Counter(f"job {number}" for number in range(count))
 
 
-async def test_a_woken_worker_looks_at_once(hub, queue, monkeypatch):
+def test_several_workers_take_each_job_once(queue, working):
+    all_taken_once(queue, working, 60)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_several_workers_take_each_of_a_thousand_jobs_once(queue, working):
+    all_taken_once(queue, working, 1000)
+
+
+def test_a_worker_hears_of_a_job_that_is_submitted(queue, working, dispatch, monkeypatch):
     monkeypatch.setattr(jobs.worker, "POLL_SECONDS", 3600)
+    if dispatch == "procrastinate":
+        from wander_hub.jobs import procrastinate_worker
+
+        monkeypatch.setattr(procrastinate_worker, "POLL_SECONDS", 3600)
     done = threading.Event()
 
-    def work(context: JobContext):
+    def handler(context: JobContext) -> Callable[[Session], None]:
         done.set()
         return nothing
 
-    worker = JobWorker(queue, {"play": work}, "a")
-    worker.start()
-    submit(hub, queue)
-    worker.wake()
-    assert done.wait(60)
-    worker.stop()
+    worker = working(queue, handler)
+    for number in range(PATIENCE):  # the first ones may be submitted before it listens
+        submit(queue, f"job {number}")
+        worker.wake()
+        if done.wait(1):
+            return
+    raise AssertionError("it never heard of one")
 
 
-async def test_a_worker_looks_for_work_of_its_own_before_it_takes_any(hub, queue):
+def test_a_worker_looks_for_work_of_its_own_before_it_takes_any(queue, working):
     done = threading.Event()
 
-    def look() -> None:
-        submit(hub, queue, "found")
-
-    def work(context: JobContext):
+    def handler(context: JobContext) -> Callable[[Session], None]:
         done.set()
         return nothing
 
-    worker = JobWorker(queue, {"play": work}, "a", look=look)
-    worker.start()
-    assert done.wait(60)
-    worker.stop()
-    with hub.database.read() as session:
+    working(queue, handler, look=lambda: submit(queue, "found") and None)
+    assert done.wait(PATIENCE)
+    with queue.database.read() as session:
         assert session.scalars(select(Job.key)).all() == ["found"]
