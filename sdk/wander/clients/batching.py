@@ -3,14 +3,31 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from itertools import islice
 from typing import Generic, TypeVar
 
 from wander.envs.sub_calls import main_rollout_id
 
 Request = TypeVar("Request")
 Answer = TypeVar("Answer")
+
+_PART = 32
+"""Answers that are handed out at once: what is done with them goes on its way, to another process perhaps,
+before the next ones are."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Entry(Generic[Request, Answer]):
+    """A request that waits."""
+
+    main_id: str
+    """The rollout that waits for it, perhaps through its code."""
+    request: Request
+    answer: asyncio.Future[Answer]
 
 
 class Batcher(Generic[Request, Answer]):
@@ -44,32 +61,43 @@ class Batcher(Generic[Request, Answer]):
         """Number of each group, in the order in which they began."""
         self._in_flight: dict[str, int] = {}
         """Wave of every rollout in flight."""
+        self._late = [0] * waves
+        """Rollouts of each wave that are in flight and do not wait."""
+        self._asked: Counter[str] = Counter()
+        """Requests of each rollout that wait."""
         self._last_wave = 0
-        self._waiting: list[tuple[str, Request, asyncio.Future[Answer]]] = []
+        self._waiting: list[_Entry[Request, Answer]] = []
         self._computing = False
         self._timer: asyncio.TimerHandle | None = None
         self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="wander-model")
 
     def begin(self, rollout_id: str) -> None:
         """Count a rollout as in flight; those whose ids differ after the last slash only are one group."""
-        if main_rollout_id(rollout_id) != rollout_id:
+        if rollout_id in self._in_flight or main_rollout_id(rollout_id) != rollout_id:
             return
         if not self._in_flight:
             self._groups.clear()  # a step begins as it would in a resumed run
         number = self._groups.setdefault(rollout_id.rpartition("/")[0], len(self._groups))
-        self._in_flight[rollout_id] = number % self._waves
+        self._in_flight[rollout_id] = wave = number % self._waves
+        self._late[wave] += not self._asked[rollout_id]
 
     def end(self, rollout_id: str) -> None:
         """Stop waiting for a rollout."""
-        self._in_flight.pop(rollout_id, None)
+        wave = self._in_flight.pop(rollout_id, None)
+        if wave is not None:
+            self._late[wave] -= not self._asked[rollout_id]
         self._consider()
 
     async def submit(self, rollout_id: str, request: Request) -> Answer:
         """Return the answer to one request, computed with others."""
-        future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
-        self._waiting.append((rollout_id, request, future))
+        main_id = main_rollout_id(rollout_id)
+        answer: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+        self._waiting.append(_Entry(main_id, request, answer))
+        if not self._asked[main_id] and (wave := self._in_flight.get(main_id)) is not None:
+            self._late[wave] -= 1
+        self._asked[main_id] += 1
         self._consider()
-        return await future
+        return await answer
 
     def close(self) -> None:
         """Wait for the batch that is being computed and stop the thread."""
@@ -79,55 +107,83 @@ class Batcher(Generic[Request, Answer]):
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        self._waiting = [entry for entry in self._waiting if not entry[2].done()]
         if self._computing or not self._waiting:
             return
-        wave = self._complete_wave()
-        full = self._quiet_seconds is not None and len(self._waiting) >= self._max_batch_size
+        # Most calls end here or soon: every rollout of a step comes by at each of its turns.
+        wave, full = self._complete_wave(), self._is_full()
+        if (wave is not None or full) and self._drop_cancelled():
+            wave, full = self._complete_wave(), self._is_full()
         if wave is not None or full:
             self._flush(wave)
-        elif self._quiet_seconds is not None:
+        elif self._waiting and self._quiet_seconds is not None:
             self._timer = asyncio.get_running_loop().call_later(self._quiet_seconds, self._flush)
 
     def _complete_wave(self) -> int | None:
         """Return a wave of which every rollout in flight waits, and not the last one where another does."""
-        asked = {main_rollout_id(rollout_id) for rollout_id, _, _ in self._waiting}
-        waiting = {self._in_flight.get(rollout_id, 0) for rollout_id in asked}
-        late = {wave for rollout_id, wave in self._in_flight.items() if rollout_id not in asked}
-        ready = sorted(waiting - late, key=lambda wave: (wave - self._last_wave - 1) % self._waves)
-        return ready[0] if ready else None
+        for step in range(1, self._waves + 1):
+            wave = (self._last_wave + step) % self._waves
+            if not self._late[wave] and any(self._wave_of(entry) == wave for entry in self._waiting):
+                return wave
+        return None
+
+    def _is_full(self) -> bool:
+        return self._quiet_seconds is not None and len(self._waiting) >= self._max_batch_size
+
+    def _drop_cancelled(self) -> bool:
+        """Forget the requests that nobody waits for any more; True where there were any."""
+        cancelled = [entry for entry in self._waiting if entry.answer.done()]
+        self._taken(cancelled)
+        return bool(cancelled)
+
+    def _taken(self, entries: Sequence[_Entry[Request, Answer]]) -> None:
+        """Take requests from those that wait: their rollouts are late until they ask again."""
+        if not entries:
+            return
+        gone = {id(entry) for entry in entries}
+        self._waiting = [entry for entry in self._waiting if id(entry) not in gone]
+        for entry in entries:
+            self._asked[entry.main_id] -= 1
+            if not self._asked[entry.main_id]:
+                del self._asked[entry.main_id]
+                if (wave := self._in_flight.get(entry.main_id)) is not None:
+                    self._late[wave] += 1
 
     def _flush(self, wave: int | None = None) -> None:
         """Compute what waits, of one wave where that is said."""
         self._timer = None
-        self._waiting.sort(key=lambda entry: self._order(entry[1]))  # type: ignore[arg-type, return-value]
-        chosen = [entry for entry in self._waiting if wave is None or self._wave_of(entry[0]) == wave]
+        self._drop_cancelled()
+        self._waiting.sort(key=lambda entry: self._order(entry.request))  # type: ignore[arg-type, return-value]
+        chosen = [entry for entry in self._waiting if wave is None or self._wave_of(entry) == wave]
         batch = chosen[: self._max_batch_size] if self._quiet_seconds is not None else chosen
-        taken = {id(future) for _, _, future in batch}
-        self._waiting = [entry for entry in self._waiting if id(entry[2]) not in taken]
+        if not batch:
+            return
+        self._taken(batch)
         self._last_wave = wave or 0
         self._computing = True
         loop = asyncio.get_running_loop()
-        computed = loop.run_in_executor(self._executor, self._run, [request for _, request, _ in batch])
+        computed = loop.run_in_executor(self._executor, self._run, [entry.request for entry in batch])
         computed.add_done_callback(lambda done: self._deliver(batch, done))
 
-    def _wave_of(self, rollout_id: str) -> int:
-        return self._in_flight.get(main_rollout_id(rollout_id), 0)
+    def _wave_of(self, entry: _Entry[Request, Answer]) -> int:
+        return self._in_flight.get(entry.main_id, 0)
 
-    def _deliver(
-        self,
-        batch: list[tuple[str, Request, asyncio.Future[Answer]]],
-        done: asyncio.Future[Sequence[Answer]],
-    ) -> None:
+    def _deliver(self, batch: list[_Entry[Request, Answer]], done: asyncio.Future[Sequence[Answer]]) -> None:
         self._computing = False
-        waiting = [future for _, _, future in batch]
         error = asyncio.CancelledError() if done.cancelled() else done.exception()
-        if error is not None:
-            for future in waiting:
-                if not future.done():
-                    future.set_exception(error)
-        else:
-            for future, answer in zip(waiting, done.result(), strict=True):
-                if not future.done():
-                    future.set_result(answer)
+        if error is None:
+            self._hand_out(zip(batch, done.result(), strict=True))
+            return
+        for entry in batch:
+            if not entry.answer.done():
+                entry.answer.set_exception(error)
         asyncio.get_running_loop().call_soon(self._consider)
+
+    def _hand_out(self, answered: Iterator[tuple[_Entry[Request, Answer], Answer]]) -> None:
+        """Give the next answers; then the loop turns before the ones after them."""
+        given = 0
+        for entry, answer in islice(answered, _PART):
+            given += 1
+            if not entry.answer.done():
+                entry.answer.set_result(answer)
+        loop = asyncio.get_running_loop()
+        loop.call_soon(*((self._hand_out, answered) if given == _PART else (self._consider,)))
