@@ -40,6 +40,8 @@ class Plan:
     """Returns the table, in Markdown."""
     settings: str = "tiny.toml"
     """The file of phases, in the experiment's folder."""
+    curves: tuple[str, ...] = ()
+    """Metrics of the last phase to draw, a line for each seed, as `learning_curve.svg` beside the table."""
     exhaustive: bool = False
     """The final policy also meets every reply of an enumerable environment."""
 

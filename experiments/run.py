@@ -121,6 +121,17 @@ class Experiment:
             if json.loads(folder.read_text())["kind"] == "training":
                 self.once(f"wander post {folder.parent.relative_to(self.place.folder)}")
 
+    def draw(self, results: Path) -> None:
+        """Draw what the last phase of every seed learnt."""
+        if not self.plan.curves:
+            return
+        runs = " ".join(
+            f"seed-{seed}={Path(list(self.stages(seed).values())[-1]).parent.relative_to(self.place.folder)}"
+            for seed in self.options.seeds
+        )
+        metrics = " ".join(f"--metric {name}" for name in self.plan.curves)
+        self.place.type(f"wander runs plot {runs} {metrics} -o {results / 'learning_curve.svg'}")
+
 
 def arguments(given: list[str] | None = None) -> argparse.Namespace:
     """Read the command line."""
@@ -133,7 +144,7 @@ def arguments(given: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--out", type=Path, help="default: runs/NAME-experiment")
     parser.add_argument("--set", action="append", default=[], help="a setting of training; may repeat")
     parser.add_argument("--local", action="store_true", help="without a hub: nothing is posted")
-    parser.add_argument("--results", type=Path, help="where the table goes (default: in --out)")
+    parser.add_argument("--results", type=Path, help="where the table and the plot go (default: in --out)")
     options = parser.parse_args(given)
     try:
         options.plan = plan_named(options.experiment)
@@ -154,8 +165,10 @@ def run(experiment: Experiment) -> str:
         if not options.local:
             experiment.post_training(seed)
         experiment.evaluate(seed)
-    folder = experiment.place.folder
-    return write_report(experiment.plan, folder, options.results or folder)
+    results = options.results.resolve() if options.results else experiment.place.folder
+    table = write_report(experiment.plan, experiment.place.folder, results)
+    experiment.draw(results)
+    return table
 
 
 def main() -> int:

@@ -45,4 +45,5 @@ PLAN = Plan(
     concurrency=256,
     cell=cell,
     table=table,
+    curves=("rewards/similarity", "rewards/exact"),
 )

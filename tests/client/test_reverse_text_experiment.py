@@ -18,7 +18,7 @@ SMALL = (
     *("batch.rollouts=8", "batch.group_size=4", "batch.rows_at_once=8"),
     "sampling.max_tokens=6",
     "evaluation.every=0",
-    "phases.rl.schedule.steps=1",
+    "phases.rl.schedule.steps=2",
 )
 
 
@@ -32,12 +32,13 @@ def test_another_environment_is_trained_and_measured_by_the_same_runner(
     assert options.out == Path("runs/reverse_text-experiment")
     place = in_process(script, wander, tmp_path / "out")
     table = script.run(script.Experiment(options.plan, place, options))
-    assert [line.split()[1] for line in place.typed] == ["train", "eval", "eval", "eval"]
+    assert [line.split()[1] for line in place.typed] == ["train", "eval", "eval", "eval", "runs"]
     for stage in ("teacher", "warm-up", "rl"):
         assert f"| {stage}, seed-2 | 4 | " in table
     results = json.loads((tmp_path / "out/results.json").read_text())["seed-2"]
     teacher = results["stages"]["teacher"]["texts"]
     assert 0 < teacher["reward"]["low"] < teacher["reward"]["mean"] < 100
+    assert (tmp_path / "out/learning_curve.svg").read_text().startswith("<svg")
     assert results["lines"] is None, "replies cannot be enumerated"
 
 

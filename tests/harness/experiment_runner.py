@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import re
 import shlex
 import sys
 from pathlib import Path
@@ -41,7 +42,7 @@ def in_process(script: ModuleType, wander: Wander, folder: Path) -> Any:
             self.typed.append(line)
             name, *rest = shlex.split(line)
             assert name == "wander"
-            rest = [str(self.folder / each) if each.startswith("seed-") else each for each in rest]
+            rest = [re.sub(r"(^|=)(?=seed-\d+/)", rf"\g<1>{self.folder}/", each) for each in rest]
             done = wander(*rest)
             assert done.status == 0, f"{line}\n{done.err}"
             return str(done.out)
