@@ -1,0 +1,154 @@
+"""`wander-hub work`: what it refuses, what it waits for, what it does, and how it ends."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import httpx
+import pytest
+from live_hub import clean_environment
+from wander_hub.database import Database
+from wander_hub.jobs import Job, TableQueue, chosen
+from wander_hub.settings import Settings
+from wander_hub.verification import evidence
+
+COMMAND = [sys.executable, "-m", "wander_hub.cli", "work"]
+SECONDS = 240
+"""A busy machine takes its time."""
+
+
+def variables(**settings: str) -> dict[str, str]:
+    return clean_environment() | {"WANDER_HUB_VERIFICATION": "off", **settings}
+
+
+def run(*words: str, **settings: str) -> subprocess.CompletedProcess[str]:
+    environ = variables(**settings)
+    return subprocess.run(
+        [*COMMAND, *words], env=environ, capture_output=True, text=True, timeout=SECONDS, check=False
+    )
+
+
+class Worker:
+    """A process that works, and what it says."""
+
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        self.process = process
+
+    def says(self, words: str) -> str:
+        """Return the next line that has these words."""
+        assert self.process.stderr
+        for line in self.process.stderr:
+            if words in line:
+                return line
+        raise AssertionError(f"it ended and never said: {words}")
+
+    def ended(self, number: int) -> int:
+        """Send a signal; return the exit status."""
+        self.process.send_signal(number)
+        return self.process.wait(SECONDS)
+
+
+@contextmanager
+def working(*words: str, **settings: str) -> Iterator[Worker]:
+    process = subprocess.Popen(
+        [*COMMAND, *words], env=variables(**settings), stderr=subprocess.PIPE, text=True
+    )
+    watchdog = threading.Timer(SECONDS, process.kill)
+    watchdog.start()
+    try:
+        yield Worker(process)
+    finally:
+        watchdog.cancel()
+        process.kill()
+        process.communicate()
+
+
+def submitted(database: Database, key: str) -> int:
+    """Have a run examined that is not there: a job that ends at once, refused."""
+    with database.write() as session:
+        return TableQueue(database).submit(session, evidence.KIND, key, {"run_id": "gone"})
+
+
+def ending_of(database: Database, job_id: int) -> tuple[str, int]:
+    with database.read() as session:
+        job = session.get_one(Job, job_id)
+        return job.state, job.attempt
+
+
+def test_what_it_cannot_work_with_is_refused_with_a_hint(tmp_path):
+    refused = {
+        "there is no hub": run("--data", str(tmp_path / "nowhere")),
+        "`procrastinate` needs PostgreSQL": run("--data", str(tmp_path), WANDER_HUB_JOBS="procrastinate"),
+        "wander-hub work --hub http://HOST:8600": run(
+            "--data", str(tmp_path), WANDER_HUB_VERIFICATION="unconfined"
+        ),
+        "`--listen 127.0.0.1:8601`": run("--data", str(tmp_path), "--listen", "nowhere"),
+    }
+    for words, done in refused.items():
+        assert words in done.stderr
+        assert done.stderr.count("error: ") == 1, done.stderr
+        assert done.returncode in (1, 2)
+        assert "Traceback" not in done.stderr
+
+
+def test_once_does_what_waits_and_ends(database, settings):
+    numbers = [submitted(database, f"job {number}") for number in range(3)]
+    done = run("--once", "--data", str(settings.data))
+    assert done.returncode == 0, done.stderr
+    assert "worked on 3 jobs" in done.stderr
+    assert [ending_of(database, one) for one in numbers] == [("failed", 1)] * 3
+    assert "worked on 0 jobs" in run("--once", "--data", str(settings.data)).stderr
+
+
+@pytest.mark.parametrize("jobs", ["table", "procrastinate"])
+def test_it_waits_for_the_schema_works_tells_of_its_health_and_ends_well(postgres, tmp_path, jobs):
+    with postgres.database(migrated=False) as url:
+        given = {"WANDER_HUB_DATABASE_URL": url, "WANDER_HUB_JOBS": jobs}
+        settings = Settings(data=tmp_path, database_url=url, jobs=jobs)
+        with working("--listen", "127.0.0.1:0", "--data", str(tmp_path), **given) as worker:
+            health = worker.says("health: ").split()[-1]
+            worker.says("waiting for the newest schema")
+            database = Database(url)
+            chosen.migrate(settings, database)
+            worker.says("the worker takes jobs")
+            answer = httpx.get(health, timeout=SECONDS)
+            assert (answer.status_code, answer.json()["database"]) == (200, True)
+            with database.write() as session:
+                queue = chosen.queue_of(settings, database)
+                number = queue.submit(session, evidence.KIND, "one", {"run_id": "gone"})
+            worker.says(f"job {number} ({evidence.KIND}) is failed")
+            assert worker.ended(signal.SIGTERM) == 0
+        assert ending_of(database, number) == ("failed", 1)
+        database.close()
+
+
+def test_it_ends_while_it_waits_and_ctrl_c_has_a_status_of_its_own(postgres, tmp_path):
+    with (
+        postgres.database(migrated=False) as url,
+        working("--data", str(tmp_path), WANDER_HUB_DATABASE_URL=url) as worker,
+    ):
+        worker.says("waiting for the newest schema")
+        assert worker.ended(signal.SIGINT) == 130
+
+
+def test_a_hub_that_leaves_jobs_to_others_takes_none(database, settings, tmp_path):
+    number = submitted(database, "one")
+    database.close()
+    environ = variables(WANDER_HUB_BUNDLED_PACKAGES="false", WANDER_HUB_DATA=str(settings.data))
+    serve = [*COMMAND[:-1], "serve", "--port", "0", "--no-jobs"]
+    process = subprocess.Popen(
+        serve, env=environ, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+    )
+    hub = Worker(process)
+    try:
+        hub.says("the hub listens on")
+        assert "worked on 1 job\n" in run("--once", "--data", str(settings.data)).stderr
+    finally:
+        assert hub.ended(signal.SIGTERM) == 0
+        process.communicate()
+    assert ending_of(Database(settings.resolved_database_url), number) == ("failed", 1)
