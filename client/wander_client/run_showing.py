@@ -7,10 +7,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from wander_client.output import counted
+
 if TYPE_CHECKING:
     from wander.wire import RunManifest
     from wander.wire.reproduction import Reproduction
 
+    from wander_client.output import Cell
     from wander_client.runs import FoundRun
 
 _BLOCK = 1 << 20
@@ -85,6 +88,22 @@ def files_of(found: FoundRun) -> list[dict[str, Any]]:
         for path in sorted(folder.rglob("*"))
         if path.is_file() and not path.name.startswith(".")
     ]
+
+
+def file_rows(files: list[dict[str, Any]]) -> list[list[Cell]]:
+    """Return the rows of a table of files; those of a folder, which checkpoints fill, as one row."""
+    folders: dict[str, list[int]] = {}
+    rows: list[list[Cell]] = []
+    for one in files:
+        folder, inner, _ = one["name"].rpartition("/")
+        if inner:
+            folders.setdefault(folder, []).append(one["size"])
+        else:
+            rows.append([one["name"], one["size"], one["sha256"]])
+    inner_rows: list[list[Cell]] = [
+        [f"{name}/", sum(sizes), counted(len(sizes), "file")] for name, sizes in folders.items()
+    ]
+    return rows + inner_rows
 
 
 def standing(found: FoundRun) -> dict[str, Any]:

@@ -65,6 +65,7 @@ def new_model(
     else:
         texts = asyncio.run(_played(environment, player, episodes, seed, argument or []))
     size = TinySize.of_width(hidden, layers, vocabulary, characters=characters)
+    output.note(f"making a model from {len(texts)} transcripts")
     create_tiny(texts, out, seed=seed, size=size)
     facts = _facts(out)
     output.answer(

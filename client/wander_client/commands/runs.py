@@ -101,8 +101,9 @@ def _show_list(data: list[dict[str, Any]], posted: bool) -> None:
             f"{row['started_at']:%Y-%m-%d %H:%M}",
             row["environment"],
             row["model"],
-            f"{row['rollouts']}/{row['expected']}",
-            row["reward_mean"],
+            # The few rollouts that training keeps to be read say nothing of how it came out.
+            "training" if row["kind"] == "training" else f"{row['rollouts']}/{row['expected']}",
+            None if row["kind"] == "training" else row["reward_mean"],
             row[last],
         ]
         for run_id, row in zip(ids, data, strict=True)
@@ -138,11 +139,15 @@ def show(run: Run = None, pass_threshold: PassThreshold = None) -> None:
     """
     from wander.evals.breakdown import break_down
 
-    from wander_client.run_showing import files_of, pinned, standing
-    from wander_client.runs import find_run
+    from wander_client.run_showing import file_rows, files_of, pinned, standing
+    from wander_client.runs import LocalRun, find_run
+    from wander_client.training_showing import evaluation_rows, training_facts, training_lines
 
     output = current().output
     found = find_run(run)
+    training = None
+    if found.manifest.kind == "training" and isinstance(found, LocalRun):
+        training = training_facts(Path(found.place))
     breakdown = break_down(found.manifest, found.rollouts(), pass_threshold=pass_threshold, shown=0)
     facts, files = standing(found), files_of(found)
     data = {
@@ -150,14 +155,22 @@ def show(run: Run = None, pass_threshold: PassThreshold = None) -> None:
         **facts,
         "manifest": found.manifest.model_dump(mode="json", by_alias=True),
         "breakdown": breakdown.model_dump(mode="json"),
+        "training": training,
         "files": files,
     }
 
     def lines() -> None:
         from wander.evals.report import text_lines
 
-        for line in text_lines(found.manifest, breakdown.summary, breakdown):
-            output.line(line)
+        if training is None:
+            for line in text_lines(found.manifest, breakdown.summary, breakdown):
+                output.line(line)
+        else:
+            for line in training_lines(found.manifest, training):
+                output.line(line)
+            if training["evaluations"]:
+                output.line()
+                output.table(*evaluation_rows(training))
         output.line()
         for name, value in pinned(found.manifest):
             output.line(f"{name:<12} {value}")
@@ -165,11 +178,12 @@ def show(run: Run = None, pass_threshold: PassThreshold = None) -> None:
         for name, value in facts.items():
             if value:
                 output.line(f"{name.replace('_', ' '):<12} {value}")
-        rows: list[list[Cell]] = [[one["name"], one["size"], one["sha256"]] for one in files]
         output.line()
-        output.table(["file", "bytes", "sha256"], rows, shrink=["sha256"])
+        output.table(["file", "bytes", "sha256"], file_rows(files), shrink=["sha256"])
 
     output.answer(data, lines)
+    if training is not None:
+        output.next(f"wander runs plot {run or found.place}")
     output.next(f"wander view {run or found.place}")
 
 

@@ -123,6 +123,9 @@ def _tune(rows: Path, settings: SFTSettings, out: Path, *, resume: bool) -> None
     from wander_client.training import StepLines
 
     output = current().output
+    output.note(
+        f"fine-tuning {settings.model.path} on {rows}: {settings.schedule.steps} steps\nsaving to {out}"
+    )
     lines = StepLines("fine-tuning", ("loss",))
     with lines:
         result = train_sft(read_rows(rows), settings, out, progress=lines.show, resume=resume)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from wander_client.command import command_app, typed_options
-from wander_client.errors import OK, Interrupted, UsageError
+from wander_client.errors import OK, ClientError, Interrupted, NotFound, UsageError
 from wander_client.invocation import current
 from wander_client.sandboxing import SandboxFlag, SandboxLimits, chosen_policy
 
@@ -94,6 +94,13 @@ def train(
         raise UsageError("`--checkpoint` and `--allow-changes` go with `--resume RUN`")
     if environment is None:
         raise UsageError("the environment is missing", hint="run `wander train --help` for examples")
+    if config is not None and not config.is_file():
+        raise NotFound(
+            f"there is no file of settings `{config}`",
+            hint=f"check the path; `wander train {environment} --dry-run` prints every setting",
+        )
+    if out is not None and not dry_run:
+        _require_unused(out)
     overrides = [*(setting or []), *([f"schedule.steps={steps}"] if steps else [])]
     overrides += [f"logging.trackers={json.dumps(log)}"] if log else []
     model = training.begun_model(model, started_from)
@@ -154,7 +161,7 @@ def _run_phases(command: PhasedCommand, folder: Path, *, resuming: bool = False)
     data = {"run_dir": str(folder), "model": str(run.model) if run.model else None, "phases": results}
     output.answer(data, lambda: output.table(columns, summary_rows(results)))
     if run.model is not None:
-        output.next(f"wander eval {command.label} -m {run.model}", f"wander post {run.last_folder}")
+        output.next(f"wander eval {command.environment} -m {run.model}", f"wander post {run.last_folder}")
     return OK
 
 
@@ -172,6 +179,20 @@ def _alone(context: typer.Context, option: str, allowed: set[str]) -> None:
     others = sorted(typed_options(context).keys() - allowed)
     if others:
         raise UsageError(f"`{option}` takes the run's settings: leave {', '.join(others)} out")
+
+
+def _require_unused(out: Path) -> None:
+    """Refuse a folder that holds a run before the trainer is loaded, which takes long."""
+    from wander.evals.store import MANIFEST
+    from wander.train.launcher import is_launched
+
+    # Of several processes the first one makes the folder, maybe before another one looks.
+    if not is_launched() and (out / MANIFEST).exists():
+        raise ClientError(
+            f"`{out}` holds a run already",
+            hint=f"choose another folder, or go on with `wander train --resume {out}`",
+            code="run_exists",
+        )
 
 
 def _run(
@@ -213,11 +234,11 @@ def _run(
         )
     plots = training.draw_curves(folder, command)
     training.require_not_collapsed(result.stopped, folder)
-    _report(result, folder, plots)
+    _report(result, folder, plots, command.environment)
     return OK
 
 
-def _report(result: GRPOResult, folder: Path, plots: list[Path]) -> None:
+def _report(result: GRPOResult, folder: Path, plots: list[Path], environment: str) -> None:
     output = current().output
     data: dict[str, Any] = {
         "run_dir": str(folder),
@@ -241,4 +262,4 @@ def _report(result: GRPOResult, folder: Path, plots: list[Path]) -> None:
         f"{result.model}: reward {result.first_reward:.3f} -> {result.final_reward:.3f}, "
         f"{result.steps} steps, {result.rollouts} rollouts, {result.seconds:.0f} s",
     )
-    output.next(f"wander eval ENVIRONMENT -m {result.model}", f"wander post {folder}")
+    output.next(f"wander eval {environment} -m {result.model}", f"wander post {folder}")

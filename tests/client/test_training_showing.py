@@ -1,0 +1,108 @@
+"""`wander runs show` and `wander runs` on a training run: the steps, not the few rollouts that it keeps."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from command_line import Wander
+from saved_runs import write_run
+
+
+def _lines(*entries: dict[str, Any]) -> str:
+    return "".join(json.dumps(one) + "\n" for one in entries)
+
+
+@pytest.fixture
+def training(home: Path) -> Path:
+    """The folder of a training run, as the trainer leaves it, with weights of one checkpoint."""
+    run = write_run(home / "runs" / "grpo", rewards=[0.25, 0.5], model="tiny")
+    manifest = json.loads((run / "run.json").read_text())
+    (run / "run.json").write_text(json.dumps(manifest | {"kind": "training"}))
+    files = {
+        "metrics.jsonl": _lines(
+            {"step": 1, "steps": 3, "reward": 0.125, "entropy": 2.0, "tokens": 9.5, "rollouts": 32},
+            {"step": 2, "steps": 3, "reward": 0.75, "entropy": 1.5, "tokens": 8.0, "rollouts": 32},
+        ),
+        "evaluations.jsonl": _lines(
+            {
+                **{"step": 0, "cell": "optimal", "split": "eval", "task_set_sha256": "0" * 64},
+                **{"examples": 8, "reward": 0.5, "interval": [0.25, 0.75]},
+            }
+        ),
+        "alerts.jsonl": _lines({"step": 2, "rule": "truncated", "message": "half were cut short"}),
+        "checkpoints.jsonl": _lines({"step": 2, "weights_sha256": "1" * 64}),
+        "outcome.json": json.dumps({"steps": 2, "finished": False}),
+        "checkpoints/checkpoint-2/model.safetensors": "weights",
+        "checkpoints/checkpoint-2/optimizer.pt": "moments",
+    }
+    for name, text in files.items():
+        (run / name).parent.mkdir(parents=True, exist_ok=True)
+        (run / name).write_text(text)
+    return run
+
+
+def test_show_tells_steps_evaluations_and_alerts(wander: Wander, training: Path) -> None:
+    shown = wander("runs", "show", str(training))
+    assert shown.status == 0, shown.err
+    for words in (
+        "training tiny on admin/say-env 0.1.0\n",
+        "steps     2 of 3, interrupted\n",
+        "reward    0.125 in the first step, 0.75 in the last\n",
+        "rollouts  64 played\n",
+        "weights   saved after steps 2\n",
+        "alert     step 2: half were cut short\n",
+        "0\toptimal\t0.5000\t0.2500 to 0.7500\t8\t0\n",
+        "checkpoints/checkpoint-2/\t14\t2 files\n",
+    ):
+        assert words in shown.out
+    assert "0.3750" not in shown.out, "the mean of what was kept is no result"
+    assert f"wander runs plot {training}" in shown.err
+
+
+def test_show_as_json_has_every_step_and_file(wander: Wander, training: Path) -> None:
+    data = wander("runs", "show", str(training), "--json").data
+    assert [one["reward"] for one in data["training"]["steps"]] == [0.125, 0.75]
+    assert data["training"]["evaluations"][0]["cell"] == "optimal"
+    assert "checkpoints/checkpoint-2/optimizer.pt" in [one["name"] for one in data["files"]]
+
+
+def test_show_of_a_run_that_a_kill_cut_short(wander: Wander, training: Path) -> None:
+    with (training / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 3, "rew')
+    for name in ("outcome.json", "evaluations.jsonl", "alerts.jsonl", "checkpoints.jsonl"):
+        (training / name).unlink()
+    shown = wander("runs", "show", str(training))
+    assert shown.status == 0, shown.err
+    assert "steps     2 of 3, not ended\n" in shown.out
+
+
+def test_an_evaluation_has_no_part_of_a_training_run(wander: Wander, home: Path) -> None:
+    run = write_run(home / "runs" / "one", rewards=[1.0, 0.0])
+    assert wander("runs", "show", str(run), "--json").data["training"] is None
+
+
+def test_the_list_tells_training_from_evaluation(wander: Wander, training: Path, home: Path) -> None:
+    write_run(home / "runs" / "one", rewards=[1.0, 0.0])
+    listed = wander("runs").out
+    assert "\ttiny\ttraining\t\t" in listed
+    assert "\t2/2\t0.5\t" in listed
+
+
+def test_training_refuses_the_folder_of_another_run_at_once(wander: Wander, training: Path) -> None:
+    (training.parent / "grpo.toml").write_text("[schedule]\nsteps = 1\n")
+    words = ("train", "./tictactoe", str(training.parent / "grpo.toml"), "--model", str(training))
+    refused = wander(*words, "--out", str(training))
+    assert refused.status == 1
+    assert f"`{training}` holds a run already" in refused.err
+    assert f"wander train --resume {training}" in refused.err
+    assert "saving to" not in refused.err
+
+
+def test_training_without_its_settings_says_which_file_is_missing(wander: Wander) -> None:
+    refused = wander("train", "acme/wordle", "grpo.tml")
+    assert refused.status == 3
+    assert "there is no file of settings `grpo.tml`" in refused.err
+    assert "wander train acme/wordle --dry-run" in refused.err
