@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from datetime import timedelta
 
@@ -19,6 +20,7 @@ from wander_hub.jobs.procrastinate_worker import ProcrastinateWorker
 from wander_hub.problems import HubProblem
 from wander_hub.settings import Settings
 
+PATIENCE = 180
 POSTGRESQL = "postgresql+psycopg://hub@db/hub"
 on_postgresql = pytest.mark.parametrize("database_kind", ["postgresql"], indirect=True)
 
@@ -34,6 +36,18 @@ def queue(database) -> ProcrastinateQueue:
 def submit(queue: TableQueue, key: str = "one") -> int:
     with queue.database.write() as session:
         return queue.submit(session, "play", key, {})
+
+
+def state(queue: TableQueue, job_id: int) -> str:
+    with queue.database.read() as session:
+        return session.get_one(Job, job_id).state
+
+
+def until(holds: Callable[[], bool], what: str) -> None:
+    give_up = time.monotonic() + PATIENCE
+    while not holds():
+        assert time.monotonic() < give_up, f"never: {what}"
+        time.sleep(0.05)
 
 
 def messages(database: Database) -> list[str]:
@@ -89,6 +103,25 @@ def test_workers_of_both_kinds_take_each_job_once(queue):
     assert polling.run_one()
     assert done_by(queue) == numbers[1:]
     assert messages(queue.database) == [], "the first one's message came too late, and is gone too"
+
+
+@on_postgresql
+def test_a_worker_outlives_its_connections(queue, caplog):
+    worker = worker_of(queue, {"play": lambda context: lambda session: None}, "a")
+    worker.start()
+    try:
+        for key in ("before", "after"):
+            number = submit(queue, key)
+            until(lambda number=number: state(queue, number) == "done", f"the job {key} is done")
+            with queue.database.read() as session:
+                session.execute(
+                    text(
+                        "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
+                        " WHERE datname = current_database() AND pid <> pg_backend_pid()"
+                    )
+                )
+    finally:
+        worker.stop(PATIENCE)
 
 
 @on_postgresql

@@ -83,7 +83,6 @@ def ending_of(database: Database, job_id: int) -> tuple[str, int]:
 def test_what_it_cannot_work_with_is_refused_with_a_hint(tmp_path):
     refused = {
         "there is no hub": run("--data", str(tmp_path / "nowhere")),
-        "`procrastinate` needs PostgreSQL": run("--data", str(tmp_path), WANDER_HUB_JOBS="procrastinate"),
         "wander-hub work --hub http://HOST:8600": run(
             "--data", str(tmp_path), WANDER_HUB_VERIFICATION="unconfined"
         ),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -34,6 +35,7 @@ requires = ["hatchling"]
 build-backend = "hatchling.build"
 """
 MODULE = """
+import subprocess
 import time
 from pathlib import Path
 from wander import MultiTurnEnv, Rubric
@@ -141,3 +143,62 @@ def test_a_verification_survives_the_death_of_the_hub(
         assert left == [], "what the killed hub had left is gone too"
     command, environment = hub_command(tmp_path / "hub", "fsck")
     assert machine.run("wander-hub", "fsck", env={**environment, **settings}).returncode == 0, command
+
+
+@pytest.mark.timeout(900)
+def test_a_verification_survives_the_death_of_its_worker_and_of_the_hub(
+    mirror: str, tmp_path: Path, tmp_path_factory: Any
+) -> None:
+    gate, home, data = tmp_path / "gate", tmp_path / "home", tmp_path / "hub"
+    reached = Path(f"{gate}.reached")
+    home.mkdir()
+    gate.touch()
+    with ExitStack() as stack:
+        url = stack.enter_context(stack.enter_context(postgres_server()).database())
+        settings = {
+            "WANDER_HUB_DATABASE_URL": url,
+            "WANDER_HUB_JOBS": "procrastinate",
+            "WANDER_HUB_SERVE_JOBS": "false",
+            "WANDER_HUB_JOB_LEASE_SECONDS": "5",
+            "WANDER_HUB_VERIFICATION": "unconfined",
+            "WANDER_HUB_VERIFICATION_FOLDER": str(tmp_path / "elsewhere"),
+            "WANDER_HUB_CHECK_VERSIONS": "false",
+            "UV_DEFAULT_INDEX": mirror,
+            "UV_CACHE_DIR": str(tmp_path_factory.getbasetemp() / "uv-cache"),
+        }
+
+        def start_worker(hub: LiveHub) -> subprocess.Popen[bytes]:
+            command, environment = hub_command(data, "work", "--hub", hub.url)
+            log = stack.enter_context((tmp_path / "work.log").open("ab"))
+            process = subprocess.Popen(command, env=environment | settings, stdout=log, stderr=log)
+            stack.callback(process.wait)
+            stack.callback(process.kill)
+            return process
+
+        with live_hub(data, **settings) as hub:
+            machine = Machine(home, hub, mirror, {"UV_CACHE_DIR": settings["UV_CACHE_DIR"]})
+            published(machine)
+            run = machine.wander(
+                "eval", "admin/gated-env", "-m", "scripted:gated_env:parrot", "-n", 6, "-a", f"gate={gate}"
+            )
+            gate.unlink()
+            reached.unlink()
+            run_id = str(machine.wander("post", home / run["run_dir"])["run_id"])
+            first = start_worker(hub)
+            until(reached.exists, "the first worker plays the run again", hub)
+            reached.unlink()
+            first.kill()
+            first.wait()
+            second = start_worker(hub)
+            until(reached.exists, "the second one takes it up", hub)
+            os.kill(hub.process.pid, signal.SIGKILL)
+            hub.process.wait()
+        gate.touch()
+        with live_hub(data, **settings) as hub:
+            found = settled(hub, run_id)
+            assert found["level"] == "replayed", found["level_reason"]
+            (once,) = hub.get(f"/api/v1/runs/{run_id}/verifications").json()["data"]
+            assert (once["report"]["same"], once["report"]["differing"]) == (6, 0)
+            second.send_signal(signal.SIGTERM)
+            assert second.wait(PATIENCE) == 0
+        until(lambda: not processes_with(run_id), "what the first worker had started has ended")
