@@ -54,6 +54,8 @@ class PolicyClient(Client):
         self.refresh: Callable[[], None] = _nothing
         """Brings the engine to the policy's weights; called before rollouts are played, in every process."""
         self._episodes: dict[str, _Episode] = {}
+        self._sub_calls: dict[str, list[str]] = {}
+        """What the code of a rollout asked, by the rollout."""
         self._begun = 0
 
     def limit_context(self, tokens: int | None) -> None:
@@ -77,14 +79,16 @@ class PolicyClient(Client):
         if rollout_id not in self._episodes:
             self._episodes[rollout_id] = _Episode(order=self._begun)
             self._begun += 1
+            if (main_id := main_rollout_id(rollout_id)) != rollout_id:
+                self._sub_calls.setdefault(main_id, []).append(rollout_id)
         self.engine.begin(rollout_id)
 
     def end(self, rollout_id: str) -> None:
         """Forget a rollout and what its code asked."""
         self._episodes.pop(rollout_id, None)
-        for sub_call in [each for each in self._episodes if main_rollout_id(each) == rollout_id]:
-            del self._episodes[sub_call]
-            self.engine.forget(sub_call)
+        for sub_call in self._sub_calls.pop(rollout_id, ()):
+            if self._episodes.pop(sub_call, None) is not None:
+                self.engine.forget(sub_call)
         self.engine.end(rollout_id)
 
     async def complete(self, request: ModelRequest) -> ModelResponse:

@@ -25,6 +25,7 @@ from wander.clients.base import Client
 from wander.clients.replay import ReplayClient
 from wander.clients.transcript import TranscriptClient
 from wander.errors import NotRecorded, RunError
+from wander.garbage import fewer_collections
 from wander.handle import EnvironmentHandle
 from wander.seeding import derived_rng
 from wander.types import Example, Rollout, task_set_digest
@@ -93,8 +94,9 @@ async def replay_run(
     if refused is None and not deterministic and method == "replay":
         refused = f"`{environment.info.name}` declares that it is not deterministic"
     chosen = None if refused else _sampled(manifest, environment.info.group_rewards, sample, sample_seed)
-    for chunk in _chunks(rollouts, whole=environment.info.group_rewards):
-        await replay.add(chunk, examples, chosen, compare=refused is None)
+    with fewer_collections(_CHUNK):
+        for chunk in _chunks(rollouts, whole=environment.info.group_rewards):
+            await replay.add(chunk, examples, chosen, compare=refused is None)
     report = replay.report(seconds=time.monotonic() - started)
     drawn = {"sampled": chosen is not None, "sample_seed": None if chosen is None else sample_seed}
     return report.model_copy(update={"refused": refused, "contradicted": contradicted, **drawn})

@@ -9,7 +9,8 @@ detected: the conversation then starts anew from what the template shows, and is
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from typing import Any
 
 from jinja2 import TemplateError
@@ -26,7 +27,8 @@ PLAIN_TEMPLATE = (
 )
 """For models that bring no chat template."""
 
-
+_REMEMBERED = 4096
+"""So many texts are kept with their ids, none longer than this: the replies of games come again and again."""
 _UNCLOSED = "the model's chat template does not close an assistant turn"
 
 
@@ -56,6 +58,9 @@ class ChatFormat:
         self.tokenizer = tokenizer
         self.end_ids = end_ids
         self.template: str = _template_text(tokenizer)
+        self._ids_of = lru_cache(maxsize=_REMEMBERED)(self._tokenised)
+        self._opened: tuple[list[Message], Conversation] | None = None
+        """The conversation opened last, where all of it is text: the rollouts of a group open alike."""
 
     @property
     def digest(self) -> str:
@@ -79,8 +84,10 @@ class ChatFormat:
 
     def encode(self, text: str) -> list[int]:
         """Return the ids of a text that already holds its special tokens."""
-        ids: list[int] = self.tokenizer.encode(text, add_special_tokens=False)
-        return ids
+        return list(self._ids_of(text) if len(text) <= _REMEMBERED else self._tokenised(text))
+
+    def _tokenised(self, text: str) -> tuple[int, ...]:
+        return tuple(self.tokenizer.encode(text, add_special_tokens=False))
 
     def decode(self, ids: list[int]) -> str:
         """Return the text of sampled ids, without end-of-turn and other special tokens."""
@@ -89,9 +96,16 @@ class ChatFormat:
 
     def start(self, messages: list[Message], tools: list[dict[str, Any]] | None = None) -> Conversation:
         """Open a conversation that ends where the first completion starts."""
+        if tools is None and self._opened is not None and self._opened[0] == messages:
+            alike = self._opened[1]
+            return replace(alike, ids=list(alike.ids), mask=list(alike.mask))
         text = self.render(messages, tools=tools)
         ids = self.encode(text)
-        return Conversation(ids=ids, mask=[0] * len(ids), text=text, messages=len(messages), open_at=len(ids))
+        made = Conversation(ids=ids, mask=[0] * len(ids), text=text, messages=len(messages), open_at=len(ids))
+        if tools is None and all(isinstance(part, str) for message in messages for part in message.values()):
+            kept = replace(made, ids=list(made.ids), mask=list(made.mask))
+            self._opened = [dict(message) for message in messages], kept
+        return made
 
     def append_completion(self, conversation: Conversation, ids: list[int]) -> None:
         """Add the sampled ids of one turn."""

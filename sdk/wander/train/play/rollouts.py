@@ -17,6 +17,7 @@ from time import perf_counter
 from typing import Any, TypeVar
 
 from wander.clients.policy import PolicyClient
+from wander.garbage import fewer_collections
 from wander.handle import EnvironmentHandle
 from wander.seeding import derived_rng, derived_seed
 from wander.train.play.environments import EnvironmentChoice, EnvironmentOpener, require_distinct
@@ -238,6 +239,10 @@ class RolloutSource:
 
     def play(self, assignments: Sequence[Assignment]) -> StepRollouts:
         """Play rollouts and return them in order; those that failed to the end among them."""
+        with fewer_collections(len(assignments)):
+            return self._played(assignments)
+
+    def _played(self, assignments: Sequence[Assignment]) -> StepRollouts:
         started = perf_counter()
         examples = self._examples_of(assignments)
         rollouts = self._thread.run(self._play(assignments, examples))
