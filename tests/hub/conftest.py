@@ -19,6 +19,7 @@ import zstandard
 from object_server import WANTED as WANTED_STORAGE
 from object_server import ObjectServer, object_server
 from postgres_server import WANTED, PostgresServer, postgres_server
+from token_issuer import Issuer, token_issuer
 from wander_hub.accounts import service as accounts
 from wander_hub.app import create_app
 from wander_hub.database import Database
@@ -324,6 +325,13 @@ async def hub(settings: Settings, database: Database) -> AsyncIterator[Hub]:
         httpx.AsyncClient(transport=transport, base_url="http://hub.test") as client,
     ):
         yield Hub(client, database, settings, tokens)
+
+
+@pytest.fixture
+def issuer() -> Iterator[Issuer]:
+    """An issuer of identity tokens, over HTTP."""
+    with token_issuer() as found:
+        yield found
 
 
 @pytest.fixture

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from attested_package import AttestedPackage, attested_package
 from staged_uploads import StagedUpload, announced
-from token_issuer import AUDIENCE, Issuer, github_claims, token_issuer
+from token_issuer import AUDIENCE, Issuer, github_claims
 from wander_hub.attestations import verification
 from wander_hub.settings import Settings
 from wander_hub.upload import checks
@@ -39,12 +38,6 @@ def package(tmp_path_factory: pytest.TempPathFactory) -> AttestedPackage:
 def any_package(monkeypatch: pytest.MonkeyPatch) -> None:
     """The material is a plain package; nobody's environment comes with real signatures yet."""
     monkeypatch.setattr(checks, "check_environment", lambda _package: None)
-
-
-@pytest.fixture
-def issuer() -> Iterator[Issuer]:
-    with token_issuer() as found:
-        yield found
 
 
 @pytest.fixture

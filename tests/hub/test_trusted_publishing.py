@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
 
@@ -11,7 +10,7 @@ import jwt
 import pytest
 from cryptography.hazmat.primitives.asymmetric import rsa
 from sqlalchemy import func, select
-from token_issuer import AUDIENCE, Issuer, github_claims, token_issuer
+from token_issuer import AUDIENCE, Issuer, github_claims
 from wander.trusted_publishing import NewPublisher
 from wander_hub.accounts.models import Membership, Token
 from wander_hub.accounts.schemas import HUB
@@ -21,12 +20,6 @@ from wander_hub.publishers.models import Publisher, UsedAssertion
 from wander_hub.settings import Settings
 
 WORKFLOW = {"kind": "github", "subject": "acme/Environments", "workflow": "release.yml"}
-
-
-@pytest.fixture
-def issuer() -> Iterator[Issuer]:
-    with token_issuer() as found:
-        yield found
 
 
 @pytest.fixture

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+from collections.abc import Mapping
 
 from sqlalchemy.orm import Session
 
+from wander_hub.attestations.verification import Outcome
 from wander_hub.database import now
 from wander_hub.environments import repository
 from wander_hub.environments.models import Environment, FileProvenance
@@ -14,15 +15,23 @@ from wander_hub.index import service as index
 from wander_hub.problems import HubProblem
 
 
-def keep(session: Session, environment: Environment, filename: str, provenance: dict[str, Any]) -> None:
-    """Attach the provenance of a file; the first one stays."""
-    file = repository.file_of(session, environment, filename)
-    assert file is not None
-    if session.get(FileProvenance, file.id) is None:
-        document = json.dumps(provenance, separators=(",", ":"), sort_keys=True)
-        session.add(FileProvenance(file_id=file.id, document=document, created_at=now()))
-        session.flush()
-        index.write_pages(session, environment)
+def keep(session: Session, environment: Environment, attested: Mapping[str, Outcome]) -> bool:
+    """Attach provenance to files by their names, the first of each for good; tell whether any is new.
+
+    The index has to be written after it.
+    """
+    new = False
+    for filename, outcome in attested.items():
+        if outcome.provenance is None:
+            continue
+        file = repository.file_of(session, environment, filename)
+        assert file is not None
+        if session.get(FileProvenance, file.id) is None:
+            document = json.dumps(outcome.provenance, separators=(",", ":"), sort_keys=True)
+            session.add(FileProvenance(file_id=file.id, document=document, created_at=now()))
+            new = True
+    session.flush()
+    return new
 
 
 def document_of(session: Session, owner: str, project: str, version: str, filename: str) -> str:

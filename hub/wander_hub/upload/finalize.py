@@ -19,7 +19,6 @@ from sqlalchemy.orm import Session
 from wander.wire import CheckSummary, VersionDetail
 
 from wander_hub.accounts.schemas import Identity
-from wander_hub.attestations import service as attestations
 from wander_hub.attestations.verification import Outcome
 from wander_hub.database import Database
 from wander_hub.environments import locks
@@ -217,14 +216,12 @@ def _record(
             private=found.stated["private"],
             open_days=settings.version_open_days,
             compared=checked.compared,
+            attested=checked.attested,
         )
         if checked.lock is not None:
             checked.lock.body.seek(0)
             place = (found.owner.name, published.environment.name, found.version)
             locks.attach(session, storage, caller, *place, checked.lock.body.read())
-        for filename, outcome in checked.attested.items():
-            if outcome.provenance is not None:
-                attestations.keep(session, published.environment, filename, outcome.provenance)
         found.status = "published"
         repository.drop_chunks(session, found.files)
         detail = _published(session, found, base_url)

@@ -14,7 +14,6 @@ from wander.wire import VersionDetail
 from wander_hub import names
 from wander_hub.accounts import rights
 from wander_hub.accounts.schemas import Identity
-from wander_hub.attestations import service as attestations
 from wander_hub.attestations.verification import FIELD, verified
 from wander_hub.boundary import (
     HubDatabase,
@@ -128,9 +127,8 @@ def _publish(
             check=check,
             private=private,
             open_days=settings.version_open_days,
+            attested={package.filename: attested},
         )
-        if attested.provenance is not None:
-            attestations.keep(session, published.environment, package.filename, attested.provenance)
         detail = environment_service.version_detail(published.environment, published.version, base_url)
         warnings = [*package.warnings, *attested.warnings]
         return detail.model_copy(update={"warnings": warnings}), published.created

@@ -17,6 +17,8 @@ from wander_hub.accounts import repository as accounts
 from wander_hub.accounts import rights
 from wander_hub.accounts.models import Owner, User
 from wander_hub.accounts.schemas import HUB, Identity
+from wander_hub.attestations import service as attestations
+from wander_hub.attestations.verification import Outcome
 from wander_hub.database import now
 from wander_hub.environments import repository as environments
 from wander_hub.environments import service as environment_service
@@ -85,6 +87,7 @@ def publish(
     private: bool | None = None,
     open_days: int | None = None,
     compared: Mapping[str, Sequence[str]] | None = None,
+    attested: Mapping[str, Outcome] | None = None,
 ) -> Published:
     """Record files of one version whose objects are stored: all, or none for the fault of one.
 
@@ -92,6 +95,7 @@ def publish(
     are rebuilt under one version while they are developed. `check` is what the publisher states; that of a
     version's first wheel is kept. A version that is older than `open_days` takes no new file. `compared` has
     the wheels that were held against the source archive, each with the files that only its build made.
+    `attested` has what was attested of the files, those that the hub already had included.
     """
     accounts.lock_owner(session, owner)  # the index pages are rendered from all of the owner's rows
     wheels_first = sorted(packages, key=lambda one: one.kind != "wheel")
@@ -103,6 +107,8 @@ def publish(
     if not fresh:
         assert place.version is not None
         _note_source(place.version, packages, compared or {})
+        if attestations.keep(session, environment, attested or {}):
+            index.write_pages(session, environment)
         return Published(environment, place.version, frozenset())
     version, described = _version_for(session, environment, place.version, fresh[0], caller, replace=replace)
     if described and fresh[0].kind == "wheel":
@@ -113,6 +119,7 @@ def publish(
     version.files.sort(key=lambda one: one.filename, reverse=True)  # as they are loaded
     _note_source(version, packages, compared or {})
     session.flush()
+    attestations.keep(session, environment, attested or {})
     environment_service.refresh(session, environment, without_runs=None if place.version else version)
     environment.updated_at = now()
     index.write_pages(session, environment, as_listed=place.environment is not None)
