@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Annotated
 
@@ -46,22 +47,39 @@ def board_filter(
 Wanted = Annotated[BoardFilter, Depends(board_filter)]
 
 
+@dataclass(frozen=True)
+class AskedBoard:
+    """One board as a request names it."""
+
+    session: ReadSession
+    base_url: BaseUrl
+    owner: str
+    name: str
+    wanted: Wanted
+    version: Version = None
+    task_set: TaskSet = None
+    board: BoardName = None
+
+    def ranked(self, *, limit: int | None = None) -> Leaderboard:
+        """Return its rows, `limit` of them where that is given."""
+        return service.leaderboard(
+            self.session,
+            environments.find(self.session, self.owner, self.name),
+            self.base_url,
+            version=self.version,
+            task_set=self.task_set,
+            board=self.board,
+            wanted=replace(self.wanted, limit=limit) if limit else self.wanted,
+        )
+
+
+Asked = Annotated[AskedBoard, Depends()]
+
+
 @router.get(_BOARD, response_model=Leaderboard, responses=documented(404, 422))
-def get_leaderboard(
-    session: ReadSession,
-    base_url: BaseUrl,
-    owner: str,
-    name: str,
-    wanted: Wanted,
-    version: Version = None,
-    task_set: TaskSet = None,
-    board: BoardName = None,
-) -> Leaderboard:
+def get_leaderboard(asked: Asked) -> Leaderboard:
     """Rank the complete runs of one version, one task set and one protocol."""
-    environment = environments.find(session, owner, name)
-    return service.leaderboard(
-        session, environment, base_url, version=version, task_set=task_set, board=board, wanted=wanted
-    )
+    return asked.ranked()
 
 
 @router.get(
@@ -69,22 +87,9 @@ def get_leaderboard(
     response_class=Response,
     responses=documented(404, 422) | {200: {"content": {"text/csv": {}}, "description": "a header and rows"}},
 )
-def get_leaderboard_csv(
-    session: ReadSession,
-    base_url: BaseUrl,
-    owner: str,
-    name: str,
-    wanted: Wanted,
-    version: Version = None,
-    task_set: TaskSet = None,
-    board: BoardName = None,
-) -> Response:
+def get_leaderboard_csv(asked: Asked) -> Response:
     """Return a board's rows as comma-separated values, up to 10,000 of them; the header names the units."""
-    environment = environments.find(session, owner, name)
-    whole = BoardFilter(**{**vars(wanted), "limit": _CSV_ROWS})
-    found = service.leaderboard(
-        session, environment, base_url, version=version, task_set=task_set, board=board, wanted=whole
-    )
+    found = asked.ranked(limit=_CSV_ROWS)
     text = io.StringIO()
     csv.writer(text, lineterminator="\n").writerows(csv_table(found.rows))
     filename = f"{found.owner}-{found.name}-{found.version}-{found.board or 'empty'}.csv"
