@@ -23,7 +23,7 @@ gc.disable()  # until all is imported: a fifth of the collection's time went int
 
 
 def pytest_collection_finish() -> None:
-    """Leave what was imported out of the search for garbage: a million objects, a sixth of the tests' time."""
+    """Leave what was imported out of the search for garbage: a million objects, a sixth of tests' time."""
     gc.freeze()
     gc.enable()
 
