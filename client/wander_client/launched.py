@@ -5,6 +5,7 @@ The first process tells and writes; the others compute and are quiet, but for an
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,9 +17,13 @@ if TYPE_CHECKING:
     from wander.train.config import GRPOSettings
 
 
-def told_elsewhere(error: BaseException) -> bool:
-    """Return whether an error is another process's, which the first one tells."""
-    return is_beside_main() and getattr(error, "of_another_process", False)
+def told_elsewhere() -> bool:
+    """Return whether the first process tells of the failure that ends this one, once it has."""
+    if not is_beside_main() or "wander.train.processes" not in sys.modules:
+        return False
+    from wander.train.processes import joined_world
+
+    return joined_world().outlast_main()
 
 
 def agreed_folder(folder: Path, settings: GRPOSettings) -> Path:

@@ -54,7 +54,7 @@ def main(argv: Sequence[str] | None = None, *, transport: httpx.BaseTransport | 
 
             traceback.print_exc()
         explained = explain(error, output.command)
-        if not told_elsewhere(error):
+        if not told_elsewhere():
             output.error(explained)
         return explained.status
     finally:

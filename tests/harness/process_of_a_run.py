@@ -10,6 +10,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import signal
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -56,45 +57,23 @@ def trained(job: dict[str, Any], rank: int) -> dict[str, Any]:
 
     make = {job.get("broken_rank"): broken, job.get("even_rank"): even}.get(rank, bandits.bandit)
     seen: list[int] = []
+
+    def progress(entry: dict[str, Any]) -> None:
+        seen.append(entry["step"])
+        if entry["step"] == job.get("interrupt_at"):
+            os.kill(os.getpid(), signal.SIGINT)
+
     try:
         result = train_grpo(
             bandits.opener_of(make),
             GRPOSettings.model_validate(job["settings"]),
             Path(job["folder"]),
-            progress=lambda entry: seen.append(entry["step"]),
+            progress=progress,
             resume=job.get("resume", False),
         )
     except WanderError as error:
-        return {"error": type(error).__name__, "message": str(error)}
+        return {"error": type(error).__name__, "message": str(error), "hint": error.hint}
     return {"steps": result.steps, "interrupted": result.interrupted, "seen": seen}
-
-
-def sharded(job: dict[str, Any]) -> dict[str, Any]:
-    """Shard a model over the processes with FSDP2, change it, and bring an engine's whole copy up to date."""
-    import torch
-    from torch.distributed.fsdp import fully_shard
-    from torch.distributed.tensor import DTensor
-    from wander.models.engines.transformers import TransformersEngine
-    from wander.models.engines.weights import whole_weights
-    from wander.models.loading import load_model
-
-    loaded, copy, expected = (load_model(job["shard"], device="cpu") for _ in range(3))
-    for layer in loaded.model.model.layers:
-        fully_shard(layer)
-    fully_shard(loaded.model)
-    with torch.no_grad():
-        for model in (loaded.model, expected.model):
-            for parameter in model.parameters():
-                parameter.mul_(1.5)
-    engine = TransformersEngine(copy.model, copy.tokenizer, live=False)
-    engine.update_weights(lambda: whole_weights(loaded.model))
-    own = dict(copy.model.named_parameters())
-    wanted = dict(expected.model.named_parameters())
-    return {
-        "sharded": all(isinstance(parameter, DTensor) for parameter in loaded.model.parameters()),
-        "same": all(torch.equal(own[name], wanted[name]) for name in wanted),
-        "weights": len(wanted),
-    }
 
 
 def main() -> None:
@@ -103,7 +82,7 @@ def main() -> None:
     torch.set_num_threads(1)
     rank = int(os.environ.get("RANK", "0"))
     for job in json.loads(Path(sys.argv[1]).read_text()):
-        outcome = sharded(job) if "shard" in job else trained(job, rank)
+        outcome = trained(job, rank)
         Path(f"{job['folder']}.{rank}.json").write_text(json.dumps(outcome))
 
 

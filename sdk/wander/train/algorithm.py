@@ -7,6 +7,7 @@ from pathlib import Path
 from trl import GRPOConfig
 
 from wander.train.config import GRPOSettings
+from wander.train.parallel import sharding_arguments
 from wander.train.play.inference import correction_arguments
 from wander.train.processes import rows_and_accumulation
 from wander.train.trainer import training_arguments
@@ -22,7 +23,7 @@ def grpo_config(settings: GRPOSettings, folder: Path, processes: int = 1) -> GRP
     clip_high = algorithm.clip_high or (CISPO_CLIP_HIGH if algorithm.loss == "cispo" else None)
     lengths = settings.sampling
     return GRPOConfig(
-        **training_arguments(settings.model, settings.schedule, folder),
+        **{**training_arguments(settings.model, settings.schedule, folder), **sharding_arguments(settings)},
         max_steps=settings.schedule.steps,
         per_device_train_batch_size=rows,
         gradient_accumulation_steps=accumulation,

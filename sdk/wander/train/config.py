@@ -326,6 +326,14 @@ class InferenceSection(Section):
     """Upper bound of that ratio."""
 
 
+class ParallelSection(Section):
+    """What the processes of a run share, where `torchrun` or `accelerate launch` started several."""
+
+    policy: Literal["replicated", "fsdp2"] = "replicated"
+    """`fsdp2`: weights, gradients and the optimizer's state are sharded over the processes; otherwise each
+    has all of them."""
+
+
 class GRPOSettings(Section):
     """All settings of a GRPO run."""
 
@@ -338,6 +346,7 @@ class GRPOSettings(Section):
     batch: BatchSection = BatchSection()
     sampling: SamplingSection = SamplingSection()
     inference: InferenceSection = InferenceSection()
+    parallel: ParallelSection = ParallelSection()
     schedule: ScheduleSection = ScheduleSection()
     evaluation: EvaluationSection = EvaluationSection()
     stopping: StoppingSection = StoppingSection()

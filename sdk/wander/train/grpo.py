@@ -36,13 +36,13 @@ from wander.train.algorithm import grpo_config, idle_rows_add_nothing
 from wander.train.averaging import weight_means
 from wander.train.config import GRPOSettings
 from wander.train.lora import wrap_lora
+from wander.train.parallel import shard_on_any_device, shards_policy, shared_out
 from wander.train.play.environments import EnvironmentOpener, PinSource, choices_of
 from wander.train.play.gathering import PlayedStep, StepPlayer, mixture_of
 from wander.train.play.inference import (
     CurrentWeights,
     ServerOpener,
     attach,
-    is_sharded,
     opened_engine,
     save_policy,
 )
@@ -53,7 +53,6 @@ from wander.train.processes import (
     World,
     current_world,
     own_folder,
-    require_divisible,
 )
 from wander.train.records.outcome import BestCheckpoint, Outcome, Stopped, write_outcome
 from wander.train.records.record import METRICS, SavedByAll, TrainingRecord
@@ -138,16 +137,17 @@ def train_grpo(
     """
     started = perf_counter()
     require_trackers(settings.logging.trackers)
-    loaded = load_model(settings.model.path, device=settings.model.device, dtype=settings.model.dtype)
+    section = settings.model
+    world = current_world(section.device)
+    loaded = world.together(lambda: load_model(section.path, device=section.device, dtype=section.dtype))
     torch.manual_seed(settings.schedule.seed)  # adapters begin with random numbers
-    model = wrap_lora(loaded.model, settings.model)
-    world = current_world(settings.model.device)
-    require_divisible(settings, world)
+    model = wrap_lora(loaded.model, section)
     with contextlib.ExitStack() as stack:
+        stack.enter_context(shared_out(settings, world))
         own = stack.enter_context(own_folder(folder, world))
         engine = stack.enter_context(opened_engine(settings, model, loaded, folder, world, serve))
         client = PolicyClient(model, loaded.tokenizer, name=loaded.name, engine=engine)
-        source = source_of(open_environment, client, settings)
+        source = world.together(lambda: source_of(open_environment, client, settings))
         stack.callback(source.close)
         player = player_of(source, settings, world)
         record = world.together(
@@ -169,23 +169,23 @@ def train_grpo(
             scheduled(
                 *(open_environment, client, settings, own, log),
                 lambda step, place: weights_digest(save_copy(model, loaded, place)),
+                world=world,
                 checkpoint=begun,
                 listeners=evaluated if world.is_main else (),
             ) as schedule,
             world.in_main(lambda: observed(source, settings, own, log, begun)) as watching,
         ):
             # Whatever else happens between steps (trackers, panels) is one more of these.
-            mine = [*record.callbacks, *watching, *observers] if world.is_main else []
+            mine = [*record.callbacks_of(world), *watching, *(observers if world.is_main else ())]
             callbacks = [*schedule.callbacks, sampling, SavedByAll(world), *mine]
             trainer = RolloutTrainer(
                 *(player, model, loaded.tokenizer, settings, folder, log, record, world), callbacks=callbacks
             )
             interrupted = train_until_interrupted(trainer, log, begun)
-            saved = save_policy(trainer.model, loaded, own / "model")
             outcome = schedule.outcome(trainer.state.global_step, interrupted=interrupted)
             if outcome.best is not None:
                 record.keep_weights(outcome.best.step, own / BEST_MODEL)
-            record.keep_weights(trainer.state.global_step, saved)
+            record.keep_weights(outcome.steps, save_policy(trainer.model, loaded, own / "model"))
         if not interrupted:
             record.finish()
         write_outcome(own, outcome)
@@ -257,8 +257,14 @@ class RolloutTrainer(GRPOTrainer):  # type: ignore[misc]
             callbacks=[*weight_means(settings), self.weights, *callbacks],
         )
         # Where the policy is sharded, every process has to compute as often as the others.
-        self.skips_idle_rows = idle_rows_add_nothing(settings) and not is_sharded()
+        self.skips_idle_rows = idle_rows_add_nothing(settings) and not shards_policy(settings)
         attach(self.weights, settings.inference)
+
+    def create_accelerator_and_postprocess(self) -> None:
+        """Create the accelerator, which shards the policy on any device."""
+        if shards_policy(self.settings):
+            shard_on_any_device()
+        super().create_accelerator_and_postprocess()
 
     def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> torch.Tensor:
         """Compute the loss of one slice of the step, without the rows whose advantage is zero."""

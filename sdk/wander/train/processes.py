@@ -6,7 +6,8 @@ stop) is computed by all of them from the same values. Only the main one writes 
 write what they would into a folder of their own that is thrown away, so that nothing else has to know.
 
 A process that fails tells the others at their next exchange, and they end too. One that dies closes its
-connections, which ends them as well.
+connections, which ends them as well. The main process says what happened: the others stay until it has, since
+launchers kill all processes as soon as the first is gone.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from wander.errors import ConfigError, RunError
 from wander.train.config import GRPOSettings
@@ -30,11 +31,23 @@ Item = TypeVar("Item")
 EXCHANGE_LIMIT = timedelta(hours=24)
 """How long processes wait for one whose rollouts take longer."""
 
+LEAVING_LIMIT = timedelta(minutes=2)
+"""How long the others stay for a main process that says what happened."""
+
 
 class PeerFailed(RunError):
-    """Another process of the run failed; it tells why itself."""
+    """Another process of the run failed."""
 
-    of_another_process = True
+
+class PeerLost(PeerFailed):
+    """Another process of the run ended without a word."""
+
+
+class _Failure(NamedTuple):
+    """What a process tells the others of its error."""
+
+    words: str
+    hint: str | None
 
 
 class World:
@@ -44,6 +57,7 @@ class World:
         self.rank = rank
         self.size = size
         self._group = group
+        self._failure_is_known = False
 
     @property
     def is_main(self) -> bool:
@@ -68,8 +82,7 @@ class World:
         except PeerFailed:
             raise
         except BaseException as error:
-            with contextlib.suppress(PeerFailed, RuntimeError):
-                self._gathered([], _words(error))
+            self._tell(error)
             raise
         self._gathered([], None)
         return result
@@ -91,16 +104,42 @@ class World:
         """Go on when every process is here."""
         self.exchange([])
 
-    def _gathered(self, items: list[Any], failure: str | None) -> list[list[Any]]:
+    def outlast_main(self) -> bool:
+        """Return whether the main process tells of the failure that ends this one; stay until it has ended.
+
+        Of the main process itself, or one whose failure nobody heard of, it is False at once.
+        """
+        if self.is_main or not self._failure_is_known:
+            return False
+        from torch import distributed
+
+        with contextlib.suppress(RuntimeError):  # the main process never comes: it ends
+            distributed.monitored_barrier(group=self._group, timeout=LEAVING_LIMIT)
+        return True
+
+    def _tell(self, error: BaseException) -> None:
+        try:
+            self._gathered([], _Failure(_words(error), getattr(error, "hint", None)))
+        except PeerLost:
+            return
+        except PeerFailed:
+            pass  # both failed, and both know
+        self._failure_is_known = True
+
+    def _gathered(self, items: list[Any], failure: _Failure | None) -> list[list[Any]]:
         if self.size == 1:
             return [items]
         from torch import distributed
 
         found: list[Any] = [None] * self.size
-        distributed.all_gather_object(found, (items, failure), group=self._group)
-        for rank, (_, message) in enumerate(found):
-            if message is not None and rank != self.rank:
-                raise PeerFailed(f"process {rank} of {self.size} failed: {message}")
+        try:
+            distributed.all_gather_object(found, (items, failure), group=self._group)
+        except RuntimeError as error:
+            raise PeerLost("another process of the run ended without telling why") from error
+        for rank, (_, told) in enumerate(found):
+            if told is not None and rank != self.rank:
+                self._failure_is_known = True
+                raise PeerFailed(f"process {rank} of {self.size} failed: {told.words}", hint=told.hint)
         return [own for own, _ in found]
 
 
@@ -134,6 +173,11 @@ def current_world(device: str | None = None) -> World:
         group = distributed.new_group(backend="gloo", timeout=EXCHANGE_LIMIT)
         _world = World(state.process_index, state.num_processes, group)
     return _world
+
+
+def joined_world() -> World:
+    """Return the processes that this one has joined; alone where it has joined none."""
+    return _world or World()
 
 
 def require_divisible(settings: GRPOSettings, world: World) -> None:

@@ -16,6 +16,7 @@ from wander.evals.store import RunFolder
 from wander.models.loading import load_model, weights_digest
 from wander.train.config import GRPOSettings
 from wander.train.grpo import train_grpo
+from wander.train.parallel import shards_policy, shared_out
 from wander.train.processes import (
     PeerFailed,
     World,
@@ -24,6 +25,8 @@ from wander.train.processes import (
     rows_and_accumulation,
 )
 from wander.train.records.record import read_metrics
+from wander.train.records.step_hash import read_steps, weights_hash
+from wander.train.schedule.evaluation import read_evaluations
 
 from .conftest import bandit, opener_of
 
@@ -82,9 +85,8 @@ def test_two_processes_learn_what_one_learns(puller: Path, tmp_path: Path) -> No
     fails = {"settings": settings, "folder": str(tmp_path / "fails"), "broken_rank": 1}
     whole = settings_for(puller, output={"checkpoint_every": 1})
     kept = {"settings": whole, "folder": str(tmp_path / "kept")}
-    shard = {"shard": str(puller), "folder": str(tmp_path / "shard")}
     half = {"settings": settings, "folder": str(tmp_path / "half"), "even_rank": 0}
-    launch([*pair, fails, kept, shard, half], tmp_path)
+    launch([*pair, fails, kept, half], tmp_path)
     train_grpo(opener_of(bandit), GRPOSettings.model_validate(settings), tmp_path / "one")
 
     assert [outcome(pair[0], rank) for rank in (0, 1)] == [
@@ -108,6 +110,7 @@ def test_two_processes_learn_what_one_learns(puller: Path, tmp_path: Path) -> No
     assert "nothing works here" in failed["message"]
     assert told["error"] == "PeerFailed"
     assert "process 1 of 2 failed: RunError: all 16 rollouts of a step failed" in told["message"]
+    assert told["hint"] == failed["hint"]
     assert sorted(
         path.name for path in (tmp_path / "kept" / "checkpoints" / "checkpoint-2").glob("rng*")
     ) == [
@@ -115,10 +118,95 @@ def test_two_processes_learn_what_one_learns(puller: Path, tmp_path: Path) -> No
         "rng_state_1.pth",
     ]
 
-    for rank in (0, 1):
-        gathered = outcome(shard, rank)
-        assert gathered.pop("weights") > 10
-        assert gathered == {"sharded": True, "same": True}
+
+@pytest.mark.timeout(1200)
+def test_a_sharded_policy_learns_what_a_whole_one_learns(puller: Path, tmp_path: Path) -> None:
+    common: dict[str, Any] = {
+        "schedule": {"steps": 3},
+        "evaluation": {"every": 2, "examples": 7},
+        "output": {"keep_best": "eval/payoff", "checkpoint_every": 2},
+    }
+    settings = settings_for(puller, parallel={"policy": "fsdp2"}, **common)
+    sharded = {"settings": settings, "folder": str(tmp_path / "sharded")}
+    cut = {"settings": settings, "folder": str(tmp_path / "cut"), "interrupt_at": 1}
+    resumed = {"settings": settings, "folder": str(tmp_path / "cut"), "resume": True}
+    adapters = settings_for(puller, parallel={"policy": "fsdp2"}, model={"lora_rank": 2})
+    refused = {"settings": adapters, "folder": str(tmp_path / "refused")}
+    whole = settings_for(puller, **common)
+    replicated = {"settings": whole, "folder": str(tmp_path / "replicated")}
+    launch([refused, sharded, cut, resumed, replicated], tmp_path)
+    train_grpo(opener_of(bandit), GRPOSettings.model_validate(whole), tmp_path / "one")
+
+    assert "adapters" in outcome(refused, 0)["message"]
+    assert outcome(sharded, 0) == {"steps": 3, "interrupted": False, "seen": [1, 2, 3]}
+    assert outcome(resumed, 0) == {"steps": 3, "interrupted": False, "seen": [3]}
+    for name in ("sharded", "replicated"):
+        assert_alike(tmp_path / name, tmp_path / "one")
+        assert untimed(tmp_path / name) == untimed(tmp_path / "one")
+    # Stopped and gone on with, it ends with the same bits: the checkpoint has the optimizer's state too.
+    for place in ("model", "best"):
+        digests = {weights_digest(tmp_path / name / place) for name in ("sharded", "cut")}
+        assert len(digests) == 1
+    # What a checkpoint keeps is whole, and has the names that everything else loads.
+    checkpoint = load_model(tmp_path / "sharded" / "checkpoints" / "checkpoint-3", device="cpu").model
+    final = dict(load_model(tmp_path / "sharded" / "model", device="cpu").model.named_parameters())
+    assert all(torch.equal(weight, final[name]) for name, weight in checkpoint.named_parameters())
+    # Hashed after the first step and the last, of the whole weights.
+    hashes = [line.weights for line in read_steps(tmp_path / "sharded" / "steps.jsonl")]
+    assert [each is not None for each in hashes] == [True, False, True]
+    assert hashes[2] == weights_hash(load_model(tmp_path / "sharded" / "model", device="cpu").model)
+    assert hashes == [line.weights for line in read_steps(tmp_path / "cut" / "steps.jsonl")]
+
+
+def untimed(run: Path) -> list[dict[str, Any]]:
+    """Return the evaluations of a run: of a share of the examples each, put together again."""
+    return [one.model_dump(exclude={"seconds"}) for one in read_evaluations(run)]
+
+
+def test_a_policy_is_sharded_over_several_processes_only(puller: Path) -> None:
+    settings = GRPOSettings.model_validate(settings_for(puller, parallel={"policy": "fsdp2"}))
+    with pytest.raises(ConfigError, match="sharded over several processes") as caught, _shared(settings, 1):
+        pass
+    assert "torchrun --standalone" in str(caught.value.hint)
+
+
+@pytest.mark.parametrize(
+    ("variables", "words"),
+    [
+        ({}, "FSDP1"),
+        ({"FSDP_VERSION": "2"}, "no weights that anything else can load"),
+        (
+            {
+                "FSDP_VERSION": "2",
+                "FSDP_STATE_DICT_TYPE": "FULL_STATE_DICT",
+                "FSDP_ACTIVATION_CHECKPOINTING": "true",
+            },
+            "fsdp_activation_checkpointing",
+        ),
+    ],
+)
+def test_a_launcher_that_shards_otherwise_is_refused(
+    puller: Path, monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], words: str
+) -> None:
+    for name in ("FSDP_VERSION", "FSDP_STATE_DICT_TYPE", "FSDP_ACTIVATION_CHECKPOINTING"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in {"ACCELERATE_USE_FSDP": "true", **variables}.items():
+        monkeypatch.setenv(name, value)
+    settings = GRPOSettings.model_validate(settings_for(puller))
+    assert shards_policy(settings)
+    with pytest.raises(ConfigError, match=words), _shared(settings, 2):
+        pass
+
+
+class _Alone(World):
+    """One of several processes, which hears nothing of the others."""
+
+    def together(self, work: Any) -> Any:
+        return work()
+
+
+def _shared(settings: GRPOSettings, size: int) -> Any:
+    return shared_out(settings, _Alone(0, size))
 
 
 def test_groups_must_be_shared_out_evenly(puller: Path) -> None:
@@ -159,6 +247,7 @@ def test_a_process_alone_agrees_with_itself() -> None:
     assert world.exchange([1, 2]) == [1, 2]
     assert world.from_main(lambda: "made") == "made"
     assert not world.any(False)
+    assert not world.outlast_main()
     with pytest.raises(OSError, match="no"):
         world.together(lambda: (_ for _ in ()).throw(OSError("no")))
     assert issubclass(PeerFailed, Exception)

@@ -26,7 +26,7 @@ def whole_weights(model: Any) -> Iterator[tuple[str, torch.Tensor]]:
         if "lora_" in name or "original_module" in name:
             continue
         plain = name.removeprefix("base_model.model.").replace(".base_layer", "")
-        weight = _whole(parameter.detach())
+        weight = whole_weight(parameter.detach())
         layer = adapters.get(name.rpartition(".")[0].removesuffix(".base_layer"))
         if layer is not None and name.endswith("weight"):
             for adapter in layer.active_adapters:
@@ -34,7 +34,8 @@ def whole_weights(model: Any) -> Iterator[tuple[str, torch.Tensor]]:
         yield plain, weight
 
 
-def _whole(weight: torch.Tensor) -> torch.Tensor:
+def whole_weight(weight: torch.Tensor) -> torch.Tensor:
+    """Return a weight, gathered from all processes where it is sharded."""
     return weight.full_tensor() if isinstance(weight, DTensor) else weight
 
 

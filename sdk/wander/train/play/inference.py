@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import os
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
 from time import perf_counter
 from typing import Any
 
+import torch
 from transformers import TrainerCallback
 
 from wander.errors import ConfigError
@@ -21,6 +21,8 @@ from wander.models.engines.weights import FolderSync, NCCLSync, whole_weights, w
 from wander.models.loading import LoadedModel, load_model
 from wander.models.sampling import context_length_of, end_of_turn_ids
 from wander.train.config import GRPOSettings, InferenceSection
+from wander.train.launcher import is_beside_main
+from wander.train.parallel import is_sharded, shards_policy
 from wander.train.processes import World
 from wander.train.sft import save_model
 from wander.train.trainer import replaced_folder
@@ -30,11 +32,6 @@ ServerOpener = Callable[[Path, InferenceSection], AbstractContextManager[str]]
 
 SERVED = "served"
 """Folder in the run's in which weights pass to a server."""
-
-
-def is_sharded() -> bool:
-    """Return whether the launcher shards the policy over its processes (FSDP)."""
-    return os.environ.get("ACCELERATE_USE_FSDP", "false").lower() in ("1", "true", "yes")
 
 
 @contextlib.contextmanager
@@ -53,12 +50,14 @@ def opened_engine(
     section = settings.inference
     rows = 4 * settings.batch.rows_at_once
     if section.engine == "transformers":
-        if not is_sharded():
+        if not shards_policy(settings):
             yield TransformersEngine(model, loaded.tokenizer, max_batch_size=rows, waves=section.waves)
             return
         whole = load_model(
             settings.model.path, device=settings.model.device, dtype=settings.model.dtype
         ).model
+        if settings.model.autocast:  # as accelerate does for the policy itself
+            whole.forward = torch.autocast(whole.device.type, dtype=torch.bfloat16)(whole.forward)
         yield TransformersEngine(
             whole, loaded.tokenizer, max_batch_size=rows, live=False, waves=section.waves
         )
@@ -181,10 +180,12 @@ def correction_arguments(section: InferenceSection) -> dict[str, Any]:
 
 
 def save_policy(model: Any, loaded: LoadedModel, folder: Path) -> Path:
-    """Write the policy as every process sees it; a sharded one is gathered first, by all of them."""
-    if not is_sharded():
+    """Write the policy as every process sees it; a sharded one all of them gather, and the first writes."""
+    if not is_sharded(model):
         return save_model(model, loaded, folder)
-    whole = {name: weight.to("cpu") for name, weight in whole_weights(model)}
+    whole = {name: weight.to("cpu") for name, weight in whole_weights(model) if not is_beside_main()}
+    if is_beside_main():
+        return folder
     with replaced_folder(folder) as made:
         model.save_pretrained(made, state_dict=whole)
         loaded.tokenizer.save_pretrained(made)

@@ -24,6 +24,7 @@ from wander.evals.store import RunFolder
 from wander.models.loading import LoadedModel, weights_digest
 from wander.posting import Checkpoint
 from wander.train.config import GRPOSettings
+from wander.train.parallel import shards_policy
 from wander.train.play.environments import PinSource
 from wander.train.play.gathering import PlayedStep, planned_examples
 from wander.train.play.rollouts import RolloutSource
@@ -110,10 +111,12 @@ class TrainingRecord:
             give_up_later(path, begun)
         return cls(folder, settings, found)
 
-    @property
-    def callbacks(self) -> list[TrainerCallback]:
-        """What the trainer must call, after all that writes into a checkpoint."""
-        return [self.hashes, _Sealing(self)]
+    def callbacks_of(self, world: World) -> list[TrainerCallback]:
+        """Return what the trainer must call in a process, after all that writes into a checkpoint."""
+        if world.is_main:
+            return [self.hashes, _Sealing(self)]
+        # To hash a sharded policy takes all processes, each of which has its part of it.
+        return [self.hashes] if shards_policy(self.settings) else []
 
     @contextlib.contextmanager
     def arithmetic(self) -> Iterator[None]:

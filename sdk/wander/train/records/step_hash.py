@@ -21,6 +21,8 @@ import torch
 from transformers import TrainerCallback
 
 from wander.evals import jsonl
+from wander.models.engines.weights import whole_weight
+from wander.train.parallel import is_sharded
 from wander.types import Record, Rollout
 
 STEPS = "steps.jsonl"
@@ -85,7 +87,8 @@ class StepHashes(TrainerCallback):  # type: ignore[misc]
 
     def _weights(self, state: Any, model: Any) -> str | None:
         step, now = state.global_step, perf_counter()
-        due = self._weighing + self._last <= SHARE * (now - self._started)
+        # Of a sharded policy all processes hash at the same steps, whatever their clocks tell.
+        due = not is_sharded(model) and self._weighing + self._last <= SHARE * (now - self._started)
         if model is None or not (due or step in (1, state.max_steps)):
             return None
         found = weights_hash(model)
@@ -127,13 +130,13 @@ def update_hash(logs: dict[str, Any]) -> str:
 
 
 def weights_hash(model: Any) -> str:
-    """Hash the names and bytes of the parameters that learn."""
+    """Hash the names and bytes of the parameters that learn; of a sharded policy, in all processes."""
     whole = hashlib.sha256()
     for name, weight in model.named_parameters():
         if not weight.requires_grad:
             continue
         whole.update(_framed(name, str(weight.dtype), *weight.shape))
-        data = weight.detach().to("cpu").contiguous()
+        data: Any = whole_weight(weight.detach()).to("cpu").contiguous()
         whole.update(data.flatten().view(torch.uint8).numpy())
     return whole.hexdigest()
 

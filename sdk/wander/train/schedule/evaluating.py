@@ -17,7 +17,8 @@ from wander.clients.policy import PolicyClient
 from wander.models.loading import LoadedModel
 from wander.train.config import GRPOSettings
 from wander.train.play.environments import EnvironmentOpener
-from wander.train.play.inference import is_sharded, save_policy
+from wander.train.play.inference import save_policy
+from wander.train.processes import World
 from wander.train.records.outcome import BestCheckpoint, Outcome
 from wander.train.schedule.evaluation import (
     CellEvaluation,
@@ -134,6 +135,7 @@ def scheduled(
     log: StepLog,
     save_best: SaveBest,
     *,
+    world: World | None = None,
     checkpoint: Path | None = None,
     listeners: Sequence[Listener] = (),
 ) -> Iterator[Schedule]:
@@ -142,7 +144,7 @@ def scheduled(
     with contextlib.ExitStack() as stack:
         evaluation = None
         if settings.evaluation.every:
-            evaluator = Evaluator(open_environment, client, settings)
+            evaluator = Evaluator(open_environment, client, settings, world)
             stack.callback(evaluator.close)
             evaluation = EvaluationCallback(
                 evaluator,
@@ -163,7 +165,7 @@ def save_copy(model: Any, loaded: LoadedModel, folder: Path) -> Path:
 
     Merging and taking apart again would change the last bits of the weights that go on learning.
     """
-    if hasattr(model, "merge_and_unload") and not is_sharded():
+    if hasattr(model, "merge_and_unload"):
         known: dict[int, Any] = {
             id(tensor): torch.nn.Parameter(tensor.detach().cpu().clone(), requires_grad=tensor.requires_grad)
             for tensor in model.parameters()

@@ -1,7 +1,7 @@
 """Evaluation while the policy learns: the same examples and seeds each time, played by the policy itself.
 
 It changes nothing of the training: rollouts draw from seeds of their own, never from a global generator, and
-are played while no rollout of a step is in flight.
+are played while no rollout of a step is in flight. Several processes deal the examples out among themselves.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from wander.errors import ConfigError
 from wander.evals import jsonl
 from wander.evals.statistics import clustered_wilson_interval, is_number, summarise, t_interval
 from wander.train.play.environments import EnvironmentChoice, EnvironmentOpener
+from wander.train.processes import World
 from wander.train.records.outcome import BestCheckpoint
 from wander.types import Example, Record, Rollout, SamplingArgs, canonical_json, task_set_digest
 
@@ -103,10 +104,15 @@ class Evaluator:
     """Plays the cells with the policy under training; each environment is opened once and stays open."""
 
     def __init__(
-        self, open_environment: EnvironmentOpener, client: PolicyClient, settings: GRPOSettings
+        self,
+        open_environment: EnvironmentOpener,
+        client: PolicyClient,
+        settings: GRPOSettings,
+        world: World | None = None,
     ) -> None:
         from wander.train.play.rollouts import LoopThread
 
+        self.world = world or World()
         self.client = client
         self.settings = settings
         self._open = open_environment
@@ -125,7 +131,7 @@ class Evaluator:
         )
 
     def evaluate(self, step: int) -> list[CellEvaluation]:
-        """Play every cell once, with the weights as they are now."""
+        """Play every cell once, with the weights as they are now; all processes get the whole of it."""
         self.client.refresh()
         self.client.take_totals()
         found = [self._evaluated(cell, step) for cell in self.settings.evaluation_cells]
@@ -141,8 +147,10 @@ class Evaluator:
 
     def _evaluated(self, cell: EvaluationCell, step: int) -> CellEvaluation:
         started = perf_counter()
-        rollouts = self._thread.run(self._play(cell))
-        tokens = self.client.take_totals().tokens
+        own = self.world.together(lambda: self._thread.run(self._play(cell)))
+        tokens = sum(self.world.exchange([self.client.take_totals().tokens]))
+        played = dict(self.world.exchange(list(own.items())))
+        rollouts = [played[number] for number in range(len(played))]
         examples = self._examples[cell.name]
         summary = summarise(rollouts, expected=len(examples))
         scored = [each for each in rollouts if each.failure is None and is_number(each.reward or 0.0)]
@@ -168,22 +176,22 @@ class Evaluator:
             seconds=perf_counter() - started,
         )
 
-    async def _play(self, cell: EvaluationCell) -> list[Rollout]:
+    async def _play(self, cell: EvaluationCell) -> dict[int, Rollout]:
+        """Play this process's share of the examples; return the rollouts by the numbers of theirs."""
         handle = await self._opened(cell)
         examples = await self._examples_of(cell, handle)
+        share = range(self.world.rank, len(examples), self.world.size)
         # As many at once as a step plays: what fits in memory there fits here.
-        size = self.settings.batch.rollouts
-        rollouts: list[Rollout] = []
-        for first in range(0, len(examples), size):
-            part = examples[first : first + size]
-            played = await self._play_part(handle, part, f"evaluation/{cell.name}/{first}")
-            failed = [number for number, rollout in enumerate(played) if rollout.failure is not None]
-            again = await self._play_part(
-                handle, [part[number] for number in failed], f"evaluation/{cell.name}/{first}/again"
-            )
-            for number, rollout in zip(failed, again, strict=True):
-                played[number] = rollout
-            rollouts += played
+        size = self.settings.batch.rollouts // self.world.size
+        rollouts: dict[int, Rollout] = {}
+        for first in range(0, len(share), size):
+            part = share[first : first + size]
+            name = f"evaluation/{cell.name}/{first}"
+            played = await self._play_part(handle, [examples[number] for number in part], name)
+            rollouts |= dict(zip(part, played, strict=True))
+            failed = [number for number in part if rollouts[number].failure is not None]
+            again = await self._play_part(handle, [examples[number] for number in failed], f"{name}/again")
+            rollouts |= dict(zip(failed, again, strict=True))
         return rollouts
 
     async def _opened(self, cell: EvaluationCell) -> EnvironmentHandle:
