@@ -29,7 +29,7 @@ COMPLETION = [
 class Recorded:
     """A run in memory."""
 
-    def __init__(self, rollouts: int = 5, model: str = "m") -> None:
+    def __init__(self, rollouts: int = 5, model: str = "m", seed: int = 0) -> None:
         pin = EnvironmentPin(
             owner="alice", name="cups", version="1", info=EnvironmentInfo(name="cups", kind="tool")
         )
@@ -38,6 +38,7 @@ class Recorded:
         ]
         self.manifest = new_manifest(environment=pin, model=ModelPin(name=model, kind="k"), examples=examples)
         self.count = rollouts
+        self.seed = seed
         self.summary = summarise(self.rollouts(), expected=rollouts)
 
     def rollouts(self) -> Iterator[Rollout]:
@@ -47,7 +48,7 @@ class Recorded:
             base = Rollout(
                 example_id=str(i),
                 index=0,
-                seed=i,
+                seed=self.seed + i,
                 prompt=[{"role": "user", "content": f"what is it? {i}"}],
                 completion=COMPLETION,
                 turns=[turn],
@@ -88,6 +89,16 @@ def test_parquet_has_one_schema_for_messages_metrics_and_tokens(tmp_path: Path) 
     assert json.loads(rows[1]["info"]) == {"board": [1]}
     assert [rows[0]["answer"], rows[1]["answer"]] == ["text", '{"any": [1]}']
     assert rows[1]["completion_ids"] == [[3]]
+
+
+def test_seeds_take_all_of_their_64_bits(tmp_path: Path) -> None:
+    largest = 2**64 - 1
+    written(tmp_path / "run.parquet", Recorded(2, seed=largest - 1))
+    assert pq.read_table(tmp_path / "run.parquet")["seed"].to_pylist() == [largest - 1, largest]
+    for seed in (-1, largest):
+        with pytest.raises(ConfigError, match="does not fit into 64 bits"):
+            written(tmp_path / "other.parquet", Recorded(2, seed=seed))
+    assert not (tmp_path / "other.parquet").exists()
 
 
 def test_a_dataset_folder_opens_by_the_datasets_library(

@@ -209,6 +209,11 @@ class _Tables:
         return self._arrow.Table.from_pylist([self._flat(row) for row in rows], schema=self._schema)
 
     def _flat(self, row: Row) -> Row:
+        if not 0 <= row["seed"] < 2**64:
+            raise ConfigError(
+                f"the seed {row['seed']} of example `{row['example_id']}` does not fit into 64 bits",
+                hint="write JSON Lines: `-o rollouts.jsonl`",
+            )
         flat = dict(row)
         for name in ("messages", "prompt", "completion"):
             flat[name] = [_plain_message(message) for message in row[name]]
@@ -230,7 +235,9 @@ class _Tables:
         failure = [("boundary", text), ("type", text), ("message", text), ("retryable", arrow.bool_())]
         columns: list[tuple[str, Any]] = [
             *((name, text) for name in ("run_id", "environment", "version", "model", "example_id")),
-            *((name, whole) for name in ("index", "seed", "stratum")),
+            ("index", whole),
+            ("seed", arrow.uint64()),
+            ("stratum", whole),
             *((name, arrow.list_(message)) for name in ("messages", "prompt", "completion")),
             ("answer", text),
             ("reward", real),
