@@ -121,6 +121,9 @@ async def test_the_page_shows_how_it_went(hub, run_id):
     assert "1 alert step 12: entropy is low <script>" in words
     assert "script" not in text.tags
     assert "30 steps in 5.0 min" in words
+    assert "first → last step0.0333 → 1" in words
+    assert "kept to be read" in words
+    assert "missing" not in words, "training keeps few of its rollouts, and misses none"
     assert "generation 60.0 %" in words
     assert "update 30.0 %" in words
     assert words.index("reward0.0333 → 1") < words.index("rewards/won0.5 → 0.5")
