@@ -53,6 +53,31 @@ def test_boards_are_listed_edited_and_reset(room: HubRoom) -> None:
     assert room.wander("leaderboard", NAME, "--board", other, "--json").data["title"] == ""
 
 
+def test_people_see_the_columns_that_the_owners_chose(room: HubRoom, monkeypatch: pytest.MonkeyPatch) -> None:
+    board = names(room)[0]
+    columns = "level,model,reward,metric:right,interval,rank,examples"
+    done = room.wander("board", "edit", NAME, board, "--columns", columns, "--description", "Short words.")
+    assert done.status == 0, done.err
+    plain = room.wander("leaderboard", NAME, "--board", board)
+    assert plain.out.startswith("rank\tmodel\treward\tlow\thigh\t"), "programs get the same of every board"
+    assert "Short words." in plain.err
+    monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.setenv("WANDER_OUTPUT", "human")
+    heading = room.wander("leaderboard", NAME, "--board", board).out.splitlines()[0]
+    assert heading.split() == [
+        "level",
+        "model",
+        "reward",
+        "right",
+        "95",
+        "%",
+        "interval",
+        "rank",
+        "examples",
+        "run",
+    ]
+
+
 @pytest.mark.parametrize(
     ("words", "status", "said"),
     [

@@ -166,17 +166,13 @@ def _show(board: Leaderboard, *, metrics: bool) -> None:
     else:
         if board.title:
             output.note(board.title)
+        if board.description:
+            output.note(board.description)
         output.note(f"{label}, board {board.board}: {protocol(board)}")
-    names = list(dict.fromkeys(one for row in board.rows for one in row.metrics)) if metrics else []
-    rates = sorted({one.k for row in board.rows for one in row.pass_rates}) if metrics else []
-    titles = [*(f"pass@{k}" for k in rates), *names]
     if output.human:
-        _show_to_people(board, titles, [_metric_cells(row, rates, names) for row in board.rows])
+        _show_to_people(board, metrics=metrics)
     else:
-        titles = [*titles[: len(rates)], *(f"{one}{end}" for one in names for end in ("", "_low", "_high"))]
-        cells = [_metric_numbers(row, rates, names) for row in board.rows]
-        rows = [[*_row(row), *more] for row, more in zip(board.rows, cells, strict=True)]
-        output.table([*COLUMNS, *titles], rows)
+        _show_to_programs(board, metrics=metrics)
     if board.next:
         which = "runs" if board.showing == "all" else "models"
         of = board.runs if board.showing == "all" else board.models
@@ -201,6 +197,18 @@ def _show(board: Leaderboard, *, metrics: bool) -> None:
         output.note(f"version {older.version}, not comparable: board {older.board}, {runs}, {best}")
 
 
+def _show_to_programs(board: Leaderboard, *, metrics: bool) -> None:
+    """Print the same columns of every board, each number in one of its own."""
+    names = list(dict.fromkeys(one for row in board.rows for one in row.metrics)) if metrics else []
+    rates = sorted({one.k for row in board.rows for one in row.pass_rates}) if metrics else []
+    titles = [
+        *(f"pass@{k}" for k in rates),
+        *(f"{one}{end}" for one in names for end in ("", "_low", "_high")),
+    ]
+    rows = [[*_row(row), *_metric_numbers(row, rates, names)] for row in board.rows]
+    current().output.table([*COLUMNS, *titles], rows)
+
+
 def protocol(board: Leaderboard | BoardInfo) -> str:
     """Return what makes the rows of a board comparable."""
     each = board.rollouts_per_example
@@ -212,40 +220,64 @@ def protocol(board: Leaderboard | BoardInfo) -> str:
     return f"{said}, task set {(board.task_set_sha256 or '')[:12]}"
 
 
-def _show_to_people(board: Leaderboard, titles: list[str], cells: list[list[Cell]]) -> None:
-    """Print the rows without what all of a board have in common, and the beginnings of the runs' ids."""
+_TITLES = {"interval": "95 % interval", "cost": "usd"}
+"""What people read over a column, where it is not the column's name."""
+_USUAL = ("rank", "model", "reward", "interval", "tokens", "cost", "level", "by", "posted")
+"""Columns of a board whose owners chose none: without what all its rows have in common."""
+
+
+def _show_to_people(board: Leaderboard, *, metrics: bool) -> None:
+    """Print the columns that the board's owners chose, and the beginnings of the runs' ids."""
+    columns = _people_columns(board, metrics=metrics)
+    titles = [_TITLES.get(one, one.removeprefix("metric:")) for one in columns]
     shorts = short_ids([row.run_id for row in board.rows])
-    columns = [
-        "rank",
-        "model",
-        "reward",
-        "95 % interval",
-        *titles,
-        "tokens",
-        "usd",
-        "level",
-        "by",
-        "posted",
-        "run",
-    ]
     rows: list[list[Cell]] = [
-        [
-            _rank(row),
-            row.model,
-            f"{row.reward_mean:.4f}",
-            f"{row.reward_low:.4f} to {row.reward_high:.4f}",
-            *more,
-            _tokens(row),
-            _usd(row),
-            row.level,
-            row.posted_by,
-            f"{row.posted_at:%Y-%m-%d}",
-            short,
-        ]
-        for row, short, more in zip(board.rows, shorts, cells, strict=True)
+        [*(_cell(row, one) for one in columns), short] for row, short in zip(board.rows, shorts, strict=True)
     ]
-    drop = ["usd", "tokens", "posted", "by", *reversed(titles)]
-    current().output.table(columns, rows, shrink=["model", "by"], drop=drop)
+    drop = [one for one in ("usd", "examples", "tokens", "posted", "by") if one in titles]
+    drop += [
+        title for title, one in zip(titles, columns, strict=True) if one.startswith(("metric:", "pass@"))
+    ][::-1]
+    current().output.table(
+        [*titles, "run"], rows, shrink=[one for one in ("model", "by") if one in titles], drop=drop
+    )
+
+
+def _people_columns(board: Leaderboard, *, metrics: bool) -> list[str]:
+    """Return the columns to show, every metric and pass@k by its own name."""
+    from wander.wire.boards import BOARD_COLUMNS
+
+    every = {
+        "pass": [f"pass@{k}" for k in sorted({one.k for row in board.rows for one in row.pass_rates})],
+        "metrics": list(dict.fromkeys(f"metric:{one}" for row in board.rows for one in row.metrics)),
+    }
+    chosen = _USUAL if board.columns == list(BOARD_COLUMNS) else board.columns
+    columns = [name for one in chosen for name in every.get(one, [one])]
+    if metrics:
+        after = columns.index("interval") + 1  # which no board leaves out
+        columns[after:after] = [one for one in (*every["pass"], *every["metrics"]) if one not in columns]
+    return list(dict.fromkeys(columns))
+
+
+def _cell(row: LeaderboardRow, column: str) -> Cell:
+    kind, colon, name = column.partition(":")
+    if colon:
+        return _metric(row, name)
+    if kind.startswith("pass@"):
+        return _number({f"pass@{one.k}": one.pass_at_k for one in row.pass_rates}.get(kind))
+    cells: dict[str, Cell] = {
+        "rank": _rank(row),
+        "model": row.model,
+        "reward": f"{row.reward_mean:.4f}",
+        "interval": f"{row.reward_low:.4f} to {row.reward_high:.4f}",
+        "examples": row.examples,
+        "tokens": _tokens(row),
+        "cost": _usd(row),
+        "level": row.level,
+        "by": row.posted_by,
+        "posted": f"{row.posted_at:%Y-%m-%d}",
+    }
+    return cells[kind]
 
 
 def _rank(row: LeaderboardRow) -> str:
@@ -260,18 +292,15 @@ def _usd(row: LeaderboardRow) -> Cell:
     return f"{row.usd_per_rollout:.3g}" if row.usd_per_rollout is not None else ""
 
 
-def _metric_cells(row: LeaderboardRow, rates: list[int], names: list[str]) -> list[Cell]:
-    """Return pass@k, and of every metric its mean with the interval."""
-    shown = []
-    for name in names:
-        low, high = row.interval(name)
-        mean = _number(row.metrics.get(name))
-        shown.append(f"{mean} ({low:.2f} to {high:.2f})" if low is not None and high is not None else mean)
-    return [*_pass_cells(row, rates), *shown]
+def _metric(row: LeaderboardRow, name: str) -> str:
+    """Return a metric's mean with its interval."""
+    low, high = row.interval(name)
+    mean = _number(row.metrics.get(name))
+    return f"{mean} ({low:.2f} to {high:.2f})" if low is not None and high is not None else mean
 
 
 def _metric_numbers(row: LeaderboardRow, rates: list[int], names: list[str]) -> list[Cell]:
-    """Return the same with each number in a column of its own."""
+    """Return pass@k and the metrics, with each number in a column of its own."""
     values = [value for name in names for value in (row.metrics.get(name), *row.interval(name))]
     return [*_pass_cells(row, rates), *map(_number, values)]
 
