@@ -210,9 +210,12 @@ class Output:
     def ask(self, question: str, *, flag: str, secret: bool = False) -> str:
         """Ask on the terminal; without one fail with the flag that answers instead."""
         if not sys.stdin.isatty() or self.json:
-            raise UsageError(
-                f"{question.rstrip(':? ')} is needed and this is no terminal", hint=f"pass `{flag}`"
-            )
+            asked = question.rstrip(":? ")
+            if flag == "--yes":  # a question that wants to be confirmed is a sentence, not a thing
+                raise UsageError(
+                    f"nobody can be asked here: {asked[:1].lower()}{asked[1:]}", hint=f"pass `{flag}`"
+                )
+            raise UsageError(f"{asked} is needed and this is no terminal", hint=f"pass `{flag}`")
         if secret:
             from getpass import getpass
 

@@ -55,6 +55,8 @@ class RunDiff:
     only_before: int = 0
     """Rollouts that the second run does not have."""
     only_after: int = 0
+    other_questions: list[str] = field(default_factory=list)
+    """Of split and arguments those that differ: then examples of one id may ask something else."""
     changed: list[RewardChange] = field(default_factory=list)
     """Sorted: the largest loss first."""
     first_key: Key | None = None
@@ -80,6 +82,11 @@ class MessageDifference:
 def diff_runs(first: FoundRun, second: FoundRun) -> RunDiff:
     """Compare two runs rollout by rollout; keeps a few numbers a rollout of the first one."""
     found = RunDiff(manifest=list(_manifest_differences(first.manifest, second.manifest)))
+    one, other = first.manifest, second.manifest
+    if one.split != other.split:
+        found.other_questions.append("split")
+    if one.environment.arguments != other.environment.arguments:
+        found.other_questions.append("arguments")
     known = {rollout.key: _Essence.of(rollout) for rollout in first.rollouts()}
     for rollout in second.rollouts():
         before = known.pop(rollout.key, None)

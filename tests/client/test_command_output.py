@@ -140,6 +140,12 @@ def test_an_error_in_json_mode_is_one_object_on_stdout(capsys: pytest.CaptureFix
     assert err == ""
 
 
+def test_a_question_that_nobody_can_answer_names_the_flag() -> None:
+    with pytest.raises(UsageError, match="nobody can be asked here: type `x` to delete it") as refused:
+        Output("json").ask("Type `x` to delete it", flag="--yes")
+    assert refused.value.hint == "pass `--yes`"
+
+
 def test_progress_without_a_terminal_is_a_line_for_every_tenth(capsys: pytest.CaptureFixture[str]) -> None:
     with Output("plain", environ={}).progress("playing", 1000) as bar:
         for done in range(1001):

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from command_line import Wander
+from command_line import HubRoom, Wander
 from saved_runs import write_run
 
 
@@ -106,3 +106,21 @@ def test_training_without_its_settings_says_which_file_is_missing(wander: Wander
     assert refused.status == 3
     assert "there is no file of settings `grpo.tml`" in refused.err
     assert "wander train acme/wordle --dry-run" in refused.err
+
+
+def test_a_tracker_that_is_none_is_told_with_what_was_meant(wander: Wander) -> None:
+    refused = wander("train", "acme/wordle", "--log", "tensorbord")
+    assert (refused.status, "`--log tensorbord` is no tracker" in refused.err) == (2, True)
+    assert "did you mean `tensorboard`?" in refused.err
+
+
+def test_posting_training_tells_no_reward_and_no_leaderboard(
+    hub: HubRoom, training: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hub.publish(training.parent.parent / "say_env-0.1.0-py3-none-any.whl")
+    monkeypatch.setenv("WANDER_TOKEN", hub.token)
+    done = hub.wander("post", str(training))
+    assert done.status == 0, done.err
+    assert "reward" not in done.out.splitlines()[0]
+    assert "a training run" in done.out
+    assert "wander leaderboard" not in done.err

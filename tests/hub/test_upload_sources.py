@@ -175,11 +175,14 @@ async def test_the_digest_is_that_of_the_files_however_they_are_packed(hub, tmp_
 
 def test_the_client_says_where_the_archive_is_not_the_folder(tmp_path):
     archive, folder = tmp_path / SDIST_NAME, tmp_path / "folder"
-    archive.write_bytes(source(MODULES | {"made.py": b"made\n", "changed.py": b"new\n"}))
+    made = {"made.py": b"made\n", "changed.py": b"new\n", ".gitignore": b"of the repository\n"}
+    archive.write_bytes(source(MODULES | made))
     folder.mkdir()
     for name, body in {"pyproject.toml": PROJECT, "good_env.py": MODULE, "changed.py": b"old\n"}.items():
         (folder / name).write_bytes(body)
     assert made_by_the_build(folder, source_tree(archive)) == ["made.py", "changed.py"]
+    (folder / ".gitignore").write_bytes(b"of the folder\n")
+    assert made_by_the_build(folder, source_tree(archive)) == ["made.py", "changed.py", ".gitignore"]
 
 
 async def test_the_page_tells_of_the_source_and_of_what_was_flagged(hub):

@@ -58,6 +58,7 @@ def test_strata_are_scored_apart() -> None:
     found = break_down(manifest(12, strata=2), rows)
     assert [(one.stratum, one.examples, one.mean) for one in found.strata] == [(0, 6, 0.0), (1, 6, 1.0)]
     assert break_down(manifest(12), rows).strata == []
+    assert break_down(manifest(12, strata=1), rows).strata == [], "one stratum tells nothing more"
 
 
 def test_failures_are_gathered_by_their_reason() -> None:

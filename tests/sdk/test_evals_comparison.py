@@ -154,3 +154,6 @@ def test_equal_runs_and_single_examples():
     assert (single.low, single.p_value, single.significant) == (None, None, False)
     with pytest.raises(RunError, match="share no scored example"):
         compare_runs(manifest(1), [], manifest(1), rollouts([1]))
+    train = manifest(1).model_copy(update={"split": "train"})
+    with pytest.raises(RunError, match="they differ in the split"):
+        compare_runs(train, rollouts([1]), manifest(1), [])

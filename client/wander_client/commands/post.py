@@ -81,7 +81,7 @@ def post(
     here.output.note(detail.url)
     if detail.private:
         here.output.next(f"wander runs publish {manifest.run_id}")
-    else:
+    elif manifest.kind == "evaluation":
         here.output.next(f"wander leaderboard {name.owner}/{name.name}")
 
 
@@ -147,8 +147,10 @@ def _lines(detail: RunDetail, *, new: bool) -> str:
 
     why = f": {detail.level_reason}" if detail.level_reason else ""
     seen = ", private" if detail.private else ""
+    # The few rollouts that training keeps to be read say nothing of how it came out.
+    reward = "" if detail.manifest.kind == "training" else f"  reward {interval(detail.summary)}"
     return (
-        f"{'posted' if new else 'already posted'} {detail.run_id}{seen}  reward {interval(detail.summary)}\n"
+        f"{'posted' if new else 'already posted'} {detail.run_id}{seen}{reward}\n"
         f"level   {detail.level}{why}\n"
         f"digest  sha256:{detail.sha256}"
         + (f"\nsigned  {detail.signature.fingerprint[:16]}" if detail.signature else "")

@@ -219,6 +219,9 @@ def diff(
         **found.as_dict(),
         "first_difference": None if message is None else vars(message),
     }
+    if found.other_questions:
+        differ = " and ".join(found.other_questions)
+        output.warn(f"the runs differ in {differ}: examples of one id may ask something else")
     output.answer(data, lambda: _show_diff(found, message, example, limit))
 
 

@@ -102,7 +102,7 @@ def train(
     if out is not None and not dry_run:
         _require_unused(out)
     overrides = [*(setting or []), *([f"schedule.steps={steps}"] if steps else [])]
-    overrides += [f"logging.trackers={json.dumps(log)}"] if log else []
+    overrides += [f"logging.trackers={json.dumps(_trackers(log))}"] if log else []
     model = training.begun_model(model, started_from)
     policy = chosen_policy(sandbox, sandbox_limit)
     phased = training_phases.new_command(environment, config, model, overrides, argument or [], policy)
@@ -179,6 +179,22 @@ def _alone(context: typer.Context, option: str, allowed: set[str]) -> None:
     others = sorted(typed_options(context).keys() - allowed)
     if others:
         raise UsageError(f"`{option}` takes the run's settings: leave {', '.join(others)} out")
+
+
+def _trackers(log: list[str]) -> list[str]:
+    """Return the trackers of `--log`; raises `UsageError` for a word that is none."""
+    from typing import get_args
+
+    from wander.train.config import Tracker
+
+    from wander_client.suggestions import did_you_mean
+
+    known = list(get_args(Tracker))
+    for word in log:
+        if word not in known:
+            hint = did_you_mean(word, known) or f"there are {', '.join(f'`{one}`' for one in known)}"
+            raise UsageError(f"`--log {word}` is no tracker", hint=hint)
+    return log
 
 
 def _require_unused(out: Path) -> None:

@@ -26,8 +26,12 @@ def source_tree(sdist: Path) -> list[TreeEntry]:
 
 
 def made_by_the_build(folder: Path, entries: list[TreeEntry]) -> list[str]:
-    """Return the files of an archive that the folder lacks or has with other bytes."""
-    return [one.path for one in entries if _digest(folder / one.path) != one.sha256]
+    """Return the files of an archive that the folder lacks or has with other bytes.
+
+    A `.gitignore` that the folder lacks is the repository's, which build backends put into the archive.
+    """
+    made = [one.path for one in entries if _digest(folder / one.path) != one.sha256]
+    return [path for path in made if path != ".gitignore" or (folder / path).exists()]
 
 
 def _digest(path: Path) -> bytes | None:

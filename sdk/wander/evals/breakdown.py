@@ -62,6 +62,7 @@ class Breakdown(Record):
     Runs of the same examples are compared in pairs, which finds far smaller ones.
     """
     strata: list[StratumScore] = Field(default_factory=list)
+    """None where all examples are of one."""
     failures: list[FailureCount] = Field(default_factory=list)
     """The commonest first."""
     tokens: Histogram | None = None
@@ -129,7 +130,9 @@ class _Tally:
             summary=summary,
             metrics={name: _metric(self._metrics[name]) for name in summary.metrics},
             detectable=self._detectable(),
-            strata=[_stratum(name, self._strata[name]) for name in sorted(self._strata, key=_none_last)],
+            strata=[_stratum(name, self._strata[name]) for name in sorted(self._strata, key=_none_last)]
+            if len(self._strata) > 1
+            else [],
             failures=[
                 FailureCount(boundary=boundary, type=kind, message=message, count=count)
                 for (boundary, kind, message), count in self._failures.most_common()

@@ -20,7 +20,7 @@ from pydantic import Field
 
 from wander.errors import RunError
 from wander.evals import student_t
-from wander.evals.manifest import differing_pins
+from wander.evals.manifest import differences_in_words, differing_pins
 from wander.evals.statistics import is_rounding, standard_error, t_interval, unanimous_interval
 from wander.types import Record, Rollout, canonical_json
 from wander.wire import RunManifest
@@ -90,8 +90,11 @@ def compare_runs(
     shared = [name for name in one.example_ids if name in first and name in second]
     shared = [name for name in shared if first[name].task == second[name].task]
     if not shared:
+        pins = [name for name in differing_pins(one, other) if not name.startswith(_FREE)]
+        why = f": they differ in {differences_in_words(pins)}" if pins else ""
         raise RunError(
-            "the runs share no scored example", hint="compare runs with the same arguments, split and seed"
+            f"the runs share no scored example{why}",
+            hint="compare runs with the same arguments, split and seed",
         )
     pairs = [
         ExampleDifference(example_id=name, before=first[name].mean, after=second[name].mean)
