@@ -234,7 +234,7 @@ def _show_to_people(board: Leaderboard, *, metrics: bool) -> None:
     rows: list[list[Cell]] = [
         [*(_cell(row, one) for one in columns), short] for row, short in zip(board.rows, shorts, strict=True)
     ]
-    drop = [one for one in ("usd", "examples", "tokens", "posted", "by") if one in titles]
+    drop: list[str] = [one for one in ("usd", "examples", "tokens", "posted", "by") if one in titles]
     drop += [
         title for title, one in zip(titles, columns, strict=True) if one.startswith(("metric:", "pass@"))
     ][::-1]
