@@ -11,6 +11,7 @@ there (first prompt and what the environment wrote). So both sample and learn fr
 ours has beyond that is the environment: its turns, its process, and scoring.
 
 Processor time is counted beside time, of the training process alone: on a busy machine it is the steadier.
+The shares of environment and scoring are all the time of the rollouts in which the model computed nothing.
 """
 
 from __future__ import annotations

@@ -219,9 +219,7 @@ class Environment(ABC):
 
     def init_state(self, example: Example, *, index: int = 0, run_seed: int = 0) -> State:
         """Return the state in which a rollout of the example starts; it shares nothing with the example."""
-        own = Example.model_construct(
-            **{name: copied_json(value) for name, value in example.__dict__.items()}
-        )
+        own = Example.made(**{name: copied_json(value) for name, value in example.__dict__.items()})
         return State(
             example=own,
             prompt=copied_json(example.prompt),
@@ -490,12 +488,12 @@ class _Episode:
         except (TypeError, ValueError) as error:
             fault = EnvironmentFault(f'`state["public"]` is not a JSON value: {error}')
             failure, public = failure or fault.failure(), {}
-        usage = Usage.model_construct(
+        usage = Usage.made(
             prompt_tokens=sum(turn.usage.prompt_tokens for turn in state.turns),
             completion_tokens=sum(turn.usage.completion_tokens for turn in state.turns),
         )
         example = state.example
-        return Rollout.model_construct(
+        return Rollout.made(
             example_id=example.example_id,
             index=state["index"],
             seed=example.seed,
@@ -514,6 +512,7 @@ class _Episode:
             scoring_seconds=scoring_seconds,
             info=public,
             tools=state.get("tools_offered"),
+            step=None,
         )
 
 

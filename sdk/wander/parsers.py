@@ -6,6 +6,7 @@ its length.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from types import SimpleNamespace
 from typing import Any
@@ -136,8 +137,8 @@ class XMLParser(Parser):
         """
         found = SimpleNamespace()
         for name in self._names():
-            occurrences = list(tagged(text, name))
-            value = occurrences[-1 if last else 0] if occurrences else None
+            occurrences = tagged(text, name)
+            value = (deque(occurrences, 1) or [None])[0] if last else next(occurrences, None)
             setattr(found, name, value.strip() if value is not None and strip else value)
         return found
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -23,10 +23,27 @@ Boundary = Literal["model", "environment", "tool", "rubric", "sandbox"]
 """Where a failure belongs. A failed rollout is data; it never cancels its siblings."""
 
 
+_set = object.__setattr__
+
+
 class Record(BaseModel):
     """Base of every stored or transmitted value: unknown fields are refused, so typos cannot hide."""
 
     model_config = ConfigDict(extra="forbid", defer_build=True)
+
+    @classmethod
+    def made(cls, **values: Any) -> Self:
+        """Return a record of all its fields, unchecked, in half the time of `model_construct`.
+
+        For our own values where a rollout makes many records. Every field must be given, those with a
+        default too, and none else; a test holds this to what `model_construct` returns.
+        """
+        record = cls.__new__(cls)
+        _set(record, "__dict__", values)
+        _set(record, "__pydantic_fields_set__", set(values))
+        _set(record, "__pydantic_extra__", None)
+        _set(record, "__pydantic_private__", None)
+        return record
 
 
 class SamplingArgs(BaseModel):
@@ -234,9 +251,12 @@ class EnvironmentInfo(Record):
     """The arguments `load_environment` was called with."""
 
 
+_CANONICAL = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+
+
 def canonical_json(value: Any) -> str:
     """Serialise a value so that equal values give equal bytes: sorted keys, no spaces, UTF-8, no NaN."""
-    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+    return _CANONICAL.encode(value)
 
 
 def copied_json(value: Any) -> Any:

@@ -23,6 +23,7 @@ def placed(board: str, cell: int, mark: str) -> str:
     return f"{board[:cell]}{mark}{board[cell + 1 :]}"
 
 
+@cache
 def winner(board: str) -> str | None:
     """Return the mark that has a line, or None."""
     for a, b, c in LINES:
@@ -31,6 +32,7 @@ def winner(board: str) -> str | None:
     return None
 
 
+@cache
 def is_over(board: str) -> bool:
     """Tell whether somebody has won or no cell is free."""
     return "." not in board or winner(board) is not None
@@ -62,6 +64,7 @@ def best_moves(board: str, mark: str) -> tuple[int, ...]:
     return tuple(cell for cell in moves if -value(placed(board, cell, mark), other(mark)) == best)
 
 
+@cache
 def shown(board: str) -> str:
     """Return the board as three lines, free cells by their number."""
     cells = [str(cell) if mark == "." else mark for cell, mark in enumerate(board)]

@@ -41,11 +41,12 @@ class ReplayClient(Client):
         if request.turn >= len(rollout.turns):
             raise _recorded_end(rollout, request)
         turn = rollout.turns[request.turn]
-        return ModelResponse.model_construct(
+        return ModelResponse.made(
             message=copied_json(turn.message),
             finish_reason=turn.finish_reason,
             usage=turn.usage,
             tokens=turn.tokens,
+            cached=False,
         )
 
     def recorded(self, rollout_id: str) -> dict[str, Any] | None:

@@ -6,8 +6,8 @@ runs on the transcript, with what judges and other models answered taken from th
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any, Protocol, runtime_checkable
+from collections.abc import Callable, Iterable
+from typing import Any
 
 from wander.clients.base import Client, ModelRequest, ModelResponse
 from wander.errors import ModelError
@@ -35,15 +35,7 @@ class TranscriptClient(Client):
         return self._rollouts.get(rollout_id)
 
 
-@runtime_checkable
-class HasTranscripts(Protocol):
-    """A client that may know how a rollout went, in which case nobody plays it."""
-
-    def transcript(self, rollout_id: str) -> Rollout | None:
-        """Return the recorded rollout that is to be scored again, or None for one that is to be played."""
-        ...
-
-
 def transcript_of(client: Client, rollout_id: str) -> Rollout | None:
-    """Return the recorded rollout that a client wants scored again, or None."""
-    return client.transcript(rollout_id) if isinstance(client, HasTranscripts) else None
+    """Return the recorded rollout that a client wants scored again, or None: it is to be played."""
+    ask: Callable[[str], Rollout | None] | None = getattr(client, "transcript", None)
+    return None if ask is None else ask(rollout_id)

@@ -47,7 +47,7 @@ class ModelCalls:
         state = self.state
         messages: Messages = [*state.prompt, *state.completion]
         turn = len(state.turns)
-        request = ModelRequest.model_construct(
+        request = ModelRequest.made(
             rollout_id=self.rollout_id,
             turn=turn,
             messages=messages,
@@ -59,13 +59,15 @@ class ModelCalls:
         started = time.perf_counter()
         response = await self._answer(request)
         state.turns.append(
-            Turn.model_construct(
+            Turn.made(
                 message=response.message,
                 context_messages=len(messages),
                 finish_reason=response.finish_reason,
                 usage=response.usage,
                 model_seconds=time.perf_counter() - started,
+                environment_seconds=0.0,
                 tokens=response.tokens,
+                cached=False,
             )
         )
         state.completion.append(dict(response.message))

@@ -14,6 +14,9 @@ from wander.types import Message, Messages, canonical_json
 
 Hook = TypeVar("Hook", bound=Callable[..., Any])
 
+PLAIN = frozenset((type(None), bool, int, float, str, list, dict))
+"""What hooks and reward functions mostly return: nothing to wait for, and known faster than by asking."""
+
 STOP = "stop"
 CLEANUP = "cleanup"
 TEARDOWN = "teardown"
@@ -83,7 +86,7 @@ async def call_hook(hook: Callable[..., Any], *arguments: Any) -> Any:
     """
     try:
         result = hook(*arguments)
-        if inspect.isawaitable(result):
+        if type(result) not in PLAIN and inspect.isawaitable(result):
             result = await result
     except BoundaryError:
         raise

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from wander.envs.faults import is_fault
-from wander.envs.hooks import described
+from wander.envs.hooks import PLAIN, described
 from wander.errors import ConfigError, RubricError
 from wander.parsers import Parser
 from wander.rubrics.group_functions import group_scores, is_group_function
@@ -77,7 +77,10 @@ class RewardFunction:
             )
         if self.takes_all:
             return dict(values)
-        return {name: values[name] for name in (*self.required, *self.optional) if name in values}
+        arguments = {name: values[name] for name in self.required}
+        if self.optional:
+            arguments |= {name: values[name] for name in self.optional if name in values}
+        return arguments
 
     async def value(self, values: Mapping[str, Any]) -> float:
         """Call the function; raises `RubricError` when it raises or gives no finite number."""
@@ -89,7 +92,7 @@ class RewardFunction:
         arguments = self.arguments(values)
         try:
             result = self.function(**arguments)
-            if inspect.isawaitable(result):
+            if type(result) not in PLAIN and inspect.isawaitable(result):
                 result = await result
         except RubricError:
             raise

@@ -84,9 +84,12 @@ def _failures(groups: Sequence[Group]) -> dict[str, int]:
 
 
 def _seconds(step: PlayedStep, scored: Sequence[Rollout]) -> dict[str, float]:
-    """Return where the time went; while the model computes, environments that work at once cost nothing.
+    """Return where the time went.
 
-    What is left is shared between environment and scoring as the rollouts' own times are.
+    Generation is the time in which the model computed; what environments do meanwhile costs the step nothing.
+    In all the rest of the time the step waited: for environments' code, their processes, the chat template
+    and the ids of what they said, for scoring, and for the slowest rollout. It is shared between environment
+    and scoring as the rollouts' own times are.
     """
     seconds = sum(call.seconds for call in step.calls)
     generation = sum(call.model_seconds for call in step.calls)
