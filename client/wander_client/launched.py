@@ -36,10 +36,9 @@ def agreed_folder(folder: Path, settings: GRPOSettings) -> Path:
 
 
 def require_alone(what: str) -> None:
-    """Raise `UsageError` for what one process does."""
+    """Raise `UsageError` for what one process runs: `what` begins the sentence."""
     if is_launched():
         raise UsageError(
             f"{what} one process runs",
-            hint="run it without `torchrun` or `accelerate launch`; "
-            "each GRPO phase can be shared as a file of its own",
+            hint="run it without `torchrun` or `accelerate launch`; several processes share one run of GRPO",
         )

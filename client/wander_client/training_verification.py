@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from wander_client.errors import FAILED, OK, PARTIAL
 from wander_client.invocation import current
+from wander_client.launched import require_alone
 from wander_client.training import StepLines, stored_command
 from wander_client.training_environments import TrainingEnvironments
 
@@ -24,6 +25,7 @@ def verify_run(run: Path, steps: int | None) -> int:
     """
     from wander.train.records.verify import verify_training
 
+    require_alone("`--verify` repeats a run, which")
     output = current().output
     command = stored_command(run)
     environments = TrainingEnvironments(

@@ -222,6 +222,8 @@ def test_phases_run_in_one_process(
     refused = wander("train", TICTACTOE, "phases.toml", "--out", "run")
     assert (refused.status, "`phases.toml` has phases, which one process runs" in refused.err) == (2, True)
     assert not (home / "run").exists()
+    assert "`--verify` repeats a run, which one process runs" in wander("train", "--verify", ".").err
+    assert "fine-tuning is a run that one process runs" in wander("sft", "rows.jsonl", "--out", "run").err
 
 
 def test_a_mixture_of_a_phase_names_its_environments_exactly(wander: Wander, home: Path) -> None:

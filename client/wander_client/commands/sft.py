@@ -47,8 +47,10 @@ def sft(
     """
     from wander.train.config import SFTSettings, read_settings
 
+    from wander_client.launched import require_alone
     from wander_client.training import model_path
 
+    require_alone("fine-tuning is a run that")
     if resume is not None:
         given = (rows, out, config, model, steps, setting)
         if any(one is not None for one in given):

@@ -31,7 +31,7 @@ Item = TypeVar("Item")
 EXCHANGE_LIMIT = timedelta(hours=24)
 """How long processes wait for one whose rollouts take longer."""
 
-LEAVING_LIMIT = timedelta(minutes=2)
+LEAVING_LIMIT = timedelta(minutes=5)
 """How long the others stay for a main process that says what happened."""
 
 
