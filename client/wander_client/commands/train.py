@@ -94,11 +94,7 @@ def train(
         raise UsageError("`--checkpoint` and `--allow-changes` go with `--resume RUN`")
     if environment is None:
         raise UsageError("the environment is missing", hint="run `wander train --help` for examples")
-    if config is not None and not config.is_file():
-        raise NotFound(
-            f"there is no file of settings `{config}`",
-            hint=f"check the path; `wander train {environment} --dry-run` prints every setting",
-        )
+    _require_settings(config, environment)
     if out is not None and not dry_run:
         _require_unused(out)
     overrides = [*(setting or []), *([f"schedule.steps={steps}"] if steps else [])]
@@ -179,6 +175,14 @@ def _alone(context: typer.Context, option: str, allowed: set[str]) -> None:
     others = sorted(typed_options(context).keys() - allowed)
     if others:
         raise UsageError(f"`{option}` takes the run's settings: leave {', '.join(others)} out")
+
+
+def _require_settings(config: Path | None, environment: str) -> None:
+    if config is not None and not config.is_file():
+        raise NotFound(
+            f"there is no file of settings `{config}`",
+            hint=f"check the path; `wander train {environment} --dry-run` prints every setting",
+        )
 
 
 def _trackers(log: list[str]) -> list[str]:
