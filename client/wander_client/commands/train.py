@@ -94,9 +94,7 @@ def train(
         raise UsageError("`--checkpoint` and `--allow-changes` go with `--resume RUN`")
     if environment is None:
         raise UsageError("the environment is missing", hint="run `wander train --help` for examples")
-    _require_settings(config, environment)
-    if out is not None and not dry_run:
-        _require_unused(out)
+    _require_startable(environment, config, None if dry_run else out)
     overrides = [*(setting or []), *([f"schedule.steps={steps}"] if steps else [])]
     overrides += [f"logging.trackers={json.dumps(_trackers(log))}"] if log else []
     model = training.begun_model(model, started_from)
@@ -177,12 +175,15 @@ def _alone(context: typer.Context, option: str, allowed: set[str]) -> None:
         raise UsageError(f"`{option}` takes the run's settings: leave {', '.join(others)} out")
 
 
-def _require_settings(config: Path | None, environment: str) -> None:
+def _require_startable(environment: str, config: Path | None, out: Path | None) -> None:
+    """Refuse what cannot begin before the trainer is loaded, which takes long."""
     if config is not None and not config.is_file():
         raise NotFound(
             f"there is no file of settings `{config}`",
             hint=f"check the path; `wander train {environment} --dry-run` prints every setting",
         )
+    if out is not None:
+        _require_unused(out)
 
 
 def _trackers(log: list[str]) -> list[str]:
@@ -202,7 +203,7 @@ def _trackers(log: list[str]) -> list[str]:
 
 
 def _require_unused(out: Path) -> None:
-    """Refuse a folder that holds a run before the trainer is loaded, which takes long."""
+    """Refuse a folder that holds a run."""
     from wander.evals.store import MANIFEST
     from wander.train.launcher import is_launched
 
