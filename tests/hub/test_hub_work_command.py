@@ -8,6 +8,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import httpx
 import pytest
@@ -135,19 +136,46 @@ def test_it_ends_while_it_waits_and_ctrl_c_has_a_status_of_its_own(postgres, tmp
         assert worker.ended(signal.SIGINT) == 130
 
 
-def test_a_hub_that_leaves_jobs_to_others_takes_none(database, settings, tmp_path):
-    number = submitted(database, "one")
-    database.close()
-    environ = variables(WANDER_HUB_BUNDLED_PACKAGES="false", WANDER_HUB_DATA=str(settings.data))
-    serve = [*COMMAND[:-1], "serve", "--port", "0", "--no-jobs"]
+@contextmanager
+def serving(data: Path, *words: str, **settings: str) -> Iterator[Worker]:
     process = subprocess.Popen(
-        serve, env=environ, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+        [*COMMAND[:-1], "serve", "--port", "0", *words],
+        env=variables(WANDER_HUB_BUNDLED_PACKAGES="false", WANDER_HUB_DATA=str(data), **settings),
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
     )
+    watchdog = threading.Timer(SECONDS, process.kill)
+    watchdog.start()
     hub = Worker(process)
     try:
         hub.says("the hub listens on")
-        assert "worked on 1 job\n" in run("--once", "--data", str(settings.data)).stderr
-    finally:
+        yield hub
         assert hub.ended(signal.SIGTERM) == 0
+    finally:
+        watchdog.cancel()
+        process.kill()
         process.communicate()
-    assert ending_of(Database(settings.resolved_database_url), number) == ("failed", 1)
+
+
+def test_a_hub_that_leaves_jobs_to_others_takes_none(database, settings):
+    number = submitted(database, "one")
+    with serving(settings.data, "--no-jobs"):
+        assert "worked on 1 job\n" in run("--once", "--data", str(settings.data)).stderr
+    assert ending_of(database, number) == ("failed", 1)
+
+
+def test_a_hub_on_procrastinate_makes_its_tables_and_works_beside_the_requests(postgres, tmp_path):
+    with postgres.database() as url:
+        given = {"WANDER_HUB_DATABASE_URL": url, "WANDER_HUB_JOBS": "procrastinate"}
+        settings = Settings(data=tmp_path, database_url=url, jobs="procrastinate")
+        database = Database(url)
+        before = submitted(database, "before it was chosen")
+        with serving(tmp_path, **given) as hub:
+            hub.says(f"job {before} ({evidence.KIND}) is failed")
+            with database.write() as session:
+                queue = chosen.queue_of(settings, database)
+                number = queue.submit(session, evidence.KIND, "one", {"run_id": "gone"})
+            hub.says(f"job {number} ({evidence.KIND}) is failed")
+        assert ending_of(database, number) == ("failed", 1)
+        database.close()
