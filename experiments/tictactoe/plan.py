@@ -71,5 +71,6 @@ PLAN = Plan(
     concurrency=256,
     cell=cell,
     table=table,
+    curves=("rewards/lost", "rewards/invalid_moves"),
     exhaustive=True,
 )

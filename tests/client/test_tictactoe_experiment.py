@@ -20,8 +20,7 @@ SMALL = (
     "sampling.max_tokens=6",
     "evaluation.every=0",
     "phases.rl-1.schedule.steps=1",
-    "phases.rl-2.schedule.steps=1",
-    "phases.rl-3.schedule.steps=2",
+    "phases.rl-2.schedule.steps=2",
 )
 
 
@@ -36,18 +35,18 @@ def test_the_experiment_goes_from_nothing_to_its_table_and_goes_on_where_it_was(
     experiment = script.Experiment(options.plan, place, options)
     experiment.train(3)
     stages = experiment.stages(3)
-    assert list(stages) == ["teacher", "warm-up", "rl-1", "rl-2", "rl-3"]
-    assert stages["rl-3"] == str(tmp_path / "out/seed-3/training/6-rl-3/model")
-    assert (Path(stages["rl-3"]) / "config.json").is_file()
+    assert list(stages) == ["teacher", "warm-up", "rl-1", "rl-2"]
+    assert stages["rl-2"] == str(tmp_path / "out/seed-3/training/5-rl-2/model")
+    assert (Path(stages["rl-2"]) / "config.json").is_file()
 
     again = script.Experiment(options.plan, place, options)
     table = script.run(again)
     assert [line for line in place.typed if " train " in line] == place.typed[:1], "trained once"
     assert "phases.new.tiny.seed=3" in place.typed[0]
-    assert len(place.typed) == 1 + 5 * 2 + 1
+    assert len(place.typed) == 1 + 4 * 2 + 2
     assert "-a min_random_move_prob=1.0 -a max_random_move_prob=1.0 --out" in place.typed[1]
     assert sum("--exhaustive" in line for line in place.typed) == 1
-    for stage in ("teacher", "warm-up", "rl-1", "rl-2", "rl-3"):
+    for stage in ("teacher", "warm-up", "rl-1", "rl-2"):
         assert f"| {stage}, seed-3 | 1 x 2 |" in table
     results = json.loads((tmp_path / "out/results.json").read_text())["seed-3"]
     assert results["stages"]["teacher"]["optimal"]["won"]["mean"] == 0.0
