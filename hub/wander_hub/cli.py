@@ -80,7 +80,9 @@ def main() -> None:
         _fail(str(error), error.hint, 2)
     except ValidationError as error:
         first = error.errors()[0]
-        _fail(f"setting `{'.'.join(str(one) for one in first['loc'])}`: {first['msg']}", None, 2)
+        name = ".".join(str(one) for one in first["loc"])
+        message = first["msg"].removeprefix("Value error, ")
+        _fail(f"setting `{name}`: {message}" if name else f"the settings do not fit: {message}", None, 2)
     except DatabaseError as error:
         _fail(f"the database does not work: {error.orig}", "check `--data` and `WANDER_HUB_DATABASE_URL`", 2)
     except OSError as error:

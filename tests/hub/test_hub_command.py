@@ -190,3 +190,15 @@ def test_a_file_missing_from_the_installation_is_no_fault_of_the_data_folder(tmp
     message, hint = cli._explained(PermissionError(13, "Permission denied", str(tmp_path / "hub.db")))
     assert message == f"permission denied: `{tmp_path / 'hub.db'}`"
     assert "--data" in hint
+
+
+def test_settings_that_do_not_fit_together_are_one_plain_error(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("WANDER_HUB_STORAGE_URL", "s3://files")
+    monkeypatch.setenv("WANDER_HUB_PUBLIC_FILES", "true")
+    monkeypatch.setattr(sys, "argv", ["wander-hub", "migrate", "--data", str(tmp_path)])
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    assert ended.value.code == 2
+    said = capsys.readouterr().err
+    assert "error: the settings do not fit: `public_files` needs the files in the data folder" in said
+    assert "Value error" not in said

@@ -67,7 +67,8 @@ class ClientProgram:
     def _answer(self, context: JobContext, words: list[str], secret: str) -> dict[str, Any]:
         """Run the command; return the data of its answer."""
         self._folder.mkdir(parents=True, exist_ok=True)
-        with (self._folder / f"{words[0]}.log").open("wb") as log:
+        own_log = self._folder / f"{words[0]}-{context.lease.job_id}.log"  # others may run beside it
+        with own_log.open("wb") as log:
             process = subprocess.Popen(  # noqa: S603 - this interpreter, our own words
                 [self._python, "-P", "-m", "wander_client", *words],
                 stdin=subprocess.DEVNULL,
@@ -83,6 +84,7 @@ class ClientProgram:
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
+            own_log.replace(self._folder / f"{words[0]}.log")
         error = answer.get("error")
         if error is not None:
             hint = f" ({error['hint']})" if error.get("hint") else ""
