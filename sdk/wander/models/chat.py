@@ -27,7 +27,7 @@ PLAIN_TEMPLATE = (
 )
 """For models that bring no chat template."""
 
-_REMEMBERED = 4096
+_REMEMBERED = 1024
 """So many texts are kept with their ids, none longer than this: the replies of games come again and again."""
 _UNCLOSED = "the model's chat template does not close an assistant turn"
 
