@@ -18,6 +18,7 @@ import json
 import shlex
 import sys
 import time
+import tomllib
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "scripts"))
@@ -25,8 +26,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "scripts"))
 from plan import HERE, ROOT, Plan, plan_named, write_report
 from workplace import StepFailed, Workplace
 
-SEED_SETTINGS = ("schedule.seed", "phases.teacher.rollouts.seed", "phases.new.tiny.seed")
-"""What a seed changes: the teacher's rollouts, the first weights, the order of learning, all sampling."""
+SEED_SETTINGS = {"teacher": "phases.teacher.rollouts.seed", "new": "phases.new.tiny.seed"}
+"""What a seed changes beside order and sampling: the teacher's rollouts, the first weights."""
 
 
 class Experiment:
@@ -39,7 +40,7 @@ class Experiment:
         self.source = ROOT / "environments" / plan.environment
         self.name = str(self.source) if options.local else f"admin/{plan.environment}"
         """What the commands call the environment."""
-        self.settings = HERE / options.experiment / plan.settings
+        self.settings = HERE / options.experiment / (options.settings or plan.settings)
         self.done_file = self.place.folder / "done.json"
         self.done: dict[str, float] = (
             json.loads(self.done_file.read_text()) if self.done_file.exists() else {}
@@ -63,10 +64,12 @@ class Experiment:
 
     def train(self, seed: int) -> None:
         """Train the phases of the settings."""
-        changed = [f"{name}={seed}" for name in SEED_SETTINGS] + self.options.set
+        phases = {phase["name"] for phase in tomllib.loads(self.settings.read_text())["phases"]}
+        seeded = ["schedule.seed", *(name for phase, name in SEED_SETTINGS.items() if phase in phases)]
+        changed = [f"{name}={seed}" for name in seeded] + self.options.set
         settings = " ".join(f"--set {shlex.quote(each)}" for each in changed)
         folder = f"seed-{seed}/training"
-        with self.place.step(f"Seed {seed}: train from nothing"):
+        with self.place.step(f"Seed {seed}: train"):
             self.once(
                 f"wander train {self.name} {self.settings} {settings} --out {folder}",
                 folder,
@@ -142,6 +145,7 @@ def arguments(given: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--games", type=int, default=1000, help="examples of each cell")
     parser.add_argument("--out", type=Path, help="default: runs/NAME-experiment")
+    parser.add_argument("--settings", help="another file of phases in the experiment's folder")
     parser.add_argument("--set", action="append", default=[], help="a setting of training; may repeat")
     parser.add_argument("--local", action="store_true", help="without a hub: nothing is posted")
     parser.add_argument("--results", type=Path, help="where the table and the plot go (default: in --out)")

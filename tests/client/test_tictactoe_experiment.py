@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from pathlib import Path
 
 import pytest
@@ -22,6 +23,25 @@ SMALL = (
     "phases.rl-1.schedule.steps=1",
     "phases.rl-2.schedule.steps=2",
 )
+
+
+def test_the_settings_of_a_pretrained_model_are_complete_and_seeded(
+    wander: Wander, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script = experiment_runner(monkeypatch)
+    options = script.arguments(
+        ["tictactoe", "--local", "--settings", "smollm2.toml", "--set", "model.device=cpu"]
+    )
+    place = in_process(script, wander, tmp_path / "out")
+    experiment = script.Experiment(options.plan, place, options)
+    monkeypatch.setattr(experiment, "once", lambda line, *_: place.typed.append(line))
+    experiment.train(3)
+    line = place.typed[0]
+    assert "phases.teacher.rollouts.seed=3" in line
+    assert "phases.new" not in line, "there is no such phase"
+    planned = wander(*shlex.split(line)[1:], "--dry-run")
+    assert planned.status == 0, planned.err
+    assert "rl-1" in planned.out
 
 
 def test_the_experiment_goes_from_nothing_to_its_table_and_goes_on_where_it_was(
