@@ -73,7 +73,12 @@ def locate(spec: str, *, no_lock: bool | None = None) -> Location:
     if isinstance(found, Path):
         _require_something(found, spec)
         return Location(spec, str(found), Path(sys.executable), folder=found)
-    return installed_location(spec, ensure_installed(found, no_lock=no_lock))
+    try:
+        return installed_location(spec, ensure_installed(found, no_lock=no_lock))
+    except ClientError as error:
+        if Path(spec).is_dir():
+            error.hint = f"to mean the folder of that name, write `./{spec}`"
+        raise
 
 
 def installed_location(spec: str, installed: Installed) -> Location:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from command_line import Wander
 from hypothesis import given
 from hypothesis import strategies as st
 from packaging.utils import canonicalize_name
@@ -99,3 +100,15 @@ def test_a_bare_name_with_a_version_gets_a_hint_of_the_name_alone() -> None:
         parse_name("wordle==1.0")
     assert "write `owner/wordle@1.0`" in (refused.value.hint or "")
     assert "`wander search wordle`" in (refused.value.hint or "")
+
+
+def test_a_name_that_is_a_folder_here_is_told_how_to_mean_the_folder(
+    wander: Wander, home: Path, folder: Path
+) -> None:
+    folder.rename(home / "mine")
+    place = home / "environments" / "mine"
+    place.parent.mkdir()
+    (home / "mine").rename(place)
+    refused = wander("eval", "environments/mine", "-m", "echo", "--hub", "http://127.0.0.1:1")
+    assert refused.status == 5
+    assert "to mean the folder of that name, write `./environments/mine`" in refused.err
