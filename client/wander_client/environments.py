@@ -11,6 +11,7 @@ its own; a folder runs in a process of its own with this interpreter; `in_proces
 from __future__ import annotations
 
 import contextlib
+import os
 import sys
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -76,7 +77,7 @@ def locate(spec: str, *, no_lock: bool | None = None) -> Location:
     try:
         return installed_location(spec, ensure_installed(found, no_lock=no_lock))
     except ClientError as error:
-        if Path(spec).is_dir():
+        if os.path.isdir(spec):  # False too for what no path can be
             error.hint = f"to mean the folder of that name, write `./{spec}`"
         raise
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from command_line import Wander
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from packaging.utils import canonicalize_name
 from packaging.version import Version
@@ -32,6 +32,7 @@ def test_no_version_and_latest_both_mean_the_newest(owner: str, name: str) -> No
 
 
 @given(st.text())
+@example("longer than any name of a file " * 99)
 def test_any_other_text_is_a_usage_error_or_a_name(text: str) -> None:
     try:
         found = parse_name(text)

@@ -7,6 +7,7 @@ the same name can take the place of the environment that was meant.
 
 from __future__ import annotations
 
+import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -58,13 +59,13 @@ def parse_name(spec: str) -> EnvironmentName:
     owner, slash, name = whole.partition("/")
     if not slash:
         published = f"`owner/{spec}` (`wander search {whole}` finds it)"
-        if Path(whole).is_dir():
+        if os.path.isdir(whole):
             hint = f"write `./{whole}` for the folder here, or {published} for what is on the hub"
         else:
             hint = f"write {published}, or `./{whole}` for a folder"
         raise UsageError(f"`{spec}` names no owner", hint=hint)
     if not _OWNER.fullmatch(owner.lower()) or not _NAME.fullmatch(name):
-        folder = f"; for a folder write `./{whole}`" if Path(whole).is_dir() else ""
+        folder = f"; for a folder write `./{whole}`" if os.path.isdir(whole) else ""
         raise UsageError(
             f"`{spec}` is no environment name", hint=f"write `owner/name` or `owner/name@version`{folder}"
         )
