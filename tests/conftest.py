@@ -55,18 +55,21 @@ def _is_concurrent(module: ModuleType) -> bool:
     return False
 
 
+def _lies_in(module: ModuleType, folder: str) -> bool:
+    # What stands there itself: some modules (`torch.ops`) make up every attribute that is asked for.
+    places = [vars(module).get("__file__"), *(vars(module).get("__path__") or [])]
+    return any(place and str(place).startswith(folder) for place in places)
+
+
 @pytest.fixture(autouse=True)
 def _own_modules(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Keep tests apart that import modules of one name, in whatever order they share a process."""
     temporary = str(tmp_path_factory.getbasetemp())
     modules, path = set(sys.modules), list(sys.path)
     yield
-    for name in set(sys.modules) - modules:
-        module = sys.modules[name]
-        # What stands there itself: some modules (`torch.ops`) make up every attribute that is asked for.
-        places = [vars(module).get("__file__"), *(vars(module).get("__path__") or [])]
-        if any(place and str(place).startswith(temporary) for place in places):
-            del sys.modules[name]
+    # All are found before any goes: a namespace package looks for its own place in the one that it is part of.
+    for name in [name for name in set(sys.modules) - modules if _lies_in(sys.modules[name], temporary)]:
+        del sys.modules[name]
     if sys.path != path:
         sys.path[:] = [entry for entry in sys.path if entry in path or not entry.startswith(temporary)]
         importlib.invalidate_caches()

@@ -76,7 +76,7 @@ def test_a_checkpoint_is_served_evaluated_and_let_go(
     }  # fmt: skip
     assert "loading" in (Path(result.data["run_dir"]) / "server.log").read_text()
     assert len(started(pids)) == 2
-    assert [pid for pid in started(pids) if alive(pid)] == []
+    until(lambda: not any(alive(pid) for pid in started(pids)), "server and engine end")
 
 
 def test_the_log_is_told_while_it_starts(wander: Wander, folder: Path, pids: Path) -> None:
@@ -127,7 +127,7 @@ def test_a_server_that_never_gets_well_is_given_up(wander: Wander, folder: Path,
     result = wander("eval", str(folder), "-m", "m", *words, "--json")
     assert result.status == 5
     assert "did not answer within 3 s" in result.json["error"]["message"]
-    assert [pid for pid in started(pids) if alive(pid)] == []
+    until(lambda: not any(alive(pid) for pid in started(pids)), "server and engine end")
 
 
 @pytest.mark.parametrize(
@@ -209,4 +209,4 @@ def test_evaluations_of_one_model_in_a_suite_share_its_server(
     result = wander("eval", "suite.toml", "--json")
     assert result.status == 0, result.out
     assert len(started(pids)) == 4, "two servers, each of two processes"
-    assert [pid for pid in started(pids) if alive(pid)] == []
+    until(lambda: not any(alive(pid) for pid in started(pids)), "server and engine end")
