@@ -67,7 +67,7 @@ def _own_modules(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     temporary = str(tmp_path_factory.getbasetemp())
     modules, path = set(sys.modules), list(sys.path)
     yield
-    # All are found before any goes: a namespace package looks for its own place in the one that it is part of.
+    # All are found before any goes: a namespace package looks for its place in the one that it is part of.
     for name in [name for name in set(sys.modules) - modules if _lies_in(sys.modules[name], temporary)]:
         del sys.modules[name]
     if sys.path != path:
