@@ -26,14 +26,14 @@ class ModelPool:
     """Opens the clients of evaluations that may play at the same time.
 
     Clients of one endpoint share the bound on its calls where `concurrency` is given. A model in this
-    process, or one that is served, fills the machine: such evaluations play one after the other, and the
-    next one of the same model finds it loaded.
+    process, or one that is served, fills the machine: such evaluations play one after the other, those of
+    the model that is loaded before the others.
     """
 
     def __init__(self, concurrency: int | None = None) -> None:
         self._concurrency = concurrency
         self._limiters: dict[str, CallLimiter] = {}
-        self._machine = asyncio.Lock()
+        self._machine = _Machine()
         self._held: tuple[Any, Any] | None = None
         """What fills the machine: what it is, and the client or the server."""
         self._stack = contextlib.AsyncExitStack()
@@ -45,11 +45,11 @@ class ModelPool:
         """Yield the client of an evaluation; `name` keeps its rollouts apart from those of others."""
         async with contextlib.AsyncExitStack() as stack:
             if settings.serve is not None:
-                await stack.enter_async_context(self._machine)
+                await stack.enter_async_context(self._machine.filled_by(_served_key(settings)))
                 client: Client = await self._served(settings, log_path)
                 stack.push_async_callback(client.close)
             elif settings.base_url is None and is_local_model(settings.model):
-                await stack.enter_async_context(self._machine)
+                await stack.enter_async_context(self._machine.filled_by(_local_key(settings)))
                 client = await self._local(settings)
             else:
                 client = open_model(
@@ -90,7 +90,7 @@ class ModelPool:
         return CachingClient(client, cache)
 
     async def _local(self, settings: EvaluationSettings) -> Client:
-        key = ("local", settings.model, settings.device)
+        key = _local_key(settings)
         if self._held is None or self._held[0] != key:
             await self._let_go()
             client = open_model(settings.model, device=settings.device)
@@ -100,8 +100,7 @@ class ModelPool:
         return loaded
 
     async def _served(self, settings: EvaluationSettings, log_path: Path) -> Client:
-        choice = settings.serve_choice()
-        key = (settings.model, choice)
+        choice, key = settings.serve_choice(), _served_key(settings)
         if self._held is None or self._held[0] != key:
             await self._let_go()
             model = await asyncio.to_thread(servable, settings.model)
@@ -115,6 +114,47 @@ class ModelPool:
     async def _let_go(self) -> None:
         await self.close()
         self._stack = contextlib.AsyncExitStack()
+
+
+class _Machine:
+    """Lets one evaluation at a time have the machine: of those that wait, one of the model that is loaded."""
+
+    def __init__(self) -> None:
+        self._taken = False
+        self._waiting: list[tuple[Any, asyncio.Future[None]]] = []
+
+    @contextlib.asynccontextmanager
+    async def filled_by(self, key: Any) -> AsyncIterator[None]:
+        """Have the machine while the block runs, with the model that `key` tells."""
+        if self._taken:
+            turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self._waiting.append((key, turn))
+            try:
+                await turn
+            except asyncio.CancelledError:
+                if turn.done() and not turn.cancelled():
+                    self._pass_on(key)
+                raise
+        self._taken = True
+        try:
+            yield
+        finally:
+            self._pass_on(key)
+
+    def _pass_on(self, loaded: Any) -> None:
+        self._waiting = [each for each in self._waiting if not each[1].done()]
+        self._taken = bool(self._waiting)
+        if self._waiting:
+            place = next((place for place, (key, _) in enumerate(self._waiting) if key == loaded), 0)
+            self._waiting.pop(place)[1].set_result(None)
+
+
+def _local_key(settings: EvaluationSettings) -> Any:
+    return ("local", settings.model, settings.device)
+
+
+def _served_key(settings: EvaluationSettings) -> Any:
+    return (settings.model, settings.serve_choice())
 
 
 def _digest(model: Path) -> str | None:

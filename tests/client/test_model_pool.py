@@ -1,0 +1,43 @@
+"""Who has the machine next, of the evaluations of a suite that wait for it."""
+
+from __future__ import annotations
+
+import asyncio
+
+from wander_client.model_pool import _Machine
+
+
+async def test_the_next_evaluation_is_one_of_the_model_that_is_loaded() -> None:
+    machine, order, began = _Machine(), [], asyncio.Event()
+
+    async def play(model: str, name: str) -> None:
+        async with machine.filled_by(model):
+            order.append(name)
+            await began.wait()
+
+    tasks = [
+        asyncio.create_task(play(*each))
+        for each in (("a", "1"), ("b", "2"), ("a", "3"), ("b", "4"), ("a", "5"))
+    ]
+    await asyncio.sleep(0)
+    tasks[4].cancel()
+    began.set()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    assert order == ["1", "3", "2", "4"]
+    await asyncio.wait_for(play("c", "6"), 60)
+    assert order[-1] == "6", "the machine is free again"
+
+
+async def test_one_that_is_cancelled_as_its_turn_comes_passes_it_on() -> None:
+    machine, order = _Machine(), []
+
+    async def play(name: str) -> None:
+        async with machine.filled_by("a"):
+            order.append(name)
+
+    async with machine.filled_by("a"):
+        waiting = [asyncio.create_task(play(name)) for name in "12"]
+        await asyncio.sleep(0)
+    waiting[0].cancel()  # its turn has come, and it has not run since
+    await asyncio.wait_for(asyncio.gather(*waiting, return_exceptions=True), 60)
+    assert order == ["2"]
