@@ -38,8 +38,6 @@ class Plan:
     """Returns what the table needs of the summary of one run."""
     table: Callable[[Seeds], str]
     """Returns the table, in Markdown."""
-    settings: str = "tiny.toml"
-    """The file of phases, in the experiment's folder."""
     curves: tuple[str, ...] = ()
     """Metrics of the last phase to draw, a line for each seed, as `learning_curve.svg` beside the table."""
     exhaustive: bool = False
@@ -108,8 +106,3 @@ def by_stage(seeds: Seeds) -> dict[str, dict[str, Any]]:
         stage: {name: seed["stages"][stage] for name, seed in seeds.items() if stage in seed["stages"]}
         for stage in names
     }
-
-
-def mean(values: list[float]) -> float:
-    """Return the mean."""
-    return sum(values) / len(values)

@@ -40,7 +40,7 @@ class Experiment:
         self.source = ROOT / "environments" / plan.environment
         self.name = str(self.source) if options.local else f"admin/{plan.environment}"
         """What the commands call the environment."""
-        self.settings = HERE / options.experiment / (options.settings or plan.settings)
+        self.settings = HERE / options.experiment / options.settings
         self.done_file = self.place.folder / "done.json"
         self.done: dict[str, float] = (
             json.loads(self.done_file.read_text()) if self.done_file.exists() else {}
@@ -145,7 +145,7 @@ def arguments(given: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--games", type=int, default=1000, help="examples of each cell")
     parser.add_argument("--out", type=Path, help="default: runs/NAME-experiment")
-    parser.add_argument("--settings", help="another file of phases in the experiment's folder")
+    parser.add_argument("--settings", default="tiny.toml", help="file of phases in the experiment's folder")
     parser.add_argument("--set", action="append", default=[], help="a setting of training; may repeat")
     parser.add_argument("--local", action="store_true", help="without a hub: nothing is posted")
     parser.add_argument("--results", type=Path, help="where the table and the plot go (default: in --out)")

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from statistics import fmean
 from typing import Any
 
-from plan import Plan, Seeds, by_stage, mean, percent
+from plan import Plan, Seeds, by_stage, percent
 
 INVALID_MOVE_PENALTY = 0.1
 """Of a game with any invalid move: its mean over games tells their share."""
@@ -54,11 +55,11 @@ def row(title: str, found: list[dict[str, Any]], lines: str) -> str:
         if not cells:
             texts += ["", ""]
             continue
-        ends = [mean([cell[name]["mean"] for cell in cells]) for name in ("won", "drawn", "lost")]
+        ends = [fmean([cell[name]["mean"] for cell in cells]) for name in ("won", "drawn", "lost")]
         shares = "/".join(f"{share:.1f}" for share in ends)
         if len(cells) == 1:
             shares += f" ({goal} {cells[0][goal]['low']:.1f} to {cells[0][goal]['high']:.1f})"
-        texts += [shares, f"{mean([c['invalid'] for c in cells]):.1f}"]
+        texts += [shares, f"{fmean([c['invalid'] for c in cells]):.1f}"]
     games = found[0][next(iter(found[0]))]["games"]
     return f"| {title} | {len(found)} x {games} | {' | '.join(texts)} | {lines} |\n"
 

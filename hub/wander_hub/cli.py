@@ -21,6 +21,7 @@ from sqlalchemy.exc import DatabaseError
 
 from wander_hub import __version__
 from wander_hub.data_folder import DataFolderInUse
+from wander_hub.data_option import Data
 from wander_hub.database import Database
 from wander_hub.fsck_command import fsck
 from wander_hub.problems import HubProblem
@@ -56,12 +57,6 @@ token_app = _group("Create, list and revoke API tokens.")
 app.add_typer(user_app, name="user")
 app.add_typer(token_app, name="token")
 
-Data = Annotated[
-    Path | None,
-    typer.Option(
-        "--data", help="folder of database and files  [default: wander-hub-data]", envvar="WANDER_HUB_DATA"
-    ),
-]
 AsJson = Annotated[bool, typer.Option("--json", help="print JSON")]
 
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from wander_hub.data_option import Data
 from wander_hub.database import Database
 from wander_hub.settings import Settings
 from wander_hub.storage import Storage
@@ -17,14 +17,7 @@ from wander_hub.storage import Storage
 def fsck(
     repair: Annotated[bool, typer.Option("--repair", help="mend what can be derived")] = False,
     quick: Annotated[bool, typer.Option("--quick", help="compare sizes, read no objects, no runs")] = False,
-    data: Annotated[
-        Path | None,
-        typer.Option(
-            "--data",
-            help="folder of database and files  [default: wander-hub-data]",
-            envvar="WANDER_HUB_DATA",
-        ),
-    ] = None,
+    data: Data = None,
     as_json: Annotated[bool, typer.Option("--json", help="print JSON")] = False,
 ) -> None:
     """Compare database, stored files, index pages, runs and boards; running or not.

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from wander_hub.data_option import Data
 from wander_hub.settings import Settings
 
 
@@ -26,14 +26,7 @@ def work(
         typer.Option(metavar="HOST:PORT", help="answer `GET /health` here"),
     ] = None,
     once: Annotated[bool, typer.Option("--once", help="do what waits now, then end")] = False,
-    data: Annotated[
-        Path | None,
-        typer.Option(
-            "--data",
-            help="folder of database and files  [default: wander-hub-data]",
-            envvar="WANDER_HUB_DATA",
-        ),
-    ] = None,
+    data: Data = None,
 ) -> None:
     """Work on jobs: play posted runs again, check published versions.
 

@@ -107,6 +107,16 @@ def published(machine: Machine) -> None:
     machine.wander("publish", folder, "--no-check", "--no-lock")
 
 
+def posted(machine: Machine, gate: Path) -> str:
+    """Post a run that was played while the gate was open, and shut it; returns the run's id."""
+    run = machine.wander(
+        "eval", "admin/gated-env", "-m", "scripted:gated_env:parrot", "-n", 6, "-a", f"gate={gate}"
+    )
+    gate.unlink()
+    Path(f"{gate}.reached").unlink()
+    return str(machine.wander("post", machine.home / run["run_dir"])["run_id"])
+
+
 def test_a_verification_survives_the_death_of_the_hub(
     settings: dict[str, str], mirror: str, tmp_path: Path
 ) -> None:
@@ -117,12 +127,7 @@ def test_a_verification_survives_the_death_of_the_hub(
     with live_hub(tmp_path / "hub", **settings) as hub:
         machine = Machine(home, hub, mirror, {"UV_CACHE_DIR": settings["UV_CACHE_DIR"]})
         published(machine)
-        run = machine.wander(
-            "eval", "admin/gated-env", "-m", "scripted:gated_env:parrot", "-n", 6, "-a", f"gate={gate}"
-        )
-        gate.unlink()
-        reached.unlink()
-        run_id = str(machine.wander("post", home / run["run_dir"])["run_id"])
+        run_id = posted(machine, gate)
         until(reached.exists, "the hub plays the run again", hub)
         (running,) = hub.get(f"/api/v1/runs/{run_id}/verifications").json()["data"]
         assert running["state"] == "running"
@@ -178,12 +183,7 @@ def test_a_verification_survives_the_death_of_its_worker_and_of_the_hub(
         with live_hub(data, **settings) as hub:
             machine = Machine(home, hub, mirror, {"UV_CACHE_DIR": settings["UV_CACHE_DIR"]})
             published(machine)
-            run = machine.wander(
-                "eval", "admin/gated-env", "-m", "scripted:gated_env:parrot", "-n", 6, "-a", f"gate={gate}"
-            )
-            gate.unlink()
-            reached.unlink()
-            run_id = str(machine.wander("post", home / run["run_dir"])["run_id"])
+            run_id = posted(machine, gate)
             first = start_worker(hub)
             until(reached.exists, "the first worker plays the run again", hub)
             reached.unlink()
