@@ -2,11 +2,14 @@
 PYTHON ?= python3
 BIN := .venv/bin
 NAME := tictactoe
+TESTS := $(BIN)/python -m pytest -n auto --maxprocesses 8 --dist loadgroup --no-loadscope-reorder --durations 20
+# Set, it makes each of the thousands of processes that tests start compile all that it imports.
+unexport PYTHONDONTWRITEBYTECODE
 .DEFAULT_GOAL := help
-.PHONY: help setup fmt check test docs demo experiment bench lock clean
+.PHONY: help setup fmt check test test-rest test-all docs demo experiment bench lock clean
 
 help:  ## List the targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 
 setup:  ## Make .venv ready (seconds to minutes; at once when nothing changed)
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
@@ -22,8 +25,13 @@ check: setup  ## Lint, formatting, strict types of sdk and client
 	@$(BIN)/ruff format --check
 	@$(BIN)/mypy
 
-test: setup check  ## Everything above and the tests (no GPU, no key, no internet)
-	@$(BIN)/python -m pytest -n auto --maxprocesses 8 --dist loadfile -rR $(PYTEST)
+test: setup check  ## Everything above and tests of every kind, in minutes (no GPU, no key, no internet)
+	@$(TESTS) -m "not full and not slow and not gpu" $(PYTEST)
+
+test-rest: setup  ## The tests that `make test` leaves out
+	@$(TESTS) -m "full and not slow and not gpu" $(PYTEST)
+
+test-all: test test-rest  ## Every test; what CI runs
 
 docs: setup  ## Run every code block of the README and of docs/
 	@$(BIN)/python -m pytest tests/docs $(PYTEST)

@@ -1,23 +1,32 @@
-"""What holds for every test: modules that it imported from its own folders are forgotten after it, and where
-real processes, sockets or threads are at work it gets a second try.
-
-`make test` prints every second try as `RERUN`: that test has a race, and is to be mended.
+"""What holds for every test: how hard Hypothesis tries, which worker plays what, and that modules which
+a test imported from its own folders are forgotten after it.
 """
 
 from __future__ import annotations
 
 import gc
 import importlib
+import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 
 import pytest
+from hypothesis import HealthCheck, settings
 
-CONCURRENT = frozenset({"asyncio", "multiprocessing", "signal", "socket", "subprocess", "threading"})
-HARNESS = frozenset(path.stem for path in (Path(__file__).parent / "harness").glob("*.py"))
+# No deadlines: how long an example takes says more about the machine than about the code.
+for name, examples in {"dev": 20, "ci": 100}.items():
+    settings.register_profile(
+        name, max_examples=examples, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+    )
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE") or ("ci" if os.environ.get("CI") else "dev"))
 
+LONGEST_FIRST = ("torch", "tests/docs", "tests/system", "tests/client", "tests/hub")
+TORCH = Path(__file__).parent / "sdk/training"
+
+# Where it is set, every process of a test compiles all that it imports: 3 s for PyTorch, 4 s for the hub.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 gc.disable()  # until all is imported: a fifth of the collection's time went into looking for garbage
 
@@ -28,31 +37,27 @@ def pytest_collection_finish() -> None:
     gc.enable()
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Let tests that depend on what other processes and threads do fail twice before they count as failed.
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Where several workers share the tests, give each file to one of them, and the longest work first.
 
-    The others are right or wrong the first time; looking after second tries costs each some 40 ms.
+    Tests that load PyTorch are one group, by their folder or by `xdist_group("torch")`: one worker plays them
+    all, so that only one holds models in its memory.
     """
-    concurrent: dict[ModuleType, bool] = {}
+    if not hasattr(config, "workerinput"):
+        return
     for item in items:
-        module = getattr(item, "module", None)
-        if module is None:
-            continue
-        if module not in concurrent:
-            concurrent[module] = "system" in item.path.parts or _is_concurrent(module)
-        if concurrent[module]:
-            item.add_marker(pytest.mark.flaky(reruns=1))
+        if item.get_closest_marker("xdist_group") is None:
+            own = item.path.relative_to(config.rootpath).as_posix()
+            item.add_marker(pytest.mark.xdist_group("torch" if TORCH in item.path.parents else own))
+    items.sort(key=_turn)
 
 
-def _is_concurrent(module: ModuleType) -> bool:
-    """Tell whether a module of tests uses what starts processes, threads or servers."""
-    for value in vars(module).values():
-        name = value.__name__ if isinstance(value, ModuleType) else getattr(value, "__module__", None)
-        if name in CONCURRENT or (
-            name in HARNESS and name != module.__name__ and _is_concurrent(sys.modules[name])
-        ):
-            return True
-    return False
+def _turn(item: pytest.Item) -> int:
+    """Return when a test's group is given out: a long one at the end would keep one worker busy alone."""
+    group = item.get_closest_marker("xdist_group")
+    assert group is not None
+    return next((turn for turn, start in enumerate(LONGEST_FIRST) if group.args[0].startswith(start)), 99)
 
 
 def _lies_in(module: ModuleType, folder: str) -> bool:

@@ -131,7 +131,6 @@ def compare(drawn: tuple[bytes, list[str]], pip: Installer) -> None:
 
 
 QUIET = {
-    "deadline": None,
     "phases": (Phase.explicit, Phase.generate, Phase.shrink),
     "suppress_health_check": list(HealthCheck),
     "print_blob": True,

@@ -113,7 +113,6 @@ def compare(body: bytes) -> None:
 
 
 QUIET = {
-    "deadline": None,
     "phases": (Phase.explicit, Phase.generate, Phase.shrink),
     "suppress_health_check": list(HealthCheck),
     "print_blob": True,

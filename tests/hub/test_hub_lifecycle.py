@@ -407,7 +407,6 @@ def test_random_lives_lose_nothing(kind, lives, migrated_database, make_wheel, r
         settings=settings(
             max_examples=lives * int(os.environ.get("WANDER_TEST_LIVES", "1")),
             stateful_step_count=16,
-            deadline=None,
             derandomize=True,
             database=None,
             suppress_health_check=list(HealthCheck),

@@ -90,7 +90,6 @@ def failures_of(filled, examples: int) -> list[str]:
 def _probe(operation, mode, headers, examples: int) -> None:
     @settings(
         max_examples=examples,
-        deadline=None,
         derandomize=True,
         database=None,
         phases=[Phase.explicit, Phase.generate],

@@ -6,7 +6,7 @@ from collections import Counter
 from fractions import Fraction
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from wander.clients.replay import ReplayClient
 from wander.clients.scripted import ScriptedClient
@@ -337,7 +337,6 @@ def test_without_weights_everything_is_shown_once(lengths):
 
 
 @given(st.data(), st.lists(st.integers(1, 30), min_size=1, max_size=5))
-@settings(max_examples=200)
 def test_weights_hold_in_every_beginning(data, lengths):
     weights = [data.draw(WEIGHTS) for _ in lengths]
     mixture = Mixture(lengths, weights)

@@ -6,7 +6,7 @@ import random
 import statistics as reference
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 from wander.evals import student_t
@@ -207,7 +207,6 @@ def test_metrics_turns_usage_and_stop_reasons() -> None:
 rewards = st.floats(-1e6, 1e6, allow_nan=False) | st.sampled_from([0.0, 1.0])
 
 
-@settings(max_examples=80, deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 5), rewards), min_size=1, max_size=40))
 def test_any_rewards_give_an_ordered_interval_and_a_full_histogram(rows: list[tuple[int, float]]) -> None:
     running = RunningSummary()

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 import zstandard
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from wander.errors import RunError
 from wander.evals import jsonl
@@ -314,7 +314,6 @@ def test_a_killed_writer_loses_nothing_it_reported(tmp_path: Path) -> None:
     folder.close()
 
 
-@settings(max_examples=40, deadline=None)
 @given(
     st.lists(
         st.tuples(st.text(max_size=5), st.integers(0, 2), st.booleans(), st.text(max_size=20)), max_size=12

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from wander import MultiTurnEnv, ReplayClient, Rubric, ScriptedClient
 from wander.clients.base import ModelResponse
@@ -44,7 +44,6 @@ async def replayed(env, rollout, **arguments):
     return await env.rollout(ReplayClient([stored]), example, index=stored.index, **arguments)
 
 
-@settings(max_examples=20, deadline=None)
 @given(st.lists(st.text(max_size=5), min_size=4, max_size=4), st.integers(0, 2), st.integers(0, 9))
 async def test_a_replay_is_bit_for_bit_the_same(said, position, run_seed):
     env = Dice()

@@ -7,7 +7,7 @@ import decimal
 import json
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from wander.clients.base import ModelRequest
 from wander.clients.openai import OpenAIClient
@@ -136,7 +136,6 @@ async def test_whatever_goes_wrong_with_a_call_goes_back_to_the_model(wrong, tol
         max_leaves=8,
     )
 )
-@settings(max_examples=150, deadline=None)
 def test_no_shape_of_tool_calls_fails_a_rollout(shape):
     rollout = asyncio.run(played(env(max_turns=2), [{"content": "", "tool_calls": shape}, "3"]))
     assert rollout.failure is None

@@ -10,7 +10,7 @@ import math
 from typing import Annotated, Any, Literal
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel, Field, TypeAdapter
 from typing_extensions import TypedDict
@@ -255,7 +255,6 @@ ROUND_TRIPS = {
 
 @pytest.mark.parametrize("function", ROUND_TRIPS, ids=lambda each: each.__name__)
 @given(data=st.data())
-@settings(max_examples=60)
 async def test_any_value_of_a_type_arrives_as_it_left(function, data):
     value = data.draw(ROUND_TRIPS[function])
     encoded = json.dumps({"a": TypeAdapter(Any).dump_python(value, mode="json")})
@@ -270,7 +269,6 @@ ANNOTATIONS = st.sampled_from(
 
 
 @given(st.dictionaries(NAMES, st.tuples(ANNOTATIONS, st.booleans()), max_size=6))
-@settings(max_examples=150)
 def test_any_signature_has_a_schema(parameters):
     import inspect
     import keyword

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from wander.errors import ConfigError
 from wander.models.chat import ChatFormat
@@ -63,7 +63,6 @@ def test_parts_cover_the_text_in_order() -> None:
     assert ("cell", "1 | ") in parts(text)
 
 
-@settings(max_examples=50, deadline=None)
 @given(st.text(max_size=80))
 def test_any_text_survives_the_tokenizer(text: str) -> None:
     tokenizer = _tokenizer()
