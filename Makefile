@@ -6,7 +6,7 @@ TESTS := $(BIN)/python -m pytest -n auto --maxprocesses 8 --dist loadgroup --no-
 # Set, it makes each of the thousands of processes that tests start compile all that it imports.
 unexport PYTHONDONTWRITEBYTECODE
 .DEFAULT_GOAL := help
-.PHONY: help setup fmt check test test-rest test-all docs demo experiment bench lock clean
+.PHONY: help setup fmt check test test-rest test-all docs hooks demo experiment bench lock clean
 
 help:  ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -20,10 +20,11 @@ fmt: setup  ## Format the code and fix what ruff can fix
 	@$(BIN)/ruff check --fix --quiet || true
 	@$(BIN)/ruff format
 
-check: setup  ## Lint, formatting, strict types of sdk and client
+check: setup  ## Lint, formatting, strict types of sdk and client, spelling
 	@$(BIN)/ruff check
 	@$(BIN)/ruff format --check
 	@$(BIN)/mypy
+	@$(BIN)/typos
 
 test: setup check  ## Everything above and tests of every kind, in minutes (no GPU, no key, no internet)
 	@$(TESTS) -m "not full and not slow and not gpu" $(PYTEST)
@@ -35,6 +36,9 @@ test-all: test test-rest  ## Every test; what CI runs
 
 docs: setup  ## Run every code block of the README and of docs/
 	@$(BIN)/python -m pytest tests/docs $(PYTEST)
+
+hooks: setup  ## Have git run ruff, typos and a check for large files before each commit
+	@$(BIN)/pre-commit install
 
 demo: setup  ## The whole loop on real input, at most 15 minutes on 2 cores
 	@$(BIN)/python scripts/demo.py

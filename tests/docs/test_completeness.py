@@ -18,9 +18,9 @@ from wander_client.settings import load_settings
 from wander_hub.settings import Settings
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGES = [ROOT / name for name in ("README.md", "AGENTS.md", "CHANGELOG.md")] + sorted(
-    (ROOT / "docs").glob("*.md")
-)
+ROOT_PAGES = ("README.md", "AGENTS.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md")
+PAGES = [ROOT / name for name in ROOT_PAGES] + sorted((ROOT / "docs").rglob("*.md"))
+DECISIONS = sorted((ROOT / "docs/decisions").glob("[!R]*.md"))
 
 
 def words(page: str) -> set[str]:
@@ -88,6 +88,16 @@ def test_pages_stay_short(page):
 
 def test_the_map_of_agents_fits_a_screenful_or_two():
     assert len((ROOT / "AGENTS.md").read_text().splitlines()) <= 150
+
+
+@pytest.mark.parametrize("page", DECISIONS, ids=lambda page: page.stem)
+def test_a_decision_is_short_and_says_when_it_would_fall(page):
+    text = page.read_text()
+    assert len(text.splitlines()) <= 40
+    headings = re.findall(r"(?m)^## (.*)$", text)
+    kept = [heading for heading in headings if not heading.startswith("Alternatives")]
+    assert kept == ["Context", "Decision", "Consequences", "What would change our mind"]
+    assert f"({page.name})" in (ROOT / "docs/decisions/README.md").read_text(), "list it"
 
 
 def test_the_first_screen_of_the_readme_is_the_loop():
