@@ -26,8 +26,8 @@ from wander import LocalEnvironment, ScriptedClient
 from wander.clients.base import Client
 from wander.clients.openai import OpenAIClient
 from wander.evals.replay import replay_run
-from wander.evals.runner import EvaluationPlan, evaluate
-from wander.evals.store import RunFolder
+from wander.evals.run.runner import EvaluationPlan, evaluate
+from wander.evals.store.folder import RunFolder
 from wander.loading import load_path
 from wander.wire import EnvironmentPin
 

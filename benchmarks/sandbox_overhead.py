@@ -16,7 +16,7 @@ from pathlib import Path
 
 from wander import ScriptedClient
 from wander.sandbox import SandboxPolicy
-from wander.worker.host import WorkerEnvironment
+from wander.worker.host.environment import WorkerEnvironment
 
 BODY = """
 from wander import MultiTurnEnv, Rubric

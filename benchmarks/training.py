@@ -146,13 +146,13 @@ def ours(given: argparse.Namespace) -> dict[str, Any]:
     import contextlib
     from collections.abc import AsyncIterator
 
-    from wander.evals.store import RunFolder
+    from wander.evals.store.folder import RunFolder
     from wander.handle import EnvironmentHandle
     from wander.train.config import GRPOSettings
     from wander.train.grpo import train_grpo
     from wander.train.play.environments import EnvironmentChoice
     from wander.train.records.record import read_metrics
-    from wander.worker.host import WorkerEnvironment
+    from wander.worker.host.environment import WorkerEnvironment
 
     settings = GRPOSettings.model_validate(
         {

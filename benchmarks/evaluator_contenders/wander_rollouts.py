@@ -9,11 +9,11 @@ from pathlib import Path
 from stopwatch import arguments, measured, report
 from wander import LocalEnvironment
 from wander.clients.openai import OpenAIClient
-from wander.evals.runner import EvaluationPlan, evaluate
+from wander.evals.run.runner import EvaluationPlan, evaluate
 from wander.handle import EnvironmentHandle
 from wander.loading import load_path
 from wander.wire import EnvironmentPin
-from wander.worker.host import WorkerEnvironment
+from wander.worker.host.environment import WorkerEnvironment
 
 ENVIRONMENT = Path(__file__).with_name("addition.py")
 

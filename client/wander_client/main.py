@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, NoReturn
 
 from wander_client import __version__
 from wander_client.commands import COMMANDS, SECTIONS, load
+from wander_client.context import CommonOptions, Invocation, set_current
 from wander_client.errors import EXIT_CODES, UsageError
-from wander_client.invocation import CommonOptions, Invocation, set_current
-from wander_client.output import MODES, Mode, Output, choose_mode
-from wander_client.suggestions import did_you_mean
+from wander_client.terminal.output import MODES, Mode, Output, choose_mode
+from wander_client.terminal.suggestions import did_you_mean
 
 if TYPE_CHECKING:
     import httpx
@@ -47,7 +47,7 @@ def main(argv: Sequence[str] | None = None, *, transport: httpx.BaseTransport | 
         return 1
     except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001 - the one place that catches everything
         from wander_client.failures import explain
-        from wander_client.launched import told_elsewhere
+        from wander_client.training.launcher import told_elsewhere
 
         if debug:
             import traceback
@@ -126,7 +126,7 @@ def _run_command(name: str, arguments: list[str]) -> int:
 
     command = typer.main.get_command(load(name))
     if command.epilog is None:
-        from wander_client.command import COMMON_HELP
+        from wander_client.terminal.command import COMMON_HELP
 
         command.epilog = COMMON_HELP
     try:

@@ -13,25 +13,27 @@ from starlette.concurrency import run_in_threadpool
 from starlette.routing import BaseRoute
 from starlette.types import Receive, Scope, Send
 
-from wander_hub import __version__, health, schemas_published
-from wander_hub.accounts import routes as accounts
+from wander_hub import __version__
 from wander_hub.attestations import routes as attestations
-from wander_hub.boundary import undeclared_routes
 from wander_hub.database import Database
-from wander_hub.environments import life_routes as environment_life
-from wander_hub.environments import lock_routes as environment_locks
 from wander_hub.environments import routes as environments
+from wander_hub.http import health
+from wander_hub.http import schemas as schemas_published
+from wander_hub.http.boundary import undeclared_routes
+from wander_hub.http.middleware import AnswerHeaders
+from wander_hub.http.problems import install_handlers
 from wander_hub.index import routes as index
 from wander_hub.index.anonymous import AnonymousReader
 from wander_hub.index.direct import DirectIndex
 from wander_hub.index.public_files import FOLDER, keep_links
-from wander_hub.jobs.chosen import queue_of
+from wander_hub.jobs.choice import queue_of
 from wander_hub.leaderboards import routes as leaderboards
-from wander_hub.leaderboards.placing import place_all
-from wander_hub.middleware import AnswerHeaders
-from wander_hub.problems import install_handlers
+from wander_hub.leaderboards.placement import place_all
+from wander_hub.lifecycle import lock_routes as environment_locks
+from wander_hub.lifecycle import routes as environment_life
+from wander_hub.posting import routes as postings
 from wander_hub.publishers import routes as publishers
-from wander_hub.runs import posting_routes as postings
+from wander_hub.rights import routes as accounts
 from wander_hub.runs import routes as runs
 from wander_hub.settings import Settings
 from wander_hub.storage import Storage

@@ -9,10 +9,10 @@ from urllib.parse import urlsplit
 
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
-from wander.trusted_publishing import PublisherKind
+from wander.wire.trusted_publishing import PublisherKind
 
-from wander_hub.publishers.identity_tokens import acceptable_address
-from wander_hub.upload.rules import OPTIONAL, Action
+from wander_hub.identity_tokens import acceptable_address
+from wander_hub.upload_rules import OPTIONAL, Action
 
 MIB = 1024 * 1024
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from wander.errors import WanderError
 from wander.types import Example, Message, Messages, Rollout, SamplingArgs, State, Turn
+from wander.version import __version__ as __version__
 
 if TYPE_CHECKING:
     from wander.clients.base import Client
@@ -18,22 +19,20 @@ if TYPE_CHECKING:
     from wander.dataset import Dataset, ProceduralRows
     from wander.environment import Environment, LocalEnvironment
     from wander.envs.group import EnvGroup
-    from wander.envs.hooks import cleanup, stop, teardown
-    from wander.envs.mcp import MCPEnv
-    from wander.envs.mcp_connection import MCPServer
+    from wander.envs.mcp.connection import MCPServer
+    from wander.envs.mcp.env import MCPEnv
     from wander.envs.multi_turn import MultiTurnEnv
-    from wander.envs.rlm import RLMEnv
+    from wander.envs.rlm.env import RLMEnv
     from wander.envs.single_turn import SingleTurnEnv
-    from wander.envs.stateful_tool import StatefulToolEnv
-    from wander.envs.tool import ToolEnv
+    from wander.envs.tool.env import ToolEnv
+    from wander.envs.tool.stateful import StatefulToolEnv
     from wander.loading import load_environment
     from wander.parsers import MaybeThinkParser, Parser, ThinkParser, XMLParser
+    from wander.rollout.hooks import cleanup, stop, teardown
     from wander.rubrics import Rubric
     from wander.rubrics.group import RubricGroup
     from wander.rubrics.judge import JudgeRubric
     from wander.rubrics.math import MathRubric
-
-__version__ = "0.1.0"
 
 _HOMES = {
     "Client": "wander.clients.base",
@@ -43,17 +42,17 @@ _HOMES = {
     "ProceduralRows": "wander.dataset",
     "Environment": "wander.environment",
     "LocalEnvironment": "wander.environment",
-    "cleanup": "wander.envs.hooks",
-    "stop": "wander.envs.hooks",
-    "teardown": "wander.envs.hooks",
+    "cleanup": "wander.rollout.hooks",
+    "stop": "wander.rollout.hooks",
+    "teardown": "wander.rollout.hooks",
     "EnvGroup": "wander.envs.group",
-    "MCPEnv": "wander.envs.mcp",
-    "MCPServer": "wander.envs.mcp_connection",
+    "MCPEnv": "wander.envs.mcp.env",
+    "MCPServer": "wander.envs.mcp.connection",
     "MultiTurnEnv": "wander.envs.multi_turn",
-    "RLMEnv": "wander.envs.rlm",
+    "RLMEnv": "wander.envs.rlm.env",
     "SingleTurnEnv": "wander.envs.single_turn",
-    "StatefulToolEnv": "wander.envs.stateful_tool",
-    "ToolEnv": "wander.envs.tool",
+    "StatefulToolEnv": "wander.envs.tool.stateful",
+    "ToolEnv": "wander.envs.tool.env",
     "load_environment": "wander.loading",
     "MaybeThinkParser": "wander.parsers",
     "Parser": "wander.parsers",

@@ -19,12 +19,9 @@ from datetime import UTC, datetime
 from typing import Any, ClassVar, TypeVar
 
 from wander.clients.base import Client
+from wander.clients.choices import PENDING, ChoicePending, choose
 from wander.clients.transcript import transcript_of
 from wander.dataset import Dataset, ProceduralRows, Rows
-from wander.envs.calls import ModelCalls
-from wander.envs.choices import PENDING, ChoicePending, choose
-from wander.envs.faults import is_fault
-from wander.envs.hooks import CLEANUP, TEARDOWN, call_hook, described, marked_methods
 from wander.errors import (
     BoundaryError,
     ConfigError,
@@ -36,6 +33,9 @@ from wander.errors import (
 )
 from wander.handle import Split
 from wander.parsers import Parser
+from wander.rollout.calls import ModelCalls
+from wander.rollout.faults import is_fault
+from wander.rollout.hooks import CLEANUP, TEARDOWN, call_hook, described, marked_methods
 from wander.rubrics import Rubric, Score
 from wander.seeding import Key, derived_rng
 from wander.types import (

@@ -1,7 +1,7 @@
 """The port between a host (evaluator, trainer, hub) and an environment, wherever that environment runs.
 
-`LocalEnvironment` (wander.environment) runs it in this process; `WorkerEnvironment` (wander.worker.host)
-in a virtual environment and process of its own. Hosts take either.
+`LocalEnvironment` (wander.environment) runs it in this process; `WorkerEnvironment`
+(wander.worker.host.environment) in a virtual environment and process of its own. Hosts take either.
 """
 
 from __future__ import annotations

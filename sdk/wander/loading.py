@@ -21,10 +21,10 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from wander.arguments import cause, require_fitting
 from wander.compat.alias import serve_verifiers
 from wander.environment import Environment
 from wander.errors import LoadError
-from wander.load_arguments import cause, require_fitting
 
 GROUP = "wander.environments"
 

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 from command_line import HubRoom, make_wheel
-from wander_client.api import open_hub
 from wander_client.credentials import Credential
-from wander_client.packaging.install import exact_version
-from wander_client.packaging.resolve import parse_name
+from wander_client.hub.api import open_hub
+from wander_client.names import parse_name
+from wander_client.packages.install import exact_version
 from wander_hub.accounts import service as accounts
 
 

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 from wander_client.errors import ClientError, NotFound, UsageError
-from wander_client.packaging.adoption import adopt
-from wander_client.packaging.origins import Origin, brought, origin_in
-from wander_client.packaging.publish import built
+from wander_client.packages.origins.adoption import adopt
+from wander_client.packages.origins.source import Origin, brought, origin_in
+from wander_client.packages.publish import built
 
 LOADER = "import verifiers as vf\n\ndef load_environment(**kwargs):\n    return vf.SingleTurnEnv(**kwargs)\n"
 FIRST = "class E(vf.MultiTurnEnv):\n    def env_response(self, messages, state):\n        return [], state\n"

@@ -14,9 +14,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
-from wander_client.commands.cache import readable
-from wander_client.packaging.store import EnvironmentStore, InstalledRecord
-from wander_client.packaging.virtualenvs import VirtualEnvironments, key_of, space_of, stale_in
+from wander_client.commands.find.cache import readable
+from wander_client.packages.store import EnvironmentStore, InstalledRecord
+from wander_client.packages.virtualenvs import VirtualEnvironments, key_of, space_of, stale_in
 
 WAIT = 60.0
 
@@ -96,7 +96,7 @@ def test_a_failed_build_leaves_nothing_and_the_old_one_stands(tmp_path):
 KILLED = """
 import sys, time
 from pathlib import Path
-from wander_client.packaging.virtualenvs import VirtualEnvironments
+from wander_client.packages.virtualenvs import VirtualEnvironments
 
 def build(folder):
     (folder / "bin").mkdir()

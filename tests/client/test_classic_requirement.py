@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
-from wander_client.packaging import classic
-from wander_client.packaging.written_for import library_of, sources_of_wheel
+from wander_client.packages import classic
+from wander_client.packages.library_use import library_of, sources_of_wheel
 
 
 @pytest.mark.parametrize(

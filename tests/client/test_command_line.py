@@ -207,7 +207,7 @@ def test_python_m_is_the_command_and_its_status_is_the_exit_status() -> None:
 
 
 def test_main_forgets_the_invocation_when_it_ends(wander: Wander) -> None:
-    from wander_client.invocation import current
+    from wander_client.context import current
 
     wander("list")
     with pytest.raises(RuntimeError, match="no command is running"):

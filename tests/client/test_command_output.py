@@ -11,8 +11,8 @@ from command_line import Wander
 from hypothesis import given
 from hypothesis import strategies as st
 from wander_client.errors import ClientError, UsageError
-from wander_client.escape import one_line, visible
-from wander_client.output import (
+from wander_client.terminal.escape import one_line, visible
+from wander_client.terminal.output import (
     AGENT_VARIABLES,
     Output,
     aligned,

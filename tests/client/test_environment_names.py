@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 from wander_client.errors import NotFound, UsageError
-from wander_client.packaging.resolve import EnvironmentName, looks_like_path, parse_environment, parse_name
+from wander_client.names import EnvironmentName, looks_like_path, parse_environment, parse_name
 
 owners = st.from_regex(r"[a-z0-9]([a-z0-9-]{0,30}[a-z0-9])?", fullmatch=True)
 names = st.from_regex(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,30}[A-Za-z0-9])?", fullmatch=True)

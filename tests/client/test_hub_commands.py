@@ -14,9 +14,9 @@ import httpx
 import pytest
 from command_line import HubRoom, Wander, make_wheel
 from saved_runs import write_run
-from wander_client.api import HubApi, open_hub
-from wander_client.commands import login
+from wander_client.commands.account import login
 from wander_client.errors import ClientError, LoginRequired, NotFound, Unavailable
+from wander_client.hub.api import HubApi, open_hub
 
 
 @pytest.fixture

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 from wander_client.errors import ClientError, NotFound, Unavailable, UsageError
-from wander_client.packaging.git_origin import cloned, parsed_address
-from wander_client.packaging.prime_origin import pulled
+from wander_client.packages.origins.git import cloned, parsed_address
+from wander_client.packages.origins.prime import pulled
 
 LOADER = "import verifiers as vf\n\ndef load_environment(**kwargs):\n    return vf.SingleTurnEnv(**kwargs)\n"
 PROJECT = '[project]\nname = "my-env"\nversion = "1.0"\n'

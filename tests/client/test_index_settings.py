@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from wander_client.errors import ClientError, Unavailable
-from wander_client.packaging.uv import index_arguments, pip_options, run_uv
+from wander_client.packages.uv import index_arguments, pip_options, run_uv
 
 
 @pytest.fixture

@@ -13,12 +13,12 @@ from typing import Any
 import pytest
 from command_line import make_wheel
 from packaging.pylock import Pylock
-from wander_client.api import HubApi
 from wander_client.errors import ClientError
-from wander_client.packaging import lock
-from wander_client.packaging.needs import Needs, Wheel
-from wander_client.packaging.resolve import EnvironmentName
-from wander_client.packaging.store import RECORD, EnvironmentStore, InstalledRecord
+from wander_client.hub.api import HubApi
+from wander_client.names import EnvironmentName
+from wander_client.packages import lock
+from wander_client.packages.needs import Needs, Wheel
+from wander_client.packages.store import RECORD, EnvironmentStore, InstalledRecord
 
 HUB = "http://hub.example:8600"
 PYPI = "https://files.pythonhosted.org/packages"

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 from command_line import Wander
-from wander_client.commands.eval import evaluate
+from wander_client.commands.run.eval import evaluate
 from wander_client.errors import ClientError, LoginRequired, NotFound, UsageError
 from wander_client.failures import explain
-from wander_client.models import KINDS, is_local_model, require_model
+from wander_client.models.reference import KINDS, is_local_model, require_model
 
 
 @pytest.fixture(autouse=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from wander_client.model_pool import _Machine
+from wander_client.models.pool import _Machine
 
 
 async def test_the_next_evaluation_is_one_of_the_model_that_is_loaded() -> None:

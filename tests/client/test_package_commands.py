@@ -13,12 +13,12 @@ from command_line import ENVIRONMENT, HubRoom, Wander, make_wheel
 from packaging.specifiers import SpecifierSet
 from wander.wire import FileInfo, VersionDetail
 from wander_client.errors import ClientError, NotFound, UsageError
-from wander_client.packaging import install, needs, publish
-from wander_client.packaging.publish import BuiltPackage, Distribution
-from wander_client.packaging.resolve import EnvironmentName
-from wander_client.packaging.scaffold import package_name
-from wander_client.packaging.store import RECORD, EnvironmentStore, InstalledRecord
-from wander_client.packaging.virtualenvs import staged
+from wander_client.names import EnvironmentName
+from wander_client.packages import install, needs, publish
+from wander_client.packages.publish import BuiltPackage, Distribution
+from wander_client.packages.scaffold import package_name
+from wander_client.packages.store import RECORD, EnvironmentStore, InstalledRecord
+from wander_client.packages.virtualenvs import staged
 
 
 @pytest.mark.parametrize("word", ["1st", "wander", "tests", "größe", "a b", "-", "wander_sdk"])
@@ -53,7 +53,7 @@ def test_a_wheel_without_an_environment_is_not_sent(tmp_path: Path) -> None:
 
 
 def test_what_the_hub_flags_is_told(hub: HubRoom, tmp_path: Path) -> None:
-    from wander_client.api import HubApi
+    from wander_client.hub.api import HubApi
 
     wheel = tmp_path / WHEEL_NAME
     wheel.write_bytes(wheel_of({"start.pth": b"import good_env\n"}))
@@ -68,7 +68,7 @@ def test_what_the_hub_flags_is_told(hub: HubRoom, tmp_path: Path) -> None:
 
 
 def test_publishing_again_sends_nothing_and_other_bytes_are_refused(hub: HubRoom, tmp_path: Path) -> None:
-    from wander_client.api import HubApi
+    from wander_client.hub.api import HubApi
 
     api = HubApi("http://testserver", hub.token, transport=hub.transport)
     package = inspected(make_wheel(tmp_path))

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from command_line import Result, Wander
 from wander_client.errors import UsageError
-from wander_client.typed_calls import described, example_call, parse_call, signature
+from wander_client.play.typed_calls import described, example_call, parse_call, signature
 
 Play = Callable[..., Result]
 TICTACTOE = Path(__file__).parents[2] / "environments" / "tictactoe"

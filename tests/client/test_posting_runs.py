@@ -10,11 +10,11 @@ import httpx
 import pytest
 from command_line import HubRoom, make_wheel
 from saved_runs import write_run
-from wander.evals.store import RunFolder
-from wander.posting import PostedChunk
-from wander_client import posting
-from wander_client.api import HubApi
+from wander.evals.store.folder import RunFolder
+from wander.wire.postings import PostedChunk
 from wander_client.errors import Unavailable
+from wander_client.hub import posting
+from wander_client.hub.api import HubApi
 
 
 @pytest.fixture

@@ -10,11 +10,11 @@ import httpx
 import pytest
 from archive_forge import MODULE, PROJECT, SDIST_NAME, WHEEL_NAME, metadata, sdist_of, wheel_of
 from command_line import HubRoom
-from wander.uploads import NewUpload, UploadFile
-from wander_client.api import HubApi
+from wander.wire.uploads import NewUpload, UploadFile
 from wander_client.errors import ClientError, Unavailable
-from wander_client.packaging import staged
-from wander_client.packaging.staged import publish_files
+from wander_client.hub.api import HubApi
+from wander_client.packages import staged_upload as staged
+from wander_client.packages.staged_upload import publish_files
 
 KIB = 1024
 DATA = hashlib.shake_256(b"data").digest(500 * KIB)

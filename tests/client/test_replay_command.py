@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from command_line import Wander
-from wander.evals.jsonl import blocks
+from wander.evals.store.jsonl import blocks
 
 
 @pytest.fixture

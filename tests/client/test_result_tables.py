@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from command_line import HubRoom, Result, Wander, make_wheel
 from saved_runs import write_run
-from wander_client.packaging.resolve import EnvironmentName
-from wander_client.packaging.store import RECORD, EnvironmentStore, InstalledRecord
-from wander_client.runs import short_ids
+from wander_client.names import EnvironmentName
+from wander_client.packages.store import RECORD, EnvironmentStore, InstalledRecord
+from wander_client.runs.lookup import short_ids
 
 LONG_MODEL = "acme-research/a-model-with-a-name-that-goes-on-and-on-7B-instruct-2026"
 

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 import typer
 from command_line import Result, Wander
-from wander_client.command import typed_options
-from wander_client.commands.eval import app
+from wander_client.commands.run.eval import app
 from wander_client.errors import UsageError
-from wander_client.evaluations import EvaluationSettings, stored_settings
-from wander_client.resuming import changed_files, continued, source_digests
+from wander_client.evaluate.evaluation import EvaluationSettings, stored_settings
+from wander_client.evaluate.resume import changed_files, continued, source_digests
+from wander_client.terminal.command import typed_options
 
 Resume = Callable[..., Result]
 SOLVER = "scripted:say_env:solver"

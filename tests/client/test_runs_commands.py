@@ -11,7 +11,7 @@ import pytest
 from command_line import HubRoom, Wander
 from jsonschema import Draft202012Validator, FormatChecker
 from saved_runs import write_run
-from wander.evals.store import RunFolder
+from wander.evals.store.folder import RunFolder
 
 
 @pytest.fixture

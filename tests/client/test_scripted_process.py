@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from wander.clients.base import ModelRequest
 from wander.errors import ModelError
-from wander_client.environments import Location
+from wander_client.environments.location import Location
 from wander_client.errors import NotFound
-from wander_client.scripted import ScriptedProcessClient
+from wander_client.models.scripted import ScriptedProcessClient
 
 PLAYERS = """
 import asyncio

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from command_line import Wander
-from wander.evals.store import RunFolder
+from wander.evals.store.folder import RunFolder
 
 ROOT = Path(__file__).resolve().parents[2]
 OF_THE_CLOCK = ("seconds", "model_seconds", "environment_seconds", "scoring_seconds", "started_at")

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from chat_endpoint import ChatEndpoint, chat_endpoint
 from command_line import Wander
-from wander.evals.budget import Budget, Meter, Share, SharedBudget
+from wander.evals.run.budget import Budget, Meter, Share, SharedBudget
 from wander.types import Usage
 from wander.wire import TokenPrices
 

@@ -15,9 +15,9 @@ from pathlib import Path
 import pytest
 from chat_endpoint import chat_endpoint
 from command_line import Result, Wander
-from wander_client.invocation import CommonOptions, Invocation, set_current
-from wander_client.output import Output
-from wander_client.suites import read_suite
+from wander_client.context import CommonOptions, Invocation, set_current
+from wander_client.suites.file import read_suite
+from wander_client.terminal.output import Output
 
 SOLVER, WRONG, BREAKS = (f"scripted:say_env:{name}" for name in ("solver", "wrong", "breaks_on_three"))
 

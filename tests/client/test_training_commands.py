@@ -178,7 +178,7 @@ def test_sft_then_train_then_resume(wander: Wander, games: Path, tiny: Path, hom
 def test_an_interrupt_keeps_a_checkpoint_to_resume_from(
     wander: Wander, tiny: Path, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from wander_client.training_panel import PlainSteps
+    from wander_client.training.panel import PlainSteps
 
     show = PlainSteps.show
 

@@ -17,8 +17,8 @@ from rich.cells import cell_len
 from rich.console import Console
 from wander.train.schedule.evaluation import CellEvaluation, write_evaluations
 from wander.train.watch.alerts import Alert, write_alerts
-from wander_client.output import Output
-from wander_client.training_panel import (
+from wander_client.terminal.output import Output
+from wander_client.training.panel import (
     BLOCKS,
     PlainSteps,
     TrainingPanel,
@@ -212,8 +212,8 @@ def test_in_json_and_quiet_mode_nothing_is_shown(tmp_path: Path, capsys: pytest.
 CHILD = """
 import sys
 from pathlib import Path
-from wander_client.output import Output
-from wander_client.training_panel import training_display
+from wander_client.terminal.output import Output
+from wander_client.training.panel import training_display
 with training_display("training on me/games", Path(sys.argv[1]), Output("human")) as display:
     display.show({"step": 1, "steps": 3, "reward": 0.25, "seconds/step": 1.0})
     print(type(display).__name__)

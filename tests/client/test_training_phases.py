@@ -206,7 +206,7 @@ def test_the_exit_message_tells_why_a_run_stopped(wander: Wander, home: Path) ->
 def test_a_collapsed_run_is_an_error_that_says_why(tmp_path: Path) -> None:
     from wander.train.records.outcome import Stopped
     from wander_client.errors import ClientError
-    from wander_client.training import require_not_collapsed
+    from wander_client.training.run import require_not_collapsed
 
     require_not_collapsed(None, tmp_path)
     require_not_collapsed(Stopped(kind="target", step=3, reason="it is reached"), tmp_path)
@@ -228,7 +228,7 @@ def test_phases_run_in_one_process(
 
 def test_a_mixture_of_a_phase_names_its_environments_exactly(wander: Wander, home: Path) -> None:
     from wander.train.schedule.phases import GRPOPhase
-    from wander_client.training_phases import new_command
+    from wander_client.training.phases import new_command
 
     reverse = os.path.relpath(Path(TICTACTOE).parent / "reverse_text", home)
     file = home / "mixed.toml"

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 from command_line import Wander
-from wander_client.training_panel import PlainSteps
+from wander_client.training.panel import PlainSteps
 
 TICTACTOE = Path(__file__).parents[2] / "environments" / "tictactoe"
 SETTINGS = """

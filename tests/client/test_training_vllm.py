@@ -25,9 +25,9 @@ from wander.models.sampling import Sample, SampleRequest, end_of_turn_ids
 from wander.train.config import GRPOSettings, InferenceSection
 from wander.train.grpo import train_grpo
 from wander.train.records.record import read_metrics
-from wander_client.invocation import CommonOptions, Invocation, set_current
-from wander_client.output import Output
-from wander_client.training_server import training_server
+from wander_client.context import CommonOptions, Invocation, set_current
+from wander_client.terminal.output import Output
+from wander_client.training.server import training_server
 
 PROMPT = "Once upon a time"
 FIELDS = {"max_tokens": 8, "temperature": 0.0}

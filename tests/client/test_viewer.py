@@ -17,10 +17,10 @@ from pathlib import Path
 import pytest
 from rich.cells import cell_len
 from saved_runs import write_run
-from wander.evals.store import RunFolder
+from wander.evals.store.folder import RunFolder
 from wander.types import Failure, Rollout
-from wander_client.runs import LocalRun
-from wander_client.viewer import Viewer
+from wander_client.runs.lookup import LocalRun
+from wander_client.runs.viewer import Viewer
 
 PATIENCE = 60.0
 """Seconds to wait for what must come; a loaded machine is slow."""

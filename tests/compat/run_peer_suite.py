@@ -46,7 +46,7 @@ def fetched(folder: Path) -> Path:
 def virtual_environment(folder: Path) -> Path:
     """Make a virtual environment with our packages and pytest; return its interpreter."""
     sys.path.insert(0, str(ROOT / "client"))
-    from wander_client.packaging.uv import index_arguments, run_uv
+    from wander_client.packages.uv import index_arguments, run_uv
 
     python = folder / "venv" / "bin" / "python"
     place = ["venv", "--clear", "--python", sys.executable, str(folder / "venv")]

@@ -15,7 +15,7 @@ from compat_environments import ROOT, environment_with, wheel_of
 from wander.clients.replay import ReplayClient
 from wander.clients.scripted import ScriptedClient
 from wander.errors import ContextOverflow, LoadError, RateLimited
-from wander.worker.host import WorkerEnvironment
+from wander.worker.host.environment import WorkerEnvironment
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 

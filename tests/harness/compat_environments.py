@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from wander_client.packaging.uv import index_arguments, run_uv
+from wander_client.packages.uv import index_arguments, run_uv
 
 ROOT = Path(__file__).resolve().parents[2]
 

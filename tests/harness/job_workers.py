@@ -13,11 +13,11 @@ from sqlalchemy import text
 from sqlalchemy.orm import Session
 from wander_hub.database import Database
 from wander_hub.jobs import Handler, JobContext, TableQueue
-from wander_hub.jobs.chosen import worker_of
+from wander_hub.jobs.choice import worker_of
 
 KIND = "play"
 _PROCESSES = multiprocessing.get_context("forkserver")
-_PROCESSES.set_forkserver_preload(["wander_hub.jobs.chosen", "wander_hub.jobs.procrastinate_worker"])
+_PROCESSES.set_forkserver_preload(["wander_hub.jobs.choice", "wander_hub.jobs.procrastinate_worker"])
 
 
 def queue_on(database: Database, dispatch: str, lease_seconds: float, retry_seconds: float = 0) -> TableQueue:

@@ -7,7 +7,7 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
-from wander.posting import RolloutsDigest, line_digest, run_digest
+from wander.wire.postings import RolloutsDigest, line_digest, run_digest
 
 
 @dataclass(frozen=True)

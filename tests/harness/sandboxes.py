@@ -20,8 +20,8 @@ from wander.sandbox import SandboxPolicy, parse_limits
 from wander.sandbox.groups import NoGroup, new_group
 from wander.sandbox.support import explained, require_support
 from wander.sandbox.visible import visible
-from wander.sandbox.worker import confine
-from wander.worker.host import WorkerEnvironment
+from wander.worker.host.environment import WorkerEnvironment
+from wander.worker.process.sandboxed import confine
 
 SMALL = ("memory=512M", "processes=64", "cpu=60", "rollout=120", "tmp=8M", "shm=4M", "file=4M", "log=1M")
 """Limits under which nothing that a test does can hurt the machine."""

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from command_line import make_wheel
-from wander.evals.manifest import new_manifest
-from wander.evals.statistics import summarise
-from wander.evals.store import RunFolder
+from wander.evals.stats.summary import summarise
+from wander.evals.store.folder import RunFolder
+from wander.evals.store.manifest import new_manifest
 from wander.types import EnvironmentInfo, Example, RewardFunctionInfo, Rollout, Turn
 from wander.wire import EnvironmentPin, ModelPin
 

@@ -16,8 +16,8 @@ ALLOWED = {
 }
 HUB_READS = {
     *("wander.wire", "wander.types", "wander.errors", "wander.evals"),
-    *("wander.verification", "wander.posting", "wander.sandbox", "wander.trusted_publishing"),
-    *("wander.uploads", "wander.source_tree"),
+    *("wander.wire.verification", "wander.wire.postings", "wander.sandbox", "wander.wire.trusted_publishing"),
+    *("wander.wire.uploads", "wander.wire.source_tree"),
 }
 """What the hub may take from the SDK: wire models, values, errors, the aggregates it recomputes, the reports
 of replays, and whether a sandbox can be had."""
@@ -90,6 +90,6 @@ def test_bare_folders_are_never_imported(sources):
 
 def test_the_arrow_check_sees_every_form_of_import():
     tree = ast.parse(
-        "def f():\n    from wander_hub import models\nimport wander.evals.store as s\nfrom . import x"
+        "def f():\n    from wander_hub import models\nimport wander.evals.store.folder as s\nfrom . import x"
     )
-    assert sorted(imported(tree)) == [("wander.evals.store", 3), ("wander_hub.models", 2)]
+    assert sorted(imported(tree)) == [("wander.evals.store.folder", 3), ("wander_hub.models", 2)]

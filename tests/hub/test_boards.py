@@ -12,7 +12,7 @@ from wander.wire.boards import LeaderboardRow, csv_table
 from wander_hub.accounts.schemas import HUB
 from wander_hub.database import now
 from wander_hub.leaderboards.models import Board, BoardEntry
-from wander_hub.leaderboards.placing import place_all
+from wander_hub.leaderboards.placement import place_all
 from wander_hub.leaderboards.repository import page as board_page
 from wander_hub.leaderboards.schemas import BoardFilter
 from wander_hub.runs.models import Run

@@ -11,11 +11,11 @@ import pytest
 import wander_hub.upload
 from bad_sdists import BAD_SDISTS
 from bad_wheels import BAD_WHEELS
-from wander_hub.problems import HubProblem
+from wander_hub.http.problems import HubProblem
 from wander_hub.settings import Settings
 from wander_hub.upload import checks
-from wander_hub.upload.rules import OPTIONAL, RULES
 from wander_hub.upload.schemas import Limits, Upload
+from wander_hub.upload_rules import OPTIONAL, RULES
 
 CORPUS = [*BAD_WHEELS, *BAD_SDISTS]
 ELSEWHERE = {"too_large", "wheel_differs_from_source", "source_tree_mismatch"}

@@ -36,11 +36,11 @@ from archive_forge import (
     wheel_of,
 )
 from bad_wheels import add, extra, with_first
-from wander_hub.problems import HubProblem
+from wander_hub.http.problems import HubProblem
 from wander_hub.settings import Settings
 from wander_hub.upload import checks
-from wander_hub.upload.rules import OPTIONAL
 from wander_hub.upload.schemas import Limits, Package, Upload
+from wander_hub.upload_rules import OPTIONAL
 
 
 def judged(body: bytes, filename: str = WHEEL_NAME, *, fields=None, **settings) -> Package:

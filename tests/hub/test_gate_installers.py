@@ -16,7 +16,7 @@ import pytest
 import uv
 from archive_forge import DATA, INFO, WHEEL_NAME
 from hypothesis import HealthCheck, Phase, event, given, settings
-from wander_hub.problems import HubProblem
+from wander_hub.http.problems import HubProblem
 from wander_hub.settings import Settings
 from wander_hub.upload import checks
 from wander_hub.upload.schemas import Limits, Upload

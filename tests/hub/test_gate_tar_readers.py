@@ -14,13 +14,13 @@ import pytest
 from archive_forge import PROJECT, SDIST_NAME, STEM, TarEntry, metadata, packed, pax, tar_of
 from hypothesis import HealthCheck, Phase, event, given, settings
 from hypothesis import strategies as st
-from wander_hub.problems import HubProblem
+from wander_hub.http.problems import HubProblem
 from wander_hub.settings import Settings
 from wander_hub.upload import checks
-from wander_hub.upload.members import Budget
+from wander_hub.upload.archives.members import Budget
+from wander_hub.upload.archives.stream import ByteStream
+from wander_hub.upload.archives.tar_archive import TarArchive
 from wander_hub.upload.schemas import Limits, Upload
-from wander_hub.upload.stream import ByteStream
-from wander_hub.upload.tar_archive import TarArchive
 
 LIMITS = Limits.of(Settings())
 NAMES = st.builds(

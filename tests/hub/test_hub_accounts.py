@@ -9,9 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from typer.testing import CliRunner
-from wander_hub import cli, names, security
+from wander_hub import names, security
 from wander_hub.accounts import repository, service
-from wander_hub.problems import HubProblem
+from wander_hub.cli import main as cli
+from wander_hub.http.problems import HubProblem
 
 
 def test_a_token_is_well_formed_and_checks_itself():

@@ -14,12 +14,13 @@ from pathlib import Path
 
 import httpx
 import pytest
-from wander_hub import cli, data_folder, first_token
+from wander_hub.cli import main as cli
 from wander_hub.database import Database
-from wander_hub.problems import HubProblem
+from wander_hub.http.problems import HubProblem
+from wander_hub.server import data_folder, first_token
 from wander_hub.settings import Settings
 
-COMMAND = [sys.executable, "-m", "wander_hub.cli"]
+COMMAND = [sys.executable, "-m", "wander_hub.cli.main"]
 SECONDS = 180
 """A busy machine starts a hub in half a minute."""
 

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 from wander.types import Rollout
-from wander.verification import ReplayReport
+from wander.wire.verification import ReplayReport
 from wander_hub.jobs import JobWorker, TableQueue
 from wander_hub.verification import evidence, service
 from wander_hub.verification.completions import completions_digest
-from wander_hub.verification.examining import Examiner
+from wander_hub.verification.examination import Examiner
 
 Lines = list[dict[str, Any]]
 

@@ -9,8 +9,9 @@ import time
 import pytest
 from sqlalchemy import update
 from typer.testing import CliRunner
-from wander_hub import cli, fsck
+from wander_hub.cli import main as cli
 from wander_hub.environments.models import Environment, File
+from wander_hub.fsck import check as fsck
 from wander_hub.index.models import IndexPage
 from wander_hub.storage import Storage
 

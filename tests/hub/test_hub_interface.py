@@ -9,7 +9,7 @@ import pytest
 from fastapi.routing import iter_route_contexts
 from sqlalchemy.exc import OperationalError
 from wander_hub.app import create_app
-from wander_hub.problems import HubProblem
+from wander_hub.http.problems import HubProblem
 
 MUTATING = {"POST", "PUT", "PATCH", "DELETE"}
 

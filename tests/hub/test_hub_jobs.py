@@ -29,7 +29,7 @@ from wander_hub.jobs import (
     TableQueue,
     Worker,
 )
-from wander_hub.jobs.chosen import worker_of
+from wander_hub.jobs.choice import worker_of
 
 pytestmark = pytest.mark.parametrize(
     ("database_kind", "dispatch"),

@@ -13,11 +13,11 @@ from pydantic import ValidationError
 from sqlalchemy import text, update
 from sqlalchemy.orm import Session
 from wander_hub.database import Database, now
-from wander_hub.jobs import Job, JobContext, JobWorker, TableQueue, chosen, procrastinate_schema
-from wander_hub.jobs.chosen import worker_of
+from wander_hub.http.problems import HubProblem
+from wander_hub.jobs import Job, JobContext, JobWorker, TableQueue, choice, procrastinate_schema
+from wander_hub.jobs.choice import worker_of
 from wander_hub.jobs.procrastinate_queue import ProcrastinateQueue
 from wander_hub.jobs.procrastinate_worker import ProcrastinateWorker
-from wander_hub.problems import HubProblem
 from wander_hub.settings import Settings
 
 PATIENCE = 180
@@ -139,11 +139,11 @@ def test_the_time_of_a_job_is_that_of_its_message(queue):
 @on_postgresql
 def test_its_schema_is_made_once_and_brought_further(database, settings):
     chosen_settings = settings.model_copy(update={"jobs": "procrastinate"})
-    assert not chosen.is_migrated(chosen_settings, database)
-    chosen.migrate(chosen_settings, database)
-    chosen.migrate(chosen_settings, database)
-    assert chosen.is_migrated(chosen_settings, database)
-    assert chosen.is_migrated(settings, database), "another hub on it may do without"
+    assert not choice.is_migrated(chosen_settings, database)
+    choice.migrate(chosen_settings, database)
+    choice.migrate(chosen_settings, database)
+    assert choice.is_migrated(chosen_settings, database)
+    assert choice.is_migrated(settings, database), "another hub on it may do without"
 
 
 @on_postgresql
@@ -179,7 +179,7 @@ def test_settings_choose_it_on_postgresql_alone(monkeypatch):
 @on_postgresql
 def test_settings_choose_queue_and_worker(database, settings):
     table, told = (
-        chosen.queue_of(settings.model_copy(update={"jobs": name}), database)
+        choice.queue_of(settings.model_copy(update={"jobs": name}), database)
         for name in ("table", "procrastinate")
     )
     assert [type(table), type(told)] == [TableQueue, ProcrastinateQueue]

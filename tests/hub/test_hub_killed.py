@@ -8,7 +8,7 @@ import subprocess
 import sys
 
 import pytest
-from wander_hub import fsck
+from wander_hub.fsck import check as fsck
 
 PUBLISHER = """
 import io, os, signal, sys

@@ -25,11 +25,11 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from postgres_server import PostgresServer
 from staged_uploads import PATH as UPLOADS
 from staged_uploads import announced
-from wander_hub import fsck
 from wander_hub.accounts import service as accounts
 from wander_hub.app import create_app
 from wander_hub.database import Database
 from wander_hub.environments import service as environment_service
+from wander_hub.fsck import check as fsck
 from wander_hub.index import repository as index_repository
 from wander_hub.index import service as index
 from wander_hub.settings import Settings

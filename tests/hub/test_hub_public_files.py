@@ -14,9 +14,10 @@ import pytest
 from live_hub import clean_environment, free_port, live_hub
 from pydantic import ValidationError
 from typer.testing import CliRunner
-from wander_hub import cli, fsck
 from wander_hub.accounts import service as accounts
+from wander_hub.cli import main as cli
 from wander_hub.database import Database
+from wander_hub.fsck import check as fsck
 from wander_hub.index.public_files import FOLDER, PublicFiles
 from wander_hub.index.public_files import keep_links as kept_links
 from wander_hub.settings import Settings

@@ -14,14 +14,14 @@ from fastapi import APIRouter
 from lock_files import lock_of
 from run_parcels import Parcel
 from staged_uploads import announced
-from wander.posting import key_fingerprint
+from wander.wire.postings import key_fingerprint
 from wander_hub.accounts import repository as accounts
 from wander_hub.accounts import service as account_service
 from wander_hub.accounts.models import Grant, Membership
 from wander_hub.accounts.schemas import HUB
-from wander_hub.boundary import mutating_routes, undeclared_routes
 from wander_hub.database import Base, now
 from wander_hub.environments import repository as environments
+from wander_hub.http.boundary import mutating_routes, undeclared_routes
 from wander_hub.leaderboards.schemas import board_name
 from wander_hub.runs.models import Run
 from wander_hub.runs.service import find as find_run

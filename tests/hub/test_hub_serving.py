@@ -21,7 +21,7 @@ import httpx
 import pytest
 from wander_hub import security
 
-COMMAND = [sys.executable, "-m", "wander_hub.cli"]
+COMMAND = [sys.executable, "-m", "wander_hub.cli.main"]
 HUB = Path(__file__).parents[2] / "hub"
 
 

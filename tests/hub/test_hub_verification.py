@@ -6,14 +6,14 @@ from typing import Any
 
 import pytest
 from wander.types import EnvironmentInfo
-from wander.verification import Divergence, ReplayReport, VerifiedWith
 from wander.wire import EnvironmentPin, Platform
+from wander.wire.verification import Divergence, ReplayReport, VerifiedWith
 from wander_hub import __version__
 from wander_hub.jobs import JobContext, JobWorker, TableQueue
 from wander_hub.verification import service
 from wander_hub.verification.levels import level_after
 from wander_hub.verification.program import ClientProgram
-from wander_hub.verification.replaying import Replayer
+from wander_hub.verification.replay import Replayer
 
 RUN = "01JRUN0000000000000000000A"
 

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 from wander_hub import __version__
 from wander_hub.jobs import JobWorker, TableQueue
-from wander_hub.verification import checking
-from wander_hub.verification.checking import Checker, VersionSweep
+from wander_hub.verification import version_checks
 from wander_hub.verification.program import ClientProgram
+from wander_hub.verification.version_checks import Checker, VersionSweep
 
 PATH = "/api/v1/environments/alice/reverse-text/versions/0.1.0/check"
 PASSED = {"id": "load.works", "status": "pass", "message": ""}
@@ -43,7 +43,7 @@ def commands(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
 def worker(hub: Any) -> JobWorker:
     program = ClientProgram(hub.database, "http://hub", hub.settings.data, sandbox=True, seconds=60)
     queue = TableQueue(hub.database)
-    return JobWorker(queue, {checking.KIND: Checker(hub.database, program)}, "checker")
+    return JobWorker(queue, {version_checks.KIND: Checker(hub.database, program)}, "checker")
 
 
 def swept(hub: Any) -> VersionSweep:

@@ -14,11 +14,11 @@ import httpx
 import pytest
 from live_hub import clean_environment
 from wander_hub.database import Database
-from wander_hub.jobs import Job, TableQueue, chosen
+from wander_hub.jobs import Job, TableQueue, choice
 from wander_hub.settings import Settings
 from wander_hub.verification import evidence
 
-COMMAND = [sys.executable, "-m", "wander_hub.cli", "work"]
+COMMAND = [sys.executable, "-m", "wander_hub.cli.main", "work"]
 SECONDS = 240
 """A busy machine takes its time."""
 
@@ -114,12 +114,12 @@ def test_it_waits_for_the_schema_works_tells_of_its_health_and_ends_well(postgre
             health = worker.says("health: ").split()[-1]
             worker.says("waiting for the newest schema")
             database = Database(url)
-            chosen.migrate(settings, database)
+            choice.migrate(settings, database)
             worker.says("the worker takes jobs")
             answer = httpx.get(health, timeout=SECONDS)
             assert (answer.status_code, answer.json()["database"]) == (200, True)
             with database.write() as session:
-                queue = chosen.queue_of(settings, database)
+                queue = choice.queue_of(settings, database)
                 number = queue.submit(session, evidence.KIND, "one", {"run_id": "gone"})
             worker.says(f"job {number} ({evidence.KIND}) is failed")
             assert worker.ended(signal.SIGTERM) == 0
@@ -174,7 +174,7 @@ def test_a_hub_on_procrastinate_makes_its_tables_and_works_beside_the_requests(p
         with serving(tmp_path, **given) as hub:
             hub.says(f"job {before} ({evidence.KIND}) is failed")
             with database.write() as session:
-                queue = chosen.queue_of(settings, database)
+                queue = choice.queue_of(settings, database)
                 number = queue.submit(session, evidence.KIND, "one", {"run_id": "gone"})
             hub.says(f"job {number} ({evidence.KIND}) is failed")
         assert ending_of(database, number) == ("failed", 1)

@@ -34,7 +34,7 @@ class Several:
         words = [
             sys.executable,
             "-m",
-            "wander_hub.cli",
+            "wander_hub.cli.main",
             "serve",
             "--port",
             str(port),

@@ -9,17 +9,17 @@ import sys
 
 import pytest
 from run_parcels import Parcel
-from wander_hub import fsck
+from wander_hub.fsck import check as fsck
 
 POSTER = """
 import hashlib, io, os, signal, sys
 from datetime import timedelta
 from pathlib import Path
-from wander.posting import FinishPosting
-from wander_hub import objects
+from wander.wire.postings import FinishPosting
+from wander_hub.runs import objects
 from wander_hub.accounts.schemas import HUB
 from wander_hub.database import Database
-from wander_hub.runs import finishing, posting, posting_repository
+from wander_hub.posting import finish as finishing, repository as posting_repository, service as posting
 from wander_hub.storage import Storage
 from dataclasses import replace
 

@@ -7,10 +7,10 @@ import base64
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from run_parcels import Parcel
-from wander.posting import key_fingerprint, signed_text
-from wander_hub import fsck
+from wander.wire.postings import key_fingerprint, signed_text
 from wander_hub.accounts import service as accounts
 from wander_hub.accounts.schemas import HUB
+from wander_hub.fsck import check as fsck
 
 RUN = "01JRUNPRIVATE000000000000A"
 

@@ -14,7 +14,7 @@ import pytest
 import tomlkit
 from archive_forge import MODULE, PROJECT, SDIST_NAME, WHEEL_NAME, metadata, sdist_of, wheel_of
 from staged_uploads import StagedUpload
-from wander_hub import fsck
+from wander_hub.fsck import check as fsck
 from wander_hub.upload.sweep import sweep
 
 BEFORE = {
@@ -40,7 +40,7 @@ from sqlalchemy import event
 from sqlalchemy.orm import Session
 from wander_hub.accounts import service as accounts
 from wander_hub.database import Database
-from wander_hub.environments import locks
+from wander_hub.lifecycle import locks
 from wander_hub.environments import service as environment_service
 from wander_hub.index import repository as index_repository
 from wander_hub.index import service as index

@@ -12,12 +12,12 @@ import tomlkit
 from archive_forge import MODULE, PROJECT, SDIST_NAME, WHEEL_NAME, metadata, sdist_of, wheel_of
 from sqlalchemy import update
 from staged_uploads import PATH, StagedUpload, announced, published
-from wander_hub import fsck
 from wander_hub.accounts import repository as accounts
 from wander_hub.accounts import service as account_service
 from wander_hub.accounts.schemas import HUB
 from wander_hub.database import now
 from wander_hub.environments.models import Version
+from wander_hub.fsck import check as fsck
 from wander_hub.storage import Storage
 from wander_hub.upload import finalize
 from wander_hub.upload.models import UploadSession

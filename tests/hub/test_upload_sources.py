@@ -21,8 +21,8 @@ from archive_forge import (
     zip_of,
 )
 from staged_uploads import published
-from wander.source_tree import tree_digest
-from wander_client.packaging.source_tree import made_by_the_build, source_tree
+from wander.wire.source_tree import tree_digest
+from wander_client.packages.source_tree import made_by_the_build, source_tree
 
 MODULES = {"good_env.py": MODULE}
 

@@ -8,7 +8,7 @@ import time
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from wander.answers import boxed_answers, extract_boxed_answer, extract_hash_answer, extract_json_answer
+from wander.boxed import boxed_answers, extract_boxed_answer, extract_hash_answer, extract_json_answer
 from wander.parsers import MaybeThinkParser
 
 MARKS = st.text(alphabet='\\{}[]"boxedf #`\n1a,:', max_size=60)

@@ -15,13 +15,13 @@ import pytest
 from aiohttp import web
 from wander import LocalEnvironment, MultiTurnEnv, Rubric, SingleTurnEnv
 from wander.clients.base import ModelRequest
-from wander.clients.limiter import CallLimiter
 from wander.clients.openai import OpenAIClient
 from wander.clients.pace import Pace, shown_rate
+from wander.clients.rate_limit import CallLimiter
 from wander.errors import RateLimited
-from wander.evals.runner import EvaluationPlan, EvaluationResult, Progress, evaluate
-from wander.evals.stopping import StopRequest
-from wander.evals.store import RunFolder
+from wander.evals.run.runner import EvaluationPlan, EvaluationResult, Progress, evaluate
+from wander.evals.run.stopping import StopRequest
+from wander.evals.store.folder import RunFolder
 from wander.wire import EndpointUse, EnvironmentPin
 
 

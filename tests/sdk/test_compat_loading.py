@@ -10,7 +10,7 @@ import pytest
 from wander.clients.scripted import ScriptedClient
 from wander.errors import LoadError
 from wander.loading import load_path
-from wander.worker.host import WorkerEnvironment
+from wander.worker.host.environment import WorkerEnvironment
 
 MODULE = """
 import random

@@ -30,7 +30,7 @@ from wander.errors import (
     InvalidResponse,
     ModelError,
 )
-from wander.evals.runner import EvaluationPlan, EvaluationResult, evaluate
+from wander.evals.run.runner import EvaluationPlan, EvaluationResult, evaluate
 from wander.types import Rollout
 from wander.wire import EnvironmentPin
 
@@ -236,13 +236,13 @@ async def test_a_fault_fails_its_rollouts_and_no_others(fault: str, tmp_path: Pa
 
 
 def stored_rollouts(folder: Path) -> list[Rollout]:
-    from wander.evals.store import RunFolder
+    from wander.evals.store.folder import RunFolder
 
     return list(RunFolder.open(folder).rollouts())
 
 
 def assert_nowhere(secret: str, folder: Path) -> None:
-    from wander.evals import jsonl
+    from wander.evals.store import jsonl
 
     for file in (path for path in folder.rglob("*") if path.is_file()):
         assert secret.encode() not in b"".join(jsonl.blocks(file)), f"the key is in {file.name}"

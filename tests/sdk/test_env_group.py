@@ -13,12 +13,12 @@ from wander.clients.scripted import ScriptedClient
 from wander.dataset import ProceduralRows
 from wander.environment import LocalEnvironment
 from wander.envs.group import EnvGroup
-from wander.envs.hooks import cleanup, stop, teardown
 from wander.envs.mixture import Mixture
 from wander.envs.multi_turn import MultiTurnEnv
 from wander.envs.single_turn import SingleTurnEnv
 from wander.errors import ConfigError, DatasetError, EnvironmentFault
 from wander.parsers import XMLParser
+from wander.rollout.hooks import cleanup, stop, teardown
 from wander.rubrics import Rubric
 from wander.types import Rollout
 

@@ -9,7 +9,7 @@ from wander.clients.replay import ReplayClient
 from wander.clients.scripted import ScriptedClient
 from wander.environment import LocalEnvironment
 from wander.loading import load_path
-from wander.worker.host import WorkerEnvironment
+from wander.worker.host.environment import WorkerEnvironment
 
 SERVER = Path(__file__).parent / "mcp_servers" / "bare.py"
 

@@ -7,8 +7,8 @@ import copy
 import pytest
 from wander import LocalEnvironment, MultiTurnEnv, Parser, Rubric, ScriptedClient, SingleTurnEnv, XMLParser
 from wander.dataset import ProceduralRows
-from wander.envs.hooks import teardown
 from wander.errors import ConfigError, DatasetError, EnvironmentFault
+from wander.rollout.hooks import teardown
 from wander.seeding import derived_seed
 from wander.types import SamplingArgs
 

@@ -8,8 +8,8 @@ import sys
 import pytest
 from wander import MultiTurnEnv, Rubric, ScriptedClient
 from wander.clients.base import Client
-from wander.envs.hooks import call_hook, cleanup, stop
 from wander.errors import EndpointUnreachable, ModelError, SandboxError, ToolError
+from wander.rollout.hooks import call_hook, cleanup, stop
 
 ROWS = [{"question": "go", "answer": "x"}]
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from wander import MultiTurnEnv, Rubric, ScriptedClient, SingleTurnEnv
 from wander.clients.base import ModelResponse
-from wander.envs.hooks import cleanup, stop
 from wander.errors import ContextOverflow
+from wander.rollout.hooks import cleanup, stop
 from wander.types import TurnTokens, Usage
 
 ROWS = [{"question": "go", "answer": "x"}]

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from wander import Rollout
 from wander.errors import ConfigError, RunError
-from wander.evals.agreement import Agreement, agreement
-from wander.evals.manifest import this_platform
+from wander.evals.stats.agreement import Agreement, agreement
+from wander.evals.store.manifest import this_platform
 from wander.types import EnvironmentInfo, RewardFunctionInfo
 from wander.wire import EnvironmentPin, ModelPin, RunManifest
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from wander.evals.breakdown import break_down
-from wander.evals.manifest import new_manifest
-from wander.evals.statistics import summarise
+from wander.evals.stats.breakdown import break_down
+from wander.evals.stats.summary import summarise
+from wander.evals.store.manifest import new_manifest
 from wander.types import EnvironmentInfo, Example, Failure, Rollout, Usage
 from wander.wire import EnvironmentPin, ModelPin, RunManifest
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from scipy import stats
 from wander import Rollout
 from wander.errors import RunError
-from wander.evals.comparison import compare_runs
+from wander.evals.stats.comparison import compare_runs
 from wander.types import EnvironmentInfo, Failure
 from wander.wire import EnvironmentPin, ModelPin, Platform, RunManifest
 

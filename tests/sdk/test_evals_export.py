@@ -13,8 +13,8 @@ import pytest
 from wander.errors import ConfigError, MissingExtra
 from wander.evals import export as exporting
 from wander.evals.export import export, format_of
-from wander.evals.manifest import new_manifest
-from wander.evals.statistics import summarise
+from wander.evals.stats.summary import summarise
+from wander.evals.store.manifest import new_manifest
 from wander.types import EnvironmentInfo, Example, Failure, Rollout, Turn, TurnTokens
 from wander.wire import EnvironmentPin, ModelPin
 

@@ -9,9 +9,9 @@ from typing import Literal
 
 import pytest
 from saved_runs import write_run
-from wander.evals.html_report import html_report
-from wander.evals.report import report_of
-from wander.evals.store import RunFolder
+from wander.evals.report.document import report_of
+from wander.evals.report.page import html_report
+from wander.evals.store.folder import RunFolder
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 FLAGS = ["--disable-gpu", "--no-first-run", "--disable-background-networking", "--disable-component-update"]

@@ -10,9 +10,9 @@ from html.parser import HTMLParser
 
 import pytest
 from wander.errors import MissingExtra
-from wander.evals.html_report import LONGEST, html_report
-from wander.evals.manifest import new_manifest
-from wander.evals.report import RunReport, report_lines, report_markdown, report_of
+from wander.evals.report.document import RunReport, report_lines, report_markdown, report_of
+from wander.evals.report.page import LONGEST, html_report
+from wander.evals.store.manifest import new_manifest
 from wander.types import EnvironmentInfo, Example, Failure, Rollout, Turn
 from wander.wire import EnvironmentPin, ModelPin, RunManifest
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from wander.errors import RunError
 from wander.evals.imports import import_results
-from wander.evals.store import RunFolder
+from wander.evals.store.folder import RunFolder
 
 PROMPT = [{"role": "user", "content": "say 1"}]
 SAID = [

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from wander.evals.lines import LineRule
+from wander.evals.store.lines import LineRule
 
 GOOD, BAD = False, True
 

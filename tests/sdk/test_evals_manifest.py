@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from wander import Example, SamplingArgs, ScriptedClient
 from wander.clients.openai import OpenAIClient
-from wander.evals.manifest import (
+from wander.evals.store.manifest import (
     differences_in_words,
     differing_pins,
     git_state,
@@ -73,7 +73,7 @@ def test_further_facts_about_a_model_are_kept_apart() -> None:
 
 def test_the_platform_is_told_without_importing_what_it_reports() -> None:
     code = (
-        "import sys; from wander.evals.manifest import this_platform; made = this_platform();"
+        "import sys; from wander.evals.store.manifest import this_platform; made = this_platform();"
         "print(made.packages['torch'], 'torch' in sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -7,7 +7,7 @@ import random
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from wander.evals.statistics import summarise
+from wander.evals.stats.summary import summarise
 from wander.types import Rollout
 
 

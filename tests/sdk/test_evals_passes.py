@@ -7,8 +7,8 @@ from itertools import combinations
 from statistics import fmean
 
 import pytest
-from wander.evals.passes import pass_at_k, pass_hat_k, pass_rates
-from wander.evals.statistics import summarise
+from wander.evals.stats.pass_at_k import pass_at_k, pass_hat_k, pass_rates
+from wander.evals.stats.summary import summarise
 from wander.types import Rollout
 
 

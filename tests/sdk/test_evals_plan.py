@@ -10,10 +10,10 @@ import pytest
 from wander import Example, LocalEnvironment, Rubric, ScriptedClient, SingleTurnEnv
 from wander.clients.base import Client, ModelRequest, ModelResponse
 from wander.errors import ConfigError
-from wander.evals.budget import Budget
-from wander.evals.plan import EvaluationPlan, in_turn
-from wander.evals.runner import EvaluationResult, evaluate
-from wander.evals.store import RunFolder
+from wander.evals.run.budget import Budget
+from wander.evals.run.plan import EvaluationPlan, in_turn
+from wander.evals.run.runner import EvaluationResult, evaluate
+from wander.evals.store.folder import RunFolder
 from wander.types import Usage
 from wander.wire import EnvironmentPin, TokenPrices
 

@@ -12,11 +12,11 @@ from wander.clients.base import ModelRequest
 from wander.clients.scripted import scripted_client_from_spec
 from wander.errors import ModelError, RunError
 from wander.evals.replay import first_difference, replay_run
-from wander.evals.runner import EvaluationPlan, EvaluationResult, evaluate
-from wander.evals.store import RunFolder
+from wander.evals.run.runner import EvaluationPlan, EvaluationResult, evaluate
+from wander.evals.store.folder import RunFolder
 from wander.types import Failure
-from wander.verification import ReplayReport
 from wander.wire import EnvironmentPin
+from wander.wire.verification import ReplayReport
 
 
 def exact(completion: list[dict[str, Any]], answer: str) -> float:

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 from wander.errors import ConfigError, MissingExtra
-from wander.evals.manifest import new_manifest
-from wander.evals.report import markdown, reward_histogram_chart, score, text_lines
-from wander.evals.statistics import summarise
+from wander.evals.report.document import markdown, reward_histogram_chart, score, text_lines
+from wander.evals.stats.summary import summarise
+from wander.evals.store.manifest import new_manifest
 from wander.types import EnvironmentInfo, Example, Failure, Rollout, Usage
 from wander.wire import EnvironmentPin, ModelPin, RunManifest, RunSummary
 

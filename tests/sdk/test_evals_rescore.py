@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 from wander import LocalEnvironment, Rollout, ScriptedClient
 from wander.evals.replay import replay_run
-from wander.evals.runner import EvaluationPlan, EvaluationResult, evaluate
+from wander.evals.run.runner import EvaluationPlan, EvaluationResult, evaluate
 from wander.handle import EnvironmentHandle
 from wander.loading import load_path
 from wander.wire import EnvironmentPin
-from wander.worker.host import WorkerEnvironment
+from wander.worker.host.environment import WorkerEnvironment
 
 JUDGED = '''
 import itertools

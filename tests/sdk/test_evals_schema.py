@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from jsonschema import Draft202012Validator
-from wander.evals.schema import PARTS, VERSION, record_schema
+from wander.evals.store.schema import PARTS, VERSION, record_schema
 from wander.wire import RUN_SCHEMA
 
 GOLDEN = Path(__file__).with_name(f"run_record_{VERSION}.json")

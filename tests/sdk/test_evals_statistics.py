@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
-from wander.evals import student_t
-from wander.evals.statistics import (
+from wander.evals.stats import student_t
+from wander.evals.stats.summary import (
     RunningSummary,
     histogram,
     summarise,

@@ -16,9 +16,9 @@ import zstandard
 from hypothesis import given
 from hypothesis import strategies as st
 from wander.errors import RunError
-from wander.evals import jsonl
-from wander.evals.statistics import summarise
-from wander.evals.store import RunFolder
+from wander.evals.stats.summary import summarise
+from wander.evals.store import jsonl
+from wander.evals.store.folder import RunFolder
 from wander.types import EnvironmentInfo, Failure, Rollout
 from wander.wire import EnvironmentPin, ModelPin, Platform, RunManifest
 
@@ -283,7 +283,7 @@ def test_a_full_disk_keeps_every_line_before(tmp_path: Path, monkeypatch: pytest
 WRITER = """
 import sys
 from pathlib import Path
-from wander.evals.store import RunFolder
+from wander.evals.store.folder import RunFolder
 from wander.types import Rollout
 folder = RunFolder.open(Path(sys.argv[1]))
 number = 0

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from wander.evals.statistics import summarise
-from wander.evals.store import ROLLOUTS, TORN, RunFolder
+from wander.evals.stats.summary import summarise
+from wander.evals.store.folder import ROLLOUTS, TORN, RunFolder
 from wander.types import EnvironmentInfo, Failure, Rollout
 from wander.wire import EnvironmentPin, ModelPin, Platform, RunManifest
 

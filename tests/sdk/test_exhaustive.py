@@ -10,17 +10,17 @@ from typing import Any
 import pytest
 from wander import MultiTurnEnv, Rubric, ScriptedClient, stop
 from wander.clients.base import Client, ModelRequest, ModelResponse
+from wander.clients.choices import LINE, PENDING, line_of
 from wander.clients.replay import ReplayClient
 from wander.environment import LocalEnvironment
-from wander.envs.choices import LINE, PENDING, line_of
 from wander.errors import ConfigError, ModelError, RunError
 from wander.evals.exhaustive import ConversationMemo, LineCount, WalkPlan, WalkResult, outcome_of, walk
 from wander.evals.replay import replay_run
-from wander.evals.stopping import StopRequest
-from wander.evals.store import RunFolder
+from wander.evals.run.stopping import StopRequest
+from wander.evals.store.folder import RunFolder
 from wander.types import SamplingArgs
 from wander.wire import EnvironmentPin
-from wander.worker.host import WorkerEnvironment
+from wander.worker.host.environment import WorkerEnvironment
 
 GAME = '''
 from wander import MultiTurnEnv, Rubric, stop

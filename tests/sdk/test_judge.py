@@ -16,7 +16,7 @@ from wander.rubrics.judge import AGAIN, PUBLIC_KEY, Judge, JudgeRubric, judge_sc
 from wander.rubrics.judge_cache import JudgeCache
 from wander.rubrics.verdicts import read_verdict, verdict_range
 from wander.types import Rollout, SamplingArgs
-from wander.worker.host import WorkerEnvironment
+from wander.worker.host.environment import WorkerEnvironment
 
 ROWS = [{"question": "capital of France?", "answer": "Paris"}]
 

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 from wander.clients.scripted import ScriptedClient
-from wander.envs.mcp import MCPEnv
-from wander.envs.mcp_connection import MCPServer, MCPToolFailed
+from wander.envs.mcp.connection import MCPServer, MCPToolFailed
+from wander.envs.mcp.env import MCPEnv
 from wander.errors import ConfigError, MissingExtra
 
 SERVERS = Path(__file__).parent / "mcp_servers"

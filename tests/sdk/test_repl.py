@@ -11,8 +11,8 @@ import tempfile
 from pathlib import Path
 
 import pytest
-from wander.envs import repl as repl_module
-from wander.envs.repl import Query, Repl, ReplLimits, cut
+from wander.envs.rlm import repl as repl_module
+from wander.envs.rlm.repl import Query, Repl, ReplLimits, cut
 from wander.errors import ModelError, SandboxError
 
 LIMITS = ReplLimits(cell_seconds=20, output_chars=400)

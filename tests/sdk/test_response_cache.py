@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from wander import SamplingArgs
 from wander.clients.base import Client, ModelRequest, ModelResponse
-from wander.clients.response_cache import CachingClient, ResponseCache
+from wander.clients.cache import CachingClient, ResponseCache
 from wander.errors import ConfigError, ModelError
 from wander.types import TurnTokens, Usage
 

@@ -12,15 +12,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from wander.clients.base import ModelResponse
-from wander.clients.batching import Batcher
 from wander.clients.replay import ReplayClient
 from wander.clients.scripted import ScriptedClient
-from wander.envs.repl import ReplLimits
-from wander.envs.rlm import RLMEnv
-from wander.envs.rlm_prompts import FinalAnswerParser, code_blocks, final_text, final_variable
-from wander.envs.rlm_session import SubCallLimits
-from wander.envs.sub_calls import main_rollout_id, recorded_sub_calls
+from wander.clients.sub_calls import main_rollout_id, recorded_sub_calls
+from wander.envs.rlm.env import RLMEnv
+from wander.envs.rlm.prompts import FinalAnswerParser, code_blocks, final_text, final_variable
+from wander.envs.rlm.repl import ReplLimits
+from wander.envs.rlm.session import SubCallLimits
 from wander.errors import ConfigError, ContextOverflow, EndpointUnreachable, RunError
+from wander.models.batching import Batcher
 from wander.rubrics import Rubric
 from wander.types import Rollout, SamplingArgs, Usage
 

@@ -8,10 +8,10 @@ import pytest
 from wander.clients.base import ModelResponse
 from wander.clients.replay import ReplayClient
 from wander.clients.scripted import ScriptedClient
-from wander.envs.hooks import cleanup
 from wander.envs.multi_turn import MultiTurnEnv
-from wander.envs.tool import ToolEnv
+from wander.envs.tool.env import ToolEnv
 from wander.errors import ConfigError
+from wander.rollout.hooks import cleanup
 from wander.rubrics import Rubric
 from wander.types import Rollout, Usage
 

@@ -26,11 +26,11 @@ from wander.errors import (
     ModelError,
     RunError,
 )
-from wander.evals import runner
-from wander.evals.runner import EvaluationPlan, EvaluationResult, Progress, evaluate
-from wander.evals.statistics import summarise
-from wander.evals.stopping import StopRequest
-from wander.evals.store import RunFolder
+from wander.evals.run import runner
+from wander.evals.run.runner import EvaluationPlan, EvaluationResult, Progress, evaluate
+from wander.evals.run.stopping import StopRequest
+from wander.evals.stats.summary import summarise
+from wander.evals.store.folder import RunFolder
 from wander.types import Failure
 from wander.wire import EnvironmentPin
 
@@ -526,7 +526,7 @@ import asyncio, sys
 from pathlib import Path
 from wander import LocalEnvironment, Rubric, SingleTurnEnv
 from wander.clients.openai import OpenAIClient
-from wander.evals.runner import EvaluationPlan, evaluate
+from wander.evals.run.runner import EvaluationPlan, evaluate
 from wander.wire import EnvironmentPin
 
 def exact(completion, answer):

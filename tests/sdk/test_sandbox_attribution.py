@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from sandboxes import confined, needs_groups, needs_sandbox
 from wander import Rollout, ScriptedClient
-from wander.evals.plan import EvaluationPlan
-from wander.evals.runner import evaluate
+from wander.evals.run.plan import EvaluationPlan
+from wander.evals.run.runner import evaluate
 from wander.wire import EnvironmentPin
 
 pytestmark = needs_sandbox

@@ -55,7 +55,7 @@ async def test_memory_of_all_processes_together(tmp_path):
 
 
 async def test_memory_where_there_are_no_control_groups(tmp_path, monkeypatch):
-    monkeypatch.setattr("wander.sandbox.worker.new_group", lambda policy: NoGroup())
+    monkeypatch.setattr("wander.worker.process.sandboxed.new_group", lambda policy: NoGroup())
     async with confined(tmp_path, "memory=768M") as environment:
         rollout = await played(environment, EAT)
         assert rollout.failure is not None
@@ -169,7 +169,7 @@ async def test_control_groups_do_not_pile_up(tmp_path, monkeypatch):
         made.extend(Path(joined).parent for joined in group.joined)
         return group
 
-    monkeypatch.setattr("wander.sandbox.worker.new_group", recorded)
+    monkeypatch.setattr("wander.worker.process.sandboxed.new_group", recorded)
     async with confined(tmp_path) as environment:
         await played(environment, "os.kill(os.getpid(), signal.SIGKILL)")
         assert await answered(environment, "answer = 2") == 2

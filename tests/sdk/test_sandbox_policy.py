@@ -15,10 +15,10 @@ from wander.sandbox import SandboxPolicy, parse_limits, support
 from wander.sandbox.bubblewrap import profile_digest
 from wander.sandbox.clock import OwnTime
 from wander.sandbox.groups import NoGroup, ScopeGroup, new_group
-from wander.sandbox.output import CappedLog
 from wander.sandbox.seccomp import MACHINES
 from wander.sandbox.visible import outermost, visible
-from wander.sandbox.worker import size_in_words
+from wander.worker.process.output import CappedLog
+from wander.worker.process.sandboxed import size_in_words
 
 Kernel = namedtuple("Kernel", "machine release")
 

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from sandboxes import confined, needs_sandbox, small
 from wander.errors import SandboxError
-from wander.sandbox.check import bait, check
 from wander.sandbox.probes import probes
+from wander.worker.process.sandbox_check import bait, check
 
 BODY = """
 import json

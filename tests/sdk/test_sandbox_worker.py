@@ -18,12 +18,12 @@ from sandboxes import answered, came_up, confined, needs_sandbox, none_left, pla
 from wander import Example, Rollout, ScriptedClient
 from wander.clients.base import ModelRequest
 from wander.errors import LoadError, SandboxError
-from wander.outside_calls import PUBLIC_KEY
+from wander.rollout.outside_calls import PUBLIC_KEY
 from wander.sandbox.groups import NoGroup
 from wander.sandbox.support import require_support
 from wander.sandbox.visible import visible
-from wander.sandbox.worker import confine
-from wander.worker.host import WorkerEnvironment
+from wander.worker.host.environment import WorkerEnvironment
+from wander.worker.process.sandboxed import confine
 
 ROOT = Path(__file__).resolve().parents[2]
 pytestmark = needs_sandbox
@@ -393,7 +393,7 @@ async def test_when_the_next_worker_cannot_be_confined_the_sandbox_is_named(tmp_
         def refused() -> None:
             raise SandboxError("bubblewrap is not installed")
 
-        monkeypatch.setattr("wander.sandbox.worker.require_support", refused)
+        monkeypatch.setattr("wander.worker.process.sandboxed.require_support", refused)
         lost: Rollout = await played(environment, "os.kill(os.getpid(), signal.SIGKILL)")
         assert lost.failure is not None
         assert (lost.failure.boundary, lost.failure.type) == ("environment", "WorkerLost")

@@ -7,7 +7,7 @@ import hashlib
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from wander.source_tree import TreeEntry, framed, is_source, tree_digest
+from wander.wire.source_tree import TreeEntry, framed, is_source, tree_digest
 
 # Few characters, digests that hold frames of other entries, and paths of every length: what would confuse a
 # writer that separates fields instead of counting them.

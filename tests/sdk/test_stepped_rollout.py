@@ -9,7 +9,7 @@ from tictactoe import load_environment
 from tictactoe.players import careless
 from wander import MultiTurnEnv, Rubric, ScriptedClient
 from wander.clients.base import ModelRequest
-from wander.envs.tool import ToolEnv
+from wander.envs.tool.env import ToolEnv
 from wander.errors import ConfigError, ModelError
 from wander.evals.replay import first_difference
 from wander.integrations.stepped import SteppedRollout

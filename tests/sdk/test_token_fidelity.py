@@ -15,8 +15,8 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 from wander import LocalEnvironment, MultiTurnEnv, Rubric, SamplingArgs
-from wander.clients.policy import PolicyClient
 from wander.models.chat import ChatFormat, RewrittenHistory
+from wander.models.policy import PolicyClient
 from wander.models.sampling import Sample, end_of_turn_ids
 from wander.train.play.rollouts import trajectories_of, trajectory_of
 

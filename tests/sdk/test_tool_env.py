@@ -13,8 +13,8 @@ from wander.clients.base import ModelRequest
 from wander.clients.openai import OpenAIClient
 from wander.clients.replay import ReplayClient
 from wander.clients.scripted import ScriptedClient
-from wander.envs.tool import ToolEnv
-from wander.envs.tool_results import tool_content
+from wander.envs.tool.env import ToolEnv
+from wander.envs.tool.results import tool_content
 from wander.errors import ConfigError, SandboxError, ToolError
 from wander.rubrics import Rubric
 

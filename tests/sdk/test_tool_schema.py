@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel, Field, TypeAdapter
 from typing_extensions import TypedDict
-from wander.envs.tool_schema import (
+from wander.envs.tool.schema import (
     FunctionTool,
     InvalidArguments,
     documentation,

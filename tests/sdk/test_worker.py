@@ -26,15 +26,15 @@ from wander.errors import (
     LoadError,
     ModelError,
 )
-from wander.evals.runner import EvaluationPlan, evaluate
+from wander.evals.run.runner import EvaluationPlan, evaluate
 from wander.handle import EnvironmentHandle
 from wander.loading import load_path
 from wander.wire import EnvironmentPin
-from wander.worker import process as worker_process
-from wander.worker import session as worker_session
-from wander.worker.host import WorkerEnvironment
+from wander.worker.host import session as worker_session
+from wander.worker.host.environment import WorkerEnvironment
+from wander.worker.host.socket_folder import SocketFolder
+from wander.worker.process import start as worker_process
 from wander.worker.protocol import PROTOCOL, Cancel, Close, Hello, to_host, to_worker
-from wander.worker.socket_folder import SocketFolder
 
 BODY = """
 import asyncio, os, signal, subprocess, sys, threading, time
@@ -250,7 +250,7 @@ FOREIGN = BODY.replace(
     "def load_environment(",
     """
 from wander import LocalEnvironment
-from wander.worker import service
+from wander.worker.child import service
 honest = LocalEnvironment.rollout
 
 async def forged(self, client, example, **options):
@@ -579,7 +579,7 @@ HOST = """
 import asyncio, sys
 from pathlib import Path
 from wander import ScriptedClient
-from wander.worker.host import WorkerEnvironment
+from wander.worker.host.environment import WorkerEnvironment
 from wander.worker.protocol import Cancel, Close, Hello, to_host, to_worker
 
 async def main():
@@ -645,7 +645,7 @@ def test_the_log_tail_is_short(tmp_path: Path) -> None:
         """
         import asyncio, sys
         from pathlib import Path
-        from wander.worker.process import WorkerProcess
+        from wander.worker.process.start import WorkerProcess
 
         async def main():
             log = Path(sys.argv[1])

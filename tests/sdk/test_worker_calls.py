@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 from aiohttp import web
 from wander.clients.openai import OpenAIClient
-from wander.evals.runner import EvaluationPlan, evaluate
-from wander.outside_calls import PUBLIC_KEY
+from wander.evals.run.runner import EvaluationPlan, evaluate
+from wander.rollout.outside_calls import PUBLIC_KEY
 from wander.wire import EnvironmentPin
-from wander.worker.host import WorkerEnvironment
+from wander.worker.host.environment import WorkerEnvironment
 
 JUDGED = """
 import verifiers as vf

@@ -20,10 +20,10 @@ import pytest
 from wander.clients.replay import ReplayClient
 from wander.clients.scripted import ScriptedClient
 from wander.errors import LoadError
-from wander.outside_calls import HEADER, PUBLIC_KEY
+from wander.rollout.outside_calls import HEADER, PUBLIC_KEY
 from wander.worker import tunnel
 from wander.worker.address import WorkerAddress
-from wander.worker.host import WorkerEnvironment
+from wander.worker.host.environment import WorkerEnvironment
 from wander.worker.protocol import OutsideAnswer, OutsideCall
 
 JUDGED = '''

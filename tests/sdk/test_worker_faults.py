@@ -16,9 +16,9 @@ import pytest
 from wander import Rollout, ScriptedClient
 from wander.clients.base import ModelRequest
 from wander.errors import LoadError
-from wander.evals.runner import EvaluationPlan, evaluate
+from wander.evals.run.runner import EvaluationPlan, evaluate
 from wander.wire import EnvironmentPin
-from wander.worker.host import WorkerEnvironment
+from wander.worker.host.environment import WorkerEnvironment
 
 BODY = """
 import asyncio, builtins, ctypes, os, resource, signal, subprocess, sys, threading, time
@@ -375,7 +375,7 @@ async def test_a_rollout_past_its_time_fails_alone_and_where_it_waited(tmp_path:
 async def test_nothing_that_the_teardown_does_keeps_the_host(
     tmp_path: Path, last: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("wander.worker.session.CLOSE_SECONDS", 1.0)
+    monkeypatch.setattr("wander.worker.host.session.CLOSE_SECONDS", 1.0)
     async with worker(tmp_path, [FINE], last=last) as environment:
         (rollout,) = await played(environment)
     assert gone(pid_in(rollout))

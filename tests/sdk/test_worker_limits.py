@@ -13,14 +13,14 @@ from wander import Rollout, ScriptedClient
 from wander.clients.base import ModelRequest
 from wander.errors import DatasetError
 from wander.worker.channel import QUEUE_LIMIT, Channel
-from wander.worker.host import WorkerEnvironment
+from wander.worker.host.environment import WorkerEnvironment
 from wander.worker.protocol import PAGE_BYTES
 
 BODY = """
 import asyncio, os
 from wander import MultiTurnEnv, Rubric
 from wander.clients.base import ModelRequest
-from wander.worker.service import Service
+from wander.worker.child.service import Service
 
 def length(completion):
     return float(len(completion[-1]["content"]))

@@ -20,10 +20,10 @@ from wander.clients.base import Client, ModelRequest, ModelResponse
 from wander.errors import ConfigError, LoadError
 from wander.loading import load_path
 from wander.worker import heartbeat as worker_heartbeat
-from wander.worker import remote as worker_remote
-from wander.worker import session as worker_session
 from wander.worker.address import WorkerAddress, is_loopback, parse_listen, read_token
-from wander.worker.host import WorkerEnvironment
+from wander.worker.host import remote as worker_remote
+from wander.worker.host import session as worker_session
+from wander.worker.host.environment import WorkerEnvironment
 from wander.worker.protocol import PROTOCOL
 from websockets.asyncio.client import connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus
@@ -352,7 +352,7 @@ import asyncio, os, signal
 from pathlib import Path
 from wander import ScriptedClient
 from wander.worker.address import WorkerAddress
-from wander.worker.host import WorkerEnvironment
+from wander.worker.host.environment import WorkerEnvironment
 
 async def main():
     environment = await WorkerEnvironment.start(

@@ -16,9 +16,9 @@ from talking_environment import BODY
 from wander import Rollout, ScriptedClient
 from wander.clients.base import Client, ModelRequest, ModelResponse
 from wander.errors import EnvironmentFault, LoadError
-from wander.evals.runner import EvaluationPlan, evaluate
+from wander.evals.run.runner import EvaluationPlan, evaluate
 from wander.wire import EnvironmentPin
-from wander.worker.host import WorkerEnvironment, automatic_workers
+from wander.worker.host.environment import WorkerEnvironment, automatic_workers
 
 TIMES = {"started_at", "seconds", "scoring_seconds"}
 TURN_TIMES = {"model_seconds", "environment_seconds"}

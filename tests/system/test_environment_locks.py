@@ -15,7 +15,7 @@ import pytest
 from live_hub import LiveHub, live_hub
 from machine import Machine
 from package_shop import PackageShop, package_shop
-from wander.evals.manifest import new_run_id
+from wander.evals.store.manifest import new_run_id
 
 GENEROUS = "def score(said: str, wanted: str) -> float:\n    return float(said == wanted)\n"
 STRICT = "def score(said: str, wanted: str) -> float:\n    return 0.5 * (said == wanted)\n"

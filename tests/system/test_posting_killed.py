@@ -15,13 +15,13 @@ import pytest
 from command_line import make_wheel
 from live_hub import clean_environment, free_port, hub_command, make_token, wait_until_healthy
 from saved_runs import write_run
-from wander.evals.store import RunFolder
-from wander_client.posting import files_of, packed
+from wander.evals.store.folder import RunFolder
+from wander_client.hub.posting import files_of, packed
 
 ROLLOUTS, PER_CHUNK = 240, 2
 UPLOADER = f"""
 import sys
-from wander_client import posting
+from wander_client.hub import posting
 posting.MAX_CHUNK_ROLLOUTS = {PER_CHUNK}  # small, so that there are many moments to die at
 from wander_client.main import main
 sys.exit(main(["post", *sys.argv[1:], "--json"]))

@@ -7,7 +7,7 @@ import json
 import httpx
 from chat_endpoint import chat_endpoint
 from sandboxes import needs_sandbox
-from wander.evals.store import RunFolder
+from wander.evals.store.folder import RunFolder
 
 
 def reversing(messages: list[dict]) -> str:

@@ -12,8 +12,8 @@ import pytest
 from judging_hub import Record, confined, judging_hub, post, settled
 from live_hub import LiveHub
 from machine import Machine
-from wander.evals.manifest import new_run_id
-from wander.evals.store import RunFolder
+from wander.evals.store.folder import RunFolder
+from wander.evals.store.manifest import new_run_id
 
 ROOT = Path(__file__).resolve().parents[2]
 Forgery = Callable[[Record, list[Record]], object]

@@ -16,8 +16,8 @@ from chat_endpoint import ChatEndpoint, chat_endpoint
 from judging_hub import Record, awaited, confined, examined, judging_hub, post, settled
 from live_hub import LiveHub, hub_command, make_token
 from machine import Machine
-from wander.evals.manifest import new_run_id
-from wander.evals.store import RunFolder
+from wander.evals.store.folder import RunFolder
+from wander.evals.store.manifest import new_run_id
 
 ROOT = Path(__file__).resolve().parents[2]
 BUNDLED = sorted(path.parent.name for path in (ROOT / "environments").glob("*/pyproject.toml"))

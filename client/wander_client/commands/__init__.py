@@ -2,10 +2,10 @@
 
 To add a command:
 
-1. Write `wander_client/commands/<name>.py` with a module-level `app`:
+1. Write `wander_client/commands/<group>/<name>.py` with a module-level `app`:
 
-       from wander_client.command import command_app
-       from wander_client.invocation import current
+       from wander_client.terminal.command import command_app
+       from wander_client.context import current
 
        app = command_app()
 
@@ -25,7 +25,7 @@ To add a command:
 
    One `@app.command()` makes `wander <name>`; several make `wander <name> <sub>` (then say
    `command_app(help="...", group=True)`).
-2. Add one line to `COMMANDS` below: name -> (module, one-line help, section of `wander --help`).
+2. Add one line to `COMMANDS` below: name -> (group.module, one-line help, section of `wander --help`).
 
 Rules: import heavy things (wander.*, rich, httpx, torch) inside functions; raise `wander_client.errors` or
 `wander.errors` and never print them; data goes through `output.answer` (which does `--json`), everything
@@ -57,46 +57,46 @@ class CommandEntry:
 WRITE, FIND, RUN, TRAIN = "write", "find", "run", "train"
 
 COMMANDS: dict[str, CommandEntry] = {
-    "new": CommandEntry("new", "start an environment package that runs at once", WRITE),
-    "check": CommandEntry("check", "find faults in an environment before others do", WRITE),
-    "login": CommandEntry("login", "store a hub's token, checked at once", WRITE),
-    "whoami": CommandEntry("whoami", "say whose token is in use", WRITE),
-    "logout": CommandEntry("logout", "forget a hub's token", WRITE),
-    "publish": CommandEntry("publish", "build an environment and upload it", WRITE),
-    "lock": CommandEntry("lock", "resolve the packages that a version runs with", WRITE),
-    "publisher": CommandEntry("publisher", "trust a workflow to publish without a token", WRITE),
-    "yank": CommandEntry("yank", "have installers pass a version over", WRITE),
-    "deprecate": CommandEntry("deprecate", "mark an environment as deprecated or archived", WRITE),
-    "delete": CommandEntry("delete", "remove a version or an environment from the hub", WRITE),
-    "fork": CommandEntry("fork", "begin an environment with a version of another's", WRITE),
-    "owner": CommandEntry("owner", "roles, transfer, renaming, visibility", WRITE),
-    "token": CommandEntry("token", "make, list and revoke your tokens", WRITE),
-    "key": CommandEntry("key", "make, list and revoke keys that sign runs", WRITE),
-    "import": CommandEntry("import_", "bring in results and environments of other libraries", WRITE),
-    "search": CommandEntry("search", "find environments on the hub", FIND),
-    "info": CommandEntry("info", "show one environment or version", FIND),
-    "install": CommandEntry("install", "install an environment into its own virtual environment", FIND),
-    "list": CommandEntry("list", "list installed environments", FIND),
-    "uninstall": CommandEntry("uninstall", "remove an installed environment", FIND),
-    "cache": CommandEntry("cache", "see and prune what installed environments take of the disk", FIND),
-    "eval": CommandEntry("eval", "evaluate a model on an environment", RUN),
-    "view": CommandEntry("view", "read the rollouts of a run", RUN),
-    "runs": CommandEntry("runs", "list, show, diff and export runs", RUN),
-    "compare": CommandEntry("compare", "tell whether one run does better than another", RUN),
-    "verify": CommandEntry("verify", "have the hub play a posted run again", RUN),
-    "replay": CommandEntry("replay", "play a run again from its record and compare", RUN),
-    "rerun": CommandEntry("rerun", "repeat a run from its manifest and test agreement", RUN),
-    "post": CommandEntry("post", "put a run on the hub's leaderboard", RUN),
-    "leaderboard": CommandEntry("leaderboard", "show an environment's leaderboard", RUN),
-    "board": CommandEntry("board", "arrange an environment's boards, hide runs", RUN),
-    "play": CommandEntry("play", "play an environment yourself", RUN),
-    "worker": CommandEntry("worker", "play an environment here for hosts on other machines", RUN),
-    "sandbox": CommandEntry("sandbox", "see whether the sandbox holds on this machine", RUN),
-    "model": CommandEntry("model", "make or fetch a model", TRAIN),
-    "data": CommandEntry("data", "turn rollouts into training rows", TRAIN),
-    "sft": CommandEntry("sft", "fine-tune a model on filtered rollouts", TRAIN),
-    "export": CommandEntry("export", "have another trainer play an environment", TRAIN),
-    "train": CommandEntry("train", "improve a policy by GRPO on an environment", TRAIN),
+    "new": CommandEntry("write.new", "start an environment package that runs at once", WRITE),
+    "check": CommandEntry("write.check", "find faults in an environment before others do", WRITE),
+    "login": CommandEntry("account.login", "store a hub's token, checked at once", WRITE),
+    "whoami": CommandEntry("account.whoami", "say whose token is in use", WRITE),
+    "logout": CommandEntry("account.logout", "forget a hub's token", WRITE),
+    "publish": CommandEntry("write.publish", "build an environment and upload it", WRITE),
+    "lock": CommandEntry("write.lock", "resolve the packages that a version runs with", WRITE),
+    "publisher": CommandEntry("write.publisher", "trust a workflow to publish without a token", WRITE),
+    "yank": CommandEntry("write.yank", "have installers pass a version over", WRITE),
+    "deprecate": CommandEntry("write.deprecate", "mark an environment as deprecated or archived", WRITE),
+    "delete": CommandEntry("write.delete", "remove a version or an environment from the hub", WRITE),
+    "fork": CommandEntry("write.fork", "begin an environment with a version of another's", WRITE),
+    "owner": CommandEntry("account.owner", "roles, transfer, renaming, visibility", WRITE),
+    "token": CommandEntry("account.token", "make, list and revoke your tokens", WRITE),
+    "key": CommandEntry("account.key", "make, list and revoke keys that sign runs", WRITE),
+    "import": CommandEntry("write.import_", "bring in results and environments of other libraries", WRITE),
+    "search": CommandEntry("find.search", "find environments on the hub", FIND),
+    "info": CommandEntry("find.info", "show one environment or version", FIND),
+    "install": CommandEntry("find.install", "install an environment into its own virtual environment", FIND),
+    "list": CommandEntry("find.list", "list installed environments", FIND),
+    "uninstall": CommandEntry("find.uninstall", "remove an installed environment", FIND),
+    "cache": CommandEntry("find.cache", "see and prune what installed environments take of the disk", FIND),
+    "eval": CommandEntry("run.eval", "evaluate a model on an environment", RUN),
+    "view": CommandEntry("run.view", "read the rollouts of a run", RUN),
+    "runs": CommandEntry("run.runs", "list, show, diff and export runs", RUN),
+    "compare": CommandEntry("run.compare", "tell whether one run does better than another", RUN),
+    "verify": CommandEntry("run.verify", "have the hub play a posted run again", RUN),
+    "replay": CommandEntry("run.replay", "play a run again from its record and compare", RUN),
+    "rerun": CommandEntry("run.rerun", "repeat a run from its manifest and test agreement", RUN),
+    "post": CommandEntry("run.post", "put a run on the hub's leaderboard", RUN),
+    "leaderboard": CommandEntry("run.leaderboard", "show an environment's leaderboard", RUN),
+    "board": CommandEntry("run.board", "arrange an environment's boards, hide runs", RUN),
+    "play": CommandEntry("run.play", "play an environment yourself", RUN),
+    "worker": CommandEntry("run.worker", "play an environment here for hosts on other machines", RUN),
+    "sandbox": CommandEntry("run.sandbox", "see whether the sandbox holds on this machine", RUN),
+    "model": CommandEntry("train.model", "make or fetch a model", TRAIN),
+    "data": CommandEntry("train.data", "turn rollouts into training rows", TRAIN),
+    "sft": CommandEntry("train.sft", "fine-tune a model on filtered rollouts", TRAIN),
+    "export": CommandEntry("train.export", "have another trainer play an environment", TRAIN),
+    "train": CommandEntry("train.train", "improve a policy by GRPO on an environment", TRAIN),
 }
 
 SECTIONS = {

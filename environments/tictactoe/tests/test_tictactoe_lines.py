@@ -7,8 +7,8 @@ from tictactoe import load_environment
 from tictactoe.game import EMPTY, best_moves, free_cells, placed, read_board, winner
 from tictactoe.players import careless, optimal
 from wander import ScriptedClient
+from wander.clients.choices import line_of
 from wander.environment import LocalEnvironment
-from wander.envs.choices import line_of
 from wander.evals.exhaustive import WalkPlan, walk
 from wander.parsers import message_text
 from wander.wire import EnvironmentPin

@@ -16,7 +16,7 @@ from wander_hub.accounts.models import Membership, Owner, Token, User
 from wander_hub.accounts.schemas import ALL_SCOPES, Identity, outranks
 from wander_hub.database import Database, now
 from wander_hub.environments.models import Environment
-from wander_hub.problems import HubProblem
+from wander_hub.http.problems import HubProblem
 
 _LAST_USE_PRECISION = timedelta(minutes=1)
 

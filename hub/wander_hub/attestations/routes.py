@@ -8,9 +8,9 @@ from fastapi import APIRouter, Path, Request
 from starlette.responses import Response
 
 from wander_hub.attestations import service
-from wander_hub.boundary import HubDatabase, optional_identity
+from wander_hub.http.boundary import HubDatabase, optional_identity
+from wander_hub.http.problems import HubProblem, documented
 from wander_hub.index.negotiation import accepts
-from wander_hub.problems import HubProblem, documented
 
 router = APIRouter(tags=["index"])
 

@@ -11,8 +11,8 @@ from wander_hub.attestations.verification import Outcome
 from wander_hub.database import now
 from wander_hub.environments import repository
 from wander_hub.environments.models import Environment, FileProvenance
+from wander_hub.http.problems import HubProblem
 from wander_hub.index import service as index
-from wander_hub.problems import HubProblem
 
 
 def keep(session: Session, environment: Environment, attested: Mapping[str, Outcome]) -> bool:

@@ -12,10 +12,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from wander.uploads import MOST_ATTESTATIONS
 from wander.wire import UploadWarning
+from wander.wire.uploads import MOST_ATTESTATIONS
 
-from wander_hub.problems import HubProblem
+from wander_hub.http.problems import HubProblem
 
 if TYPE_CHECKING:
     from pypi_attestations import Attestation, Publisher

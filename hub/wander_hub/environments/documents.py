@@ -14,7 +14,7 @@ from sqlalchemy.orm import Session
 
 from wander_hub.database import now
 from wander_hub.environments.models import Version, VersionDocument
-from wander_hub.problems import HubProblem
+from wander_hub.http.problems import HubProblem
 from wander_hub.storage import Storage
 
 Kind = Literal["lock"]

@@ -7,10 +7,10 @@ from typing import Annotated
 from fastapi import APIRouter, Query
 from wander.wire import EnvironmentDetail, EnvironmentPage, VersionDetail
 
-from wander_hub.boundary import BaseUrl, ReadSession
 from wander_hub.environments import service
 from wander_hub.environments.schemas import EnvironmentFilter
-from wander_hub.problems import documented
+from wander_hub.http.boundary import BaseUrl, ReadSession
+from wander_hub.http.problems import documented
 
 router = APIRouter(prefix="/api/v1/environments", tags=["environments"])
 

@@ -7,7 +7,7 @@ import binascii
 from dataclasses import dataclass
 from datetime import datetime
 
-from wander_hub.problems import HubProblem
+from wander_hub.http.problems import HubProblem
 
 
 @dataclass(frozen=True)

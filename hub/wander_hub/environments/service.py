@@ -7,7 +7,6 @@ from typing import TypeVar
 
 from packaging.version import Version as ParsedVersion
 from sqlalchemy.orm import Session
-from wander.source_tree import SourceInfo
 from wander.wire import (
     CheckSummary,
     EnvironmentDetail,
@@ -19,6 +18,7 @@ from wander.wire import (
     UploadWarning,
     VersionDetail,
 )
+from wander.wire.source_tree import SourceInfo
 
 from wander_hub import names
 from wander_hub.accounts import repository as accounts
@@ -27,7 +27,7 @@ from wander_hub.database import READER
 from wander_hub.environments import repository
 from wander_hub.environments.models import Environment, File, Version
 from wander_hub.environments.schemas import EnvironmentFilter, Position
-from wander_hub.problems import HubProblem, Moved
+from wander_hub.http.problems import HubProblem, Moved
 
 AnyVersion = TypeVar("AnyVersion", Version, repository.NumberRow)
 _parsed = lru_cache(8192)(ParsedVersion)

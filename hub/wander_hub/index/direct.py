@@ -15,12 +15,12 @@ from typing import NamedTuple, TypeAlias
 from starlette.concurrency import run_in_threadpool
 from starlette.types import Message, Scope, Send
 
-from wander_hub.http_answers import holds, send_object, sent_by_another, wanted_range
+from wander_hub.http.answers import holds, send_object, sent_by_another, wanted_range
+from wander_hub.http.middleware import BROWSER_HEADERS, REQUEST_ID_HEADER, fresh_id, usable_id
+from wander_hub.http.problems import HubProblem
 from wander_hub.index.anonymous import AnonymousReader, Place, PublicFile, PublicPage
 from wander_hub.index.caching import PAGE_HEADERS, file_caching
 from wander_hub.index.negotiation import PLAIN_HTML, encoding_for, negotiated
-from wander_hub.middleware import BROWSER_HEADERS, REQUEST_ID_HEADER, fresh_id, usable_id
-from wander_hub.problems import HubProblem
 from wander_hub.settings import Settings
 from wander_hub.storage import Storage
 

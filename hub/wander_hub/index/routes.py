@@ -14,16 +14,16 @@ from fastapi import APIRouter, Path, Query, Request
 from starlette.responses import RedirectResponse, Response
 
 from wander_hub import names
-from wander_hub.boundary import HubDatabase, HubStorage, optional_identity
 from wander_hub.database import Database
 from wander_hub.environments import service as environment_service
 from wander_hub.environments.models import File
-from wander_hub.http_answers import not_modified, stored_object
+from wander_hub.http.answers import not_modified, stored_object
+from wander_hub.http.boundary import HubDatabase, HubStorage, optional_identity
+from wander_hub.http.problems import HubProblem, documented
 from wander_hub.index import service
 from wander_hub.index.caching import PAGE_HEADERS, file_caching
 from wander_hub.index.negotiation import HTML_V1, JSON_V1, negotiated
 from wander_hub.index.schemas import NamespaceInfo, StoredPage
-from wander_hub.problems import HubProblem, documented
 from wander_hub.storage import Storage
 
 router = APIRouter(tags=["index"])

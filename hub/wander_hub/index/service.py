@@ -20,11 +20,11 @@ from wander_hub.database import PUBLIC_FILES, READER
 from wander_hub.environments import repository as environments
 from wander_hub.environments import service as environment_service
 from wander_hub.environments.models import Environment, File
+from wander_hub.http.problems import HubProblem, Moved
 from wander_hub.index import namespaces, rendering, repository
 from wander_hub.index.models import IndexPage
 from wander_hub.index.negotiation import JSON_V1, PLAIN_HTML
 from wander_hub.index.schemas import NamespaceInfo, StoredPage
-from wander_hub.problems import HubProblem, Moved
 
 if TYPE_CHECKING:
     from wander_hub.index.public_files import PublicFiles  # it builds on this module

@@ -12,7 +12,7 @@ from procrastinate.schema import SchemaManager
 from sqlalchemy import Connection, text
 
 from wander_hub.database import Database
-from wander_hub.problems import HubProblem
+from wander_hub.http.problems import HubProblem
 
 _APPLIED = "procrastinate_migrations"
 _LOCK = 7_403_926_552

@@ -13,11 +13,11 @@ from starlette.responses import Response
 from wander.wire import BoardInfo, BoardSettings, Leaderboard, VerificationLevel
 from wander.wire.boards import HiddenRunInfo, HidingReason, csv_table
 
-from wander_hub.boundary import BaseUrl, Manager, ReadSession, WriteSession
 from wander_hub.environments import service as environments
-from wander_hub.leaderboards import curating, repository, service
+from wander_hub.http.boundary import BaseUrl, Manager, ReadSession, WriteSession
+from wander_hub.http.problems import HubProblem, documented
+from wander_hub.leaderboards import curation, repository, service
 from wander_hub.leaderboards.schemas import BoardFilter, BoardSort, Showing
-from wander_hub.problems import HubProblem, documented
 from wander_hub.runs import service as run_service
 
 router = APIRouter(prefix="/api/v1", tags=["leaderboards"])
@@ -112,7 +112,7 @@ def arrange_board(
     body: BoardSettings,
 ) -> BoardInfo:
     """Give a board its title, description and columns, and show it first of its version's boards or not."""
-    return curating.arrange(session, caller, owner, name, version, board, body)
+    return curation.arrange(session, caller, owner, name, version, board, body)
 
 
 @router.get("/runs/{run_id}/hiding", response_model=HiddenRunInfo, responses=documented(404, 422))
@@ -121,7 +121,7 @@ def get_hiding(session: ReadSession, base_url: BaseUrl, run_id: str) -> HiddenRu
     run = run_service.find(session, run_id)
     hidden = repository.hiding_of(session, run_id)
     if hidden is None:
-        raise curating.not_hidden(run_id)
+        raise curation.not_hidden(run_id)
     return service.hidden_info(run, hidden, base_url)
 
 
@@ -132,7 +132,7 @@ def hide_run(
     session: WriteSession, caller: Manager, base_url: BaseUrl, run_id: str, body: HidingReason
 ) -> HiddenRunInfo:
     """Keep a run off its board, with a reason that everybody can read."""
-    run, hidden = curating.hide(session, caller, run_id, body.reason)
+    run, hidden = curation.hide(session, caller, run_id, body.reason)
     return service.hidden_info(run, hidden, base_url)
 
 
@@ -144,7 +144,7 @@ def hide_run(
 )
 def show_run(session: WriteSession, caller: Manager, run_id: str) -> Response:
     """Let a hidden run rank again."""
-    curating.show(session, caller, run_id)
+    curation.show(session, caller, run_id)
     return Response(status_code=204)
 
 

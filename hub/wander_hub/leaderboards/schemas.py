@@ -13,7 +13,7 @@ from typing import Literal
 
 from wander.wire import VerificationLevel
 
-from wander_hub.problems import HubProblem
+from wander_hub.http.problems import HubProblem
 
 BoardSort = Literal["reward", "posted", "tokens", "cost"]
 Showing = Literal["best", "all"]

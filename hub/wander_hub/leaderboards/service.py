@@ -12,11 +12,11 @@ from wander.wire.boards import BOARD_COLUMNS, HiddenRunInfo, HistoryPoint, Versi
 from wander_hub.environments import repository as environment_repository
 from wander_hub.environments import service as environments
 from wander_hub.environments.models import Environment, Version
+from wander_hub.http.problems import HubProblem
 from wander_hub.leaderboards import repository
 from wander_hub.leaderboards.bounds import Bounds
 from wander_hub.leaderboards.models import Board, BoardEntry, HiddenRun
 from wander_hub.leaderboards.schemas import BoardFilter
-from wander_hub.problems import HubProblem
 from wander_hub.runs.models import Run
 
 MOST_OTHERS = 20

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 from urllib.parse import urlsplit
 
-from wander.trusted_publishing import PublisherKind
+from wander.wire.trusted_publishing import PublisherKind
 
 from wander_hub.publishers.models import Publisher
 

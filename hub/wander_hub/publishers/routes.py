@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Annotated
 
 from fastapi import APIRouter, Depends, Path, Request
-from wander.trusted_publishing import (
+from wander.wire.trusted_publishing import (
     Audience,
     MintedToken,
     MintRequest,
@@ -14,7 +14,7 @@ from wander.trusted_publishing import (
     PublisherList,
 )
 
-from wander_hub.boundary import (
+from wander_hub.http.boundary import (
     ByIdentityToken,
     Caller,
     HubDatabase,
@@ -23,9 +23,9 @@ from wander_hub.boundary import (
     ReadSession,
     WriteSession,
 )
-from wander_hub.problems import HubProblem, documented
+from wander_hub.http.problems import HubProblem, documented
+from wander_hub.identity_tokens import IdentityTokens
 from wander_hub.publishers import service
-from wander_hub.publishers.identity_tokens import IdentityTokens
 
 router = APIRouter(tags=["trusted publishing"])
 

@@ -9,21 +9,21 @@ from typing import Any
 
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
-from wander.trusted_publishing import MintedToken, NewPublisher, PublisherInfo, PublisherKind
+from wander.wire.trusted_publishing import MintedToken, NewPublisher, PublisherInfo, PublisherKind
 
 from wander_hub import names
 from wander_hub.accounts import repository as accounts
-from wander_hub.accounts import rights
 from wander_hub.accounts import service as account_service
 from wander_hub.accounts.models import User
 from wander_hub.accounts.schemas import Identity
 from wander_hub.database import now
 from wander_hub.environments import repository as environments
-from wander_hub.problems import HubProblem
+from wander_hub.http.problems import HubProblem
+from wander_hub.identity_tokens import LEEWAY_SECONDS, refused
 from wander_hub.publishers import claims as claim
 from wander_hub.publishers import repository
-from wander_hub.publishers.identity_tokens import LEEWAY_SECONDS, refused
 from wander_hub.publishers.models import Publisher, UsedAssertion
+from wander_hub.rights import rights
 
 TOKEN_MINUTES = 15
 _DEFAULT_ISSUERS: dict[PublisherKind, str] = {

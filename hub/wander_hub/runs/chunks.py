@@ -14,9 +14,9 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, BinaryIO, NamedTuple, Protocol, cast
 
-from wander.posting import line_digest
 from wander.types import Rollout
 from wander.wire import RolloutRow
+from wander.wire.postings import line_digest
 
 from wander_hub.runs.blocks import BlockWriter, Place, unpacked
 from wander_hub.runs.text import one_line, preview_of

@@ -13,7 +13,7 @@ from wander.wire import RunManifest, RunSummary, VerificationLevel
 
 from wander_hub.environments import service as environments
 from wander_hub.environments.models import Environment, Version
-from wander_hub.problems import HubProblem
+from wander_hub.http.problems import HubProblem
 
 _RUN_ID = re.compile(r"[0-9A-Za-z][0-9A-Za-z_-]{7,63}")
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")

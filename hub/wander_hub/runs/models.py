@@ -67,7 +67,7 @@ class Run(Base):
     summary: Mapped[dict[str, Any]] = mapped_column(JSON)
     sha256: Mapped[str] = mapped_column(String(64))
     rollouts_sha256: Mapped[str | None] = mapped_column(String(64))
-    """Digest over those of the rollouts, as in `wander.posting`; None when there are none."""
+    """Digest over those of the rollouts, as in `wander.wire.postings`; None when there are none."""
     order_sha256: Mapped[str | None] = mapped_column(String(64), index=True)
     """Object with the order of the rollouts by reward (`runs/order.py`); None when there are none."""
     weights_sha256: Mapped[str | None] = mapped_column(String(64), index=True)

@@ -8,12 +8,14 @@ from fastapi import APIRouter, Path, Query, Request
 from starlette.concurrency import run_in_threadpool
 from starlette.datastructures import FormData, UploadFile
 from starlette.responses import Response, StreamingResponse
-from wander.posting import RunLinks
 from wander.types import Rollout
 from wander.wire import RolloutPage, RunDetail, RunPage
+from wander.wire.postings import RunLinks
 
 from wander_hub.accounts.schemas import Identity
-from wander_hub.boundary import (
+from wander_hub.database import Database
+from wander_hub.http.answers import REVALIDATE, stored_object
+from wander_hub.http.boundary import (
     BaseUrl,
     HubDatabase,
     HubSettings,
@@ -22,17 +24,16 @@ from wander_hub.boundary import (
     ReadSession,
     WriteSession,
 )
-from wander_hub.database import Database
-from wander_hub.http_answers import REVALIDATE, stored_object
-from wander_hub.problems import HubProblem, documented
+from wander_hub.http.form import multipart_form
+from wander_hub.http.problems import HubProblem, documented
+from wander_hub.posting import whole_post
+from wander_hub.posting.routes import limits_of, verified_after_post
 from wander_hub.runs import manifest as manifests
-from wander_hub.runs import repository, service, whole_post
+from wander_hub.runs import repository, service
 from wander_hub.runs.artifacts import posted_file
-from wander_hub.runs.posting_routes import limits_of, verified_after_post
 from wander_hub.runs.schemas import PostedRun
 from wander_hub.settings import Settings
 from wander_hub.storage import Storage
-from wander_hub.upload.form import multipart_form
 
 router = APIRouter(prefix="/api/v1/runs", tags=["runs"])
 

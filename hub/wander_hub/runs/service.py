@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from sqlalchemy.orm import Session
-from wander.posting import Checkpoint, LinkedRun, RunLinks, Withdrawal
 from wander.types import Rollout
 from wander.wire import (
     ArtifactInfo,
@@ -16,18 +15,18 @@ from wander.wire import (
     RunPage,
     RunSummary,
 )
+from wander.wire.postings import Checkpoint, LinkedRun, RunLinks, Withdrawal
 
-from wander_hub import objects
 from wander_hub.accounts.schemas import Identity
 from wander_hub.database import Database, now
 from wander_hub.environments import repository as environment_repository
 from wander_hub.environments import service as environments
 from wander_hub.environments.models import Environment
 from wander_hub.environments.schemas import Position
-from wander_hub.leaderboards import placing
+from wander_hub.http.problems import HubProblem
+from wander_hub.leaderboards import placement
 from wander_hub.leaderboards import service as leaderboards
-from wander_hub.problems import HubProblem
-from wander_hub.runs import chunks, repository, signing
+from wander_hub.runs import chunks, objects, repository, signing
 from wander_hub.runs.models import Run, RunArtifact, RunChunk
 from wander_hub.runs.order import RolloutOrder
 from wander_hub.storage import Storage
@@ -41,7 +40,7 @@ _MOST_WEIGHTS = 500
 def refresh_listing(session: Session, environment: Environment) -> None:
     """Bring what listings show of an environment's results up to date."""
     environment_repository.lock_environment(session, environment)
-    placing.place(session, environment)
+    placement.place(session, environment)
     environment.run_count = repository.count_runs(session, environment.id)
     environment.best_model, environment.best_reward = leaderboards.best(session, environment)
 

@@ -7,12 +7,20 @@ import binascii
 
 from sqlalchemy import select
 from sqlalchemy.orm import Session
-from wander.posting import KeyInfo, KeyList, NewKey, RunSignature, SignatureInfo, key_fingerprint, signed_text
+from wander.wire.postings import (
+    KeyInfo,
+    KeyList,
+    NewKey,
+    RunSignature,
+    SignatureInfo,
+    key_fingerprint,
+    signed_text,
+)
 
-from wander_hub.accounts import rights
 from wander_hub.accounts.schemas import Identity
 from wander_hub.database import now
-from wander_hub.problems import HubProblem
+from wander_hub.http.problems import HubProblem
+from wander_hub.rights import rights
 from wander_hub.runs.models import Run, SigningKey
 
 _KEY_BYTES, _SIGNATURE_BYTES = 32, 64

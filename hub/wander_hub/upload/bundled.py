@@ -28,7 +28,7 @@ from wander_hub.accounts import repository as accounts
 from wander_hub.accounts.schemas import HUB
 from wander_hub.accounts.service import new_owner
 from wander_hub.database import Database
-from wander_hub.problems import HubProblem
+from wander_hub.http.problems import HubProblem
 from wander_hub.settings import Settings
 from wander_hub.storage import Storage, digest_of
 from wander_hub.upload import checks, service

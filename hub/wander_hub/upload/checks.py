@@ -26,11 +26,11 @@ from pydantic import ValidationError
 from wander.wire import CheckSummary
 
 from wander_hub import names
-from wander_hub.problems import HubProblem
-from wander_hub.upload import sdist, wheel, wheel_file
-from wander_hub.upload.metadata import package_from
+from wander_hub.http.problems import HubProblem
+from wander_hub.upload.archives import sdist, wheel, wheel_file
+from wander_hub.upload.archives.metadata import package_from
+from wander_hub.upload.archives.stream import DIGESTS, ByteStream
 from wander_hub.upload.schemas import Contents, FileName, Findings, Limits, Package, Upload, refused
-from wander_hub.upload.stream import DIGESTS, ByteStream
 
 CHECK_FIELD = "wander_check"
 CHECK_BYTES = 64 * 1024

@@ -21,9 +21,9 @@ from wander.wire import CheckSummary, VersionDetail
 from wander_hub.accounts.schemas import Identity
 from wander_hub.attestations.verification import Outcome
 from wander_hub.database import Database
-from wander_hub.environments import locks
 from wander_hub.environments import service as environment_service
-from wander_hub.problems import HubProblem
+from wander_hub.http.problems import HubProblem
+from wander_hub.lifecycle import locks
 from wander_hub.settings import Settings
 from wander_hub.storage import CHUNK, Storage
 from wander_hub.upload import checks, comparison, service, sessions, sweep

@@ -7,7 +7,7 @@ from typing import Any
 
 from sqlalchemy import JSON, BigInteger, ForeignKey, Index, String, UniqueConstraint
 from sqlalchemy.orm import Mapped, mapped_column, relationship
-from wander.uploads import FileKind, UploadStatus
+from wander.wire.uploads import FileKind, UploadStatus
 
 from wander_hub.accounts.models import Owner
 from wander_hub.database import Base

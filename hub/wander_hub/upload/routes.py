@@ -12,10 +12,11 @@ from starlette.responses import JSONResponse, Response
 from wander.wire import VersionDetail
 
 from wander_hub import names
-from wander_hub.accounts import rights
 from wander_hub.accounts.schemas import Identity
 from wander_hub.attestations.verification import FIELD, verified
-from wander_hub.boundary import (
+from wander_hub.database import Database
+from wander_hub.environments import service as environment_service
+from wander_hub.http.boundary import (
     HubDatabase,
     HubSettings,
     HubStorage,
@@ -23,13 +24,12 @@ from wander_hub.boundary import (
     base_url_of,
     database_of,
 )
-from wander_hub.database import Database
-from wander_hub.environments import service as environment_service
-from wander_hub.problems import HubProblem, documented
+from wander_hub.http.form import multipart_form
+from wander_hub.http.problems import HubProblem, documented
+from wander_hub.rights import rights
 from wander_hub.settings import Settings
 from wander_hub.storage import Storage, digest_of
 from wander_hub.upload import checks, service
-from wander_hub.upload.form import multipart_form
 from wander_hub.upload.schemas import Limits, Upload
 
 router = APIRouter(tags=["upload"])

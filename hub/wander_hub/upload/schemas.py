@@ -8,9 +8,9 @@ from typing import BinaryIO, Literal
 
 from wander.wire import UploadWarning
 
-from wander_hub.problems import HubProblem
+from wander_hub.http.problems import HubProblem
 from wander_hub.settings import MIB, Settings
-from wander_hub.upload.rules import OPTIONAL, RULES, Action
+from wander_hub.upload_rules import OPTIONAL, RULES, Action
 
 _SHOWN_FINDINGS = 3
 

@@ -9,12 +9,11 @@ from datetime import timedelta
 
 from sqlalchemy.orm import Session
 from sqlalchemy.orm.attributes import set_committed_value
-from wander.source_tree import SourceInfo
 from wander.wire import CheckSummary
+from wander.wire.source_tree import SourceInfo
 
 from wander_hub import names
 from wander_hub.accounts import repository as accounts
-from wander_hub.accounts import rights
 from wander_hub.accounts.models import Owner, User
 from wander_hub.accounts.schemas import HUB, Identity
 from wander_hub.attestations import service as attestations
@@ -24,8 +23,9 @@ from wander_hub.environments import repository as environments
 from wander_hub.environments import service as environment_service
 from wander_hub.environments.models import Environment, File, FormerName, Version
 from wander_hub.environments.readme import rendered
+from wander_hub.http.problems import HubProblem
 from wander_hub.index import service as index
-from wander_hub.problems import HubProblem
+from wander_hub.rights import rights
 from wander_hub.upload.schemas import Package, Upload, refused
 
 VISIBILITY_FIELD = "wander_visibility"

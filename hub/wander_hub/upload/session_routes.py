@@ -11,11 +11,11 @@ from fastapi import APIRouter, Header, Request
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import ClientDisconnect
 from starlette.responses import JSONResponse, Response
-from wander.uploads import OFFSET_HEADER, NewUpload, UploadedFile, UploadSession
 from wander.wire import VersionDetail
+from wander.wire.uploads import OFFSET_HEADER, NewUpload, UploadedFile, UploadSession
 
-from wander_hub.bodies import whole
-from wander_hub.boundary import (
+from wander_hub.http.bodies import whole
+from wander_hub.http.boundary import (
     BaseUrl,
     HubDatabase,
     HubSettings,
@@ -24,7 +24,7 @@ from wander_hub.boundary import (
     database_of,
     settings_of,
 )
-from wander_hub.problems import HubProblem, documented
+from wander_hub.http.problems import HubProblem, documented
 from wander_hub.upload import finalize as finishing
 from wander_hub.upload import sessions
 from wander_hub.upload.sessions import Chunk

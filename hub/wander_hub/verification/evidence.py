@@ -6,16 +6,16 @@ from collections.abc import Sequence
 
 from sqlalchemy import select
 from sqlalchemy.orm import Session, contains_eager
-from wander.evals.agreement import Agreement
-from wander.verification import Rerun, RunEvidence
+from wander.evals.stats.agreement import Agreement
 from wander.wire import RunManifest
+from wander.wire.verification import Rerun, RunEvidence
 
 from wander_hub.database import now
 from wander_hub.jobs import JobQueue
 from wander_hub.runs import repository as run_repository
 from wander_hub.runs import service as runs
 from wander_hub.runs.models import Run
-from wander_hub.verification import clearing
+from wander_hub.verification import duplicates
 from wander_hub.verification.models import RunExamination
 
 KIND = "examine"
@@ -103,7 +103,7 @@ def evidence_of(session: Session, run_id: str) -> RunEvidence:
         level_reason=run.level_reason,
         examined_at=one.examined_at if one else None,
         duplicate_of=one.duplicate_of if one else None,
-        cleared=clearing.clearance_of(session, run_id),
+        cleared=duplicates.clearance_of(session, run_id),
         rerun_of=one.rerun_of if one else None,
         reruns=[_rerun(session, each) for each in reruns],
     )
@@ -146,8 +146,8 @@ def _mark_copies(session: Session, run: Run, digest: str) -> None:
         if not earlier:
             continue
         examined.duplicate_of = earlier[0].run_id
-        if clearing.clearance_of(session, one.run_id) is None:
-            clearing.mark(one, earlier[0])
+        if duplicates.clearance_of(session, one.run_id) is None:
+            duplicates.mark(one, earlier[0])
     session.flush()
 
 

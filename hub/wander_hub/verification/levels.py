@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from wander.verification import ReplayReport
 from wander.wire import VerificationLevel
+from wander.wire.verification import ReplayReport
 
 
 def level_after(level: VerificationLevel, reason: str, report: ReplayReport) -> tuple[VerificationLevel, str]:

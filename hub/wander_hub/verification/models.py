@@ -7,8 +7,8 @@ from typing import Any
 
 from sqlalchemy import JSON, ForeignKey, String, Text
 from sqlalchemy.orm import Mapped, mapped_column, relationship
-from wander.verification import LevelSought
 from wander.wire import VerificationLevel
+from wander.wire.verification import LevelSought
 
 from wander_hub.accounts.models import User
 from wander_hub.database import Base
@@ -32,9 +32,9 @@ class Verification(Base):
     gave: Mapped[VerificationLevel | None] = mapped_column(String(16))
     """The level that the run had after it; None until the job is done."""
     report: Mapped[dict[str, Any] | None] = mapped_column(JSON)
-    """`wander.verification.ReplayReport` without its divergences; None until the job is done."""
+    """`wander.wire.verification.ReplayReport` without its divergences; None until the job is done."""
     made_with: Mapped[dict[str, Any] | None] = mapped_column(JSON)
-    """`wander.verification.VerifiedWith`."""
+    """`wander.wire.verification.VerifiedWith`."""
     requested_by_id: Mapped[int | None] = mapped_column(ForeignKey("users.id"))
     """None where the hub asked itself, after a post."""
     created_at: Mapped[datetime]
@@ -71,7 +71,7 @@ class RunExamination(Base):
     rerun_of: Mapped[str | None] = mapped_column(String(64), index=True)
     """The run that it repeats, by its manifest."""
     agreement: Mapped[dict[str, Any] | None] = mapped_column(JSON(none_as_null=True))
-    """`wander.evals.agreement.Agreement` with that run; None where the two cannot be compared."""
+    """`wander.evals.stats.agreement.Agreement` with that run; None where the two cannot be compared."""
     independent: Mapped[bool] = mapped_column(default=False)
     """Whether somebody else posted it than the run that it repeats, and it is no copy of it."""
     note: Mapped[str] = mapped_column(Text, default="")
@@ -102,7 +102,7 @@ class VersionCheck(Base):
     report: Mapped[dict[str, Any] | None] = mapped_column(JSON(none_as_null=True))
     """`summary`, a `wander.wire.CheckSummary`, and `seconds`; None until the job is done."""
     made_with: Mapped[dict[str, Any] | None] = mapped_column(JSON(none_as_null=True))
-    """`wander.verification.CheckedWith`."""
+    """`wander.wire.verification.CheckedWith`."""
     created_at: Mapped[datetime]
     job: Mapped[Job] = relationship(lazy="raise")
     version: Mapped[Version] = relationship(lazy="raise")

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from sqlalchemy import Select, func, insert, select
 from sqlalchemy.orm import Session, contains_eager, joinedload
-from wander.verification import Divergence, LevelSought
+from wander.wire.verification import Divergence, LevelSought
 
 from wander_hub.environments.models import Environment
 from wander_hub.jobs import Job

@@ -7,7 +7,7 @@ from typing import Annotated
 from fastapi import APIRouter, Path, Query, Request
 from fastapi.encoders import jsonable_encoder
 from starlette.responses import JSONResponse, Response
-from wander.verification import (
+from wander.wire.verification import (
     ClearanceReason,
     DivergencePage,
     HubCheck,
@@ -17,7 +17,7 @@ from wander.verification import (
     VerificationRequest,
 )
 
-from wander_hub.boundary import (
+from wander_hub.http.boundary import (
     HubDatabase,
     HubSettings,
     Manager,
@@ -26,9 +26,9 @@ from wander_hub.boundary import (
     WriteSession,
     wake_jobs,
 )
+from wander_hub.http.problems import documented
 from wander_hub.jobs import JobQueue
-from wander_hub.problems import documented
-from wander_hub.verification import checking, clearing, evidence, service
+from wander_hub.verification import duplicates, evidence, service, version_checks
 
 router = APIRouter(prefix="/api/v1", tags=["verification"])
 
@@ -88,7 +88,7 @@ def get_evidence(session: ReadSession, run_id: RunId) -> RunEvidence:
 )
 def clear_run(session: WriteSession, caller: Manager, run_id: RunId, body: ClearanceReason) -> RunEvidence:
     """Take the mark of a duplicate off a run, with a reason that everybody can read; it ranks again."""
-    clearing.clear(session, caller, run_id, body.reason)
+    duplicates.clear(session, caller, run_id, body.reason)
     return evidence.settled(session, run_id)
 
 
@@ -99,7 +99,7 @@ def clear_run(session: WriteSession, caller: Manager, run_id: RunId, body: Clear
 )
 def mark_run_again(session: WriteSession, caller: Manager, run_id: RunId) -> RunEvidence:
     """Give a cleared run its mark back."""
-    clearing.take_back(session, caller, run_id)
+    duplicates.take_back(session, caller, run_id)
     return evidence.settled(session, run_id)
 
 
@@ -110,7 +110,7 @@ def mark_run_again(session: WriteSession, caller: Manager, run_id: RunId) -> Run
 )
 def get_check(session: ReadSession, owner: str, name: str, version: str) -> HubCheck:
     """Show what the hub's own checks of a version came to, beside what its publisher stated."""
-    return checking.check_of(session, owner, name, version)
+    return version_checks.check_of(session, owner, name, version)
 
 
 @router.get("/verifications/{number}", response_model=VerificationInfo, responses=documented(404, 422))

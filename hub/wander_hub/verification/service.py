@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from sqlalchemy.orm import Session
-from wander.verification import (
+from wander.wire.verification import (
     Divergence,
     DivergencePage,
     ReplayReport,
@@ -14,11 +14,11 @@ from wander.verification import (
 )
 
 from wander_hub import __version__
-from wander_hub.accounts import rights
 from wander_hub.accounts.schemas import Identity
 from wander_hub.database import now
+from wander_hub.http.problems import HubProblem
 from wander_hub.jobs import JobQueue
-from wander_hub.problems import HubProblem
+from wander_hub.rights import rights
 from wander_hub.runs import service as runs
 from wander_hub.runs.models import Run
 from wander_hub.settings import Settings

@@ -9,14 +9,14 @@ import socket
 
 from wander_hub.database import Database
 from wander_hub.jobs import Handler, TableQueue, Worker
-from wander_hub.jobs.chosen import worker_of
+from wander_hub.jobs.choice import worker_of
 from wander_hub.settings import Settings
 from wander_hub.storage import Storage
-from wander_hub.verification import checking, evidence, service
-from wander_hub.verification.checking import Checker, VersionSweep
-from wander_hub.verification.examining import Examiner
+from wander_hub.verification import evidence, service, version_checks
+from wander_hub.verification.examination import Examiner
 from wander_hub.verification.program import ClientProgram
-from wander_hub.verification.replaying import Replayer
+from wander_hub.verification.replay import Replayer
+from wander_hub.verification.version_checks import Checker, VersionSweep
 
 logger = logging.getLogger("wander_hub")
 
@@ -55,7 +55,7 @@ def job_worker(
         )
         handlers[service.KIND] = Replayer(program)
         if settings.check_versions:
-            handlers[checking.KIND] = Checker(database, program)
+            handlers[version_checks.KIND] = Checker(database, program)
             look = VersionSweep(database, queue)
     name = f"{socket.gethostname()} {os.getpid()}"
     return worker_of(queue, handlers, name, look=look, concurrency=settings.job_concurrency)

@@ -10,10 +10,10 @@ from starlette.responses import RedirectResponse, Response
 from wander.wire import Problem
 
 from wander_hub import names
-from wander_hub.boundary import BaseUrl, HubStorage, ReadSession, database_of
 from wander_hub.environments import service as environments
 from wander_hub.environments.schemas import EnvironmentFilter
-from wander_hub.http_answers import IMMUTABLE, REVALIDATE
+from wander_hub.http.answers import IMMUTABLE, REVALIDATE
+from wander_hub.http.boundary import BaseUrl, HubStorage, ReadSession, database_of
 from wander_hub.leaderboards.routes import page_filter
 from wander_hub.leaderboards.schemas import BoardFilter
 from wander_hub.runs import service as runs

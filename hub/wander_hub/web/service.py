@@ -10,9 +10,7 @@ from urllib.parse import urlencode
 
 from markupsafe import Markup
 from sqlalchemy.orm import Session
-from wander.posting import RunLinks
 from wander.types import EnvironmentInfo, Rollout, canonical_json
-from wander.verification import Clearance, HubCheck, VerificationInfo
 from wander.wire import (
     EnvironmentPage,
     EnvironmentSummary,
@@ -25,21 +23,23 @@ from wander.wire import (
     VersionDetail,
 )
 from wander.wire.boards import BOARD_COLUMNS
+from wander.wire.postings import RunLinks
+from wander.wire.verification import Clearance, HubCheck, VerificationInfo
 
 from wander_hub.accounts import repository as accounts
 from wander_hub.environments import repository as environment_repository
 from wander_hub.environments import service as environments
 from wander_hub.environments.models import Version
 from wander_hub.environments.schemas import EnvironmentFilter
+from wander_hub.http.problems import HubProblem
 from wander_hub.leaderboards import service as leaderboards
 from wander_hub.leaderboards.schemas import BoardFilter
-from wander_hub.problems import HubProblem
 from wander_hub.runs import repository as run_repository
 from wander_hub.runs import service as runs
 from wander_hub.storage import Storage
-from wander_hub.verification import checking
 from wander_hub.verification import service as verification
-from wander_hub.verification.clearing import clearance_of
+from wander_hub.verification import version_checks
+from wander_hub.verification.duplicates import clearance_of
 from wander_hub.web import charts
 from wander_hub.web.schemas import RolloutQuery
 from wander_hub.web.training_run import TrainingView, training_view
@@ -168,7 +168,7 @@ def environment(session: Session, base_url: str, owner: str, name: str, version:
         recent=recent.data,
         training=runs.training_on(session, base_url, found.id, _RECENT_RUNS),
         digest=wheels[0] if wheels else "",
-        hub_check=checking.info_of(session, chosen.id),
+        hub_check=version_checks.info_of(session, chosen.id),
         status_reason=environments.reason_of(found),
         successor=environments.successor_of(found),
         parent=environments.parent_of(session, found),

@@ -12,8 +12,8 @@ from starlette.responses import HTMLResponse, Response
 from wander.types import canonical_json
 
 from wander_hub import __version__
-from wander_hub.boundary import base_url_of
-from wander_hub.http_answers import REVALIDATE, not_modified
+from wander_hub.http.answers import REVALIDATE, not_modified
+from wander_hub.http.boundary import base_url_of
 from wander_hub.web import charts, text
 
 _HERE = Path(__file__).parent

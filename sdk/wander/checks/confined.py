@@ -44,7 +44,7 @@ def run_confined(
     from wander.sandbox.groups import new_group
     from wander.sandbox.support import require_support
     from wander.sandbox.visible import visible
-    from wander.sandbox.worker import confine
+    from wander.worker.process.sandboxed import confine
 
     support, sees = require_support(), visible(python, source, policy.read)
     with contextlib.ExitStack() as stack:

@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from wander.answers import extract_boxed_answer
+from wander.boxed import extract_boxed_answer
 from wander.clients.base import Client, ModelRequest, ModelResponse
 from wander.clients.scripted import Reply, Script, ScriptedClient
 from wander.environment import Environment

@@ -14,7 +14,7 @@ from pydantic import Field
 from wander.types import Message, Record, SamplingArgs, TurnTokens, Usage
 
 if TYPE_CHECKING:
-    from wander.clients.limiter import CallLimiter
+    from wander.clients.rate_limit import CallLimiter
 
 
 class ModelRequest(Record):

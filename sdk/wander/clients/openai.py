@@ -13,11 +13,11 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from wander.clients.answers import completion_of, error_of, lacks_model, listed_models, unlisted
-from wander.clients.attempts import Attempts
 from wander.clients.base import Client, ModelRequest, ModelResponse
-from wander.clients.limiter import CallLimiter
+from wander.clients.http_errors import completion_of, error_of, lacks_model, listed_models, unlisted
 from wander.clients.pace import REFUSALS
+from wander.clients.rate_limit import CallLimiter
+from wander.clients.retries import Attempts
 from wander.clients.transport import (
     AiohttpTransport,
     Answer,

@@ -6,8 +6,8 @@ from collections.abc import Iterable
 from typing import Any
 
 from wander.clients.base import Client, ModelRequest, ModelResponse
-from wander.envs.choices import LINE
-from wander.envs.sub_calls import sub_call_id, sub_rollouts
+from wander.clients.choices import LINE
+from wander.clients.sub_calls import sub_call_id, sub_rollouts
 from wander.errors import ContextOverflow, ModelError
 from wander.types import Rollout, copied_json
 
@@ -16,11 +16,11 @@ class ReplayClient(Client):
     """Answers with the recorded turns of stored rollouts: message, finish reason, usage and tokens.
 
     A rollout is found by the id `prefix` + `example_id/index`, a turn by its number; model calls that the
-    code in a rollout made (`wander.envs.sub_calls`) are answered like rollouts of their own. Where the
+    code in a rollout made (`wander.clients.sub_calls`) are answered like rollouts of their own. Where the
     model failed or ran out of context when the rollout was recorded, it does so again.
 
-    With `lines` the environment makes the choices that are on record (`wander.envs.choices`), as is right for
-    an exhaustive run. Else it makes its own: nobody may choose the replies that an evaluation met.
+    With `lines` the environment makes the choices that are on record (`wander.clients.choices`), as is
+    right for an exhaustive run. Else it makes its own: nobody may choose the replies that an evaluation met.
     """
 
     def __init__(

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from wander.clients.limiter import CallLimiter, LimiterStatus
 from wander.clients.pace import Pace
+from wander.clients.rate_limit import CallLimiter, LimiterStatus
 from wander.wire import EndpointUse
 
 

@@ -29,8 +29,6 @@ from wander.compat.verifiers.tool_env import StatefulToolEnv, ToolEnv
 from wander.compat.verifiers.types import State as ClassicState
 from wander.dataset import Dataset, ProceduralRows, Rows
 from wander.environment import Environment
-from wander.envs.calls import ModelCalls
-from wander.envs.hooks import described
 from wander.errors import (
     BoundaryError,
     ContextOverflow,
@@ -41,8 +39,10 @@ from wander.errors import (
     ToolError,
 )
 from wander.handle import Split
-from wander.outside_calls import ROLLOUT
 from wander.parsers import Parser, XMLParser
+from wander.rollout.calls import ModelCalls
+from wander.rollout.hooks import described
+from wander.rollout.outside_calls import ROLLOUT
 from wander.rubrics.rubric import Rubric
 from wander.rubrics.score import Score, checked_reward
 from wander.seeding import derived_seed

@@ -15,9 +15,9 @@ from wander.compat.verifiers.errors import ModelError as ClassicModelError
 from wander.compat.verifiers.errors import OverlongPromptError
 from wander.compat.verifiers.message_models import Response, ResponseMessage, ResponseTokens, Usage
 from wander.compat.verifiers.messages import wire_messages
-from wander.envs.calls import ModelCalls
-from wander.envs.hooks import described
 from wander.errors import ContextOverflow, ModelError
+from wander.rollout.calls import ModelCalls
+from wander.rollout.hooks import described
 from wander.seeding import derived_seed
 from wander.types import SamplingArgs, Turn, TurnTokens
 

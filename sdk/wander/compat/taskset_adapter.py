@@ -20,7 +20,6 @@ from wander.compat.taskset_harness import chat_harness
 from wander.compat.verifiers.messages import plain, wire_messages
 from wander.dataset import Dataset, ProceduralRows, Rows
 from wander.environment import Environment
-from wander.envs.calls import ModelCalls
 from wander.errors import (
     BoundaryError,
     ConfigError,
@@ -33,14 +32,15 @@ from wander.errors import (
     ToolError,
 )
 from wander.handle import Split
-from wander.outside_calls import ROLLOUT
 from wander.parsers import Parser
+from wander.rollout.calls import ModelCalls
+from wander.rollout.outside_calls import ROLLOUT
 from wander.rubrics.rubric import Rubric
 from wander.rubrics.score import Score, checked_reward
 from wander.seeding import derived_seed
 from wander.types import Example, RewardFunctionInfo, State
-from wander.worker.endpoint import BASE_VARIABLE
-from wander.worker.endpoint import KEY_VARIABLE as HOST_KEY_VARIABLE
+from wander.worker.openai_proxy import BASE_VARIABLE
+from wander.worker.openai_proxy import KEY_VARIABLE as HOST_KEY_VARIABLE
 
 EPISODE = "taskset_episode"
 """Where in the state of a rollout the library's episode is kept until it is scored."""

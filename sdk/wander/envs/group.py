@@ -9,12 +9,12 @@ from typing import Any, ClassVar
 from wander.clients.base import Client
 from wander.dataset import ProceduralRows
 from wander.environment import Environment
-from wander.envs.calls import ModelCalls
-from wander.envs.hooks import call_hook, teardown
 from wander.envs.mixture import Mixture
 from wander.errors import BoundaryError, ConfigError
 from wander.handle import Split
 from wander.parsers import Parser
+from wander.rollout.calls import ModelCalls
+from wander.rollout.hooks import call_hook, teardown
 from wander.rubrics import Rubric, Score
 from wander.types import Example, RewardFunctionInfo, Rollout, SamplingArgs, State
 

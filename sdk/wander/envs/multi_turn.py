@@ -9,9 +9,9 @@ from typing import Any, ClassVar
 
 from wander.dataset import ProceduralRows, Rows
 from wander.environment import Environment
-from wander.envs.calls import ModelCalls
-from wander.envs.hooks import STOP, call_hook, checked_messages, marked_methods, stop
 from wander.errors import ConfigError, EnvironmentFault
+from wander.rollout.calls import ModelCalls
+from wander.rollout.hooks import STOP, call_hook, checked_messages, marked_methods, stop
 from wander.types import Messages, State
 
 TIMEOUT = "timeout_reached"

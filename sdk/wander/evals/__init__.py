@@ -1,1 +1,1 @@
-"""Evaluation: runner, run folders, statistics, reports. See `wander.evals.runner.evaluate`."""
+"""Evaluation: runner, run folders, statistics, reports. See `wander.evals.run.runner.evaluate`."""

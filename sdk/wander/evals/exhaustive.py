@@ -1,9 +1,10 @@
 """Plays a policy against everything that an environment could answer: every line from every opening.
 
-A line is one sequence of the environment's choices (`wander.envs.choices`). A rollout plays the choices it is
-asked for and then takes the first option of each further one; every option that it passed by is the beginning
-of another line. So each line is played exactly once, and lines that begin alike share what the model said:
-each conversation is asked once. The lines of one wave do not depend on each other and are played together.
+A line is one sequence of the environment's choices (`wander.clients.choices`). A rollout plays the choices it
+is asked for and then takes the first option of each further one; every option that it passed by is the
+beginning of another line. So each line is played exactly once, and lines that begin alike share what the
+model said: each conversation is asked once. The lines of one wave do not depend on each other and are played
+together.
 
 The model must be a function of the conversation, so it is asked greedily. Its moves may depend on all that
 was said: two lines that reach one position by different ways are two lines.
@@ -21,12 +22,12 @@ from pathlib import Path
 from typing import Any
 
 from wander.clients.base import Client, ModelRequest, ModelResponse, WrappedClient
-from wander.envs.choices import asked_line, line_of
+from wander.clients.choices import asked_line, line_of
 from wander.errors import ConfigError
-from wander.evals.manifest import model_pin, new_manifest
-from wander.evals.statistics import summarise
-from wander.evals.stopping import FailureWatch, StopRequest
-from wander.evals.store import RunFolder, run_folder
+from wander.evals.run.stopping import FailureWatch, StopRequest
+from wander.evals.stats.summary import summarise
+from wander.evals.store.folder import RunFolder, run_folder
+from wander.evals.store.manifest import model_pin, new_manifest
 from wander.handle import EnvironmentHandle
 from wander.seeding import derived_seed
 from wander.types import Example, Rollout, SamplingArgs, canonical_json

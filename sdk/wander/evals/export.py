@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from wander.errors import ConfigError, MissingExtra
-from wander.evals import jsonl
+from wander.evals.store import jsonl
 from wander.parsers import message_text
 from wander.types import Message, Rollout
 from wander.wire import RunManifest, RunSummary

@@ -17,11 +17,10 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from wander import __version__
 from wander.errors import RunError
-from wander.evals.manifest import new_run_id
-from wander.evals.statistics import summarise
-from wander.evals.store import RunFolder
+from wander.evals.stats.summary import summarise
+from wander.evals.store.folder import RunFolder
+from wander.evals.store.manifest import new_run_id
 from wander.seeding import derived_seed
 from wander.types import (
     EnvironmentInfo,
@@ -33,6 +32,7 @@ from wander.types import (
     Usage,
     task_set_digest,
 )
+from wander.version import __version__
 from wander.wire import EnvironmentPin, ModelPin, Platform, RunManifest
 
 RESULTS, METADATA, TRACES = "results.jsonl", "metadata.json", "traces.jsonl"

@@ -29,8 +29,8 @@ from wander.garbage import fewer_collections
 from wander.handle import EnvironmentHandle
 from wander.seeding import derived_rng
 from wander.types import Example, Rollout, task_set_digest
-from wander.verification import Divergence, LevelSought, Method, ReplayReport
 from wander.wire import RunManifest
+from wander.wire.verification import Divergence, LevelSought, Method, ReplayReport
 
 COMPARED = (
     "seed",

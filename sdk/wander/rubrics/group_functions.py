@@ -10,9 +10,9 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, get_origin
 
-from wander.envs.faults import is_fault
-from wander.envs.hooks import described
 from wander.errors import RubricError
+from wander.rollout.faults import is_fault
+from wander.rollout.hooks import described
 from wander.rubrics.score import Score, checked_reward
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ from contextlib import suppress
 from functools import partial
 from typing import Any
 
-from wander.answers import extract_boxed_answer
+from wander.boxed import extract_boxed_answer
 from wander.errors import MissingExtra, RubricError
 from wander.parsers import MaybeThinkParser, Parser
 from wander.rubrics.rubric import Rubric

@@ -12,10 +12,10 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from wander.envs.faults import is_fault
-from wander.envs.hooks import PLAIN, described
 from wander.errors import ConfigError, RubricError
 from wander.parsers import Parser
+from wander.rollout.faults import is_fault
+from wander.rollout.hooks import PLAIN, described
 from wander.rubrics.group_functions import group_scores, is_group_function
 from wander.rubrics.score import Score, checked_reward
 from wander.types import RewardFunctionInfo, State

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from wander.answers import extract_json_answer
+from wander.boxed import extract_json_answer
 from wander.parsers import tagged
 
 VerdictReader = Callable[[str], float]

@@ -29,7 +29,7 @@ from wander.sandbox.seccomp import CLONE_NEW_ANY, MACHINES
 from wander.sandbox.syscalls import DENIED, JUDGED
 
 Probe = Callable[[dict[str, Any]], object]
-"""Takes what the host has prepared (`Bait` of `wander.sandbox.check`)."""
+"""Takes what the host has prepared (`Bait` of `wander.worker.process.sandbox_check`)."""
 _SECONDS = 10.0
 _libc = ctypes.CDLL(None, use_errno=True)
 

@@ -29,8 +29,8 @@ import torch
 from transformers import TrainerCallback
 from trl import GRPOTrainer
 
-from wander.clients.policy import PolicyClient
 from wander.models.loading import load_model, weights_digest
+from wander.models.policy import PolicyClient
 from wander.models.quiet import quiet_libraries
 from wander.train.algorithm import grpo_config, idle_rows_add_nothing
 from wander.train.averaging import weight_means

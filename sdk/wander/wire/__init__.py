@@ -1,6 +1,7 @@
 """What passes between client and hub: the run record and the hub's JSON answers."""
 
-from wander.wire.answers import (
+from wander.wire.boards import BoardInfo, BoardSettings, Leaderboard, LeaderboardRow
+from wander.wire.environments import (
     TOKEN_SCOPES,
     ArtifactInfo,
     CheckFinding,
@@ -25,7 +26,6 @@ from wander.wire.answers import (
     VerificationLevel,
     VersionDetail,
 )
-from wander.wire.boards import BoardInfo, BoardSettings, Leaderboard, LeaderboardRow
 from wander.wire.run_record import (
     RUN_SCHEMA,
     EndpointUse,

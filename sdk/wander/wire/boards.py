@@ -10,7 +10,7 @@ from typing import Any, Literal, Self
 from pydantic import Field, model_validator
 
 from wander.types import Record
-from wander.wire.answers import VerificationLevel
+from wander.wire.environments import VerificationLevel
 from wander.wire.run_record import PassRate
 
 BOARD_COLUMNS = (

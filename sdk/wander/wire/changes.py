@@ -7,7 +7,7 @@ from typing import Literal
 from pydantic import Field
 
 from wander.types import Record
-from wander.wire.answers import ProjectStatus, Role, TokenInfo, TokenScope
+from wander.wire.environments import ProjectStatus, Role, TokenInfo, TokenScope
 
 
 class Body(Record, defer_build=False):

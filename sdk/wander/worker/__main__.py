@@ -1,7 +1,7 @@
 """`python -m wander.worker --socket PATH` (or `--fd N`): run one environment for the host that listens there.
 
-Started by `wander.worker.host`; not meant for people. Only `--listen HOST:PORT` is: it serves hosts on other
-machines (`wander.worker.listener`). Standard output and error are the host's log file.
+Started by `wander.worker.host.environment`; not meant for people. Only `--listen HOST:PORT` is: it serves
+hosts on other machines (`wander.worker.listener`). Standard output and error are the host's log file.
 The process ends when the host closes the connection, says so, or dies: `--lifeline` is a pipe whose other end
 only the host holds, watched from a thread, so that even an environment that never yields cannot outlive its
 host.
@@ -27,11 +27,11 @@ from websockets.asyncio.client import unix_connect
 from wander.errors import WanderError
 from wander.garbage import fewer_collections
 from wander.worker.channel import OPTIONS, Channel
+from wander.worker.child.guard import keep_from_children, take_no_interrupts
+from wander.worker.child.service import Service, load
 from wander.worker.command import listen_options, listened
-from wander.worker.guard import keep_from_children, take_no_interrupts
 from wander.worker.protocol import Load
 from wander.worker.running import RUNNING, new_note
-from wander.worker.service import Service, load
 
 _LAST_SECONDS = 6.0
 """How long an orphaned worker may tear down before it is ended."""

@@ -34,9 +34,9 @@ from wander.errors import ConfigError, LoadError, WanderError
 from wander.worker.address import is_loopback
 from wander.worker.channel import FRAME, OPTIONS, parts
 from wander.worker.heartbeat import HOST_PING_SECONDS, HOST_SILENT_PINGS, heartbeat, keep_alive
-from wander.worker.link import LocalLink, WorkerOptions
+from wander.worker.host.link import LocalLink, WorkerOptions
+from wander.worker.host.session import CLOSE_SECONDS, EXIT_SECONDS
 from wander.worker.protocol import PROTOCOL, Fault, LastWords, Load, LoadFailed, Refused, to_worker
-from wander.worker.session import CLOSE_SECONDS, EXIT_SECONDS
 from wander.worker.tunnel import NearEnd
 
 _REASON_BYTES = 120

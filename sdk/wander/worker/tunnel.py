@@ -2,8 +2,8 @@
 
 The listener opens a port on its own loopback and tells the environment its address and a token; each request
 goes to the host over the connection that is there already, in a text frame (those of the worker's process
-are binary), and is answered by the host's endpoint (`wander.worker.endpoint`), where the key and the record
-are.
+are binary), and is answered by the host's endpoint (`wander.worker.openai_proxy`), where the key and the
+record are.
 The port is the listener's, not that of the worker's process, whose event loop stands still while a client of
 its code that is not `async` waits.
 """
@@ -22,9 +22,9 @@ from websockets.asyncio.connection import Connection
 from websockets.exceptions import ConnectionClosed
 
 from wander.errors import LoadError
-from wander.outside_calls import HEADER
+from wander.rollout.outside_calls import HEADER
 from wander.worker.channel import FRAME, parts
-from wander.worker.endpoint import MOST_CONNECTIONS, TOKEN_REFUSED, as_response, refusal, token_variables
+from wander.worker.openai_proxy import MOST_CONNECTIONS, TOKEN_REFUSED, as_response, refusal, token_variables
 from wander.worker.protocol import PROTOCOL, OutsideAnswer, OutsideCall
 
 if TYPE_CHECKING:

@@ -5,7 +5,7 @@ import threading
 from collections.abc import Sequence
 
 import pytest
-from wander.clients.batching import Batcher
+from wander.models.batching import Batcher
 
 
 class Squares:

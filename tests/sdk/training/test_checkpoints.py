@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 from wander.errors import RunError
-from wander.posting import Checkpoint
 from wander.train.records.checkpoints import (
     checkpoint_to_resume,
     give_up_later,
@@ -16,6 +15,7 @@ from wander.train.records.checkpoints import (
     sealed_steps,
     write_saved,
 )
+from wander.wire.postings import Checkpoint
 
 
 def written(run: Path, step: int) -> Path:

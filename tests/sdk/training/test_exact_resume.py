@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from wander.evals.store import RunFolder
+from wander.evals.store.folder import RunFolder
 from wander.models.loading import weights_digest
 from wander.train.config import GRPOSettings
 from wander.train.grpo import train_grpo

@@ -8,14 +8,14 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-from wander.clients.policy import PolicyClient
 from wander.environment import LocalEnvironment
 from wander.handle import EnvironmentHandle
 from wander.loading import load_path
 from wander.models.loading import load_model
+from wander.models.policy import PolicyClient
 from wander.train.play.rollouts import Assignment, RolloutSource
 from wander.types import SamplingArgs
-from wander.worker.host import WorkerEnvironment
+from wander.worker.host.environment import WorkerEnvironment
 
 SOURCE = """
 from wander import MultiTurnEnv, Rubric, stop

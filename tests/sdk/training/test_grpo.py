@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 import torch
 from wander import State
-from wander.clients.transformers import TransformersClient
 from wander.environment import LocalEnvironment
 from wander.errors import RunError
-from wander.evals.store import RunFolder
+from wander.evals.store.folder import RunFolder
+from wander.models.client import TransformersClient
 from wander.models.loading import weights_digest
 from wander.train.config import GRPOSettings
 from wander.train.grpo import RolloutTrainer, train_grpo

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 from wander.clients.base import ModelRequest, ModelResponse
-from wander.clients.policy import PolicyClient
-from wander.clients.transformers import TransformersClient
 from wander.environment import LocalEnvironment
 from wander.errors import ConfigError, ContextOverflow, InvalidResponse, ModelError
+from wander.models.client import TransformersClient
 from wander.models.loading import LoadedModel, load_model
+from wander.models.policy import PolicyClient
 from wander.train.play.rollouts import trajectory_of
 from wander.types import Rollout, SamplingArgs
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
-from wander.evals.store import RunFolder
+from wander.evals.store.folder import RunFolder
 from wander.models.loading import weights_digest
 from wander.train.algorithm import CISPO_CLIP_HIGH, grpo_config
 from wander.train.config import GRPOSettings

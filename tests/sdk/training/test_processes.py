@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 from wander.errors import ConfigError
-from wander.evals.store import RunFolder
+from wander.evals.store.folder import RunFolder
 from wander.models.loading import load_model, weights_digest
 from wander.train.config import GRPOSettings
 from wander.train.grpo import train_grpo

@@ -14,7 +14,7 @@ import pytest
 from wander import Messages, MultiTurnEnv, Rubric, State
 from wander.environment import LocalEnvironment
 from wander.errors import ConfigError
-from wander.evals.store import RunFolder
+from wander.evals.store.folder import RunFolder
 from wander.handle import EnvironmentHandle
 from wander.models.loading import weights_digest
 from wander.seeding import derived_rng

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from wander.errors import RunError
-from wander.evals.store import RunFolder
+from wander.evals.store.folder import RunFolder
 from wander.train.config import GRPOSettings
 from wander.train.grpo import train_grpo
 from wander.train.records import reproduction

@@ -11,13 +11,13 @@ import pytest
 import torch
 from token_server import TokenServer, token_server
 from transformers import AutoModelForCausalLM
-from wander.clients.policy import PolicyClient
 from wander.errors import ConfigError, ModelError
 from wander.models.chat import ChatFormat
 from wander.models.engines.base import Job
 from wander.models.engines.vllm_server import VLLMServer, VLLMServerEngine
 from wander.models.engines.weights import FolderSync, whole_weights
 from wander.models.loading import LoadedModel, load_model, weights_digest
+from wander.models.policy import PolicyClient
 from wander.models.quiet import quiet_libraries
 from wander.models.sampling import SampleRequest, end_of_turn_ids
 from wander.train.config import GRPOSettings

@@ -22,7 +22,7 @@ from wander.compat.verifiers.async_calls import (
 from wander.compat.verifiers.decorators import discover_decorated
 from wander.compat.verifiers.parsers import Parser
 from wander.compat.verifiers.types import RolloutScore, RolloutScores, State
-from wander.outside_calls import calling_for
+from wander.rollout.outside_calls import calling_for
 
 REWARD_ERRORS = "reward_errors"
 """Where in a state the exceptions of its reward functions are, by the function's name."""

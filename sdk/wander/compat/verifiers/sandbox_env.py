@@ -14,7 +14,7 @@ from wander.compat.verifiers.decorators import cleanup, teardown
 from wander.compat.verifiers.errors import SandboxError
 from wander.compat.verifiers.tool_env import StatefulToolEnv
 from wander.compat.verifiers.types import State
-from wander.envs.repl import Query, Repl, ReplLimits
+from wander.envs.rlm.repl import Query, Repl, ReplLimits
 from wander.errors import SandboxError as ReplError
 
 _BASH = """\

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from wander.compat.verifiers.message_models import Tool
-from wander.envs.tool_schema import FunctionTool
+from wander.envs.tool.schema import FunctionTool
 
 VALID_TOOL_CONTENT_PART_TYPES = frozenset({"text", "image_url"})
 

@@ -13,8 +13,8 @@ from typing import Any
 
 import torch
 
-from wander.clients.batching import Batcher
 from wander.errors import ModelError
+from wander.models.batching import Batcher
 from wander.models.engines.base import Engine, Job, Weights
 from wander.models.kv import ConversationCache
 from wander.models.sampling import Sample, Sampler

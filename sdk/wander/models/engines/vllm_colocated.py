@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from time import perf_counter
 from typing import Any
 
-from wander.clients.batching import Batcher
 from wander.errors import MissingExtra, ModelError
+from wander.models.batching import Batcher
 from wander.models.engines.base import Engine, Job, Weights
 from wander.models.sampling import Sample, SampleRequest
 

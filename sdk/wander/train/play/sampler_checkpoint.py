@@ -8,7 +8,7 @@ from typing import Any
 
 from transformers import TrainerCallback
 
-from wander.evals import jsonl
+from wander.evals.store import jsonl
 from wander.train.play.mixture import Mixture
 
 SAMPLER = "sampler.json"

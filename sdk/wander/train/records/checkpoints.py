@@ -16,9 +16,9 @@ from pathlib import Path
 from pydantic import Field, ValidationError
 
 from wander.errors import RunError
-from wander.evals import jsonl
-from wander.posting import Checkpoint
+from wander.evals.store import jsonl
 from wander.types import Record
+from wander.wire.postings import Checkpoint
 
 SEAL = "seal.json"
 SEALED = "sealed.jsonl"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Literal
 
-from wander.evals import jsonl
+from wander.evals.store import jsonl
 from wander.types import Record
 
 OUTCOME = "outcome.json"

@@ -15,14 +15,13 @@ from typing import Any
 
 from transformers import TrainerCallback
 
-from wander.clients.policy import PolicyClient
 from wander.errors import RunError
-from wander.evals import jsonl
-from wander.evals.manifest import model_pin, new_manifest
-from wander.evals.statistics import summarise
-from wander.evals.store import RunFolder
+from wander.evals.stats.summary import summarise
+from wander.evals.store import jsonl
+from wander.evals.store.folder import RunFolder
+from wander.evals.store.manifest import model_pin, new_manifest
 from wander.models.loading import LoadedModel, weights_digest
-from wander.posting import Checkpoint
+from wander.models.policy import PolicyClient
 from wander.train.config import GRPOSettings
 from wander.train.parallel import shards_policy
 from wander.train.play.environments import PinSource
@@ -48,6 +47,7 @@ from wander.train.records.reproduction import (
 from wander.train.records.step_hash import STEPS, StepHashes
 from wander.types import task_set_digest
 from wander.wire import EnvironmentPin, RunManifest
+from wander.wire.postings import Checkpoint
 from wander.wire.run_record import MixedEnvironment
 
 METRICS = "metrics.jsonl"

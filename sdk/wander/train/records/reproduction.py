@@ -22,17 +22,17 @@ import torch
 from pydantic import ValidationError
 
 import wander
-from wander.evals.manifest import (
+from wander.evals.store.manifest import (
     differing_fields,
     installed_versions,
     pin_differences,
     uncommitted_diff,
 )
-from wander.source_tree import TreeEntry, tree_digest
 from wander.train.config import GRPOSettings
 from wander.types import EnvironmentInfo
 from wander.wire import RunManifest
 from wander.wire.reproduction import AllowedChange, Hardware, Reproduction, SourceChanges, TrainingMode
+from wander.wire.source_tree import TreeEntry, tree_digest
 
 LIBRARIES = (
     *("torch", "transformers", "trl", "peft", "accelerate", "tokenizers", "safetensors", "datasets"),

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
-from wander.evals import jsonl
+from wander.evals.store import jsonl
 from wander.types import Rollout
 
 SAMPLES = "samples.jsonl"

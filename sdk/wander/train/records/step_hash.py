@@ -20,7 +20,7 @@ from typing import Any, Literal, get_args
 import torch
 from transformers import TrainerCallback
 
-from wander.evals import jsonl
+from wander.evals.store import jsonl
 from wander.models.engines.weights import whole_weight
 from wander.train.parallel import is_sharded
 from wander.types import Record, Rollout

@@ -16,7 +16,7 @@ from pydantic import Field, ValidationError
 from transformers import TrainerCallback
 
 from wander.errors import RunError
-from wander.evals.store import RunFolder
+from wander.evals.store.folder import RunFolder
 from wander.train.config import (
     EvaluationSection,
     GRPOSettings,

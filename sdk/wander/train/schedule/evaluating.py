@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from transformers import TrainerCallback
 
-from wander.clients.policy import PolicyClient
 from wander.models.loading import LoadedModel
+from wander.models.policy import PolicyClient
 from wander.train.config import GRPOSettings
 from wander.train.play.environments import EnvironmentOpener
 from wander.train.play.inference import save_policy

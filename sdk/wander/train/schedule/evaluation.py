@@ -17,16 +17,16 @@ from typing import TYPE_CHECKING, Literal
 from pydantic import Field
 
 from wander.errors import ConfigError
-from wander.evals import jsonl
-from wander.evals.statistics import clustered_wilson_interval, is_number, summarise, t_interval
+from wander.evals.stats.summary import clustered_wilson_interval, is_number, summarise, t_interval
+from wander.evals.store import jsonl
 from wander.train.play.environments import EnvironmentChoice, EnvironmentOpener
 from wander.train.processes import World
 from wander.train.records.outcome import BestCheckpoint
 from wander.types import Example, Record, Rollout, SamplingArgs, canonical_json, task_set_digest
 
 if TYPE_CHECKING:
-    from wander.clients.policy import PolicyClient
     from wander.handle import EnvironmentHandle
+    from wander.models.policy import PolicyClient
     from wander.train.config import EvaluationCell, GRPOSettings
 
 EVALUATIONS = "evaluations.jsonl"

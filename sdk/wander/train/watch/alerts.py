@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from wander.evals import jsonl
+from wander.evals.store import jsonl
 from wander.train.config import AlertsSection
 from wander.types import Record
 

@@ -187,7 +187,7 @@ def _settings_lines(config: Mapping[str, Any], prefix: str = "") -> Iterator[str
 
 def _kept_id(folder: Path) -> str:
     """Return the id under which W&B knows the run: that of its manifest; fine-tuning has its folder alone."""
-    from wander.evals.store import MANIFEST, RunFolder
+    from wander.evals.store.folder import MANIFEST, RunFolder
 
     if (folder / MANIFEST).is_file():
         return RunFolder.open(folder).manifest.run_id

@@ -1,0 +1,93 @@
+"""`wander key`: the key with which this machine signs runs."""
+
+from __future__ import annotations
+
+import platform
+from typing import Annotated
+
+import typer
+
+from wander_client.context import current
+from wander_client.terminal.command import command_app
+
+app = command_app(
+    help="""Make, list and revoke keys that sign runs.
+
+    A signature says that a run comes from you, whoever brings it; `wander post --sign` makes one.""",
+    group=True,
+)
+
+
+@app.command()
+def new(
+    name: Annotated[str | None, typer.Option(help="what to call it  [default: this machine's name]")] = None,
+) -> None:
+    """Make this machine's key, if it has none, and register it on the hub.
+
+    \b
+    wander key new
+    wander key new --name laptop
+
+    The private key stays here, in the config folder, readable by you alone.
+    """
+    from wander_client.errors import NotFound
+    from wander_client.hub.signing_keys import key_file, make_key, register, stored_key
+
+    here = current()
+    place = here.settings.config_dir
+    try:
+        key = stored_key(place)
+    except NotFound:
+        key = make_key(place)
+        here.output.note(f"made {key_file(place)}")
+    with here.hub(login=True) as hub:
+        info = register(hub, key, name or platform.node() or "unnamed")
+    here.output.answer(info, f"{info.fingerprint}  {info.name}")
+    here.output.next("wander post RUN --sign")
+
+
+@app.command("list")
+def list_keys() -> None:
+    """List your keys on the hub.
+
+    \b
+    wander key list
+    wander key list --json
+    """
+    from wander_client.hub.signing_keys import registered
+
+    here = current()
+    with here.hub(login=True) as hub:
+        found = registered(hub)
+    rows = [
+        [
+            one.fingerprint[:16],
+            one.name,
+            f"{one.created_at:%Y-%m-%d}",
+            "revoked" if one.revoked_at else "live",
+        ]
+        for one in found
+    ]
+    columns = ["fingerprint", "name", "since", "state"]
+    here.output.answer(found, lambda: here.output.table(columns, rows, shrink=["name"]))
+
+
+@app.command()
+def remove(
+    fingerprint: Annotated[str, typer.Argument(help="its beginning, as `wander key list` shows it")],
+) -> None:
+    """Revoke a key on the hub: it signs nothing any more, and runs that it signed say so.
+
+    \b
+    wander key remove 1f0c2d3e
+    """
+    from wander_client.hub.signing_keys import key_file, revoke, stored_key
+
+    here = current()
+    with here.hub(login=True) as hub:
+        info = revoke(hub, fingerprint)
+    path = key_file(here.settings.config_dir)
+    if path.exists() and stored_key(here.settings.config_dir).fingerprint == info.fingerprint:
+        path.unlink()
+        here.output.note(f"removed {path}")
+    here.output.answer(info, f"revoked {info.fingerprint[:16]} ({info.name})")

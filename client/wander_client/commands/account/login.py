@@ -1,0 +1,94 @@
+"""`wander login`: store a hub's token after the hub has accepted it."""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from wander_client.context import current
+from wander_client.errors import ClientError, NotFound, UsageError
+from wander_client.terminal.command import command_app
+
+if TYPE_CHECKING:
+    from wander.wire.changes import Whoami
+
+app = command_app()
+
+_PAUSE = 0.2
+"""Seconds between two looks at what is waited for."""
+
+
+@app.command()
+def login(
+    token_stdin: Annotated[bool, typer.Option("--token-stdin", help="read the token from stdin")] = False,
+    token_file: Annotated[
+        Path | None, typer.Option("--token-file", help="read the token from a file")
+    ] = None,
+    wait: Annotated[
+        float, typer.Option(min=0, help="seconds to wait for the file and for a hub that is starting")
+    ] = 0,
+) -> None:
+    """Store a hub's token, checked at once.
+
+    \b
+    wander login
+    wander login --token-file token --wait 60
+    wander login --hub https://hub.example.org --token-stdin < token.txt
+
+    Never pass a token as an argument: it would stay in the shell's history. In CI set WANDER_TOKEN.
+    """
+    here = current()
+    hub = here.settings.hub
+    if token_stdin and token_file is not None:
+        raise UsageError("the token comes from one place", hint="pass `--token-stdin` or `--token-file FILE`")
+    if token_file is not None:
+        token, who = _from_file(token_file, time.monotonic() + wait)
+    else:
+        flags = "--token-stdin` or `--token-file FILE"
+        asked = f"API token for {hub}"
+        token = (
+            sys.stdin.readline().strip() if token_stdin else here.output.ask(asked, flag=flags, secret=True)
+        )
+        who = _checked(token)
+    store = here.credentials
+    store.set(hub, token)
+    place = str(store.path)
+    here.output.answer(
+        {"hub": hub, "user": who.user, "owners": who.owners, "stored_in": place},
+        f"logged in to {hub} as {who.user} (may publish as {', '.join(who.owners) or 'nobody yet'})",
+    )
+    here.output.note(f"token stored in {place}, readable by you alone")
+
+
+def _checked(token: str) -> Whoami:
+    """Return whose token it is, as the hub says."""
+    here = current()
+    if not token:
+        raise UsageError(
+            f"the token for `{here.settings.hub}` is empty",
+            hint="make one on the hub's machine: `wander-hub token create USER`",
+        )
+    with here.hub_with(token) as api:
+        return api.whoami()
+
+
+def _from_file(path: Path, deadline: float) -> tuple[str, Whoami]:
+    """Return the token in a file and whose it is; waits for a hub that starts and is about to write it."""
+    while True:
+        try:
+            if not path.exists():
+                raise NotFound(
+                    f"there is no file `{path}`",
+                    hint=f"while a hub is starting: `wander login --token-file {path} --wait 60`",
+                    code="file_not_found",
+                )
+            token = path.read_text(encoding="utf-8", errors="replace").strip()
+            return token, _checked(token)
+        except ClientError:  # also a token of the hub that was here before
+            if time.monotonic() >= deadline:
+                raise
+        time.sleep(_PAUSE)

@@ -1,0 +1,174 @@
+"""`wander owner`: who may do what with an owner's environments, and whose they are."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from wander_client.context import current
+from wander_client.errors import UsageError
+from wander_client.terminal.command import command_app
+
+if TYPE_CHECKING:
+    from wander.wire import EnvironmentDetail, Role
+    from wander.wire.changes import Member
+
+app = command_app(
+    help="""Roles, transfer, renaming and visibility.
+
+    \b
+    reader       sees private environments and posts results
+    maintainer   also publishes, yanks and deprecates
+    owner        also does everything else: roles, visibility, transfer, deletion""",
+    group=True,
+)
+
+Target = Annotated[str, typer.Argument(help="owner, or owner/name for one environment")]
+Environment = Annotated[str, typer.Argument(help="owner/name")]
+
+
+@app.command("list")
+def list_members(target: Target) -> None:
+    """List who has a role.
+
+    \b
+    wander owner list acme
+    wander owner list acme/wordle
+    """
+    from wander_client.hub import administration
+
+    here = current()
+    with here.hub(login=True) as hub:
+        _show(administration.members(hub, target))
+
+
+@app.command()
+def add(
+    target: Target,
+    user: Annotated[str, typer.Argument(help="whom")],
+    role: Annotated[str, typer.Option(help="reader, maintainer or owner")] = "maintainer",
+) -> None:
+    """Give somebody a role, or another one.
+
+    \b
+    wander owner add acme ada --role owner
+    wander owner add acme/wordle bob --role reader
+    """
+    from wander_client.hub import administration
+
+    here = current()
+    chosen = _role(role)
+    with here.hub(login=True) as hub:
+        _show(administration.set_role(hub, target, user, chosen))
+
+
+@app.command()
+def remove(target: Target, user: Annotated[str, typer.Argument(help="whom")]) -> None:
+    """Take somebody's role.
+
+    \b
+    wander owner remove acme ada
+    """
+    from wander_client.hub import administration
+
+    here = current()
+    with here.hub(login=True) as hub:
+        _show(administration.remove_role(hub, target, user))
+
+
+@app.command()
+def transfer(
+    environment: Environment,
+    owner: Annotated[str, typer.Argument(help="the new owner, where you may publish")],
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="do not ask")] = False,
+) -> None:
+    """Give an environment to another owner. The old address leads to the new one.
+
+    \b
+    wander owner transfer ada/wordle acme
+
+    Roles on the environment and tokens for it end with the transfer.
+    """
+    _confirm(f"give {environment} to {owner}", owner, yes=yes)
+    _move(environment, owner=owner, name=None)
+
+
+@app.command()
+def rename(
+    environment: Environment,
+    name: Annotated[str, typer.Argument(help="the new name")],
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="do not ask")] = False,
+) -> None:
+    """Give an environment another name. The old address leads to the new one.
+
+    \b
+    wander owner rename acme/wordle wordle-classic
+
+    What was published keeps its file names; the next version has to carry the new name in pyproject.toml.
+    """
+    _confirm(f"rename {environment} to {name}", name, yes=yes)
+    _move(environment, owner=None, name=name)
+
+
+@app.command()
+def visibility(
+    target: Target,
+    choice: Annotated[str, typer.Argument(help="private or public")],
+) -> None:
+    """Make an environment private or public; for an owner, choose what its new environments are.
+
+    \b
+    wander owner visibility acme/wordle private
+    wander owner visibility acme private
+    """
+    from wander_client.hub import administration
+    from wander_client.names import parse_name
+
+    here = current()
+    if choice not in ("private", "public"):
+        raise UsageError(f"`{choice}` is no visibility", hint="write `private` or `public`")
+    private = choice == "private"
+    with here.hub(login=True) as hub:
+        if "/" not in target:
+            settings = administration.set_default_visibility(hub, target, private=private)
+            here.output.answer(settings, f"new environments of {target} are {choice}")
+            return
+        detail = administration.set_visibility(hub, parse_name(target), private=private)
+    here.output.answer(detail, f"{detail.owner}/{detail.name} is {choice}")
+
+
+def _move(environment: str, *, owner: str | None, name: str | None) -> None:
+    from wander.wire.changes import NewPlace
+
+    from wander_client.hub import administration
+    from wander_client.names import parse_name
+
+    here = current()
+    old = parse_name(environment)
+    place = NewPlace(owner=(owner or old.owner).lower(), name=name)
+    with here.hub(login=True) as hub:
+        detail: EnvironmentDetail = administration.transfer(hub, old, place)
+    here.output.answer(detail, f"{old} is {detail.owner}/{detail.name} now")
+
+
+def _confirm(what: str, word: str, *, yes: bool) -> None:
+    if not yes and current().output.ask(f"Type `{word}` to {what}", flag="--yes") != word:
+        raise UsageError("not confirmed: nothing was changed", hint="or pass `--yes`")
+
+
+def _role(word: str) -> Role:
+    roles: dict[str, Literal["reader", "maintainer", "owner"]] = {
+        "reader": "reader",
+        "maintainer": "maintainer",
+        "owner": "owner",
+    }
+    if word not in roles:
+        raise UsageError(f"`{word}` is no role", hint=f"write one of {', '.join(roles)}")
+    return roles[word]
+
+
+def _show(found: list[Member]) -> None:
+    output = current().output
+    rows = [[one.user, one.role, one.through] for one in found]
+    output.answer(found, lambda: output.table(["user", "role", "through"], rows))

@@ -1,0 +1,114 @@
+"""`wander token`: make, list and revoke your tokens."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from wander_client.context import current
+from wander_client.errors import UsageError
+from wander_client.terminal.command import command_app
+
+app = command_app(
+    help="""Make, list and revoke your tokens.
+
+    \b
+    read      read private environments; every other scope does so too
+    results   post runs
+    publish   upload, yank, deprecate
+    manage    everything else""",
+    group=True,
+)
+
+DEFAULT_DAYS = 90
+
+
+@app.command()
+def new(
+    name: Annotated[str, typer.Argument(help="what it is for")],
+    scope: Annotated[
+        list[str] | None, typer.Option(help="read, results, publish or manage (repeatable)  [default: read]")
+    ] = None,
+    target: Annotated[
+        str | None, typer.Option("--for", help="owner or owner/name it is good for  [default: all of yours]")
+    ] = None,
+    days: Annotated[int, typer.Option(min=1, max=3650, help="until it expires")] = DEFAULT_DAYS,
+    never_expires: Annotated[bool, typer.Option("--never-expires", help="until it is revoked")] = False,
+) -> None:
+    """Make a token and print it, once.
+
+    \b
+    wander token new ci --scope publish --for acme/wordle
+    wander token new laptop --scope read --scope results --days 365
+
+    pip and uv take it as a password: https://__token__:TOKEN@HUB/OWNER/simple/
+    """
+    from pydantic import ValidationError
+    from wander.wire import TOKEN_SCOPES
+    from wander.wire.changes import NewToken
+
+    from wander_client.hub import administration
+
+    here = current()
+    words = scope or ["read"]
+    scopes = [one for one in TOKEN_SCOPES if one in words]
+    if unknown := sorted(set(words) - set(scopes)):
+        raise UsageError(f"`{unknown[0]}` is no scope", hint=f"choose from {', '.join(TOKEN_SCOPES)}")
+    try:
+        wanted = NewToken(name=name, scopes=scopes, target=target, days=None if never_expires else days)
+    except ValidationError as error:
+        raise UsageError(f"the name or target does not fit: {error.errors()[0]['msg']}") from error
+    with here.hub(login=True) as hub:
+        made = administration.new_token(hub, wanted)
+    here.output.answer(made, made.token)
+    until = f"until {made.expires_at:%Y-%m-%d}" if made.expires_at else "until it is revoked"
+    here.output.note(
+        f"{', '.join(made.scopes)} for {made.target or 'all of yours'}, {until}; not shown again"
+    )
+
+
+@app.command("list")
+def list_tokens() -> None:
+    """List your tokens by their prefix; nobody can show their secrets.
+
+    \b
+    wander token list
+    wander token list --json
+    """
+    from wander_client.hub import administration
+
+    here = current()
+    with here.hub(login=True) as hub:
+        found = administration.tokens(hub)
+    columns = ["prefix", "name", "scopes", "for", "expires", "last used", "state"]
+    rows = [
+        [
+            one.prefix,
+            one.name,
+            " ".join(one.scopes),
+            one.target or "all",
+            f"{one.expires_at:%Y-%m-%d}" if one.expires_at else "never",
+            f"{one.last_used_at:%Y-%m-%d}" if one.last_used_at else "never",
+            "revoked" if one.revoked else "live",
+        ]
+        for one in found
+    ]
+    here.output.answer(found, lambda: here.output.table(columns, rows, shrink=["name", "scopes", "for"]))
+
+
+@app.command()
+def revoke(
+    prefix: Annotated[str, typer.Argument(help="its beginning, as `wander token list` shows it")],
+) -> None:
+    """End a token at once.
+
+    \b
+    wander token revoke wnd_Ab12Cd
+    """
+    from wander_client.hub import administration
+
+    here = current()
+    with here.hub(login=True) as hub:
+        ended = administration.revoke(hub, prefix)
+    here.output.answer(ended, f"revoked {ended.prefix} ({ended.name})")

@@ -1,0 +1,1 @@
+"""Commands that find and install environments."""

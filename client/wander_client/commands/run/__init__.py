@@ -1,0 +1,1 @@
+"""Commands that evaluate, post and compare runs."""

@@ -1,0 +1,239 @@
+"""`wander board`: how an environment's boards are shown, and which runs stand on them."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+
+import typer
+
+from wander_client.context import current
+from wander_client.errors import UsageError
+from wander_client.terminal.command import command_app
+
+if TYPE_CHECKING:
+    from wander.wire import BoardInfo, Leaderboard
+    from wander.wire.verification import RunEvidence
+
+    from wander_client.terminal.output import Cell
+
+Body = TypeVar("Body")
+
+app = command_app(
+    help="""Arrange an environment's boards, and keep runs off them, with a reason that everybody can read.
+
+    A board begins with the first run of its task set and protocol, and is there as long as it has one;
+    `wander leaderboard` shows it.""",
+    group=True,
+)
+
+Environment = Annotated[str, typer.Argument(help="owner/name or owner/name@version")]
+Board = Annotated[str, typer.Argument(help="its name, as `wander board list` shows it, or the beginning")]
+RunId = Annotated[str, typer.Argument(help="a run on the hub: its id, or the folder here")]
+
+
+@app.command("list")
+def list_boards(environment: Environment) -> None:
+    """List the boards of a version: the pinned one, then the busiest first.
+
+    \b
+    wander board list acme/wordle
+    wander board list acme/wordle@0.3.0 --json
+    """
+    from wander_client.hub import administration
+    from wander_client.names import parse_name
+
+    here = current()
+    name = parse_name(environment)
+    with here.hub() as hub:
+        boards, first = administration.boards(hub, name)
+    more = first.boards - len(boards)
+    here.output.answer(boards, lambda: _show_list(boards))
+    if more > 0 and boards:
+        here.output.note(
+            f"and {more} with fewer runs; `wander leaderboard {environment} --board NAME` finds one"
+        )
+    if not boards:
+        here.output.note(f"{first.owner}/{first.name} {first.version} has no complete run, so no board")
+
+
+@app.command()
+def edit(
+    environment: Environment,
+    board: Board,
+    title: Annotated[str | None, typer.Option(help="up to 100 characters")] = None,
+    description: Annotated[str | None, typer.Option(help="up to 2,000 characters")] = None,
+    columns: Annotated[
+        str | None, typer.Option(help="in this order, with commas between; `usual` for the usual ones")
+    ] = None,
+    pin: Annotated[
+        bool | None, typer.Option("--pin/--no-pin", help="show it first of its version's boards")
+    ] = None,
+) -> None:
+    """Change a board's title, description, columns or pin; what is not named stays.
+
+    \b
+    wander board edit acme/wordle 1f3a5c7e --title "Hard words" --pin
+    wander board edit acme/wordle 1f3a5c7e --columns rank,model,reward,interval,metric:guesses,level
+
+    There are the columns rank, model, reward, interval, metrics, metric:NAME, pass, examples, tokens, cost,
+    level, by and posted; rank, model, reward, interval and level cannot be left out.
+    """
+    from wander.wire import BoardSettings
+
+    from wander_client.hub import administration
+    from wander_client.names import parse_name
+
+    given = {"title": title, "description": description, "pinned": pin}
+    changes: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+    if columns is not None:
+        changes["columns"] = _columns(columns)
+    if not changes:
+        raise UsageError(
+            "nothing to change", hint="write `--title`, `--description`, `--columns`, `--pin` or `--no-pin`"
+        )
+    here = current()
+    name = parse_name(environment)
+    with here.hub(login=True) as hub:
+        shown = hub.leaderboard(name.owner, name.name, version=name.version, board=board, limit=1)
+        before = administration.settings_of(shown).model_dump()
+        after = administration.arrange_board(hub, shown, _valid(BoardSettings, before | changes))
+    here.output.answer(after, lambda: _show_changed(shown, after))
+
+
+@app.command()
+def reset(environment: Environment, board: Board) -> None:
+    """Take a board's title, description, columns and pin away.
+
+    \b
+    wander board reset acme/wordle 1f3a5c7e
+    """
+    from wander.wire import BoardSettings
+
+    from wander_client.hub import administration
+    from wander_client.names import parse_name
+
+    here = current()
+    name = parse_name(environment)
+    with here.hub(login=True) as hub:
+        shown = hub.leaderboard(name.owner, name.name, version=name.version, board=board, limit=1)
+        after = administration.arrange_board(hub, shown, BoardSettings())
+    here.output.answer(
+        after, f"board {after.board} of {shown.owner}/{shown.name} {shown.version} is as at first"
+    )
+
+
+@app.command()
+def hide(run: RunId, reason: Annotated[str, typer.Option(help="why; shown to all")]) -> None:
+    """Keep a run off its board.
+
+    \b
+    wander board hide RUN --reason "its author found the answers in the prompt"
+    """
+    from wander.wire.boards import HiddenRunInfo, HidingReason
+
+    from wander_client.commands.run.posted_runs import posted_id
+
+    here = current()
+    with here.hub(login=True) as hub:
+        run_id = posted_id(hub, run)
+        body = _valid(HidingReason, {"reason": reason})
+        hidden = hub.change("PUT", f"/api/v1/runs/{run_id}/hiding", HiddenRunInfo, body)
+    here.output.answer(hidden, f"hidden: {hidden.run_id} of {hidden.model}: {hidden.reason}")
+    here.output.note(hidden.url)
+
+
+@app.command()
+def unhide(run: RunId) -> None:
+    """Let a hidden run rank again.
+
+    \b
+    wander board unhide RUN
+    """
+    from wander_client.commands.run.posted_runs import posted_id
+
+    here = current()
+    with here.hub(login=True) as hub:
+        run_id = posted_id(hub, run)
+        hub.change("DELETE", f"/api/v1/runs/{run_id}/hiding", None)
+        detail = hub.run(run_id)
+    here.output.answer(detail, f"ranks again: {detail.url}")
+
+
+@app.command()
+def clear(
+    run: RunId,
+    reason: Annotated[str | None, typer.Option(help="why it is no copy; shown to all")] = None,
+    undo: Annotated[bool, typer.Option("--undo", help="give it its mark back")] = False,
+) -> None:
+    """Take the mark of a duplicate off a run, which then has the level that the hub's replays gave it.
+
+    \b
+    wander board clear RUN --reason "the task has one right answer, word by word"
+    wander board clear RUN --undo
+
+    Nobody clears a run of their own but the hub's administrators.
+    """
+    from wander.wire.verification import ClearanceReason, RunEvidence
+
+    from wander_client.commands.run.posted_runs import posted_id
+
+    if undo == (reason is not None):
+        raise UsageError(
+            "a mark is taken off with a reason, or given back", hint="write `--reason WHY`, or `--undo`"
+        )
+    here = current()
+    with here.hub(login=True) as hub:
+        run_id = posted_id(hub, run)
+        path = f"/api/v1/runs/{run_id}/clearance"
+        if undo:
+            found = hub.change("DELETE", path, RunEvidence)
+        else:
+            found = hub.change("PUT", path, RunEvidence, _valid(ClearanceReason, {"reason": reason}))
+    here.output.answer(found, lambda: _show_evidence(found))
+
+
+def _valid(kind: type[Body], given: dict[str, Any]) -> Body:
+    """Return a request's body, or say as a usage error what is wrong with it."""
+    from pydantic import ValidationError
+
+    try:
+        return kind(**given)
+    except ValidationError as error:
+        fault = error.errors(include_url=False)[0]
+        place = ".".join(map(str, fault["loc"]))
+        said = str(fault["msg"]).removeprefix("Value error, ")
+        raise UsageError(f"`{place}`: {said[:1].lower()}{said[1:]}" if place else said, hint=_HELP) from error
+
+
+_HELP = "`wander board --help` shows what there is"
+
+
+def _columns(text: str) -> list[str] | None:
+    return None if text == "usual" else [one.strip() for one in text.split(",") if one.strip()]
+
+
+def _show_list(boards: list[BoardInfo]) -> None:
+    from wander_client.commands.run.leaderboard import protocol
+
+    rows: list[list[Cell]] = [
+        [one.board, "yes" if one.pinned else "", one.runs, one.models, one.title, protocol(one)]
+        for one in boards
+    ]
+    titles = ["board", "pinned", "runs", "models", "title", "protocol"]
+    current().output.table(titles, rows, shrink=["title", "protocol"])
+
+
+def _show_changed(shown: Leaderboard, after: BoardInfo) -> None:
+    output = current().output
+    output.line(f"board      {after.board} of {shown.owner}/{shown.name} {shown.version}")
+    output.line(f"title      {json.dumps(after.title, ensure_ascii=False) if after.title else 'none'}")
+    output.line(f"pinned     {'yes' if after.pinned else 'no'}")
+
+
+def _show_evidence(found: RunEvidence) -> None:
+    output = current().output
+    output.line(f"duplicate  of {found.duplicate_of}")
+    if found.cleared is not None:
+        output.line(f"cleared    by {found.cleared.cleared_by}: {found.cleared.reason}")
+    output.line(f"level      {found.level}: {found.level_reason}")

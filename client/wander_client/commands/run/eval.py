@@ -1,0 +1,254 @@
+"""`wander eval`: evaluate a model on an environment, or a suite of both."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from wander_client.context import current
+from wander_client.environments.sandbox import require_confined
+from wander_client.errors import FAILED, OK, PARTIAL, UsageError
+from wander_client.evaluate.options import EvalCommand, EvalOptions, require_exhaustive, require_together
+from wander_client.terminal.command import command_app, typed_options
+from wander_client.terminal.option_groups import takes_options
+from wander_client.terminal.output import counted
+
+if TYPE_CHECKING:
+    from wander.evals.run.runner import EvaluationResult, Progress
+
+    from wander_client.environments.location import Location, OpenedEnvironment
+    from wander_client.evaluate.evaluation import EvaluationSettings
+
+app = command_app()
+
+LONG_STALL_SECONDS = 5.0
+"""A stall of the event loop that is worth a warning; a busy machine makes shorter ones."""
+
+
+@app.command(name="eval", cls=EvalCommand)
+@takes_options(EvalOptions)
+def evaluate(context: typer.Context, options: EvalOptions) -> int:
+    """Evaluate a model on an environment, or a suite of both.
+
+    \b
+    wander eval wander/tictactoe -m smollm2 -n 20
+    wander eval wander/tictactoe -m NAME -b http://127.0.0.1:8000/v1 -r 4
+    wander eval wander/tictactoe -m ./checkpoint --serve vllm
+    wander eval ./my-env -m scripted:my_env:solver
+    wander eval someone/new-env -m NAME --sandbox --budget-tokens 1000000
+    wander eval --resume runs/RUN
+    wander eval wander/tictactoe -m ./checkpoint --exhaustive
+    wander eval suite.toml --dry-run
+
+    \b
+    Models:
+      NAME -b URL                any OpenAI-compatible endpoint (key: OPENAI_API_KEY)
+      smollm2, hf:NAME, ./DIR    a model in this process; with --serve vllm in a server
+      scripted:MODULE:FUNCTION   a function of the environment's package
+
+    Every rollout is saved as it ends; Ctrl-C keeps them. Exit status 6 means that some rollouts failed, or
+    that the budget was spent before all were played.
+    """
+    from wander_client.suites import command as suite_command
+
+    typed = typed_options(context)
+    require_together(options, typed)
+    require_exhaustive(options, typed)
+    if suite_command.is_suite(options) and not options.exhaustive:
+        return suite_command.play(options, typed)
+    if options.resume is not None:
+        return _go_on(options.resume, typed, options)
+    if options.environment is None or not options.model:
+        raise _missing("the environment" if options.environment is None else "`-m MODEL`")
+    settings = options.settings(options.model[0])
+    return _play(settings, options.out, options, exactly="num_examples" in typed)
+
+
+def _missing(what: str) -> UsageError:
+    return UsageError(f"{what} is missing", hint="run `wander eval --help` for examples")
+
+
+def _go_on(run_dir: Path, typed: dict[str, Any], options: EvalOptions) -> int:
+    from wander_client.evaluate import evaluation as evaluations
+    from wander_client.evaluate.resume import continued
+    from wander_client.runs.lookup import resumable_folder
+
+    run_dir = resumable_folder(run_dir)
+    stored = evaluations.stored_settings(run_dir)
+    settings = continued(stored, typed, run_dir, evaluations.resume_command(run_dir))
+    return _play(settings, run_dir, options, resuming=True)
+
+
+def _play(
+    settings: EvaluationSettings,
+    out: Path | None,
+    options: EvalOptions,
+    *,
+    resuming: bool = False,
+    exactly: bool = False,
+) -> int:
+    """Play and report; `exactly` says that the number of examples is the user's own."""
+    from wander_client.evaluate import evaluation as evaluations
+
+    output = current().output
+    settings, location = evaluations.settled(settings, out if resuming else None)
+    for name in settings.pass_environ:
+        if name not in os.environ:
+            output.warn(f"`{name}` is not set, so the environment does not get it")
+    require_confined(settings.sandbox, location, settings.model, in_process=settings.in_process)
+    if options.dry_run:
+        from wander_client.suites.command import show_plans
+
+        return show_plans([(settings, location)])
+    run_dir = out or evaluations.new_run_dir(current().settings.runs_dir, location, settings.model)
+    if not resuming and (run_dir / "run.json").exists():
+        raise UsageError(
+            f"`{run_dir}` holds a run already", hint=f"go on with `{evaluations.resume_command(run_dir)}`"
+        )
+    if settings.exhaustive:
+        from wander_client.evaluate.exhaustive import walk_and_report
+
+        return walk_and_report(
+            settings, location, run_dir, resume=resuming, allow_changed_code=options.allow_changed_code
+        )
+    with output.progress("evaluating", None, unit="rollouts") as bar:
+
+        def on_start(opened: OpenedEnvironment) -> None:
+            output.note(_plan_line(settings, location, opened, run_dir))
+            if exactly and (fewer := _fewer(settings, opened)):
+                output.note(fewer)
+
+        def on_progress(progress: Progress) -> None:
+            bar.total = progress.total
+            bar.update(progress.done, _progress_note(progress))
+
+        result = asyncio.run(
+            evaluations.run_alone(
+                settings,
+                location,
+                run_dir,
+                resume=resuming,
+                allow_changed_code=options.allow_changed_code,
+                only_failed=options.only_failed,
+                listeners=evaluations.Listeners(on_start, on_progress),
+            )
+        )
+    if result.torn:
+        output.warn(result.torn)
+    if settings.in_process and result.longest_stall > LONG_STALL_SECONDS:
+        held_up = f"the environment's code held up all rollouts for {result.longest_stall:.0f} s at a time"
+        output.warn(f"{held_up}; leave out `--in-process`, or make it asynchronous")
+    if result.interrupted:
+        raise evaluations.interrupted(result)
+    return _report(result, options.fail_under)
+
+
+def _plan_line(
+    settings: EvaluationSettings, location: Location, opened: OpenedEnvironment, run_dir: Path
+) -> str:
+    known = [number for number in (settings.num_examples, _available(settings, opened)) if number is not None]
+    count = min(known) if known else 0
+    version = f" {opened.pin.version}" if opened.pin.version else ""
+    examples = f"{counted(count, 'example')} x {settings.rollouts_per_example}"
+    return (
+        f"evaluating {settings.model} on {location.label}{version}: {examples} = "
+        f"{counted(count * settings.rollouts_per_example, 'rollout')}, seed {settings.seed}, "
+        f"{counted(settings.concurrency, 'call')} at once\nsaving to {run_dir}"
+    )
+
+
+def _progress_note(progress: Progress) -> str:
+    mean = "" if progress.reward_mean is None else f"reward {progress.reward_mean:.3f}"
+    failed = f"  {progress.failed} failed" if progress.failed else ""
+    cost = "" if progress.usd is None else f"  {progress.usd:.4g} USD"
+    return f"{mean}{failed}{cost}{_rate_limit(progress)}"
+
+
+def _rate_limit(progress: Progress) -> str:
+    """Say what the endpoint allows at the moment, where that is less than was asked for."""
+    if progress.paused_seconds >= 1:
+        return f"  rate-limited: waiting {progress.paused_seconds:.0f} s"
+    if progress.rate is None:
+        return ""
+    from wander.clients.pace import shown_rate
+
+    return f"  rate-limited: {shown_rate(progress.rate)}"
+
+
+def _available(settings: EvaluationSettings, opened: OpenedEnvironment) -> int | None:
+    info = opened.handle.info
+    return info.eval_examples if settings.split == "eval" else info.train_examples
+
+
+def _fewer(settings: EvaluationSettings, opened: OpenedEnvironment) -> str | None:
+    """Return what to say when fewer examples exist than were asked for."""
+    available, wanted = _available(settings, opened), settings.num_examples
+    if available is None or wanted is None or available >= wanted:
+        return None
+    return f"the {settings.split} split has {counted(available, 'example')}, not {wanted}: all are played"
+
+
+def _report(result: EvaluationResult, fail_under: float | None) -> int:
+    from wander_client.evaluate.evaluation import all_failed, more_budget
+    from wander_client.runs.text import failure_reasons, show_summary
+
+    output = current().output
+    summary, manifest = result.summary, result.manifest
+    data: dict[str, Any] = {
+        "run_id": manifest.run_id,
+        "run_dir": str(result.run_dir),
+        "environment": manifest.environment.model_dump(mode="json", exclude={"info"}),
+        "model": manifest.model.model_dump(mode="json"),
+        "summary": summary.model_dump(mode="json"),
+        "resumed": result.resumed,
+        "retried": result.retried,
+        "endpoints": (manifest.endpoints or result.endpoints).model_dump(mode="json"),
+        "spending": None if manifest.spending is None else manifest.spending.model_dump(mode="json"),
+        "budget_spent": result.spent,
+        "left_out": result.left_out,
+    }
+    below = fail_under is not None and (summary.reward_mean is None or summary.reward_mean < fail_under)
+    if fail_under is not None:
+        data["fail_under"], data["passed"] = fail_under, not below
+    if summary.rollouts and summary.failed == summary.rollouts:
+        raise all_failed(result)
+    if summary.failed and result.run_dir is not None:
+        output.warn(f"{summary.failed} of {summary.rollouts} rollouts failed")
+        for reason, count in failure_reasons(result.run_dir):
+            output.warn(f"{count} x {reason}")
+    missing = summary.expected - summary.rollouts
+    if result.spent is not None:
+        output.warn(f"{result.spent}: {counted(missing, 'rollout')} of {summary.expected:,} not played")
+    elif missing:
+        output.warn(f"{counted(missing, 'rollout')} of {summary.expected:,} are missing, and were left out")
+    if below:
+        output.warn(f"the reward is below {fail_under}")
+
+    def show() -> None:
+        show_summary(summary, output, manifest.endpoints)
+        if manifest.spending is not None and manifest.spending.usd is not None:
+            output.line(f"cost    {manifest.spending.usd:.4g} USD")
+
+    output.answer(data, show)
+    _show_next(result, more_budget(result) if result.spent is not None else None)
+    if below:
+        return FAILED
+    return PARTIAL if summary.failed or missing else OK
+
+
+def _show_next(result: EvaluationResult, go_on: str | None) -> None:
+    output = current().output
+    if result.summary.failed:
+        output.next(f"wander view {result.run_dir} --failed")
+    if go_on is not None:
+        output.next(go_on)
+    pin = result.manifest.environment
+    output.next(
+        f"wander view {result.run_dir}",
+        # A run of a folder cannot be posted: nobody else could repeat it.
+        f"wander post {result.run_dir}" if pin.owner else f"wander publish {pin.path}",
+    )

@@ -1,0 +1,189 @@
+"""`wander rerun`: evaluate again from a run's manifest, and test whether the two runs agree."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from wander_client.context import current
+from wander_client.environments.sandbox import SandboxFlag, SandboxLimits, chosen_policy, require_confined
+from wander_client.errors import FAILED, OK, PARTIAL, ClientError, UsageError
+from wander_client.models.reference import KEY_VARIABLE
+from wander_client.terminal.command import command_app
+
+if TYPE_CHECKING:
+    from wander.evals.run.runner import EvaluationResult, Progress
+    from wander.evals.stats.agreement import Agreement
+    from wander.wire import RunManifest
+
+    from wander_client.environments.location import Location, OpenedEnvironment
+    from wander_client.evaluate.evaluation import EvaluationSettings
+    from wander_client.runs.lookup import FoundRun
+    from wander_client.terminal.output import Output
+
+app = command_app()
+
+
+@app.command()
+def rerun(
+    run: Annotated[str | None, typer.Argument(help="folder, run id, or nothing for the newest run")] = None,
+    model: Annotated[
+        str | None, typer.Option("-m", "--model", help="as `wander eval` takes it (default: the run's)")
+    ] = None,
+    base_url: Annotated[
+        str | None, typer.Option("-b", "--base-url", help="OpenAI-compatible endpoint (default: the run's)")
+    ] = None,
+    key_variable: Annotated[str, typer.Option(help="variable of the endpoint's key")] = KEY_VARIABLE,
+    margin: Annotated[
+        float,
+        typer.Option(help="largest difference that counts as the same, as a share of the rewards' range"),
+    ] = 0.1,
+    concurrency: Annotated[int, typer.Option("-c", "--concurrency", min=1, help="model calls at once")] = 32,
+    out: Annotated[Path | None, typer.Option(help="the new run's folder")] = None,
+    env: Annotated[
+        Path | None, typer.Option("--env", help="this folder instead of the pinned environment")
+    ] = None,
+    sandbox: SandboxFlag = None,
+    sandbox_limit: SandboxLimits = None,
+) -> int:
+    """Repeat a run from its manifest against an endpoint, and test whether the two agree.
+
+    \b
+    wander rerun RUN_ID -m NAME -b http://127.0.0.1:8000/v1
+    wander rerun runs/RUN --margin 0.05 --json
+
+    Everything but the endpoint is the run's: environment version, arguments, examples, seed, sampling. They
+    agree when the 90 % interval of the paired difference lies within the margin, and differ when its 95 %
+    interval leaves out zero; otherwise too little was played to tell. Exit status 0 means that they agree.
+
+    Posted, the new run says which one it repeats. Where somebody else posts it and the hub has replayed it,
+    it gives the first one the level `rerun`.
+    """
+    from wander.evals.stats.agreement import agreement
+    from wander.evals.store.folder import RunFolder
+
+    from wander_client.environments.replay import pinned_location
+    from wander_client.runs.lookup import find_run
+
+    found = find_run(run)
+    if found.manifest.kind != "evaluation":
+        raise UsageError(f"`{found.place}` is a training run", hint="evaluate a checkpoint of it instead")
+    location = pinned_location(found.manifest.environment, folder=env)
+    settings = _settings(found.manifest, location, model, base_url).model_copy(
+        update={
+            "key_variable": key_variable,
+            "concurrency": concurrency,
+            "sandbox": chosen_policy(sandbox, sandbox_limit),
+        }
+    )
+    require_confined(settings.sandbox, location, settings.model, in_process=False)
+    result = _played(found.manifest, settings, location, out)
+    assert result.run_dir is not None
+    again = RunFolder.open(result.run_dir)
+    said = agreement(found.manifest, found.rollouts(), again.manifest, again.rollouts(), margin=margin)
+    _answer(said, found, result, current().output)
+    if result.summary.failed and said.verdict == "inconclusive":
+        return PARTIAL
+    return OK if said.verdict == "agrees" else FAILED
+
+
+def _settings(
+    manifest: RunManifest, location: Location, model: str | None, base_url: str | None
+) -> EvaluationSettings:
+    """Return the settings of an evaluation that repeats a run."""
+    from wander_client.evaluate.evaluation import EvaluationSettings
+
+    exact = str(location.installed.name) if location.installed else str(location.folder)
+    asked = model or manifest.model.name
+    if base_url is None and model is None:
+        base_url = manifest.model.base_url
+    return EvaluationSettings(
+        environment=exact,
+        model=asked,
+        base_url=base_url,
+        arguments=manifest.environment.arguments,
+        num_examples=len(manifest.example_ids),
+        rollouts_per_example=manifest.rollouts_per_example,
+        strata="strata" in manifest.choice,
+        shuffle="shuffled" in manifest.choice,
+        split=manifest.split,
+        seed=manifest.seed,
+        sampling=manifest.sampling,
+        rerun_of=manifest.run_id,
+    )
+
+
+def _played(
+    original: RunManifest, settings: EvaluationSettings, location: Location, out: Path | None
+) -> EvaluationResult:
+    """Play the run again, saved like any other; what is missing of it can be resumed."""
+    from wander_client.evaluate import evaluation as evaluations
+
+    here = current()
+    run_dir = out or evaluations.new_run_dir(here.settings.runs_dir, location, settings.model)
+    if (run_dir / "run.json").exists():
+        raise UsageError(f"`{run_dir}` holds a run already", hint="choose another folder with `--out`")
+    with here.output.progress("repeating", original.expected_rollouts, unit="rollouts") as bar:
+
+        def on_start(_opened: OpenedEnvironment) -> None:
+            here.output.note(f"repeating {original.run_id} with {settings.model}\nsaving to {run_dir}")
+
+        def on_progress(progress: Progress) -> None:
+            if progress.done == 0:
+                _require_same_examples(original, run_dir)
+            mean = "" if progress.reward_mean is None else f"reward {progress.reward_mean:.3f}"
+            bar.update(progress.done, mean)
+
+        result = asyncio.run(
+            evaluations.run_alone(
+                settings,
+                location,
+                run_dir,
+                resume=False,
+                listeners=evaluations.Listeners(on_start, on_progress),
+            )
+        )
+    if result.interrupted:
+        raise evaluations.interrupted(result)
+    if result.summary.failed == result.summary.rollouts:
+        raise evaluations.all_failed(result)
+    return result
+
+
+def _require_same_examples(original: RunManifest, run_dir: Path) -> None:
+    """Refuse to go on where the environment has other examples here than it had for the run."""
+    from wander.evals.store.folder import RunFolder
+
+    if RunFolder.open(run_dir).manifest.task_set_sha256 != original.task_set_sha256:
+        raise ClientError(
+            "the environment gives other examples here than it gave the run",
+            hint="`wander replay` says whether its record can be derived again at all",
+            code="other_examples",
+        )
+
+
+def _answer(said: Agreement, found: FoundRun, result: EvaluationResult, output: Output) -> None:
+    if said.differing:
+        output.warn(f"the runs differ in more than the endpoint: {', '.join(said.differing)}")
+    if said.unshared:
+        output.warn(f"{said.unshared} examples are not scored in both runs")
+    data: dict[str, Any] = {"run_dir": str(result.run_dir), **said.model_dump(mode="json")}
+    output.answer(data, lambda: _show(said, output))
+    if found.manifest.environment.owner:
+        output.next(f"wander post {result.run_dir}")
+    output.next(f"wander compare {found.place} {result.run_dir}")
+
+
+def _show(said: Agreement, output: Output) -> None:
+    told = {
+        "agrees": "the runs agree",
+        "differs": "the runs differ",
+        "inconclusive": "too little was played to tell whether the runs agree",
+    }
+    output.line(f"before      {said.before:.4f}  {said.run_id}")
+    output.line(f"after       {said.after:.4f}  {said.rerun_id}")
+    output.line(f"difference  {said.told.removeprefix('difference ')}")
+    output.line(told[said.verdict], style="bold")

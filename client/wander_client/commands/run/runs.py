@@ -1,0 +1,375 @@
+"""`wander runs`: list runs, show one, tell two apart, export and report."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from wander_client.commands.run.posted_runs import publish, withdraw
+from wander_client.commands.run.run_plots import plot
+from wander_client.context import current
+from wander_client.errors import NotFound, UsageError
+from wander_client.terminal.command import command_app
+
+if TYPE_CHECKING:
+    from wander.evals.export import Format
+
+    from wander_client.runs.diff import MessageDifference, RunDiff
+    from wander_client.runs.lookup import FoundRun
+    from wander_client.terminal.output import Cell
+
+app = command_app(
+    help="""List runs, show one, tell two apart, export and report.
+
+    Without a word it lists: `wander runs` is `wander runs list`.""",
+    default="list",
+)
+
+
+@app.command("list")
+def list_runs(
+    folder: Annotated[Path | None, typer.Argument(help="another folder of runs")] = None,
+    environment: Annotated[
+        str | None, typer.Option("--environment", "-e", help="owner/name, a name, or a pattern: `acme/*`")
+    ] = None,
+    model: Annotated[str | None, typer.Option("--model", "-m", help="part of its name, or a pattern")] = None,
+    since: Annotated[str | None, typer.Option(help="7d, 36h, 2w, or a day: 2026-01-31")] = None,
+    posted: Annotated[bool, typer.Option("--posted", help="runs on the hub instead")] = False,
+    level: Annotated[
+        list[str] | None, typer.Option(help="of this verification level, on the hub; may be repeated")
+    ] = None,
+    sort: Annotated[
+        str, typer.Option(help="started, reward, model, environment, rollouts; -reward: highest first")
+    ] = "-started",
+    limit: Annotated[int | None, typer.Option(min=1, help="rows of the list")] = None,
+) -> None:
+    """List runs of this machine, or with `--posted` of the hub, the newest first.
+
+    \b
+    wander runs
+    wander runs -e acme/wordle -m smollm2 --since 7d --sort -reward
+    wander runs --posted --level replayed --json
+    """
+    from itertools import islice
+
+    from wander_client.runs.listing import (
+        SORTED_BY,
+        RunFilter,
+        checked_level,
+        local_rows,
+        moment,
+        posted_rows,
+        run_sorted,
+    )
+
+    here = current()
+    posted = posted or bool(level)
+    if folder is not None and posted:
+        raise UsageError("a folder holds no posted runs", hint="leave the folder or `--posted` out")
+    if folder is not None and not folder.is_dir():
+        raise NotFound(f"there is no folder `{folder}`", hint="`wander runs` lists those of this folder")
+    wanted = RunFilter(
+        environment, model, moment(since) if since else None, frozenset(map(checked_level, level or []))
+    )
+    if sort.removeprefix("-") not in SORTED_BY:
+        run_sorted([], sort)  # says so before anything is read
+    place = folder or here.settings.runs_dir
+    rows = (row for row in (posted_rows(environment) if posted else local_rows(place)) if wanted.takes(row))
+    data = list(islice(rows, limit)) if sort == "-started" else run_sorted(list(rows), sort)[:limit]
+    if not data and here.output.human:
+        here.output.note("no run on the hub is like that" if posted else f"there is no run in `{place}`")
+        if wanted == RunFilter():
+            here.output.next("wander eval OWNER/NAME -m MODEL")
+        return
+    here.output.answer(data, lambda: _show_list(data, posted))
+    if data:
+        here.output.next(f"wander view {data[0]['run_id']}")
+
+
+def _show_list(data: list[dict[str, Any]], posted: bool) -> None:
+    from wander_client.runs.lookup import short_ids
+
+    output = current().output
+    shown = [str(row["run_id"]) for row in data]
+    ids = short_ids(shown) if output.human else shown
+    last = "level" if posted else "run_dir"
+    rows: list[list[Cell]] = [
+        [
+            run_id,
+            f"{row['started_at']:%Y-%m-%d %H:%M}",
+            row["environment"],
+            row["model"],
+            # The few rollouts that training keeps to be read say nothing of how it came out.
+            "training" if row["kind"] == "training" else f"{row['rollouts']}/{row['expected']}",
+            None if row["kind"] == "training" else row["reward_mean"],
+            row[last],
+        ]
+        for run_id, row in zip(ids, data, strict=True)
+    ]
+    columns = [
+        "run",
+        "started",
+        "environment",
+        "model",
+        "rollouts",
+        "reward",
+        "level" if posted else "folder",
+    ]
+    drop = ["started"] if posted else ["folder", "started"]
+    output.table(columns, rows, shrink=["model"], drop=drop)
+
+
+Run = Annotated[str | None, typer.Argument(help="folder, run id, or nothing for the newest run")]
+Runs = Annotated[list[str], typer.Argument(help="folders or run ids")]
+PassThreshold = Annotated[
+    float | None, typer.Option(help="reward from which a rollout passes, for pass@k and pass^k")
+]
+
+
+@app.command()
+def show(run: Run = None, pass_threshold: PassThreshold = None) -> None:
+    """Show one run: what it pinned, how it came out, its files and digests.
+
+    \b
+    wander runs show
+    wander runs show RUN --pass-threshold 0.5
+    wander runs show RUN_ID --json
+    """
+    from wander.evals.stats.breakdown import break_down
+
+    from wander_client.runs.details import file_rows, files_of, pinned, standing
+    from wander_client.runs.lookup import LocalRun, find_run
+    from wander_client.training.text import evaluation_rows, training_facts, training_lines
+
+    output = current().output
+    found = find_run(run)
+    training = None
+    if found.manifest.kind == "training" and isinstance(found, LocalRun):
+        training = training_facts(Path(found.place))
+    breakdown = break_down(found.manifest, found.rollouts(), pass_threshold=pass_threshold, shown=0)
+    facts, files = standing(found), files_of(found)
+    data = {
+        "run_id": found.manifest.run_id,
+        **facts,
+        "manifest": found.manifest.model_dump(mode="json", by_alias=True),
+        "breakdown": breakdown.model_dump(mode="json"),
+        "training": training,
+        "files": files,
+    }
+
+    def lines() -> None:
+        from wander.evals.report.document import text_lines
+
+        if training is None:
+            for line in text_lines(found.manifest, breakdown.summary, breakdown):
+                output.line(line)
+        else:
+            for line in training_lines(found.manifest, training):
+                output.line(line)
+            if training["evaluations"]:
+                output.line()
+                output.table(*evaluation_rows(training))
+        output.line()
+        for name, value in pinned(found.manifest):
+            output.line(f"{name:<12} {value}")
+        output.line()
+        for name, value in facts.items():
+            if value:
+                output.line(f"{name.replace('_', ' '):<12} {value}")
+        output.line()
+        output.table(["file", "bytes", "sha256"], file_rows(files), shrink=["sha256"])
+
+    output.answer(data, lines)
+    if training is not None:
+        output.next(f"wander runs plot {run or found.place}")
+    output.next(f"wander view {run or found.place}")
+
+
+@app.command()
+def diff(
+    before: Annotated[str, typer.Argument(help="folder or run id")],
+    after: Annotated[str, typer.Argument(help="folder or run id")],
+    example: Annotated[
+        str | None, typer.Option(help="EXAMPLE or EXAMPLE/INDEX: where its messages first differ")
+    ] = None,
+    limit: Annotated[int, typer.Option(min=0, help="changed rollouts to list")] = 20,
+) -> None:
+    """Tell how two runs differ: what they pinned, which rewards changed, what was first said otherwise.
+
+    \b
+    wander runs diff runs/before runs/after
+    wander runs diff RUN_ID runs/mine --example 17/0
+    wander runs diff runs/before runs/after --json
+
+    Whether the one does better than the other is for `wander compare` to say.
+    """
+    from wander_client.runs.diff import diff_runs, first_difference
+    from wander_client.runs.lookup import find_run
+
+    output = current().output
+    first, second = find_run(before), find_run(after)
+    found = diff_runs(first, second)
+    key = _key(example) if example is not None else found.first_key
+    message = first_difference(first, second, key) if key is not None else None
+    data = {
+        "before_run": first.manifest.run_id,
+        "after_run": second.manifest.run_id,
+        **found.as_dict(),
+        "first_difference": None if message is None else vars(message),
+    }
+    if found.other_questions:
+        differ = " and ".join(found.other_questions)
+        output.warn(f"the runs differ in {differ}: examples of one id may ask something else")
+    output.answer(data, lambda: _show_diff(found, message, example, limit))
+
+
+def _key(word: str) -> tuple[str, int]:
+    example, slash, index = word.rpartition("/")
+    return (example, int(index)) if slash and index.isdecimal() else (word, 0)
+
+
+def _show_diff(found: RunDiff, message: MessageDifference | None, example: str | None, limit: int) -> None:
+    from wander_client.runs.text import message_difference_lines, shortened
+    from wander_client.terminal.output import counted
+
+    output = current().output
+    if found.manifest:
+        fields: list[list[Cell]] = [
+            [one.field, shortened(str(one.before)), shortened(str(one.after))] for one in found.manifest
+        ]
+        output.table(["field", "before", "after"], fields, shrink=["before", "after"])
+    else:
+        output.line("both runs pinned the same")
+    output.line()
+    output.line(
+        f"{counted(found.same, 'rollout')} the same, {found.said_otherwise:,} with other messages and the "
+        f"same reward, {len(found.changed):,} with another reward"
+    )
+    if found.only_before or found.only_after:
+        output.line(f"{found.only_before:,} only in the first run, {found.only_after:,} only in the second")
+    if found.changed[:limit]:
+        rows: list[list[Cell]] = [
+            [one.example_id, one.index, one.failed_before or one.before, one.failed_after or one.after]
+            for one in found.changed[:limit]
+        ]
+        output.line()
+        output.table(["example", "index", "before", "after"], rows, shrink=["example"])
+    if message is not None:
+        output.line()
+        for line, style in message_difference_lines(message):
+            output.line(line, style=style)
+    elif example is not None:
+        output.line(f"the messages of `{example}` are the same in both runs")
+
+
+@app.command("export")
+def export_runs(
+    runs: Runs,
+    out: Annotated[
+        Path, typer.Option("--out", "-o", help="a `.jsonl` or `.parquet` file, or a new folder for a dataset")
+    ],
+    format: Annotated[
+        str | None, typer.Option(help="jsonl, parquet, hf; by default what the name says")
+    ] = None,
+    tokens: Annotated[bool, typer.Option("--tokens", help="also token ids and log-probabilities")] = False,
+) -> None:
+    """Write rollouts as rows for other tools: JSON Lines, Parquet, or a Hugging Face dataset folder.
+
+    \b
+    wander runs export RUN -o rollouts.jsonl
+    wander runs export RUN RUN -o rollouts.parquet
+    wander runs export RUN -o dataset        then datasets.load_dataset("dataset")
+
+    `messages`, `prompt` and `completion` are conversations, as TRL takes them. `wander data` selects and
+    cleans rows to train on instead.
+    """
+    from wander.evals.export import export, format_of
+
+    from wander_client.runs.lookup import find_run
+    from wander_client.terminal.output import counted
+
+    output = current().output
+    kind = _format(format) or format_of(out)
+    found = [find_run(one) for one in runs]
+    total = sum(one.summary.rollouts for one in found)
+    rows = 0
+    with output.progress("exporting", total, unit="rollouts") as progress:
+        for rows in export(found, out, kind, tokens=tokens):
+            progress.update(rows)
+    data = {
+        "path": str(out),
+        "format": kind,
+        "rows": rows,
+        "runs": [one.manifest.run_id for one in found],
+    }
+    output.answer(data, f"wrote {counted(rows, 'row')} to {out}")
+
+
+def _format(word: str | None) -> Format | None:
+    known: dict[str, Format] = {"jsonl": "jsonl", "parquet": "parquet", "hf": "hf"}
+    if word is not None and word not in known:
+        raise UsageError(f"there is no format `{word}`", hint=f"write {', '.join(known)}")
+    return known[word] if word else None
+
+
+@app.command()
+def report(
+    runs: Runs,
+    html: Annotated[
+        Path | None, typer.Option(help="write a page with charts, which needs no network")
+    ] = None,
+    markdown: Annotated[bool, typer.Option("--markdown", help="print Markdown")] = False,
+    examples: Annotated[int, typer.Option(min=0, help="rollouts of either end on the page")] = 3,
+    pass_threshold: PassThreshold = None,
+) -> None:
+    """Report on a run, or on several side by side, each compared with the first.
+
+    \b
+    wander runs report RUN
+    wander runs report RUN RUN --html report.html
+    wander runs report RUN --markdown > report.md
+    """
+    from wander.evals.report.document import report_lines, report_markdown, report_of
+
+    from wander_client.runs.lookup import find_run
+
+    output = current().output
+    found: list[FoundRun] = [find_run(one) for one in runs]
+    made = report_of(found, pass_threshold=pass_threshold, shown=examples if html else 0)
+    data = made.model_dump(mode="json", by_alias=True)
+    if html is not None:
+        from wander.evals.report.page import html_report
+        from wander.evals.store.jsonl import write_whole
+
+        write_whole(html, html_report(made).encode("utf-8", "backslashreplace"))
+        output.answer({**data, "html": str(html)}, f"wrote {html}")
+        return
+    text = report_markdown(made) if markdown else "\n".join(report_lines(made))
+    output.answer(data, text.rstrip("\n"))
+
+
+@app.command()
+def schema(
+    part: Annotated[str, typer.Argument(help="run, rollout or summary")] = "run",
+) -> None:
+    """Print the JSON Schema of a file of the run folder; a hub publishes the same at `/schemas`.
+
+    \b
+    wander runs schema > run.schema.json
+    wander runs schema rollout
+    """
+    import json
+
+    from wander.evals.store.schema import PARTS, record_schema
+
+    if part not in PARTS:
+        raise UsageError(f"no file of a run is called `{part}`", hint=f"write one of {', '.join(PARTS)}")
+    found = record_schema(part)
+    current().output.answer(found, json.dumps(found, indent=2, ensure_ascii=False))
+
+
+app.command()(plot)
+app.command()(publish)
+app.command()(withdraw)

@@ -1,0 +1,177 @@
+"""`wander view`: read the rollouts of a run in the terminal."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from wander_client.context import current
+from wander_client.errors import NotFound, UsageError
+from wander_client.terminal.command import command_app
+
+if TYPE_CHECKING:
+    from wander.wire import RolloutRow
+
+    from wander_client.runs.lookup import FoundRun
+
+app = command_app()
+
+SORTED_BY = {"reward": "reward", "turns": "turns", "seconds": "seconds", "tokens": "completion_tokens"}
+"""What `--sort` takes, and the field of a row it means."""
+
+
+@app.command()
+def view(
+    run: Annotated[str | None, typer.Argument(help="folder, run id, or nothing for the newest run")] = None,
+    rollout: Annotated[str | None, typer.Option(help="show one: its number, or EXAMPLE/INDEX")] = None,
+    failed: Annotated[bool, typer.Option("--failed", help="only those that failed")] = False,
+    where: Annotated[
+        list[str] | None, typer.Option(help="only with this metric, like `lost==1`; may repeat")
+    ] = None,
+    step: Annotated[
+        int | None, typer.Option(min=0, help="of a training run: only after so many steps")
+    ] = None,
+    sort: Annotated[
+        str | None, typer.Option(help="reward, turns, seconds, tokens; -reward: highest first")
+    ] = None,
+    limit: Annotated[int, typer.Option(min=1, help="rows of the list")] = 30,
+    listed: Annotated[bool, typer.Option("--list", help="print the list, also on a terminal")] = False,
+) -> None:
+    """Read the rollouts of a run, here or on the hub; on a terminal by keys (`?` tells which).
+
+    \b
+    wander view
+    wander view runs/RUN --sort reward
+    wander view runs/RUN --failed
+    wander view runs/RUN --where lost==1
+    wander view runs/TRAINING --step 40
+    wander view runs/RUN --rollout 3
+    wander view RUN_ID --json
+    """
+    from wander_client.runs.lookup import find_run
+
+    here = current()
+    found = find_run(run)
+    if rollout is not None:
+        _show_one(found, rollout)
+        return
+    if not listed and not where and step is None and here.output.human and _on_a_terminal():
+        _browse(found, failed, sort)
+        return
+    rows = [*found.rows(), *found.sample_rows()]
+    if step is not None:
+        rows = [row for row in rows if row.step == step]
+    if failed:
+        rows = [row for row in rows if row.failure is not None]
+    if where:
+        rows = _meeting(found, rows, where)
+    if sort is not None:
+        rows = _sorted(rows, sort)
+    shown = rows[:limit]
+    data = {
+        "run_id": found.manifest.run_id,
+        "place": found.place,
+        "manifest": found.manifest.model_dump(mode="json", by_alias=True),
+        "summary": found.summary.model_dump(mode="json"),
+        "rollouts": [row.model_dump(mode="json") for row in shown],
+        "matching": len(rows),
+    }
+    here.output.answer(data, lambda: _show(found, shown, len(rows)))
+    if shown:
+        here.output.next(f"wander view {run or found.place} --rollout {shown[0].number}")
+
+
+def _on_a_terminal() -> bool:
+    from wander_client.runs.screen import can_be_used
+
+    return can_be_used()
+
+
+def _browse(found: FoundRun, failed: bool, sort: str | None) -> None:
+    from wander_client.runs.screen import draw_lines, keys, whole_screen
+    from wander_client.runs.viewer import Viewer
+
+    if sort is not None:
+        _sorted([], sort)  # refuses what rows do not have
+        name = sort.removeprefix("-")
+        sort = sort[: -len(name)] + SORTED_BY[name]
+    viewer = Viewer(found, failed=failed, order=sort or "number")
+    color = current().output.color_out
+
+    def draw(width: int, height: int) -> None:
+        draw_lines(viewer.lines(width, height), color=color)
+
+    with whole_screen():
+        for key in keys(draw):
+            viewer.press(key)
+            if viewer.done:
+                return
+
+
+def _meeting(found: FoundRun, rows: list[RolloutRow], where: list[str]) -> list[RolloutRow]:
+    """Return the rows whose rollouts were scored and meet every condition."""
+    from wander.train.data import Condition
+
+    conditions = [Condition.parse(text) for text in where]
+    scored = (one for one in found.rollouts() if one.failure is None)
+    keys = {(*one.key, one.step) for one in scored if all(condition.holds(one) for condition in conditions)}
+    return [row for row in rows if (row.example_id, row.index, row.step) in keys]
+
+
+def _show_one(found: FoundRun, word: str) -> None:
+    from wander_client.runs.text import show_rollout
+
+    output = current().output
+    number = int(word) if word.isdecimal() else _number_of(found, word)
+    one = found.rollout(number)
+    data = {"number": number, **one.model_dump(mode="json")}
+    output.answer(data, lambda: show_rollout(number, one, output))
+
+
+def _number_of(found: FoundRun, word: str) -> int:
+    example, slash, index = word.rpartition("/")
+    if not slash:
+        raise UsageError(f"`--rollout {word}` is no number", hint="write `--rollout 3` or `EXAMPLE/0`")
+    for row in found.rows():
+        if (row.example_id, str(row.index)) == (example, index):
+            return row.number
+    raise NotFound(
+        f"the run has no rollout `{word}`",
+        hint=f"`wander view {found.place}` lists its rollouts",
+        code="rollout_not_found",
+    )
+
+
+def _sorted(rows: list[RolloutRow], word: str) -> list[RolloutRow]:
+    name = word.removeprefix("-")
+    if name not in SORTED_BY:
+        raise UsageError(f"rows have no `{name}`", hint=f"sort by one of {', '.join(SORTED_BY)}")
+    values = [(getattr(row, SORTED_BY[name]), row) for row in rows]
+    present = sorted(
+        ((value, row) for value, row in values if value is not None),
+        key=lambda item: item[0],
+        reverse=word.startswith("-"),
+    )
+    return [row for _, row in present] + [row for value, row in values if value is None]
+
+
+def _show(found: FoundRun, shown: list[RolloutRow], matching: int) -> None:
+    from wander_client.runs.text import ROLLOUT_COLUMNS, rollout_row, show_summary
+
+    output = current().output
+    if output.human:
+        environment = found.manifest.environment
+        owner = f"{environment.owner}/" if environment.owner else ""
+        version = f" {environment.version}" if environment.version else ""
+        output.line(f"{found.manifest.model.name} on {owner}{environment.name}{version}", style="bold")
+        output.line(
+            f"run     {found.manifest.run_id}, started {found.manifest.started_at:%Y-%m-%d %H:%M} UTC"
+        )
+        if found.manifest.reproduction is not None:
+            output.line(f"mode    {found.manifest.reproduction.told()}")
+        show_summary(found.summary, output, found.manifest.endpoints)
+        output.line()
+    output.table(ROLLOUT_COLUMNS, [rollout_row(row) for row in shown], shrink=["last answer", "example"])
+    if matching > len(shown):
+        output.note(f"{matching - len(shown)} more: `--limit {matching}` shows all")

@@ -1,0 +1,60 @@
+"""`wander worker`: play an environment on this machine for hosts on others."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from wander_client.context import current
+from wander_client.terminal.command import command_app
+
+app = command_app()
+
+
+@app.command()
+def worker(
+    environment: Annotated[str, typer.Argument(help="owner/name[@version], or ./folder")],
+    listen: Annotated[str, typer.Option(metavar="HOST:PORT", help="where hosts connect")] = "127.0.0.1:7100",
+    token_file: Annotated[Path | None, typer.Option(help="holds the token that hosts must give")] = None,
+    workers: Annotated[
+        int | None, typer.Option(min=1, help="processes at a time (default: one a core)")
+    ] = None,
+    pass_env: Annotated[
+        list[str] | None, typer.Option("--pass-env", help="variable that the environment may see")
+    ] = None,
+    log: Annotated[Path | None, typer.Option(help="takes what the environment prints")] = None,
+) -> None:
+    """Play an environment on this machine for `wander eval --worker` on another one.
+
+    \b
+    openssl rand -hex 32 > token
+    wander worker wander/tictactoe --listen 0.0.0.0:7100 --token-file token
+
+    \b
+    and on the machine that has the model and the key, with a copy of the token:
+    wander eval wander/tictactoe -m NAME --worker tcp://HOST:7100 --worker-token-file token
+
+    Each connection is a process of its own; Ctrl-C ends all of them. What passes is not encrypted: over a
+    network that others use, tunnel it (`ssh -L 7100:127.0.0.1:7100 HOST`).
+    """
+    from wander_client.environments.location import default_log, locate
+
+    location = locate(environment)
+    log_path = (log or default_log(location)).expanduser().resolve()
+    words = [
+        *(str(location.python), "-P", "-m", "wander.worker", "--listen", listen),
+        *("--environment", location.target, "--workers", str(workers or os.cpu_count() or 1)),
+        *("--log", str(log_path)),
+    ]
+    if token_file is not None:
+        words += ["--token-file", str(token_file.expanduser().resolve())]
+    for name in pass_env or []:
+        words += ["--pass-env", name]
+    current().output.note(f"playing {location.label}; its log is {log_path}")
+    sys.stderr.flush()
+    # The environment's own interpreter takes this process over: signals and the exit status are its.
+    os.execv(words[0], words)  # noqa: S606 - no shell takes part

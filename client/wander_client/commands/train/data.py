@@ -1,0 +1,103 @@
+"""`wander data`: turn rollouts into rows that a model can be fine-tuned on."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from wander_client.context import current
+from wander_client.errors import FAILED
+from wander_client.terminal.command import command_app
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from wander.train.data import DataReport, Sourced
+
+    from wander_client.runs.lookup import FoundRun
+
+app = command_app()
+
+
+@app.command()
+def data(
+    runs: Annotated[list[str], typer.Argument(help="folders or ids of runs, here or on the hub")],
+    out: Annotated[Path, typer.Option("-o", "--out", help="the file of rows")],
+    min_reward: Annotated[float | None, typer.Option(help="drop rollouts with less")] = None,
+    where: Annotated[
+        list[str] | None, typer.Option(help="a condition on a measure, like `lost==0`; may repeat")
+    ] = None,
+    stop_reason: Annotated[list[str] | None, typer.Option(help="keep what ended so; may repeat")] = None,
+    whole: Annotated[bool, typer.Option("--whole", help="drop truncated rollouts")] = False,
+    near: Annotated[bool, typer.Option("--near", help="drop near repeats: the same words")] = False,
+    keep_repeats: Annotated[bool, typer.Option("--keep-repeats", help="keep equal conversations")] = False,
+    per_example: Annotated[int | None, typer.Option(min=1, help="the best so many of each example")] = None,
+    per_stratum: Annotated[int | None, typer.Option(min=1, help="the best so many of each stratum")] = None,
+    show_dropped: Annotated[int, typer.Option(min=0, help="print so many of each reason")] = 0,
+) -> int | None:
+    """Turn the rollouts of runs into training rows, and say what was dropped and why.
+
+    \b
+    wander data runs/RUN --min-reward 0.5 --out rows.jsonl
+    wander data runs/RUN --where lost==0 --where 'tokens<200' --whole --out rows.jsonl
+    wander data runs/ONE runs/TWO --near --per-example 1 --show-dropped 3 --out rows.jsonl
+
+    A measure is `reward`, a reward function, or `turns`, `tokens` (of the completions), `prompt_tokens`,
+    `characters` or `truncated`. Rows keep tool calls and the tools that were offered.
+    """
+    from wander.train.data import Condition, select_rows, write_rows
+
+    from wander_client.runs.lookup import find_run
+
+    output = current().output
+    conditions = [Condition.parse(text) for text in where or []]
+    found = [find_run(run) for run in runs]
+    rows, report = select_rows(
+        (source for run in found for source in _sources(run)),
+        min_reward=min_reward,
+        conditions=conditions,
+        keep_repeats=keep_repeats,
+        near=near,
+        stop_reasons=stop_reason or (),
+        whole=whole,
+        per_example=per_example,
+        per_stratum=per_stratum,
+        samples=show_dropped,
+    )
+    for reason, count in sorted(report.dropped.items()):
+        output.note(f"dropped {count}: {reason}")
+        _show_samples(report, reason)
+    if not rows:
+        output.warn(f"nothing is left of {report.rollouts} rollouts; `{out}` was not written")
+        return FAILED
+    write_rows(rows, out)
+    output.answer(
+        {"out": str(out), **report.as_dict()}, f"{out}: {report.kept} of {report.rollouts} rollouts"
+    )
+    output.next(f"wander sft {out} --model MODEL --out models/NAME")
+    return None
+
+
+def _sources(found: FoundRun) -> Iterator[Sourced]:
+    """Yield the rollouts of a run with what its manifest says of each."""
+    from wander.train.data import Sourced
+
+    manifest = found.manifest
+    strata = dict(zip(manifest.example_ids, manifest.strata, strict=False))
+    pin = manifest.environment
+    for rollout in found.rollouts():
+        yield Sourced(
+            rollout, manifest.run_id, f"{pin.owner or ''}/{pin.name}", strata.get(rollout.example_id)
+        )
+
+
+def _show_samples(report: DataReport, reason: str) -> None:
+    from wander_client.runs.text import shortened
+
+    for one in report.samples:
+        if one.reason == reason:
+            reward = "none" if one.reward is None else f"{one.reward:.4g}"
+            said = shortened(one.said, 100)
+            current().output.note(f"  {one.example_id}/{one.index}, reward {reward}: {said}")

@@ -1,0 +1,50 @@
+"""`wander export`: have another trainer play an environment."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from wander_client.context import current
+from wander_client.errors import UsageError
+from wander_client.terminal.command import command_app
+
+app = command_app()
+
+
+@app.command()
+def export(
+    environment: Annotated[str, typer.Argument(help="owner/name[@version], or ./folder")],
+    to: Annotated[str, typer.Option("--to", metavar="prime-rl|skyrl|tinker", help="the trainer")],
+    out: Annotated[Path, typer.Option("-o", "--out", help="folder for the adapter's package")],
+    argument: Annotated[list[str] | None, typer.Option("-a", "--arg", help="environment: KEY=VALUE")] = None,
+    args: Annotated[str | None, typer.Option("--args", help="environment arguments, a JSON object")] = None,
+) -> None:
+    """Write a small package by which another trainer plays an environment.
+
+    \b
+    wander export wander/tictactoe --to skyrl --out adapters/skyrl
+    wander export ./my-env --to tinker --out adapters/tinker -a size=3
+
+    It depends on `wander-sdk`, the environment and the trainer's own interface, is installed beside the
+    trainer, and gives the rewards of `wander eval` for the same completions.
+    """
+    from wander_client.environments.location import locate, parse_arguments
+    from wander_client.training.export import TRAINERS, write_adapter
+
+    if to not in TRAINERS:
+        raise UsageError(
+            f"`--to {to}` is unknown", hint=f"use {' or '.join(f'`{name}`' for name in TRAINERS)}"
+        )
+    here = current()
+    location = locate(environment)
+    owner = location.installed.record.owner if location.installed else "OWNER"
+    index = f"{here.settings.hub.rstrip('/')}/{owner}/simple/"
+    written = write_adapter(location, parse_arguments(argument or [], args), to, out, index)
+    here.output.answer(
+        {"out": str(out), "files": [str(file) for file in written]},
+        f"{out}: {', '.join(str(file) for file in written)}",
+    )
+    here.output.next(f"pip install {out}")

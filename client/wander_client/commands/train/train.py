@@ -1,0 +1,288 @@
+"""`wander train`: improve a policy by GRPO on an environment."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from wander_client.context import current
+from wander_client.environments.sandbox import SandboxFlag, SandboxLimits, chosen_policy
+from wander_client.errors import OK, ClientError, Interrupted, NotFound, UsageError
+from wander_client.terminal.command import command_app, typed_options
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from wander.sandbox import SandboxPolicy
+    from wander.train.grpo import GRPOResult
+    from wander.train.schedule.phases import Phase
+
+    from wander_client.training.phases import PhasedCommand
+    from wander_client.training.run import TrainingCommand
+
+app = command_app()
+
+
+@app.command()
+def train(
+    context: typer.Context,
+    environment: Annotated[str | None, typer.Argument(help="owner/name[@version], or ./folder")] = None,
+    config: Annotated[Path | None, typer.Argument(help="settings, TOML")] = None,
+    model: Annotated[str | None, typer.Option("-m", "--model", help="smollm2, or a folder")] = None,
+    steps: Annotated[int | None, typer.Option(min=1)] = None,
+    setting: Annotated[
+        list[str] | None, typer.Option("--set", help="section.field=value; may repeat")
+    ] = None,
+    argument: Annotated[list[str] | None, typer.Option("-a", "--arg", help="environment: KEY=VALUE")] = None,
+    out: Annotated[Path | None, typer.Option("-o", "--out", help="the run's folder")] = None,
+    log: Annotated[
+        list[str] | None, typer.Option(help="tensorboard, trackio or wandb, beside metrics.jsonl; may repeat")
+    ] = None,
+    started_from: Annotated[
+        str | None,
+        typer.Option(
+            "--from", metavar="RUN[@STEP]", help="begin with the weights of a run, or of a checkpoint of it"
+        ),
+    ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="say what would be done, and how much at most")
+    ] = False,
+    resume: Annotated[Path | None, typer.Option(help="go on with this run; needs nothing else")] = None,
+    checkpoint: Annotated[
+        int | None, typer.Option(min=0, help="with --resume: from this step's checkpoint; 0 begins again")
+    ] = None,
+    allow_changes: Annotated[
+        bool, typer.Option("--allow-changes", help="with --resume: whatever changed, which is recorded")
+    ] = False,
+    verify: Annotated[
+        Path | None, typer.Option(help="train the first --steps of this run again, and compare")
+    ] = None,
+    sandbox: SandboxFlag = None,
+    sandbox_limit: SandboxLimits = None,
+) -> int:
+    """Improve a policy by GRPO on an environment.
+
+    \b
+    wander train wander/tictactoe grpo.toml
+    wander train wander/tictactoe grpo.toml --model models/ttt-sft/model --steps 50
+    wander train ./my-env --model smollm2 --set algorithm.loss=cispo --log tensorboard
+    wander train wander/tictactoe phases.toml --dry-run
+    wander train wander/tictactoe harder.toml --from runs/RUN@50
+    wander train --resume runs/RUN
+    wander train --verify runs/RUN --steps 5    # do its first steps come out the same, bit for bit?
+
+    The run's folder holds the manifest, metrics.jsonl, learning curves, sample rollouts and the model.
+    The first Ctrl-C finishes the step and keeps a checkpoint to resume from.
+    """
+    from wander.train.schedule.phases import only_phase
+
+    from wander_client.runs.lookup import resumable_folder
+    from wander_client.training import phases as training_phases
+    from wander_client.training import run as training
+
+    if verify is not None:
+        _alone(context, "--verify", {"verify", "steps"})
+        from wander_client.training.verification import verify_run
+
+        return verify_run(resumable_folder(verify), steps)
+    if resume is not None:
+        _same_settings(context, resume)
+        return _go_on(resumable_folder(resume), checkpoint, allow_changes=allow_changes)
+    if checkpoint is not None or allow_changes:
+        raise UsageError("`--checkpoint` and `--allow-changes` go with `--resume RUN`")
+    if environment is None:
+        raise UsageError("the environment is missing", hint="run `wander train --help` for examples")
+    _require_startable(environment, config, None if dry_run else out)
+    overrides = [*(setting or []), *([f"schedule.steps={steps}"] if steps else [])]
+    overrides += [f"logging.trackers={json.dumps(_trackers(log))}"] if log else []
+    model = training.begun_model(model, started_from)
+    policy = chosen_policy(sandbox, sandbox_limit)
+    phased = training_phases.new_command(environment, config, model, overrides, argument or [], policy)
+    if phased is not None:
+        return _begin_phases(phased, out, steps, dry_run=dry_run)
+    command = training.new_command(environment, config, model, overrides, argument or [], policy)
+    if dry_run:
+        return _dry_run(command.environment, [only_phase(command.settings)], policy)
+    return _run(command, out or training.new_run_dir(command), resuming=False)
+
+
+def _dry_run(environment: str, phases: Sequence[Phase], policy: SandboxPolicy | None) -> int:
+    from wander_client.training.plan import show_plan
+
+    show_plan(environment, phases, policy)
+    return OK
+
+
+def _begin_phases(command: PhasedCommand, out: Path | None, steps: int | None, *, dry_run: bool) -> int:
+    from wander_client.training.run import fresh_run_dir
+
+    if steps is not None:
+        setting = f"phases.{command.phases[-1].name}.schedule.steps={steps}"
+        raise UsageError("`--steps` does not say of which phase", hint=f"write `--set {setting}`")
+    if dry_run:
+        return _dry_run(command.environment, command.phases, command.sandbox)
+    return _run_phases(command, out or fresh_run_dir(command.environment, "phases"))
+
+
+def _go_on(folder: Path, checkpoint: int | None, *, allow_changes: bool) -> int:
+    from wander_client.training import phases as training_phases
+    from wander_client.training import run as training
+
+    phased = training_phases.stored_command(folder)
+    if phased is None:
+        if checkpoint is None:
+            training.require_unfinished(folder)
+        command = training.stored_command(folder)
+        return _run(command, folder, resuming=True, checkpoint=checkpoint, allow_changes=allow_changes)
+    if checkpoint is not None or allow_changes:
+        raise UsageError(
+            f"`{folder}` has phases: `--checkpoint` and `--allow-changes` are for one of them",
+            hint=f"give its folder, such as `{phased.folders(folder)[-1]}`",
+        )
+    return _run_phases(phased, folder, resuming=True)
+
+
+def _run_phases(command: PhasedCommand, folder: Path, *, resuming: bool = False) -> int:
+    from wander_client.training.phases import PhasedRun, summary_rows
+
+    run = PhasedRun(command, folder)
+    if not resuming:
+        run.begin()
+    results = run.run()
+    output = current().output
+    columns = ["phase", "kind", "steps", "ended", "best"]
+    data = {"run_dir": str(folder), "model": str(run.model) if run.model else None, "phases": results}
+    output.answer(data, lambda: output.table(columns, summary_rows(results)))
+    if run.model is not None:
+        output.next(f"wander eval {command.environment} -m {run.model}", f"wander post {run.last_folder}")
+    return OK
+
+
+def _same_settings(context: typer.Context, resume: Path) -> None:
+    others = sorted(typed_options(context).keys() - {"resume", "checkpoint", "allow_changes"})
+    if others:
+        raise UsageError(
+            f"a run goes on with the settings it was begun with: {', '.join(others)} cannot change",
+            hint=f"go on with `wander train --resume {resume}` alone, or leave `--resume` out",
+            code="other_settings",
+        )
+
+
+def _alone(context: typer.Context, option: str, allowed: set[str]) -> None:
+    others = sorted(typed_options(context).keys() - allowed)
+    if others:
+        raise UsageError(f"`{option}` takes the run's settings: leave {', '.join(others)} out")
+
+
+def _require_startable(environment: str, config: Path | None, out: Path | None) -> None:
+    """Refuse what cannot begin before the trainer is loaded, which takes long."""
+    if config is not None and not config.is_file():
+        raise NotFound(
+            f"there is no file of settings `{config}`",
+            hint=f"check the path; `wander train {environment} --dry-run` prints every setting",
+        )
+    if out is not None:
+        _require_unused(out)
+
+
+def _trackers(log: list[str]) -> list[str]:
+    """Return the trackers of `--log`; raises `UsageError` for a word that is none."""
+    from typing import get_args
+
+    from wander.train.config import Tracker
+
+    from wander_client.terminal.suggestions import did_you_mean
+
+    known = list(get_args(Tracker))
+    for word in log:
+        if word not in known:
+            hint = did_you_mean(word, known) or f"there are {', '.join(f'`{one}`' for one in known)}"
+            raise UsageError(f"`--log {word}` is no tracker", hint=hint)
+    return log
+
+
+def _require_unused(out: Path) -> None:
+    """Refuse a folder that holds a run."""
+    from wander.evals.store.folder import MANIFEST
+    from wander.train.launcher import is_launched
+
+    # Of several processes the first one makes the folder, maybe before another one looks.
+    if not is_launched() and (out / MANIFEST).exists():
+        raise ClientError(
+            f"`{out}` holds a run already",
+            hint=f"choose another folder, or go on with `wander train --resume {out}`",
+            code="run_exists",
+        )
+
+
+def _run(
+    command: TrainingCommand,
+    folder: Path,
+    *,
+    resuming: bool,
+    checkpoint: int | None = None,
+    allow_changes: bool = False,
+) -> int:
+    from wander.train.launcher import is_beside_main
+
+    from wander_client.training import run as training
+    from wander_client.training.launcher import agreed_folder
+    from wander_client.training.panel import training_display
+
+    output = current().output
+    settings = command.settings
+    folder = agreed_folder(folder, settings)
+    output.note(
+        f"training {settings.model.path} on {command.environment}: {settings.schedule.steps} steps of "
+        f"{settings.batch.groups} examples x {settings.batch.group_size} rollouts\nsaving to {folder}"
+    )
+    with training_display(f"training on {command.label}", folder, output) as display:
+        result = training.run_training(
+            command,
+            folder,
+            display.show,
+            resume=resuming,
+            checkpoint=checkpoint,
+            allow_changes=allow_changes,
+        )
+    if is_beside_main():
+        return OK
+    if result.interrupted:
+        raise Interrupted(
+            f"interrupted after step {result.steps}; a checkpoint and the model so far are in `{folder}`",
+            hint=f"go on with `wander train --resume {folder}`",
+        )
+    plots = training.draw_curves(folder, command)
+    training.require_not_collapsed(result.stopped, folder)
+    _report(result, folder, plots, command.environment)
+    return OK
+
+
+def _report(result: GRPOResult, folder: Path, plots: list[Path], environment: str) -> None:
+    output = current().output
+    data: dict[str, Any] = {
+        "run_dir": str(folder),
+        "model": str(result.model),
+        "steps": result.steps,
+        "rollouts": result.rollouts,
+        "first_reward": result.first_reward,
+        "final_reward": result.final_reward,
+        "seconds": result.seconds,
+        "plots": [str(plot) for plot in plots],
+        "stopped": result.stopped.model_dump(mode="json") if result.stopped else None,
+        "best": result.best.model_dump(mode="json") if result.best else None,
+    }
+    if result.stopped is not None:
+        output.note(f"stopped after step {result.stopped.step}: {result.stopped.reason}")
+    if result.best is not None:
+        best = result.best
+        output.note(f"best: {best.metric} {best.value:.4g} after step {best.step}, in {folder / 'best'}")
+    output.answer(
+        data,
+        f"{result.model}: reward {result.first_reward:.3f} -> {result.final_reward:.3f}, "
+        f"{result.steps} steps, {result.rollouts} rollouts, {result.seconds:.0f} s",
+    )
+    output.next(f"wander eval {environment} -m {result.model}", f"wander post {folder}")

@@ -1,0 +1,112 @@
+"""`wander check`: find faults in an environment before others do."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from wander_client.context import current
+from wander_client.environments.sandbox import SandboxFlag, SandboxLimits, chosen_policy
+from wander_client.errors import FAILED, OK, UsageError
+from wander_client.terminal.command import command_app
+
+if TYPE_CHECKING:
+    from wander.checks import CheckReport, CheckResult
+    from wander.sandbox import SandboxPolicy
+    from wander.wire.verification import CheckedWith
+
+    from wander_client.environments.location import Location
+
+app = command_app()
+
+SIGNS = {"pass": ("ok", None), "warn": ("warn", "warning"), "fail": ("FAULT", "error"), "skip": ("-", None)}
+
+
+@app.command()
+def check(
+    environment: Annotated[str, typer.Argument(help="./folder, or owner/name[@version]")] = ".",
+    argument: Annotated[list[str] | None, typer.Option("-a", "--arg", help="environment: KEY=VALUE")] = None,
+    args: Annotated[str | None, typer.Option("--args", help="environment arguments, a JSON object")] = None,
+    strict: Annotated[bool, typer.Option("--strict", help="warnings are faults")] = False,
+    sandbox: SandboxFlag = None,
+    sandbox_limit: SandboxLimits = None,
+) -> int:
+    """Find faults in an environment before others do; no model is needed.
+
+    \b
+    wander check .
+    wander check wander/tictactoe --json
+    wander check someone/new-env --sandbox
+
+    It is loaded twice, in processes that differ in hash seed and time zone, and played by scripted players:
+    right ones, silent ones, cheating ones. What one process played, the other plays again and compares. Exit
+    status 1 means that a fault was found.
+    """
+    from wander.checks import check_environment
+
+    from wander_client.environments.location import locate, parse_arguments
+
+    output = current().output
+    location = locate(environment)
+    arguments = parse_arguments(argument or [], args)
+    policy = chosen_policy(sandbox, sandbox_limit)
+    report = check_environment(
+        location.folder or location.target,
+        arguments,
+        python=location.python,
+        sandbox=policy,
+    )
+    if arguments:
+        _blame_arguments(report)
+    for each in report.checks:
+        _show(each)
+    bad = {"fail", "warn"} if strict else {"fail"}
+    faults = [each for each in report.checks if each.status in bad]
+    looked = [each for each in report.checks if each.status != "skip"]
+    said = f"{len(faults)} of {len(looked)} checks failed" if faults else f"{len(looked)} checks passed"
+    data = {**report.model_dump(mode="json", by_alias=True), "passed": not faults}
+    made_with = _made_with(location, policy)
+    output.answer({**data, "made_with": made_with.model_dump(mode="json")}, said)
+    return FAILED if faults else OK
+
+
+def _made_with(location: Location, policy: SandboxPolicy | None) -> CheckedWith:
+    """Return what says which files were checked, and how they were confined."""
+    import platform
+
+    from wander.version import __version__
+    from wander.wire.verification import CheckedWith
+
+    pin = None
+    if policy is not None:
+        from wander.sandbox.pin import sandbox_pin
+
+        pin = sandbox_pin(policy)
+    record = location.installed.record if location.installed else None
+    return CheckedWith(
+        wander=__version__,
+        python=platform.python_version(),
+        wheel_sha256=record.wheel_sha256 if record else None,
+        lock_sha256=record.lock_sha256 if record else None,
+        sandbox=pin,
+    )
+
+
+def _blame_arguments(report: CheckReport) -> None:
+    """Raise when the environment refused the arguments, which is no fault of it."""
+    said = next((each.message for each in report.failed if each.id == "load.works"), "")
+    problem, takes, hint = said.removeprefix("LoadError: ").partition(" (it takes ")
+    if takes:
+        raise UsageError(problem, hint=f"it takes {hint.removesuffix(')')}", code="bad_arguments")
+
+
+def _show(check: CheckResult) -> None:
+    output = current().output
+    sign, style = SIGNS[check.status]
+    said = check.message or check.title
+    if check.example_id is not None:
+        said += f" (example `{check.example_id}`)"
+    output.line(f"{sign:<6} {check.id:<20} {said}", style=style)
+    if check.status in ("warn", "fail"):
+        output.line(f"{'':<6} {'':<20} {check.doc}", style="hint")

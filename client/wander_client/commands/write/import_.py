@@ -1,0 +1,349 @@
+"""`wander import`: bring in what others have: environments, and results of evaluations."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from wander_client.context import current
+from wander_client.terminal.command import command_app
+
+if TYPE_CHECKING:
+    from wander.evals.imports import PublishedName
+    from wander.types import EnvironmentInfo
+    from wander.wire import CheckSummary
+
+    from wander_client.hub.api import HubApi
+    from wander_client.packages.origins.adoption import Adoption
+    from wander_client.packages.origins.source import Origin
+    from wander_client.packages.publish import BuiltPackage
+
+app = command_app(help="Bring in environments and results of other libraries.", group=True)
+
+Owner = Annotated[str | None, typer.Option(help="publish under this owner")]
+Out = Annotated[Path | None, typer.Option(help="keep the completed project in this folder")]
+EntryPoint = Annotated[
+    str | None, typer.Option("--entry-point", help="MODULE:FUNCTION, where there are several")
+]
+Argument = Annotated[list[str] | None, typer.Option("-a", "--arg", help="for loading it: KEY=VALUE")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="do everything but publish")]
+NoCheck = Annotated[bool, typer.Option("--no-check", help="neither install nor load nor check it")]
+
+
+@app.command()
+def path(
+    source: Annotated[str, typer.Argument(help="a folder, an sdist or a wheel")],
+    owner: Owner = None,
+    out: Out = None,
+    entry_point: EntryPoint = None,
+    argument: Argument = None,
+    dry_run: DryRun = False,
+    no_check: NoCheck = False,
+) -> None:
+    """Make a package of this machine an environment of the hub, its code as it is.
+
+    \b
+    wander import path ./wordle --dry-run
+    wander import path sophistry_bench_sprint-0.1.6-py3-none-any.whl --owner acme
+
+    Works out which library and generation it is written for and writes what is missing into a copy (entry
+    point, build system, dependency, README, a note of origin). Builds it, installs it into a virtual
+    environment of its own, loads and checks it there, and publishes it with what the check found.
+    """
+    from wander_client.packages.origins.source import brought
+
+    _import(lambda work: brought(source, work), _Wishes(owner, out, entry_point, argument, dry_run, no_check))
+
+
+@app.command()
+def git(
+    url: Annotated[str, typer.Argument(help="URL[@REVISION][#subdirectory=FOLDER]")],
+    owner: Owner = None,
+    out: Out = None,
+    entry_point: EntryPoint = None,
+    argument: Argument = None,
+    dry_run: DryRun = False,
+    no_check: NoCheck = False,
+) -> None:
+    """Make a package of a git repository an environment of the hub; as `wander import path` does.
+
+    \b
+    wander import git https://example.org/envs.git@v1.2#subdirectory=environments/wordle --dry-run
+    wander import git git@example.org:team/envs.git --owner acme
+
+    One revision is fetched (branch, tag or commit), without submodules, hooks and filters.
+    """
+    from wander_client.packages.origins.git import cloned
+
+    _import(lambda work: cloned(url, work), _Wishes(owner, out, entry_point, argument, dry_run, no_check))
+
+
+@app.command()
+def prime(
+    name: Annotated[str, typer.Argument(help="OWNER/NAME[@VERSION], or what `prime env pull` wrote")],
+    owner: Owner = None,
+    out: Out = None,
+    entry_point: EntryPoint = None,
+    argument: Argument = None,
+    dry_run: DryRun = False,
+    no_check: NoCheck = False,
+) -> None:
+    """Make an environment of Prime Intellect's hub one of this hub; as `wander import path` does.
+
+    \b
+    wander import prime will/wordle --dry-run
+    wander import prime ./environments/wordle --owner acme
+
+    Public environments need no key; `PRIME_API_KEY` is sent to their hub where it is set.
+    """
+    from wander_client.packages.origins.prime import pulled
+
+    _import(lambda work: pulled(name, work), _Wishes(owner, out, entry_point, argument, dry_run, no_check))
+
+
+@app.command()
+def results(
+    folder: Annotated[Path, typer.Argument(help="the folder of one evaluation")],
+    environment: Annotated[
+        str | None, typer.Option(help="owner/name[@version] that was evaluated, to post the run")
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="the run folder to write")] = None,
+) -> None:
+    """Turn results of verifiers into a run folder.
+
+    \b
+    wander import results outputs/evals/my-env--gpt-5/1a2b3c4d
+    wander import results ./old --environment acme/my-env@1.2.0 --out runs/old
+
+    Reads `metadata.json` with `results.jsonl`, in both of their schemas, and `traces.jsonl` of verifiers.v1.
+    Failed rollouts have no reward, whatever the file says. A posted run of this kind counts as claimed.
+    """
+    from wander.evals.imports import import_results
+
+    here = current()
+    source = folder.expanduser().resolve()
+    target = out or here.settings.runs_dir / f"imported-{source.name}"
+    run = import_results(source, target, None if environment is None else _published(environment))
+    summary = run.summary()
+    pin = run.manifest.environment
+    known = pin.owner is not None
+    data: dict[str, Any] = {
+        "folder": str(target),
+        "run_id": run.manifest.run_id,
+        "environment": f"{pin.owner}/{pin.name}@{pin.version}" if known else pin.name,
+        "model": run.manifest.model.name,
+        "source": run.manifest.notes,
+        "summary": None if summary is None else summary.model_dump(mode="json"),
+    }
+    lines = [f"imported {data['environment']} with {data['model']} to {target}"]
+    if summary is not None:
+        mean = "none" if summary.reward_mean is None else f"{summary.reward_mean:.4g}"
+        lines.append(f"  {summary.rollouts} rollouts, {summary.failed} failed, mean reward {mean}")
+    here.output.answer(data, "\n".join(lines))
+    here.output.next(f"wander post {target}" if known else f"wander view {target}")
+
+
+def _published(environment: str) -> PublishedName:
+    """Return the exact version that a name on the hub means."""
+    from wander.evals.imports import PublishedName
+
+    from wander_client.names import parse_name
+    from wander_client.packages.install import exact_version
+
+    with current().hub() as hub:
+        detail = exact_version(hub, parse_name(environment))
+    return PublishedName(detail.owner, detail.name, detail.version)
+
+
+@dataclass(frozen=True)
+class _Wishes:
+    """The options of an import."""
+
+    owner: str | None
+    out: Path | None
+    entry_point: str | None
+    argument: list[str] | None
+    dry_run: bool
+    no_check: bool
+
+
+@dataclass(frozen=True)
+class _Tried:
+    """What loading and checking a package in its own virtual environment told."""
+
+    info: EnvironmentInfo
+    check: CheckSummary
+    lock: str
+
+
+def _import(bring: Callable[[Path], tuple[Path, Origin]], wishes: _Wishes) -> None:
+    """Bring a package, complete it, build it, try it out, publish it."""
+    from wander_client.packages.origins.adoption import adopt
+    from wander_client.packages.publish import built, upload
+
+    here = current()
+    owner, importer = _owner(wishes)
+    with tempfile.TemporaryDirectory(prefix="wander-import-") as work:
+        _require_empty(wishes.out)
+        folder, origin = bring(Path(work))
+        origin = replace(origin, importer=importer)
+        adopted = adopt(folder, origin, wishes.entry_point)
+        _show(adopted)
+        here.output.note(f"building {adopted.name}")
+        with built(adopted.folder) as package:
+            for warning in package.warnings:
+                here.output.warn(warning)
+            tried = None if wishes.no_check else _tried(package, wishes)
+            _keep(adopted, tried, wishes.out)
+            sent: frozenset[str] = frozenset()
+            if owner is not None and not wishes.dry_run:
+                here.output.note(f"uploading to {here.settings.hub}")
+                with here.hub(login=True) as hub:
+                    check = None if tried is None else tried.check
+                    lock = _locked(hub, owner, package)
+                    sent = upload(hub, owner, package, check, lock=lock, warn=here.output.warn).sent
+            _answer(adopted, origin, package, tried, owner, sent=bool(sent), dry_run=wishes.dry_run)
+
+
+def _owner(wishes: _Wishes) -> tuple[str | None, str | None]:
+    """Return owner and importer; checks the token before anything is fetched. None for a dry run."""
+    from wander_client.errors import UsageError
+
+    if wishes.dry_run:
+        return wishes.owner, None
+    with current().hub(login=True) as hub:
+        who = hub.whoami()
+    if wishes.owner is not None:
+        return wishes.owner.lower(), who.user
+    if who.user not in who.owners and len(who.owners) != 1:
+        raise UsageError(
+            f"`{who.user}` may publish under {len(who.owners)} owners", hint="choose one with `--owner NAME`"
+        )
+    return who.user if who.user in who.owners else who.owners[0], who.user
+
+
+def _require_empty(out: Path | None) -> None:
+    from wander_client.errors import ClientError
+
+    if out is not None and out.exists() and any(out.iterdir()):
+        raise ClientError(f"`{out}` is not empty", hint="choose another folder")
+
+
+def _tried(package: BuiltPackage, wishes: _Wishes) -> _Tried:
+    """Install a built package into a virtual environment of its own, load it there and check it."""
+    import asyncio
+
+    from wander.checks import check_environment
+    from wander.worker.host.environment import WorkerEnvironment
+
+    from wander_client.environments.location import parse_arguments
+    from wander_client.packages.install import try_out
+    from wander_client.packages.publish_check import line_of, summary_of
+
+    here = current()
+    arguments = parse_arguments(wishes.argument or [], None)
+
+    async def loaded(python: Path, log: Path) -> EnvironmentInfo:
+        environment = await WorkerEnvironment.start(python, package.name, arguments=arguments, log_path=log)
+        await environment.close()
+        return environment.info
+
+    with tempfile.TemporaryDirectory(prefix="wander-try-") as work, here.hub() as hub:
+        here.output.note("installing it into a virtual environment of its own")
+        python, lock = try_out(hub, here.settings.cache_dir, Path(work), package.wheel.path, here.output.warn)
+        here.output.note("loading and checking it")
+        log = here.settings.cache_dir / "logs" / f"import-{package.name}.log"
+        log.unlink(missing_ok=True)
+        info = asyncio.run(loaded(python, log))
+        report = check_environment(package.name, arguments, python=python)
+        for each in report.failed:
+            here.output.warn(line_of(each))
+        summary = summary_of(report)
+        here.output.note(f"wander check: {summary.counts}")
+        return _Tried(info, summary, lock.read_text(encoding="utf-8"))
+
+
+def _locked(hub: HubApi, owner: str, package: BuiltPackage) -> bytes | None:
+    """Lock what it runs with; a package of somebody else's is published also where that cannot be done."""
+    from wander_client.errors import ClientError, Unavailable
+    from wander_client.packages.lock import resolve_lock
+    from wander_client.packages.publish import missing_files
+
+    here = current()
+    if not missing_files(hub, owner, package):
+        return None
+    here.output.note("locking the packages that it runs with")
+    try:
+        return resolve_lock(
+            hub, here.settings.cache_dir, owner, package.wheel.path, warn=here.output.warn
+        ).content
+    except Unavailable:
+        raise
+    except ClientError as error:
+        here.output.warn(f"it is published without a lock: {error}")
+        return None
+
+
+def _keep(adopted: Adoption, tried: _Tried | None, out: Path | None) -> None:
+    """Keep the completed project, with the lock of what it was tried with."""
+    import shutil
+
+    if out is None:
+        return
+    shutil.copytree(adopted.folder, out, dirs_exist_ok=True)
+    if tried is not None:
+        (out / "pylock.toml").write_text(tried.lock, encoding="utf-8")
+    current().output.note(f"kept in {out}")
+
+
+def _show(adopted: Adoption) -> None:
+    output = current().output
+    kind: str = adopted.library
+    if adopted.generation is not None:
+        kind = f"{kind}, generation {adopted.generation}"
+    output.note(f"{adopted.name}: an environment of {kind}, loaded by `{adopted.target}`")
+    if adopted.written:
+        output.note(f"written: {', '.join(adopted.written)}")
+
+
+def _answer(
+    adopted: Adoption,
+    origin: Origin,
+    package: BuiltPackage,
+    tried: _Tried | None,
+    owner: str | None,
+    *,
+    sent: bool,
+    dry_run: bool,
+) -> None:
+    from dataclasses import asdict
+
+    from packaging.utils import canonicalize_name
+
+    here = current()
+    name = canonicalize_name(adopted.name)
+    full = f"{owner}/{name}" if owner else name
+    data = {
+        "environment": full,
+        "version": package.version,
+        "library": adopted.library,
+        "generation": adopted.generation,
+        "kind": None if tried is None else tried.info.kind,
+        "examples": None if tried is None else tried.info.eval_examples,
+        "entry_point": adopted.target,
+        "origin": asdict(origin),
+        "written": adopted.written,
+        "check": None if tried is None else tried.check,
+        "dry_run": dry_run,
+        "sent": sent,
+        "url": None if dry_run else f"{here.settings.hub}/{full}",
+    }
+    verb = "would publish" if dry_run else "published" if sent else "already published"
+    here.output.answer(data, f"{verb} {full} {package.version}")
+    if not dry_run:
+        here.output.next(f"wander eval {full} --model ...")

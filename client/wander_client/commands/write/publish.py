@@ -1,0 +1,250 @@
+"""`wander publish`: build an environment and publish it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from wander_client.context import current
+from wander_client.errors import Interrupted, NotFound, UsageError
+from wander_client.terminal.command import command_app
+
+if TYPE_CHECKING:
+    from wander.wire import CheckSummary
+
+    from wander_client.packages.lock import ResolvedLock
+    from wander_client.packages.publish import BuiltPackage
+    from wander_client.packages.staged_upload import Publication
+
+app = command_app()
+
+SHOWN_FILES = 30
+_KIB = 1024
+TOLD_BY_THE_BUILD = {"package.license", "package.sdk"}
+"""Checks whose warnings were given when the wheel was read."""
+
+
+@app.command()
+def publish(
+    path: Annotated[Path, typer.Argument(help="the environment's folder")] = Path(),
+    owner: Annotated[str | None, typer.Option(help="publish under this owner")] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="build, check and show, send nothing")] = False,
+    private: Annotated[
+        bool, typer.Option("--private", help="a new environment is only for those with a role")
+    ] = False,
+    no_check: Annotated[bool, typer.Option("--no-check", help="publish without `wander check`")] = False,
+    no_lock: Annotated[bool, typer.Option("--no-lock", help="publish without locking its packages")] = False,
+    exclude_newer: Annotated[
+        str | None, typer.Option("--exclude-newer", metavar="DATE", help="lock nothing that came later")
+    ] = None,
+    keep_host: Annotated[
+        list[str] | None,
+        typer.Option("--keep-host", help="an index that all reach: its addresses stay in the lock"),
+    ] = None,
+    attestations: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="send what was signed of wheel and source (PEP 740)")
+    ] = None,
+) -> None:
+    """Build an environment, check it and upload it.
+
+    \b
+    wander publish ./wordle --dry-run
+    wander publish ./wordle
+    wander publish ./wordle --owner acme --json
+
+    Wheel, source archive and lock become visible together, or none does. An upload that broke off goes on
+    when the command is run again.
+
+    Versions never change: the same bytes again are fine, other bytes need a new version. What `wander
+    check` faults is not published; the environment's page says what it found, or that nothing was checked.
+    Every package that it runs with is locked by its digest, so that later installations are the same.
+    """
+    from wander_client.packages import publish as publishing
+
+    here = current()
+    folder = path.expanduser().resolve()
+    if not folder.is_dir():
+        raise NotFound(f"the folder `{path}` does not exist", hint="`wander new NAME` makes an environment")
+    publishing.require_project(folder)
+    under = owner if dry_run else _owner(owner)
+    here.output.note(f"building {folder.name}")
+    with publishing.built(folder) as package:
+        for warning in package.warnings:
+            here.output.warn(warning)
+        _show_contents(package)
+        to_send = under is None or dry_run or _is_new(under, package)
+        check = _checked(folder, path) if to_send and not no_check else None
+        lock = None
+        if under is not None and not dry_run and to_send and not no_lock:
+            lock = _locked(package, under, exclude_newer, keep_host or [])
+        published = None
+        if under is not None and not dry_run:
+            signed = None if attestations is None else publishing.attestations_in(attestations, package)
+            published = _published(package, under, check, lock, signed, private=private)
+        _answer(package, under, published, check, lock, dry_run=dry_run)
+
+
+def _published(
+    package: BuiltPackage,
+    owner: str,
+    check: CheckSummary | None,
+    lock: ResolvedLock | None,
+    attestations: Mapping[str, list[dict[str, Any]]] | None,
+    *,
+    private: bool,
+) -> Publication:
+    """Send what the hub lacks and make all of it visible."""
+    from wander_client.packages.publish import upload
+
+    output = current().output
+    total = package.wheel.size + package.sdist.size
+    output.note(f"uploading to {current().settings.hub}")
+    with (
+        current().hub(login=True, trusted=True) as hub,
+        output.progress("uploading", -(-total // _KIB), unit="KiB") as progress,
+    ):
+
+        def told(done: int, of: int) -> None:
+            progress.total = -(-of // _KIB)
+            progress.update(-(-done // _KIB))
+
+        try:
+            published = upload(
+                hub,
+                owner,
+                package,
+                check,
+                lock=lock.content if lock is not None else None,
+                private=private,
+                attestations=attestations,
+                warn=output.warn,
+                told=told,
+            )
+        except KeyboardInterrupt:
+            hint = "the same command goes on where this one stopped"
+            raise Interrupted("interrupted; nothing of it is visible yet", hint=hint) from None
+    if published.resumed_bytes:
+        output.note(f"{published.resumed_bytes:,} bytes were there from an earlier attempt")
+    return published
+
+
+def _owner(wanted: str | None) -> str:
+    """Return the owner to publish under; checks the token before anything is built."""
+    here = current()
+    with here.hub(login=True, trusted=True) as hub:
+        who = hub.whoami()
+    if wanted is not None:
+        return wanted.lower()
+    if len(who.owners) == 1:
+        return who.owners[0]
+    if who.user in who.owners:
+        return who.user
+    raise UsageError(
+        f"`{who.user}` may publish under {len(who.owners)} owners", hint="choose one with `--owner NAME`"
+    )
+
+
+def _show_contents(package: BuiltPackage) -> None:
+    output = current().output
+    output.note(f"{package.name} {package.version}")
+    shown = sorted(package.members, key=lambda item: item[0])
+    for name, size in shown[:SHOWN_FILES]:
+        output.note(f"  {size:>9,}  {name}")
+    if len(shown) > SHOWN_FILES:
+        output.note(f"  ... and {len(shown) - SHOWN_FILES} more files")
+
+
+def _is_new(owner: str, package: BuiltPackage) -> bool:
+    """Tell whether the hub lacks a file, before the seconds that a check takes; raises for other bytes."""
+    from wander_client.packages.publish import missing_files
+
+    with current().hub(login=True) as hub:
+        return bool(missing_files(hub, owner, package))
+
+
+def _checked(folder: Path, given: Path) -> CheckSummary:
+    """Check what is about to be sent and show the outcome in one line, with one more for each warning."""
+    from wander_client.packages.publish_check import line_of, require_sound, summary_of
+
+    output = current().output
+    output.note(f"checking {folder.name}, which takes a few seconds")
+    report = require_sound(folder, given)
+    for each in report.checks:
+        if each.status == "warn" and each.id not in TOLD_BY_THE_BUILD:
+            output.warn(line_of(each))
+    summary = summary_of(report)
+    output.note(f"wander check: {summary.counts}")
+    return summary
+
+
+def _locked(package: BuiltPackage, owner: str, exclude_newer: str | None, hosts: list[str]) -> ResolvedLock:
+    """Resolve every package that the environment will run with."""
+    from wander_client.packages.lock import resolve_lock
+
+    here = current()
+    here.output.note("locking the packages that it runs with")
+    with here.hub() as hub:
+        return resolve_lock(
+            hub,
+            here.settings.cache_dir,
+            owner,
+            package.wheel.path,
+            exclude_newer=exclude_newer,
+            keep_hosts=hosts,
+            warn=here.output.warn,
+        )
+
+
+def _answer(
+    package: BuiltPackage,
+    owner: str | None,
+    published: Publication | None,
+    check: CheckSummary | None,
+    lock: ResolvedLock | None,
+    *,
+    dry_run: bool,
+) -> None:
+    from packaging.utils import canonicalize_name
+
+    here = current()
+    name = f"{owner}/{canonicalize_name(package.name)}" if owner else canonicalize_name(package.name)
+    files = [package.wheel, package.sdist]
+    sent = published.sent if published is not None else frozenset()
+    source = published.version.source if published is not None else None
+    data: dict[str, Any] = {
+        "environment": name,
+        "version": package.version,
+        "hub": here.settings.hub,
+        "dry_run": dry_run,
+        "files": [
+            {
+                "filename": file.path.name,
+                "kind": file.kind,
+                "size": file.size,
+                "sha256": file.sha256,
+                "sent": file.path.name in sent,
+            }
+            for file in files
+        ],
+        "members": [{"path": path, "size": size} for path, size in package.members],
+        "check": check,
+        "source": source or {"tree_sha256": package.tree_sha256},
+        "resumed_bytes": published.resumed_bytes if published is not None else 0,
+        "lock": None
+        if lock is None
+        else {"sha256": lock.sha256, "packages": lock.packages, "everywhere": lock.everywhere},
+        "url": f"{here.settings.hub}/{name}" if owner else None,
+    }
+    verb = "would publish" if dry_run else "published" if sent else "already published"
+    lines = [f"{verb} {name} {package.version}"]
+    lines += [f"  {file.path.name}  {file.size:,} bytes  sha256:{file.sha256}" for file in files]
+    lines.append(f"  source tree  sha256:{package.tree_sha256}")
+    if lock is not None:
+        lines.append(f"  pylock.toml  {lock.packages} packages  sha256:{lock.sha256}")
+    here.output.answer(data, "\n".join(lines))
+    if not dry_run:
+        here.output.note(f"{here.settings.hub}/{name}")
+        here.output.next(f"wander install {name}")

@@ -1,0 +1,137 @@
+"""`wander publisher`: which workflows may publish without a stored token."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from wander_client.context import current
+from wander_client.errors import UsageError
+from wander_client.terminal.command import command_app
+
+if TYPE_CHECKING:
+    from wander.wire.trusted_publishing import PublisherInfo
+
+app = command_app(
+    help="""Workflows that may publish without a stored token (trusted publishing).
+
+    \b
+    A job of GitHub Actions or GitLab CI proves with a signed identity token which repository and workflow
+    it runs in; the hub trades that for a token of fifteen minutes. `wander publish` and `uv publish` do it by
+    themselves; for others `wander publisher token` prints it.""",
+    group=True,
+)
+
+
+@app.command()
+def add(
+    target: Annotated[str, typer.Argument(help="owner/name, which need not exist yet, or an owner")],
+    repository: Annotated[str, typer.Argument(help="owner/repository; for `oidc` the whole claim `sub`")],
+    workflow: Annotated[
+        str | None, typer.Option(help="file of the workflow, such as release.yml (GitLab: its path)")
+    ] = None,
+    kind: Annotated[str, typer.Option(help="github, gitlab or oidc")] = "github",
+    deployment: Annotated[
+        str | None, typer.Option(help="environment of the service that the job must run in")
+    ] = None,
+    issuer: Annotated[
+        str | None, typer.Option(help="who signs, where it is not github.com or gitlab.com")
+    ] = None,
+) -> None:
+    """Trust a workflow to publish one environment, or all of an owner's.
+
+    \b
+    wander publisher add acme/wordle acme/environments --workflow release.yml
+    wander publisher add acme acme/environments --workflow release.yml --deployment production
+    wander publisher add acme/wordle group/project --kind gitlab --workflow .gitlab-ci.yml
+    """
+    from pydantic import ValidationError
+    from wander.wire.trusted_publishing import NewPublisher
+
+    from wander_client.hub import administration
+
+    here = current()
+    owner, _, name = target.partition("/")
+    body = {"name": name or None, "kind": kind, "subject": repository, "workflow": workflow}
+    body |= {"deployment": deployment, "issuer": issuer}
+    try:
+        wanted = NewPublisher.model_validate(body)
+    except ValidationError as error:
+        fault = error.errors()[0]
+        field = str(fault["loc"][0]) if fault["loc"] else ""
+        said = fault["msg"].removeprefix("Value error, ")
+        detail = f"`--{field}`: {said}" if field in ("workflow", "kind", "deployment", "issuer") else said
+        raise UsageError(detail, hint="`wander publisher add --help` has examples") from error
+    with here.hub(login=True) as hub:
+        added = administration.add_publisher(hub, owner, wanted)
+    here.output.answer(added, f"trusted: {_said(added)}")
+
+
+@app.command("list")
+def list_publishers(owner: Annotated[str, typer.Argument(help="owner")]) -> None:
+    """List the workflows that may publish for an owner.
+
+    \b
+    wander publisher list acme
+    """
+    from wander_client.hub import administration
+
+    here = current()
+    with here.hub(login=True) as hub:
+        found = administration.publishers(hub, owner)
+    columns = ["number", "for", "kind", "repository", "workflow", "deployment", "added by", "last used"]
+    rows = [
+        [
+            str(one.id),
+            f"{one.owner}/{one.name or '*'}",
+            one.kind,
+            one.subject,
+            one.workflow or "",
+            one.deployment or "",
+            one.created_by,
+            f"{one.last_used_at:%Y-%m-%d}" if one.last_used_at else "never",
+        ]
+        for one in found
+    ]
+    shrink = ["for", "repository", "workflow", "deployment"]
+    here.output.answer(found, lambda: here.output.table(columns, rows, shrink=shrink))
+
+
+@app.command()
+def remove(
+    owner: Annotated[str, typer.Argument(help="owner")],
+    number: Annotated[int, typer.Argument(min=1, help="as `wander publisher list` shows it")],
+) -> None:
+    """Trust a workflow no more; tokens that it holds end at once.
+
+    \b
+    wander publisher remove acme 3
+    """
+    from wander_client.hub import administration
+
+    here = current()
+    with here.hub(login=True) as hub:
+        ended = administration.remove_publisher(hub, owner, number)
+    here.output.answer(ended, f"no longer trusted: {_said(ended)}")
+
+
+@app.command()
+def token() -> None:
+    """In a trusted workflow: print a token of fifteen minutes, for tools that cannot ask for it.
+
+    \b
+    TWINE_PASSWORD=$(wander publisher token) twine upload -u __token__ ...
+    """
+    here = current()
+    credential = here.workflow_credential()
+    if credential is None:
+        hint = "it runs in jobs of GitHub Actions, GitLab CI and others; `wander token new` makes a token"
+        raise UsageError("this is no workflow, or the hub has no trusted publishing", hint=hint)
+    here.output.answer({"token": credential.token}, credential.token)
+
+
+def _said(one: PublisherInfo) -> str:
+    where = f" in `{one.deployment}`" if one.deployment else ""
+    workflow = f" {one.workflow}" if one.workflow else ""
+    return f"{one.kind} {one.subject}{workflow}{where} for {one.owner}/{one.name or '*'}"

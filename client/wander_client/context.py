@@ -1,0 +1,101 @@
+"""What one run of the command shares: output, settings, token. Set by `main`, read by commands."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from wander_client.terminal.output import Mode, Output
+
+if TYPE_CHECKING:
+    import httpx
+
+    from wander_client.credentials import Credential, CredentialStore
+    from wander_client.hub.api import HubApi
+    from wander_client.settings import Settings
+
+
+@dataclass(frozen=True)
+class CommonOptions:
+    """Options that every command takes, at any place of the line."""
+
+    mode: Mode | None = None
+    color: str = "auto"
+    progress: bool = True
+    hub: str | None = None
+    debug: bool = False
+
+
+class Invocation:
+    """One run of the command."""
+
+    def __init__(
+        self, options: CommonOptions, output: Output, transport: httpx.BaseTransport | None = None
+    ) -> None:
+        self.options = options
+        self.output = output
+        self._transport = transport
+        self._proven: Credential | None = None
+        """What a workflow without a token got for its identity."""
+
+    @cached_property
+    def settings(self) -> Settings:
+        """The resolved settings."""
+        from wander_client.settings import load_settings
+
+        return load_settings(self.options.hub)
+
+    @cached_property
+    def credentials(self) -> CredentialStore:
+        """The stored tokens."""
+        from wander_client.credentials import CredentialStore
+
+        store = CredentialStore(self.settings.config_dir)
+        if store.too_open():
+            self.output.warn(f"`{store.path}` is readable by others; run `chmod 600 {store.path}`")
+        return store
+
+    def hub(self, *, login: bool = False, trusted: bool = False) -> AbstractContextManager[HubApi]:
+        """Return the hub's API, to be used in a `with`; `login=True` fails early without a token.
+
+        With `trusted` a workflow that has no token proves who it is instead, where it runs as one.
+        """
+        from wander_client.hub.api import open_hub
+
+        credential = self.credentials.get(self.settings.hub) or self._proven
+        if credential is None and trusted:
+            credential = self._proven = self.workflow_credential()
+            if credential is not None:
+                self.output.note(f"publishing with {credential.origin}")
+        return open_hub(self.settings.hub, credential, login=login, transport=self._transport)
+
+    def workflow_credential(self) -> Credential | None:
+        """Return a token for the identity of the workflow that runs this; None where none does."""
+        from wander_client.hub.trusted_publishing import workflow_credential
+
+        return workflow_credential(self.settings.hub, transport=self._transport)
+
+    def hub_with(self, token: str) -> AbstractContextManager[HubApi]:
+        """Return the hub's API for a token that is not stored yet."""
+        from wander_client.credentials import Credential
+        from wander_client.hub.api import open_hub
+
+        return open_hub(self.settings.hub, Credential(token, "login"), transport=self._transport)
+
+
+_current: Invocation | None = None
+
+
+def current() -> Invocation:
+    """Return the running invocation."""
+    if _current is None:
+        raise RuntimeError("no command is running: commands are started by wander_client.main.main")
+    return _current
+
+
+def set_current(invocation: Invocation | None) -> None:
+    """Make an invocation the running one (called by `main` alone)."""
+    global _current
+    _current = invocation

@@ -1,0 +1,1 @@
+"""Find, open and replay environments."""

@@ -1,0 +1,314 @@
+"""Open an environment for evaluation, training or play: installed from the hub, or from a folder.
+
+    async with open_environment("acme/wordle", {"words": 5}) as opened:
+        opened.handle     # EnvironmentHandle: examples, rollout
+        opened.pin        # EnvironmentPin for the manifest
+
+`owner/name[@version]` is installed first when it is absent. It runs in a process and a virtual environment of
+its own; a folder runs in a process of its own with this interpreter; `in_process=True` runs either here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from wander_client.context import current
+from wander_client.environments.workers import WorkerChoice
+from wander_client.errors import ClientError, NotFound, Unavailable, UsageError
+from wander_client.names import EnvironmentName, parse_environment
+
+if TYPE_CHECKING:
+    from wander.handle import EnvironmentHandle
+    from wander.sandbox import SandboxPolicy
+    from wander.wire import EnvironmentPin
+
+    from wander_client.packages.store import Installed
+
+
+_TRACE = "; the whole trace is in "
+"""What a worker adds to the hint of a load that failed; a wrong argument needs no trace."""
+
+
+@dataclass(frozen=True)
+class Location:
+    """Where an environment lies, before anything of it runs."""
+
+    spec: str
+    """As the user wrote it."""
+    target: str
+    """What the loader takes: the environment's name, or the folder's path."""
+    python: Path
+    """The interpreter to run it with."""
+    installed: Installed | None = None
+    folder: Path | None = None
+
+    @property
+    def label(self) -> str:
+        """Short name for files and plan lines: `owner/name` or the folder's name."""
+        if self.installed is not None:
+            return f"{self.installed.record.owner}/{self.installed.record.name}"
+        return self.folder.name if self.folder is not None else self.target
+
+
+@dataclass(frozen=True)
+class OpenedEnvironment:
+    """A loaded environment and what a manifest says about it."""
+
+    handle: EnvironmentHandle
+    pin: EnvironmentPin
+    location: Location
+
+
+def locate(spec: str, *, no_lock: bool | None = None) -> Location:
+    """Find what a word means, installing `owner/name` when it is absent.
+
+    `no_lock` leaves the version's lock aside, or takes it; None takes what was chosen last.
+    """
+    found = parse_environment(spec)
+    if isinstance(found, Path):
+        _require_something(found, spec)
+        return Location(spec, str(found), Path(sys.executable), folder=found)
+    try:
+        return installed_location(spec, ensure_installed(found, no_lock=no_lock))
+    except ClientError as error:
+        if os.path.isdir(spec):  # False too for what no path can be
+            error.hint = f"to mean the folder of that name, write `./{spec}`"
+        raise
+
+
+def installed_location(spec: str, installed: Installed) -> Location:
+    """Return where an installed environment lies."""
+    return Location(spec, installed.record.name, installed.python, installed=installed)
+
+
+def _require_something(folder: Path, given: str) -> None:
+    """Raise when a folder holds neither a project nor a module of its name: there is nothing to look at."""
+    module = folder.name.replace("-", "_")
+    marks = ("pyproject.toml", f"{module}.py", f"{module}/__init__.py", f"src/{module}/__init__.py")
+    if not any((folder / mark).exists() for mark in marks):
+        raise NotFound(
+            f"there is no environment in `{given}`: it has no `pyproject.toml` and no module `{module}`",
+            hint="`wander new NAME` makes one; `wander search` finds one that is published",
+            code="no_environment",
+        )
+
+
+def installed_here(name: EnvironmentName) -> list[Installed]:
+    """Return what is installed of an environment from this hub, what was chosen last at the end."""
+    from wander_client.packages.store import EnvironmentStore
+
+    here = current()
+    store = EnvironmentStore(here.settings.data_dir, here.output.warn)
+    # A virtual environment dies with the Python it was made from; such a one is made again.
+    return [one for one in store.find(name, here.settings.hub) if one.python.exists()]
+
+
+def ensure_installed(name: EnvironmentName, *, no_lock: bool | None = None) -> Installed:
+    """Return the installed environment; asks the hub only when that is needed."""
+    from wander_client.packages.install import install
+    from wander_client.packages.store import NEVER, EnvironmentStore
+
+    here = current()
+    store = EnvironmentStore(here.settings.data_dir, here.output.warn)
+    chosen_at = {one.path: one.chosen_at for one in installed_here(name)}
+    # What was installed for one run without its lock is not what the others mean.
+    present = [
+        one
+        for one in installed_here(name)
+        if one.record.fits(no_lock) and (no_lock is not None or one.is_chosen)
+    ]
+    if name.version is not None and present:
+        store.virtualenvs.mark_used(present[-1].record.virtualenv)
+        return present[-1]
+    try:
+        with here.hub() as hub:
+            installed, fresh = install(
+                hub, store, here.settings.cache_dir, name, no_lock=no_lock, warn=here.output.warn
+            )
+    except Unavailable as error:
+        # Installed from the hub under another address: what runs is known by its digest all the same.
+        elsewhere = [] if present else [one for one in store.find(name, None) if one.python.exists()]
+        if not (present or elsewhere):
+            raise
+        used = (present or elsewhere)[-1]
+        doubts = "" if name.version else ", which may not be the newest"
+        here.output.warn(f"{error}; using the installed {used.name} of {used.record.hub}{doubts}")
+        return used
+    if no_lock and installed.record.unlocked == "chosen":
+        # Left aside for this run alone: what the version means here stays.
+        store.set_chosen_at(installed, chosen_at.get(installed.path, NEVER))
+    if fresh:
+        record = installed.record
+        here.output.note(f"installed {installed.name} (sha256:{record.wheel_sha256[:12]}) from {record.hub}")
+    return installed
+
+
+@contextlib.asynccontextmanager
+async def open_environment(
+    spec: str | Location,
+    arguments: Mapping[str, Any] | None = None,
+    *,
+    in_process: bool = False,
+    pass_environ: Iterable[str] = (),
+    log_path: Path | None = None,
+    sandbox: SandboxPolicy | None = None,
+    workers: WorkerChoice | None = None,
+    hash_seed: int = 0,
+) -> AsyncIterator[OpenedEnvironment]:
+    """Yield the loaded environment; raises `wander.errors.LoadError` with the cause when it does not load.
+
+    `pass_environ` names the variables of this process that the environment may see; `log_path` takes what it
+    prints (by default a file in the cache folder); `sandbox` confines it, or raises `SandboxError`; `workers`
+    says in how many processes it runs, and on which machines; `hash_seed` is that of processes started here.
+    """
+    location = locate(spec) if isinstance(spec, str) else spec
+    given = dict(arguments or {})
+    workers = workers or WorkerChoice()
+    workers.require_together(in_process=in_process, pass_environ=pass_environ, sandbox=sandbox)
+    with _blaming_arguments(given):
+        if in_process:
+            handle = _start_here(location, given)
+        else:
+            log = log_path or default_log(location)
+            handle = await _start_workers(location, given, pass_environ, log, sandbox, workers, hash_seed)
+    try:
+        pin = environment_pin(location, handle, given)
+        if sandbox is not None:
+            from wander.sandbox.pin import sandbox_pin
+
+            pin.sandbox = sandbox_pin(sandbox)
+        yield OpenedEnvironment(handle, pin, location)
+    finally:
+        await handle.close()
+
+
+def environment_pin(
+    location: Location, handle: EnvironmentHandle, arguments: Mapping[str, Any]
+) -> EnvironmentPin:
+    """Return what pins the environment in a manifest."""
+    from wander.wire import EnvironmentPin
+
+    if location.installed is None:
+        return EnvironmentPin(
+            name=handle.info.name,
+            path=location.target,
+            unlocked="folder",
+            arguments=dict(arguments),
+            info=handle.info,
+        )
+    record = location.installed.record
+    return EnvironmentPin(
+        owner=record.owner,
+        name=record.name,
+        version=record.version,
+        wheel_sha256=record.wheel_sha256,
+        lock_sha256=record.lock_sha256,
+        unlocked=record.unlocked,
+        packages_sha256=record.packages_sha256,
+        arguments=dict(arguments),
+        info=handle.info,
+    )
+
+
+@contextlib.contextmanager
+def _blaming_arguments(given: Mapping[str, Any]) -> Iterator[None]:
+    """Tell arguments that the environment refuses (wrong usage) from an environment that is broken."""
+    from wander.errors import LoadError
+
+    try:
+        yield
+    except LoadError as error:
+        hint = (error.hint or "").partition(_TRACE)[0]
+        refused = "raised `ConfigError" in str(error) or hint.startswith("it takes ")
+        if not given or not refused:
+            raise
+        if "must be `str" in str(error):
+            hint += "; text that reads as JSON goes in quotes: `-a NAME='\"3\"'`"
+        raise UsageError(str(error), hint=hint or None, code="bad_arguments") from error
+
+
+def default_log(location: Location) -> Path:
+    """Return where the environment's prints go when no run has a folder for them."""
+    folder = current().settings.cache_dir / "logs"
+    return folder / f"{location.label.replace('/', '--')}.log"
+
+
+async def _start_workers(
+    location: Location,
+    arguments: dict[str, Any],
+    pass_environ: Iterable[str],
+    log_path: Path,
+    sandbox: SandboxPolicy | None,
+    workers: WorkerChoice,
+    hash_seed: int,
+) -> EnvironmentHandle:
+    from wander.worker.host.environment import WorkerEnvironment
+
+    log_path.parent.mkdir(parents=True, exist_ok=True)
+    return await WorkerEnvironment.start(
+        location.python,
+        workers.target(location),
+        arguments=arguments,
+        path=location.folder,
+        environ=pass_environ,
+        log_path=log_path,
+        sandbox=sandbox,
+        workers=workers.count,
+        addresses=workers.addresses,
+        rollout_timeout=workers.rollout_timeout,
+        hash_seed=hash_seed,
+    )
+
+
+def _start_here(location: Location, arguments: dict[str, Any]) -> EnvironmentHandle:
+    if location.folder is None:
+        raise UsageError(
+            f"`--in-process` takes a folder, `{location.spec}` is installed in an environment of its own",
+            hint="leave `--in-process` out, or give the folder of the source",
+        )
+    from wander.environment import LocalEnvironment
+    from wander.loading import load_path
+
+    return LocalEnvironment(load_path(location.folder, **arguments))
+
+
+def parse_arguments(pairs: list[str], whole: str | None) -> dict[str, Any]:
+    """Return environment arguments from `KEY=VALUE` words (JSON values where they are) and one object."""
+    import json
+
+    arguments: dict[str, Any] = {}
+    example = "write `--args '{\"size\": 3}'`"
+    if whole:
+        try:
+            parsed = json.loads(whole)
+        except ValueError as error:
+            raise UsageError(f"`--args` is no JSON: {error}", hint=example) from error
+        if not isinstance(parsed, dict):
+            raise UsageError("`--args` is no JSON object", hint=example)
+        arguments.update(parsed)
+    for pair in pairs:
+        key, equals, value = pair.partition("=")
+        if not equals or not key.isidentifier():
+            raise UsageError(f"`-a {pair}` is not KEY=VALUE", hint="write `-a size=3 -a name=text`")
+        try:
+            arguments[key] = json.loads(value)
+        except ValueError:
+            arguments[key] = value
+    return arguments
+
+
+def require_published(opened_pin: EnvironmentPin, hint: str) -> EnvironmentName:
+    """Return the hub name of a pin; a run on a folder's environment has none."""
+    if opened_pin.owner is None or opened_pin.version is None:
+        raise ClientError(
+            f"this run used the folder `{opened_pin.path}`, not a published version",
+            hint=hint,
+            code="local_environment",
+        )
+    return EnvironmentName(opened_pin.owner, opened_pin.name, opened_pin.version)

@@ -1,0 +1,52 @@
+"""Whether an environment runs in the sandbox, and with which limits: flags, then the settings file."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from wander_client.context import current
+from wander_client.environments.location import Location
+from wander_client.errors import UsageError
+
+if TYPE_CHECKING:
+    from wander.sandbox import SandboxPolicy
+
+SandboxFlag = Annotated[
+    bool | None, typer.Option("--sandbox/--no-sandbox", help="confine the environment (Linux)")
+]
+SandboxLimits = Annotated[
+    list[str] | None, typer.Option("--sandbox-limit", help="KEY=VALUE: memory=2G, rollout=60, read=/data...")
+]
+
+
+def chosen_policy(sandbox: bool | None, limits: list[str] | None) -> SandboxPolicy | None:
+    """Return the limits of the sandbox, or None for none; raises `ConfigError` for a limit that is none.
+
+    A limit asks for the sandbox; else `sandbox = true` in the settings file does, unless `--no-sandbox`.
+    """
+    from wander.sandbox import parse_limits
+
+    if limits and sandbox is False:
+        raise UsageError(
+            "`--no-sandbox` and `--sandbox-limit` contradict each other", hint="pass one of them"
+        )
+    if sandbox is None and not limits and not current().settings.sandbox:
+        return None
+    return None if sandbox is False else parse_limits(limits or [])
+
+
+def require_confined(
+    policy: SandboxPolicy | None, location: Location, model: str, *, in_process: bool
+) -> None:
+    """Refuse what would run the environment's code outside of the sandbox that was asked for."""
+    if policy is None:
+        return
+    if in_process:
+        raise UsageError("`--sandbox` and `--in-process` contradict each other", hint="leave one of them out")
+    if model.startswith("scripted:"):
+        said = f"`{model}` is code of the environment's package and runs outside of the sandbox"
+        if location.installed is not None:
+            raise UsageError(said, hint="play another model, or pass `--no-sandbox`")
+        current().output.warn(said)

@@ -1,0 +1,1 @@
+"""Evaluate from the command line: options, resuming, exhaustive evaluation."""

@@ -1,0 +1,472 @@
+"""Run an evaluation from the command line's settings, and continue one from its folder."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import re
+import secrets
+import shlex
+import shutil
+import signal
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from pydantic import Field, ValidationError
+from wander.sandbox import SandboxPolicy
+from wander.types import Record, SamplingArgs
+from wander.wire import TokenPrices
+
+from wander_client.context import current
+from wander_client.environments.location import Location, locate, open_environment
+from wander_client.environments.replay import begun_location
+from wander_client.environments.workers import WorkerChoice, chosen_workers
+from wander_client.errors import ClientError, Interrupted, NotFound, Unavailable, UsageError
+from wander_client.models.pool import ModelPool
+from wander_client.models.reference import KEY_VARIABLE, require_model, require_servable
+from wander_client.models.server import ServeChoice
+from wander_client.names import looks_like_path
+from wander_client.runs.lookup import require_kind
+
+if TYPE_CHECKING:
+    from wander.clients.base import Client
+    from wander.evals.run.budget import Share
+    from wander.evals.run.plan import EvaluationPlan
+    from wander.evals.run.runner import EvaluationResult, Progress
+    from wander.evals.run.stopping import StopRequest
+    from wander.types import EnvironmentInfo
+
+    from wander_client.environments.location import OpenedEnvironment
+
+COMMAND_FILE = "command.json"
+"""The settings of the command, in the run's folder, so that `--resume` needs nothing else."""
+LOG_FILE = "environment.log"
+"""What the environment printed."""
+SERVER_LOG_FILE = "server.log"
+"""What a server that was started for the run printed."""
+
+
+class EvaluationSettings(Record):
+    """What `wander eval` was asked for."""
+
+    environment: str
+    """`owner/name@version`, exact, or the absolute path of a folder."""
+    model: str
+    base_url: str | None = None
+    key_variable: str = KEY_VARIABLE
+    arguments: dict[str, Any] = Field(default_factory=dict)
+    num_examples: int | None = 20
+    """None means all of the split."""
+    rollouts_per_example: int = 1
+    strata: bool = False
+    """Examples evenly from the strata that the environment declares."""
+    shuffle: bool = False
+    concurrency: int = 32
+    """Model calls in flight."""
+    max_rollouts: int | None = None
+    split: Literal["train", "eval"] = "eval"
+    seed: int = 0
+    sampling: SamplingArgs = Field(default_factory=SamplingArgs)
+    budget_tokens: int | None = None
+    budget_usd: float | None = None
+    prices: TokenPrices | None = None
+    cache: bool = False
+    """Keep the answers of endpoints, and answer from what is kept."""
+    call_timeout: float | None = None
+    """Seconds that one model call may take."""
+    serve: Literal["vllm"] | None = None
+    """Serve the model meanwhile."""
+    serve_args: list[str] = Field(default_factory=list)
+    serve_python: str | None = None
+    serve_timeout: float = 900.0
+    in_process: bool = False
+    pass_environ: list[str] = Field(default_factory=list)
+    """Names of the variables that the environment may see."""
+    sandbox: SandboxPolicy | None = None
+    """The limits of the sandbox that it runs in; None means in none."""
+    workers: int = 0
+    """Processes that play it; 0 means as many as suit the rollouts at once."""
+    worker_addresses: list[str] = Field(default_factory=list)
+    """Where they listen on other machines; empty starts them here."""
+    worker_token_file: str | None = None
+    rollout_timeout: float | None = None
+    """Seconds after which a rollout has failed."""
+    device: str | None = None
+    exhaustive: bool = False
+    """Walk every line of the environment's choices instead of playing examples."""
+    max_lines: int = 100_000
+    """Where such a walk ends."""
+    no_lock: bool = False
+    """With the packages of now, not those of the version's lock."""
+    rerun_of: str | None = None
+    """The run that is repeated."""
+    environment_files: dict[str, str] | None = None
+    """Digests of the files of a folder's environment; None in runs of a published one, and in older runs."""
+
+    def chosen_workers(self) -> WorkerChoice:
+        """Return the processes that play the environment."""
+        return chosen_workers(
+            self.workers,
+            self.worker_addresses,
+            self.worker_token_file,
+            self.rollout_timeout,
+            at_once=self.max_rollouts or 2 * self.concurrency,
+        )
+
+    def serve_choice(self) -> ServeChoice:
+        """Return with what the model is served."""
+        return ServeChoice(
+            self.serve or "vllm", tuple(self.serve_args), self.serve_python, self.serve_timeout
+        )
+
+    def plan(self, *, only_failed: bool = False, share: Share | None = None) -> EvaluationPlan:
+        """Return the plan for the evaluator."""
+        from wander.evals.run.budget import Budget
+        from wander.evals.run.plan import EvaluationPlan
+
+        return EvaluationPlan(
+            num_examples=self.num_examples,
+            rollouts_per_example=self.rollouts_per_example,
+            split=self.split,
+            seed=self.seed,
+            sampling=self.sampling,
+            concurrency=self.concurrency,
+            max_rollouts=self.max_rollouts,
+            strata=self.strata,
+            shuffle=self.shuffle,
+            budget=Budget(self.budget_tokens, self.budget_usd, self.prices),
+            share=share,
+            only_failed=only_failed,
+            rerun_of=self.rerun_of,
+        )
+
+
+def stored_settings(run_dir: Path) -> EvaluationSettings:
+    """Return the settings a run was started with."""
+    path = run_dir / COMMAND_FILE
+    try:
+        return EvaluationSettings.model_validate_json(path.read_bytes())
+    except FileNotFoundError:
+        known = "it was not started by `wander eval`" if (run_dir / "run.json").exists() else "it is no run"
+        raise NotFound(
+            f"`{run_dir}` cannot be resumed: {known}", hint="`wander runs` lists the runs here", code="no_run"
+        ) from None
+    except ValidationError as error:
+        require_kind(run_dir, "evaluation")
+        raise ClientError(f"`{path}` was changed and cannot be read", detail=str(error)) from error
+
+
+def settled(settings: EvaluationSettings, begun: Path | None = None) -> tuple[EvaluationSettings, Location]:
+    """Make the settings independent of the folder they were typed in and of newer versions.
+
+    `begun` is the folder of a run that goes on.
+    """
+    if begun is None:
+        location = locate(settings.environment, no_lock=settings.no_lock or None)
+    else:
+        location = begun_location(settings.environment, begun)
+    if settings.no_lock and location.folder is not None:
+        raise UsageError("a folder has no lock that could be left aside", hint="leave out `--no-lock`")
+    exact = str(location.installed.name) if location.installed else str(location.folder)
+    model = settings.model
+    bare = model.removeprefix("hf:")
+    if settings.base_url is None and (looks_like_path(bare) or Path(bare, "config.json").is_file()):
+        model = str(Path(bare).expanduser().resolve())
+    return settings.model_copy(update={"environment": exact, "model": model}), location
+
+
+def new_run_dir(runs_dir: Path, location: Location, model: str) -> Path:
+    """Return a fresh folder name: `<env>--<model>--<id>`, sortable by time within one model."""
+    stamp = datetime.now(UTC).strftime("%Y%m%d-%H%M%S")
+    parts = (location.label, _short(model), f"{stamp}-{secrets.token_hex(2)}")
+    return runs_dir / "--".join(re.sub(r"[^A-Za-z0-9._=-]+", "-", part).strip("-.") for part in parts)
+
+
+@dataclass(frozen=True)
+class Listeners:
+    """Who is told how an evaluation goes."""
+
+    on_start: Callable[[OpenedEnvironment], None] = lambda opened: None
+    on_progress: Callable[[Progress], None] = lambda progress: None
+
+
+async def run_evaluation(
+    settings: EvaluationSettings,
+    location: Location,
+    run_dir: Path,
+    *,
+    resume: bool,
+    allow_changed_code: bool = False,
+    only_failed: bool = False,
+    pool: ModelPool,
+    listeners: Listeners,
+    stop: StopRequest | None = None,
+    share: Share | None = None,
+) -> EvaluationResult:
+    """Play the evaluation into the folder, until its end, until a stop is requested, or the budget is spent.
+
+    Without a `stop` of the caller's the signals of this process request it, once rollouts play.
+    """
+    from wander.evals.run.runner import evaluate
+
+    begun = begun_evaluation(
+        settings,
+        location,
+        run_dir,
+        resume=resume,
+        allow_changed_code=allow_changed_code,
+        pool=pool,
+        on_start=listeners.on_start,
+        stop=stop,
+    )
+    async with begun as (environment, client, stopping):
+        return await evaluate(
+            environment.handle,
+            client,
+            settings.plan(only_failed=only_failed, share=share),
+            run_dir,
+            environment.pin,
+            resume=resume,
+            on_progress=listeners.on_progress,
+            stop=stopping,
+        )
+
+
+@contextlib.asynccontextmanager
+async def begun_evaluation(
+    settings: EvaluationSettings,
+    location: Location,
+    run_dir: Path,
+    *,
+    resume: bool,
+    allow_changed_code: bool = False,
+    pool: ModelPool,
+    on_start: Callable[[OpenedEnvironment], None],
+    stop: StopRequest | None = None,
+) -> AsyncIterator[tuple[OpenedEnvironment, Client, StopRequest]]:
+    """Yield the loaded environment, the model and what stops them, the settings written to the folder."""
+    from wander.evals.run.stopping import StopRequest
+
+    from wander_client.evaluate.resume import source_digests
+
+    logs = current().settings.cache_dir / "logs"
+    log_path, server_log = logs / f"{run_dir.name}.log", logs / f"{run_dir.name}.server.log"
+    require_settings(settings)
+    async with contextlib.AsyncExitStack() as stack:
+        stack.callback(_keep_log, log_path, run_dir, LOG_FILE)
+        environment = await stack.enter_async_context(opened(settings, location, log_path))
+        _require_examples(environment.handle.info, settings.split)
+        stack.callback(_keep_log, server_log, run_dir, SERVER_LOG_FILE)
+        client = await stack.enter_async_context(
+            pool.client(settings, location, name=run_dir.name, log_path=server_log)
+        )
+        await _check(client)
+        if resume:
+            await _require_same_environment(settings, environment, run_dir, allow=allow_changed_code)
+        on_start(environment)
+        files = source_digests(location.folder) if location.folder else None
+        write_settings(run_dir, settings.model_copy(update={"environment_files": files}))
+        stack.callback(_forget_unbegun, run_dir)
+        if stop is None:
+            stop = StopRequest()
+            stack.enter_context(stopping_on_signals(stop))
+        yield environment, client, stop
+
+
+async def run_alone(
+    settings: EvaluationSettings, location: Location, run_dir: Path, **how: Any
+) -> EvaluationResult:
+    """Play one evaluation as `run_evaluation` does; the first Ctrl-C ends it in order."""
+    pool = ModelPool()
+    try:
+        return await run_evaluation(settings, location, run_dir, pool=pool, **how)
+    finally:
+        await pool.close()
+
+
+def opened(
+    settings: EvaluationSettings, location: Location, log_path: Path
+) -> AbstractAsyncContextManager[OpenedEnvironment]:
+    """Open the environment of an evaluation."""
+    return open_environment(
+        location,
+        settings.arguments,
+        in_process=settings.in_process,
+        pass_environ=settings.pass_environ,
+        log_path=log_path,
+        sandbox=settings.sandbox,
+        workers=settings.chosen_workers(),
+    )
+
+
+def require_settings(settings: EvaluationSettings) -> None:
+    """Raise what is wrong with an evaluation, as far as that can be known before anything is loaded."""
+    settings.plan()
+    if settings.serve is None:
+        require_model(settings.model, settings.base_url, settings.key_variable)
+    else:
+        require_servable(settings.model)
+
+
+def _require_examples(info: EnvironmentInfo, split: str) -> None:
+    """Refuse a split without examples before a folder is made for its run."""
+    counts = {"eval": info.eval_examples, "train": info.train_examples}
+    if counts[split] != 0:
+        return
+    other = "train" if split == "eval" else "eval"
+    hint = (
+        f"`--split {other}` has {counts[other]}" if counts[other] else "look at what `load_environment` reads"
+    )
+    raise UsageError(f"the {split} split of `{info.name}` has no examples", hint=hint, code="no_examples")
+
+
+async def _require_same_environment(
+    settings: EvaluationSettings, environment: OpenedEnvironment, run_dir: Path, *, allow: bool
+) -> None:
+    """Refuse to go on with other code than the run's, unless it has the same examples and `allow` is true."""
+    from wander.evals.run.plan import planned_examples
+    from wander.evals.store.folder import RunFolder
+    from wander.types import task_set_digest
+
+    from wander_client.evaluate.resume import changed_files, environment_changed, source_digests
+
+    folder = environment.location.folder
+    if folder is None or settings.environment_files is None or not (run_dir / "run.json").exists():
+        return
+    changed = changed_files(settings.environment_files, source_digests(folder))
+    if not changed:
+        return
+    examples = await planned_examples(environment.handle, settings.plan())
+    same = task_set_digest(examples) == RunFolder.open(run_dir).manifest.task_set_sha256
+    if not same or not allow:
+        raise environment_changed(
+            changed, examples_changed=not same, folder=shlex.quote(str(folder)), model=settings.model
+        )
+    current().output.warn(f"the environment's files changed since this run began: {', '.join(changed[:5])}")
+
+
+def _forget_unbegun(run_dir: Path) -> None:
+    """Leave no folder behind for a run that never began."""
+    if (run_dir / "run.json").exists():
+        return
+    with contextlib.suppress(OSError):  # the folder holds something of the user's: it stays
+        (run_dir / COMMAND_FILE).unlink(missing_ok=True)
+        run_dir.rmdir()
+
+
+def _keep_log(log_path: Path, run_dir: Path, name: str) -> None:
+    """Move what was printed into the run's folder, if there is one and anything was."""
+    if not log_path.exists():
+        return
+    if log_path.stat().st_size == 0:
+        log_path.unlink()
+    elif run_dir.is_dir():
+        with (run_dir / name).open("ab") as kept, log_path.open("rb") as log:
+            shutil.copyfileobj(log, kept)
+        log_path.unlink()
+
+
+async def _check(client: Client) -> None:
+    """Find out that a model cannot be used before a folder is made for its run."""
+    check = getattr(client, "check", None)
+    if check is not None:
+        await check()
+
+
+def write_settings(run_dir: Path, settings: EvaluationSettings) -> None:
+    """Put the settings into the run's folder, whole or not at all."""
+    run_dir.mkdir(parents=True, exist_ok=True)
+    work = run_dir / f".{COMMAND_FILE}"
+    work.write_text(settings.model_dump_json(indent=1), encoding="utf-8")
+    work.replace(run_dir / COMMAND_FILE)
+
+
+@contextlib.contextmanager
+def stopping_on_signals(stop: StopRequest) -> Iterator[None]:
+    """Turn SIGINT and SIGTERM into a request to stop; the second one is urgent."""
+    loop = asyncio.get_running_loop()
+    caught = []
+    for number in (signal.SIGINT, signal.SIGTERM):
+        with contextlib.suppress(RuntimeError, ValueError):  # not the main thread: signals are not ours
+            loop.add_signal_handler(number, stop.request)
+            caught.append(number)
+    try:
+        yield
+    finally:
+        for number in caught:
+            loop.remove_signal_handler(number)
+
+
+def interrupted(result: EvaluationResult) -> Interrupted:
+    """Return the error that says what an interrupted evaluation kept."""
+    summary = result.summary
+    return Interrupted(
+        f"interrupted; {summary.rollouts} of {summary.expected} rollouts are kept in `{result.run_dir}`",
+        hint=f"go on with `{resume_command(result.run_dir)}`",
+    )
+
+
+def all_failed(result: EvaluationResult) -> ClientError:
+    """Return the error for a run in which no rollout could be scored."""
+    from wander_client.runs.text import failure_reasons
+
+    reasons = failure_reasons(result.run_dir) if result.run_dir is not None else []
+    kind = Unavailable if set(result.summary.failures) == {"model"} else ClientError
+    number = result.summary.rollouts
+    failed = "the only rollout failed; it is" if number == 1 else f"all {number} rollouts failed; they are"
+    return kind(
+        f"{failed} kept in `{result.run_dir}`",
+        hint=f"mend the cause, then play again with `{resume_command(result.run_dir)}`",
+        code="all_failed",
+        detail="\n".join(f"{count} x {reason}" for reason, count in reasons),
+    )
+
+
+def resume_command(run_dir: Path | None) -> str:
+    """Return the command that continues a run."""
+    return f"wander eval --resume {shlex.quote(str(run_dir))}"
+
+
+def more_budget(result: EvaluationResult) -> str:
+    """Return the command that goes on with a run whose budget is spent, with twice that."""
+    spending = result.manifest.spending
+    assert spending is not None
+    tokens = spending.usage.prompt_tokens + spending.usage.completion_tokens
+    command = resume_command(result.run_dir)
+    if spending.budget_tokens is not None and tokens >= spending.budget_tokens:
+        command += f" --budget-tokens {2 * tokens}"
+    if spending.budget_usd is not None and (spending.usd or 0.0) >= spending.budget_usd:
+        command += f" --budget-usd {2 * (spending.usd or 0.0):.4g}"
+    return command
+
+
+def sampling_of(given: dict[str, Any], extra: str | None) -> SamplingArgs:
+    """Return sampling arguments from options and a JSON object of further ones."""
+    more: Any = {}
+    if extra:
+        try:
+            more = json.loads(extra)
+        except ValueError as error:
+            raise UsageError(f"`--sampling` is no JSON: {error}") from error
+        if not isinstance(more, dict):
+            raise UsageError("`--sampling` is no JSON object", hint="write `--sampling '{\"min_p\": 0.1}'`")
+    try:
+        return SamplingArgs(**{**more, **{key: value for key, value in given.items() if value is not None}})
+    except ValidationError as error:
+        first = error.errors()[0]
+        name = ".".join(str(part) for part in first["loc"])
+        raise UsageError(
+            f"sampling argument `{name}`: {first['msg'].lower()}",
+            hint="`wander eval --help` lists the usual ones; others go to the endpoint as they are",
+        ) from error
+
+
+def _short(model: str) -> str:
+    if looks_like_path(model):
+        return Path(model).name
+    return model.removeprefix("hf:").removeprefix("scripted:").rpartition("/")[2]

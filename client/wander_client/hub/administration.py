@@ -1,0 +1,169 @@
+"""What changes environments, roles and tokens on a hub: one function a route, over `HubApi.change`."""
+
+from __future__ import annotations
+
+from urllib.parse import quote
+
+from wander.wire import (
+    BoardInfo,
+    BoardSettings,
+    EnvironmentDetail,
+    Leaderboard,
+    Role,
+    TokenInfo,
+    VersionDetail,
+)
+from wander.wire.boards import BOARD_COLUMNS
+from wander.wire.changes import (
+    CreatedToken,
+    Member,
+    MemberList,
+    NewPlace,
+    NewRole,
+    NewStatus,
+    NewToken,
+    NewVisibility,
+    OwnerSettings,
+    Reason,
+    TokenList,
+)
+from wander.wire.trusted_publishing import NewPublisher, PublisherInfo, PublisherList
+
+from wander_client.errors import UsageError
+from wander_client.hub.api import HubApi
+from wander_client.names import EnvironmentName, parse_name
+
+
+def yank(hub: HubApi, name: EnvironmentName, reason: str | None, *, undo: bool) -> VersionDetail:
+    """Yank a version or offer it again."""
+    path = f"{_path(name)}/versions/{_part(name.version or '')}/yank"
+    if undo:
+        return hub.change("DELETE", path, VersionDetail)
+    return hub.change("PUT", path, VersionDetail, Reason(reason=reason))
+
+
+def delete_version(hub: HubApi, name: EnvironmentName, reason: str | None) -> VersionDetail:
+    """Delete the files of a version."""
+    path = f"{_path(name)}/versions/{_part(name.version or '')}"
+    return hub.change("DELETE", path, VersionDetail, params={"reason": reason})
+
+
+def delete_environment(hub: HubApi, name: EnvironmentName, reason: str | None) -> None:
+    """Delete an environment with all its files."""
+    hub.change("DELETE", _path(name), None, params={"reason": reason})
+
+
+def set_status(hub: HubApi, name: EnvironmentName, status: NewStatus) -> EnvironmentDetail:
+    """Deprecate, archive, quarantine, or take that back."""
+    return hub.change("PUT", f"{_path(name)}/status", EnvironmentDetail, status)
+
+
+def set_visibility(hub: HubApi, name: EnvironmentName, *, private: bool) -> EnvironmentDetail:
+    """Make an environment private or public."""
+    body = NewVisibility(private=private)
+    return hub.change("PUT", f"{_path(name)}/visibility", EnvironmentDetail, body)
+
+
+def transfer(hub: HubApi, name: EnvironmentName, place: NewPlace) -> EnvironmentDetail:
+    """Give an environment another owner or name."""
+    return hub.change("POST", f"{_path(name)}/transfer", EnvironmentDetail, place)
+
+
+def fork(hub: HubApi, name: EnvironmentName, place: NewPlace) -> EnvironmentDetail:
+    """Begin an environment with a version of another's."""
+    return hub.change("POST", f"{_path(name)}/fork", EnvironmentDetail, place)
+
+
+def set_default_visibility(hub: HubApi, owner: str, *, private: bool) -> OwnerSettings:
+    """Choose what new environments of an owner are."""
+    body = OwnerSettings(private_by_default=private)
+    return hub.change("PUT", f"/api/v1/owners/{_part(owner)}/settings", OwnerSettings, body)
+
+
+def members(hub: HubApi, target: str) -> list[Member]:
+    """Return who has a role on an owner or an environment."""
+    return hub.read(f"{_target(target)}/members", MemberList).data
+
+
+def set_role(hub: HubApi, target: str, user: str, role: Role) -> list[Member]:
+    """Give somebody a role."""
+    path = f"{_target(target)}/members/{_part(user)}"
+    return hub.change("PUT", path, MemberList, NewRole(role=role)).data
+
+
+def remove_role(hub: HubApi, target: str, user: str) -> list[Member]:
+    """Take somebody's role."""
+    return hub.change("DELETE", f"{_target(target)}/members/{_part(user)}", MemberList).data
+
+
+def new_token(hub: HubApi, wanted: NewToken) -> CreatedToken:
+    """Make a token for yourself."""
+    return hub.change("POST", "/api/v1/tokens", CreatedToken, wanted)
+
+
+def tokens(hub: HubApi) -> list[TokenInfo]:
+    """Return your tokens without their secrets."""
+    return hub.read("/api/v1/tokens", TokenList).data
+
+
+def revoke(hub: HubApi, prefix: str) -> TokenInfo:
+    """End a token."""
+    return hub.change("DELETE", f"/api/v1/tokens/{_part(prefix)}", TokenInfo)
+
+
+def publishers(hub: HubApi, owner: str) -> list[PublisherInfo]:
+    """Return the workflows that may publish for an owner."""
+    return hub.read(f"/api/v1/owners/{_part(owner)}/publishers", PublisherList).data
+
+
+def add_publisher(hub: HubApi, owner: str, wanted: NewPublisher) -> PublisherInfo:
+    """Trust a workflow."""
+    return hub.change("POST", f"/api/v1/owners/{_part(owner)}/publishers", PublisherInfo, wanted)
+
+
+def remove_publisher(hub: HubApi, owner: str, number: int) -> PublisherInfo:
+    """Trust a workflow no more."""
+    return hub.change("DELETE", f"/api/v1/owners/{_part(owner)}/publishers/{number}", PublisherInfo)
+
+
+def boards(hub: HubApi, name: EnvironmentName) -> tuple[list[BoardInfo], Leaderboard]:
+    """Return the busiest boards of a version, the one that it shows first before the others, and that one."""
+    first = hub.leaderboard(name.owner, name.name, version=name.version, runs="all", sort="posted", limit=1)
+    if not first.rows:
+        return list(first.others), first
+    shown = {field: getattr(first, field) for field in BoardInfo.model_fields if field != "last_posted_at"}
+    return [BoardInfo(**shown, last_posted_at=first.rows[0].posted_at), *first.others], first
+
+
+def settings_of(shown: Leaderboard) -> BoardSettings:
+    """Return how a board's owners show it now."""
+    return BoardSettings(
+        title=shown.title,
+        description=shown.description,
+        columns=None if shown.columns == list(BOARD_COLUMNS) else shown.columns,
+        pinned=shown.pinned,
+    )
+
+
+def arrange_board(hub: HubApi, shown: Leaderboard, wanted: BoardSettings) -> BoardInfo:
+    """Show a board so."""
+    name = EnvironmentName(shown.owner, shown.name, shown.version)
+    path = f"{_path(name)}/versions/{_part(shown.version)}/boards/{_part(shown.board or '')}"
+    return hub.change("PUT", path, BoardInfo, wanted)
+
+
+def _path(name: EnvironmentName) -> str:
+    return f"/api/v1/environments/{_part(name.owner)}/{_part(name.name)}"
+
+
+def _target(target: str) -> str:
+    """Return the path of an owner or an environment."""
+    if "/" in target:
+        return _path(parse_name(target))
+    return f"/api/v1/owners/{_part(target.lower())}"
+
+
+def _part(value: str) -> str:
+    if value in ("", ".", ".."):
+        raise UsageError(f"`{value}` is no name", hint="write `owner`, `owner/name` or `owner/name@version`")
+    return quote(value, safe="")

@@ -1,0 +1,440 @@
+"""The hub's HTTP interface: one method a route, wire models in and out, errors by the hub's stable codes.
+
+Nothing here prints or reads settings; the transport can be injected, so tests run it against the real hub
+application without a socket.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping
+from importlib.metadata import version as installed_version
+from pathlib import Path
+from typing import Any, TypeVar, overload
+from urllib.parse import quote, urlsplit
+
+import httpx
+from pydantic import BaseModel, ValidationError
+from wander.types import Rollout
+from wander.wire import (
+    EnvironmentDetail,
+    EnvironmentPage,
+    HealthStatus,
+    Leaderboard,
+    Problem,
+    RolloutPage,
+    RolloutRow,
+    RunDetail,
+    RunPage,
+    VersionDetail,
+)
+from wander.wire.changes import Whoami
+from wander.wire.verification import VerificationInfo, VerificationList, VerificationRequest
+
+from wander_client.credentials import Credential
+from wander_client.errors import ClientError, LoginRequired, NotFound, Unavailable, UsageError
+
+RETRY_STATUSES = frozenset({429, 502, 503, 504})
+ATTEMPTS = 3
+LONGEST_WAIT = 5.0
+"""Seconds; a longer Retry-After is the user's decision."""
+
+Model = TypeVar("Model", bound=BaseModel)
+
+
+@contextlib.contextmanager
+def open_hub(
+    url: str,
+    credential: Credential | None,
+    *,
+    login: bool = False,
+    transport: httpx.BaseTransport | None = None,
+) -> Iterator[HubApi]:
+    """Yield the hub's API; with `login=True` a missing token fails before anything is sent."""
+    if login and credential is None:
+        raise LoginRequired(f"no token for `{url}`", hint="run `wander login` or set `WANDER_TOKEN`")
+    hub = HubApi(url, credential.token if credential else None, transport=transport)
+    try:
+        yield hub
+    finally:
+        hub.close()
+
+
+class HubApi:
+    """Calls one hub."""
+
+    def __init__(
+        self,
+        url: str,
+        token: str | None = None,
+        *,
+        transport: httpx.BaseTransport | None = None,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self.url = url.rstrip("/")
+        self.authenticated = token is not None
+        self._sleep = sleep
+        headers = {"User-Agent": f"wander-client/{installed_version('wander-client')}"}
+        if token is not None:
+            if not token.isascii() or any(c.isspace() for c in token):
+                raise LoginRequired(
+                    "the token holds characters that no token has", hint="run `wander login` with a fresh one"
+                )
+            headers["Authorization"] = f"Bearer {token}"
+        self._http = httpx.Client(
+            base_url=self.url,
+            headers=headers,
+            transport=transport,
+            timeout=httpx.Timeout(30, read=120, write=120),
+            follow_redirects=True,  # an environment may have moved; a token never follows to another host
+        )
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._http.close()
+
+    def health(self) -> HealthStatus:
+        """Return the hub's health."""
+        return self._get("/health", HealthStatus)
+
+    def whoami(self) -> Whoami:
+        """Return whose token is in use."""
+        return self._get("/api/v1/whoami", Whoami)
+
+    def environments(
+        self,
+        query: str = "",
+        *,
+        owner: str | None = None,
+        tag: str | None = None,
+        limit: int = 50,
+        cursor: str | None = None,
+    ) -> EnvironmentPage:
+        """Return a page of environments that match."""
+        params = {"q": query or None, "owner": owner, "tag": tag, "limit": limit, "cursor": cursor}
+        return self._get("/api/v1/environments", EnvironmentPage, params)
+
+    def environment(self, owner: str, name: str) -> EnvironmentDetail:
+        """Return one environment with its newest version."""
+        return self._get(f"/api/v1/environments/{_part(owner)}/{_part(name)}", EnvironmentDetail)
+
+    def version(self, owner: str, name: str, version: str) -> VersionDetail:
+        """Return one version with its files."""
+        path = f"/api/v1/environments/{_part(owner)}/{_part(name)}/versions/{_part(version)}"
+        return self._get(path, VersionDetail)
+
+    def index_files(self, owner: str, project: str) -> list[dict[str, Any]] | None:
+        """Return the files of a project in an owner's package index, or None when it has no such project."""
+        path = f"/{_part(owner)}/simple/{_part(project)}/"
+        accept = {"Accept": "application/vnd.pypi.simple.v1+json"}
+        try:
+            response = self._send("GET", path, headers=accept)
+        except NotFound:
+            return None
+        files = self._json(response).get("files")
+        if not isinstance(files, list):
+            raise self._no_hub(response)
+        return [{**file, "url": str(response.url.join(file["url"]))} for file in files]
+
+    def upload(self, owner: str, path: Path, fields: Mapping[str, str]) -> VersionDetail:
+        """Upload a distribution file through the standard package upload route; `warnings` are the hub's."""
+        with path.open("rb") as content:
+            response = self._send(
+                "POST",
+                f"/{_part(owner)}/legacy/",
+                data={":action": "file_upload", "protocol_version": "1", **fields},
+                files={"content": (path.name, content, "application/octet-stream")},
+            )
+        return self._parse(response, VersionDetail)
+
+    def attach_lock(self, owner: str, name: str, version: str, content: bytes) -> VersionDetail:
+        """Give a published version its `pylock.toml`."""
+        path = f"/api/v1/environments/{_part(owner)}/{_part(name)}/versions/{_part(version)}/pylock.toml"
+        headers = {"Content-Type": "application/toml"}
+        return self._parse(self._send("PUT", path, content=content, headers=headers), VersionDetail)
+
+    def download(self, url: str, target: Path, sha256: str | None) -> str:
+        """Save a file, checking its digest before it gets its name; returns the digest."""
+        target.parent.mkdir(parents=True, exist_ok=True)
+        handle, name = tempfile.mkstemp(dir=target.parent, prefix=".download-")
+        digest = hashlib.sha256()
+        try:
+            with os.fdopen(handle, "wb") as file, self._stream(url) as response:
+                for chunk in response.iter_bytes(1 << 16):
+                    digest.update(chunk)
+                    file.write(chunk)
+            found = digest.hexdigest()
+            if sha256 is not None and found != sha256:
+                raise ClientError(
+                    f"`{target.name}` has digest {found[:12]}, not {sha256[:12]} as the hub lists",
+                    hint="the file was changed on its way; try again, then tell whoever runs the hub",
+                    code="digest_mismatch",
+                )
+            os.replace(name, target)
+        finally:
+            Path(name).unlink(missing_ok=True)
+        return found
+
+    def absolute(self, url: str) -> str:
+        """Return a URL of an answer in full; the hub may write them relative to itself."""
+        return str(httpx.URL(self.url + "/").join(url))
+
+    def run(self, run_id: str) -> RunDetail:
+        """Return a posted run."""
+        return self._get(f"/api/v1/runs/{_part(run_id)}", RunDetail)
+
+    def runs(
+        self, *, environment: str | None = None, model: str | None = None, cursor: str | None = None
+    ) -> RunPage:
+        """Return a page of posted runs, the newest first; `environment` is `owner/name`."""
+        params = {"environment": environment, "model": model, "cursor": cursor}
+        return self._get("/api/v1/runs", RunPage, params)
+
+    def rollout_rows(self, run_id: str) -> Iterator[RolloutRow]:
+        """Yield the thin rows of a posted run's rollouts, page by page."""
+        offset = 0
+        while True:
+            path = f"/api/v1/runs/{_part(run_id)}/rollouts"
+            page = self._get(path, RolloutPage, {"offset": offset, "limit": 1000})
+            yield from page.data
+            offset += len(page.data)
+            if not page.data or offset >= page.total:
+                return
+
+    def rollout(self, run_id: str, number: int) -> Rollout:
+        """Return one whole rollout of a posted run."""
+        return self._get(f"/api/v1/runs/{_part(run_id)}/rollouts/{number}", Rollout)
+
+    def rollouts(self, run_id: str) -> Iterator[Rollout]:
+        """Yield every whole rollout of a posted run, as they arrive."""
+        with self._stream(f"/api/v1/runs/{_part(run_id)}/rollouts.jsonl") as response:
+            for line in response.iter_lines():
+                yield Rollout.model_validate_json(line)
+
+    def request_verification(self, run_id: str, wanted: VerificationRequest) -> VerificationInfo:
+        """Have the hub play a run again; returns the one under way where there is one."""
+        path = f"/api/v1/runs/{_part(run_id)}/verifications"
+        return self._parse(self._send("POST", path, json=wanted.model_dump()), VerificationInfo)
+
+    def verifications(self, run_id: str) -> list[VerificationInfo]:
+        """Return every verification of a run, the newest first."""
+        return self._get(f"/api/v1/runs/{_part(run_id)}/verifications", VerificationList).data
+
+    def cancel_verification(self, number: int) -> VerificationInfo:
+        """Call a verification off."""
+        return self._parse(self._send("DELETE", f"/api/v1/verifications/{number}"), VerificationInfo)
+
+    def verification(self, number: int) -> VerificationInfo:
+        """Return how far a verification is, or what came out."""
+        return self._get(f"/api/v1/verifications/{number}", VerificationInfo)
+
+    def leaderboard(
+        self,
+        owner: str,
+        name: str,
+        *,
+        version: str | None = None,
+        task_set: str | None = None,
+        board: str | None = None,
+        **wanted: Any,
+    ) -> Leaderboard:
+        """Return a leaderboard of one environment version: the first, or that of a task set or a name.
+
+        `wanted` are the filters of the API: `runs`, `sort`, `level`, `model`, `since`, `until`, `limit`,
+        `cursor`; those that are None are left out.
+        """
+        path = f"/api/v1/environments/{_part(owner)}/{_part(name)}/leaderboard"
+        chosen = {"version": version, "task_set": task_set, "board": board}
+        return self._get(path, Leaderboard, chosen | wanted)
+
+    def read(self, path: str, model: type[Model]) -> Model:
+        """Return what a route answers; `path` is quoted already."""
+        return self._get(path, model)
+
+    @overload
+    def change(
+        self,
+        method: str,
+        path: str,
+        model: type[Model],
+        body: BaseModel | None = None,
+        *,
+        params: Mapping[str, Any] | None = None,
+    ) -> Model: ...
+
+    @overload
+    def change(
+        self, method: str, path: str, model: None, *, params: Mapping[str, Any] | None = None
+    ) -> None: ...
+
+    def change(
+        self,
+        method: str,
+        path: str,
+        model: type[Model] | None,
+        body: BaseModel | None = None,
+        *,
+        params: Mapping[str, Any] | None = None,
+    ) -> Model | None:
+        """Send a change and return the answer, None where there is none; `path` is quoted already."""
+        json = body.model_dump(mode="json") if body is not None else None
+        response = self._send(method, path, json=json, params=_given(params or {}))
+        return self._parse(response, model) if model is not None else None
+
+    def send_bytes(
+        self, method: str, path: str, content: bytes, model: type[Model], headers: Mapping[str, str]
+    ) -> Model:
+        """Send a change whose body is plain bytes and return the answer; `path` is quoted already."""
+        kind = {"Content-Type": "application/octet-stream"}
+        return self._parse(self._send(method, path, content=content, headers={**kind, **headers}), model)
+
+    # the transport
+
+    def _get(self, path: str, model: type[Model], params: Mapping[str, Any] | None = None) -> Model:
+        return self._parse(self._send("GET", path, params=_given(params or {})), model)
+
+    def _send(self, method: str, path: str, **options: Any) -> httpx.Response:
+        """Send a request; reads are retried while the hub is busy, writes never."""
+        attempts = ATTEMPTS if method == "GET" else 1
+        for attempt in range(1, attempts + 1):
+            with self._reach():
+                response = self._http.request(method, path, **options)
+            if response.status_code not in RETRY_STATUSES or attempt == attempts:
+                break
+            self._sleep(_wait_before_retry(response, attempt))
+        if not response.is_success:
+            raise self._error(response)
+        return response
+
+    @contextlib.contextmanager
+    def _stream(self, url: str) -> Iterator[httpx.Response]:
+        # The token goes to the hub alone, never to a storage host that a file URL may name.
+        whole = self.absolute(url)
+        headers = {} if _origin(whole) == _origin(self.url) else {"Authorization": ""}
+        with self._reach(), self._http.stream("GET", whole, headers=headers) as response:
+            if not response.is_success:
+                response.read()
+                raise self._error(response)
+            yield response
+
+    @contextlib.contextmanager
+    def _reach(self) -> Iterator[None]:
+        try:
+            yield
+        except httpx.TimeoutException as error:
+            raise Unavailable(
+                f"the hub at `{self.url}` did not answer in time",
+                hint="try again in a moment",
+                code="timeout",
+            ) from error
+        except httpx.ConnectError as error:
+            raise Unavailable(
+                f"nothing answers at the hub `{self.url}`",
+                hint="start one with `wander-hub serve`, or name another with `--hub URL` or `WANDER_HUB`",
+                code="hub_unreachable",
+                detail=str(error),
+            ) from error
+        except (httpx.HTTPError, httpx.InvalidURL) as error:
+            raise Unavailable(
+                f"the hub at `{self.url}` broke off: {error or type(error).__name__}",
+                hint="try again in a moment",
+                code="hub_unreachable",
+            ) from error
+
+    def _error(self, response: httpx.Response) -> ClientError:
+        try:
+            problem = Problem.model_validate_json(response.content)
+        except ValidationError:
+            if response.status_code >= 500:
+                return Unavailable(
+                    f"the hub at `{self.url}` failed ({response.status_code})",
+                    hint="try again in a moment",
+                    code="server_error",
+                )
+            return self._no_hub(response)
+        return problem_error(problem, self.url, authenticated=self.authenticated)
+
+    def _parse(self, response: httpx.Response, model: type[Model]) -> Model:
+        try:
+            return model.model_validate_json(response.content)
+        except ValidationError as error:
+            raise self._no_hub(response) from error
+
+    def _json(self, response: httpx.Response) -> dict[str, Any]:
+        try:
+            body = response.json()
+        except ValueError as error:
+            raise self._no_hub(response) from error
+        if not isinstance(body, dict):
+            raise self._no_hub(response)
+        return body
+
+    def _no_hub(self, response: httpx.Response) -> ClientError:
+        return Unavailable(
+            f"`{response.url}` answered {response.status_code} in a form this client does not know",
+            hint=f"is `{self.url}` a Wander hub of this version? see `wander --version`",
+            code="unexpected_answer",
+            retryable=False,
+        )
+
+
+def problem_error(problem: Problem, hub: str, *, authenticated: bool) -> ClientError:
+    """Return the error for a hub's problem answer; its code stays as the hub wrote it."""
+    message = problem.detail or problem.title
+    text = message[:1].lower() + message[1:].rstrip(".") if message else f"refused ({problem.status})"
+    if problem.errors:
+        lines = [str(item.get("msg") or item.get("message") or item) for item in problem.errors[:5]]
+        detail = "\n".join(lines)
+    else:
+        detail = None
+    kind: type[ClientError] = ClientError
+    hint = problem.hint
+    if problem.status == 401:
+        kind = LoginRequired
+        hint = hint or (
+            "the token was refused; run `wander login`" if authenticated else "run `wander login`"
+        )
+    elif problem.status == 403:
+        kind, hint = LoginRequired, hint or "run `wander whoami` to see what this token may do"
+    elif problem.status in (404, 410):
+        kind, hint = NotFound, hint or f"`wander search` lists what `{hub}` has"
+    elif problem.status == 429 or problem.status >= 500:
+        kind, hint = Unavailable, hint or f"try again in a moment; `{hub}/health` shows the hub's state"
+    elif problem.status in (405, 406):
+        kind = UsageError
+    return kind(
+        text,
+        hint=hint,
+        code=problem.code,
+        detail=detail,
+        request_id=problem.request_id if problem.status >= 500 else None,
+        retryable=problem.status == 429 or problem.status >= 500,
+    )
+
+
+def _part(value: str) -> str:
+    """Quote one part of a path; dots alone would climb out of it."""
+    if value in ("", ".", ".."):
+        raise UsageError(f"`{value}` is no name", hint="write `owner/name` or `owner/name@version`")
+    return quote(value, safe="")
+
+
+def _given(params: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in params.items() if value is not None}
+
+
+def _origin(url: str) -> tuple[str, str | None, int | None]:
+    parts = urlsplit(url)
+    return parts.scheme, parts.hostname, parts.port
+
+
+def _wait_before_retry(response: httpx.Response, attempt: int) -> float:
+    try:
+        asked = float(response.headers.get("Retry-After", ""))
+    except ValueError:
+        asked = 0.3 * 2**attempt
+    return min(max(asked, 0.0), LONGEST_WAIT)

@@ -1,0 +1,269 @@
+"""Sends a run folder to the hub, part by part: what was sent once is never sent again.
+
+The run's digest names the posting, so it goes on where it stopped, whoever was killed. Rollouts go in the
+manifest's order of examples, which lets the hub take each chunk in as it will stay; only the offset and the
+digest of every line are held here.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import tempfile
+import time
+from array import array
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, TypeVar
+from urllib.parse import quote
+
+import zstandard
+from pydantic import ValidationError
+from wander.evals.store.jsonl import blocks
+from wander.types import Rollout
+from wander.wire import RunDetail
+from wander.wire.postings import (
+    DIGEST_BYTES,
+    MAX_CHUNK_ROLLOUTS,
+    FinishPosting,
+    PostedArtifact,
+    PostedChunk,
+    Posting,
+    RolloutsDigest,
+    RunSignature,
+    line_digest,
+    run_digest,
+)
+
+from wander_client.errors import ClientError, NotFound, Unavailable
+from wander_client.hub.api import HubApi
+
+if TYPE_CHECKING:
+    from wander.wire import RunManifest
+
+ARTIFACTS = (
+    *("metrics.jsonl", "steps.jsonl", "checkpoints.jsonl"),
+    *("evaluations.jsonl", "alerts.jsonl", "samples.jsonl", "*.png", "*.svg"),
+)
+"""What is posted beside manifest and rollouts."""
+CHUNK_BYTES = 4 * 1024 * 1024
+"""Plain bytes of a chunk, about; a single rollout may be larger."""
+PATIENCE = 120.0
+"""Seconds for which a hub that does not answer is asked again."""
+_LONGEST_WAIT = 10.0
+_NOWHERE = -1
+_KEY_AT_START = re.compile(rb'^\{"example_id":"([^"\\]*)","index":(\d{1,9})[,}]')
+"""Lines of `wander eval` begin with the key; the hub reads the rest."""
+
+Answer = TypeVar("Answer")
+Signer = Callable[[str], RunSignature]
+"""Signs the digest of a run."""
+
+
+@dataclass
+class Parcel:
+    """A run folder, ready to be sent."""
+
+    manifest: bytes
+    rollouts: IO[bytes]
+    """The plain lines, in the order of the record."""
+    offsets: array[int]
+    """Where the line of each rollout begins, in the manifest's order."""
+    lengths: array[int]
+    artifacts: dict[str, Path]
+    artifact_digests: dict[str, str]
+    sha256: str
+
+    @property
+    def count(self) -> int:
+        """How many rollouts there are."""
+        return len(self.offsets)
+
+    def chunks(self) -> Iterator[tuple[bytes, int]]:
+        """Yield the lines of every chunk, and how many they are."""
+        lines: list[bytes] = []
+        size = 0
+        for offset, length in zip(self.offsets, self.lengths, strict=True):
+            if lines and (len(lines) == MAX_CHUNK_ROLLOUTS or size + length > CHUNK_BYTES):
+                yield b"".join(lines), len(lines)
+                lines, size = [], 0
+            self.rollouts.seek(offset)
+            lines.append(self.rollouts.read(length).rstrip(b"\n") + b"\n")
+            size += length
+        if lines:
+            yield b"".join(lines), len(lines)
+
+
+def files_of(folder: Path) -> list[Path]:
+    """Return what is posted of a run folder: manifest, rollouts and artifacts."""
+    present = [
+        folder / name for name in ("rollouts.jsonl", "rollouts.jsonl.zst") if (folder / name).is_file()
+    ]
+    if not present:
+        raise NotFound(
+            f"`{folder}` has no rollouts",
+            hint=f"play them: `wander eval --resume {folder}`",
+            code="no_rollouts",
+        )
+    artifacts = sorted(path for pattern in ARTIFACTS for path in folder.glob(pattern))
+    return [folder / "run.json", present[0], *artifacts]
+
+
+@contextmanager
+def packed(manifest: RunManifest, files: list[Path]) -> Iterator[Parcel]:
+    """Give a run's parcel, its rollouts found, put in order and digested.
+
+    `files` are those of `files_of`.
+    """
+    manifest_file, rollouts, *artifacts = files
+    with tempfile.TemporaryFile() if rollouts.suffix == ".zst" else rollouts.open("rb") as plain:
+        if rollouts.suffix == ".zst":
+            for block in blocks(rollouts):
+                plain.write(block)
+        offsets, lengths, digest = _in_order(manifest, plain, rollouts)
+        beside = {path.name: path for path in artifacts}
+        digests = {name: _file_digest(path) for name, path in beside.items()}
+        text = manifest_file.read_bytes()
+        sha256 = run_digest(text, digest, digests)
+        yield Parcel(text, plain, offsets, lengths, beside, digests, sha256)
+
+
+def post(
+    hub: HubApi,
+    parcel: Parcel,
+    *,
+    private: bool = False,
+    signer: Signer | None = None,
+    progress: Callable[[int], None] = lambda rollouts: None,
+    trouble: Callable[[str], None] = lambda words: None,
+    sleep: Callable[[float], None] = time.sleep,
+) -> tuple[RunDetail, bool]:
+    """Send a run; return it and whether it is new to the hub.
+
+    `progress` hears how many rollouts are there, `trouble` when the hub has to be asked again. Raises
+    `Unavailable` when it does not answer for `PATIENCE` seconds; posting the run again then goes on.
+    """
+    sender = _Sender(hub, parcel, private, trouble, sleep)
+    try:
+        return sender.send(signer, progress)
+    except NotFound as error:
+        if error.code != "posting_not_found":
+            raise
+        # Another `wander post` finished it meanwhile, or it was left alone for days: begin again, once.
+        return sender.send(signer, progress)
+
+
+class _Sender:
+    """The requests of one posting, each asked again while the hub does not answer."""
+
+    def __init__(
+        self,
+        hub: HubApi,
+        parcel: Parcel,
+        private: bool,
+        trouble: Callable[[str], None],
+        sleep: Callable[[float], None],
+    ) -> None:
+        self._hub, self._parcel, self._private = hub, parcel, private
+        self._trouble, self._sleep = trouble, sleep
+        self._place = f"/api/v1/postings/{parcel.sha256}"
+
+    def send(self, signer: Signer | None, progress: Callable[[int], None]) -> tuple[RunDetail, bool]:
+        """Send what is missing and finish."""
+        parcel = self._parcel
+        opened = f"{self._place}?private={'true' if self._private else 'false'}"
+        posting = self._bytes(opened, parcel.manifest, Posting)
+        if posting.posted:
+            return self._persist(lambda: self._hub.run(posting.run_id)), False
+        for name, path in parcel.artifacts.items():
+            if PostedArtifact(name=name, sha256=parcel.artifact_digests[name]) not in posting.artifacts:
+                self._bytes(f"{self._place}/artifacts/{quote(name)}", path.read_bytes(), PostedArtifact)
+        count = self._send_chunks({one.number: one.sha256 for one in posting.chunks}, progress)
+        body = FinishPosting(chunks=count, signature=signer(parcel.sha256) if signer else None)
+        detail = self._persist(lambda: self._hub.change("POST", f"{self._place}/finish", RunDetail, body))
+        return detail, True
+
+    def _send_chunks(self, there: dict[int, str], progress: Callable[[int], None]) -> int:
+        compressor = zstandard.ZstdCompressor(level=3, write_checksum=True)
+        sent, number = 0, 0
+        for lines, rollouts in self._parcel.chunks():
+            digest = hashlib.sha256(lines).hexdigest()
+            if there.get(number) != digest:
+                path = f"{self._place}/chunks/{number}?digest={digest}"
+                self._bytes(path, compressor.compress(lines), PostedChunk)
+            sent, number = sent + rollouts, number + 1
+            progress(sent)
+        return number
+
+    def _bytes(self, path: str, content: bytes, model: type[Answer]) -> Answer:
+        return self._persist(lambda: self._hub.send_bytes("PUT", path, content, model, {}))  # type: ignore[type-var]
+
+    def _persist(self, request: Callable[[], Answer]) -> Answer:
+        """Ask until the hub answers: every request of a posting is harmless when it is repeated."""
+        give_up, wait = time.monotonic() + PATIENCE, 0.2
+        while True:
+            try:
+                return request()
+            except Unavailable as error:
+                if not error.retryable or time.monotonic() + wait > give_up:
+                    error.hint = "what was sent is kept: post it again to go on"
+                    raise
+                self._trouble(f"{error}; trying again")
+                self._sleep(wait)
+                wait = min(2 * wait, _LONGEST_WAIT)
+
+
+def _in_order(
+    manifest: RunManifest, plain: IO[bytes], path: Path
+) -> tuple[array[int], array[int], str | None]:
+    """Return offset and length of the line of every rollout in the manifest's order, and their digest."""
+    per_example = manifest.rollouts_per_example
+    first = {name: place * per_example for place, name in enumerate(manifest.example_ids)}
+    offsets = array("q", [_NOWHERE]) * manifest.expected_rollouts
+    lengths = array("q", [0]) * manifest.expected_rollouts
+    digests = bytearray(DIGEST_BYTES * manifest.expected_rollouts)
+    plain.seek(0)
+    offset = 0
+    for number, line in enumerate(plain, start=1):
+        key = _key(line, number, path)
+        if key is not None:
+            base = first.get(key[0])
+            if base is None or not 0 <= key[1] < per_example:
+                raise ClientError(
+                    f"line {number} of `{path}` is no rollout that the manifest plays", code="bad_rollouts"
+                )
+            place = base + key[1]  # of the lines of one rollout, the last one counts
+            offsets[place], lengths[place] = offset, len(line)
+            digests[place * DIGEST_BYTES : (place + 1) * DIGEST_BYTES] = line_digest(line)
+        offset += len(line)
+    whole = RolloutsDigest()
+    for place, start in enumerate(offsets):
+        if start != _NOWHERE:
+            whole.add(bytes(digests[place * DIGEST_BYTES : (place + 1) * DIGEST_BYTES]))
+    there = [place for place, start in enumerate(offsets) if start != _NOWHERE]
+    found = (array("q", [offsets[place] for place in there]), array("q", [lengths[place] for place in there]))
+    return *found, whole.hexdigest()
+
+
+def _key(line: bytes, number: int, path: Path) -> tuple[str, int] | None:
+    """Return the key of the rollout of a line; None for an empty or a torn last line."""
+    if not line.strip():
+        return None
+    found = _KEY_AT_START.match(line) if line.endswith(b"}\n") else None
+    try:
+        if found:
+            return found[1].decode(), int(found[2])
+        return Rollout.model_validate_json(line).key
+    except (ValidationError, UnicodeDecodeError) as error:
+        if not line.endswith(b"\n"):
+            return None
+        raise ClientError(
+            f"line {number} of `{path}` is not a rollout", hint="take that line out", code="bad_rollouts"
+        ) from error
+
+
+def _file_digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

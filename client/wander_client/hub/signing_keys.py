@@ -1,0 +1,99 @@
+"""The key of this machine that signs runs: Ed25519, in the config folder with mode 0600."""
+
+from __future__ import annotations
+
+import base64
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from wander.wire.postings import KeyInfo, KeyList, NewKey, RunSignature, key_fingerprint, signed_text
+
+from wander_client.errors import ClientError, NotFound
+from wander_client.hub.api import HubApi
+
+if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+FILE_NAME = "signing-key.pem"
+_KEYS = "/api/v1/keys"
+
+
+class SigningKey:
+    """A private key and the name of its public one."""
+
+    def __init__(self, private: Ed25519PrivateKey) -> None:
+        self._private = private
+        self.public_key = base64.b64encode(private.public_key().public_bytes_raw()).decode()
+        self.fingerprint = key_fingerprint(self.public_key)
+
+    def sign(self, run_sha256: str) -> RunSignature:
+        """Return the signature of a run's digest."""
+        signature = base64.b64encode(self._private.sign(signed_text(run_sha256))).decode()
+        return RunSignature(fingerprint=self.fingerprint, signature=signature)
+
+
+def key_file(config_dir: Path) -> Path:
+    """Return where the key of this machine is."""
+    return config_dir / FILE_NAME
+
+
+def stored_key(config_dir: Path) -> SigningKey:
+    """Return the key of this machine; raises `NotFound` where there is none."""
+    try:
+        from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+        from cryptography.hazmat.primitives.serialization import load_pem_private_key
+    except ImportError as error:
+        raise _missing_library() from error
+    path = key_file(config_dir)
+    try:
+        text = path.read_bytes()
+    except FileNotFoundError:
+        raise NotFound(
+            "this machine has no key to sign with", hint="make one: `wander key new`", code="no_key"
+        ) from None
+    private = load_pem_private_key(text, password=None)
+    assert isinstance(private, Ed25519PrivateKey)
+    return SigningKey(private)
+
+
+def make_key(config_dir: Path) -> SigningKey:
+    """Make a key and keep it where nobody else of this machine reads it."""
+    try:
+        from cryptography.hazmat.primitives import serialization
+        from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+    except ImportError as error:
+        raise _missing_library() from error
+    private = Ed25519PrivateKey.generate()
+    text = private.private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    )
+    path = key_file(config_dir)
+    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with os.fdopen(handle, "wb") as file:
+        file.write(text)
+    return SigningKey(private)
+
+
+def _missing_library() -> ClientError:
+    return ClientError(
+        "signing needs packages that are not installed",
+        hint="run `pip install 'wander-client[signing]'`",
+        code="missing_extra",
+    )
+
+
+def register(hub: HubApi, key: SigningKey, name: str) -> KeyInfo:
+    """Have a hub know the public key as the caller's."""
+    return hub.change("POST", _KEYS, KeyInfo, NewKey(name=name, public_key=key.public_key))
+
+
+def registered(hub: HubApi) -> list[KeyInfo]:
+    """Return the caller's keys on a hub."""
+    return hub.read(_KEYS, KeyList).data
+
+
+def revoke(hub: HubApi, fingerprint: str) -> KeyInfo:
+    """Take a key back."""
+    return hub.change("DELETE", f"{_KEYS}/{fingerprint}", KeyInfo)

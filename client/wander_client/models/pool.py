@@ -1,0 +1,164 @@
+"""The models of one or several evaluations: clients that share an endpoint's bound, one server at a time."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from wander_client.context import current
+from wander_client.models.reference import is_local_model, open_model, servable
+from wander_client.models.server import served
+
+if TYPE_CHECKING:
+    from wander.clients.base import Client
+    from wander.clients.rate_limit import CallLimiter
+
+    from wander_client.environments.location import Location
+    from wander_client.evaluate.evaluation import EvaluationSettings
+
+CACHE_FILE = "responses.sqlite"
+
+
+class ModelPool:
+    """Opens the clients of evaluations that may play at the same time.
+
+    Clients of one endpoint share the bound on its calls where `concurrency` is given. A model in this
+    process, or one that is served, fills the machine: such evaluations play one after the other, those of
+    the model that is loaded before the others.
+    """
+
+    def __init__(self, concurrency: int | None = None) -> None:
+        self._concurrency = concurrency
+        self._limiters: dict[str, CallLimiter] = {}
+        self._machine = _Machine()
+        self._held: tuple[Any, Any] | None = None
+        """What fills the machine: what it is, and the client or the server."""
+        self._stack = contextlib.AsyncExitStack()
+
+    @contextlib.asynccontextmanager
+    async def client(
+        self, settings: EvaluationSettings, location: Location, *, name: str, log_path: Path
+    ) -> AsyncIterator[Client]:
+        """Yield the client of an evaluation; `name` keeps its rollouts apart from those of others."""
+        async with contextlib.AsyncExitStack() as stack:
+            if settings.serve is not None:
+                await stack.enter_async_context(self._machine.filled_by(_served_key(settings)))
+                client: Client = await self._served(settings, log_path)
+                stack.push_async_callback(client.close)
+            elif settings.base_url is None and is_local_model(settings.model):
+                await stack.enter_async_context(self._machine.filled_by(_local_key(settings)))
+                client = await self._local(settings)
+            else:
+                client = open_model(
+                    settings.model,
+                    base_url=settings.base_url,
+                    key_variable=settings.key_variable,
+                    location=location,
+                    timeout=settings.call_timeout,
+                )
+                stack.push_async_callback(client.close)
+            self._share(client, name)
+            if settings.cache and client.limiter is not None:
+                client = self._cached(client, stack)
+            elif settings.cache:
+                current().output.warn(f"`--cache` keeps answers of endpoints; `{settings.model}` has none")
+            yield client
+
+    async def close(self) -> None:
+        """End what is left: the model in this process, or the server."""
+        self._held = None
+        await self._stack.aclose()
+
+    def _share(self, client: Client, name: str) -> None:
+        if self._concurrency is None or client.limiter is None:
+            return
+        from wander.clients.rate_limit import CallLimiter
+        from wander.clients.shared_limiter import SharedLimiter
+
+        address = str(client.describe().get("base_url"))
+        whole = self._limiters.setdefault(address, CallLimiter(self._concurrency))
+        client.limiter = SharedLimiter(whole, name)
+
+    def _cached(self, client: Client, stack: contextlib.AsyncExitStack) -> Client:
+        from wander.clients.cache import CachingClient, ResponseCache
+
+        cache = ResponseCache(current().settings.cache_dir / CACHE_FILE)
+        stack.callback(cache.close)
+        return CachingClient(client, cache)
+
+    async def _local(self, settings: EvaluationSettings) -> Client:
+        key = _local_key(settings)
+        if self._held is None or self._held[0] != key:
+            await self._let_go()
+            client = open_model(settings.model, device=settings.device)
+            self._stack.push_async_callback(client.close)
+            self._held = (key, client)
+        loaded: Client = self._held[1]
+        return loaded
+
+    async def _served(self, settings: EvaluationSettings, log_path: Path) -> Client:
+        choice, key = settings.serve_choice(), _served_key(settings)
+        if self._held is None or self._held[0] != key:
+            await self._let_go()
+            model = await asyncio.to_thread(servable, settings.model)
+            server = await self._stack.enter_async_context(served(model, choice, log_path=log_path))
+            self._held = (key, (server, await asyncio.to_thread(_digest, Path(model))))
+        server, digest = self._held[1]
+        from wander.clients.served import ServedClient
+
+        return ServedClient(server.model, server.base_url, server.described, digest, settings.call_timeout)
+
+    async def _let_go(self) -> None:
+        await self.close()
+        self._stack = contextlib.AsyncExitStack()
+
+
+class _Machine:
+    """Lets one evaluation at a time have the machine: of those that wait, one of the model that is loaded."""
+
+    def __init__(self) -> None:
+        self._taken = False
+        self._waiting: list[tuple[Any, asyncio.Future[None]]] = []
+
+    @contextlib.asynccontextmanager
+    async def filled_by(self, key: Any) -> AsyncIterator[None]:
+        """Have the machine while the block runs, with the model that `key` tells."""
+        if self._taken:
+            turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self._waiting.append((key, turn))
+            try:
+                await turn
+            except asyncio.CancelledError:
+                if turn.done() and not turn.cancelled():
+                    self._pass_on(key)
+                raise
+        self._taken = True
+        try:
+            yield
+        finally:
+            self._pass_on(key)
+
+    def _pass_on(self, loaded: Any) -> None:
+        self._waiting = [each for each in self._waiting if not each[1].done()]
+        self._taken = bool(self._waiting)
+        if self._waiting:
+            place = next((place for place, (key, _) in enumerate(self._waiting) if key == loaded), 0)
+            self._waiting.pop(place)[1].set_result(None)
+
+
+def _local_key(settings: EvaluationSettings) -> Any:
+    return ("local", settings.model, settings.device)
+
+
+def _served_key(settings: EvaluationSettings) -> Any:
+    return (settings.model, settings.serve_choice())
+
+
+def _digest(model: Path) -> str | None:
+    """Return the digest of a checkpoint's weights; None for a model that the server fetches itself."""
+    from wander.models.loading import weights_digest
+
+    return weights_digest(model) if model.is_dir() else None

@@ -1,0 +1,227 @@
+"""What a model's name on the command line means.
+
+scripted:MODULE:FUNCTION   a function of the environment's package, in a process of its own
+hf:NAME, hf:FOLDER         a Hugging Face model in this process
+./FOLDER                   the same, a checkpoint folder
+smollm2                    SmolLM2-135M-Instruct, fetched on first use
+NAME -b URL                any OpenAI-compatible endpoint; without -b OPENAI_BASE_URL, else api.openai.com
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from wander_client.context import current
+from wander_client.errors import LoginRequired, NotFound, UsageError
+from wander_client.names import looks_like_path
+from wander_client.terminal.suggestions import did_you_mean
+
+if TYPE_CHECKING:
+    from wander.clients.base import Client
+    from wander.wire import TokenPrices
+
+    from wander_client.environments.location import Location
+
+KEY_VARIABLE = "OPENAI_API_KEY"
+OPENAI_URL = "https://api.openai.com/v1"
+NAMED = ("smollm2", "smollm2-135m-instruct")
+"""Names of models that are fetched on first use."""
+KINDS = """\
+NAME -b URL                any OpenAI-compatible endpoint (key: OPENAI_API_KEY)
+smollm2, hf:NAME, ./DIR    a model in this process
+scripted:MODULE:FUNCTION   a function of the environment's package"""
+CALL_SECONDS = 600.0
+"""How long one call of an endpoint may take, unless said."""
+_OPENAI_SCHEME = "ft"
+"""What OpenAI's own names of fine-tuned models begin with."""
+
+
+def open_model(
+    spec: str,
+    *,
+    base_url: str | None = None,
+    key_variable: str = KEY_VARIABLE,
+    location: Location | None = None,
+    device: str | None = None,
+    timeout: float | None = None,
+) -> Client:
+    """Return the client that a model's name means; `location` is needed for `scripted:` alone.
+
+    `timeout` is how many seconds one call of an endpoint may take.
+    """
+    require_model(spec, base_url, key_variable)
+    if spec.startswith("scripted:"):
+        return _scripted(spec, location)
+    if base_url is not None:
+        return _endpoint(spec, base_url, key_variable, timeout)
+    if is_local_model(spec):
+        current().output.note(f"loading {spec}")
+        from wander.models.client import TransformersClient
+
+        return TransformersClient(_local(spec), device=device)
+    return _endpoint(spec, None, key_variable, timeout)
+
+
+def require_model(spec: str, base_url: str | None, key_variable: str = KEY_VARIABLE) -> None:
+    """Raise what is wrong with a model's name, as far as that can be known without loading or asking it."""
+    if not spec.strip():
+        raise UsageError("the model's name is empty", hint="pass `-m NAME`; see `wander eval --help`")
+    if spec.startswith("scripted:"):
+        return
+    if base_url is None and is_local_model(spec):
+        _local(spec)
+    else:
+        _require_endpoint(spec, base_url, key_variable)
+
+
+def is_local_model(spec: str) -> bool:
+    """Return whether the name means a model that runs in this process."""
+    named = spec.lower() in NAMED or spec.startswith("hf:")
+    return named or looks_like_path(spec) or _is_checkpoint(Path(spec))
+
+
+def _local(spec: str) -> str:
+    name = spec.removeprefix("hf:")
+    if not name.strip():
+        raise UsageError("`hf:` names no model", hint="write `hf:ORGANISATION/NAME`")
+    if name.lower() in NAMED:
+        return NAMED[0]
+    if looks_like_path(name) or spec == name:
+        folder = Path(name).expanduser()
+        if not folder.is_dir():
+            raise NotFound(
+                f"the model folder `{name}` does not exist",
+                hint="`wander model --help` says how to make or fetch one",
+                code="model_not_found",
+            )
+        if not _is_checkpoint(folder):
+            raise NotFound(
+                f"`{name}` is no checkpoint: it has no `config.json`",
+                hint="pass the folder that holds `config.json` and the weights",
+                code="model_not_found",
+            )
+        return str(folder.resolve())
+    return name
+
+
+def _is_checkpoint(folder: Path) -> bool:
+    return (folder / "config.json").is_file()
+
+
+def _require_endpoint(name: str, base_url: str | None, key_variable: str) -> str:
+    """Return the endpoint's URL; raises when it is none, or when its key is missing."""
+    url = base_url or os.environ.get("OPENAI_BASE_URL") or OPENAI_URL
+    if url == OPENAI_URL:
+        _require_name_of_openai(name, key_variable)
+    if not url.startswith(("http://", "https://")):
+        raise UsageError(f"`{url}` is no endpoint URL", hint="pass one like `-b http://127.0.0.1:8000/v1`")
+    return url
+
+
+def _require_name_of_openai(name: str, key_variable: str) -> None:
+    """Raise for a name that was meant for something else than OpenAI's endpoint, or that has no key there."""
+    scheme, colon, rest = name.partition(":")
+    if colon and scheme != _OPENAI_SCHEME:
+        meant = did_you_mean(scheme, ("hf", "scripted"), cutoff=0.5)
+        raise UsageError(
+            f"`{scheme}:` is no kind of model",
+            hint=meant.replace("`?", f":{rest}`?")
+            if meant
+            else "pass `-b URL` for a model of another endpoint",
+            code="unknown_kind_of_model",
+            detail=KINDS,
+        )
+    if os.environ.get(key_variable):
+        return
+    require_no_slip(name)
+    if Path(name).is_dir():
+        raise NotFound(
+            f"there is no model `{name}` on this machine",
+            hint=f"`{name}` is a folder, but has no `config.json`",
+            code="model_not_found",
+            detail=KINDS,
+        )
+    raise LoginRequired(
+        f"`{name}` is no model of this machine, and `{key_variable}` is not set for `{OPENAI_URL}`",
+        hint="pass `-b URL` for another endpoint, or `hf:NAME` or a folder for a local model",
+        code="no_api_key",
+        detail=KINDS,
+    )
+
+
+def require_no_slip(name: str) -> None:
+    """Raise `NotFound` for a name that nearly is the name of a model that is fetched on first use."""
+    meant = did_you_mean(name, NAMED, cutoff=0.75)
+    if meant and name.lower() not in NAMED:
+        raise NotFound(f"there is no model `{name}` on this machine", hint=meant, code="model_not_found")
+
+
+def _endpoint(name: str, base_url: str | None, key_variable: str, timeout: float | None) -> Client:
+    url = _require_endpoint(name, base_url, key_variable)
+    from wander.clients.openai import OpenAIClient
+
+    key = os.environ.get(key_variable)
+    return OpenAIClient(name, base_url=url, api_key=key, timeout=timeout or CALL_SECONDS)
+
+
+def require_servable(spec: str) -> None:
+    """Raise what is wrong with the name of a model that is to be served, as far as that can be known."""
+    if spec.startswith("scripted:"):
+        raise UsageError(f"`{spec}` is code, no model that can be served", hint="leave `--serve` out")
+    if is_local_model(spec):
+        _local(spec)
+
+
+def servable(spec: str) -> str:
+    """Return what a server is given for a model's name: a folder, fetched or the user's, or a repository."""
+    require_servable(spec)
+    if not is_local_model(spec):
+        return spec
+    name = _local(spec)
+    if name in NAMED:
+        from wander.models.smollm2 import pull_smollm2
+
+        return str(pull_smollm2())
+    return name
+
+
+def priced(word: str | None, model: str) -> TokenPrices | None:
+    """Return a model's prices: as typed (`0.15/0.60`), else from `[prices]` of the settings file."""
+    from pydantic import ValidationError
+    from wander.wire import TokenPrices
+
+    if word is None:
+        kept = current().settings.prices.get(model)
+        if kept is None:
+            return None
+        try:
+            return TokenPrices.model_validate(kept)
+        except ValidationError:
+            raise UsageError(
+                f"`prices.{model}` of the settings file is no price",
+                hint=f'write `"{model}" = {{ prompt = 0.15, completion = 0.60 }}`, in USD per million tokens',
+            ) from None
+    try:
+        prompt, completion = (float(part) for part in word.split("/"))
+        return TokenPrices(prompt=prompt, completion=completion)
+    except ValueError:
+        raise UsageError(
+            f"`--price {word}` is no price", hint="write it as `--price 0.15/0.60`, USD per million tokens"
+        ) from None
+
+
+def _scripted(spec: str, location: Location | None) -> Client:
+    if location is None:
+        raise UsageError("a scripted model needs its environment", hint="name the environment first")
+    from wander_client.models.scripted import ScriptedProcessClient
+
+    return ScriptedProcessClient(spec, location)
+
+
+def scripted_path(location: Location) -> list[str]:
+    """Return the folders in which a folder's own modules are found."""
+    if location.folder is None:
+        return []
+    return [str(place) for place in (location.folder, location.folder / "src") if place.is_dir()]

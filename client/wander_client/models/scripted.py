@@ -1,0 +1,136 @@
+"""A scripted model in a process of its own: the function lives in the environment's package, and so runs with
+the environment's interpreter, away from this process and its keys. One JSON line a request, one an answer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+from wander.clients.base import Client, ModelRequest, ModelResponse
+from wander.errors import ModelError
+
+from wander_client.environments.location import Location
+from wander_client.errors import NotFound, UsageError
+from wander_client.models import scripted_host
+from wander_client.models.reference import scripted_path
+
+_LINE_LIMIT = 64 * 1024 * 1024
+"""Bytes of one message; conversations are resent whole every turn."""
+_KEPT_VARIABLES = ("PATH", "HOME", "LANG", "LC_ALL", "TMPDIR", "TZ")
+
+
+class ScriptedProcessClient(Client):
+    """Asks the function that a spec names (see `wander.clients.scripted`) for every completion."""
+
+    def __init__(self, spec: str, location: Location) -> None:
+        self.model = spec
+        self._location = location
+        self._process: asyncio.subprocess.Process | None = None
+        self._reader: asyncio.Task[None] | None = None
+        self._starting = asyncio.Lock()
+        self._waiting: dict[int, asyncio.Future[dict[str, Any]]] = {}
+        self._numbers = itertools.count()
+
+    async def complete(self, request: ModelRequest) -> ModelResponse:
+        """Return the function's answer."""
+        async with self._starting:
+            if self._process is None:
+                await self._start()
+        process = self._process
+        if process is None or process.stdin is None:
+            raise ModelError(f"the scripted model `{self.model}` is closed")
+        number = next(self._numbers)
+        answer: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
+        self._waiting[number] = answer
+        try:
+            line = json.dumps({"id": number, "request": request.model_dump(mode="json")})
+            with contextlib.suppress(ConnectionError):  # the reader tells why the process ended
+                process.stdin.write(line.encode() + b"\n")
+                await process.stdin.drain()
+            reply = await answer
+        finally:
+            self._waiting.pop(number, None)
+        if "error" in reply:
+            raise ModelError(str(reply["error"]))
+        try:
+            return ModelResponse.model_validate(reply["response"])
+        except (KeyError, ValidationError) as error:
+            raise ModelError(f"the scripted model `{self.model}` answered what is no completion") from error
+
+    def describe(self) -> dict[str, Any]:
+        """Return what a manifest records: the same as for a scripted client in this process."""
+        return {"kind": "ScriptedClient", "model": self.model}
+
+    async def check(self) -> None:
+        """Start the process and import the function; raises `NotFound` when it cannot be imported."""
+        async with self._starting:
+            if self._process is None:
+                await self._start()
+
+    async def close(self) -> None:
+        """End the process."""
+        process, self._process = self._process, None
+        if process is not None:
+            if process.stdin is not None:
+                process.stdin.close()
+            try:
+                await asyncio.wait_for(process.wait(), timeout=5)
+            except TimeoutError:
+                process.kill()
+                await process.wait()
+        if self._reader is not None:
+            await self._reader
+
+    async def _start(self) -> None:
+        environ = {name: os.environ[name] for name in _KEPT_VARIABLES if name in os.environ}
+        self._process = await asyncio.create_subprocess_exec(
+            str(self._location.python),
+            str(Path(scripted_host.__file__)),
+            self.model,
+            *scripted_path(self._location),
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            env={**environ, "PYTHONUNBUFFERED": "1"},
+            limit=_LINE_LIMIT,
+        )
+        first = await self._line()
+        if first is None or "ready" not in first:
+            await self.close()
+            reason = (first or {}).get("error", "its process ended at once")
+            kind = UsageError if (first or {}).get("type") == "ConfigError" else NotFound
+            raise kind(
+                f"`{self.model}` cannot be used: {reason}",
+                hint=(first or {}).get("hint")
+                or "name a function of the environment's package: `scripted:module:function`",
+                code="model_not_found",
+            )
+        self._reader = asyncio.create_task(self._read())
+
+    async def _read(self) -> None:
+        while (message := await self._line()) is not None:
+            waiting = self._waiting.get(message.get("id", -1))
+            if waiting is not None and not waiting.done():
+                waiting.set_result(message)
+        for waiting in self._waiting.values():
+            if not waiting.done():
+                waiting.set_result({"error": f"the process of `{self.model}` ended"})
+
+    async def _line(self) -> dict[str, Any] | None:
+        """Return the next message; None at the end of the stream."""
+        if self._process is None or self._process.stdout is None:
+            return None
+        while line := await self._process.stdout.readline():
+            try:
+                message = json.loads(line)
+            except ValueError:
+                continue
+            if isinstance(message, dict):
+                return message
+        return None

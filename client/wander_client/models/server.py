@@ -1,0 +1,250 @@
+"""`--serve vllm`: a server for a model that lives as long as the evaluation.
+
+    async with served("./checkpoint", ServeChoice(), log_path=path) as server:
+        server.base_url, server.model
+
+It listens on a free port of loopback, in a session of its own behind a guard
+(`wander_client.models.server_guard`), which ends it with everything that it started: at the end, on Ctrl-C,
+and when this process is killed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import secrets
+import socket
+import sys
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import httpx
+
+from wander_client.context import current
+from wander_client.errors import ClientError, Unavailable
+from wander_client.terminal.output import Progress
+
+_LOOK_SECONDS = 0.25
+_ENGINE = "vllm.entrypoints.openai.api_server"
+_LOG_LINES = 20
+_LOG_BYTES = 16_384
+_ASK_VERSION = """
+import importlib.metadata, importlib.util, json
+found = importlib.util.find_spec("vllm") is not None
+names = importlib.metadata.packages_distributions().get("vllm", []) if found else []
+print(json.dumps([found, {name: importlib.metadata.version(name) for name in sorted(set(names))}]))
+"""
+
+
+@dataclass(frozen=True)
+class ServeChoice:
+    """With what a model is served."""
+
+    engine: Literal["vllm"] = "vllm"
+    arguments: tuple[str, ...] = ()
+    """Further ones of its command line."""
+    python: str | None = None
+    """The Python that has vLLM; None means `serve_python` of the settings, else this one."""
+    timeout: float = 900.0
+    """Seconds that it may take to start."""
+    environment: tuple[tuple[str, str], ...] = ()
+    """Variables added to its environment."""
+
+    @property
+    def interpreter(self) -> str:
+        """The Python to run it with."""
+        return self.python or current().settings.serve_python or sys.executable
+
+
+@dataclass(frozen=True)
+class ModelServer:
+    """A server that answers."""
+
+    base_url: str
+    model: str
+    """The name that it serves the model under."""
+    described: dict[str, Any]
+    """Engine, version and arguments, for the manifest."""
+    log_path: Path
+
+
+@contextlib.asynccontextmanager
+async def served(model: str, choice: ServeChoice, *, log_path: Path) -> AsyncIterator[ModelServer]:
+    """Serve a checkpoint folder or a model's name while the block runs.
+
+    Raises `ClientError` when vLLM is missing or the server ends before it answers, with the end of its log,
+    and `Unavailable` when it takes too long.
+    """
+    versions = await vllm_versions(choice)
+    name = _served_name(model)
+    port = _free_port()
+    command = [choice.interpreter, "-m", _ENGINE, "--model", model]
+    # Ours come last, where they win.
+    command += [*choice.arguments, "--served-model-name", name, "--host", "127.0.0.1", "--port", str(port)]
+    log_path.parent.mkdir(parents=True, exist_ok=True)
+    process = await _Guarded.start(command, log_path, dict(choice.environment))
+    try:
+        await _until_healthy(process, port, choice, name, log_path)
+        described = {"engine": choice.engine, "versions": versions, "arguments": list(choice.arguments)}
+        yield ModelServer(f"http://127.0.0.1:{port}/v1", name, described, log_path)
+        if process.ended:
+            current().output.warn(f"the server of `{name}` ended early; its log: `{log_path}`")
+    finally:
+        await process.stop()
+
+
+async def vllm_versions(choice: ServeChoice) -> dict[str, str]:
+    """Return the distributions that bring vLLM to the chosen Python, with their versions."""
+    try:
+        asked = await asyncio.create_subprocess_exec(
+            choice.interpreter,
+            "-c",
+            _ASK_VERSION,
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+        )
+    except OSError as error:
+        raise ClientError(
+            f"cannot run `{choice.interpreter}`: {error.strerror}",
+            hint="name the Python that has vLLM: `--serve-python /path/to/venv/bin/python`",
+            code="no_server",
+        ) from error
+    out, err = await asked.communicate()
+    try:
+        found, versions = json.loads(out.splitlines()[-1])
+    except (ValueError, IndexError):
+        raise ClientError(
+            f"`{choice.interpreter}` is no Python that works", detail=err.decode("utf-8", "replace")[-1000:]
+        ) from None
+    if found:
+        return {str(name): str(version) for name, version in versions.items()}
+    own = choice.interpreter == sys.executable
+    install = "pip install 'wander-sdk[vllm]'" if own else f"{choice.interpreter} -m pip install vllm"
+    raise ClientError(
+        f"`--serve vllm` needs vLLM, which `{choice.interpreter}` does not have",
+        hint=f"run `{install}`, or name another Python by `--serve-python`",
+        code="missing_extra",
+    )
+
+
+class _Guarded:
+    """The guard's process, and the end of the pipe that keeps it alive."""
+
+    def __init__(self, process: asyncio.subprocess.Process, lifeline: int) -> None:
+        self._process = process
+        self._lifeline: int | None = lifeline
+
+    @classmethod
+    async def start(cls, command: list[str], log_path: Path, environment: Mapping[str, str]) -> _Guarded:
+        mark = f"server-{secrets.token_hex(8)}"
+        theirs, ours = os.pipe()
+        try:
+            with log_path.open("ab") as log:
+                process = await asyncio.create_subprocess_exec(
+                    sys.executable,
+                    "-P",  # the working folder must not shadow modules
+                    "-m",
+                    "wander_client.models.server_guard",
+                    str(theirs),
+                    mark,
+                    *command,
+                    stdin=asyncio.subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=log,
+                    env={**os.environ, "PYTHONUNBUFFERED": "1", **environment},
+                    pass_fds=(theirs,),
+                    start_new_session=True,
+                )
+        except BaseException:
+            os.close(ours)
+            raise
+        finally:
+            os.close(theirs)
+        return cls(process, ours)
+
+    @property
+    def ended(self) -> int | None:
+        """The server's exit status; None while it runs."""
+        return self._process.returncode
+
+    async def stop(self) -> None:
+        """End the server and wait until it is gone."""
+        if self._lifeline is not None:
+            os.close(self._lifeline)
+            self._lifeline = None
+        # The guard kills what does not end in order, so this ends; also where Ctrl-C comes again meanwhile.
+        await asyncio.shield(self._process.wait())
+
+
+async def _until_healthy(
+    process: _Guarded, port: int, choice: ServeChoice, name: str, log_path: Path
+) -> None:
+    """Wait until the server answers, and show what it last said meanwhile."""
+    loop = asyncio.get_running_loop()
+    began = loop.time()
+    title = f"starting {choice.engine} for {name}"
+    current().output.note(f"{title}; its log: {log_path}")
+    with current().output.progress(title, None, unit="s") as bar:
+        async with httpx.AsyncClient(trust_env=False, timeout=5.0) as http:
+            while not await _healthy(http, port):
+                seconds = loop.time() - began
+                if process.ended is not None:
+                    raise _failed(f"the server of `{name}` ended with status {process.ended}", log_path)
+                if seconds > choice.timeout:
+                    raise _failed(
+                        f"the server of `{name}` did not answer within {choice.timeout:.0f} s",
+                        log_path,
+                        Unavailable,
+                    )
+                _show(bar, seconds, log_path)
+                await asyncio.sleep(_LOOK_SECONDS)
+    current().output.note(f"{choice.engine} answers after {loop.time() - began:.0f} s")
+
+
+def _show(bar: Progress, seconds: float, log_path: Path) -> None:
+    lines = log_tail(log_path).splitlines()
+    bar.update(int(seconds), lines[-1][:100] if lines else "")
+
+
+async def _healthy(http: httpx.AsyncClient, port: int) -> bool:
+    try:
+        return (await http.get(f"http://127.0.0.1:{port}/health")).status_code == 200
+    except httpx.HTTPError:
+        return False
+
+
+def _failed(reason: str, log_path: Path, kind: type[ClientError] = ClientError) -> ClientError:
+    tail = log_tail(log_path)
+    return kind(
+        reason,
+        detail=f"its log ends:\n{tail}" if tail else "its log is empty",
+        hint=f"see `{log_path}`; `--serve-arg` passes arguments to the server, as `--serve-arg=--dtype=half`",
+        code="server_failed",
+    )
+
+
+def log_tail(log_path: Path) -> str:
+    """Return the last lines of a log."""
+    try:
+        with log_path.open("rb") as log:
+            log.seek(max(0, log.seek(0, os.SEEK_END) - _LOG_BYTES))
+            text = log.read().decode("utf-8", "replace")
+    except OSError:
+        return ""
+    return "\n".join(line for line in text.splitlines()[-_LOG_LINES:])
+
+
+def _served_name(model: str) -> str:
+    return Path(model).name if Path(model).is_dir() else model
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port

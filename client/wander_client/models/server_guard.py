@@ -1,0 +1,64 @@
+"""Stands between the command and a model's server, so that the server ends however the command ends.
+
+    python -m wander_client.models.server_guard LIFELINE MARK COMMAND...
+
+LIFELINE is the read end of a pipe whose other end the command alone holds: it closes when the command lets go
+of it, and when the command is killed. Then the server's process group is asked to end, and killed after a
+while, with all that it started.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import threading
+
+from wander.worker.host.leftovers import MARK, end_marked
+
+GRACE_SECONDS = 15.0
+"""How long a server may take to end in order."""
+
+
+def main(arguments: list[str]) -> int:
+    """Run the command until it ends or the lifeline closes; return its exit status."""
+    lifeline, mark, *command = arguments
+    # The terminal's Ctrl-C is the command's to handle; a server in its own session never sees it.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        server = subprocess.Popen(  # noqa: S603 - what the command was told to serve with
+            command,
+            stdin=subprocess.DEVNULL,
+            # The server's alone: whatever bears the mark is killed in the end.
+            env={**os.environ, MARK: mark},
+            start_new_session=True,
+        )
+    except OSError as error:
+        sys.stderr.write(f"cannot start `{command[0]}`: {error.strerror}\n")
+        return 127
+    threading.Thread(target=_end_with, args=(int(lifeline), server), daemon=True).start()
+    signal.signal(signal.SIGTERM, lambda *_: _signalled(server, signal.SIGTERM))
+    status = server.wait()
+    _signalled(server, signal.SIGKILL)
+    end_marked(mark)
+    return status if status >= 0 else 128 - status
+
+
+def _end_with(lifeline: int, server: subprocess.Popen[bytes]) -> None:
+    os.read(lifeline, 1)
+    _signalled(server, signal.SIGTERM)
+    try:
+        server.wait(GRACE_SECONDS)
+    except subprocess.TimeoutExpired:
+        _signalled(server, signal.SIGKILL)
+
+
+def _signalled(server: subprocess.Popen[bytes], number: signal.Signals) -> None:
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(server.pid, number)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,308 @@
+"""Install an exact version from a hub into a virtual environment of its own.
+
+The hub names one wheel with its digest, and mostly a lock (`wander_client.packages.lock`): the packages are
+then exactly those of the lock, whenever and wherever it is installed. Without one, or where the lock is left
+aside, they are resolved at the moment: `wander-sdk` and `wander-client` come from the hub's own index when it
+serves them, everything else from the user's index.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import platform
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+from packaging.specifiers import SpecifierSet
+from packaging.tags import sys_tags
+from packaging.utils import canonicalize_name, parse_wheel_filename
+from wander.wire import EnvironmentDetail, FileInfo, LockInfo, Unlocked, VersionDetail
+
+from wander_client.errors import ClientError, NotFound
+from wander_client.hub.api import HubApi
+from wander_client.names import EnvironmentName
+from wander_client.packages.lock import compiled, install_lines, metadata_of, read_lock
+from wander_client.packages.needs import Needs, Wheel, fetched, needs_of
+from wander_client.packages.store import LOCK, RECORD, EnvironmentStore, Installed, InstalledRecord
+from wander_client.packages.uv import index_arguments, run_uv
+from wander_client.packages.virtualenvs import VirtualEnvironments, key_of, staged
+
+_VENV = ("venv", "--quiet", "--relocatable", "--no-project", "--allow-existing")
+
+
+def exact_version(
+    hub: HubApi, name: EnvironmentName, warn: Callable[[str], None] = lambda text: None
+) -> VersionDetail:
+    """Return the version that a name means; a yanked version only when it is named exactly."""
+    if name.version is None:
+        detail = hub.environment(name.owner, name.name)
+        if detail.status != "active":
+            warn(f"`{name}` is {status_words(detail)}")
+        latest = detail.latest
+        if latest.yanked:
+            raise NotFound(
+                f"every version of `{name}` is yanked",
+                hint=f"name one exactly if you must: `{name}@{latest.version}`",
+                code="yanked",
+                detail=latest.yanked_reason,
+            )
+        return latest
+    return hub.version(name.owner, name.name, name.version)
+
+
+def status_words(detail: EnvironmentDetail) -> str:
+    """Return an environment's status with its reason and successor: `deprecated: biased; use a/b`."""
+    reason = f": {detail.status_reason}" if detail.status_reason else ""
+    successor = f"; use `{detail.successor}`" if detail.successor else ""
+    return f"{detail.status}{reason}{successor}"
+
+
+def install(
+    hub: HubApi,
+    store: EnvironmentStore,
+    cache_dir: Path,
+    name: EnvironmentName,
+    *,
+    force: bool = False,
+    no_lock: bool | None = None,
+    warn: Callable[[str], None] = lambda text: None,
+) -> tuple[Installed, bool]:
+    """Install what the name means, unless it is there; returns it and whether anything was done.
+
+    `no_lock` leaves the version's lock aside, or takes it; None takes what was chosen last for this version,
+    at first the lock.
+    """
+    detail = exact_version(hub, name, warn)
+    if detail.yanked:
+        warn(f"`{name}` was yanked" + (f": {detail.yanked_reason}" if detail.yanked_reason else ""))
+    exact = EnvironmentName(detail.owner, detail.name, detail.version)
+    listed = wheel_file(detail)
+    _require_python(detail)
+    if no_lock is None:
+        last = [one for one in store.find(exact, hub.url) if one.is_chosen][-1:]
+        no_lock = bool(last) and last[0].record.unlocked == "chosen"
+    unlocked = _unlocked(detail, no_lock=no_lock)
+    place = store.place(exact, listed.sha256, locked=unlocked != "chosen")
+    with store.locked(exact), _with_a_way_out(exact, unlocked):
+        present = None if force else _present(store, exact, hub.url, place, detail.lock, unlocked)
+        if present is not None:
+            store.choose(present)
+            return present, False
+        # An environment may have been renamed since; its wheels keep the name that they were built under.
+        wheel = fetched(hub, cache_dir, parse_wheel_filename(listed.filename)[0], listed)
+        with staged(place) as work:
+            contents = _contents(hub, cache_dir, detail, wheel, unlocked, warn)
+            with _filled(store.virtualenvs, contents, str(exact), force=force) as virtualenv:
+                record = _record(hub, detail, wheel, contents, virtualenv)
+                (work / LOCK).write_bytes(contents.lock)
+                (work / RECORD).write_text(record.model_dump_json(indent=1), encoding="utf-8")
+    return store.installed(place, record), True
+
+
+@contextmanager
+def _with_a_way_out(exact: EnvironmentName, unlocked: Unlocked | None) -> Iterator[None]:
+    """Say, where the lock is the trouble, how to install without it."""
+    try:
+        yield
+    except ClientError as error:
+        if unlocked is None and error.code in ("lock_platform", "lock_unserved", "uv_failed"):
+            command = f"`wander install {exact} --no-lock`"
+            error.hint = f"{command} takes the packages of now, and so does `--no-lock` of `wander replay`"
+        raise
+
+
+@dataclass(frozen=True)
+class _Contents:
+    """What goes into a virtual environment, before it is made."""
+
+    lock: bytes
+    """As it is kept; it names nothing of this machine."""
+    key: str
+    """Digest of what the virtual environment is known by."""
+    install: str
+    """What uv is given: requirements with digests, or a lock with this machine's paths."""
+    locked: bool
+    unlocked: Unlocked | None = None
+
+
+def _unlocked(detail: VersionDetail, *, no_lock: bool) -> Unlocked | None:
+    """Return why a version is installed without its lock, None where it is not."""
+    if detail.lock is None:
+        return "none_published"
+    return "chosen" if no_lock else None
+
+
+def _present(
+    store: EnvironmentStore,
+    exact: EnvironmentName,
+    hub_url: str,
+    place: Path,
+    lock: LockInfo | None,
+    unlocked: Unlocked | None,
+) -> Installed | None:
+    """Return what is installed at a place already, if it is what is wanted and its Python still exists."""
+    wanted = lock.sha256 if lock is not None and unlocked is None else None
+    for one in store.find(exact, hub_url):
+        same = (one.record.lock_sha256, one.record.unlocked) == (wanted, unlocked)
+        if one.path == place and same and one.python.exists():
+            return one
+    return None
+
+
+def _contents(
+    hub: HubApi,
+    cache_dir: Path,
+    detail: VersionDetail,
+    wheel: Wheel,
+    unlocked: Unlocked | None,
+    warn: Callable[[str], None],
+) -> _Contents:
+    """Read the version's lock, or resolve what the wheel needs now."""
+    if detail.lock is not None and unlocked is None:
+        content = _fetched_lock(hub, cache_dir, detail.lock)
+        lines = install_lines(hub, cache_dir, read_lock(content), wheel)
+        key = hashlib.sha256(f"{detail.lock.sha256}\n{wheel.sha256}\n".encode()).hexdigest()
+        return _Contents(content, key, lines, locked=True)
+    needs = needs_of(hub, cache_dir, wheel, detail.requires_dist, warn)
+    return _resolved_now(needs, f"{detail.owner}/{detail.name}@{detail.version}", unlocked)
+
+
+def _resolved_now(needs: Needs, what: str, unlocked: Unlocked | None = None) -> _Contents:
+    here = compiled(needs, what, ["--python", sys.executable])
+    portable = _with_urls(here, needs.wheels).encode()
+    key = hashlib.sha256(portable).hexdigest()
+    return _Contents(portable, key, here, locked=False, unlocked=unlocked)
+
+
+def _fetched_lock(hub: HubApi, cache_dir: Path, lock: LockInfo) -> bytes:
+    """Return a version's lock from the cache, downloading it first when it is not there."""
+    target = cache_dir / "locks" / lock.sha256 / LOCK
+    if target.is_file() and hashlib.sha256(target.read_bytes()).hexdigest() != lock.sha256:
+        target.unlink()
+    if not target.is_file():
+        hub.download(lock.url, target, lock.sha256)
+    return target.read_bytes()
+
+
+def try_out(
+    hub: HubApi, cache_dir: Path, work: Path, wheel: Path, warn: Callable[[str], None]
+) -> tuple[Path, Path]:
+    """Install a wheel of this machine into `work`, as `install` would once it is published.
+
+    Returns the interpreter and the lock; raises `ClientError`.
+    """
+    metadata = metadata_of(wheel)
+    project = canonicalize_name(str(metadata["Name"]))
+    digest = hashlib.sha256(wheel.read_bytes()).hexdigest()
+    this = Wheel(project, str(metadata["Version"]), wheel.resolve(), wheel.resolve().as_uri(), digest)
+    required = [str(each) for each in metadata.get_all("Requires-Dist") or []]
+    needs = needs_of(hub, cache_dir, this, required, warn)
+    what = f"{project} {this.version}"
+    contents = _resolved_now(needs, what)
+    with _filled(VirtualEnvironments(work), contents, what) as virtualenv:
+        lock = work / LOCK
+        lock.write_bytes(contents.lock)
+        return virtualenv / "bin" / "python", lock
+
+
+def _record(
+    hub: HubApi, detail: VersionDetail, wheel: Wheel, contents: _Contents, virtualenv: Path
+) -> InstalledRecord:
+    python = str(virtualenv / "bin" / "python")
+    freeze = run_uv(["pip", "list", "--format", "json", "--python", python], doing="listing packages")
+    packages = {str(canonicalize_name(each["name"])): str(each["version"]) for each in json.loads(freeze)}
+    listing = "".join(f"{name}=={version}\n" for name, version in sorted(packages.items()))
+    return InstalledRecord(
+        hub=hub.url,
+        owner=detail.owner,
+        name=detail.name,
+        version=detail.version,
+        wheel=wheel.path.name,
+        wheel_sha256=wheel.sha256,
+        wheel_url=wheel.url,
+        lock_sha256=hashlib.sha256(contents.lock).hexdigest() if contents.locked else None,
+        unlocked=contents.unlocked,
+        packages_sha256=hashlib.sha256(listing.encode()).hexdigest(),
+        virtualenv=virtualenv.name,
+        sdk=_sdk_version(packages, f"{detail.owner}/{detail.name}@{detail.version}"),
+        python=platform.python_version(),
+        entry_point=detail.entry_point,
+        installed_at=datetime.now(UTC),
+    )
+
+
+@contextmanager
+def _filled(
+    virtualenvs: VirtualEnvironments, contents: _Contents, what: str, *, force: bool = False
+) -> Iterator[Path]:
+    """Yield the virtual environment of what is to be installed, made where there is none yet."""
+
+    def install_into(folder: Path) -> None:
+        run_uv(
+            [*_VENV, "--python", sys.executable, str(folder)],
+            doing="making the virtual environment",
+        )
+        source = folder / ("requirements.txt" if contents.locked else LOCK)
+        source.write_text(contents.install, encoding="utf-8")
+        python = str(folder / "bin" / "python")
+        hashes = ["--require-hashes"] if contents.locked else []
+        run_uv(
+            ["pip", "sync", "--quiet", "--python", python, *hashes, *index_arguments(), str(source)],
+            doing=f"installing `{what}`",
+        )
+        source.unlink()
+
+    with virtualenvs.held(key_of(contents.key), install_into, force=force) as virtualenv:
+        yield virtualenv
+
+
+def _with_urls(lock: str, wheels: list[Wheel]) -> str:
+    """Return a lock that names the hub's URLs instead of this machine's cache."""
+    for wheel in wheels:
+        lock = lock.replace(f'path = "{wheel.path}"', f'url = "{wheel.url}"')
+    return lock
+
+
+def wheel_file(detail: VersionDetail) -> FileInfo:
+    """Return the wheel of a version that this Python can install."""
+    supported = {tag: rank for rank, tag in enumerate(sys_tags())}
+    ranked = []
+    for file in detail.files:
+        if file.kind == "wheel":
+            tags = parse_wheel_filename(file.filename)[3]
+            ranked += [(supported[tag], file.filename, file) for tag in tags if tag in supported]
+    if not ranked:
+        listed = "\n".join(file.filename for file in detail.files) or "no files at all"
+        raise NotFound(
+            f"`{detail.owner}/{detail.name}` {detail.version} has no wheel for this machine",
+            hint="ask its owner to publish a pure Python wheel",
+            code="no_wheel",
+            detail=listed,
+        )
+    return min(ranked, key=lambda item: item[:2])[2]
+
+
+def _require_python(detail: VersionDetail) -> None:
+    here = platform.python_version()
+    what = f"`{detail.owner}/{detail.name}` {detail.version}"
+    if detail.requires_python and not SpecifierSet(detail.requires_python).contains(here, prereleases=True):
+        raise ClientError(
+            f"{what} needs Python {detail.requires_python}, this is {here}",
+            hint="install wander-client under such a Python, or choose another version of the environment",
+            code="python_version",
+        )
+
+
+def _sdk_version(packages: dict[str, str], what: str) -> str:
+    if "wander-sdk" in packages:
+        return packages["wander-sdk"]
+    raise ClientError(
+        f"`{what}` does not depend on `wander-sdk`",
+        hint="ask its owner to add `wander-sdk` to the package's dependencies",
+        code="no_sdk",
+    )

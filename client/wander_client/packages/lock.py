@@ -1,0 +1,320 @@
+"""Locks (PEP 751): every package of an environment version, pinned by the digests of its files.
+
+A lock is resolved once, when a version is published, for every platform and Python that the version allows;
+where the package index is a partial mirror, for this machine's alone, and then the lock says so. It holds the
+version's own wheel, the hub's packages, and what they require.
+
+It has to mean the same on every machine. So the files of PyPI's packages stand at PyPI's addresses, whatever
+mirror served them, no address holds credentials, and `install_lines` asks for names, versions and digests:
+the package index of the machine that installs, mirror or not, supplies the bytes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import platform
+import sys
+import tempfile
+import tomllib
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from email.message import Message
+from email.parser import BytesParser
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote, urlsplit, urlunsplit
+from zipfile import ZipFile
+
+from packaging.pylock import (
+    Package,
+    PackageArchive,
+    PackageDirectory,
+    PackageSdist,
+    PackageVcs,
+    PackageWheel,
+    Pylock,
+    PylockSelectError,
+    PylockValidationError,
+)
+from packaging.specifiers import InvalidSpecifier, SpecifierSet
+from packaging.utils import canonicalize_name
+from packaging.version import Version
+
+from wander_client.errors import ClientError, Unavailable
+from wander_client.hub.api import HubApi
+from wander_client.packages.classic import PROJECT as CLASSIC
+from wander_client.packages.needs import HUB_OWNER, HUB_PACKAGES, Needs, Wheel, needs_of, served
+from wander_client.packages.uv import index_arguments, run_uv
+
+Source = PackageWheel | PackageSdist | PackageArchive | PackageVcs | PackageDirectory
+LOCK = "pylock.toml"
+OLDEST_PYTHON = Version("3.11")
+"""What `wander-sdk` needs at least."""
+_PYPI_FILES = "https://files.pythonhosted.org"
+_PUBLIC_HOSTS = frozenset(
+    {"files.pythonhosted.org", "download.pytorch.org", "download-r2.pytorch.org", "pypi.nvidia.com"}
+)
+"""Where files stay: everybody reaches these, and their addresses name the same bytes for ever."""
+_NO_LOCK = "`--no-lock` publishes without a lock, and the version's page says so"
+
+
+@dataclass(frozen=True)
+class ResolvedLock:
+    """The lock of a version, as it is published."""
+
+    content: bytes
+    packages: int
+    everywhere: bool
+    """False where it holds for this machine's platform and Python alone."""
+
+    @property
+    def sha256(self) -> str:
+        """Its digest, which runs pin."""
+        return hashlib.sha256(self.content).hexdigest()
+
+
+def resolve_lock(
+    hub: HubApi,
+    cache_dir: Path,
+    owner: str,
+    wheel: Path,
+    *,
+    exclude_newer: str | None = None,
+    keep_hosts: Collection[str] = (),
+    warn: Callable[[str], None] = lambda text: None,
+) -> ResolvedLock:
+    """Resolve what a wheel needs, with hashes; raises `ClientError` when it cannot be installed.
+
+    `owner` is whose environment it is or will be; `exclude_newer`, a date or time, leaves out what package
+    indexes took later; `keep_hosts` are indexes (`host` or `host:port`) that everybody reaches who will
+    install it, whose addresses stay in the lock. `warn` is told where it holds for this machine alone.
+    """
+    metadata = metadata_of(wheel)
+    project, version = canonicalize_name(str(metadata["Name"])), str(Version(str(metadata["Version"])))
+    what = f"{project} {version}"
+    url = hub.absolute(f"/{owner}/files/{project}/{wheel.name}")
+    digest = hashlib.sha256(wheel.read_bytes()).hexdigest()
+    own = Wheel(project, version, wheel.resolve(), url, digest)
+    required = [str(each) for each in metadata.get_all("Requires-Dist") or []]
+    needs = needs_of(hub, cache_dir, own, required, warn)
+    newer = ["--exclude-newer", exclude_newer] if exclude_newer else []
+    everywhere = ["--universal", "--python-version", str(_oldest_python(metadata["Requires-Python"]))]
+    try:
+        text, whole = compiled(needs, what, [*everywhere, *newer]), True
+    except Unavailable:
+        raise
+    except ClientError as error:
+        try:
+            text, whole = compiled(needs, what, ["--python", sys.executable, *newer]), False
+        except ClientError:
+            error.hint = f"correct what the package requires, or look at your package index; {_NO_LOCK}"
+            raise error from None
+        reason = (error.detail or "").strip().partition("\n")[0].removeprefix("error: ")
+        here = _here_in_words()
+        warn(f"the lock holds for {here} alone; your package index lacks what others need: {reason}")
+    hosts = {*_PUBLIC_HOSTS, *keep_hosts, urlsplit(hub.url).netloc}
+    data = _portable(tomllib.loads(text), needs, hosts)
+    if not whole:
+        data["requires-python"] = f">={_minor()}"
+        data["environments"] = [_here()]
+    content = _written(data).encode()
+    return ResolvedLock(content, len(read_lock(content).packages), whole)
+
+
+def metadata_of(wheel: Path) -> Message:
+    """Return the core metadata in a wheel."""
+    with ZipFile(wheel) as archive:
+        name = next(each for each in archive.namelist() if each.endswith(".dist-info/METADATA"))
+        return BytesParser().parsebytes(archive.read(name))
+
+
+def compiled(needs: Needs, what: str, options: Sequence[str]) -> str:
+    """Return the lock that uv makes of the hub's wheels and all they need; paths are this machine's."""
+    with tempfile.TemporaryDirectory(prefix="wander-lock-") as name:
+        work = Path(name)
+        requirements, overriding = work / "requirements.in", work / "overrides.txt"
+        wanted = [needs.first, *(f"{wheel.project} @ {wheel.path.as_uri()}" for wheel in needs.own)]
+        requirements.write_text("".join(f"{line}\n" for line in wanted if line))
+        overriding.write_text(needs.overrides)
+        run_uv(
+            [
+                "pip", "compile", "--quiet", "--no-header", "--format", "pylock.toml", "--generate-hashes",
+                *options, *index_arguments(), "--override", str(overriding), str(requirements),
+                "--output-file", str(work / LOCK),
+            ],
+            doing=f"resolving the dependencies of `{what}`",
+        )  # fmt: skip
+        return (work / LOCK).read_text(encoding="utf-8")
+
+
+def read_lock(content: bytes) -> Pylock:
+    """Return a lock; raises `ClientError` for anything else."""
+    try:
+        return Pylock.from_dict(tomllib.loads(content.decode()))
+    except (UnicodeDecodeError, tomllib.TOMLDecodeError, PylockValidationError) as error:
+        raise ClientError("this is no `pylock.toml`", code="bad_lock", detail=str(error)) from error
+
+
+def install_lines(hub: HubApi, cache_dir: Path, lock: Pylock, own: Wheel) -> str:
+    """Return what uv installs with `--require-hashes`: the files of a lock that this machine takes.
+
+    The wheel of the environment is the one that the hub lists; its packages are as the lock says.
+    """
+    what = f"{own.project} {own.version}"
+    lines = [f"{own.project} @ {own.path.as_uri()} --hash=sha256:{own.sha256}"]
+    try:
+        for package, file in lock.select():
+            if package.name != own.project:
+                lines.append(_install_line(hub, cache_dir, package, file))
+    except PylockSelectError as error:
+        raise ClientError(
+            f"the lock of `{what}` does not hold for {_here_in_words()}",
+            code="lock_platform",
+            detail=str(error),
+        ) from error
+    return "".join(f"{line}\n" for line in lines)
+
+
+def _install_line(hub: HubApi, cache_dir: Path, package: Package, file: Source) -> str:
+    if isinstance(file, PackageVcs | PackageDirectory) or file.url is None:
+        raise ClientError(f"the lock names no file of `{package.name}`", code="bad_lock")
+    digest = file.hashes["sha256"]
+    parts = urlsplit(file.url)
+    filename = unquote(parts.path.rpartition("/")[2])
+    if _is_of_hub(package.name, parts.path):
+        wheel = served(hub, cache_dir, package.name, filename, digest)
+        return f"{package.name} @ {wheel.path.as_uri()} --hash=sha256:{digest}"
+    if isinstance(file, PackageArchive) or f"{parts.scheme}://{parts.netloc}" != _PYPI_FILES:
+        return f"{package.name} @ {file.url} --hash=sha256:{digest}"
+    digests = [each.hashes["sha256"] for each in package.wheels or []]
+    digests += [package.sdist.hashes["sha256"]] if package.sdist is not None else []
+    hashes = " ".join(f"--hash=sha256:{each}" for each in digests)
+    return f"{package.name}=={package.version} {hashes}"
+
+
+def _is_of_hub(name: str, path: str) -> bool:
+    """Tell whether an address is that of a package which hubs serve themselves, on whichever hub."""
+    return name in (*HUB_PACKAGES, CLASSIC) and f"/{HUB_OWNER}/files/{name}/" in path
+
+
+def _oldest_python(requires_python: str | None) -> Version:
+    """Return the oldest Python that a package and the SDK allow."""
+    try:
+        bounds = SpecifierSet(requires_python or "")
+    except InvalidSpecifier:
+        return OLDEST_PYTHON
+    lowest = [
+        Version(each.version.removesuffix(".*"))
+        for each in bounds
+        if each.operator in (">=", "~=", "==", ">")
+    ]
+    return max([OLDEST_PYTHON, *lowest])
+
+
+def _portable(lock: Mapping[str, Any], needs: Needs, hosts: Collection[str]) -> dict[str, Any]:
+    """Return a lock in which nothing is of this machine: neither paths nor mirrors nor credentials."""
+    wheels = {str(wheel.path): wheel for wheel in needs.wheels}
+    packages = [_portable_package(package, wheels, hosts) for package in lock["packages"]]
+    return {
+        "lock-version": lock["lock-version"],
+        "created-by": "wander",
+        "requires-python": lock["requires-python"],
+        "packages": packages,
+    }
+
+
+def _portable_package(
+    package: Mapping[str, Any], wheels: Mapping[str, Wheel], hosts: Collection[str]
+) -> dict[str, Any]:
+    name = package["name"]
+    kept = {key: package[key] for key in ("name", "version", "marker", "requires-python") if key in package}
+    archive = package.get("archive")
+    if archive is not None and archive.get("path") in wheels:
+        wheel = wheels[archive["path"]]
+        hashes = {"sha256": wheel.sha256}
+        return kept | {"wheels": [{"url": wheel.url, "size": wheel.path.stat().st_size, "hashes": hashes}]}
+    if archive is not None and "url" in archive:
+        return kept | {"archive": {**archive, "url": _without_secrets(archive["url"], name)}}
+    if "wheels" not in package and "sdist" not in package:
+        place = next((key for key in ("vcs", "directory", "archive") if key in package), "nowhere")
+        raise ClientError(
+            f"`{name}` cannot be locked: it comes from {'a repository' if place == 'vcs' else 'a folder'}",
+            hint=f"require a release of it; {_NO_LOCK}",
+            code="unlockable",
+        )
+    if "sdist" in package and "sha256" in package["sdist"].get("hashes", {}):
+        kept["sdist"] = _portable_file(package["sdist"], name, hosts)
+    found = [each for each in package.get("wheels", []) if "sha256" in each.get("hashes", {})]
+    if found:
+        kept["wheels"] = [_portable_file(each, name, hosts) for each in found]
+    return kept
+
+
+def _portable_file(file: Mapping[str, Any], name: str, hosts: Collection[str]) -> dict[str, Any]:
+    """Return a file of a package index at an address that every machine may ask."""
+    parts = urlsplit(str(file.get("url") or file.get("path")))
+    known = parts.scheme in ("https", "http") and parts.netloc.rpartition("@")[2] in hosts
+    url = _without_secrets(file["url"], name) if known else _at_pypi(name, parts.path.rpartition("/")[2])
+    kept = {key: file[key] for key in ("upload-time", "size") if key in file}
+    return {"url": url, **kept, "hashes": {"sha256": file["hashes"]["sha256"]}}
+
+
+def _at_pypi(name: str, filename: str) -> str:
+    """Return the address under which PyPI has a file by its name (docs.pypi.org/api, "predictable URLs")."""
+    kind = filename.removesuffix(".whl").split("-")[-3] if filename.endswith(".whl") else "source"
+    return f"{_PYPI_FILES}/packages/{kind}/{name[0]}/{name}/{filename}"
+
+
+def _without_secrets(url: str, name: str) -> str:
+    """Return an address without user, password, query and fragment."""
+    parts = urlsplit(url)
+    if parts.scheme not in ("https", "http") or parts.hostname is None:
+        raise ClientError(f"`{name}` cannot be locked: it lies at `{parts.scheme}:`", code="unlockable")
+    host = f"{parts.hostname}:{parts.port}" if parts.port else parts.hostname
+    return urlunsplit((parts.scheme, host, parts.path, "", ""))
+
+
+def _written(lock: Mapping[str, Any]) -> str:
+    """Return the text of a lock, one line a file."""
+    import tomlkit
+
+    document = tomlkit.document()
+    packages = tomlkit.aot()
+    for package in lock["packages"]:
+        table = tomlkit.table()
+        for key, value in package.items():
+            table.add(key, _inline(value))
+        packages.append(table)
+    for key, value in lock.items():
+        document.add(key, packages if key == "packages" else value)
+    return tomlkit.dumps(document)
+
+
+def _inline(value: Any) -> Any:
+    import tomlkit
+
+    if isinstance(value, dict):
+        table = tomlkit.inline_table()
+        table.update({key: _inline(each) for key, each in value.items()})
+        return table
+    if isinstance(value, list):
+        array = tomlkit.array()
+        array.extend(_inline(each) for each in value)
+        return array.multiline(len(value) > 1)
+    return value
+
+
+def _minor() -> str:
+    return ".".join(platform.python_version_tuple()[:2])
+
+
+def _here() -> str:
+    """Return the marker of this platform and Python."""
+    return (
+        f"implementation_name == '{sys.implementation.name}' and python_version == '{_minor()}' "
+        f"and sys_platform == '{sys.platform}' and platform_machine == '{platform.machine()}'"
+    )
+
+
+def _here_in_words() -> str:
+    return f"{sys.implementation.name} {_minor()} on {sys.platform} ({platform.machine()})"

@@ -1,0 +1,173 @@
+"""What an environment needs beside its package index: its own wheel and packages that the hub serves itself.
+
+`wander-sdk`, `wander-client` and the classic API (`verifiers`) come from the hub's own index
+(`/wander/simple/`) when it serves them, and are resolved by direct URL: no index can offer another package
+under those names.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from packaging.requirements import InvalidRequirement, Requirement
+from packaging.specifiers import SpecifierSet
+from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel_filename
+from packaging.version import Version
+from wander.wire import FileInfo
+
+from wander_client.errors import ClientError
+from wander_client.hub.api import HubApi
+from wander_client.packages import classic
+
+HUB_OWNER = "wander"
+"""The owner under which a hub serves the packages it runs with."""
+HUB_PACKAGES = ("wander-sdk", "wander-client")
+
+
+@dataclass(frozen=True)
+class Wheel:
+    """A wheel that the hub lists, downloaded and checked."""
+
+    project: str
+    version: str
+    path: Path
+    url: str
+    sha256: str
+
+
+@dataclass(frozen=True)
+class Needs:
+    """What goes into a virtual environment beside what a package index has."""
+
+    own: list[Wheel]
+    """The environment's wheel, then those of the hub's own packages that it needs."""
+    shim: Wheel | None = None
+    """The hub's `verifiers`, where it stands in for upstream's."""
+    overrides: str = ""
+    first: str = ""
+    """A requirement that is resolved before all others."""
+
+    @property
+    def wheels(self) -> list[Wheel]:
+        """Every wheel that lies in this machine's cache."""
+        return [*self.own, *([] if self.shim is None else [self.shim])]
+
+
+def needs_of(
+    hub: HubApi, cache_dir: Path, wheel: Wheel, requires_dist: list[str], warn: Callable[[str], None]
+) -> Needs:
+    """Return what an environment needs of the hub: always the SDK, and `verifiers` where ours will do."""
+    wanted = requirements_of(requires_dist, f"{wheel.project} {wheel.version}")
+    own = [wheel]
+    for project in HUB_PACKAGES:
+        if project != "wander-sdk" and project not in wanted:
+            continue
+        files = hub.index_files(HUB_OWNER, project)
+        if files is None:
+            warn(f"`{hub.url}` does not serve `{project}`: it comes from your package index")
+            continue
+        own.append(fetched(hub, cache_dir, project, newest(project, files, wanted.get(project))))
+    if classic.keeps_upstream(wheel.path, requires_dist):
+        return Needs(own, first=classic.upstream_requirement(requires_dist))
+    shim = _classic_package(hub, cache_dir)
+    if shim is None:
+        return Needs(own)
+    return Needs(own, shim, classic.override(shim.path, classic.requirement_of(requires_dist)))
+
+
+def _classic_package(hub: HubApi, cache_dir: Path) -> Wheel | None:
+    """Return the hub's `verifiers`, which stands in for upstream's wherever the classic API will do."""
+    files = hub.index_files(HUB_OWNER, classic.PROJECT)
+    if files is None:
+        return None  # this hub does not serve it
+    return fetched(hub, cache_dir, classic.PROJECT, newest(classic.PROJECT, files, None))
+
+
+def requirements_of(requires_dist: list[str], what: str) -> dict[str, SpecifierSet]:
+    """Return the versions that a package asks for here, by project; raises for what is no requirement."""
+    found: dict[str, SpecifierSet] = {}
+    for text in requires_dist:
+        try:
+            requirement = Requirement(text)
+        except InvalidRequirement as error:
+            raise ClientError(
+                f"`{what}` requires `{text}`, which names nothing",
+                hint="ask its owner to publish a corrected version",
+            ) from error
+        if requirement.marker is None or requirement.marker.evaluate({"extra": ""}):
+            found[canonicalize_name(requirement.name)] = requirement.specifier
+    return found
+
+
+def newest(project: str, files: list[dict[str, Any]], wanted: SpecifierSet | None) -> FileInfo:
+    """Return the newest wheel of the hub's index page that the specifier allows."""
+    found: list[tuple[Version, dict[str, Any]]] = []
+    for file in files:
+        try:
+            version = parse_wheel_filename(file["filename"])[1]
+        except InvalidWheelFilename:
+            continue
+        if not file.get("yanked") and (wanted is None or wanted.contains(version, prereleases=True)):
+            found.append((version, file))
+    if not found:
+        served = ", ".join(str(file["filename"]) for file in files) or "nothing"
+        raise ClientError(
+            f"the hub serves no `{project}` that fits `{wanted}`",
+            hint="the environment was written for another version of Wander than this hub's",
+            code="incompatible_sdk",
+            detail=f"served: {served}",
+        )
+    _, best = max(found, key=lambda item: item[0])
+    return _file_info(best)
+
+
+def _file_info(file: dict[str, Any]) -> FileInfo:
+    """Return a file of the hub's index page."""
+    digest = file.get("hashes", {}).get("sha256")
+    if not digest:
+        raise ClientError(f"the hub lists `{file['filename']}` without a digest", code="no_digest")
+    return FileInfo(
+        filename=file["filename"],
+        kind="wheel",
+        size=int(file.get("size") or 0),
+        sha256=digest,
+        url=file["url"],
+        uploaded_at=datetime.now(UTC),
+    )
+
+
+def served(hub: HubApi, cache_dir: Path, project: str, filename: str, sha256: str) -> Wheel:
+    """Return the very wheel that a lock names of the hub's own packages; raises where it is not served."""
+    target = cache_dir / "wheels" / sha256 / filename
+    url = hub.absolute(f"/{HUB_OWNER}/files/{project}/{filename}")
+    if target.is_file() and hashlib.sha256(target.read_bytes()).hexdigest() == sha256:
+        return Wheel(project, str(parse_wheel_filename(filename)[1]), target.resolve(), url, sha256)
+    for file in hub.index_files(HUB_OWNER, project) or []:
+        if file.get("hashes", {}).get("sha256") == sha256:
+            return fetched(hub, cache_dir, project, _file_info(file))
+    raise ClientError(
+        f"the lock names a `{filename}` that `{hub.url}` does not serve",
+        code="lock_unserved",
+        detail=f"it has sha256:{sha256}",
+    )
+
+
+def fetched(hub: HubApi, cache_dir: Path, project: str, file: FileInfo) -> Wheel:
+    """Return a file of the hub from the cache, downloading it first when it is not there."""
+    try:
+        version = parse_wheel_filename(file.filename)[1]
+    except InvalidWheelFilename as error:
+        raise ClientError(f"the hub lists `{file.filename}`, which is no wheel") from error
+    target = cache_dir / "wheels" / file.sha256 / file.filename
+    if target.is_file() and hashlib.sha256(target.read_bytes()).hexdigest() != file.sha256:
+        shutil.rmtree(target.parent)
+    if not target.is_file():
+        hub.download(file.url, target, file.sha256)
+    url = hub.absolute(file.url)
+    return Wheel(project, str(version), target.resolve(), url, file.sha256)

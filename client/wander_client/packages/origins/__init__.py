@@ -1,0 +1,1 @@
+"""Where imported packages come from, and how they become packages of a hub."""

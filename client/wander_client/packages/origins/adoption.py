@@ -1,0 +1,231 @@
+"""Turn a package of somebody else's into one that a hub takes: see what it is, write what it lacks.
+
+Only a copy is changed, and of it only `pyproject.toml` and the README. What an environment is, is read from
+its source; nothing of it runs here.
+"""
+
+from __future__ import annotations
+
+import ast
+import tomllib
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import tomlkit
+from packaging.requirements import InvalidRequirement, Requirement
+from packaging.utils import canonicalize_name
+from packaging.version import Version
+
+from wander_client.errors import ClientError, NotFound, UsageError
+from wander_client.packages.classic import requirement_of
+from wander_client.packages.library_use import (
+    LOADER,
+    Library,
+    bound_names,
+    defines_loader,
+    exported_by,
+    generation_of,
+    library_of,
+    parsed,
+    tasksets_of,
+)
+from wander_client.packages.origins.source import Origin
+
+GROUP = "wander.environments"
+BUILD_SYSTEM = {"requires": ["hatchling>=1.27"], "build-backend": "hatchling.build"}
+_SKIPPED = {"tests", "test", "docs", "examples", "scripts", "setup.py", "conftest.py"}
+
+
+@dataclass
+class Adoption:
+    """What a package is, and what was written so that it can be published."""
+
+    folder: Path
+    name: str
+    target: str
+    """`module:function` of its environment."""
+    library: Library
+    generation: int | None
+    """Which generation of the classic API it uses (1 to 3); None for other libraries."""
+    written: list[str] = field(default_factory=list)
+    """What was added, in words."""
+
+
+def adopt(folder: Path, origin: Origin, target: str | None = None) -> Adoption:
+    """See what a project folder holds and complete it in place; raises `ClientError` and its kinds.
+
+    `target` names its `module:function`, where it declares none and there are several; of a task set it is
+    `module:class`.
+    """
+    path = folder / "pyproject.toml"
+    written: list[str] = []
+    if not path.is_file():
+        path.write_text(_new_project(folder), encoding="utf-8")
+        written.append("`pyproject.toml`")
+    text = path.read_text(encoding="utf-8")
+    project = _project(text, path)
+    name = str(project.get("name") or "")
+    if not name:
+        raise ClientError(f"`{path}` has no `name` under `[project]`", code="bad_pyproject")
+    declared = project.get("entry-points", {}).get(GROUP, {})
+    target = target or next(iter(declared.values()), None) or _target(folder, name)
+    trees = list(_package(folder, target.partition(":")[0]).values())
+    library = library_of(trees)
+    if library is None:
+        raise UsageError(
+            f"`{name}` imports neither `wander` nor `verifiers`",
+            hint="only environments of these two libraries can be imported",
+        )
+    generation = generation_of(trees) if library == "verifiers" else None
+    if generation == 2 and _asks_for_models(project):
+        generation = 3
+    adopted = Adoption(folder, name, target, library, generation, written)
+    _complete(adopted, path, origin)
+    return adopted
+
+
+def _project(text: str, path: Path) -> dict[str, Any]:
+    try:
+        project: dict[str, Any] = tomllib.loads(text).get("project", {})
+    except tomllib.TOMLDecodeError as error:
+        raise ClientError(f"`{path}` is not valid TOML", detail=str(error), code="bad_pyproject") from error
+    return project
+
+
+def _new_project(folder: Path) -> str:
+    """Return the `pyproject.toml` of a folder that is only code."""
+    name = canonicalize_name(folder.name)
+    return tomlkit.dumps(
+        {
+            "build-system": BUILD_SYSTEM,
+            "project": {"name": name, "version": "0.1.0", "requires-python": ">=3.11"},
+            "tool": {"hatch": {"build": {"include": ["**/*"]}}},
+        }
+    )
+
+
+def _target(folder: Path, name: str) -> str:
+    """Return `module:function` of the loader, or `module:class` of the task set; raises `NotFound`."""
+    trees = {_dotted(folder, path): _tree(path) for path in _sources(folder)}
+    loaders = [f"{module}:{LOADER}" for module, tree in trees.items() if defines_loader(tree)]
+    classes = tasksets_of(trees.values())
+    tasksets = [
+        f"{module}:{exported}"
+        for module, tree in trees.items()
+        for exported in exported_by(tree)
+        if exported in classes
+    ]
+    found = loaders or tasksets
+    if not found:
+        raise NotFound(f"`{name}` has no function `{LOADER}`", hint=_missing(trees), code="no_environment")
+    wanted = name.replace("-", "_")
+    best = sorted(found, key=lambda each: (each.partition(":")[0] != wanted, each.count("."), each))
+    named = best[0].partition(":")[0] == wanted
+    if len(best) > 1 and not named and best[0].count(".") == best[1].count("."):
+        raise UsageError(
+            f"`{name}` defines an environment in {', '.join(each.partition(':')[0] for each in best)}",
+            hint=f"name one: `--entry-point {best[0]}`",
+        )
+    return best[0]
+
+
+def _missing(trees: dict[str, ast.Module]) -> str:
+    """Say what a package without an environment probably is."""
+    if any({"load_taskset", "load_harness"} & bound_names(tree) for tree in trees.values()):
+        return "it is written for a development release of verifiers 0.1.13 to 0.1.15, whose API was dropped"
+    if any(tasksets_of([tree]) for tree in trees.values()):
+        return "its task set must be named in the module's `__all__`"
+    return "it may be a library, not an environment"
+
+
+def _sources(folder: Path) -> list[Path]:
+    found = []
+    for path in sorted(folder.rglob("*.py")):
+        parts = path.relative_to(folder).parts
+        if not _SKIPPED & set(parts) and not any(part.startswith(("test_", ".")) for part in parts):
+            found.append(path)
+    return found
+
+
+def _dotted(folder: Path, path: Path) -> str:
+    parts = list(path.relative_to(folder).with_suffix("").parts)
+    if parts[0] == "src":
+        parts = parts[1:]
+    if parts[-1] == "__init__":
+        parts = parts[:-1]
+    return ".".join(parts)
+
+
+def _tree(path: Path) -> ast.Module:
+    return parsed(path.read_bytes())
+
+
+def _package(folder: Path, module: str) -> dict[str, ast.Module]:
+    """Return the parsed sources of a module, or of the whole package that it belongs to."""
+    top = module.partition(".")[0]
+    for base in (folder, folder / "src"):
+        if (base / f"{top}.py").is_file():
+            return {top: _tree(base / f"{top}.py")}
+        if (base / top).is_dir():
+            return {_dotted(base, path): _tree(path) for path in _sources(base / top)}
+    raise NotFound(f"there is no module `{module}` in `{folder.name}`", code="no_environment")
+
+
+def _asks_for_models(project: dict[str, Any]) -> bool:
+    """Tell whether a package asks for 0.1.11 or later, where messages are models."""
+    requirement = requirement_of([str(each) for each in project.get("dependencies", [])])
+    bounds = [] if requirement is None else [each for each in requirement.specifier if each.operator != "!="]
+    lowest = [
+        Version(each.version.removesuffix(".*")) for each in bounds if not each.operator.startswith("<")
+    ]
+    return any(bound >= Version("0.1.11.dev0") for bound in lowest)
+
+
+def _complete(adopted: Adoption, path: Path, origin: Origin) -> None:
+    """Write what the project lacks: build system, entry point, dependency, README, the note of origin."""
+    document = tomlkit.parse(path.read_text(encoding="utf-8"))
+    project: Any = document["project"]
+    if "build-system" not in document:
+        system = tomlkit.table()
+        system.update(BUILD_SYSTEM)
+        document["build-system"] = system
+        adopted.written.append("`[build-system]`")
+    if GROUP not in project.get("entry-points", {}):
+        groups = project.setdefault("entry-points", tomlkit.table(is_super_table=True))
+        groups[GROUP] = {canonicalize_name(adopted.name): adopted.target}
+        adopted.written.append("the entry point")
+    needed = "wander-sdk" if adopted.library == "wander" else "verifiers"
+    if needed not in _dependencies(project):
+        project.setdefault("dependencies", tomlkit.array()).insert(0, needed)
+        adopted.written.append(f"the dependency on `{needed}`")
+    readme = _readme(adopted.folder, project)
+    if readme is None:
+        readme = adopted.folder / "README.md"
+        readme.write_text(f"# {adopted.name}\n\n{project.get('description', '')}\n", encoding="utf-8")
+        adopted.written.append("`README.md`")
+    if not project.get("readme"):
+        project["readme"] = readme.name
+    said = readme.read_text(encoding="utf-8", errors="replace")
+    if origin.note not in said:
+        readme.write_text(f"{said.rstrip()}\n\n---\n\n{origin.note}\n", encoding="utf-8")
+        adopted.written.append("the note of origin")
+    path.write_text(tomlkit.dumps(document), encoding="utf-8")
+
+
+def _dependencies(project: dict[str, Any]) -> set[str]:
+    names: set[str] = set()
+    for each in project.get("dependencies", []):
+        try:
+            names.add(canonicalize_name(Requirement(str(each)).name))
+        except InvalidRequirement:
+            continue
+    return names
+
+
+def _readme(folder: Path, project: dict[str, Any]) -> Path | None:
+    """Return the README that a project has; one in a table, or in another form, too."""
+    stated = project.get("readme")
+    stated = stated.get("file") if isinstance(stated, dict) else stated
+    names = [stated] if isinstance(stated, str) else ["README.md", "README.rst", "README.txt", "README"]
+    return next((folder / name for name in names if (folder / name).is_file()), None)

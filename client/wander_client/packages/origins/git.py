@@ -1,0 +1,150 @@
+"""Bring a package from a git repository: one revision, without hooks, submodules or filters."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from urllib.parse import urlsplit, urlunsplit
+
+from wander_client.errors import ClientError, NotFound, Unavailable, UsageError
+from wander_client.packages.origins.source import Origin, folder_digest, project_in
+
+_SECONDS = 300
+_PROTOCOLS = "https:http:ssh:git:file"
+_ADDRESS = re.compile(rf"(?:{_PROTOCOLS.replace(':', '|')})://.|[\w.-]+@[\w.-]+:.")
+_PARTS = re.compile(r"(?P<url>(?:\w+://[^/]*/|[\w.-]+@[\w.-]+:|)[^@]+)(?:@(?P<revision>.*))?")
+_UNREACHABLE = ("could not resolve host", "connection refused", "timed out", "unable to access")
+_NO_REVISION = ("couldn't find remote ref", "not our ref")
+_SETTINGS = (
+    "core.hooksPath=/dev/null",
+    "core.fsmonitor=false",
+    "core.symlinks=true",
+    "submodule.recurse=false",
+    "filter.lfs.smudge=",
+    "filter.lfs.process=",
+    "filter.lfs.required=false",
+    "advice.detachedHead=false",
+)
+
+
+@dataclass(frozen=True)
+class GitAddress:
+    """`URL[@REVISION][#subdirectory=FOLDER]`, in its parts."""
+
+    url: str
+    revision: str | None
+    subdirectory: str | None
+
+    @property
+    def shown(self) -> str:
+        """The address as others may see it, without a password and without the revision."""
+        parts = urlsplit(self.url)
+        host = parts.netloc.rpartition("@")[2]
+        url = urlunsplit(parts._replace(netloc=host)) if parts.password else self.url
+        return f"git+{url}" + (f"#subdirectory={self.subdirectory}" if self.subdirectory else "")
+
+
+def parsed_address(text: str) -> GitAddress:
+    """Return the parts of an address; raises `UsageError`. A local path means `file://`."""
+    address, _, fragment = text.removeprefix("git+").partition("#")
+    parts = _PARTS.fullmatch(address)
+    url, revision = (parts["url"], parts["revision"]) if parts else (address, None)
+    if not _ADDRESS.match(url) and Path(url).expanduser().is_dir():
+        url = Path(url).expanduser().resolve().as_uri()
+    if not _ADDRESS.match(url):
+        raise UsageError(
+            f"`{text}` is no address of a repository",
+            hint="give one like `https://example.org/envs.git@main#subdirectory=environments/wordle`",
+        )
+    if revision is not None and (not revision or revision.startswith("-")):
+        raise UsageError(f"`{revision}` is no revision", hint="give a branch, a tag or a commit after `@`")
+    return GitAddress(url, revision, _subdirectory(fragment))
+
+
+def _subdirectory(fragment: str) -> str | None:
+    found = re.search(r"(?:^|&)subdirectory=([^&]+)", fragment)
+    return found[1].strip("/") if found else None
+
+
+def cloned(text: str, work: Path) -> tuple[Path, Origin]:
+    """Fetch one revision of a repository; returns the project's folder and its origin.
+
+    Raises `NotFound`, `UsageError`, `Unavailable`, `ClientError`.
+    """
+    address = parsed_address(text)
+    name = PurePosixPath(urlsplit(address.url).path or "checkout").name.removesuffix(".git") or "checkout"
+    target = work / name
+    _git("init", "--quiet", "--template=", str(target))
+    _fetch(address, target)
+    _git("-C", str(target), "checkout", "--quiet", "FETCH_HEAD")
+    commit = _git("-C", str(target), "rev-parse", "HEAD").strip()
+    shutil.rmtree(target / ".git")
+    folder = (target / (address.subdirectory or ".")).resolve()
+    if not folder.is_relative_to(target.resolve()) or not folder.is_dir():
+        raise NotFound(f"`{address.url}` has no folder `{address.subdirectory}`")
+    _require_within(target)
+    return project_in(folder), Origin(address.shown, revision=commit, sha256=folder_digest(folder))
+
+
+def _fetch(address: GitAddress, target: Path) -> None:
+    command = ["-C", str(target), "fetch", "--quiet", "--depth", "1", "--no-tags", "--no-recurse-submodules"]
+    try:
+        _git(*command, "--", address.url, address.revision or "HEAD")
+    except ClientError as error:
+        said = (error.detail or "").lower()
+        if any(sign in said for sign in _NO_REVISION):
+            revision = address.revision or "HEAD"
+            raise NotFound(
+                f"`{address.url}` has no revision `{revision}`",
+                hint="give a branch, a tag or a full commit",
+                detail=error.detail,
+            ) from None
+        kind = Unavailable if any(sign in said for sign in _UNREACHABLE) else ClientError
+        raise kind(
+            f"`{address.url}` cannot be fetched",
+            hint="check the address, and that git itself may read it",
+            code="git_failed",
+            detail=error.detail,
+        ) from None
+
+
+def _require_within(folder: Path) -> None:
+    """Refuse links that lead out of a repository: what is built from it would hold files of this machine."""
+    root = folder.resolve()
+    for path in folder.rglob("*"):
+        if path.is_symlink() and not path.resolve().is_relative_to(root):
+            raise ClientError(f"`{path.relative_to(folder)}` is a link that leads out of the repository")
+
+
+def _git(*arguments: str) -> str:
+    """Run git, deaf to what a repository would have it run; raises `ClientError` with what it said."""
+    settings = [part for each in _SETTINGS for part in ("-c", each)]
+    environ = {
+        **os.environ,
+        "GIT_TERMINAL_PROMPT": "0",
+        "GIT_ALLOW_PROTOCOL": _PROTOCOLS,
+        "GIT_LFS_SKIP_SMUDGE": "1",
+        "LC_ALL": "C",
+    }
+    try:
+        done = subprocess.run(  # noqa: S603 - no shell; addresses stand after `--`
+            ["git", *settings, *arguments],  # noqa: S607 - the user's own git
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=_SECONDS,
+            stdin=subprocess.DEVNULL,
+            env=environ,
+            check=False,
+        )
+    except FileNotFoundError:
+        raise ClientError("git is not installed", hint="install git, or give a folder") from None
+    except subprocess.TimeoutExpired:
+        raise Unavailable(f"git took more than {_SECONDS} s") from None
+    if done.returncode:
+        raise ClientError("git failed", code="git_failed", detail=done.stderr.strip())
+    return done.stdout

@@ -1,0 +1,210 @@
+"""Bring an existing package to a folder of ours, with a note of where it came from.
+
+From a folder, an sdist or a wheel here; `git_origin` and `prime_origin` bring those of elsewhere.
+"""
+
+from __future__ import annotations
+
+import configparser
+import hashlib
+import re
+import shutil
+import tarfile
+import tempfile
+import tomllib
+import zipfile
+from dataclasses import dataclass
+from email.message import Message
+from email.parser import BytesParser
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+import tomlkit
+
+from wander_client.errors import ClientError, NotFound, UsageError
+from wander_client.packages.uv import index_arguments, run_uv
+
+_LEFT_OUT = shutil.ignore_patterns(
+    ".git",
+    ".hg",
+    ".prime",
+    ".venv",
+    "venv",
+    "__pycache__",
+    "*.pyc",
+    "build",
+    "dist",
+    "outputs",
+    ".*_cache",
+    "*.egg-info",
+)
+_OPENING = "Imported into Wander from"
+_CLOSING = "The code is as its author published it."
+_NOTE = re.compile(rf"{_OPENING} (`[^\n]*?)\. {re.escape(_CLOSING)}")
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Where an imported package came from."""
+
+    source: str
+    """Address, or the name of a folder or file without what is above it."""
+    revision: str | None = None
+    """Commit of a repository, version of another hub's environment."""
+    sha256: str | None = None
+    """Digest of the file, or of the files in the folder."""
+    importer: str | None = None
+    """User of the hub who imported it."""
+
+    @property
+    def note(self) -> str:
+        """The line that goes to the end of the README, and so to the environment's page."""
+        revision = f", revision `{self.revision}`" if self.revision else ""
+        digest = f", sha256 `{self.sha256}`" if self.sha256 else ""
+        importer = f", by `{self.importer}`" if self.importer else ""
+        return f"{_OPENING} `{self.source}`{revision}{digest}{importer}. {_CLOSING}"
+
+
+def origin_in(readme: str) -> str | None:
+    """Return what the note in a README says: address, revision, digest, importer; None without a note."""
+    found = _NOTE.findall(readme)
+    return found[-1].replace("`", "") if found else None
+
+
+def brought(source: str, work: Path) -> tuple[Path, Origin]:
+    """Copy a folder, an sdist or a wheel into `work`; returns the project's folder and its origin.
+
+    Raises `NotFound`, `UsageError`, `ClientError`.
+    """
+    path = Path(source).expanduser().resolve()
+    if path.is_dir():
+        copy = copied(path, work)
+        return project_in(copy), Origin(path.name, sha256=folder_digest(copy))
+    if not path.is_file():
+        raise NotFound(f"`{source}` does not exist", hint="give a folder, an sdist or a wheel")
+    origin = Origin(path.name, sha256=hashlib.sha256(path.read_bytes()).hexdigest())
+    if path.suffix == ".whl":
+        return unpacked_wheel(path, work), origin
+    if path.name.endswith((".tar.gz", ".tgz", ".zip")):
+        return project_in(unpacked_source(path, work)), origin
+    raise UsageError(f"`{source}` is no package", hint="give a folder, an sdist (.tar.gz) or a wheel (.whl)")
+
+
+def copied(folder: Path, work: Path) -> Path:
+    """Copy a project's folder, without what builds and tools left in it."""
+    return Path(shutil.copytree(folder, work / folder.name, ignore=_LEFT_OUT, symlinks=True))
+
+
+def folder_digest(folder: Path) -> str:
+    """Return the sha256 of the paths and contents of all files in a folder."""
+    digest = hashlib.sha256()
+    for path in sorted(folder.rglob("*")):
+        if path.is_file() and not path.is_symlink():
+            content = hashlib.sha256(path.read_bytes()).hexdigest()
+            digest.update(f"{path.relative_to(folder).as_posix()}\n{content}\n".encode())
+    return digest.hexdigest()
+
+
+def project_in(folder: Path) -> Path:
+    """Return a folder whose project is described by `[project]`.
+
+    One described in another way (`setup.py`, `setup.cfg`, Poetry's own table) is built by its own backend,
+    and the wheel is what goes on.
+    """
+    try:
+        stated = tomllib.loads((folder / "pyproject.toml").read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        stated = {}
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError):
+        return folder  # said when it is read for what it holds
+    other = any((folder / name).is_file() for name in ("setup.py", "setup.cfg"))
+    if "project" in stated or not (other or "poetry" in stated.get("tool", {})):
+        return folder
+    with tempfile.TemporaryDirectory(prefix="wander-build-") as out:
+        run_uv(
+            ["build", "--quiet", "--wheel", *index_arguments(), "--out-dir", out, str(folder)],
+            doing=f"building `{folder.name}`",
+        )
+        work = folder.parent / f"{folder.name}-unpacked"
+        work.mkdir()
+        return unpacked_wheel(next(Path(out).glob("*.whl")), work)
+
+
+def unpacked_source(path: Path, work: Path) -> Path:
+    """Unpack an archive of sources; returns the folder with the project, its own or one folder in it."""
+    try:
+        if path.suffix == ".zip":
+            shutil.unpack_archive(path, work)
+        else:
+            with tarfile.open(path) as archive:
+                archive.extractall(work, filter="data")
+    except (tarfile.TarError, OSError, zipfile.BadZipFile) as error:
+        raise ClientError(f"`{path.name}` cannot be unpacked: {error}") from error
+    if (work / "pyproject.toml").is_file():
+        return work
+    folders = [each for each in work.iterdir() if each.is_dir()]
+    if len(folders) != 1:
+        raise ClientError(f"`{path.name}` is no source distribution: it holds {len(folders)} folders")
+    return folders[0]
+
+
+def unpacked_wheel(path: Path, work: Path) -> Path:
+    """Unpack a wheel and write the `pyproject.toml` that its metadata means."""
+    folder = work / path.name.split("-")[0]
+    try:
+        with zipfile.ZipFile(path) as archive:
+            names = [name for name in archive.namelist() if not name.endswith("/")]
+            if any(PurePosixPath(name).is_absolute() or ".." in PurePosixPath(name).parts for name in names):
+                raise ClientError(f"`{path.name}` holds files that would land outside of it")
+            information = next((name for name in names if name.endswith(".dist-info/METADATA")), None)
+            if information is None:
+                raise ClientError(f"`{path.name}` has no metadata")
+            archive.extractall(folder)  # noqa: S202 - the names were looked at
+    except (zipfile.BadZipFile, OSError) as error:
+        raise ClientError(f"`{path.name}` is no wheel: {error}") from error
+    info = folder / information.split("/")[0]
+    metadata = BytesParser().parsebytes((info / "METADATA").read_bytes())
+    groups = _entry_points(info / "entry_points.txt")
+    shutil.rmtree(info)
+    # Some wheels ship their pyproject.toml, which may name other files; ours takes its place.
+    kept = sorted({name.split("/")[0] for name in names} - {info.name, "pyproject.toml"})
+    body = metadata.get_payload()
+    (folder / "README.md").write_text(str(body).strip() + "\n" if body else "", encoding="utf-8")
+    included = [*(name for name in kept if not name.endswith(".data")), "README.md", "pyproject.toml"]
+    document = {
+        "build-system": {"requires": ["hatchling>=1.27"], "build-backend": "hatchling.build"},
+        "project": _project_of(metadata, groups),
+        "tool": {"hatch": {"build": {"only-include": sorted(set(included))}}},
+    }
+    (folder / "pyproject.toml").write_text(tomlkit.dumps(document), encoding="utf-8")
+    return folder
+
+
+def _project_of(metadata: Message, groups: dict[str, dict[str, str]]) -> dict[str, Any]:
+    """Return the `[project]` table that a wheel's metadata means; requirements of extras are left out."""
+    requirements = [str(each) for each in metadata.get_all("Requires-Dist") or []]
+    scripts = {
+        {"console_scripts": "scripts", "gui_scripts": "gui-scripts"}[name]: groups.pop(name)
+        for name in ("console_scripts", "gui_scripts")
+        if name in groups
+    }
+    project = {
+        "name": str(metadata["Name"]),
+        "version": str(metadata["Version"]),
+        "description": str(metadata["Summary"] or ""),
+        "readme": "README.md",
+        "requires-python": str(metadata["Requires-Python"] or ">=3.11"),
+        "license": str(metadata["License-Expression"] or ""),
+        "keywords": [word.strip() for word in str(metadata["Keywords"] or "").split(",") if word.strip()],
+        "dependencies": [each for each in requirements if "extra ==" not in each],
+        **scripts,
+        "entry-points": groups,
+    }
+    return {name: value for name, value in project.items() if value}
+
+
+def _entry_points(path: Path) -> dict[str, dict[str, str]]:
+    parser = configparser.RawConfigParser(delimiters=("=",))
+    parser.optionxform = str  # type: ignore[assignment, method-assign]
+    parser.read(path, encoding="utf-8")
+    return {name: dict(parser.items(name)) for name in parser.sections()}

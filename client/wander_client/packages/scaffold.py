@@ -1,0 +1,118 @@
+"""Write a new environment package from the templates that ship with the command."""
+
+from __future__ import annotations
+
+import keyword
+import shutil
+import sys
+import tempfile
+import tomllib
+from importlib.resources import files
+from importlib.resources.abc import Traversable
+from pathlib import Path
+
+from packaging.utils import canonicalize_name, is_normalized_name
+
+from wander_client.errors import ClientError, UsageError
+from wander_client.packages.kinds import KINDS
+
+_WELL_KNOWN = """
+accelerate aiohttp anthropic click datasets django fastapi flask gymnasium httpx huggingface_hub jax
+jinja2 keras langchain litellm matplotlib mcp mypy nltk numpy openai packaging pandas pillow pip
+pluggy polars psycopg pyarrow pydantic pytest ray requests rich ruff scikit_learn scipy
+sentencepiece setuptools sklearn spacy sqlalchemy starlette sympy tensorflow tiktoken tokenizers
+torch tqdm transformers trl typer uv uvicorn verifiers vllm wandb websockets yaml
+"""
+POPULAR = frozenset(_WELL_KNOWN.split())
+"""Modules that environments import; a package of that name would stand in their way."""
+
+
+def write_package(folder: Path, kind: str) -> list[Path]:
+    """Write the package into a new or empty folder named after it; returns the files, relative to it."""
+    name = package_name(folder.name)
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise ClientError(
+            f"`{folder}` exists and is not empty", hint="choose another name", code="folder_not_empty"
+        )
+    module = name.replace("-", "_")
+    templates = files("wander_client") / "templates"
+    content = _content(templates, kind, module)
+    words = {
+        **tomllib.loads((_own(templates, kind) / "readme.toml").read_text(encoding="utf-8")),
+        "summary": KINDS[kind].summary,
+        "options": KINDS[kind].options,
+        "requirement": KINDS[kind].requirement,
+        "modules": ", ".join(f'"{file}"' for file in content if file.endswith(".py") and "/" not in file),
+        "name": name,
+        "module": module,
+        "kind": kind,
+        "folder": folder.name,
+    }
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    work = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
+    try:
+        work.chmod(0o755)
+        for relative, template in content.items():
+            target = work / relative
+            target.parent.mkdir(exist_ok=True)
+            target.write_text(_filled(template.read_text(encoding="utf-8"), words), encoding="utf-8")
+        if folder.exists():
+            folder.rmdir()
+        work.rename(folder)
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
+    return [Path(relative) for relative in content]
+
+
+def _own(templates: Traversable, kind: str) -> Traversable:
+    return templates / kind.replace("-", "_")
+
+
+def _content(templates: Traversable, kind: str, module: str) -> dict[str, Traversable]:
+    """Return the template of every file of the package, by the file's place in it."""
+    own = _own(templates, kind)
+    server = own / "server.py.txt"
+    return {
+        "pyproject.toml": templates / "pyproject.toml.txt",
+        "README.md": templates / "README.md.txt",
+        ".gitignore": templates / "gitignore.txt",
+        f"{module}.py": own / "environment.py.txt",
+        **({f"{module}_server.py": server} if server.is_file() else {}),
+        f"tests/test_{module}.py": own / "test_environment.py.txt",
+    }
+
+
+def package_name(word: str) -> str:
+    """Return the package name for a folder's name; refuses what cannot be a Python module."""
+    name = canonicalize_name(word)
+    module = name.replace("-", "_")
+    if not is_normalized_name(name) or not module.isidentifier() or not module.isascii():
+        raise UsageError(
+            f"`{word}` cannot name a package", hint="use letters, digits and dashes, a letter first: `my-env`"
+        )
+    owner = _owner_of(module)
+    if owner is not None:
+        raise UsageError(
+            f"`{word}` cannot name a package: `{module}` is {owner}",
+            hint=f"choose another name, like `{name}-env`",
+        )
+    return name
+
+
+def _owner_of(module: str) -> str | None:
+    """Return whose word a module's name is already; None when it is free."""
+    if keyword.iskeyword(module) or keyword.issoftkeyword(module):
+        return "a keyword of Python"
+    if module in sys.stdlib_module_names or module in ("test", "tests"):
+        return "a module of Python's own"
+    if module in ("wander", "wander_sdk", "wander_client", "wander_hub"):
+        return "a package of Wander"
+    if module in POPULAR:
+        return "a well-known package"
+    return None
+
+
+def _filled(text: str, words: dict[str, str]) -> str:
+    for key, value in words.items():
+        text = text.replace(f"@{key}@", value)
+    return text

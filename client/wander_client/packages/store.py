@@ -1,0 +1,212 @@
+"""The environments installed on this machine: one folder a version and digest, complete or not there.
+
+environments/<owner>/<name>/<version>-<first 12 of the wheel's sha256>/
+    pylock.toml     the version's lock, or what was resolved where it has none (PEP 751)
+    installed.json  what it is: written last, before the folder gets its name
+...-unlocked/       the same version with its lock left aside
+virtualenvs/        the virtual environments, by what is locked (`wander_client.packages.virtualenvs`)
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+from collections.abc import Callable, Iterator
+from datetime import datetime
+from pathlib import Path
+
+from packaging.version import Version
+from pydantic import ValidationError
+from wander.types import Record
+from wander.wire import Unlocked
+
+from wander_client.errors import ClientError
+from wander_client.names import EnvironmentName
+from wander_client.packages.virtualenvs import VirtualEnvironments, discard, stale_in
+
+RECORD = "installed.json"
+LOCK = "pylock.toml"
+
+
+NEVER = 0.0
+"""When an environment was chosen that nobody installed by name."""
+
+
+class InstalledRecord(Record):
+    """`installed.json`."""
+
+    hub: str
+    owner: str
+    name: str
+    version: str
+    wheel: str
+    """File name of the wheel."""
+    wheel_sha256: str
+    wheel_url: str
+    lock_sha256: str | None = None
+    """Digest of the version's lock, which it was installed from; None without one."""
+    unlocked: Unlocked | None = None
+    """Why it was installed without a lock."""
+    packages_sha256: str | None = None
+    """Digest of the lines `name==version` of all packages inside; None in records of before locks."""
+    virtualenv: str = ""
+    """Name of its virtual environment; empty in records of before they were kept by what is locked."""
+    sdk: str
+    """Version of wander-sdk inside."""
+    python: str
+    entry_point: str | None = None
+    """`module:function` as the hub read it from the wheel."""
+    installed_at: datetime
+
+    def fits(self, no_lock: bool | None) -> bool:
+        """Tell whether it is what is asked for: with its version's lock, without it, or either (None)."""
+        return no_lock is None or (self.unlocked is not None if no_lock else self.unlocked != "chosen")
+
+
+class Installed:
+    """One installed environment."""
+
+    def __init__(self, path: Path, record: InstalledRecord, virtualenv: Path, chosen_at: float = 0.0) -> None:
+        self.path = path
+        self.record = record
+        self.virtualenv = virtualenv
+        self.chosen_at = chosen_at
+        """When it was last asked for, in seconds since 1970."""
+
+    @property
+    def is_chosen(self) -> bool:
+        """Whether its version means it here; not what was installed for one run, without its lock."""
+        return self.chosen_at > NEVER
+
+    @property
+    def python(self) -> Path:
+        """The interpreter of its virtual environment."""
+        return self.virtualenv / "bin" / "python"
+
+    @property
+    def name(self) -> EnvironmentName:
+        """Owner, name and version."""
+        return EnvironmentName(self.record.owner, self.record.name, self.record.version)
+
+    @property
+    def site_packages(self) -> Path:
+        """Where its packages lie."""
+        found = sorted((self.virtualenv / "lib").glob("python3*/site-packages"))
+        if not found:
+            raise ClientError(
+                f"`{self.path}` is damaged", hint=f"run `wander install --force {self.name}`", code="damaged"
+            )
+        return found[0]
+
+
+class EnvironmentStore:
+    """The folder of installed environments."""
+
+    def __init__(self, data_dir: Path, warn: Callable[[str], None] | None = None) -> None:
+        """`warn` is told of each record that cannot be read, which is then passed over; None raises."""
+        self._warn = warn
+        self._told: set[Path] = set()
+        self.root = data_dir / "environments"
+        self.virtualenvs = VirtualEnvironments(data_dir)
+
+    def all(self) -> list[Installed]:
+        """Return everything that is installed, by owner, name and version."""
+        found = []
+        for path in self.root.glob(f"*/*/*/{RECORD}"):
+            if path.parent.name.startswith("."):
+                continue
+            try:
+                found.append(self.installed(path.parent, self._record(path)))
+            except FileNotFoundError:  # removed while we looked
+                continue
+            except ClientError as error:
+                self._pass_over(path, error)
+        return sorted(found, key=_order)
+
+    def find(self, name: EnvironmentName, hub: str | None) -> list[Installed]:
+        """Return the installed versions of a hub's environment that the name allows, oldest first.
+
+        With no hub, those of any. Of a version that is there with its lock and without, what was chosen last
+        comes last.
+        """
+        return [
+            one
+            for one in self.all()
+            if (one.record.owner, one.record.name) == (name.owner, name.name)
+            and hub in (None, one.record.hub)
+            and name.version in (None, one.record.version)
+        ]
+
+    def place(self, name: EnvironmentName, wheel_sha256: str, *, locked: bool = True) -> Path:
+        """Return the folder of one version with that digest, existing or not."""
+        suffix = "" if locked else "-unlocked"
+        return self.root / name.owner / name.name / f"{name.version}-{wheel_sha256[:12]}{suffix}"
+
+    def choose(self, installed: Installed) -> None:
+        """Note that an installed environment is used now, and is what its version means here."""
+        with contextlib.suppress(OSError):  # on a disk that is only read
+            (installed.path / RECORD).touch()
+        self.virtualenvs.mark_used(installed.record.virtualenv)
+
+    def set_chosen_at(self, installed: Installed, moment: float) -> None:
+        """Note when an installed environment was chosen, `NEVER` for one that is used by a single run."""
+        with contextlib.suppress(OSError):  # on a disk that is only read
+            os.utime(installed.path / RECORD, (moment, moment))
+
+    @contextlib.contextmanager
+    def locked(self, name: EnvironmentName) -> Iterator[None]:
+        """Hold the lock of an environment, so that two installs of it take turns."""
+        folder = self.root / ".locks"
+        folder.mkdir(parents=True, exist_ok=True)
+        with (folder / f"{name.owner}--{name.name}").open("w") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            yield
+
+    def installed(self, place: Path, record: InstalledRecord) -> Installed:
+        """Return the installed environment of a folder and its record."""
+        chosen_at = (place / RECORD).stat().st_mtime
+        return Installed(place, record, self.virtualenvs.root / (record.virtualenv or "none"), chosen_at)
+
+    def remove(self, installed: Installed) -> None:
+        """Remove an installed environment, with its virtual environment when no other uses it."""
+        discard(installed.path)
+        for folder in (installed.path.parent, installed.path.parent.parent):
+            with contextlib.suppress(OSError):  # other versions or environments are still there
+                folder.rmdir()
+        key = installed.record.virtualenv
+        if key and key not in self.referenced():
+            self.virtualenvs.remove(key)
+
+    def referenced(self) -> set[str]:
+        """Return the names of the virtual environments that an installed environment uses."""
+        return {one.record.virtualenv for one in self.all()}
+
+    def stale(self) -> list[Path]:
+        """Return what installations and removals left that were killed."""
+        folders = [self.root, *self.root.glob("*"), *self.root.glob("*/*")]
+        inner = [each for folder in folders if folder.is_dir() for each in stale_in(folder)]
+        return [*inner, *stale_in(self.virtualenvs.root)]
+
+    def _pass_over(self, path: Path, error: ClientError) -> None:
+        if self._warn is None:
+            raise error
+        if path not in self._told:
+            self._told.add(path)
+            self._warn(f"{error}: {error.hint}")
+
+    def _record(self, path: Path) -> InstalledRecord:
+        try:
+            return InstalledRecord.model_validate_json(path.read_bytes())
+        except FileNotFoundError:
+            raise
+        except (ValidationError, OSError) as error:
+            raise ClientError(
+                f"`{path}` is no record of an installed environment",
+                hint=f"remove the folder `{path.parent}` and install again",
+                code="damaged",
+            ) from error
+
+
+def _order(one: Installed) -> tuple[str, str, Version, float]:
+    return one.record.owner, one.record.name, Version(one.record.version), one.chosen_at

@@ -1,0 +1,1 @@
+"""Play an environment by hand, as the model or as the opponent."""

@@ -1,0 +1,111 @@
+"""A person as the environment: the model plays, the person makes the choices that the environment would."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from wander.clients.choices import LINE, PENDING
+from wander.evals.exhaustive import ConversationMemo, LineCount, WalkPlan, count_from
+
+from wander_client.play.player import read_line, show_message
+from wander_client.terminal.output import Output
+
+if TYPE_CHECKING:
+    from wander.handle import EnvironmentHandle
+    from wander.types import Example, Rollout
+
+HELP = "`/undo` takes a choice back, `/hint` counts how each would end, `/quit` leaves"
+
+
+class Opponent:
+    """Plays one rollout, choice by choice: each time it is played anew up to the next open choice.
+
+    The model is asked each conversation once, so what it said stays.
+    """
+
+    def __init__(
+        self,
+        environment: EnvironmentHandle,
+        memo: ConversationMemo,
+        opening: Example,
+        output: Output,
+        *,
+        seed: int = 0,
+        read: Callable[[], str] = read_line,
+    ) -> None:
+        self._environment = environment
+        self._memo = memo
+        self._opening = opening
+        self._output = output
+        self._seed = seed
+        self._read = read
+        self._choices: list[Any] = []
+        self._shown = 0
+
+    async def play(self) -> Rollout | None:
+        """Return the rollout once it has ended; None when the person left."""
+        while True:
+            rollout = await self._played()
+            self._show(rollout)
+            if rollout.failure is not None or rollout.stop_reason != PENDING:
+                return rollout
+            line = rollout.info[LINE]
+            if line["position"]:
+                self._output.line()
+                self._output.line(line["position"])
+            if not await self._decided(line["pending"]):
+                return None
+
+    async def _played(self) -> Rollout:
+        name = f"{self._opening.example_id}/0"
+        self._memo.assign(name, self._choices, stop=True)
+        return await self._environment.rollout(
+            self._memo, self._opening, run_seed=self._seed, sampling=WalkPlan().greedy, rollout_id=name
+        )
+
+    def _show(self, rollout: Rollout) -> None:
+        """Print the messages that were not shown before."""
+        messages = [*rollout.prompt, *rollout.completion]
+        for message in messages[self._shown :]:
+            show_message(message, self._output)
+        self._shown = len(messages)
+
+    async def _decided(self, options: list[Any]) -> bool:
+        """Ask until a choice was made or taken back; False when the person left."""
+        by_word = {str(option): option for option in options}
+        self._output.line(f"your choice: {', '.join(by_word)}", style="bold")
+        while True:
+            typed = await asyncio.to_thread(self._read)
+            word = typed.strip()
+            if not typed or word == "/quit":
+                return False
+            if word == "/undo" and self._choices:
+                self._choices.pop()
+                self._shown = 0
+                self._output.line()
+                self._output.line("-- taken back", style="hint")
+                return True
+            if word == "/hint":
+                await self._hint(by_word)
+            elif word in by_word:
+                self._choices.append(by_word[word])
+                return True
+            else:
+                self._output.line(f"choose one of {', '.join(by_word)}; {HELP}", style="dim")
+
+    async def _hint(self, by_word: dict[str, Any]) -> None:
+        """Print how all lines end that begin with each choice."""
+        for word, option in by_word.items():
+            count = await count_from(
+                self._environment, self._memo, self._opening, [*self._choices, option], self._seed
+            )
+            self._output.line(f"{word}: {_ends(count)}", style="dim")
+
+
+def _ends(count: LineCount) -> str:
+    """Say how lines end, for the model."""
+    ends = {name: getattr(count, name) for name in ("won", "drawn", "lost", "unfinished", "failed")}
+    told = ", ".join(f"{number} {name}" for name, number in ends.items() if number)
+    return f"the model has {told} of {count.lines}"

@@ -1,0 +1,173 @@
+"""A person as a model: reads what a model would read, types what a model would write."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from wander.clients.base import Client, ModelRequest, ModelResponse
+from wander.errors import ModelError
+from wander.types import Message
+
+from wander_client.errors import UsageError
+from wander_client.play.typed_calls import described, example_call, parse_call
+from wander_client.runs.text import message_text
+from wander_client.terminal.output import Output
+
+COMMANDS = "`/undo` takes the last one back, `/hint` asks for help, `/quit` leaves"
+
+
+class PlayerClient(Client):
+    """Shows the new messages of every turn and asks for the answer, one line.
+
+    `wrap` turns what is typed into what the environment expects: `{}` stands for the typed text. Where the
+    environment offers tools they are listed first, and `/call NAME key=value` calls one. `hints` is asked by
+    `/hint` what it would answer. `/undo` ends the rollout with `undone` set: played again, it goes up to the
+    last answer but one by itself.
+    """
+
+    model = "human"
+
+    def __init__(
+        self,
+        output: Output,
+        *,
+        wrap: str | None = None,
+        read: Callable[[], str] | None = None,
+        hints: Client | None = None,
+    ) -> None:
+        self._output = output
+        self._wrap = wrap
+        self._read = read or read_line
+        self._hints = hints
+        self._given: list[Message] = []
+        """The answers so far; a rollout that is played again gets them first."""
+        self.undone = False
+        self._seen: list[Message] = []
+        self._tools: list[dict[str, Any]] = []
+        self.left = False
+        """True once the person closed the input."""
+
+    async def complete(self, request: ModelRequest) -> ModelResponse:
+        """Print what is new and return the person's answer; raises `ModelError` at the end of the input."""
+        if request.turn < len(self._given):
+            return _response(self._given[request.turn])
+        new = [one for one in self._unseen(request.messages) if one.get("role") != "assistant"]
+        for message in new:
+            show_message(message, self._output)
+        tools = request.tools or []
+        if tools != self._tools:
+            self._tools = tools
+            self._show_tools()
+        self._output.line()
+        while True:
+            typed = await asyncio.to_thread(self._read)
+            if not typed or typed.strip() == "/quit":
+                self.left = True
+                raise ModelError("the player left")
+            if typed.strip() == "/hint":
+                await self._hint(request)
+                continue
+            if typed.strip() == "/undo":
+                self._undo()
+                continue
+            answer = self._answer(typed.rstrip("\r\n"), call_id=f"call_{request.turn}")
+            if answer is not None:
+                self._given.append(answer)
+                return _response(answer)
+
+    async def _hint(self, request: ModelRequest) -> None:
+        """Print what the client for hints would answer."""
+        if self._hints is None:
+            self._output.line("nobody gives hints: start with `--hints MODEL`", style="dim")
+            return
+        try:
+            response = await self._hints.complete(request)
+        except ModelError as error:
+            self._output.line(str(error), style="error")
+            return
+        self._output.line(f"hint: {message_text(response.message)}", style="dim")
+
+    def _undo(self) -> None:
+        """End the rollout, to be played again without the last answer."""
+        if not self._given:
+            self._output.line("there is no answer to take back", style="dim")
+            return
+        self._given.pop()
+        self.undone = True
+        raise ModelError("an answer was taken back")
+
+    def again(self) -> None:
+        """Begin the rollout anew after an `/undo`; only what was said last is shown again."""
+        self.undone = False
+        self._output.line()
+        self._output.line("-- taken back", style="hint")
+        answers = [place for place, one in enumerate(self._seen) if one.get("role") == "assistant"]
+        self._seen = self._seen[: answers[-2] + 1] if len(answers) > 1 else []
+
+    def _unseen(self, messages: list[Message]) -> list[Message]:
+        """Return what follows the messages shown before; all of it when another conversation goes on."""
+        same = 0
+        while same < min(len(messages), len(self._seen)) and messages[same] == self._seen[same]:
+            same += 1
+        self._seen = list(messages)
+        return messages[same:]
+
+    def _answer(self, line: str, call_id: str) -> Message | None:
+        """Return the message that a line means; None for a line that only asked for something."""
+        word, _, rest = line.strip().partition(" ")
+        if word in ("/tools", "/help"):
+            self._show_tools()
+            return None
+        if word == "/call":
+            try:
+                return parse_call(rest, self._tools).as_message(call_id)
+            except UsageError as error:
+                # A slip at the keyboard costs no turn, unlike a call that the environment refuses.
+                self._output.error(error)
+                return None
+        text = line.replace("\\n", "\n")
+        if self._wrap is not None:
+            text = self._wrap.replace("{}", text)
+            self._output.line(text, style="dim")
+        return {"role": "assistant", "content": text}
+
+    def _show_tools(self) -> None:
+        output = self._output
+        output.line()
+        if not self._tools:
+            output.line(f"this environment offers no tools; a line is an answer, {COMMANDS}")
+            return
+        output.line("-- tools", style="hint")
+        for tool in self._tools:
+            first, *rest = described(tool)
+            output.line(first, style="bold")
+            for line in rest:
+                output.line(line)
+        output.line()
+        output.line(
+            f"call one with `{example_call(self._tools[0])}` (or a JSON object after the name); "
+            f"any other line is your answer; `/tools` lists them again, {COMMANDS}",
+            style="dim",
+        )
+
+
+def show_message(message: Message, output: Output) -> None:
+    """Print one message as the environment sent it."""
+    output.line()
+    output.line(f"-- {message.get('role')}", style="hint")
+    output.line(message_text(message))
+
+
+def _response(answer: Message) -> ModelResponse:
+    return ModelResponse(message=answer, finish_reason="tool_calls" if "tool_calls" in answer else "stop")
+
+
+def read_line() -> str:
+    """Return the next line that is typed; empty at the end of the input."""
+    if sys.stdin.isatty():
+        sys.stderr.write("you> ")
+        sys.stderr.flush()
+    return sys.stdin.readline()

@@ -1,0 +1,147 @@
+"""Tools as a person at the terminal sees and calls them: a signature a line, and `/call NAME key=value`."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from wander_client.errors import UsageError
+from wander_client.terminal.suggestions import did_you_mean
+
+Schema = Mapping[str, Any]
+"""A function schema in OpenAI's form, as a request to a model carries it."""
+
+
+@dataclass(frozen=True)
+class TypedCall:
+    """A call as it was typed."""
+
+    name: str
+    arguments: dict[str, Any]
+
+    def as_message(self, call_id: str) -> dict[str, Any]:
+        """Return the assistant message that a model would have answered with."""
+        function = {"name": self.name, "arguments": json.dumps(self.arguments, ensure_ascii=False)}
+        call = {"id": call_id, "type": "function", "function": function}
+        return {"role": "assistant", "content": "", "tool_calls": [call]}
+
+
+def signature(tool: Schema) -> str:
+    """Return `price(item: string, count: integer = 1)`."""
+    parameters = _function(tool).get("parameters") or {}
+    required = set(parameters.get("required") or [])
+    parts = []
+    for name, field in (parameters.get("properties") or {}).items():
+        kind = type_name(field)
+        if name in required:
+            parts.append(f"{name}: {kind}")
+        else:
+            default = json.dumps(field["default"], ensure_ascii=False) if "default" in field else "..."
+            parts.append(f"{name}: {kind} = {default}")
+    return f"{_function(tool).get('name')}({', '.join(parts)})"
+
+
+def described(tool: Schema) -> list[str]:
+    """Return the lines that show a tool: its signature, what it does, what each argument means."""
+    function = _function(tool)
+    lines = [signature(tool)]
+    lines += [f"  {line}" for line in str(function.get("description") or "").splitlines() if line.strip()]
+    for name, field in ((function.get("parameters") or {}).get("properties") or {}).items():
+        if isinstance(field, dict) and field.get("description"):
+            lines.append(f"  {name}: {' '.join(str(field['description']).split())}")
+    return lines
+
+
+def type_name(field: Any) -> str:
+    """Return how a person reads the type of an argument: `string`, `"a" | "b"`, `integer[]`."""
+    if not isinstance(field, dict):
+        return "any"
+    if "enum" in field or "const" in field:
+        values = field.get("enum", [field.get("const")])
+        return " | ".join(json.dumps(value, ensure_ascii=False) for value in values)
+    choices = field.get("anyOf") or field.get("oneOf")
+    if choices:
+        return " | ".join(dict.fromkeys(type_name(choice) for choice in choices))
+    kind = field.get("type", "any")
+    if isinstance(kind, list):
+        return " | ".join(map(str, kind))
+    if kind == "array":
+        return f"{type_name(field.get('items', {}))}[]"
+    if "$ref" in field:
+        return str(field["$ref"]).rpartition("/")[2]
+    return str(kind)
+
+
+def parse_call(line: str, tools: Sequence[Schema]) -> TypedCall:
+    """Read what follows `/call`: a tool's name, then `key=value` words or one JSON object.
+
+    A value is JSON where the tool takes something else than text, and text where it takes text. Raises
+    `UsageError` for a line that is no call of one of the tools; whether the arguments fit is for the
+    environment to say, as it says it to a model.
+    """
+    name, _, rest = line.strip().partition(" ")
+    known = {str(_function(tool).get("name")): tool for tool in tools}
+    if not known:
+        raise UsageError("this environment offers no tools", hint="type your answer")
+    if not name:
+        raise UsageError("`/call` names no tool", hint=f"write `{example_call(tools[0])}`")
+    if name not in known:
+        raise UsageError(
+            f"there is no tool `{name}`",
+            hint=did_you_mean(name, known) or f"the tools are {', '.join(f'`{one}`' for one in known)}",
+        )
+    rest = rest.strip()
+    if rest.startswith("{"):
+        return TypedCall(name, _json_object(rest))
+    fields = (_function(known[name]).get("parameters") or {}).get("properties") or {}
+    return TypedCall(name, dict(_pair(word, fields, known[name]) for word in _words(rest)))
+
+
+def example_call(tool: Schema) -> str:
+    """Return a line that calls the tool, with a place for each argument that it needs."""
+    parameters = _function(tool).get("parameters") or {}
+    names = parameters.get("required") or list(parameters.get("properties") or {})[:1]
+    return " ".join(["/call", str(_function(tool).get("name")), *(f"{name}=..." for name in names)])
+
+
+def _function(tool: Schema) -> Mapping[str, Any]:
+    function = tool.get("function")
+    return function if isinstance(function, dict) else {}
+
+
+def _json_object(text: str) -> dict[str, Any]:
+    try:
+        found = json.loads(text)
+    except ValueError as error:
+        raise UsageError(
+            f"the arguments are no JSON: {error}", hint='write `{"name": "value"}`, or `name=value` words'
+        ) from error
+    if not isinstance(found, dict):
+        raise UsageError("the arguments are no JSON object", hint='write `{"name": "value"}`')
+    return found
+
+
+def _words(rest: str) -> list[str]:
+    try:
+        return shlex.split(rest)
+    except ValueError as error:
+        raise UsageError(
+            f"the line cannot be read: {str(error).lower()}", hint="close the quotation mark"
+        ) from error
+
+
+def _pair(word: str, fields: Mapping[str, Any], tool: Schema) -> tuple[str, Any]:
+    key, equals, value = word.partition("=")
+    if not equals or not key:
+        raise UsageError(
+            f"`{word}` is not name=value", hint=f"write `{example_call(tool)}`; text with spaces in quotes"
+        )
+    if type_name(fields.get(key, {})) == "string":
+        return key, value
+    try:
+        return key, json.loads(value)
+    except ValueError:
+        return key, value

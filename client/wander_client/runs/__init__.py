@@ -1,0 +1,1 @@
+"""Find, list, compare and read runs."""

@@ -1,0 +1,146 @@
+"""One run in words: what it pinned, how it came out, which files it has."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from wander_client.terminal.output import counted
+
+if TYPE_CHECKING:
+    from wander.wire import RunManifest
+    from wander.wire.reproduction import Reproduction
+
+    from wander_client.runs.lookup import FoundRun
+    from wander_client.terminal.output import Cell
+
+_BLOCK = 1 << 20
+
+
+def pinned(manifest: RunManifest) -> Iterator[tuple[str, str]]:
+    """Yield what a run pinned as (name, value), the unset left out."""
+    environment, model = manifest.environment, manifest.model
+    yield "kind", manifest.kind
+    name = f"{environment.owner}/{environment.name}" if environment.owner else environment.name
+    yield "environment", f"{name} {environment.version or f'from {environment.path}'}"
+    yield from _given(
+        ("wheel", environment.wheel_sha256),
+        ("lock", environment.lock_sha256 or (environment.unlocked and f"none: {environment.unlocked}")),
+        ("arguments", environment.arguments),
+        ("sandbox", environment.sandbox and f"{environment.sandbox.tier} {environment.sandbox.version}"),
+    )
+    yield "model", f"{model.name} ({model.kind})"
+    yield from _given(
+        ("endpoint", model.base_url), ("revision", model.revision), ("weights", model.weights_sha256)
+    )
+    yield from _given(("sampling", manifest.sampling.given()))
+    yield "examples", f"{len(manifest.example_ids):,} of {manifest.split}, {manifest.choice}"
+    yield "rollouts", f"{manifest.rollouts_per_example} an example"
+    yield "task set", manifest.task_set_sha256
+    yield "seed", str(manifest.seed)
+    ended = f" to {manifest.ended_at:%Y-%m-%d %H:%M:%S}" if manifest.ended_at else ", not ended"
+    yield "when", f"{manifest.started_at:%Y-%m-%d %H:%M:%S}{ended} UTC"
+    platform = manifest.platform
+    packages = "".join(f", {name} {version}" for name, version in platform.packages.items())
+    yield "made with", f"wander {platform.wander}, Python {platform.python}{packages}"
+    accelerator = f", {platform.accelerator}" if platform.accelerator else ""
+    yield "on", f"{platform.system} {platform.machine}{accelerator}"
+    dirty = " with changes" if platform.git_dirty else ""
+    yield from _given(("commit", platform.git_commit and f"{platform.git_commit}{dirty}"))
+    if manifest.reproduction is not None:
+        yield from _repeated_with(manifest.reproduction)
+    yield from _given(("notes", manifest.notes))
+
+
+def _repeated_with(made: Reproduction) -> Iterator[tuple[str, str]]:
+    """Yield with what a training run can be repeated."""
+    yield "mode", made.told()
+    machine, gpus = made.hardware, ", ".join(made.hardware.gpus)
+    parts = [
+        machine.cpu or "",
+        f"{machine.cores} cores",
+        machine.instructions or "",
+        gpus,
+        machine.driver or "",
+    ]
+    yield "machine", ", ".join(part for part in parts if part)
+    yield "computed", f"on {made.device}, {made.processes} x {made.threads} threads"
+    yield "libraries", ", ".join(f"{name} {version}" for name, version in made.libraries.items())
+    yield "trainer", made.trainer_sha256
+    if made.changes is not None:
+        kept = f"in {made.changes.file}" if made.changes.file else "too large to keep"
+        yield "uncommitted", f"{made.changes.size:,} bytes, {kept}, {made.changes.sha256}"
+    for change in made.allowed:
+        yield "changed", f"after step {change.step}: {change.field} from {change.before} to {change.after}"
+
+
+def files_of(found: FoundRun) -> list[dict[str, Any]]:
+    """Return name, size and SHA-256 of the files of a run, on this machine or on the hub."""
+    from wander_client.runs.lookup import PostedRun
+
+    if isinstance(found, PostedRun):
+        return [{"name": one.name, "size": one.size, "sha256": one.sha256} for one in found.detail.artifacts]
+    folder = Path(found.place)
+    return [
+        {"name": path.relative_to(folder).as_posix(), "size": path.stat().st_size, "sha256": _sha256(path)}
+        for path in sorted(folder.rglob("*"))
+        if path.is_file() and not path.name.startswith(".")
+    ]
+
+
+def file_rows(files: list[dict[str, Any]]) -> list[list[Cell]]:
+    """Return the rows of a table of files; those of a folder, which checkpoints fill, as one row."""
+    folders: dict[str, list[int]] = {}
+    rows: list[list[Cell]] = []
+    for one in files:
+        folder, inner, _ = one["name"].rpartition("/")
+        if inner:
+            folders.setdefault(folder, []).append(one["size"])
+        else:
+            rows.append([one["name"], one["size"], one["sha256"]])
+    inner_rows: list[list[Cell]] = [
+        [f"{name}/", sum(sizes), counted(len(sizes), "file")] for name, sizes in folders.items()
+    ]
+    return rows + inner_rows
+
+
+def standing(found: FoundRun) -> dict[str, Any]:
+    """Return digest and place of a run, and of one on the hub its level, why, by whom and where."""
+    from wander_client.errors import NotFound
+    from wander_client.hub.posting import files_of, packed
+    from wander_client.runs.lookup import PostedRun
+
+    if not isinstance(found, PostedRun):
+        try:
+            files = files_of(Path(found.place))
+        except NotFound:  # a run that has no rollouts yet
+            return {"place": found.place, "sha256": None}
+        with packed(found.manifest, files) as parcel:  # the digest that it would have on a hub
+            return {"place": found.place, "sha256": parcel.sha256}
+    detail = found.detail
+    return {
+        "place": detail.url,
+        "sha256": detail.sha256,
+        "level": detail.level,
+        "level_reason": detail.level_reason,
+        "posted_by": detail.posted_by,
+        "posted_at": detail.posted_at,
+    }
+
+
+def _given(*rows: tuple[str, Any]) -> Iterator[tuple[str, str]]:
+    for name, value in rows:
+        if isinstance(value, dict) and value:
+            yield name, ", ".join(f"{one}={inner}" for one, inner in value.items())
+        elif value:
+            yield name, str(value)
+
+
+def _sha256(path: Path) -> str:
+    whole = hashlib.sha256()
+    with path.open("rb") as file:
+        while block := file.read(_BLOCK):
+            whole.update(block)
+    return whole.hexdigest()

@@ -1,0 +1,182 @@
+"""How two runs differ: in what they pinned, in their rewards, and in what was said first in another way."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from wander_client.errors import NotFound
+
+if TYPE_CHECKING:
+    from wander.types import Message, Rollout
+    from wander.wire import RunManifest
+
+    from wander_client.runs.lookup import FoundRun
+
+Key = tuple[str, int]
+
+_OF_ONE_RUN = {"run_id", "started_at", "ended_at", "endpoints", "spending"}
+"""What every run has for itself."""
+
+
+@dataclass(frozen=True)
+class FieldDifference:
+    """A field of the manifests that differs; None where a run does not have it."""
+
+    field: str
+    before: Any
+    after: Any
+
+
+@dataclass(frozen=True)
+class RewardChange:
+    """A rollout that both runs have and that came out otherwise."""
+
+    example_id: str
+    index: int
+    before: float | None
+    after: float | None
+    failed_before: str | None
+    """Boundary at which it failed."""
+    failed_after: str | None
+
+
+@dataclass
+class RunDiff:
+    """How a second run differs from a first one."""
+
+    manifest: list[FieldDifference]
+    same: int = 0
+    """Rollouts with the same messages and the same reward."""
+    said_otherwise: int = 0
+    """Rollouts with the same reward and other messages."""
+    only_before: int = 0
+    """Rollouts that the second run does not have."""
+    only_after: int = 0
+    other_questions: list[str] = field(default_factory=list)
+    """Of split and arguments those that differ: then examples of one id may ask something else."""
+    changed: list[RewardChange] = field(default_factory=list)
+    """Sorted: the largest loss first."""
+    first_key: Key | None = None
+    """The first rollout, in the second run's order, whose messages differ."""
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return it as plain data."""
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class MessageDifference:
+    """The first message at which two rollouts part."""
+
+    example_id: str
+    index: int
+    place: int
+    """Counted from 0 over prompt and completion; the length of the shorter one where that just ends."""
+    before: Message | None
+    after: Message | None
+
+
+def diff_runs(first: FoundRun, second: FoundRun) -> RunDiff:
+    """Compare two runs rollout by rollout; keeps a few numbers a rollout of the first one."""
+    found = RunDiff(manifest=list(_manifest_differences(first.manifest, second.manifest)))
+    one, other = first.manifest, second.manifest
+    if one.split != other.split:
+        found.other_questions.append("split")
+    if one.environment.arguments != other.environment.arguments:
+        found.other_questions.append("arguments")
+    known = {rollout.key: _Essence.of(rollout) for rollout in first.rollouts()}
+    for rollout in second.rollouts():
+        before = known.pop(rollout.key, None)
+        if before is None:
+            found.only_after += 1
+            continue
+        after = _Essence.of(rollout)
+        if before.messages != after.messages and found.first_key is None:
+            found.first_key = rollout.key
+        if (before.reward, before.failed) != (after.reward, after.failed):
+            found.changed.append(_change(rollout.key, before, after))
+        elif before.messages != after.messages:
+            found.said_otherwise += 1
+        else:
+            found.same += 1
+    found.only_before = len(known)
+    found.changed.sort(key=_loss)
+    return found
+
+
+def first_difference(first: FoundRun, second: FoundRun, key: Key) -> MessageDifference | None:
+    """Return where a rollout's messages part; None where they are the same. Raises `NotFound`."""
+    before, after = _messages(first, key), _messages(second, key)
+    for place in range(max(len(before), len(after))):
+        one = before[place] if place < len(before) else None
+        other = after[place] if place < len(after) else None
+        if one != other:
+            return MessageDifference(*key, place, one, other)
+    return None
+
+
+@dataclass(frozen=True)
+class _Essence:
+    """What is compared of a rollout."""
+
+    reward: float | None
+    failed: str | None
+    messages: bytes
+
+    @classmethod
+    def of(cls, rollout: Rollout) -> _Essence:
+        from wander.types import canonical_json
+
+        text = canonical_json([rollout.prompt, rollout.completion])
+        digest = hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest()
+        return cls(rollout.reward, rollout.failure.boundary if rollout.failure else None, digest)
+
+
+def _change(key: Key, before: _Essence, after: _Essence) -> RewardChange:
+    return RewardChange(*key, before.reward, after.reward, before.failed, after.failed)
+
+
+def _loss(change: RewardChange) -> tuple[bool, float, str, int]:
+    unscored = change.before is None or change.after is None
+    gain = 0.0 if unscored else (change.after or 0.0) - (change.before or 0.0)
+    return unscored, gain, change.example_id, change.index
+
+
+def _messages(run: FoundRun, key: Key) -> list[Message]:
+    for rollout in run.rollouts():
+        if rollout.key == key:
+            return [*rollout.prompt, *rollout.completion]
+    raise NotFound(
+        f"run `{run.manifest.run_id}` has no rollout `{key[0]}/{key[1]}`",
+        hint=f"`wander view {run.place}` lists its rollouts",
+        code="rollout_not_found",
+    )
+
+
+def _manifest_differences(one: RunManifest, other: RunManifest) -> Iterator[FieldDifference]:
+    before, after = (
+        dict(_flat(run.model_dump(mode="json", by_alias=True, exclude=_OF_ONE_RUN))) for run in (one, other)
+    )
+    for name in sorted({*before, *after}):
+        if before.get(name) != after.get(name):
+            yield FieldDifference(name, before.get(name), after.get(name))
+
+
+def _flat(value: Mapping[str, Any], place: str = "") -> Iterator[tuple[str, Any]]:
+    for name, inner in value.items():
+        dotted = f"{place}{name}"
+        if isinstance(inner, dict) and inner:
+            yield from _flat(inner, f"{dotted}.")
+        elif isinstance(inner, list) and len(inner) > 8:
+            yield dotted, f"{len(inner)} values, {_digest(inner)}"
+        else:
+            yield dotted, inner
+
+
+def _digest(value: list[Any]) -> str:
+    from wander.types import canonical_json
+
+    return hashlib.sha256(canonical_json(value).encode()).hexdigest()[:8]

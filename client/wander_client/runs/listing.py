@@ -1,0 +1,158 @@
+"""Lists of runs, of this machine or of the hub: which ones, in which order, as rows."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, get_args
+
+from wander_client.context import current
+from wander_client.errors import UsageError
+
+if TYPE_CHECKING:
+    from wander.evals.store.folder import RunFolder
+    from wander.wire import EnvironmentPin, RunDetail
+
+SORTED_BY = {
+    "started": "started_at",
+    "reward": "reward_mean",
+    "model": "model",
+    "environment": "environment",
+    "rollouts": "rollouts",
+}
+"""What `--sort` takes, and the field of a row it means."""
+
+_AGE = re.compile(r"(\d{1,6})([hdw])")
+_UNITS = {"h": "hours", "d": "days", "w": "weeks"}
+
+
+@dataclass(frozen=True)
+class RunFilter:
+    """Which runs a list shows."""
+
+    environment: str | None = None
+    """`owner/name`, or a pattern of it such as `acme/*`; without a slash the name alone."""
+    model: str | None = None
+    """A pattern, or a part of the name."""
+    since: datetime | None = None
+    levels: frozenset[str] = frozenset()
+    """Verification levels, of runs on the hub; empty for all."""
+
+    def takes(self, row: dict[str, Any]) -> bool:
+        """Tell whether a run's row belongs into the list."""
+        name = str(row["environment"])
+        if self.environment is not None:
+            name = name if "/" in self.environment else name.rpartition("/")[2]
+            if not fnmatchcase(name, self.environment):
+                return False
+        if self.model is not None and not _fits(str(row["model"]), self.model):
+            return False
+        if self.since is not None and row["started_at"] < self.since:
+            return False
+        return not self.levels or row["level"] in self.levels
+
+
+def local_rows(place: Path) -> Iterator[dict[str, Any]]:
+    """Yield a row for every run below a folder, the newest first."""
+    from wander_client.runs.lookup import local_runs
+
+    for run in local_runs(place):
+        yield _local_row(run)
+
+
+def posted_rows(environment: str | None) -> Iterator[dict[str, Any]]:
+    """Yield a row for every run on the hub that the user may see, the newest first.
+
+    `environment` as `owner/name` has the hub look for it; of a pattern all runs are read.
+    """
+    exact = environment if environment and "/" in environment and not set("*?[") & set(environment) else None
+    with current().hub() as hub:
+        cursor = None
+        while True:
+            page = hub.runs(environment=exact, cursor=cursor)
+            yield from map(_posted_row, page.data)
+            cursor = page.next
+            if cursor is None:
+                return
+
+
+def run_sorted(rows: list[dict[str, Any]], word: str) -> list[dict[str, Any]]:
+    """Return rows by a field of `SORTED_BY`; `-reward` means the highest first, and nothing comes last."""
+    name = word.removeprefix("-")
+    if name not in SORTED_BY:
+        raise UsageError(f"runs have no `{name}`", hint=f"sort by one of {', '.join(SORTED_BY)}")
+    key = SORTED_BY[name]
+    present = [row for row in rows if row[key] is not None]
+    absent = [row for row in rows if row[key] is None]
+    return sorted(present, key=lambda row: row[key], reverse=word.startswith("-")) + absent
+
+
+def moment(text: str) -> datetime:
+    """Return what `--since` means: `36h`, `7d`, `2w` before now, or a day, or a time, in UTC."""
+    if age := _AGE.fullmatch(text):
+        return datetime.now(UTC) - timedelta(**{_UNITS[age[2]]: int(age[1])})
+    try:
+        when = datetime.fromisoformat(text)
+    except ValueError:
+        raise UsageError(
+            f"`--since {text}` is no time", hint="write `36h`, `7d`, `2w`, `2026-01-31` or `2026-01-31T18:00`"
+        ) from None
+    return when if when.tzinfo else when.replace(tzinfo=UTC)
+
+
+def checked_level(word: str) -> str:
+    """Return a verification level; raise a `UsageError` for another word."""
+    from wander.wire import VerificationLevel
+
+    known = get_args(VerificationLevel)
+    if word not in known:
+        raise UsageError(f"there is no level `{word}`", hint=f"levels are {', '.join(known)}")
+    return word
+
+
+def _local_row(run: RunFolder) -> dict[str, Any]:
+    manifest, summary = run.manifest, run.summary()
+    return {
+        "run_dir": str(run.path),
+        "run_id": manifest.run_id,
+        "kind": manifest.kind,
+        "environment": _name(manifest.environment),
+        "version": manifest.environment.version,
+        "model": manifest.model.name,
+        "rollouts": summary.rollouts if summary else len(run.keys_done()),
+        "expected": manifest.expected_rollouts,
+        "reward_mean": summary.reward_mean if summary else None,
+        "started_at": manifest.started_at,
+        "ended_at": manifest.ended_at,
+    }
+
+
+def _posted_row(run: RunDetail) -> dict[str, Any]:
+    manifest = run.manifest
+    return {
+        "url": run.url,
+        "run_id": run.run_id,
+        "kind": manifest.kind,
+        "environment": _name(manifest.environment),
+        "version": manifest.environment.version,
+        "model": manifest.model.name,
+        "rollouts": run.summary.rollouts,
+        "expected": run.summary.expected,
+        "reward_mean": run.summary.reward_mean,
+        "started_at": manifest.started_at,
+        "ended_at": manifest.ended_at,
+        "level": run.level,
+        "posted_by": run.posted_by,
+    }
+
+
+def _name(pin: EnvironmentPin) -> str:
+    return f"{pin.owner}/{pin.name}" if pin.owner else pin.name
+
+
+def _fits(name: str, wanted: str) -> bool:
+    return fnmatchcase(name, wanted) or wanted.lower() in name.lower()

@@ -1,0 +1,194 @@
+"""How runs and rollouts read in a terminal."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING
+
+from wander_client.terminal.output import counted
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from wander.types import Message, Rollout
+    from wander.wire import EndpointUse, RolloutRow, RunSummary
+
+    from wander_client.runs.diff import MessageDifference
+    from wander_client.terminal.output import Cell, Output
+
+BAR_WIDTH = 30
+
+
+def show_summary(summary: RunSummary, output: Output, use: EndpointUse | None = None) -> None:
+    """Print score, counts, metrics and reward histogram of a run."""
+    output.line(f"reward  {interval(summary)}", style="bold")
+    output.line(
+        f"scored  {summary.rollouts - summary.failed} of {counted(summary.expected, 'rollout')}, "
+        f"{counted(summary.examples, 'example')}, {summary.failed} failed, {summary.truncated} truncated"
+    )
+    if summary.stop_reasons:
+        reasons = sorted(summary.stop_reasons.items(), key=lambda item: -item[1])
+        output.line("ended   " + ", ".join(f"{name} {count}" for name, count in reasons))
+    tokens = summary.usage
+    if tokens.completion_tokens:
+        output.line(f"tokens  {tokens.prompt_tokens:,} read, {tokens.completion_tokens:,} written")
+    if use is not None:
+        output.line(f"calls   {use.told()}")
+    if summary.metrics:
+        output.line()
+        rows: list[list[Cell]] = [
+            [name, one.mean, one.std, one.count] for name, one in summary.metrics.items()
+        ]
+        output.table(["metric", "mean", "std", "count"], rows)
+    if summary.pass_rates:
+        from wander.evals.report.document import pass_table
+
+        heading, rates = pass_table(summary)
+        output.line()
+        output.table(heading, rates)
+    if summary.histogram is not None and output.human:
+        output.line()
+        _show_histogram(summary, output)
+
+
+def failure_reasons(run_dir: Path, most: int = 3) -> list[tuple[str, int]]:
+    """Return the commonest reasons for which rollouts of a run failed, each with its count."""
+    from wander.evals.store.folder import RunFolder
+
+    failures = [one.failure for one in RunFolder.open(run_dir).rollouts() if one.failure is not None]
+    reasons = Counter(f"{f.boundary}: {f.type}: {shortened(f.message, 160)}" for f in failures)
+    return reasons.most_common(most)
+
+
+def interval(summary: RunSummary) -> str:
+    """Return the mean reward with its 95 % interval."""
+    if summary.reward_mean is None:
+        return "none: no rollout was scored"
+    text = f"{summary.reward_mean:.4f}"
+    if summary.reward_low is not None and summary.reward_high is not None:
+        text += f"  [{summary.reward_low:.4f}, {summary.reward_high:.4f}]"
+    return text
+
+
+def _show_histogram(summary: RunSummary, output: Output) -> None:
+    histogram = summary.histogram
+    if histogram is None:
+        return
+    most = max(histogram.counts, default=0)
+    for low, high, count in zip(histogram.edges, histogram.edges[1:], histogram.counts, strict=False):
+        if not count:
+            continue
+        bar = "█" * round(BAR_WIDTH * count / most) if most else ""
+        output.line(f"{low:>8.3f} to {high:<8.3f} {count:>6}  {bar}")
+
+
+def rollout_row(row: RolloutRow) -> list[Cell]:
+    """Return a rollout's row in a list of rollouts; of a training run the step stands with the index."""
+    ended = f"failed: {row.failure}" if row.failure else row.stop_reason or ""
+    said = shortened(row.preview)
+    index: Cell = row.index if row.step is None else f"{row.index} @{row.step}"
+    return [row.number, row.example_id, index, row.reward, row.turns, ended, said]
+
+
+ROLLOUT_COLUMNS = ["#", "example", "index", "reward", "turns", "ended", "last answer"]
+
+
+StyledLine = tuple[str, str | None]
+"""A line (or several, with newlines) and its style."""
+
+
+def show_rollout(number: int, rollout: Rollout, output: Output) -> None:
+    """Print one rollout whole: what was asked, every turn, why it ended and what it scored."""
+    for text, style in rollout_lines(number, rollout):
+        output.line(text, style=style)
+
+
+def rollout_lines(number: int, rollout: Rollout) -> Iterator[StyledLine]:
+    """Yield one rollout whole: what was asked, every turn, why it ended and what it scored."""
+    reward = "none" if rollout.reward is None else f"{rollout.reward:.4f}"
+    step = "" if rollout.step is None else f", after {counted(rollout.step, 'step')} of training"
+    head = f"rollout {number}: example {rollout.example_id}, index {rollout.index}, reward {reward}{step}"
+    yield head, "bold"
+    for message in rollout.prompt:
+        yield from _message_parts(message, "")
+    turn = 0
+    for message in rollout.completion:
+        mark = ""
+        if message.get("role") == "assistant":
+            mark = _turn_facts(rollout, turn)
+            turn += 1
+        yield from _message_parts(message, mark)
+    yield "", None
+    if rollout.failure is not None:
+        failure = rollout.failure
+        yield f"failed at the {failure.boundary}: {failure.type}: {failure.message}", "error"
+    else:
+        yield f"ended: {rollout.stop_reason}" + (", truncated" if rollout.truncated else ""), None
+    if rollout.answer not in ("", None):
+        yield f"expected: {rollout.answer}", None
+    for name, value in rollout.metrics.items():
+        yield f"  {name:<24} {value:.4g}", None
+
+
+def _turn_facts(rollout: Rollout, turn: int) -> str:
+    if turn >= len(rollout.turns):
+        return ""
+    fact = rollout.turns[turn]
+    tokens = f", {fact.usage.completion_tokens} tokens" if fact.usage.completion_tokens else ""
+    cached = ", from the cache" if fact.cached else ""
+    return f"turn {turn + 1}{tokens}, {fact.model_seconds:.2f} s{cached}"
+
+
+def _message_parts(message: Message, mark: str) -> Iterator[StyledLine]:
+    role = str(message.get("role", "?"))
+    yield "", None
+    yield f"-- {role}" + (f" ({mark})" if mark else ""), "hint"
+    if message.get("reasoning_content"):
+        yield f"[reasoning] {message['reasoning_content']}", "dim"
+    yield message_text(message), None
+    for call in message.get("tool_calls") or []:
+        function = call.get("function", {})
+        yield f"[calls] {function.get('name')}({function.get('arguments')})", None
+
+
+def message_text(message: Message) -> str:
+    """Return the text of a message, whatever form its content has."""
+    content = message.get("content")
+    if isinstance(content, list):
+        parts = [
+            part.get("text", f"[{part.get('type', 'part')}]") for part in content if isinstance(part, dict)
+        ]
+        return "\n".join(str(part) for part in parts)
+    return "" if content is None else str(content)
+
+
+def message_difference_lines(found: MessageDifference) -> list[StyledLine]:
+    """Return where the messages of two rollouts part as lines, each with its style."""
+    from difflib import unified_diff
+
+    head = f"{found.example_id}/{found.index}: the runs part at message {found.place}"
+    if found.before is None or found.after is None:
+        ends, goes_on = ("first", "second") if found.before is None else ("second", "first")
+        message = found.after if found.before is None else found.before
+        assert message is not None, "two missing messages do not differ"
+        lines = [f"{head}: the {ends} run ends, the {goes_on} goes on", *_message_lines(message)]
+        return [(lines[0], "bold"), *((line, None) for line in lines[1:])]
+    one, other = _message_lines(found.before), _message_lines(found.after)
+    styles = {"+": "good", "-": "error", "@": "hint"}
+    changes = list(unified_diff(one, other, "before", "after", lineterm="", n=2))[2:]
+    return [(head, "bold"), *((line, styles.get(line[:1])) for line in changes)]
+
+
+def _message_lines(message: Message) -> list[str]:
+    """Return a message as the lines that a difference is looked for in: every field, texts line by line."""
+    text = [f"[{message.get('role', '?')}]", *message_text(message).splitlines()]
+    fields = [f"{name}: {value}" for name, value in message.items() if name not in ("role", "content")]
+    return [*text, *fields]
+
+
+def shortened(text: str, width: int = 60) -> str:
+    """Return one line of at most `width` characters, cut in the middle."""
+    from wander_client.terminal.output import cut
+
+    return cut(" ".join(text.split()), width)

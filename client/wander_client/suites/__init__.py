@@ -1,0 +1,1 @@
+"""Suites: several evaluations from one file."""

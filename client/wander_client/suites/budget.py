@@ -1,0 +1,77 @@
+"""A budget that the evaluations of a suite share, over all parts in which the suite is played."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from wander_client.errors import UsageError
+from wander_client.models.reference import is_local_model
+
+if TYPE_CHECKING:
+    from wander.evals.run.budget import SharedBudget
+
+    from wander_client.evaluate.evaluation import EvaluationSettings
+    from wander_client.suites.file import Suite
+    from wander_client.suites.play import Ready
+
+
+def shared_budget(suite: Suite, ready: list[Ready]) -> SharedBudget | None:
+    """Return what the evaluations may spend together, with what earlier parts spent; None without bounds.
+
+    Raises `UsageError` for a bound in USD where somebody's prices are not known.
+    """
+    from wander.evals.run.budget import SharedBudget
+
+    if suite.budget_tokens is None and suite.budget_usd is None:
+        return None
+    for each in ready:
+        if suite.budget_usd is not None and each.settings.prices is None and _is_paid(each.settings):
+            raise UsageError(
+                f"{each.planned.where}: a budget of the suite in USD needs the prices of "
+                f"`{each.settings.model}`",
+                hint="give them in USD per million tokens: `--price 0.15/0.60`; in a suite `price`",
+            )
+    earlier = {each.planned.folder: _spent_before(each) for each in ready}
+    return SharedBudget(suite.budget_tokens, suite.budget_usd, earlier)
+
+
+def spending_of(budget: SharedBudget) -> dict[str, Any]:
+    """Return what `--json` tells of a shared budget."""
+    return {
+        "tokens": budget.spent_tokens,
+        "usd": budget.spent_usd,
+        "budget_tokens": budget.tokens,
+        "budget_usd": budget.usd,
+        "budget_spent": budget.spent,
+    }
+
+
+def more_budget(budget: SharedBudget) -> str:
+    """Return the options that go on with a suite whose budget is spent, with twice what it took."""
+    words = ""
+    if budget.tokens is not None and budget.spent_tokens >= budget.tokens:
+        words += f" --budget-tokens {2 * budget.spent_tokens}"
+    if budget.usd is not None and budget.spent_usd >= budget.usd:
+        words += f" --budget-usd {2 * budget.spent_usd:.4g}"
+    return words
+
+
+def _is_paid(settings: EvaluationSettings) -> bool:
+    """Tell whether somebody else answers the calls: a model of this machine costs nothing."""
+    local = settings.base_url is None and is_local_model(settings.model)
+    return not (local or settings.serve is not None or settings.model.startswith("scripted:"))
+
+
+def _spent_before(ready: Ready) -> tuple[int, float]:
+    """Return the tokens and the cost of the parts of an evaluation that were played before."""
+    from wander.evals.run.budget import Meter, asked_for
+    from wander.evals.store.folder import RunFolder
+    from wander.types import Usage
+
+    if not (ready.run_dir / "run.json").exists():
+        return 0, 0.0
+    folder = RunFolder.open(ready.run_dir)
+    spending = folder.manifest.spending
+    meter = Meter(ready.settings.plan().budget, Usage() if spending is None else spending.usage)
+    meter.at_least(sum((asked_for(one.turns) for one in folder.rollouts()), Usage()))
+    return meter.tokens, meter.usd or 0.0

@@ -1,0 +1,298 @@
+"""`wander eval` with a suite: from a file, or from several `-m`."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import secrets
+import shlex
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from wander_client.context import current
+from wander_client.errors import FAILED, OK, PARTIAL, Interrupted, UsageError
+from wander_client.evaluate.evaluation import EvaluationSettings, opened, require_settings
+from wander_client.evaluate.options import NEWEST
+from wander_client.suites.budget import more_budget, shared_budget, spending_of
+from wander_client.suites.file import Suite, distinct, planned_run, read_suite
+from wander_client.suites.play import (
+    SUITE_FILE,
+    Outcome,
+    made_ready,
+    newest_suite,
+    play_suite,
+    stored_suite,
+    suite_of,
+    write_suite,
+)
+from wander_client.suites.table import SuiteTable
+from wander_client.terminal.output import counted
+
+if TYPE_CHECKING:
+    from wander.evals.run.budget import SharedBudget
+    from wander.types import Example
+
+    from wander_client.environments.location import Location, OpenedEnvironment
+    from wander_client.evaluate.options import EvalOptions
+    from wander_client.terminal.output import Cell
+
+_WITH_A_FILE = {
+    *("environment", "out", "resume", "dry_run", "allow_changed_code", "fail_under", "only_failed"),
+    *("budget_tokens", "budget_usd"),
+}
+"""What may be said beside a suite's file: the rest stands in it."""
+_OPTIONS = {"argument": "-a", "all_examples": "--all", "worker": "--worker"}
+"""Options that are called otherwise than their parameter."""
+
+
+def is_suite(options: EvalOptions) -> bool:
+    """Tell whether the command line means a suite."""
+    if options.resume is not None and (options.resume / SUITE_FILE).is_file():
+        return True
+    file = options.environment is not None and options.environment.endswith(".toml")
+    return file or (options.resume is None and len(options.model or []) > 1)
+
+
+def play(options: EvalOptions, typed: dict[str, Any]) -> int:
+    """Play the suite of a command line, or go on with it, and report."""
+    output = current().output
+    suite, begun = _suite(options, typed)
+    folder = begun or options.out or _new_folder(suite)
+    if begun is None and (folder / SUITE_FILE).exists():
+        raise UsageError(f"`{folder}` holds a suite already", hint=f"go on with `{_resume(folder)}`")
+    ready = made_ready(suite, folder)
+    budget = shared_budget(suite, ready)
+    if options.dry_run:
+        return show_plans([(each.settings, each.location) for each in ready])
+    write_suite(folder, suite, None if begun is None else stored_suite(begun).started_at)
+    left = sum(each.finished is None for each in ready)
+    output.note(
+        f"suite {suite.name}: {counted(len(ready), 'evaluation')}, {left} to play, "
+        f"{suite.at_once} at a time, {counted(suite.concurrency, 'call')} at once of each endpoint\n"
+        f"saving to {folder}"
+    )
+    table = SuiteTable(output, [each.planned.name for each in ready])
+    with table.shown():
+        outcomes = asyncio.run(
+            play_suite(suite, ready, table, budget, allow_changed=options.allow_changed_code)
+        )
+    return _report(suite, folder, outcomes, budget, options.fail_under)
+
+
+def _suite(options: EvalOptions, typed: dict[str, Any]) -> tuple[Suite, Path | None]:
+    """Return the suite, and its folder where one goes on; a typed budget is that of all evaluations."""
+    suite, folder = _named(options, typed)
+    typed_budget = {name: typed[name] for name in ("budget_tokens", "budget_usd") if name in typed}
+    return replace(suite, **typed_budget), folder
+
+
+def _named(options: EvalOptions, typed: dict[str, Any]) -> tuple[Suite, Path | None]:
+    word = options.environment or ""
+    file = Path(word) if word.endswith(".toml") else None
+    resumed = options.resume
+    if file is None and resumed is None:
+        return _of_models(options), None
+    if options.only_failed:
+        raise UsageError("`--only-failed` is for one run", hint="name it: `--resume RUN --only-failed`")
+    if others := sorted(typed.keys() - _WITH_A_FILE):
+        option = _OPTIONS.get(others[0], f"--{others[0].replace('_', '-')}")
+        raise UsageError(
+            f"`{option}` stands in the suite's file, not beside it", hint="write it under `[defaults]`"
+        )
+    if file is None:
+        assert resumed is not None
+        return suite_of(stored_suite(resumed), resumed), resumed
+    suite = read_suite(file)
+    if resumed is not None and str(resumed) == NEWEST:
+        assert suite.file is not None
+        resumed = newest_suite(current().settings.runs_dir, suite.file)
+    if resumed is not None:
+        stored_suite(resumed)
+    return suite, resumed
+
+
+def _of_models(options: EvalOptions) -> Suite:
+    if options.environment is None:
+        raise UsageError("the environment is missing", hint="run `wander eval --help` for examples")
+    alone = replace(options, budget_tokens=None, budget_usd=None)
+    planned = [planned_run(alone.settings(model), f"`-m {model}`") for model in options.model or []]
+    return Suite("models", options.concurrency, min(4, len(planned)), distinct(planned))
+
+
+def _new_folder(suite: Suite) -> Path:
+    stamp = datetime.now(UTC).strftime("%Y%m%d-%H%M%S")
+    name = re.sub(r"[^A-Za-z0-9._=-]+", "-", suite.name).strip("-.")
+    return current().settings.runs_dir / f"{name}--{stamp}-{secrets.token_hex(2)}"
+
+
+def _resume(folder: Path) -> str:
+    return f"wander eval --resume {shlex.quote(str(folder))}"
+
+
+_COLUMNS = ["evaluation", "rollouts", "reward", "low", "high", "failed", "tokens", "USD", "state", "run"]
+
+
+def _report(
+    suite: Suite,
+    folder: Path,
+    outcomes: list[Outcome],
+    budget: SharedBudget | None,
+    fail_under: float | None,
+) -> int:
+    output = current().output
+    data = {
+        "name": suite.name,
+        "suite_dir": str(folder),
+        "runs": [_data(each) for each in outcomes],
+        "spending": None if budget is None else spending_of(budget),
+    }
+    for each in outcomes:
+        if each.error is not None:
+            output.warn(f"{each.planned.name}: {each.error}")
+    stopped = sum(each.state == "stopped" for each in outcomes)
+    if stopped:
+        raise Interrupted(
+            f"interrupted; {stopped} of {counted(len(outcomes), 'evaluation')} are not complete, "
+            f"what was played is kept in `{folder}`",
+            hint=f"go on with `{_resume(folder)}`",
+        )
+    below = [each for each in outcomes if fail_under is not None and _mean(each) < fail_under]
+    for each in below:
+        output.warn(f"{each.planned.name}: the reward is below {fail_under}")
+    spent = None if budget is None else budget.spent
+    incomplete = sum(each.state == "partial" for each in outcomes)
+    if spent is not None and incomplete:
+        output.warn(f"{spent}: {incomplete} of {counted(len(outcomes), 'evaluation')} are not complete")
+    rows = [_row(each) for each in outcomes]
+    output.answer(
+        data,
+        lambda: output.table(_COLUMNS, rows, shrink=["evaluation"], drop=["run", "low", "high", "tokens"]),
+    )
+    broken = [each.error for each in outcomes if each.error is not None]
+    partial = any(each.state in ("partial", "failed") for each in outcomes)
+    if partial:
+        output.next(_resume(folder) + (more_budget(budget) if budget is not None else ""))
+    else:
+        output.next(f"wander view {outcomes[0].run_dir}")
+    if below:
+        return FAILED
+    if len(broken) == len(outcomes):
+        return broken[0].status
+    return PARTIAL if partial else OK
+
+
+def _mean(outcome: Outcome) -> float:
+    summary = outcome.summary
+    return float("-inf") if summary is None or summary.reward_mean is None else summary.reward_mean
+
+
+def _row(outcome: Outcome) -> list[Cell]:
+    summary = outcome.summary
+    if summary is None:
+        return [
+            outcome.planned.name,
+            None,
+            None,
+            None,
+            None,
+            None,
+            None,
+            None,
+            outcome.state,
+            outcome.run_dir.name,
+        ]
+    spending = None if outcome.manifest is None else outcome.manifest.spending
+    return [
+        outcome.planned.name,
+        summary.rollouts,
+        summary.reward_mean,
+        summary.reward_low,
+        summary.reward_high,
+        summary.failed,
+        summary.usage.prompt_tokens + summary.usage.completion_tokens,
+        None if spending is None else spending.usd,
+        outcome.state,
+        outcome.run_dir.name,
+    ]
+
+
+def _data(outcome: Outcome) -> dict[str, Any]:
+    manifest, summary, error = outcome.manifest, outcome.summary, outcome.error
+    spending = None if manifest is None else manifest.spending
+    return {
+        "name": outcome.planned.name,
+        "state": outcome.state,
+        "environment": outcome.planned.settings.environment,
+        "model": outcome.planned.settings.model,
+        "sampling": outcome.planned.settings.sampling.given(),
+        "run_dir": str(outcome.run_dir),
+        "run_id": None if manifest is None else manifest.run_id,
+        "summary": None if summary is None else summary.model_dump(mode="json"),
+        "spending": None if spending is None else spending.model_dump(mode="json"),
+        "error": None if error is None else {"code": error.code, "message": str(error), "hint": error.hint},
+    }
+
+
+def show_plans(plans: list[tuple[EvaluationSettings, Location]]) -> int:
+    """Show what would be played, without asking a model: examples, rollouts, and the calls they take."""
+    output = current().output
+    data = asyncio.run(_plans(plans))
+    columns = ["environment", "version", "model", "examples", "rollouts", "calls"]
+    rows: list[list[Cell]] = [
+        [
+            each["environment"],
+            each["version"],
+            each["model"],
+            each["examples"],
+            each["rollouts"],
+            _calls(each["calls_least"], each["calls_most"]),
+        ]
+        for each in data
+    ]
+    whole = {"evaluations": data, "rollouts": sum(each["rollouts"] for each in data)}
+    output.answer(whole, lambda: output.table(columns, rows, shrink=["model", "environment"]))
+    return OK
+
+
+async def _plans(plans: list[tuple[EvaluationSettings, Location]]) -> list[dict[str, Any]]:
+    from wander.evals.run.plan import planned_examples
+
+    shown = []
+    for settings, location in plans:
+        require_settings(settings)
+        log_path = current().settings.cache_dir / "logs" / "dry-run.log"
+        async with opened(settings, location, log_path) as environment:
+            examples = await planned_examples(environment.handle, settings.plan())
+            shown.append(_plan(settings, environment, examples))
+    return shown
+
+
+def _plan(
+    settings: EvaluationSettings, environment: OpenedEnvironment, examples: list[Example]
+) -> dict[str, Any]:
+    strata: dict[str, int] = {}
+    for example in examples if settings.strata else ():
+        strata[str(example.stratum)] = strata.get(str(example.stratum), 0) + 1
+    rollouts = len(examples) * settings.rollouts_per_example
+    turns = environment.handle.info.max_turns
+    return {
+        "environment": environment.location.label,
+        "version": environment.pin.version,
+        "model": settings.model,
+        "sampling": settings.sampling.given(),
+        "split": settings.split,
+        "examples": len(examples),
+        "strata": strata,
+        "rollouts_per_example": settings.rollouts_per_example,
+        "rollouts": rollouts,
+        "calls_least": rollouts,
+        "calls_most": None if turns is None or turns < 1 else rollouts * turns,
+    }
+
+
+def _calls(least: int, most: int | None) -> str:
+    if most is None:
+        return f"{least:,} or more"
+    return f"{least:,}" if most == least else f"{least:,} to {most:,}"

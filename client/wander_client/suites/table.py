@@ -1,0 +1,132 @@
+"""How the evaluations of a suite go: a live table on a terminal, else a line now and then."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal
+
+from wander_client.terminal.escape import one_line
+from wander_client.terminal.output import Output, counted
+
+if TYPE_CHECKING:
+    from rich.table import Table
+    from wander.evals.run.runner import Progress
+
+State = Literal["waiting", "starting", "playing", "done", "kept", "partial", "failed", "stopped"]
+_LINE_SECONDS = 30.0
+_STYLES: dict[State, str] = {"done": "green", "kept": "green", "partial": "yellow", "failed": "red"}
+
+
+@dataclass
+class Row:
+    """One evaluation as the table shows it."""
+
+    name: str
+    state: State = "waiting"
+    progress: Progress | None = None
+    begun_with: int = 0
+    """Rollouts that an earlier part had played."""
+    said: str = ""
+    """What went wrong."""
+    told_step: int = 0
+    told_at: float = field(default_factory=time.monotonic)
+
+    def eta(self) -> str:
+        """Return how long it will take, by the pace so far."""
+        progress = self.progress
+        if self.state != "playing" or progress is None or progress.done <= self.begun_with:
+            return ""
+        left = progress.total - progress.done
+        seconds = int(progress.seconds / (progress.done - self.begun_with) * left)
+        return (
+            f"{seconds // 3600}:{seconds // 60 % 60:02}:{seconds % 60:02}"
+            if seconds >= 3600
+            else (f"{seconds // 60}:{seconds % 60:02}")
+        )
+
+    def cells(self) -> list[str]:
+        """Return name, state, rollouts, reward, failures, tokens, cost, time left."""
+        progress = self.progress
+        if progress is None:
+            return [self.name, self.state, "", "", "", "", "", self.said]
+        tokens = progress.usage.prompt_tokens + progress.usage.completion_tokens
+        return [
+            self.name,
+            self.state,
+            f"{progress.done:,}/{progress.total:,}",
+            "" if progress.reward_mean is None else f"{progress.reward_mean:.3f}",
+            f"{progress.failed:,}" if progress.failed else "",
+            f"{tokens:,}" if tokens else "",
+            "" if progress.usd is None else f"{progress.usd:.4g}",
+            self.eta() or self.said,
+        ]
+
+
+class SuiteTable:
+    """Shows the rows of a suite as they change."""
+
+    def __init__(self, output: Output, names: list[str]) -> None:
+        self.rows = [Row(name) for name in names]
+        self._output = output
+
+    @contextmanager
+    def shown(self) -> Iterator[None]:
+        """Show the table while the block runs; on a terminal it leaves nothing behind."""
+        if not (self._output.human and self._output.shows_progress and sys.stderr.isatty()):
+            yield
+            return
+        from rich.console import Console
+        from rich.live import Live
+
+        with Live(
+            console=Console(stderr=True),
+            get_renderable=self._table,
+            refresh_per_second=4,
+            transient=True,
+        ):
+            yield
+
+    def changed(self, number: int, state: State, said: str = "") -> None:
+        """Set the state of an evaluation, and tell it where there is no live table."""
+        row = self.rows[number]
+        row.state, row.said = state, one_line(said)
+        if state != "waiting":
+            self._say(f"{row.name}  {state}{'  ' + row.said if said else ''}")
+
+    def progressed(self, number: int, progress: Progress) -> None:
+        """Learn how far an evaluation is."""
+        row = self.rows[number]
+        if row.progress is None:
+            row.begun_with = progress.done
+            row.state = "playing"
+        row.progress = progress
+        step = 4 * progress.done // progress.total if progress.total else 0
+        if step > row.told_step or time.monotonic() - row.told_at > _LINE_SECONDS:
+            row.told_step, row.told_at = step, time.monotonic()
+            parts = [cell for cell in row.cells()[2:4] if cell]
+            failed = f"  {progress.failed} failed" if progress.failed else ""
+            self._say(f"{row.name}  {'  reward '.join(parts)}{failed}")
+
+    def _say(self, line: str) -> None:
+        """Write a line where no live table stands."""
+        if not (self._output.human and sys.stderr.isatty()) and self._output.shows_progress:
+            self._output.note(line)
+
+    def _table(self) -> Table:
+        from rich.table import Table
+        from rich.text import Text
+
+        table = Table(box=None, pad_edge=False, title=None)
+        for name in ("evaluation", "state", "rollouts", "reward", "failed", "tokens", "USD", "left"):
+            right = name not in ("evaluation", "state", "left")
+            table.add_column(name, justify="right" if right else "left", no_wrap=name != "evaluation")
+        for row in self.rows:
+            table.add_row(*(Text(cell) for cell in row.cells()), style=_STYLES.get(row.state))
+        done = sum(row.state in ("done", "kept", "partial", "failed") for row in self.rows)
+        table.caption = f"{done} of {counted(len(self.rows), 'evaluation')}"
+        table.caption_justify = "left"
+        return table

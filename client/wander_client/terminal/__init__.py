@@ -1,0 +1,1 @@
+"""The terminal: output in four modes, escaping, how commands are declared."""

@@ -1,0 +1,1 @@
+"""Train from the command line: plans, phases, panel, verification."""

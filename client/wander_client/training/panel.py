@@ -1,0 +1,434 @@
+"""The live panel of a training run: on a terminal, redrawn a few times a second; otherwise lines.
+
+The panel is drawn from the steps that the trainer tells and from what lies in the run's folder (evaluations,
+the best weights, checkpoints, alerts). It takes the width and height that the terminal has at that moment,
+and its last state stays there when the run ends, however it ends.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from rich.cells import cell_len, set_cell_size
+from rich.text import Text
+
+from wander_client.terminal.escape import one_line
+from wander_client.terminal.output import counted
+
+if TYPE_CHECKING:
+    from rich.console import Console, ConsoleOptions, RenderResult
+    from wander.train.records.outcome import BestCheckpoint
+    from wander.train.schedule.evaluation import CellEvaluation
+    from wander.train.watch.alerts import Alert
+
+    from wander_client.terminal.output import Output
+
+BLOCKS = " ▁▂▃▄▅▆▇█"
+ASCII_BLOCKS = " .:-=+*#@"
+SPARK_CELLS = 32
+_RECENT = 20
+"""Steps that the time left is told from."""
+_READ_SECONDS = 2.0
+"""Evaluations and checkpoints appear between steps, which may take minutes."""
+
+PARTS = (
+    ("seconds/generation", "generation", "█", "G", "cyan"),
+    ("seconds/environment", "environment", "▓", "E", "green"),
+    ("seconds/scoring", "scoring", "▒", "S", "yellow"),
+    ("seconds/update", "update", "░", "U", "magenta"),
+    ("seconds/sync", "sync", "▚", "Y", "blue"),
+    ("seconds/evaluation", "evaluation", "▞", "V", "red"),
+)
+"""Metric, name, mark, mark without Unicode and colour of each part of a step's time."""
+
+
+@dataclass
+class TrainingState:
+    """What is known of a run while it goes."""
+
+    title: str
+    folder: Path
+    steps: int = 0
+    entries: list[dict[str, Any]] = field(default_factory=list)
+    evaluations: list[CellEvaluation] = field(default_factory=list)
+    best: BestCheckpoint | None = None
+    checkpoint: int | None = None
+    alerts: list[Alert] = field(default_factory=list)
+    seconds: float = 0.0
+    """Since the command began."""
+    ended: bool = False
+
+    def take(self, entry: dict[str, Any]) -> None:
+        """Take the metrics of a step and read what else there is by now."""
+        self.steps = entry["steps"]
+        if not self.entries and entry["step"] > 1:
+            self.entries = self._earlier(entry["step"])
+        self.entries.append(entry)
+        self.read_folder()
+
+    def _earlier(self, step: int) -> list[dict[str, Any]]:
+        """Return the steps that a resumed run has made before."""
+        file = self.folder / "metrics.jsonl"
+        lines = file.read_text(encoding="utf-8").splitlines() if file.is_file() else []
+        entries = [json.loads(line) for line in lines]
+        return [entry for entry in entries if entry["step"] < step]
+
+    def read_folder(self) -> None:
+        """Read evaluations, the best weights, checkpoints and alerts from the run's folder."""
+        from wander.train.schedule.evaluation import read_best, read_evaluations
+        from wander.train.watch.alerts import read_alerts
+
+        self.evaluations = read_evaluations(self.folder)
+        self.best = read_best(self.folder)
+        self.alerts = read_alerts(self.folder)
+        found = [
+            int(number)
+            for path in (self.folder / "checkpoints").glob("checkpoint-*")
+            if (number := path.name.rpartition("-")[2]).isdecimal()
+        ]
+        self.checkpoint = max(found, default=None)
+
+    @property
+    def step(self) -> int:
+        """The last step that is over."""
+        return int(self.entries[-1]["step"]) if self.entries else 0
+
+    @property
+    def seconds_left(self) -> float | None:
+        """From what the last steps took, evaluations included; None before the first."""
+        recent = [
+            (entry.get("seconds/step") or 0.0) + (entry.get("seconds/evaluation") or 0.0)
+            for entry in self.entries[-_RECENT:]
+        ]
+        return statistics.fmean(recent) * max(0, self.steps - self.step) if recent else None
+
+    def series(self, name: str) -> list[float | None]:
+        """Return a metric over the steps, None where a step lacks it."""
+        return [_number(entry.get(name)) for entry in self.entries]
+
+
+class TrainingPanel:
+    """Shows a run on a terminal. `show` takes each step; rich calls `__rich_console__` to draw it."""
+
+    def __init__(self, title: str, folder: Path, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self.state = TrainingState(title, folder)
+        self._clock = clock
+        self._began = self._read_at = clock()
+        self._stack = contextlib.ExitStack()
+
+    def __enter__(self) -> TrainingPanel:
+        from rich.console import Console
+        from rich.live import Live
+
+        # stdout is for answers: what is printed there stays there.
+        live = Live(
+            self,
+            console=Console(stderr=True),
+            refresh_per_second=4,
+            redirect_stdout=False,
+            vertical_overflow="crop",
+        )
+        self._stack.enter_context(live)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.state.ended = True
+        self.state.read_folder()
+        self._stack.__exit__(kind, error, trace)
+
+    def show(self, entry: dict[str, Any]) -> None:
+        """Take the metrics of a step."""
+        self.state.take(entry)
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        """Draw the panel into the terminal as it is now."""
+        now = self._clock()
+        self.state.seconds = now - self._began
+        if now - self._read_at > _READ_SECONDS and not self.state.ended:
+            self._read_at = now
+            self.state.read_folder()
+        height = options.height or console.height
+        plain = options.ascii_only
+        yield from panel_lines(self.state, options.max_width, max(1, height - 1), plain=plain)
+
+
+class PlainSteps:
+    """Shows a run as lines on stderr: one for every tenth of the steps, each evaluation and each alert."""
+
+    def __init__(self, title: str, folder: Path, output: Output) -> None:
+        self.state = TrainingState(title, folder)
+        self._output = output
+        self._stack = contextlib.ExitStack()
+        self._told = [0, 0]
+        self._begun: int | None = None
+
+    def __enter__(self) -> PlainSteps:
+        self._bar = self._stack.enter_context(self._output.progress("training", None, unit="steps"))
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.state.read_folder()
+        self._tell_events()
+        self._stack.__exit__(kind, error, trace)
+
+    def show(self, entry: dict[str, Any]) -> None:
+        """Take the metrics of a step, and tell what is new."""
+        state = self.state
+        self._begun = entry["step"] if self._begun is None else self._begun
+        state.take(entry)
+        self._tell_events()
+        self._show_line(entry)
+
+    def _tell_events(self) -> None:
+        """Tell evaluations and alerts that were not told; not those of the part before a resumption."""
+        state, begun = self.state, self._begun or 0
+        for one in state.evaluations[self._told[0] :]:
+            if one.step >= begun - 1:
+                self._output.note(f"step {one.step}: evaluation {evaluation_text(one)}")
+        for alert in state.alerts[self._told[1] :]:
+            if alert.step >= begun:
+                self._output.warn(f"step {alert.step}: {alert.message}")
+        self._told = [len(state.evaluations), len(state.alerts)]
+
+    def _show_line(self, entry: dict[str, Any]) -> None:
+        state = self.state
+        shown = (("reward", 3), ("entropy", 3), ("groups_without_variance", 2))
+        known = [
+            f"{name} {value:.{digits}f}"
+            for name, digits in shown
+            if (value := _number(entry.get(name))) is not None
+        ]
+        left = state.seconds_left
+        times = [f"{_clock_time(left)} left"] if left and state.step < state.steps else []
+        self._bar.total = entry["steps"]
+        self._bar.update(entry["step"], "  ".join([*known, *times]))
+
+
+def training_display(title: str, folder: Path, output: Output) -> TrainingPanel | PlainSteps:
+    """Return what shows a run here: the panel for a person on a terminal, otherwise lines."""
+    import os
+    import sys
+
+    on_a_terminal = sys.stderr.isatty() and os.environ.get("TERM", "dumb") != "dumb"
+    if output.human and output.shows_progress and on_a_terminal:
+        return TrainingPanel(title, folder)
+    return PlainSteps(title, folder, output)
+
+
+def panel_lines(state: TrainingState, width: int, height: int, *, plain: bool = False) -> list[Text]:
+    """Return the panel as lines no wider and no more than these; `plain` leaves Unicode out."""
+    head = [_title_line(state, width), _progress_line(state, width, plain)]
+    if not state.entries:
+        waiting = "ended before the first step" if state.ended else "waiting for the first step"
+        return [_cut(line, width) for line in [*head, Text(waiting, "dim")]][:height]
+    first, functions, rest = _metric_rows(state)
+    foot = [*_time_lines(state, width, plain), *_evaluation_lines(state, width), *_checkpoint_lines(state)]
+    alerts = [Text(f"! step {one.step}: {one.message}", "yellow bold") for one in state.alerts[-3:]]
+    rows = [*first, *functions, *rest]
+    room = height - len(head) - len(foot) - len(alerts)
+    if len(rows) > room:
+        # Reward functions go first, from the last; what tells whether the run is sound stays.
+        kept = max(0, room - len(first) - len(rest) - 1)
+        left_out = len(functions) - kept
+        rows = [*first, *functions[:kept], *rest]
+        note = Text(f"and {counted(left_out, 'reward function')}", "dim") if left_out else None
+        body = [*_metric_lines(state, rows, width, plain), *([note] if note else [])]
+    else:
+        body = _metric_lines(state, rows, width, plain)
+    body = body[: max(1, room)] if room > 0 else body[:1]
+    lines = [*head, *body, *foot, *alerts]
+    if len(lines) > height:
+        lines = [*head, *alerts[-1:], *body, *foot][:height]
+    return [_cut(line, width) for line in lines]
+
+
+@dataclass(frozen=True)
+class _Row:
+    name: str
+    values: Sequence[float | None]
+    form: Callable[[float], str]
+    warned: bool = False
+
+
+def _metric_rows(state: TrainingState) -> tuple[list[_Row], list[_Row], list[_Row]]:
+    """Return the rows of the reward, of each reward function, and of what tells whether the run is sound."""
+    last = state.entries[-1]
+    fired = {alert.rule for alert in state.alerts}
+    functions = [
+        _Row(name.removeprefix("rewards/"), state.series(name), _score)
+        for name in sorted(last)
+        if name.startswith("rewards/") and name.count("/") == 1
+    ]
+    failed = [
+        None if count is None or not rollouts else count / rollouts
+        for count, rollouts in zip(state.series("failed"), state.series("rollouts"), strict=True)
+    ]
+    rest = [
+        _Row("entropy", state.series("entropy"), _score, "entropy_low" in fired),
+        _Row("tokens", state.series("tokens"), _amount),
+        _Row("no variance", state.series("groups_without_variance"), _share, "no_variance" in fired),
+        _Row("truncated", state.series("truncated"), _share, "truncated" in fired),
+        _Row("failed", failed, _share, "environment_errors" in fired),
+    ]
+    first = [_Row("reward", state.series("reward"), _score, "reward_not_finite" in fired)]
+    return first, functions, [row for row in rest if any(value is not None for value in row.values)]
+
+
+def _title_line(state: TrainingState, width: int) -> Text:
+    done = f"step {state.step}" + (f"/{state.steps}" if state.steps else "")
+    times = [_clock_time(state.seconds)]
+    left = state.seconds_left
+    if left is not None and not state.ended and state.step < state.steps:
+        times.append(f"{_clock_time(left)} left")
+    tail = "  ".join([done, *times])
+    title = one_line(state.title)
+    room = width - cell_len(tail) - 2
+    if room < 8:
+        return Text(tail, "bold")
+    text = Text(set_cell_size(title, room - 1) + "…" if cell_len(title) > room else title, "bold")
+    return text.append("  ").append(tail, "default")
+
+
+def _progress_line(state: TrainingState, width: int, plain: bool) -> Text:
+    room = min(width, 60)
+    done = room * state.step // state.steps if state.steps else 0
+    full, empty = ("#", ".") if plain else ("━", "─")
+    return Text(full * done, "green").append(empty * (room - done), "dim")
+
+
+def _metric_lines(state: TrainingState, rows: Sequence[_Row], width: int, plain: bool) -> list[Text]:
+    name_width = min(max(len(row.name) for row in rows), max(8, width // 3))
+    cells = min(SPARK_CELLS, width - name_width - 12)
+    lines = []
+    for row in rows:
+        name = row.name if len(row.name) <= name_width else row.name[: name_width - 1] + "…"
+        value = row.values[-1]
+        text = Text(f"{one_line(name):<{name_width}}  ")
+        shown = "none" if value is None else row.form(value)
+        text.append(f"{shown:>8}", "bold yellow" if row.warned else "bold")
+        if cells >= 4:
+            text.append("  ").append(sparkline(row.values, cells, plain=plain), "cyan")
+        lines.append(text)
+    best = max((value for value in state.series("reward") if value is not None), default=None)
+    if best is not None and cells >= 4:
+        place = state.series("reward").index(best)
+        said = f"  best {_score(best)} at step {state.entries[place]['step']}"
+        if lines[0].cell_len + len(said) <= width:
+            lines[0].append(said, "dim")
+    return lines
+
+
+def sparkline(values: Sequence[float | None], cells: int, *, plain: bool = False) -> str:
+    """Draw values over the steps, each cell the mean of its part; lowest and highest are the series' own."""
+    marks = ASCII_BLOCKS if plain else BLOCKS
+    parts = [values[len(values) * i // cells : len(values) * (i + 1) // cells] for i in range(cells)]
+    if len(values) < cells:
+        parts = [[value] for value in values]
+    means = [_mean(part) for part in parts]
+    known = [mean for mean in means if mean is not None]
+    if not known:
+        return ""
+    low, high = min(known), max(known)
+    scale = (len(marks) - 2) / (high - low) if high > low else 0.0
+    return "".join(marks[0] if mean is None else marks[1 + round((mean - low) * scale)] for mean in means)
+
+
+def _time_lines(state: TrainingState, width: int, plain: bool) -> list[Text]:
+    """Return the shares of the last steps' time as one bar and its key."""
+    recent = state.entries[-_RECENT:]
+    spent = [
+        (name, mark, ascii_mark, color, sum(_number(entry.get(metric)) or 0.0 for entry in recent))
+        for metric, name, mark, ascii_mark, color in PARTS
+    ]
+    spent = [part for part in spent if part[4] > 0]
+    total = sum(part[4] for part in spent)
+    if not total:
+        return []
+    room = min(width - 6, SPARK_CELLS)
+    bar, key = Text("time  "), Text("      ")
+    for name, mark, ascii_mark, color, seconds in spent:
+        sign = ascii_mark if plain else mark
+        bar.append(sign * round(room * seconds / total), color)
+        key.append(sign, color).append(f" {name} {seconds / total:.0%}  ")
+    step = statistics.fmean(_number(entry.get("seconds/step")) or 0.0 for entry in recent)
+    bar.append(f"  {step:.3g} s a step")
+    return [bar, key]
+
+
+def _evaluation_lines(state: TrainingState, width: int) -> list[Text]:
+    if not state.evaluations:
+        return []
+    step = state.evaluations[-1].step
+    last = [one for one in state.evaluations if one.step == step]
+    head, cells = f"evaluation at step {step}", [evaluation_text(one) for one in last]
+    if len("  ".join([head, *cells])) <= width:
+        lines = [Text(f"{head}  ").append("  ".join(cells), "bold")]
+    else:
+        lines = [Text(head), *(Text(f"  {cell}", "bold") for cell in cells)]
+    if state.best is not None:
+        best = state.best
+        lines.append(Text(f"best {best.metric} {_score(best.value)} at step {best.step}"))
+        return lines
+    for cell in dict.fromkeys(one.cell for one in last):
+        known = [one for one in state.evaluations if one.cell == cell and one.reward is not None]
+        if len(known) > 1:
+            top = max(known, key=lambda one: one.reward or 0.0)
+            lines.append(Text(f"best {cell} {_score(top.reward or 0.0)} at step {top.step}", "dim"))
+    return lines
+
+
+def _checkpoint_lines(state: TrainingState) -> list[Text]:
+    return [] if state.checkpoint is None else [Text(f"checkpoint of step {state.checkpoint}", "dim")]
+
+
+def evaluation_text(one: CellEvaluation) -> str:
+    """Return one cell's result: `optimal 0.512 [0.44, 0.58]`."""
+    if one.reward is None:
+        return f"{one.cell} failed"
+    bounds = "" if one.interval is None else f" [{one.interval[0]:.2f}, {one.interval[1]:.2f}]"
+    return f"{one.cell} {_score(one.reward)}{bounds}"
+
+
+def _cut(text: Text, width: int) -> Text:
+    text.no_wrap = True
+    text.truncate(width, overflow="ellipsis")
+    return text
+
+
+def _clock_time(seconds: float) -> str:
+    whole = int(seconds)
+    hours, minutes = whole // 3600, whole // 60 % 60
+    return f"{hours}:{minutes:02}:{whole % 60:02}" if hours else f"{minutes}:{whole % 60:02}"
+
+
+def _number(value: object) -> float | None:
+    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
+
+
+def _mean(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return sum(known) / len(known) if known else None
+
+
+def _score(value: float) -> str:
+    return f"{value:.3f}"
+
+
+def _amount(value: float) -> str:
+    return f"{value:.1f}"
+
+
+def _share(value: float) -> str:
+    return f"{value:.0%}"

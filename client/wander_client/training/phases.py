@@ -1,0 +1,379 @@
+"""Run the phases of a training run one after the other, each a folder of its own, and go on with the rest."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+from wander.sandbox import SandboxPolicy
+from wander.train.records.outcome import Outcome, read_outcome, write_outcome
+from wander.train.schedule.phases import (
+    PHASE,
+    GRPOPhase,
+    ModelPhase,
+    Phase,
+    RolloutsPhase,
+    SFTPhase,
+    made_model,
+    phase_folders,
+    read_phases,
+)
+from wander.types import Record, SamplingArgs
+
+from wander_client.context import current
+from wander_client.environments.location import locate, parse_arguments
+from wander_client.errors import ClientError, Interrupted, UsageError
+from wander_client.training.launcher import require_alone
+from wander_client.training.panel import training_display
+from wander_client.training.run import (
+    COMMAND_FILE,
+    StepLines,
+    TrainingCommand,
+    draw_curves,
+    exact_name,
+    exactly_named,
+    model_path,
+    require_not_collapsed,
+    run_training,
+    with_model,
+)
+
+ROWS = "rows.jsonl"
+"""What a phase of rollouts keeps of them."""
+
+
+class PhasedCommand(Record):
+    """What `wander train` was asked for, of a file of settings with phases."""
+
+    environment: str
+    """`owner/name@version`, exact, or the absolute path of a folder."""
+    label: str
+    phases: list[Phase]
+    sandbox: SandboxPolicy | None = None
+
+    def folders(self, folder: Path) -> list[Path]:
+        """Return the folders of the phases in the run's."""
+        return list(phase_folders(folder, self.phases).values())
+
+
+def new_command(
+    environment: str,
+    config: Path | None,
+    model: str | None,
+    overrides: Sequence[str],
+    arguments: Sequence[str],
+    sandbox: SandboxPolicy | None = None,
+) -> PhasedCommand | None:
+    """Resolve what was typed; None when the file has no phases."""
+    if config is None:
+        return None
+    given: dict[str, Any] = {"model": {"path": model_path(model)}} if model else {}
+    phases = read_phases(config, overrides, **given)
+    if phases is None:
+        return None
+    if parse_arguments(list(arguments), None):
+        raise UsageError(
+            "phases have their arguments in the file", hint="write `--set environment.arguments.KEY=VALUE`"
+        )
+    if model and given["model"]["path"] not in {_begins_with(phase) for phase in phases}:
+        raise UsageError(
+            f"no phase of `{config}` begins with a model from elsewhere",
+            hint="leave it out, or remove the phases that make the model",
+        )
+    require_alone(f"`{config}` has phases, which")
+    location = locate(environment)
+    return PhasedCommand(
+        environment=exact_name(location),
+        label=location.label,
+        phases=[_anywhere(phase) for phase in phases],
+        sandbox=sandbox,
+    )
+
+
+def _begins_with(phase: Phase) -> str | None:
+    if isinstance(phase, RolloutsPhase):
+        return phase.settings.rollouts.model
+    return None if isinstance(phase, ModelPhase) else phase.settings.model.path
+
+
+def _anywhere(phase: Phase) -> Phase:
+    """Return a phase whose model and rows can be found from any folder."""
+    if isinstance(phase, SFTPhase):
+        rows = [text if text.startswith(PHASE) else str(Path(text).resolve()) for text in phase.rows]
+        tuned = with_model(phase.settings, _full_path(phase.settings.model.path))
+        return phase.model_copy(update={"rows": rows, "settings": tuned})
+    if isinstance(phase, GRPOPhase):
+        trained = with_model(exactly_named(phase.settings), _full_path(phase.settings.model.path))
+        return phase.model_copy(update={"settings": trained})
+    return phase
+
+
+def _full_path(model: str) -> str:
+    return model if model.startswith(PHASE) else model_path(model)
+
+
+def stored_command(folder: Path) -> PhasedCommand | None:
+    """Return the command that a run with phases was started with; None for a run without."""
+    path = folder / COMMAND_FILE
+    if not path.is_file() or b'"phases"' not in path.read_bytes():
+        return None
+    try:
+        return PhasedCommand.model_validate_json(path.read_bytes())
+    except ValidationError as error:
+        raise ClientError(f"`{path}` was changed and cannot be read", detail=str(error)) from error
+
+
+class PhasedRun:
+    """The phases of a run in its folder."""
+
+    def __init__(self, command: PhasedCommand, folder: Path) -> None:
+        self.command = command
+        self.folder = folder
+        self.folders = phase_folders(folder, command.phases)
+        self.results: list[dict[str, Any]] = []
+        self.resume_command = f"wander train --resume {folder}"
+
+    def begin(self) -> None:
+        """Make the folder; raises `UsageError` when it holds a run already."""
+        if (self.folder / COMMAND_FILE).exists() or (self.folder / "run.json").exists():
+            raise UsageError(
+                f"`{self.folder}` holds a run already", hint=f"go on with `{self.resume_command}`"
+            )
+        self.folder.mkdir(parents=True, exist_ok=True)
+        text = self.command.model_dump_json(indent=2) + "\n"
+        (self.folder / COMMAND_FILE).write_text(text, encoding="utf-8")
+
+    def run(self) -> list[dict[str, Any]]:
+        """Run every phase that is not finished; return what each came to.
+
+        Raises `Interrupted` with the command that goes on, or `ClientError` when a phase collapsed.
+        """
+        count = len(self.command.phases)
+        for number, phase in enumerate(self.command.phases, start=1):
+            title = f"phase {number} of {count}, {phase.name}"
+            outcome = read_outcome(self.folders[phase.name])
+            if outcome is not None and outcome.finished:
+                current().output.note(f"{title}: done before")
+            else:
+                outcome = self._run_phase(phase, title)
+            if phase.kind == "grpo" and outcome.best is None:
+                require_not_collapsed(outcome.stopped, self.folders[phase.name])
+            self.results.append({"phase": phase.name, "kind": phase.kind, **outcome.model_dump(mode="json")})
+        self._keep_model()
+        return self.results
+
+    def _run_phase(self, phase: Phase, title: str) -> Outcome:
+        folder = self.folders[phase.name]
+        current().output.note(f"{title}: {described(phase)}\nsaving to {folder}")
+        if isinstance(phase, RolloutsPhase):
+            return self._play(phase, folder)
+        if isinstance(phase, ModelPhase):
+            return self._make(phase, folder)
+        if isinstance(phase, SFTPhase):
+            return self._tune(phase, folder)
+        return self._train(phase, folder)
+
+    def _model(self, text: str) -> str:
+        """Return the folder of an earlier phase's model, and any other model as it is."""
+        if not text.startswith(PHASE):
+            return text
+        return str(made_model(self.folders[text.removeprefix(PHASE)]))
+
+    def _play(self, phase: RolloutsPhase, folder: Path) -> Outcome:
+        from wander_client.evaluate import evaluation as evaluations
+
+        players = phase.settings.rollouts
+        sampling = SamplingArgs(temperature=players.temperature, max_tokens=players.max_tokens)
+        settings, location = evaluations.settled(
+            evaluations.EvaluationSettings(
+                environment=self.command.environment,
+                model=self._model(players.model or ""),
+                base_url=players.base_url,
+                arguments=phase.settings.environment.arguments,
+                num_examples=players.examples,
+                rollouts_per_example=players.per_example,
+                split=players.split,
+                seed=players.seed,
+                sampling=sampling,
+                concurrency=players.concurrency,
+                sandbox=self.command.sandbox,
+            ),
+            folder,
+        )
+        with current().output.progress("playing", None, unit="rollouts") as bar:
+
+            def on_progress(progress: Any) -> None:
+                bar.total = progress.total
+                bar.update(progress.done)
+
+            result = asyncio.run(
+                evaluations.run_alone(
+                    settings,
+                    location,
+                    folder,
+                    resume=(folder / "run.json").exists(),
+                    listeners=evaluations.Listeners(on_progress=on_progress),
+                )
+            )
+        if result.interrupted:
+            raise self._interrupted(f"{result.summary.rollouts} of {result.summary.expected} rollouts")
+        if result.summary.failed == result.summary.rollouts:
+            raise evaluations.all_failed(result)
+        self._keep_rows(phase, folder)
+        return self._finished(folder, 0)
+
+    def _keep_rows(self, phase: RolloutsPhase, folder: Path) -> None:
+        from wander.evals.store.folder import RunFolder
+        from wander.train.data import Condition, select_rows, write_rows
+
+        section = phase.settings.filter
+        rows, report = select_rows(
+            RunFolder.open(folder).rollouts(),
+            min_reward=section.min_reward,
+            conditions=[Condition.parse(text) for text in section.where],
+            keep_repeats=section.keep_repeats,
+            near=section.near,
+            whole=section.whole,
+            per_example=section.per_example,
+        )
+        dropped = ", ".join(f"{count} {reason}" for reason, count in sorted(report.dropped.items()))
+        if not rows:
+            raise ClientError(
+                f"nothing is left of the {report.rollouts} rollouts of phase `{phase.name}`: {dropped}",
+                hint=f"`wander view {folder}` shows them; ask for less in `[phases.filter]`",
+            )
+        write_rows(rows, folder / ROWS)
+        left_out = f"; dropped {dropped}" if dropped else ""
+        current().output.note(f"kept {report.kept} of {report.rollouts} rollouts{left_out}")
+
+    def _make(self, phase: ModelPhase, folder: Path) -> Outcome:
+        from itertools import islice
+
+        from wander.evals.store.folder import RunFolder
+        from wander.models.tiny import TinySize, create_tiny
+
+        from wander_client.commands.train.model import ENOUGH_TRANSCRIPTS
+
+        played = RunFolder.open(self.folders[phase.transcripts.removeprefix(PHASE)]).rollouts()
+        texts = [[*each.prompt, *each.completion] for each in islice(played, ENOUGH_TRANSCRIPTS)]
+        tiny = phase.settings.tiny
+        size = TinySize.of_width(tiny.hidden, tiny.layers, tiny.vocabulary, characters=tiny.characters)
+        shutil.rmtree(folder / "model", ignore_errors=True)  # of a phase that was killed before it ended
+        create_tiny(texts, folder / "model", seed=tiny.seed, size=size)
+        return self._finished(folder, 0)
+
+    def _tune(self, phase: SFTPhase, folder: Path) -> Outcome:
+        from wander.train.data import read_rows
+        from wander.train.sft import train_sft
+
+        settings = with_model(phase.settings, self._model(phase.settings.model.path))
+        files = [
+            self.folders[text.removeprefix(PHASE)] / ROWS if text.startswith(PHASE) else Path(text)
+            for text in phase.rows
+        ]
+        resume = (folder / "checkpoints").is_dir()  # without any it begins again
+        with StepLines("fine-tuning", ("loss",)) as lines:
+            result = train_sft(
+                (row for file in files for row in read_rows(file)),
+                settings,
+                folder,
+                progress=lines.show,
+                resume=resume,
+            )
+        if result.interrupted:
+            raise self._interrupted(f"{result.steps} steps of phase `{phase.name}`")
+        if result.too_long:
+            most = settings.batch.max_length
+            current().output.warn(f"{result.too_long} rows exceed {most} tokens and were left out")
+        return self._finished(folder, result.steps)
+
+    def _train(self, phase: GRPOPhase, folder: Path) -> Outcome:
+        settings = with_model(phase.settings, self._model(phase.settings.model.path))
+        command = TrainingCommand(
+            environment=self.command.environment,
+            label=self.command.label,
+            settings=settings,
+            sandbox=self.command.sandbox,
+        )
+        with training_display(f"training on {command.label}", folder, current().output) as display:
+            result = run_training(command, folder, display.show, resume=(folder / "run.json").exists())
+        if result.interrupted:
+            raise self._interrupted(f"{result.steps} steps of phase `{phase.name}`")
+        draw_curves(folder, command)
+        outcome = read_outcome(folder)
+        assert outcome is not None
+        return outcome
+
+    def _finished(self, folder: Path, steps: int) -> Outcome:
+        outcome = Outcome(steps=steps, finished=True)
+        write_outcome(folder, outcome)
+        return outcome
+
+    def _interrupted(self, kept: str) -> Interrupted:
+        return Interrupted(
+            f"interrupted; {kept} are kept in `{self.folder}`", hint=f"go on with `{self.resume_command}`"
+        )
+
+    def _keep_model(self) -> None:
+        """Have the last phase's model in the run's own folder too, as every training run has it."""
+        from wander.train.trainer import replaced_folder
+
+        makers = [phase for phase in self.command.phases if phase.kind != "rollouts"]
+        if not makers:
+            return
+        model = made_model(self.folders[makers[-1].name])
+        with replaced_folder(self.folder / "model") as made:
+            shutil.copytree(model, made, dirs_exist_ok=True, copy_function=_linked)
+
+    @property
+    def last_folder(self) -> Path:
+        """The run folder of the last phase."""
+        return self.command.folders(self.folder)[-1]
+
+    @property
+    def model(self) -> Path | None:
+        """The model that the run ends with, once it is there."""
+        made = self.folder / "model"
+        return made if made.is_dir() else None
+
+
+def _linked(source: str, target: str) -> None:
+    """Give a file a second name, which costs no space; copy it where that cannot be."""
+    try:
+        os.link(source, target)
+    except OSError:
+        shutil.copy2(source, target)
+
+
+def described(phase: Phase) -> str:
+    """Return what a phase is about to do, in words."""
+    if isinstance(phase, RolloutsPhase):
+        players = phase.settings.rollouts
+        return f"{players.model} plays {players.examples} examples x {players.per_example} rollouts"
+    if isinstance(phase, ModelPhase):
+        return f"makes a tiny model from {phase.transcripts}"
+    if isinstance(phase, SFTPhase):
+        return f"fine-tunes {phase.settings.model.path} on {', '.join(phase.rows)}"
+    batch, steps = phase.settings.batch, phase.settings.schedule.steps
+    return f"GRPO on {phase.settings.model.path}: {steps} steps of {batch.rollouts} rollouts"
+
+
+def summary_rows(results: Sequence[dict[str, Any]]) -> list[list[Any]]:
+    """Return a row for each phase: its name, kind, steps, and how it ended."""
+    return [
+        [
+            each["phase"],
+            each["kind"],
+            each["steps"] or "",
+            each["stopped"]["reason"] if each["stopped"] else "done",
+            f"{each['best']['metric']} {each['best']['value']:.4g} at step {each['best']['step']}"
+            if each["best"]
+            else "",
+        ]
+        for each in results
+    ]

@@ -1,0 +1,103 @@
+"""A training run in words: how far it came, what it learned, what it evaluated and warned of."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from wander.train.records.outcome import Outcome
+    from wander.train.schedule.evaluation import CellEvaluation
+    from wander.wire import RunManifest
+
+_LABEL = 10
+"""Width of what stands before a line, as in the report of an evaluation."""
+
+
+def training_facts(folder: Path) -> dict[str, Any]:
+    """Return what the record of a training run holds beside its rollouts, read without the trainer."""
+    from wander.evals.store.jsonl import read_records
+    from wander.train.records.checkpoints import read_saved
+    from wander.train.records.outcome import read_outcome
+    from wander.train.schedule.evaluation import read_evaluations
+    from wander.train.watch.alerts import Alert
+
+    outcome = read_outcome(folder)
+    return {
+        "steps": [_numbers(line) for line in _lines(folder / "metrics.jsonl")],
+        "outcome": outcome.model_dump(mode="json") if outcome else None,
+        "checkpoints": [one.model_dump(mode="json") for one in read_saved(folder)],
+        "evaluations": [one.model_dump(mode="json") for one in read_evaluations(folder)],
+        "alerts": [one.model_dump(mode="json") for one in read_records(folder / "alerts.jsonl", Alert)],
+    }
+
+
+def training_lines(manifest: RunManifest, facts: dict[str, Any]) -> Iterator[str]:
+    """Yield the lines that tell of a training run."""
+    from wander.train.records.outcome import Outcome
+
+    pin = manifest.environment
+    owner = f"{pin.owner}/" if pin.owner else ""
+    yield f"training {manifest.model.name} on {owner}{pin.name} {pin.version or ''}".rstrip()
+    steps = facts["steps"]
+    outcome = Outcome.model_validate(facts["outcome"]) if facts["outcome"] else None
+    yield _line("steps", f"{len(steps)}{_ended(outcome, steps)}")
+    for name, unit in (("reward", ""), ("entropy", ""), ("tokens", " a rollout")):
+        values = [one[name] for one in steps if one.get(name) is not None]
+        if values:
+            yield _line(name, f"{values[0]:.4g}{unit} in the first step, {values[-1]:.4g} in the last")
+    if rollouts := sum(one.get("rollouts") or 0 for one in steps):
+        yield _line("rollouts", f"{rollouts:,.0f} played")
+    if facts["checkpoints"]:
+        kept = ", ".join(str(one["step"]) for one in facts["checkpoints"])
+        yield _line("weights", f"saved after steps {kept}")
+    if outcome is not None and outcome.best is not None:
+        best = outcome.best
+        yield _line("best", f"{best.metric} {best.value:.4g} after step {best.step}")
+    for alert in facts["alerts"]:
+        yield _line("alert", f"step {alert['step']}: {alert['message']}")
+    yield _line("run", manifest.run_id)
+
+
+def evaluation_rows(facts: dict[str, Any]) -> tuple[Sequence[str], list[list[str]]]:
+    """Return heading and rows of the evaluations on held-out examples."""
+    from wander.train.schedule.evaluation import CellEvaluation
+
+    rows = [_evaluation_row(CellEvaluation.model_validate(one)) for one in facts["evaluations"]]
+    return ("step", "cell", "reward", "95 % interval", "examples", "failed"), rows
+
+
+def _evaluation_row(one: CellEvaluation) -> list[str]:
+    reward = "" if one.reward is None else f"{one.reward:.4f}"
+    interval = "" if one.interval is None else f"{one.interval[0]:.4f} to {one.interval[1]:.4f}"
+    return [str(one.step), one.cell, reward, interval, str(one.examples), str(one.failed)]
+
+
+def _ended(outcome: Outcome | None, steps: Sequence[dict[str, Any]]) -> str:
+    asked = next((one["steps"] for one in reversed(steps) if one.get("steps") is not None), None)
+    of = f" of {asked:.0f}" if asked is not None else ""
+    if outcome is None:
+        return f"{of}, not ended"
+    if outcome.stopped is not None:
+        return f"{of}, stopped: {outcome.stopped.reason}"
+    return of if outcome.finished else f"{of}, interrupted"
+
+
+def _line(label: str, text: str) -> str:
+    return f"{label:<{_LABEL}}{text}"
+
+
+def _numbers(line: dict[str, Any]) -> dict[str, float | None]:
+    return {name: value for name, value in line.items() if value is None or isinstance(value, int | float)}
+
+
+def _lines(file: Path) -> list[dict[str, Any]]:
+    """Return the lines of a file; one that a kill cut short is left out."""
+    import json
+
+    from wander.evals.store.jsonl import lines
+
+    if not file.is_file():
+        return []
+    return [json.loads(line) for line in lines(file) if line.endswith(b"\n")]

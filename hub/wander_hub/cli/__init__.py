@@ -1,0 +1,1 @@
+"""The `wander-hub` command."""

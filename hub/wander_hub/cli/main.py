@@ -1,0 +1,329 @@
+"""The `wander-hub` command: serve, work, migrate, users and tokens.
+
+Data goes to standard output, everything else to standard error. Exit status: 0 done, 1 refused or failed,
+2 wrong usage, a taken port or an unusable data folder.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from pydantic import ValidationError
+from sqlalchemy.exc import DatabaseError
+
+from wander_hub import __version__
+from wander_hub.cli.data_option import Data
+from wander_hub.cli.fsck import fsck
+from wander_hub.cli.work import work
+from wander_hub.database import Database
+from wander_hub.http.problems import HubProblem
+from wander_hub.server.data_folder import DataFolderInUse
+from wander_hub.settings import Settings
+
+OVERVIEW = """\b
+Run and administer a Wander hub.
+
+\b
+  wander-hub serve                         start a hub, data in ./wander-hub-data
+  wander-hub user add ada                  let somebody publish
+  wander-hub token create ada              make a token for `wander login`
+  wander-hub work                          play runs again for a hub, on any machine
+
+\b
+Exit status: 0 done, 1 refused or failed, 2 wrong usage, a taken port or an unusable data folder."""
+
+
+def _group(help: str) -> typer.Typer:
+    return typer.Typer(
+        help=help,
+        no_args_is_help=True,
+        add_completion=False,
+        rich_markup_mode=None,
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )
+
+
+app = _group(OVERVIEW)
+user_app = _group("Add and list users.")
+token_app = _group("Create, list and revoke API tokens.")
+app.add_typer(user_app, name="user")
+app.add_typer(token_app, name="token")
+
+AsJson = Annotated[bool, typer.Option("--json", help="print JSON")]
+
+
+def main() -> None:
+    """Run the command; the one place that prints errors and chooses the exit status."""
+    try:
+        sys.exit(app(standalone_mode=False, prog_name="wander-hub"))
+    except typer.Abort:
+        sys.exit(130)
+    except BrokenPipeError:  # the reader went away (`wander-hub token list | head`)
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(1)
+    except HubProblem as problem:
+        _fail(problem.detail, problem.hint, 1)
+    except DataFolderInUse as error:
+        _fail(str(error), error.hint, 2)
+    except ValidationError as error:
+        first = error.errors()[0]
+        name = ".".join(str(one) for one in first["loc"])
+        message = first["msg"].removeprefix("Value error, ")
+        _fail(f"setting `{name}`: {message}" if name else f"the settings do not fit: {message}", None, 2)
+    except DatabaseError as error:
+        _fail(f"the database does not work: {error.orig}", "check `--data` and `WANDER_HUB_DATABASE_URL`", 2)
+    except OSError as error:
+        _fail(*_explained(error), 2)
+    except Exception as error:
+        if not hasattr(error, "format_message"):  # click's and typer's usage errors share only this method
+            raise
+        if type(error).__name__ == "NoArgsIsHelpError":
+            print(error.format_message())  # noqa: T201
+            sys.exit(0)
+        context = getattr(error, "ctx", None)
+        said = error.format_message().strip().rstrip(".").replace("'", "`")
+        path = context.command_path if context is not None else "wander-hub"
+        _fail(said[:1].lower() + said[1:], f"run `{path} --help`", 2)
+
+
+def _explained(error: OSError) -> tuple[str, str]:
+    """Return message and hint of what the system refused: a file of the installation, or the data folder."""
+    reason = (error.strerror or str(error)).lower()
+    named = f": `{error.filename}`" if error.filename else ""
+    package = Path(__file__).resolve().parent.parent
+    if error.filename and package in Path(str(error.filename)).resolve().parents:
+        return f"the installation of wander-hub is damaged{named} ({reason})", "install `wander-hub` again"
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return f"the disk is full{named}", "free some space, or choose another data folder with `--data`"
+    return f"{reason}{named}", "check that path, or choose another data folder with `--data`"
+
+
+@app.command()
+def serve(
+    host: Annotated[str, typer.Option(help="address to listen on")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="port to listen on; 0 takes a free one", min=0, max=65535)] = 8600,
+    data: Data = None,
+    public_url: Annotated[
+        str | None,
+        typer.Option(help="address under which users reach the hub", envvar="WANDER_HUB_PUBLIC_URL"),
+    ] = None,
+    token_file: Annotated[
+        Path | None,
+        typer.Option(help="write the administrator's token here (mode 0600) instead of printing it"),
+    ] = None,
+    new_token: Annotated[
+        bool, typer.Option("--new-token", help="make another administrator's token, if there is one already")
+    ] = False,
+    exit_with_parent: Annotated[bool, typer.Option(help="stop when the starting process ends")] = False,
+    access_log: Annotated[bool, typer.Option(help="log every request")] = True,
+    workers: Annotated[int, typer.Option(help="processes that answer requests", min=1, max=64)] = 1,
+    jobs: Annotated[
+        bool | None,
+        typer.Option("--jobs/--no-jobs", help="work on jobs too, or leave them to `wander-hub work`"),
+    ] = None,
+) -> None:
+    """Start the hub. The first start makes the database and prints an administrator's token, once."""
+    from wander_hub.server import serve as serving
+
+    settings = _settings(data, public_url=public_url, serve_jobs=jobs)
+    serving.serve(
+        settings,
+        host=host,
+        port=port,
+        token_file=token_file,
+        new_token=new_token,
+        exit_with_parent=exit_with_parent,
+        access_log=access_log,
+        workers=workers,
+    )
+
+
+@app.command()
+def migrate(data: Data = None) -> None:
+    """Bring the database to the newest schema.
+
+    `serve` does so by itself.
+    """
+    from wander_hub.jobs import choice
+
+    with _database(data) as database:
+        choice.migrate(_settings(data), database)
+        shown = database.engine.url.render_as_string(hide_password=True)
+        print(f"migrated {shown}", file=sys.stderr)  # noqa: T201
+
+
+app.command()(fsck)
+app.command()(work)
+
+
+@app.command("nginx-config")
+def nginx_config(
+    name: Annotated[str, typer.Option(help="host name under which users reach the hub")] = "_",
+    listen: Annotated[str, typer.Option(help="what nginx listens on; `443 ssl` for TLS")] = "80",
+    upstream: Annotated[str, typer.Option(help="where the hub listens")] = "127.0.0.1:8600",
+    data: Data = None,
+) -> None:
+    """Print an nginx configuration that sends files itself, the public ones without asking the hub.
+
+    \b
+    wander-hub nginx-config --name hub.example.org --listen "443 ssl" > /etc/nginx/conf.d/wander.conf
+    """
+    from wander_hub.cli.nginx import configuration
+
+    print(configuration(_settings(data), name=name, listen=listen, upstream=upstream), end="")  # noqa: T201
+
+
+@app.command()
+def version(as_json: AsJson = False) -> None:
+    """Print the version."""
+    _print({"version": __version__}, as_json, lambda one: str(one["version"]))
+
+
+@user_app.command("add")
+def add_user(
+    name: str,
+    admin: Annotated[bool, typer.Option("--admin", help="may do everything")] = False,
+    owner: Annotated[list[str] | None, typer.Option(help="also publish under this owner; may repeat")] = None,
+    data: Data = None,
+    as_json: AsJson = False,
+) -> None:
+    """Add a user, who may publish under the own name and the owners given."""
+    from wander_hub.accounts import service
+
+    with _database(data) as database, database.write() as session:
+        user = service.add_user(session, name, admin=admin)
+        owners = [user.name, *(service.add_member(session, one, user).name for one in owner or [])]
+        row = {"name": user.name, "admin": user.admin, "owners": owners}
+    _print(row, as_json, lambda one: f"added `{one['name']}`, owners: {', '.join(one['owners'])}")
+
+
+@user_app.command("list")
+def list_users(data: Data = None, as_json: AsJson = False) -> None:
+    """List users and what they may publish under."""
+    from wander_hub.accounts import repository
+
+    with _database(data) as database, database.read() as session:
+        rows = [
+            {
+                "name": user.name,
+                "admin": user.admin,
+                "owners": sorted(one.owner.name for one in user.memberships),
+                "created_at": user.created_at.isoformat(),
+            }
+            for user in repository.users(session)
+        ]
+    _print_rows(rows, as_json)
+
+
+@token_app.command("create")
+def create_token(
+    user: str,
+    name: Annotated[str, typer.Option(help="what the token is for")] = "command line",
+    data: Data = None,
+    as_json: AsJson = False,
+) -> None:
+    """Create a token for a user and print it; it cannot be shown again."""
+    from wander_hub.accounts import repository, service
+
+    with _database(data) as database, database.write() as session:
+        found = repository.user_named(session, user)
+        if found is None:
+            hint = f"run `wander-hub user add {user}`"
+            raise HubProblem(404, "user_not_found", f"there is no user `{user}`", hint=hint)
+        secret = service.add_token(session, found, name)
+    _print({"user": user, "name": name, "token": secret}, as_json, lambda one: str(one["token"]))
+
+
+@token_app.command("list")
+def list_tokens(
+    user: Annotated[str | None, typer.Option(help="only this user's")] = None,
+    data: Data = None,
+    as_json: AsJson = False,
+) -> None:
+    """List tokens by their prefix; secrets are not kept."""
+    from wander_hub.accounts import repository
+
+    with _database(data) as database, database.read() as session:
+        rows = [
+            {
+                "prefix": token.prefix,
+                "user": token.user.name,
+                "name": token.name,
+                "created_at": token.created_at.isoformat(),
+                "last_used_at": token.last_used_at.isoformat() if token.last_used_at else None,
+                "revoked": token.revoked_at is not None,
+            }
+            for token in repository.tokens_of(session, user)
+        ]
+    _print_rows(rows, as_json)
+
+
+@token_app.command("revoke")
+def revoke_token(prefix: str, data: Data = None, as_json: AsJson = False) -> None:
+    """Revoke the token with this prefix, as `token list` shows it."""
+    from wander_hub.accounts import service
+
+    with _database(data) as database, database.write() as session:
+        token = service.revoke_token(session, prefix)
+        row = {"prefix": token.prefix, "revoked": True}
+    _print(row, as_json, lambda one: f"revoked `{one['prefix']}`")
+
+
+def _settings(data: Path | None, **given: Any) -> Settings:
+    values = {"data": data, **given}
+    return Settings(**{key: value for key, value in values.items() if value is not None})
+
+
+@contextmanager
+def _database(data: Path | None) -> Iterator[Database]:
+    """Give the migrated database of a hub, running or not."""
+    settings = _settings(data)
+    if settings.database_url is None:
+        settings.data.mkdir(parents=True, exist_ok=True)
+    database = Database(settings.resolved_database_url)
+    try:
+        database.migrate()
+        yield database
+    finally:
+        database.close()
+
+
+def _print(row: dict[str, Any], as_json: bool, text: Callable[[dict[str, Any]], str]) -> None:
+    print(json.dumps(row) if as_json else text(row))  # noqa: T201
+
+
+def _print_rows(rows: list[dict[str, Any]], as_json: bool) -> None:
+    if as_json:
+        print(json.dumps({"data": rows, "next": None}))  # noqa: T201
+        return
+    for number, row in enumerate(rows):
+        if number == 0:
+            print("\t".join(row))  # noqa: T201
+        print("\t".join(_cell(value) for value in row.values()))  # noqa: T201
+
+
+def _cell(value: Any) -> str:
+    if isinstance(value, list):
+        return ",".join(str(one) for one in value)
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return "-" if value is None else str(value)
+
+
+def _fail(message: str, hint: str | None, status: int) -> None:
+    text = f"error: {message}\n" + (f"\nhint: {hint}\n" if hint else "")
+    sys.stderr.write(text)
+    sys.stderr.flush()
+    sys.exit(status)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""Compare what a hub keeps, and repair what can be derived."""

@@ -1,0 +1,1 @@
+"""The request boundary: what every route shares."""

@@ -1,0 +1,183 @@
+"""The request boundary: what routes depend on. Nothing else commits.
+
+Sessions end before the answer is sent (`scope="function"`), so a failed commit is an error answer and never
+a success that was not kept. What only looks something up is `async`, since FastAPI sends every other
+dependency through a thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Annotated
+
+from fastapi import Depends, Request
+from fastapi.dependencies.models import Dependant
+from fastapi.routing import APIRoute, iter_route_contexts
+from sqlalchemy.orm import Session
+from starlette.routing import BaseRoute
+
+from wander_hub import security
+from wander_hub.accounts import service
+from wander_hub.accounts.schemas import Identity, Permission
+from wander_hub.database import Database
+from wander_hub.http.problems import HubProblem
+from wander_hub.jobs import Worker
+from wander_hub.settings import Settings
+from wander_hub.storage import Storage
+
+_SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
+
+
+def settings_of(request: Request) -> Settings:
+    """Return the hub's settings."""
+    settings: Settings = request.app.state.settings
+    return settings
+
+
+def database_of(request: Request) -> Database:
+    """Return the hub's database."""
+    database: Database = request.app.state.database
+    return database
+
+
+def storage_of(request: Request) -> Storage:
+    """Return the hub's storage."""
+    storage: Storage = request.app.state.storage
+    return storage
+
+
+def base_url_of(request: Request) -> str:
+    """Return the address users reach the hub under, without a slash at its end."""
+    return (settings_of(request).public_url or str(request.base_url)).rstrip("/")
+
+
+def read_session(request: Request) -> Iterator[Session]:
+    """Give a session that cannot change anything for good."""
+    with database_of(request).read(optional_identity(request)) as session:
+        yield session
+
+
+def write_session(request: Request) -> Iterator[Session]:
+    """Give a session that commits when the route returns."""
+    with database_of(request).write(optional_identity(request)) as session:
+        yield session
+
+
+def optional_identity(request: Request) -> Identity | None:
+    """Return the caller, None for an anonymous one; a bad token is a 401 even where none is needed."""
+    known: Identity | None = getattr(request.state, "identity", None)
+    secret = security.token_from_header(request.headers.get("authorization"))
+    if secret is None or known is not None:
+        return known
+    try:
+        request.state.identity = service.authenticate(database_of(request), secret)
+    except HubProblem as refusal:
+        refusal.headers = challenge(request)
+        raise
+    identity: Identity = request.state.identity
+    return identity
+
+
+def required_identity(request: Request) -> Identity:
+    """Return the caller; raise a 401 when no token was sent."""
+    identity = optional_identity(request)
+    if identity is None:
+        hint = "run `wander login`, or set `WANDER_TOKEN`; twine and uv take user `__token__` with the token"
+        raise HubProblem(
+            401, "token_required", "this needs an API token", hint=hint, headers=challenge(request)
+        )
+    return identity
+
+
+class Needs:
+    """What a route that changes something demands: a caller whose token is meant for it.
+
+    Every such route has one among its dependencies, or the hub does not start (`undeclared_routes`). Whether
+    the caller's role allows it is for the service to decide, in the transaction that makes the change.
+    """
+
+    def __init__(self, permission: Permission) -> None:
+        self.permission: Permission = permission
+
+    def __call__(self, request: Request) -> Identity:
+        """Return the caller; raise a 401 without a token, a 403 for one of another scope."""
+        identity = required_identity(request)
+        if self.permission not in identity.token.scopes:
+            scopes = ", ".join(f"`{one}`" for one in identity.token.scopes)
+            raise HubProblem(
+                403,
+                "token_scope",
+                f"this needs a token of scope `{self.permission}`; this one has {scopes}",
+                hint=f"make one with `wander token new NAME --scope {self.permission}`",
+            )
+        return identity
+
+
+class ByIdentityToken:
+    """Marks a route whose body is what proves who asks: an identity token for a trusted publisher."""
+
+    async def __call__(self) -> None:
+        """Ask nothing here: the route verifies the body."""
+
+
+def wake_jobs(request: Request) -> None:
+    """Have this process's worker look for jobs now, if it has one."""
+    worker: Worker | None = request.app.state.job_worker
+    if worker is not None:
+        worker.wake()
+
+
+def mutating_routes(routes: Iterable[BaseRoute]) -> Iterator[tuple[str, str, Needs | ByIdentityToken | None]]:
+    """Yield method, path and declared permission of every route that may change something."""
+    for context in iter_route_contexts(list(routes)):
+        route = context.original_route
+        needs = _needs_of(route.dependant) if isinstance(route, APIRoute) else None
+        for method in sorted(set(getattr(route, "methods", None) or ()) - _SAFE_METHODS):
+            yield method, context.path or "", needs
+
+
+def undeclared_routes(routes: Iterable[BaseRoute]) -> list[str]:
+    """Return the routes that may change something and do not say who may."""
+    return [f"{method} {path}" for method, path, needs in mutating_routes(routes) if needs is None]
+
+
+def _needs_of(dependant: Dependant) -> Needs | ByIdentityToken | None:
+    for one in dependant.dependencies:
+        found = one.call if isinstance(one.call, Needs | ByIdentityToken) else _needs_of(one)
+        if found is not None:
+            return found
+    return None
+
+
+def challenge(request: Request) -> dict[str, str]:
+    """Return the header that makes pip, uv and twine send their credentials."""
+    scheme = "Bearer" if request.url.path.startswith("/api/") else "Basic"
+    return {"WWW-Authenticate": f'{scheme} realm="wander"'}
+
+
+async def _settings(request: Request) -> Settings:
+    return settings_of(request)
+
+
+async def _database(request: Request) -> Database:
+    return database_of(request)
+
+
+async def _storage(request: Request) -> Storage:
+    return storage_of(request)
+
+
+async def _base_url(request: Request) -> str:
+    return base_url_of(request)
+
+
+ReadSession = Annotated[Session, Depends(read_session, scope="function")]
+WriteSession = Annotated[Session, Depends(write_session, scope="function")]
+Caller = Annotated[Identity, Depends(required_identity)]
+Poster = Annotated[Identity, Depends(Needs("results"))]
+Publisher = Annotated[Identity, Depends(Needs("publish"))]
+Manager = Annotated[Identity, Depends(Needs("manage"))]
+HubDatabase = Annotated[Database, Depends(_database)]
+HubStorage = Annotated[Storage, Depends(_storage)]
+HubSettings = Annotated[Settings, Depends(_settings)]
+BaseUrl = Annotated[str, Depends(_base_url)]

@@ -1,0 +1,67 @@
+"""Takes multipart bodies apart, counting bytes as they arrive so that no limit is noticed too late.
+
+File parts go to temporary files on disk, which vanish with the request.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from fastapi import Request
+from starlette.datastructures import FormData
+from starlette.formparsers import MultiPartException, MultiPartParser
+
+from wander_hub.http.bodies import pieces
+from wander_hub.http.problems import HubProblem
+
+_FIELD_BYTES = 8 * 1024 * 1024
+"""Limit of one text field: twine sends the whole README as one."""
+_OVERHEAD = 16 * 1024 * 1024
+"""What a form may hold beside its files; it is in memory."""
+
+
+@asynccontextmanager
+async def multipart_form(request: Request, *, max_bytes: int, max_files: int) -> AsyncIterator[FormData]:
+    """Give the parsed form; raise 413 past the limit, 415 or 400 for what is no form."""
+    content_type = request.headers.get("content-type", "")
+    if not content_type.lower().startswith("multipart/form-data"):
+        raise HubProblem(415, "not_a_form", "the body must be multipart/form-data")
+    declared = request.headers.get("content-length", "")
+    if declared.isdecimal() and int(declared) > max_bytes + _OVERHEAD:
+        raise too_large(max_bytes)
+    parser = _Parser(
+        request.headers,
+        pieces(request, max_bytes + _OVERHEAD, too_large(max_bytes)),
+        max_files=max_files,
+        max_fields=2000,
+        max_part_size=_FIELD_BYTES,
+    )
+    try:
+        form = await parser.parse()
+    except (MultiPartException, KeyError, UnicodeError) as error:
+        raise HubProblem(400, "bad_form", f"the form cannot be read: {error}") from error
+    try:
+        yield form
+    finally:
+        await form.close()
+
+
+class _Parser(MultiPartParser):
+    """Bounds the text of all fields together, and not of each alone."""
+
+    _text_bytes = 0
+
+    def on_part_data(self, data: bytes, start: int, end: int) -> None:
+        """Take in a piece of a part."""
+        if self._current_part.file is None:
+            self._text_bytes += end - start
+            if self._text_bytes > _OVERHEAD:
+                raise MultiPartException(f"its text is over {_OVERHEAD:,} bytes")
+        super().on_part_data(data, start, end)
+
+
+def too_large(max_bytes: int) -> HubProblem:
+    """Return the refusal of a body over the limit."""
+    limit = f"{max_bytes / (1024 * 1024):,.0f} MiB"
+    return HubProblem(413, "too_large", f"the upload is over this hub's limit of {limit}")

@@ -1,0 +1,176 @@
+"""Every error answer of the hub: RFC 9457 problem details with a stable code and a hint.
+
+Services raise `HubProblem`; the handlers here turn it, and whatever else goes wrong, into
+`application/problem+json`, or into a page where a person asked for one.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+from collections.abc import Callable
+from http import HTTPStatus
+from typing import Any
+from urllib.parse import quote
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from obstore.exceptions import BaseError
+from sqlalchemy.exc import DataError, IntegrityError, OperationalError
+from starlette.exceptions import HTTPException
+from starlette.responses import JSONResponse, RedirectResponse, Response
+from wander.wire import Problem
+
+from wander_hub.http.middleware import BROWSER_HEADERS, REQUEST_ID_HEADER
+
+logger = logging.getLogger("wander_hub")
+
+_HANDLED = (
+    *(HTTPException, RequestValidationError, IntegrityError, OperationalError, DataError),
+    *(BaseError, OSError, OverflowError),
+)
+"""What is answered inside the middleware; anything else is logged with its traceback by the server."""
+
+PageRenderer = Callable[[Request, Problem, dict[str, str]], Response]
+
+
+class HubProblem(Exception):
+    """A refusal with a status, a stable code and what to do next."""
+
+    def __init__(
+        self,
+        status: int,
+        code: str,
+        detail: str,
+        *,
+        hint: str | None = None,
+        errors: list[dict[str, Any]] | None = None,
+        headers: dict[str, str] | None = None,
+    ) -> None:
+        super().__init__(detail)
+        self.status = status
+        self.code = code
+        self.detail = detail
+        self.hint = hint
+        self.errors = errors
+        self.headers = headers or {}
+
+
+class Moved(Exception):
+    """What was asked for has another address now; answered with a redirect that keeps the method."""
+
+    def __init__(self, owner: str, name: str) -> None:
+        super().__init__(f"{owner}/{name}")
+        self.owner = owner
+        self.name = name
+
+
+def documented(*statuses: int) -> dict[int | str, dict[str, Any]]:
+    """Return OpenAPI responses that say these statuses carry a problem."""
+    content = {"application/problem+json": {"schema": {"$ref": "#/components/schemas/Problem"}}}
+    return {
+        status: {"description": HTTPStatus(status).phrase, "model": Problem, "content": content}
+        for status in statuses
+    }
+
+
+def install_handlers(app: FastAPI, render_page: PageRenderer) -> None:
+    """Register the handlers; `render_page` draws a problem for a person."""
+
+    def answer(request: Request, failure: HubProblem) -> Response:
+        request_id = request.scope.get("state", {}).get("request_id")
+        # An unexpected failure is answered outside of all middleware, so the headers are completed here too.
+        headers = {**BROWSER_HEADERS, REQUEST_ID_HEADER: request_id or "", **failure.headers}
+        problem = Problem(
+            title=HTTPStatus(failure.status).phrase,
+            status=failure.status,
+            detail=failure.detail,
+            code=failure.code,
+            hint=failure.hint,
+            request_id=request_id,
+            errors=failure.errors,
+        )
+        if wants_page(request):
+            return render_page(request, problem, headers)
+        return JSONResponse(
+            problem.model_dump(exclude_none=True),
+            failure.status,
+            headers=headers,
+            media_type="application/problem+json",
+        )
+
+    def on_hub_problem(request: Request, error: Exception) -> Response:
+        assert isinstance(error, HubProblem)
+        return answer(request, error)
+
+    def on_anything(request: Request, error: Exception) -> Response:
+        return answer(request, problem_of(error))
+
+    app.add_exception_handler(HubProblem, on_hub_problem)
+    app.add_exception_handler(Moved, _redirect)
+    for kind in _HANDLED:
+        app.add_exception_handler(kind, on_anything)
+    app.add_exception_handler(Exception, on_anything)
+
+
+def _redirect(request: Request, error: Exception) -> Response:
+    """Answer with the same path under the new owner and name; the route's parameters tell the old ones."""
+    assert isinstance(error, Moved)
+    params = request.path_params
+    old = [params["owner"], params.get("name") or params.get("project")]
+    new = [error.owner, error.name]
+    segments = request.url.path.split("/")
+    start = 0
+    for was, becomes in zip(old, new, strict=True):
+        start = segments.index(was, start)
+        segments[start] = becomes
+        start += 1
+    query = f"?{request.url.query}" if request.url.query else ""
+    status = 301 if request.method in {"GET", "HEAD"} else 308
+    address = "/".join(quote(one) for one in segments) + query
+    # Names may move back, so nobody may remember this for good.
+    return RedirectResponse(address, status, headers={"Cache-Control": "no-cache"})
+
+
+def problem_of(error: Exception) -> HubProblem:
+    """Return the refusal that an exception of a library amounts to."""
+    if isinstance(error, HTTPException):
+        code = HTTPStatus(error.status_code).name.lower()
+        return HubProblem(error.status_code, code, str(error.detail), headers=dict(error.headers or {}))
+    if isinstance(error, RequestValidationError):
+        errors = [
+            {"loc": [str(part) for part in one["loc"]], "msg": one["msg"], "type": one["type"]}
+            for one in error.errors()
+        ]
+        return HubProblem(422, "invalid_request", "the request does not fit the API", errors=errors)
+    if isinstance(error, DataError | OverflowError):
+        return HubProblem(422, "invalid_request", "a value is outside what the hub can look up")
+    if isinstance(error, IntegrityError):
+        hint = "send the same request again"
+        return HubProblem(409, "concurrent_change", "another request changed the same thing", hint=hint)
+    if _is_disk_full(error):
+        logger.error("the disk is full: %s", error)
+        return HubProblem(507, "storage_full", "the hub's disk is full", hint="tell the hub's operator")
+    if isinstance(error, BaseError):
+        logger.error("the object store does not work: %s", error)
+        hint = "try again; if it stays so, tell the hub's operator"
+        return HubProblem(503, "storage_unavailable", "the hub's object store does not answer", hint=hint)
+    logger.error("unexpected failure", exc_info=error)
+    return HubProblem(500, "internal_error", "the hub failed; the operator's log has the request id")
+
+
+def wants_page(request: Request) -> bool:
+    """Tell whether a person in a browser asked: HTML accepted, and not one of the machines' paths."""
+    parts = request.url.path.strip("/").split("/")
+    if parts[0] in {"_", "api", "files", "health", "openapi.json", "simple"} or (
+        len(parts) > 1 and parts[1] in {"simple", "legacy", "files", "integrity"}
+    ):
+        return False
+    return "text/html" in request.headers.get("accept", "") and request.method in {"GET", "HEAD"}
+
+
+def _is_disk_full(error: Exception) -> bool:
+    if isinstance(error, OSError) and error.errno in {errno.ENOSPC, errno.EDQUOT}:
+        return True
+    text = str(error)
+    return "No space left on device" in text or "database or disk is full" in text

@@ -1,0 +1,99 @@
+"""What owners of an environment make of its boards, and the runs that they keep off them, with a reason."""
+
+from __future__ import annotations
+
+from sqlalchemy import update
+from sqlalchemy.orm import Session
+from wander.wire import BoardInfo, BoardSettings
+
+from wander_hub.accounts.schemas import Identity
+from wander_hub.database import now
+from wander_hub.environments import service as environments
+from wander_hub.http.problems import HubProblem
+from wander_hub.leaderboards import repository, service
+from wander_hub.leaderboards.models import Board, HiddenRun
+from wander_hub.rights import rights
+from wander_hub.runs import repository as run_repository
+from wander_hub.runs import service as runs
+from wander_hub.runs.models import Run
+
+
+def arrange(
+    session: Session,
+    caller: Identity,
+    owner: str,
+    name: str,
+    version: str,
+    board: str,
+    wanted: BoardSettings,
+) -> BoardInfo:
+    """Give a board title, description, columns and a pin; of its version it is then the only pinned one."""
+    environment = environments.find(session, owner, name)
+    if not rights.may(caller, "manage", environment):
+        raise rights.refusal(caller, "manage", environment)
+    of_version = environments.find_version(session, environment, version)
+    found = service.find_board(session, environment, of_version, "", board)
+    if wanted.pinned:
+        session.execute(update(Board).where(Board.version_id == of_version.id).values(pinned=False))
+    found.title, found.description = wanted.title, wanted.description
+    found.columns, found.pinned = wanted.columns, wanted.pinned
+    session.flush()
+    runs.refresh_listing(session, environment)
+    return service.info_of(found)
+
+
+def hide(session: Session, caller: Identity, run_id: str, reason: str) -> tuple[Run, HiddenRun]:
+    """Keep a run off its board; everybody can read who did so, when and why, and it can be taken back."""
+    run = managed_run(session, caller, run_id)
+    known = repository.hiding_of(session, run_id)
+    if known is not None:
+        known.reason, known.hidden_at, known.hidden_by_id = reason, now(), caller.user_id
+        session.flush()
+        session.expire(known, ["hidden_by"])
+    else:
+        entry = repository.entry_of(session, run_id)
+        if entry is None:
+            detail = f"the run `{run_id}` stands on no board, so it cannot be hidden from one"
+            raise HubProblem(422, "not_ranked", detail)
+        run.hidden = True
+        session.add(
+            HiddenRun(
+                run_id=run_id,
+                board_id=entry.board_id,
+                reason=reason,
+                hidden_at=now(),
+                hidden_by_id=caller.user_id,
+            )
+        )
+    session.flush()
+    runs.refresh_listing(session, run.environment)
+    session.flush()
+    kept = repository.hiding_of(session, run_id)
+    assert kept is not None
+    return runs.find(session, run_id), kept
+
+
+def show(session: Session, caller: Identity, run_id: str) -> None:
+    """Let a hidden run rank again."""
+    run = managed_run(session, caller, run_id)
+    known = repository.hiding_of(session, run_id)
+    if known is None:
+        raise not_hidden(run_id)
+    session.delete(known)
+    run.hidden = False
+    session.flush()
+    runs.refresh_listing(session, run.environment)
+
+
+def not_hidden(run_id: str) -> HubProblem:
+    """Return the 404 of a run that nobody hid."""
+    return HubProblem(404, "not_hidden", f"the run `{run_id}` is not hidden")
+
+
+def managed_run(session: Session, caller: Identity, run_id: str) -> Run:
+    """Return a run of an environment that the caller manages, locked; raise 404 or 403 otherwise."""
+    run = runs.find(session, run_id)
+    if not rights.may(caller, "manage", run.environment):
+        raise rights.refusal(caller, "manage", run.environment)
+    run_repository.lock_run(session, run)
+    return run

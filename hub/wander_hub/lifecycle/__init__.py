@@ -1,0 +1,1 @@
+"""Environments and versions after their publication: yank, deprecate, lock, rename, delete."""

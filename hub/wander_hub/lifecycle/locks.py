@@ -1,0 +1,193 @@
+"""Locks of versions: a `pylock.toml` (PEP 751) that pins each package a version runs with by its digest.
+
+A lock holds the version's own wheels, the hub's packages and everything that these require. It is attached
+once, by whoever may publish, and never changed; its digest names what installers make of it. They check the
+digests in it whatever it says, so what is refused here is what would not work elsewhere (paths of the
+publisher's machine), what would leak (credentials) and what belongs to another version.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+import tomllib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from urllib.parse import urlsplit
+
+from packaging.pylock import Package, Pylock, PylockValidationError
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+from sqlalchemy.orm import Session
+
+from wander_hub.accounts.schemas import Identity
+from wander_hub.environments import documents, service
+from wander_hub.environments.models import Environment, Version, VersionDocument
+from wander_hub.http.problems import HubProblem
+from wander_hub.rights import rights
+from wander_hub.storage import Storage, digest_of
+
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+_HINT = "`wander lock` makes a lock that a hub takes"
+
+
+@dataclass(frozen=True)
+class LockedVersion:
+    """What a lock must fit."""
+
+    name: str
+    """Normalised name of the environment's distribution."""
+    version: str
+    requires_dist: list[str]
+    wheels: Mapping[str, str]
+    """Digests of its wheels by file name."""
+
+
+def checked(content: bytes, wanted: LockedVersion, max_bytes: int) -> Pylock:
+    """Return a lock, or refuse one that nobody else could install from or that is another version's."""
+    if len(content) > max_bytes:
+        raise _refused(f"it has {len(content):,} bytes, this hub takes {max_bytes:,}", status=413)
+    lock = _parsed(content)
+    if lock.extras or lock.dependency_groups:
+        raise _refused("it has extras or dependency groups; the lock of a version is one set of packages")
+    for package in lock.packages:
+        _check_package(package)
+    _check_own(lock, wanted)
+    _check_requirements(lock, wanted)
+    return lock
+
+
+def _parsed(content: bytes) -> Pylock:
+    try:
+        return Pylock.from_dict(tomllib.loads(content.decode()))
+    except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise _refused(f"it is no TOML: {error}") from error
+    except (PylockValidationError, RecursionError) as error:
+        raise _refused(f"it is no lock as PEP 751 has it: {error}") from error
+
+
+def _check_package(package: Package) -> None:
+    """Refuse a package that does not come as files with digests at addresses that anybody can ask."""
+    name = package.name
+    if package.directory is not None:
+        raise _refused(f"`{name}` lies in a folder of the machine that made the lock")
+    if package.vcs is not None:
+        raise _refused(f"`{name}` comes from a repository, of whose files nothing states a digest")
+    if package.version is None and package.archive is None:
+        raise _refused(f"`{name}` has no version")
+    for where, path, url, hashes in _files(package):
+        if path is not None or url is None:
+            raise _refused(f"`{where}` of `{name}` names a path, which only the machine that made it has")
+        if not _SHA256.fullmatch(str(hashes.get("sha256", ""))):
+            raise _refused(f"`{where}` of `{name}` states no SHA-256")
+        _check_address(where, name, url)
+
+
+def _files(package: Package) -> Iterator[tuple[str, str | None, str | None, Mapping[str, str]]]:
+    """Yield what a package's files are called, their paths, addresses and digests."""
+    for wheel in package.wheels or []:
+        yield wheel.filename, wheel.path, wheel.url, wheel.hashes
+    if package.sdist is not None:
+        yield package.sdist.filename, package.sdist.path, package.sdist.url, package.sdist.hashes
+    if package.archive is not None:
+        yield "archive", package.archive.path, package.archive.url, package.archive.hashes
+
+
+def _check_address(where: str, name: str, url: str) -> None:
+    try:
+        parts = urlsplit(url)
+        host = parts.hostname
+    except ValueError as error:
+        raise _refused(f"the address of `{where}` of `{name}` is none: {error}") from error
+    if parts.scheme not in ("https", "http") or not host:
+        raise _refused(f"`{where}` of `{name}` is not at an http or https address")
+    if parts.username is not None or parts.password is not None:
+        raise _refused(f"the address of `{where}` of `{name}` holds credentials", code="lock_credentials")
+    if parts.query or not url.isprintable():
+        raise _refused(f"the address of `{where}` of `{name}` has a query, which may hold credentials")
+
+
+def _check_own(lock: Pylock, wanted: LockedVersion) -> None:
+    """Refuse a lock that is not of this version: it has to hold the version's wheel, by its digest."""
+    label = f"{wanted.name} {wanted.version}"
+    own = [package for package in lock.packages if package.name == wanted.name]
+    if not own:
+        raise _refused(f"it does not hold `{label}`, whose lock it should be", code="lock_mismatch")
+    for package in own:
+        if str(package.version) != wanted.version:
+            raise _refused(f"it is of `{wanted.name} {package.version}`, not `{label}`", code="lock_mismatch")
+        if package.sdist is not None or package.archive is not None or not package.wheels:
+            raise _refused(f"it holds `{label}` as something else than wheels", code="lock_mismatch")
+        for wheel in package.wheels:
+            if wanted.wheels.get(wheel.filename) != wheel.hashes["sha256"]:
+                detail = f"it holds `{wheel.filename}` with other bytes than this hub's"
+                raise _refused(detail, code="lock_mismatch")
+
+
+def _check_requirements(lock: Pylock, wanted: LockedVersion) -> None:
+    """Refuse a lock that lacks what the version's wheel says it requires."""
+    held: dict[str, list[Package]] = {}
+    for package in lock.packages:
+        held.setdefault(package.name, []).append(package)
+    for text in wanted.requires_dist:
+        requirement = Requirement(text)
+        if requirement.marker is not None:
+            continue  # where it holds is for the installer to find out
+        found = held.get(canonicalize_name(requirement.name), [])
+        if not found:
+            raise _refused(
+                f"the version requires `{text}`, which the lock does not hold", code="lock_mismatch"
+            )
+
+
+def offered(
+    session: Session, caller: Identity, owner: str, name: str, version: str, content: bytes, max_bytes: int
+) -> None:
+    """Refuse a lock that does not fit a published version, and whoever may not attach it.
+
+    Reading a long one takes a second, so this comes before the transaction that attaches it.
+    """
+    environment = service.find(session, owner, name)
+    if not rights.may(caller, "publish", environment):
+        raise rights.refusal(caller, "publish", environment)
+    found = service.find_version(session, environment, version)
+    checked(content, locked_version(environment, found), max_bytes)
+
+
+def attach(
+    session: Session, storage: Storage, caller: Identity, owner: str, name: str, version: str, content: bytes
+) -> tuple[Environment, Version]:
+    """Give a published version its lock, stored and `offered`; the same again is fine, others are a 409."""
+    environment = rights.environment_for(session, caller, "publish", owner, name)
+    found = service.find_version(session, environment, version)
+    if found.deleted_at is not None:
+        raise HubProblem(409, "version_deleted", f"version {found.version} was deleted")
+    body = io.BytesIO(content)
+    sha256, size = digest_of(body)
+    documents.attach(session, storage, found, "lock", body, sha256, size)
+    session.expire(found, ["documents"])
+    return environment, service.find_version(session, environment, found.version)
+
+
+def stored(session: Session, owner: str, name: str, version: str) -> VersionDocument:
+    """Return the lock of a version; raise a 404 where it has none or its files may not be had."""
+    environment = service.find(session, owner, name)
+    found = service.find_version(session, environment, version)
+    lock = next((one for one in found.documents if one.kind == "lock"), None)
+    if lock is not None and service.offered_files(environment, found):
+        return lock
+    label = f"{environment.owner.name}/{environment.name}@{found.version}"
+    hint = f"`wander lock {label}` makes one, and `--attach` gives it to the version"
+    raise HubProblem(404, "lock_not_found", f"`{label}` has no lock", hint=hint)
+
+
+def locked_version(environment: Environment, version: Version) -> LockedVersion:
+    """Return what the lock of a published version must fit."""
+    wheels = {file.filename: file.sha256 for file in version.files if file.kind == "wheel"}
+    # An environment may have been renamed since; its files keep the name that they were built under.
+    name = canonicalize_name(next(iter(wheels), environment.name).partition("-")[0])
+    return LockedVersion(name, version.version, version.requires_dist, wheels)
+
+
+def _refused(fault: str, *, code: str = "bad_lock", status: int = 422) -> HubProblem:
+    return HubProblem(status, code, f"the lock is refused: {fault}", hint=_HINT)

@@ -1,0 +1,135 @@
+"""The API that changes environments and versions after they were published."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import APIRouter, Query
+from sqlalchemy.orm import Session
+from starlette.responses import Response
+from wander.wire import EnvironmentDetail, VersionDetail
+from wander.wire.changes import NewPlace, NewStatus, NewVisibility, Reason
+
+from wander_hub.environments import service
+from wander_hub.environments.models import Environment
+from wander_hub.http.boundary import (
+    BaseUrl,
+    HubDatabase,
+    HubStorage,
+    Manager,
+    Publisher,
+    WriteSession,
+)
+from wander_hub.http.problems import documented
+from wander_hub.lifecycle import service as life
+from wander_hub.runs import objects
+
+router = APIRouter(prefix="/api/v1/environments/{owner}/{name}", tags=["environments"])
+
+_REFUSALS = documented(308, 400, 401, 403, 404, 409, 410, 422)
+Why = Annotated[str | None, Query(max_length=500, description="shown to everybody")]
+
+
+@router.put("/versions/{version}/yank", response_model=VersionDetail, responses=_REFUSALS)
+def yank_version(
+    session: WriteSession,
+    caller: Publisher,
+    base_url: BaseUrl,
+    owner: str,
+    name: str,
+    version: str,
+    body: Reason,
+) -> VersionDetail:
+    """Make installers pass a version over unless its exact number is asked for (PEP 592)."""
+    environment, found = life.yank(session, caller, owner, name, version, body.reason)
+    return service.version_detail(environment, found, base_url)
+
+
+@router.delete("/versions/{version}/yank", response_model=VersionDetail, responses=_REFUSALS)
+def unyank_version(
+    session: WriteSession, caller: Publisher, base_url: BaseUrl, owner: str, name: str, version: str
+) -> VersionDetail:
+    """Offer a yanked version again."""
+    environment, found = life.unyank(session, caller, owner, name, version)
+    return service.version_detail(environment, found, base_url)
+
+
+@router.delete("/versions/{version}", response_model=VersionDetail, responses=_REFUSALS)
+def delete_version(
+    database: HubDatabase,
+    storage: HubStorage,
+    caller: Manager,
+    base_url: BaseUrl,
+    owner: str,
+    name: str,
+    version: str,
+    reason: Why = None,
+) -> VersionDetail:
+    """Delete the files of a version for good; its number and file names are never given again."""
+
+    def record(session: Session) -> tuple[VersionDetail, list[str]]:
+        environment, found, digests = life.delete_version(session, caller, owner, name, version, reason)
+        return service.version_detail(environment, found, base_url), digests
+
+    detail, digests = database.committed(record, caller)
+    objects.discard(database, storage, digests)
+    return detail
+
+
+@router.delete("", status_code=204, responses=_REFUSALS, response_class=Response)
+def delete_environment(
+    database: HubDatabase,
+    storage: HubStorage,
+    caller: Manager,
+    owner: str,
+    name: str,
+    reason: Why = None,
+) -> Response:
+    """Delete an environment with all files for good; its name is never given again, its runs are kept."""
+
+    def record(session: Session) -> list[str]:
+        return life.delete_environment(session, caller, owner, name, reason)
+
+    objects.discard(database, storage, database.committed(record, caller))
+    return Response(status_code=204)
+
+
+@router.put("/status", response_model=EnvironmentDetail, responses=_REFUSALS)
+def set_status(
+    session: WriteSession, caller: Publisher, base_url: BaseUrl, owner: str, name: str, body: NewStatus
+) -> EnvironmentDetail:
+    """Deprecate, archive or (administrators) quarantine an environment (PEP 792), or take that back."""
+    return _detail(session, life.set_status(session, caller, owner, name, body), base_url)
+
+
+@router.put("/visibility", response_model=EnvironmentDetail, responses=_REFUSALS)
+def set_visibility(
+    session: WriteSession, caller: Manager, base_url: BaseUrl, owner: str, name: str, body: NewVisibility
+) -> EnvironmentDetail:
+    """Make an environment private or public."""
+    return _detail(session, life.set_visibility(session, caller, owner, name, private=body.private), base_url)
+
+
+@router.post("/transfer", response_model=EnvironmentDetail, responses=_REFUSALS)
+def transfer_environment(
+    session: WriteSession, caller: Manager, base_url: BaseUrl, owner: str, name: str, body: NewPlace
+) -> EnvironmentDetail:
+    """Give an environment another owner or name; what used the old ones is redirected."""
+    return _detail(session, life.move(session, caller, owner, name, body), base_url)
+
+
+@router.post("/fork", status_code=201, response_model=EnvironmentDetail, responses=_REFUSALS)
+def fork_environment(
+    database: HubDatabase, caller: Publisher, base_url: BaseUrl, owner: str, name: str, body: NewPlace
+) -> EnvironmentDetail:
+    """Begin an environment of another owner with one version of this one."""
+
+    def record(session: Session) -> EnvironmentDetail:
+        database.lock_objects(session, exclusive=False)
+        return _detail(session, life.fork(session, caller, owner, name, body), base_url)
+
+    return database.committed(record, caller)
+
+
+def _detail(session: Session, environment: Environment, base_url: str) -> EnvironmentDetail:
+    return service.detail(session, environment.owner.name, environment.name, base_url)

@@ -1,0 +1,282 @@
+"""The life of environments and versions after they were published.
+
+Every function checks the caller's right itself, changes rows and writes the index pages in the session that
+it is given, so that one transaction shows all of a change or nothing.
+"""
+
+from __future__ import annotations
+
+import re
+
+from sqlalchemy.orm import Session
+from wander.wire.changes import NewPlace, NewStatus
+
+from wander_hub import names
+from wander_hub.accounts import repository as accounts
+from wander_hub.accounts.models import Owner
+from wander_hub.accounts.schemas import Identity
+from wander_hub.database import now
+from wander_hub.environments import documents, repository, service
+from wander_hub.environments.models import Environment, File, FormerName, Version
+from wander_hub.http.problems import HubProblem
+from wander_hub.index import service as index
+from wander_hub.publishers import service as publishers
+from wander_hub.rights import rights
+
+_NAME = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,198}[a-z0-9])?")
+
+
+def yank(
+    session: Session, caller: Identity, owner: str, name: str, version: str, reason: str | None
+) -> tuple[Environment, Version]:
+    """Tell installers to pass a version over unless it is asked for by its exact number (PEP 592)."""
+    environment = rights.environment_for(session, caller, "publish", owner, name)
+    found = _present_version(session, environment, version)
+    if not found.yanked or _text(reason):  # yanking again without a reason keeps the first
+        found.yanked, found.yanked_reason = True, _text(reason)
+    _changed(session, environment)
+    return environment, found
+
+
+def unyank(
+    session: Session, caller: Identity, owner: str, name: str, version: str
+) -> tuple[Environment, Version]:
+    """Offer a yanked version again."""
+    environment = rights.environment_for(session, caller, "publish", owner, name)
+    found = _present_version(session, environment, version)
+    found.yanked, found.yanked_reason = False, None
+    _changed(session, environment)
+    return environment, found
+
+
+def delete_version(
+    session: Session, caller: Identity, owner: str, name: str, version: str, reason: str | None
+) -> tuple[Environment, Version, list[str]]:
+    """Leave a tombstone of a version; return also the digests of its files, to discard after the commit."""
+    environment = rights.environment_for(session, caller, "manage", owner, name)
+    found = _present_version(session, environment, version)
+    _bury(found, reason)
+    _changed(session, environment)
+    return environment, found, _digests(session, found)
+
+
+def delete_environment(
+    session: Session, caller: Identity, owner: str, name: str, reason: str | None
+) -> list[str]:
+    """Leave a tombstone of an environment and of all its versions; return the digests of its files."""
+    environment = rights.environment_for(session, caller, "manage", owner, name)
+    digests: list[str] = []
+    for version in repository.versions_of(session, environment):
+        if version.deleted_at is None:
+            _bury(version, reason)
+            digests += _digests(session, version)
+    environment.deleted_at = now()
+    environment.listed = False
+    _drop_roles(session, environment)
+    publishers.drop_of_environment(session, environment.owner_id, environment.name)
+    _changed(session, environment)
+    return digests
+
+
+def set_status(session: Session, caller: Identity, owner: str, name: str, wanted: NewStatus) -> Environment:
+    """Deprecate, archive or quarantine an environment, or take that back."""
+    environment = rights.environment_for(session, caller, "publish", owner, name)
+    if wanted.status == "quarantined":
+        rights.administrator(caller)
+        if not _text(wanted.reason):
+            raise HubProblem(422, "reason_needed", "a quarantine needs a reason, which everybody is shown")
+        environment.quarantine_reason = _text(wanted.reason)
+    elif wanted.status == "active" and environment.quarantine_reason is not None:
+        rights.administrator(caller)
+        environment.quarantine_reason = None
+    else:
+        archives = "archived" in (wanted.status, environment.status)
+        if archives and not rights.may(caller, "manage", environment):
+            raise rights.refusal(caller, "manage", environment)
+        environment.status = wanted.status
+        environment.status_reason = _text(wanted.reason) if wanted.status != "active" else None
+        environment.successor = _successor(session, wanted) if wanted.status == "deprecated" else None
+    _changed(session, environment)
+    return environment
+
+
+def set_visibility(
+    session: Session, caller: Identity, owner: str, name: str, *, private: bool
+) -> Environment:
+    """Hide an environment from all who have no role on it, or show it to everybody."""
+    environment = rights.environment_for(session, caller, "manage", owner, name)
+    environment.private = private
+    _changed(session, environment)
+    return environment
+
+
+def move(session: Session, caller: Identity, owner: str, name: str, place: NewPlace) -> Environment:
+    """Give an environment another owner, another name or both; the old ones lead to it for ever.
+
+    Trusted publishers of the old name end, and with the old owner roles and tokens, which were its choice.
+    """
+    _lock_both(session, caller, owner, place.owner)
+    environment = rights.environment_for(session, caller, "manage", owner, name)
+    old_owner, old_name = environment.owner, environment.name
+    target = rights.owner_for(session, caller, "publish", place.owner)
+    new_name = _new_name(place.name) if place.name is not None else old_name
+    if (target.id, new_name) == (old_owner.id, old_name):
+        return environment
+    carried = {new_name, *index.projects_of(session, environment)}
+    if target.id == old_owner.id:
+        carried = {new_name}
+    for one in sorted(carried):
+        _claim(session, target, one, environment)
+    session.add(
+        FormerName(owner_id=old_owner.id, name=old_name, environment_id=environment.id, moved_at=now())
+    )
+    environment.owner, environment.owner_id, environment.name = target, target.id, new_name
+    publishers.drop_of_environment(session, old_owner.id, old_name)
+    if target.id != old_owner.id:
+        _drop_roles(session, environment)
+        for one in sorted(carried - {new_name}):
+            session.add(
+                FormerName(owner_id=target.id, name=one, environment_id=environment.id, moved_at=now())
+            )
+    _changed(session, environment)
+    if target.id != old_owner.id:
+        index.write_root(session, old_owner)
+    return environment
+
+
+def fork(session: Session, caller: Identity, owner: str, name: str, place: NewPlace) -> Environment:
+    """Begin an environment of another owner with one version of this one, and note where it came from."""
+    parent = service.find(session, owner, name)
+    if parent.quarantine_reason is not None:
+        raise HubProblem(409, "environment_quarantined", f"`{owner}/{name}` is in quarantine")
+    source = _present_version(session, parent, place.version or "latest")
+    target = rights.owner_for(session, caller, "publish", place.owner)
+    if place.name is not None and _new_name(place.name) != parent.name:
+        hint = "fork it, rename it in pyproject.toml and publish that"
+        raise HubProblem(422, "bad_name", "a fork keeps its name, which its files carry", hint=hint)
+    accounts.lock_owner(session, target)
+    if repository.taken(session, target.id, parent.name) is not None:
+        raise _name_taken(target, parent.name)
+    child = Environment(
+        owner=target,
+        owner_id=target.id,
+        name=parent.name,
+        listed=parent.listed,
+        private=parent.private or target.private_by_default,
+        latest_version=source.version,
+        summary=source.summary,
+        tags=source.tags,
+        search_text="",
+        version_count=1,
+        run_count=0,
+        parent_id=parent.id,
+        parent_version=source.version,
+        created_at=now(),
+        updated_at=now(),
+    )
+    session.add(child)
+    session.flush()
+    _copy(session, source, child, caller)
+    _changed(session, child)
+    return child
+
+
+def _present_version(session: Session, environment: Environment, version: str) -> Version:
+    found = service.find_version(session, environment, version)
+    if found.deleted_at is not None:
+        label = f"{environment.owner.name}/{environment.name}@{found.version}"
+        raise HubProblem(410, "version_deleted", f"`{label}` was deleted")
+    return found
+
+
+def _bury(version: Version, reason: str | None) -> None:
+    version.deleted_at = now()
+    version.deleted_reason = _text(reason)
+
+
+def _digests(session: Session, version: Version) -> list[str]:
+    """Return the digests of all that a version points to."""
+    return [one.sha256 for one in (*version.files, *documents.documents_of(session, version))]
+
+
+def _changed(session: Session, environment: Environment) -> None:
+    """Bring listings and index up to date."""
+    session.flush()
+    service.refresh(session, environment)
+    environment.updated_at = now()
+    index.write_pages(session, environment)
+
+
+def _drop_roles(session: Session, environment: Environment) -> None:
+    for grant in accounts.grants_of_environment(session, environment.id):
+        session.delete(grant)
+    for token in accounts.tokens_bound_to(session, environment.id):
+        token.revoked_at = token.revoked_at or now()
+
+
+def _lock_both(session: Session, caller: Identity, *owner_names: str) -> None:
+    """Lock two owners in one order, so that two transfers cannot wait for each other."""
+    found = {one.id: one for one in (rights.named_owner(session, caller, name) for name in owner_names)}
+    for _, owner in sorted(found.items()):
+        accounts.lock_owner(session, owner)
+
+
+def _claim(session: Session, owner: Owner, name: str, environment: Environment) -> None:
+    """Make sure that a name is free for an environment; one that it had before is."""
+    held = repository.taken(session, owner.id, name)
+    if isinstance(held, FormerName) and held.environment_id == environment.id:
+        session.delete(held)
+        session.flush()
+    elif held is not None and held is not environment:
+        raise _name_taken(owner, name)
+
+
+def _name_taken(owner: Owner, name: str) -> HubProblem:
+    detail = f"`{owner.name}/{name}` is taken; names are not given twice"
+    return HubProblem(409, "name_taken", detail, hint="choose another name")
+
+
+def _new_name(name: str) -> str:
+    normal = names.normalise_environment(name)
+    if not _NAME.fullmatch(normal) or normal in names.RESERVED_ENVIRONMENTS:
+        raise HubProblem(422, "bad_name", f"`{name[:80]}` cannot be the name of an environment")
+    return normal
+
+
+def _successor(session: Session, wanted: NewStatus) -> str | None:
+    if wanted.successor is None:
+        return None
+    owner, slash, name = wanted.successor.partition("/")
+    if not slash:
+        raise HubProblem(422, "invalid_request", "`successor` is written `owner/name`")
+    found = service.resolve(session, owner, name)
+    return f"{found.owner.name}/{found.name}"
+
+
+def _text(reason: str | None) -> str | None:
+    """Keep a reason on one line: it stands in attributes and terminals."""
+    words = " ".join((reason or "").split())
+    return "".join(one for one in words if one.isprintable()) or None
+
+
+def _copy(session: Session, source: Version, child: Environment, caller: Identity) -> None:
+    described = (
+        *("version", "summary", "requires_python", "requires_dist", "license", "tags", "entry_point"),
+        *("readme", "readme_html", "check_summary", "source"),
+    )
+    version = Version(
+        environment_id=child.id,
+        yanked=False,
+        uploaded_at=now(),
+        uploaded_by_id=caller.user_id,
+        **{name: getattr(source, name) for name in described},
+    )
+    session.add(version)
+    session.flush()
+    kept = ("filename", "kind", "size", "sha256", "core_metadata", "core_metadata_sha256", "warnings")
+    for one in source.files:
+        values = {name: getattr(one, name) for name in kept}
+        session.add(File(environment_id=child.id, version_id=version.id, uploaded_at=now(), **values))
+    documents.copy(session, source, version)
+    session.flush()
+    session.expire(version, ["files"])

@@ -1,0 +1,1 @@
+"""Posting runs: parts arrive, are checked, and become a run."""

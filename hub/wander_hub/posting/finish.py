@@ -1,0 +1,268 @@
+"""Makes a run of a posting whose parts have all arrived: aggregates, digest, and one transaction.
+
+All numbers come from the stored rows of the chunks, which the hub wrote itself when it validated the
+rollouts; no transcript is read again. Two numbers per rollout are held, whatever the size of the run.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from pydantic import ValidationError
+from sqlalchemy.orm import Session
+from wander.evals.stats.summary import RunningSummary
+from wander.wire import RunSummary
+from wander.wire.postings import Checkpoint, FinishPosting, RolloutsDigest, RunSignature, run_digest
+
+from wander_hub.accounts.schemas import Identity
+from wander_hub.database import Database, now
+from wander_hub.http.problems import HubProblem
+from wander_hub.posting import repository as posting_repository
+from wander_hub.posting import service as posting
+from wander_hub.posting.reading import bad_rollouts
+from wander_hub.runs import signing
+from wander_hub.runs.chunks import RowFacts, rows_of
+from wander_hub.runs.manifest import PinnedRun, level_of, protocol_digest
+from wander_hub.runs.models import (
+    PostingArtifact,
+    PostingChunk,
+    PostingRow,
+    Run,
+    RunArtifact,
+    RunCheckpoint,
+    RunChunk,
+)
+from wander_hub.runs.order import OrderWriter
+from wander_hub.runs.repository import own_run
+from wander_hub.runs.service import refresh_listing
+from wander_hub.storage import Storage
+
+CHECKPOINTS = "checkpoints.jsonl"
+_MOST_CHECKPOINTS = 10_000
+_SHOWN_MISSING = 20
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+
+
+@dataclass(frozen=True)
+class FinishedRun:
+    """What the parts of a posting come to."""
+
+    summary: RunSummary
+    rollouts_sha256: str | None
+    order: bytes
+    checkpoints: Sequence[Checkpoint]
+
+
+class ExampleSeeds:
+    """Knows that the rollouts of an example have one seed, which is the example's.
+
+    They come one after another, so nothing but the last one is held. Whether it is the seed that the
+    environment gives the example, a replay tells.
+    """
+
+    def __init__(self) -> None:
+        self._example: str | None = None
+        self._seed: int | None = None
+
+    def agree(self, facts: RowFacts) -> bool:
+        """Tell whether the next rollout has its example's seed."""
+        if facts.example_id != self._example:
+            self._example, self._seed = facts.example_id, facts.seed
+        return facts.seed == self._seed or None in (facts.seed, self._seed)
+
+
+def finish(
+    database: Database, storage: Storage, sha256: str, wanted: FinishPosting, caller: Identity
+) -> tuple[str, bool]:
+    """Make a run visible whose parts have all arrived; return its id, and whether that was now."""
+    with database.read(caller) as session:
+        if posting_repository.posting_of(session, caller.user_id, sha256) is None:
+            done = own_run(session, caller.user_id, sha256)
+            if done is not None:
+                return done, False
+        row, pinned = posting.find(session, sha256, caller)
+        text = row.manifest
+        chunks = _chunks(session, row, wanted.chunks)
+        artifacts = posting_repository.artifacts_of(session, row.id)
+        key = signing.signing_key(session, caller, wanted.signature, sha256) if wanted.signature else None
+    finished = _finished(storage, pinned, chunks, artifacts)
+    names = {one.name: one.sha256 for one in artifacts}
+    if run_digest(text.encode(), finished.rollouts_sha256, names) != sha256:
+        raise HubProblem(
+            422,
+            "digest_mismatch",
+            "what arrived is not the run of this digest",
+            hint="its folder changed while it was sent, or parts of it are missing: post it again",
+        )
+    order = io.BytesIO(finished.order)
+    order_sha256 = storage.put(order) if finished.order else None
+
+    def record(session: Session) -> bool:
+        row, _ = posting.find(session, sha256, caller)
+        posting_repository.lock_posting(session, row)
+        if posting.is_known(session, row.run_id, sha256):
+            posting_repository.remove(session, row)
+            return False
+        if _identity(_chunks(session, row, wanted.chunks)) != _identity(chunks):
+            hint = "is another `wander post` of this run still at work?"
+            raise HubProblem(409, "concurrent_change", "another request changed a chunk", hint=hint)
+        database.lock_objects(session, exclusive=False)
+        storage.ensure(order_sha256, order)
+        key_id = key.id if key is not None else None
+        run = _run(session, row, pinned, finished, caller, order_sha256)
+        run.signing_key_id, run.signature = key_id, _signature(wanted.signature)
+        _add(session, run, chunks, artifacts, finished.checkpoints)
+        posting_repository.remove(session, row)
+        refresh_listing(session, posting.permitted(session, pinned.manifest, caller)[0])
+        return True
+
+    return pinned.manifest.run_id, database.committed(record, caller)
+
+
+def _chunks(session: Session, row: PostingRow, count: int) -> list[PostingChunk]:
+    """Return the chunks of a run, refusing one of which some have not arrived."""
+    found = [one for one in posting_repository.chunks_of(session, row.id) if one.number < count]
+    missing = sorted(set(range(count)) - {one.number for one in found})
+    if missing:
+        raise HubProblem(
+            422,
+            "chunks_missing",
+            f"{len(missing)} of {count} chunks have not arrived",
+            hint="send them, then finish again: `wander post` does so",
+            errors=[{"chunk": number, "msg": "missing"} for number in missing[:_SHOWN_MISSING]],
+        )
+    return found
+
+
+def _finished(
+    storage: Storage,
+    pinned: PinnedRun,
+    chunks: Sequence[PostingChunk],
+    artifacts: Sequence[PostingArtifact],
+) -> FinishedRun:
+    manifest = pinned.manifest
+    digest, order, summary = RolloutsDigest(), OrderWriter(), RunningSummary()
+    last = -1
+    seeds = ExampleSeeds()
+    for chunk in chunks:
+        for number, row in enumerate(rows_of(storage, chunk), start=1):
+            facts = row.facts
+            place = pinned.positions[facts.example_id] * manifest.rollouts_per_example + facts.index
+            if place <= last:
+                where = f"line {number} of chunk {chunk.number}"
+                raise bad_rollouts(where, "rollouts come in the manifest's order of examples, each once")
+            last = place
+            if manifest.kind == "evaluation" and not seeds.agree(facts):
+                where = f"line {number} of chunk {chunk.number}"
+                raise bad_rollouts(
+                    where, f"another seed than a rollout of `{facts.example_id[:80]}` before it"
+                )
+            digest.add(row.line_sha256())
+            order.add(facts.reward)
+            summary.add(row.bare_rollout())
+    return FinishedRun(
+        summary.summary(expected=manifest.expected_rollouts),
+        digest.hexdigest(),
+        order.content(),
+        _checkpoints(storage, artifacts) if manifest.kind == "training" else [],
+    )
+
+
+def _checkpoints(storage: Storage, artifacts: Sequence[PostingArtifact]) -> list[Checkpoint]:
+    """Return what a training run says of the weights that it made."""
+    found: dict[str, Checkpoint] = {}
+    for artifact in artifacts:
+        if artifact.name != CHECKPOINTS:
+            continue
+        for number, line in enumerate(storage.read(artifact.sha256).splitlines(), start=1):
+            try:
+                one = Checkpoint.model_validate_json(line)
+            except ValidationError as error:
+                fault = error.errors(include_url=False, include_input=False)[0]["msg"]
+                raise HubProblem(422, "bad_artifact", f"line {number} of `{CHECKPOINTS}`: {fault}") from error
+            found[one.weights_sha256] = one
+            if len(found) > _MOST_CHECKPOINTS:
+                fault = f"`{CHECKPOINTS}` may name {_MOST_CHECKPOINTS:,} checkpoints"
+                raise HubProblem(422, "bad_artifact", fault)
+    return list(found.values())
+
+
+def _run(
+    session: Session,
+    row: PostingRow,
+    pinned: PinnedRun,
+    finished: FinishedRun,
+    caller: Identity,
+    order_sha256: str | None,
+) -> Run:
+    manifest, summary = pinned.manifest, finished.summary
+    environment, version = posting.permitted(session, manifest, caller)
+    level, reason = level_of(manifest, summary)
+    weights = manifest.model.weights_sha256
+    return Run(
+        run_id=manifest.run_id,
+        environment_id=environment.id,
+        version_id=version.id,
+        kind=manifest.kind,
+        model=manifest.model.name,
+        model_kind=manifest.model.kind,
+        task_set_sha256=manifest.task_set_sha256,
+        protocol_sha256=protocol_digest(manifest),
+        rollouts_per_example=manifest.rollouts_per_example,
+        examples=len(manifest.example_ids),
+        level=level,
+        level_reason=reason,
+        reward_mean=summary.reward_mean,
+        manifest=row.manifest,
+        summary=summary.model_dump(mode="json"),
+        sha256=row.sha256,
+        rollouts_sha256=finished.rollouts_sha256,
+        order_sha256=order_sha256,
+        weights_sha256=weights if weights and _SHA256.fullmatch(weights) else None,
+        private=row.private,
+        posted_by_id=caller.user_id,
+        posted_at=now(),
+    )
+
+
+def _add(
+    session: Session,
+    run: Run,
+    chunks: Sequence[PostingChunk],
+    artifacts: Sequence[PostingArtifact],
+    checkpoints: Sequence[Checkpoint],
+) -> None:
+    session.add(run)
+    session.flush()
+    first = 0
+    for chunk in chunks:
+        session.add(
+            RunChunk(
+                run_id=run.run_id,
+                first=first,
+                rollouts=chunk.rollouts,
+                object_sha256=chunk.object_sha256,
+                row_frames=chunk.row_frames,
+            )
+        )
+        first += chunk.rollouts
+    for one in artifacts:
+        session.add(
+            RunArtifact(
+                run_id=run.run_id, name=one.name, media_type=one.media_type, size=one.size, sha256=one.sha256
+            )
+        )
+    for each in checkpoints:
+        session.add(RunCheckpoint(run_id=run.run_id, step=each.step, weights_sha256=each.weights_sha256))
+    session.flush()
+
+
+def _identity(chunks: Sequence[PostingChunk]) -> list[tuple[int, str]]:
+    return [(one.number, one.object_sha256) for one in chunks]
+
+
+def _signature(given: RunSignature | None) -> str | None:
+    return given.signature if given is not None else None

@@ -1,0 +1,173 @@
+"""Reads posted rollouts: every line is validated against the schema and the manifest, none is trusted.
+
+Nothing here holds more than a number or two per rollout. What comes in chunks must be in the manifest's order
+of examples; a whole file may be in any order and hold retries, and is put in order here first.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import BinaryIO
+
+import zstandard
+from pydantic import ValidationError
+from wander.evals.store.lines import LineRule
+from wander.types import Rollout
+from wander.wire.postings import MAX_CHUNK_BYTES, MAX_CHUNK_ROLLOUTS
+
+from wander_hub.http.problems import HubProblem
+from wander_hub.runs.manifest import PinnedRun
+from wander_hub.storage import CHUNK
+
+_ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
+_MAX_WINDOW = 128 * 1024 * 1024
+"""Memory that unpacking a frame may take; more would need a frame that says so, made to hurt."""
+_MOST_TOKENS = 2**31
+_MOST_SEED = 2**64
+
+
+@dataclass(frozen=True)
+class Line:
+    """Where the line of a rollout lies in a file."""
+
+    offset: int
+    length: int
+
+
+def unpack(source: BinaryIO, plain: BinaryIO, max_bytes: int, limit: str) -> tuple[str, int]:
+    """Copy plain or zstd-compressed lines; return digest and size of the plain ones.
+
+    `limit` names what may not be over `max_bytes`.
+    """
+    digest, total = hashlib.sha256(), 0
+    source.seek(0)
+    packed = source.read(len(_ZSTD_MAGIC)) == _ZSTD_MAGIC
+    source.seek(0)
+    try:
+        context = zstandard.ZstdDecompressor(max_window_size=_MAX_WINDOW)
+        reader = context.stream_reader(source, read_across_frames=True) if packed else source
+        while chunk := reader.read(CHUNK):
+            total += len(chunk)
+            if total > max_bytes:
+                raise HubProblem(413, "too_large", f"{limit} over this hub's {max_bytes:,} bytes")
+            digest.update(chunk)
+            plain.write(chunk)
+    except zstandard.ZstdError as error:
+        raise HubProblem(422, "bad_rollouts", f"the rollouts cannot be decompressed: {error}") from error
+    return digest.hexdigest(), total
+
+
+def lines_that_count(plain: BinaryIO, pinned: PinnedRun) -> list[Line]:
+    """Validate every line of a whole file; return those that count, in the manifest's order."""
+    chosen: dict[int, Line] = {}
+    manifest = pinned.manifest
+    # Training comes back to an example after a while, and what it kept is a sample.
+    ruled = manifest.kind == "evaluation"
+    rule = LineRule(group_rewards=manifest.environment.info.group_rewards)
+    for number, (offset, line) in enumerate(_lines(plain), start=1):
+        if not line.strip():
+            continue
+        where = f"line {number}"
+        rollout = checked_rollout(line, where)
+        place = position_of(rollout, pinned, where)
+        if ruled and not rule.takes(rollout.key, failed=rollout.failure is not None):
+            raise bad_rollouts(where, f"a second rollout {rollout.index} of `{rollout.example_id}`")
+        chosen[place] = Line(offset, len(line))
+    return [chosen[place] for place in sorted(chosen)]
+
+
+def rollouts_at(plain: BinaryIO, lines: list[Line]) -> Iterator[tuple[Rollout, bytes]]:
+    """Yield the rollouts of lines that were validated, with their lines."""
+    for one in lines:
+        plain.seek(one.offset)
+        line = plain.read(one.length)
+        yield Rollout.model_validate_json(line), line
+
+
+def rollouts_in_order(plain: BinaryIO, pinned: PinnedRun, chunk: int) -> Iterator[tuple[Rollout, bytes]]:
+    """Yield the rollouts of a chunk with their lines; refuse one that does not follow the one before."""
+    last = -1
+    for number, (_, line) in enumerate(_lines(plain), start=1):
+        where = f"line {number} of chunk {chunk}"
+        if number > MAX_CHUNK_ROLLOUTS:
+            raise bad_rollouts(where, f"a chunk may hold {MAX_CHUNK_ROLLOUTS:,} rollouts")
+        rollout = checked_rollout(line, where)
+        place = position_of(rollout, pinned, where)
+        if place <= last:
+            raise bad_rollouts(where, "rollouts come in the manifest's order of examples, each once")
+        last = place
+        yield rollout, line
+
+
+def chunked(lines: list[Line], most_bytes: int) -> Iterator[list[Line]]:
+    """Yield the lines in parts of at most `MAX_CHUNK_ROLLOUTS` and about `most_bytes`."""
+    part: list[Line] = []
+    size = 0
+    for line in lines:
+        if part and (len(part) == MAX_CHUNK_ROLLOUTS or size + line.length > most_bytes):
+            yield part
+            part, size = [], 0
+        part.append(line)
+        size += line.length
+    if part:
+        yield part
+
+
+def _lines(plain: BinaryIO) -> Iterator[tuple[int, bytes]]:
+    """Yield every line with the offset it begins at."""
+    plain.seek(0)
+    offset, number = 0, 0
+    while line := plain.readline(MAX_CHUNK_BYTES + 1):
+        number += 1
+        if len(line) > MAX_CHUNK_BYTES:
+            raise bad_rollouts(f"line {number}", f"a line may hold {MAX_CHUNK_BYTES:,} bytes")
+        yield offset, line
+        offset += len(line)
+
+
+def checked_rollout(line: bytes, where: str) -> Rollout:
+    """Return the rollout of one line or refuse it; `where` names the line."""
+    try:
+        rollout = Rollout.model_validate_json(line)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        field = ".".join(str(part) for part in first["loc"])
+        raise bad_rollouts(where, f"{field}: {first['msg']}" if field else str(first["msg"])) from error
+    numbers = [*rollout.metrics.values(), rollout.seconds, rollout.scoring_seconds]
+    if not all(math.isfinite(one) for one in numbers):
+        raise bad_rollouts(where, "metrics and times must be finite numbers")
+    tokens = (rollout.usage.completion_tokens, rollout.usage.prompt_tokens)
+    if not all(0 <= one < _MOST_TOKENS for one in tokens):
+        raise bad_rollouts(where, "the token count is out of bounds")
+    if not -_MOST_SEED < rollout.seed < _MOST_SEED:
+        raise bad_rollouts(where, "the seed is out of bounds")
+    if rollout.failure is None and (rollout.reward is None or not math.isfinite(rollout.reward)):
+        raise bad_rollouts(where, "a rollout has a finite reward or a failure")
+    if rollout.failure is not None and rollout.reward is not None:
+        raise bad_rollouts(where, "a failed rollout has no reward")
+    return rollout
+
+
+def position_of(rollout: Rollout, pinned: PinnedRun, where: str) -> int:
+    """Return the place of a rollout in a complete run, or refuse one that the manifest does not play."""
+    place, most = pinned.positions.get(rollout.example_id), pinned.manifest.rollouts_per_example
+    if place is None:
+        raise bad_rollouts(where, f"the manifest has no example `{rollout.example_id[:80]}`")
+    if not 0 <= rollout.index < most:
+        raise bad_rollouts(where, f"index {rollout.index} is outside 0..{most - 1}")
+    return place * most + rollout.index
+
+
+def bad_rollouts(where: str, fault: str) -> HubProblem:
+    """Return the refusal of one line."""
+    line = where.split()[1]
+    return HubProblem(
+        422,
+        "bad_rollouts",
+        f"{where} of the rollouts: {fault}",
+        hint="post the run folder as `wander eval` wrote it",
+        errors=[{"line": int(line), "msg": fault}],
+    )

@@ -1,0 +1,249 @@
+"""The API of posting a run in parts, and of the keys that sign runs."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from datetime import timedelta
+from typing import Annotated, Any, BinaryIO
+
+from fastapi import APIRouter, Path, Query, Request
+from starlette.concurrency import run_in_threadpool
+from starlette.responses import Response
+from wander.wire import RunDetail
+from wander.wire.postings import (
+    MAX_CHUNK_BYTES,
+    FinishPosting,
+    KeyInfo,
+    KeyList,
+    NewKey,
+    PostedArtifact,
+    PostedChunk,
+    Posting,
+)
+
+from wander_hub.accounts.schemas import HUB
+from wander_hub.database import Database
+from wander_hub.http.bodies import pieces
+from wander_hub.http.boundary import (
+    BaseUrl,
+    Caller,
+    HubDatabase,
+    HubSettings,
+    HubStorage,
+    Manager,
+    Poster,
+    ReadSession,
+    WriteSession,
+    wake_jobs,
+)
+from wander_hub.http.problems import HubProblem, documented
+from wander_hub.jobs import JobQueue
+from wander_hub.posting import finish as finishing
+from wander_hub.posting import service as posting
+from wander_hub.posting.service import PostingLimits
+from wander_hub.runs import service, signing
+from wander_hub.runs.artifacts import media_type_of, posted_file
+from wander_hub.settings import Settings
+from wander_hub.verification import service as verification
+
+router = APIRouter(prefix="/api/v1", tags=["runs"])
+
+_IN_MEMORY = 4 * 1024 * 1024
+Digest = Annotated[str, Path(pattern=r"^[0-9a-f]{64}$", description="the run's digest")]
+_POSTING = "/postings/{sha256}"
+
+
+def _body(description: str) -> dict[str, Any]:
+    content = {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}
+    return {"requestBody": {"required": True, "description": description, "content": content}}
+
+
+@router.put(
+    _POSTING,
+    response_model=Posting,
+    status_code=201,
+    responses={
+        200: {"model": Posting, "description": "It was begun before; what is here of it"},
+        **documented(401, 403, 409, 413, 422, 429),
+    },
+    openapi_extra=_body("run.json"),
+)
+async def open_posting(
+    request: Request,
+    caller: Poster,
+    database: HubDatabase,
+    storage: HubStorage,
+    settings: HubSettings,
+    sha256: Digest,
+    private: Annotated[bool, Query(description="only for its submitter and who has a role there")] = False,
+) -> Response:
+    """Begin to post a run, or hear what is here of it already."""
+    async with _received(request, settings.max_manifest_bytes, "run.json") as body:
+        text = await run_in_threadpool(body.read)
+    found, created = await run_in_threadpool(
+        lambda: posting.open_posting(
+            database, storage, text, sha256, caller, limits_of(settings), private=private
+        )
+    )
+    return Response(found.model_dump_json(), 201 if created else 200, media_type="application/json")
+
+
+@router.get(_POSTING, response_model=Posting, responses=documented(401, 403, 404, 422))
+def get_posting(session: ReadSession, caller: Caller, sha256: Digest) -> Posting:
+    """Show what has arrived of a run that one is posting."""
+    return posting.shown(session, posting.find(session, sha256, caller)[0])
+
+
+@router.put(
+    _POSTING + "/chunks/{chunk}",
+    response_model=PostedChunk,
+    responses=documented(401, 403, 404, 413, 422, 507),
+    openapi_extra=_body("lines of rollouts in the manifest's order, plain or zstd"),
+)
+async def put_chunk(
+    request: Request,
+    caller: Poster,
+    database: HubDatabase,
+    storage: HubStorage,
+    settings: HubSettings,
+    sha256: Digest,
+    chunk: Annotated[int, Path(ge=0, lt=2**31)],
+    digest: Annotated[str, Query(pattern=r"^[0-9a-f]{64}$", description="SHA-256 of the plain lines")],
+) -> PostedChunk:
+    """Send one chunk of the rollouts. The hub validates every line; the same chunk again changes nothing."""
+    async with _received(request, MAX_CHUNK_BYTES, "the chunk") as body:
+        return await run_in_threadpool(
+            posting.add_chunk,
+            *(database, storage, sha256, chunk, body, digest, caller, limits_of(settings)),
+        )
+
+
+@router.put(
+    _POSTING + "/artifacts/{file}",
+    response_model=PostedArtifact,
+    responses=documented(401, 403, 404, 413, 422, 507),
+    openapi_extra=_body("the file"),
+)
+async def put_artifact(
+    request: Request,
+    caller: Poster,
+    database: HubDatabase,
+    storage: HubStorage,
+    settings: HubSettings,
+    sha256: Digest,
+    file: str,
+) -> PostedArtifact:
+    """Send a file that belongs to the run: metrics, checkpoints, plots."""
+    media_type_of(file)
+    async with _received(request, settings.max_artifact_bytes, "the file") as body:
+
+        def keep() -> PostedArtifact:
+            given = posted_file(file, body, settings.max_artifact_bytes)
+            return posting.add_artifact(database, storage, sha256, given, caller, limits_of(settings))
+
+        return await run_in_threadpool(keep)
+
+
+@router.post(
+    _POSTING + "/finish",
+    response_model=RunDetail,
+    status_code=201,
+    responses={
+        200: {"model": RunDetail, "description": "It was finished before"},
+        **documented(401, 403, 404, 409, 422, 507),
+    },
+)
+def finish_posting(
+    request: Request,
+    caller: Poster,
+    database: HubDatabase,
+    storage: HubStorage,
+    base_url: BaseUrl,
+    sha256: Digest,
+    body: FinishPosting,
+) -> Response:
+    """Say that everything was sent: the hub computes all aggregates and shows the run."""
+    run_id, created = finishing.finish(database, storage, sha256, body, caller)
+    if created:
+        verified_after_post(request, database, run_id)
+    with database.read(caller) as session:
+        detail = service.detail_of(service.find(session, run_id), base_url)
+    text = detail.model_dump_json(by_alias=True)
+    return Response(text, 201 if created else 200, media_type="application/json")
+
+
+@router.delete(_POSTING, status_code=204, responses=documented(401, 403, 404, 422))
+def drop_posting(caller: Poster, database: HubDatabase, storage: HubStorage, sha256: Digest) -> Response:
+    """Forget what was sent of a run."""
+    posting.drop(database, storage, sha256, caller)
+    return Response(status_code=204)
+
+
+@router.get("/keys", response_model=KeyList, responses=documented(401))
+def list_keys(session: ReadSession, caller: Caller) -> KeyList:
+    """List one's keys that sign runs."""
+    return signing.keys_of(session, caller.user_id)
+
+
+@router.post(
+    "/keys",
+    response_model=KeyInfo,
+    status_code=201,
+    responses={
+        200: {"model": KeyInfo, "description": "It was registered before"},
+        **documented(401, 403, 409, 422),
+    },
+)
+def add_key(session: WriteSession, caller: Manager, body: NewKey) -> Response:
+    """Register a public key, with which one signs runs from now on."""
+    key, created = signing.add_key(session, body, caller)
+    return Response(key.model_dump_json(), 201 if created else 200, media_type="application/json")
+
+
+@router.delete("/keys/{fingerprint}", response_model=KeyInfo, responses=documented(401, 403, 404, 422))
+def revoke_key(
+    session: WriteSession, caller: Manager, fingerprint: Annotated[str, Path(min_length=6, max_length=64)]
+) -> KeyInfo:
+    """Take a key back: it signs nothing any more, and runs that it signed say so."""
+    return signing.revoke_key(session, fingerprint, caller)
+
+
+def limits_of(settings: Settings) -> PostingLimits:
+    """Return what the settings say of postings."""
+    return PostingLimits(
+        run_bytes=settings.max_run_bytes,
+        artifacts=settings.max_artifacts,
+        open_postings=settings.max_open_postings,
+        kept=timedelta(hours=settings.posting_hours),
+    )
+
+
+def verified_after_post(request: Request, database: Database, run_id: str) -> None:
+    """Have a run read that was just posted and, where the settings say so, played again."""
+    settings: Settings = request.app.state.settings
+    queue: JobQueue = request.app.state.jobs
+
+    if database.committed(
+        lambda session: verification.request_after_post(session, queue, settings, run_id), HUB
+    ):
+        wake_jobs(request)
+
+
+@asynccontextmanager
+async def _received(request: Request, max_bytes: int, what: str) -> AsyncIterator[BinaryIO]:
+    """Give the body as a file that vanishes with the request; raise 413 as soon as it is too large."""
+    too_large = HubProblem(413, "too_large", f"{what} is over {max_bytes:,} bytes")
+    declared = request.headers.get("content-length", "")
+    if declared.isdecimal() and int(declared) > max_bytes:
+        raise too_large
+    with tempfile.SpooledTemporaryFile(_IN_MEMORY) as file:
+        write: Callable[[bytes], int] = file.write
+        async for piece in pieces(request, max_bytes, too_large):
+            if file.tell() + len(piece) > _IN_MEMORY:
+                await run_in_threadpool(write, piece)
+            else:
+                write(piece)
+        file.seek(0)
+        yield file

@@ -1,0 +1,320 @@
+"""Takes runs in, part by part: opened under their digest, filled in any order, forgotten when left alone.
+
+Every part is validated when it arrives and stored as it will stay; `finishing` makes a run of them. A part
+that is sent again changes nothing, so whoever was cut off sends what is missing and goes on. Objects are
+stored before the rows that point to them, and removed after these are gone.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import tempfile
+from collections import OrderedDict
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import timedelta
+from threading import Lock
+from typing import BinaryIO
+
+from sqlalchemy.orm import Session
+from wander.types import Rollout
+from wander.wire.postings import MAX_CHUNK_BYTES, PostedArtifact, PostedChunk, Posting
+
+from wander_hub.accounts.schemas import Identity
+from wander_hub.database import Database, now
+from wander_hub.environments.models import Environment, Version
+from wander_hub.http.problems import HubProblem
+from wander_hub.posting import repository
+from wander_hub.posting.reading import rollouts_in_order, unpack
+from wander_hub.rights import rights
+from wander_hub.runs import manifest as manifests
+from wander_hub.runs import objects
+from wander_hub.runs.chunks import write_chunk
+from wander_hub.runs.manifest import PinnedRun
+from wander_hub.runs.models import PostingArtifact, PostingChunk, PostingRow, Run
+from wander_hub.runs.schemas import PostedFile
+from wander_hub.storage import Storage
+
+_SPOOLED = 4 * 1024 * 1024
+"""Up to so many bytes of a chunk stay in memory."""
+
+
+@dataclass(frozen=True)
+class PostingLimits:
+    """What the settings say of postings."""
+
+    run_bytes: int
+    artifacts: int
+    open_postings: int
+    kept: timedelta
+    """How long the hub keeps what was sent, counted from the last part."""
+
+
+class PinnedRuns:
+    """The manifests that were last used: every chunk of a run is checked against the same one."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._kept: OrderedDict[str, PinnedRun] = OrderedDict()
+        self._lock = Lock()
+
+    def of(self, posting: PostingRow) -> PinnedRun:
+        """Return the manifest of a posting with the places of its examples."""
+        with self._lock:
+            found = self._kept.get(posting.manifest_sha256)
+        if found is None:
+            found = PinnedRun.of(manifests.parsed(posting.manifest.encode()))
+        with self._lock:
+            self._kept[posting.manifest_sha256] = found
+            self._kept.move_to_end(posting.manifest_sha256)
+            while len(self._kept) > self._most:
+                self._kept.popitem(last=False)
+        return found
+
+
+_pinned = PinnedRuns(2)
+
+
+def open_posting(
+    database: Database,
+    storage: Storage,
+    text: bytes,
+    sha256: str,
+    caller: Identity,
+    limits: PostingLimits,
+    *,
+    private: bool,
+) -> tuple[Posting, bool]:
+    """Begin to post a run, or go on; return what is here of it, and whether it is a new posting."""
+    manifest = manifests.parsed(text)
+    with database.read(caller) as session:
+        permitted(session, manifest, caller)
+        if is_known(session, manifest.run_id, sha256):
+            return Posting(sha256=sha256, run_id=manifest.run_id, posted=True), False
+    forget_expired(database, storage)
+
+    def record(session: Session) -> tuple[Posting, bool]:
+        posting = repository.posting_of(session, caller.user_id, sha256)
+        created = posting is None
+        if posting is None:
+            if repository.count_of(session, caller.user_id) >= limits.open_postings:
+                raise HubProblem(
+                    429,
+                    "too_many_postings",
+                    f"{limits.open_postings} postings of yours are unfinished",
+                    hint="finish them with `wander post`; what is left alone goes by itself",
+                )
+            posting = PostingRow(
+                user_id=caller.user_id,
+                sha256=sha256,
+                run_id=manifest.run_id,
+                manifest=text.decode(),
+                manifest_sha256=hashlib.sha256(text).hexdigest(),
+            )
+            session.add(posting)
+        elif posting.manifest_sha256 != hashlib.sha256(text).hexdigest():
+            raise HubProblem(409, "posting_differs", "this digest was opened with another run.json")
+        posting.private, posting.expires_at = private, now() + limits.kept
+        session.flush()
+        return shown(session, posting), created
+
+    return database.committed(record, caller)
+
+
+def find(session: Session, sha256: str, caller: Identity) -> tuple[PostingRow, PinnedRun]:
+    """Return a posting of the caller, who may still post there; raise a 404 otherwise."""
+    posting = repository.posting_of(session, caller.user_id, sha256)
+    if posting is None:
+        raise HubProblem(
+            404,
+            "posting_not_found",
+            f"nothing is being posted under `{sha256[:12]}`",
+            hint="begin again: `wander post RUN`; what a hub has for days unfinished, it forgets",
+        )
+    pinned = _pinned.of(posting)
+    permitted(session, pinned.manifest, caller)
+    return posting, pinned
+
+
+def shown(session: Session, posting: PostingRow) -> Posting:
+    """Return a posting as the API shows it."""
+    return Posting(
+        sha256=posting.sha256,
+        run_id=posting.run_id,
+        private=posting.private,
+        chunks=[
+            PostedChunk(number=one.number, sha256=one.sha256, rollouts=one.rollouts)
+            for one in repository.chunks_of(session, posting.id)
+        ],
+        artifacts=[
+            PostedArtifact(name=one.name, sha256=one.sha256)
+            for one in repository.artifacts_of(session, posting.id)
+        ],
+        expires_at=posting.expires_at,
+    )
+
+
+def add_chunk(
+    database: Database,
+    storage: Storage,
+    sha256: str,
+    number: int,
+    body: BinaryIO,
+    claimed: str,
+    caller: Identity,
+    limits: PostingLimits,
+) -> PostedChunk:
+    """Validate and keep one chunk of a posting; the same again changes nothing, another takes its place."""
+    with database.read(caller) as session:
+        posting, pinned = find(session, sha256, caller)
+        known = repository.chunk_numbered(session, posting.id, number)
+        if known is not None and known.sha256 == claimed:
+            return PostedChunk(number=number, sha256=claimed, rollouts=known.rollouts)
+        others = repository.bytes_of(session, posting.id, but=number)
+    with tempfile.SpooledTemporaryFile(_SPOOLED) as plain:
+        found, size = unpack(body, plain, MAX_CHUNK_BYTES, f"chunk {number} is")
+        if found != claimed:
+            hint = "it was changed on its way; send it again"
+            raise HubProblem(
+                422, "digest_mismatch", f"chunk {number} has another digest than stated", hint=hint
+            )
+        if others + size > limits.run_bytes:
+            raise HubProblem(413, "too_large", f"the rollouts are over this hub's {limits.run_bytes:,} bytes")
+        rollouts = rollouts_in_order(plain, pinned, number)
+        return store_chunk(database, storage, sha256, number, (found, size), rollouts, caller, limits)
+
+
+def store_chunk(
+    database: Database,
+    storage: Storage,
+    sha256: str,
+    number: int,
+    stated: tuple[str, int],
+    rollouts: Iterable[tuple[Rollout, bytes]],
+    caller: Identity,
+    limits: PostingLimits,
+) -> PostedChunk:
+    """Keep rollouts as a chunk of a posting; `stated` is digest and size of the plain lines."""
+    with tempfile.SpooledTemporaryFile(_SPOOLED) as packed:
+        count = 0
+
+        def counted() -> Iterable[tuple[Rollout, bytes]]:
+            nonlocal count
+            for one in rollouts:
+                count += 1
+                yield one
+
+        frames = write_chunk(counted(), packed)
+        object_sha256 = storage.put(packed)
+
+        def record(session: Session) -> list[str]:
+            posting, _ = find(session, sha256, caller)
+            repository.lock_posting(session, posting)
+            database.lock_objects(session, exclusive=False)
+            storage.ensure(object_sha256, packed)
+            known = repository.chunk_numbered(session, posting.id, number)
+            replaced = [known.object_sha256] if known and known.object_sha256 != object_sha256 else []
+            session.merge(
+                PostingChunk(
+                    posting_id=posting.id,
+                    number=number,
+                    sha256=stated[0],
+                    size=stated[1],
+                    rollouts=count,
+                    object_sha256=object_sha256,
+                    row_frames=frames,
+                )
+            )
+            posting.expires_at = now() + limits.kept
+            return replaced
+
+        objects.discard(database, storage, database.committed(record, caller))
+    return PostedChunk(number=number, sha256=stated[0], rollouts=count)
+
+
+def add_artifact(
+    database: Database,
+    storage: Storage,
+    sha256: str,
+    file: PostedFile,
+    caller: Identity,
+    limits: PostingLimits,
+) -> PostedArtifact:
+    """Keep a file of a posting; another of its name takes its place."""
+    with database.read(caller) as session:
+        find(session, sha256, caller)
+    storage.put(file.body)
+
+    def record(session: Session) -> list[str]:
+        posting, _ = find(session, sha256, caller)
+        repository.lock_posting(session, posting)
+        present = {one.name: one.sha256 for one in repository.artifacts_of(session, posting.id)}
+        if file.name not in present and len(present) >= limits.artifacts:
+            raise HubProblem(422, "too_many_artifacts", f"a run has at most {limits.artifacts} files")
+        database.lock_objects(session, exclusive=False)
+        storage.ensure(file.sha256, file.body)
+        session.merge(
+            PostingArtifact(
+                posting_id=posting.id,
+                name=file.name,
+                media_type=file.media_type,
+                size=file.size,
+                sha256=file.sha256,
+            )
+        )
+        posting.expires_at = now() + limits.kept
+        replaced = present.get(file.name)
+        return [replaced] if replaced not in (None, file.sha256) else []
+
+    objects.discard(database, storage, database.committed(record, caller))
+    return PostedArtifact(name=file.name, sha256=file.sha256)
+
+
+def drop(database: Database, storage: Storage, sha256: str, caller: Identity) -> None:
+    """Forget a posting and all that came for it."""
+
+    def record(session: Session) -> list[str]:
+        posting, _ = find(session, sha256, caller)
+        repository.lock_posting(session, posting)
+        return repository.remove(session, posting)
+
+    objects.discard(database, storage, database.committed(record, caller))
+
+
+def forget_expired(database: Database, storage: Storage) -> int:
+    """Forget some of the postings that were left alone for too long; return how many."""
+    with database.read() as session:
+        if not repository.any_expired(session):
+            return 0
+
+    def record(session: Session) -> tuple[int, list[str]]:
+        expired = repository.expired(session)
+        return len(expired), [one for posting in expired for one in repository.remove(session, posting)]
+
+    count, loose = database.committed(record)
+    objects.discard(database, storage, loose)
+    return count
+
+
+def permitted(
+    session: Session, manifest: manifests.RunManifest, caller: Identity
+) -> tuple[Environment, Version]:
+    """Return what a run is recorded under; refuse a caller who may not post results there."""
+    environment, version = manifests.pinned_version(session, manifest)
+    if not rights.may(caller, "results", environment):
+        raise rights.refusal(caller, "results", environment)
+    return environment, version
+
+
+def is_known(session: Session, run_id: str, sha256: str) -> bool:
+    """Tell whether this very run was posted; refuse one whose id another run has, or that was withdrawn."""
+    known = session.get(Run, run_id)  # whoever may read it: ids are given once
+    if known is None:
+        return False
+    if known.withdrawn_at is not None:
+        hint = "evaluate again for a new run"
+        raise HubProblem(409, "run_withdrawn", f"the run `{run_id}` was withdrawn for good", hint=hint)
+    if known.sha256 != sha256:
+        hint = "a posted run never changes; evaluate again for a new run"
+        raise HubProblem(409, "run_exists", f"the run `{run_id}` was posted with other content", hint=hint)
+    return True

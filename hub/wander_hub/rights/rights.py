@@ -1,0 +1,117 @@
+"""May the caller do this? Asked by every service that changes something, in the same transaction."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from sqlalchemy import inspect as sqlalchemy_inspect
+from sqlalchemy.orm import Session
+
+from wander_hub import names
+from wander_hub.accounts import repository
+from wander_hub.accounts.models import Owner
+from wander_hub.accounts.schemas import Identity, Permission
+from wander_hub.environments import repository as environments
+from wander_hub.environments import service
+from wander_hub.environments.models import Environment
+from wander_hub.http.problems import HubProblem
+
+_WORDS: dict[Permission, str] = {
+    "read": "read",
+    "results": "post results to",
+    "publish": "publish to",
+    "manage": "manage",
+}
+
+
+def may(identity: Identity, permission: Permission, environment: Environment) -> bool:
+    """Tell whether the caller may do this to an environment."""
+    if identity.only_new == (environment.owner_id, environment.name):
+        identity = replace(identity, only_environment=environment.id)  # it may have begun in this transaction
+    return identity.may(permission, environment.owner_id, environment.id, private=environment.private)
+
+
+def environment_for(
+    session: Session, identity: Identity, permission: Permission, owner: str, name: str
+) -> Environment:
+    """Return an environment that the caller may change so, locked; raise 404, 410 or 403 otherwise."""
+    found = service.find(session, owner, name)
+    owner_id = found.owner_id
+    repository.lock_owner(session, found.owner)
+    environments.lock_environment(session, found)
+    session.refresh(found, sqlalchemy_inspect(Environment).column_attrs.keys())
+    if found.owner_id != owner_id or found.deleted_at is not None:
+        hint = "send the same request again"
+        raise HubProblem(409, "concurrent_change", "another request changed the same thing", hint=hint)
+    if not may(identity, permission, found):
+        raise refusal(identity, permission, found)
+    return found
+
+
+def owner_for(session: Session, identity: Identity, permission: Permission, name: str) -> Owner:
+    """Return an owner all of whose environments the caller may change so; raise 404 or 403 otherwise."""
+    owner = named_owner(session, identity, name)
+    if not identity.may_as_owner(permission, owner.id):
+        raise _owner_refusal(identity, permission, owner.name)
+    return owner
+
+
+def beginning(session: Session, identity: Identity, owner: Owner, name: str) -> None:
+    """Refuse a caller who may not publish a new environment of this name."""
+    if not identity.may_begin(owner.id, name):
+        raise _owner_refusal(identity, "publish", owner.name)
+
+
+def uploading_owner(session: Session, identity: Identity, name: str) -> Owner:
+    """Return an owner under which the caller may publish something; what exactly is asked again later."""
+    owner = named_owner(session, identity, name)
+    if owner.name not in identity.owners and not identity.may_as_owner("publish", owner.id):
+        raise _owner_refusal(identity, "publish", owner.name)
+    return owner
+
+
+def named_owner(session: Session, identity: Identity, name: str) -> Owner:
+    """Return the owner of that name or raise a 404."""
+    name = names.normalise_owner(name)
+    owner = repository.owner_named(session, name)
+    if owner is None:
+        raise HubProblem(
+            404, "owner_not_found", f"there is no owner `{name[:80]}`", hint=_publishing(identity)
+        )
+    return owner
+
+
+def administrator(identity: Identity) -> None:
+    """Refuse everybody but the hub's administrators."""
+    if not identity.administers:
+        raise HubProblem(403, "not_permitted", "only the hub's administrators may do this")
+
+
+def whole_token(identity: Identity) -> None:
+    """Refuse a token that is good for a part only, so that none can make a mightier one."""
+    if not identity.whole:
+        hint = "log in with a token of scope `manage` that has no target"
+        raise HubProblem(403, "token_scope", "this token may not make or end tokens", hint=hint)
+
+
+def refusal(identity: Identity, permission: Permission, environment: Environment) -> HubProblem:
+    """Return the 403 of somebody who may see an environment and not do this to it."""
+    label = f"{environment.owner.name}/{environment.name}"
+    if not identity.covers(permission, environment.owner_id, environment.id):
+        hint = "`wander whoami` shows what the token is for"
+        detail = f"this token may not {_WORDS[permission]} `{label}`"
+        return HubProblem(403, "token_scope", detail, hint=hint)
+    hint = f"ask an owner for a role: `wander owner add {label} {identity.user}`"
+    detail = f"`{identity.user}` may not {_WORDS[permission]} `{label}`"
+    return HubProblem(403, "not_permitted", detail, hint=hint)
+
+
+def _owner_refusal(identity: Identity, permission: Permission, owner: str) -> HubProblem:
+    verb = "publish under" if permission == "publish" else _WORDS[permission]
+    detail = f"`{identity.user}` may not {verb} `{owner}`"
+    return HubProblem(403, "not_permitted", detail, hint=_publishing(identity))
+
+
+def _publishing(identity: Identity) -> str | None:
+    mine = ", ".join(f"`{one}`" for one in identity.owners)
+    return f"you may publish under {mine}" if mine else None

@@ -1,0 +1,97 @@
+"""The API on callers, their tokens, and roles."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import APIRouter, Path
+from wander.wire import TokenInfo
+from wander.wire.changes import CreatedToken, MemberList, NewRole, NewToken, OwnerSettings, TokenList, Whoami
+
+from wander_hub.http.boundary import Caller, Manager, ReadSession, WriteSession
+from wander_hub.http.problems import documented
+from wander_hub.rights import members
+
+router = APIRouter(prefix="/api/v1", tags=["accounts"])
+
+_REFUSALS = documented(308, 400, 401, 403, 404, 409, 410, 422)
+_OWNER = "/owners/{owner}"
+_ENVIRONMENT = "/environments/{owner}/{name}"
+User = Annotated[str, Path(max_length=80)]
+
+
+@router.get("/whoami", response_model=Whoami, responses=documented(401))
+def whoami(caller: Caller) -> Whoami:
+    """Tell whose token this is and what it may publish under."""
+    return Whoami(user=caller.user, admin=caller.admin, owners=list(caller.owners), token=caller.token)
+
+
+@router.post("/tokens", status_code=201, response_model=CreatedToken, responses=_REFUSALS)
+def create_token(session: WriteSession, caller: Manager, body: NewToken) -> CreatedToken:
+    """Make a token for yourself; its secret is shown in this answer and never again."""
+    return members.new_token(session, caller, body)
+
+
+@router.get("/tokens", response_model=TokenList, responses=documented(401, 403))
+def list_tokens(session: ReadSession, caller: Caller) -> TokenList:
+    """List your tokens without their secrets."""
+    return TokenList(data=members.tokens(session, caller))
+
+
+@router.delete("/tokens/{prefix}", response_model=TokenInfo, responses=_REFUSALS)
+def revoke_token(
+    session: WriteSession, caller: Manager, prefix: Annotated[str, Path(max_length=40)]
+) -> TokenInfo:
+    """End a token of yours at once."""
+    return members.revoke(session, caller, prefix)
+
+
+@router.get(_OWNER + "/members", response_model=MemberList, responses=documented(401, 403, 404, 422))
+def list_owner_members(session: ReadSession, caller: Caller, owner: str) -> MemberList:
+    """List who has a role on an owner."""
+    return MemberList(data=members.of_owner(session, caller, owner))
+
+
+@router.put(_OWNER + "/members/{user}", response_model=MemberList, responses=_REFUSALS)
+def set_owner_role(
+    session: WriteSession, caller: Manager, owner: str, user: User, body: NewRole
+) -> MemberList:
+    """Give somebody a role on all environments of an owner."""
+    return MemberList(data=members.set_role_on_owner(session, caller, owner, user, body.role))
+
+
+@router.delete(_OWNER + "/members/{user}", response_model=MemberList, responses=_REFUSALS)
+def remove_owner_role(session: WriteSession, caller: Manager, owner: str, user: User) -> MemberList:
+    """Take somebody's role on an owner."""
+    return MemberList(data=members.remove_from_owner(session, caller, owner, user))
+
+
+@router.put(_OWNER + "/settings", response_model=OwnerSettings, responses=_REFUSALS)
+def change_owner_settings(
+    session: WriteSession, caller: Manager, owner: str, body: OwnerSettings
+) -> OwnerSettings:
+    """Choose whether new environments of an owner are private."""
+    found = members.set_default_visibility(session, caller, owner, private=body.private_by_default)
+    return OwnerSettings(private_by_default=found.private_by_default)
+
+
+@router.get(_ENVIRONMENT + "/members", response_model=MemberList, responses=documented(401, 403, 404, 422))
+def list_environment_members(session: ReadSession, caller: Caller, owner: str, name: str) -> MemberList:
+    """List who has a role on an environment, through its owner or on itself."""
+    return MemberList(data=members.of_environment(session, caller, owner, name))
+
+
+@router.put(_ENVIRONMENT + "/members/{user}", response_model=MemberList, responses=_REFUSALS)
+def set_environment_role(
+    session: WriteSession, caller: Manager, owner: str, name: str, user: User, body: NewRole
+) -> MemberList:
+    """Give somebody a role on one environment."""
+    return MemberList(data=members.set_role_on_environment(session, caller, owner, name, user, body.role))
+
+
+@router.delete(_ENVIRONMENT + "/members/{user}", response_model=MemberList, responses=_REFUSALS)
+def remove_environment_role(
+    session: WriteSession, caller: Manager, owner: str, name: str, user: User
+) -> MemberList:
+    """Take somebody's role on one environment."""
+    return MemberList(data=members.remove_from_environment(session, caller, owner, name, user))

@@ -1,0 +1,77 @@
+"""The administrator's token that a start of the hub hands out: the first one, or a new one when asked."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+from wander_hub.accounts import repository
+from wander_hub.accounts.service import add_token, first_administrator
+from wander_hub.database import Database
+from wander_hub.http.problems import HubProblem
+from wander_hub.security import token_hash, well_formed
+
+ADMINISTRATOR = "admin"
+
+
+def hand_out(database: Database, token_file: Path | None, *, new: bool) -> None:
+    """Give the reader a token of the administrator on an empty hub, and on any other when `new` is true.
+
+    It goes into the file (mode 0600), or to standard output, and is kept by nobody else. What happened is
+    told on standard error, also when nothing did and a file was asked for.
+    """
+    with database.write() as session:
+        secret = first_administrator(session)
+        first = secret is not None
+        if secret is None and new:
+            user = repository.user_named(session, ADMINISTRATOR)
+            if user is None:
+                hint = "make one with `wander-hub token create USER`; `wander-hub user list` names the users"
+                raise HubProblem(404, "user_not_found", f"there is no user `{ADMINISTRATOR}`", hint=hint)
+            secret = add_token(session, user, "start of the hub")
+        if secret is not None and token_file is not None:
+            _write_secret(token_file, secret)
+    if secret is None:
+        if token_file is not None:
+            sys.stderr.write(_nothing_new(database, token_file))
+        return
+    said = "added the administrator" if first else "made a new token for the administrator"
+    if token_file is not None:
+        sys.stderr.write(f"{said} `{ADMINISTRATOR}`; the token is in `{token_file}`\n")
+        return
+    sys.stderr.write(f"{said} `{ADMINISTRATOR}`; this token is shown once:\n")
+    sys.stdout.write(secret + "\n")
+    sys.stdout.flush()
+
+
+def _nothing_new(database: Database, token_file: Path) -> str:
+    """Say that no token was written, and whether the one in the file will do."""
+    try:
+        given = token_file.read_text().strip()
+    except (OSError, UnicodeDecodeError):
+        given = ""
+    if _is_good(database, given):
+        return f"the token in `{token_file}` is one of this hub; none was made\n"
+    state = "holds none of this hub" if given else "was not written"
+    return (
+        f"warning: the hub has its administrator already, and `{token_file}` {state}\n\n"
+        "hint: start it with `--new-token` for a new one, or run `wander-hub token create admin`\n"
+    )
+
+
+def _is_good(database: Database, secret: str) -> bool:
+    if not well_formed(secret):
+        return False
+    with database.read() as session:
+        token = repository.token_hashed(session, token_hash(secret))
+        return token is not None and token.revoked_at is None
+
+
+def _write_secret(path: Path, secret: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with os.fdopen(handle, "w") as file:
+        file.write(secret + "\n")
+    temporary.replace(path)

@@ -1,0 +1,187 @@
+"""Runs the hub under uvicorn: port first, then database, then requests, and a graceful end."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import errno
+import logging
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import uvicorn
+from uvicorn.config import LOGGING_CONFIG
+
+from wander_hub.app import create_app
+from wander_hub.database import Database
+from wander_hub.jobs import Worker
+from wander_hub.jobs.choice import migrate
+from wander_hub.server import data_folder, first_token
+from wander_hub.server.log_secrets import HidesSecrets
+from wander_hub.server.processes import Processes
+from wander_hub.settings import Settings
+from wander_hub.verification.worker import confined, job_worker
+
+_GRACE_SECONDS = 10
+_BACKLOG = 2048
+INTERRUPTED = 130
+"""Exit status after Ctrl-C; SIGTERM ends with 0."""
+
+
+def serve(
+    settings: Settings,
+    *,
+    host: str,
+    port: int,
+    token_file: Path | None = None,
+    new_token: bool = False,
+    exit_with_parent: bool = False,
+    access_log: bool = True,
+    workers: int = 1,
+) -> None:
+    """Serve until interrupted, with `workers` processes. Exits with status 2 when the port cannot be used.
+
+    Raises `DataFolderInUse` when another hub runs on the data folder.
+    """
+    parent = os.getppid()
+    listener = listening_socket(host, port)
+    address = address_of(host, listener.getsockname()[1])
+    settings.data.mkdir(parents=True, exist_ok=True)
+    data_folder.hold(settings, address)
+    database = Database(settings.resolved_database_url)
+    migrate(settings, database)
+    first_token.hand_out(database, token_file, new=new_token)
+    log_to_stderr()
+    if settings.serve_jobs:  # else another process says what it can play
+        settings = confined(settings)
+    if workers == 1:
+        followed = parent if exit_with_parent else None
+        _run(settings, database, listener, address, access_log=access_log, followed=followed)
+        return
+    database.close()  # a connection must not be in two processes
+    supervisor = os.getpid()
+
+    def work(number: int) -> None:
+        own = Database(settings.resolved_database_url)
+        first = number == 0
+        mine = settings if first else settings.model_copy(update={"bundled_packages": False})
+        _run(mine, own, listener, address, access_log=access_log, followed=supervisor, first=first)
+
+    if Processes(workers, work).run(exit_with_parent=exit_with_parent) == signal.SIGINT:
+        raise SystemExit(INTERRUPTED)
+
+
+def _run(
+    settings: Settings,
+    database: Database,
+    listener: socket.socket,
+    address: str,
+    *,
+    access_log: bool,
+    followed: int | None,
+    first: bool = True,
+) -> None:
+    """Answer requests until the end, or that of the process `followed`; the `first` also does the jobs."""
+    app = create_app(settings, database=database)
+    worker = None
+    if first and settings.serve_jobs:
+        worker = job_worker(settings, database, app.state.storage, app.state.jobs, address)
+        app.state.job_worker = worker
+    config = uvicorn.Config(
+        app,
+        log_level="info" if access_log else "warning",
+        access_log=access_log,
+        log_config=_log_config(),
+        proxy_headers=True,
+        server_header=False,
+        timeout_graceful_shutdown=_GRACE_SECONDS,
+    )
+    server = _AnnouncingServer(config, address, worker) if first else uvicorn.Server(config)
+    if followed is not None:
+        threading.Thread(target=_follow_parent, args=(server, followed), daemon=True).start()
+    # After its graceful end uvicorn raises the signal again for the handler that was there before.
+    signal.signal(signal.SIGTERM, lambda *_: None)
+    try:
+        server.run(sockets=[listener])
+    except KeyboardInterrupt:
+        raise SystemExit(INTERRUPTED) from None
+
+
+class _AnnouncingServer(uvicorn.Server):
+    """Says where the hub listens once it can answer, and not before."""
+
+    def __init__(self, config: uvicorn.Config, address: str, worker: Worker | None) -> None:
+        super().__init__(config)
+        self._address = address
+        self._worker = worker
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Start, then say so."""
+        await super().startup(sockets)
+        if self.started:
+            sys.stderr.write(f"the hub listens on {self._address}\n")
+            sys.stderr.flush()
+            if self._worker is not None:
+                self._worker.start()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Give a running job back, then end."""
+        if self._worker is not None:
+            await asyncio.to_thread(self._worker.stop)
+        await super().shutdown(sockets)
+
+
+def log_to_stderr() -> None:
+    """Log there, where everything but data goes, and no secrets."""
+    logging.basicConfig(level=logging.INFO, format="%(levelname)s: %(message)s", stream=sys.stderr)
+    for handler in logging.getLogger().handlers:
+        handler.addFilter(HidesSecrets())
+    for chatty in ("alembic", "procrastinate"):
+        logging.getLogger(chatty).setLevel(logging.WARNING)
+
+
+def _log_config() -> dict[str, Any]:
+    """Return uvicorn's logging with requests on standard error, where everything but data goes."""
+    config = copy.deepcopy(LOGGING_CONFIG)
+    config["handlers"]["access"]["stream"] = "ext://sys.stderr"
+    config["filters"] = {"secrets": {"()": HidesSecrets}}
+    for handler in config["handlers"].values():
+        handler["filters"] = ["secrets"]
+    return config
+
+
+def listening_socket(host: str, port: int) -> socket.socket:
+    """Return a socket that listens. Exits with status 2 when the port cannot be used."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((host, port))
+        listener.listen(_BACKLOG)
+    except OSError as error:
+        listener.close()
+        if error.errno in (errno.EADDRINUSE, errno.EACCES, errno.EADDRNOTAVAIL):
+            reason = "is taken" if error.errno == errno.EADDRINUSE else f"cannot be used ({error.strerror})"
+            hint = "stop what listens there, or choose another with `--port`"
+            sys.stderr.write(f"error: `{host}` port {port} {reason}\n\nhint: {hint}\n")
+            raise SystemExit(2) from error
+        raise
+    return listener
+
+
+def address_of(host: str, port: int) -> str:
+    """Return the address of what listens there."""
+    shown = f"[{host}]" if ":" in host else host
+    return f"http://{shown}:{port}"
+
+
+def _follow_parent(server: uvicorn.Server, parent: int) -> None:
+    while os.getppid() == parent:
+        time.sleep(0.5)
+    server.should_exit = True

@@ -1,0 +1,135 @@
+"""Runs a worker as a process of its own: database first, then jobs, and a graceful end."""
+
+from __future__ import annotations
+
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+import uvicorn
+from fastapi import FastAPI
+
+from wander_hub import __version__
+from wander_hub.database import Database
+from wander_hub.http import health
+from wander_hub.http.problems import HubProblem
+from wander_hub.jobs import Worker
+from wander_hub.jobs.choice import is_migrated, queue_of
+from wander_hub.server.serve import INTERRUPTED, address_of, listening_socket, log_to_stderr
+from wander_hub.settings import Settings
+from wander_hub.storage import Storage
+from wander_hub.verification.worker import confined, job_worker
+
+_LOOK_SECONDS = 1.0
+
+
+def work(settings: Settings, *, hub_url: str | None, listen: str | None, once: bool = False) -> None:
+    """Work on jobs until interrupted, or with `once` until none waits.
+
+    Raises `HubProblem` without an address of the hub, where jobs need one.
+    """
+    log_to_stderr()
+    if settings.database_url is None and not settings.data.is_dir():
+        raise FileNotFoundError(2, "there is no hub", str(settings.data))
+    settings.data.mkdir(parents=True, exist_ok=True)
+    settings = confined(settings)
+    if hub_url is None and settings.verification != "off":
+        raise HubProblem(
+            422,
+            "no_hub_address",
+            "jobs need the address of the hub, whose runs and packages they fetch",
+            hint="run `wander-hub work --hub http://HOST:8600`",
+        )
+    end = _End()
+    database = Database(settings.resolved_database_url)
+    try:
+        with _answering(listen, settings, database) as storage:
+            if _schema_came(settings, database, end):
+                queue = queue_of(settings, database)
+                _until_the_end(job_worker(settings, database, storage, queue, hub_url or ""), end, once=once)
+    finally:
+        database.close()
+    if end.signal == signal.SIGINT:
+        raise SystemExit(INTERRUPTED)
+
+
+def _until_the_end(worker: Worker, end: _End, *, once: bool) -> None:
+    if once:
+        threading.Thread(target=_stop_at, args=(worker, end), daemon=True).start()
+        attempts = worker.run_waiting()
+        _say(f"worked on {attempts} {'job' if attempts == 1 else 'jobs'}")
+        return
+    worker.start()
+    _say("the worker takes jobs")
+    end.wait()
+    worker.stop()
+
+
+def _stop_at(worker: Worker, end: _End) -> None:
+    end.wait()
+    worker.stop()
+
+
+class _End:
+    """The signal that asks for the end."""
+
+    def __init__(self) -> None:
+        self.signal: int | None = None
+        self._asked = threading.Event()
+        for one in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(one, self._ask)
+
+    def wait(self, seconds: float | None = None) -> bool:
+        """Wait for the end, at most so long; tell whether it was asked for."""
+        return self._asked.wait(seconds)
+
+    def _ask(self, number: int, _frame: FrameType | None) -> None:
+        self.signal = self.signal or number
+        self._asked.set()
+
+
+def _schema_came(settings: Settings, database: Database, end: _End) -> bool:
+    """Wait until the hub has brought the database to the schema of this release; False at the end."""
+    if is_migrated(settings, database):
+        return True
+    _say("waiting for the newest schema: start the hub of this release, or run `wander-hub migrate`")
+    while not end.wait(_LOOK_SECONDS):
+        if is_migrated(settings, database):
+            return True
+    return False
+
+
+@contextmanager
+def _answering(listen: str | None, settings: Settings, database: Database) -> Iterator[Storage]:
+    """Give the storage, and answer `GET /health` as the hub does meanwhile."""
+    storage = Storage.open(settings.storage_url, settings.data / "objects")
+    if listen is None:
+        yield storage
+        return
+    host, _, port = listen.rpartition(":")
+    if not port.isdigit():
+        raise HubProblem(
+            422, "bad_address", f"`{listen}` is no HOST:PORT", hint="try `--listen 127.0.0.1:8601`"
+        )
+    host = host.strip("[]") or "127.0.0.1"
+    listener = listening_socket(host, int(port))
+    app = FastAPI(title="Wander hub worker", version=__version__, docs_url=None, redoc_url=None)
+    app.state.settings, app.state.database, app.state.storage = settings, database, storage
+    app.include_router(health.router)
+    server = uvicorn.Server(uvicorn.Config(app, log_level="warning", log_config=None, lifespan="off"))
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, name="health", daemon=True)
+    thread.start()
+    _say(f"health: {address_of(host, listener.getsockname()[1])}/health")
+    try:
+        yield storage
+    finally:
+        server.should_exit = True
+        thread.join()
+
+
+def _say(line: str) -> None:
+    sys.stderr.write(f"{line}\n")
+    sys.stderr.flush()

@@ -1,0 +1,1 @@
+"""Checks on archives: wheels and source archives, member by member."""

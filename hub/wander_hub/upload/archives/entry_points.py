@@ -1,0 +1,60 @@
+"""Entry points: the environment's own, and the commands that an installer would make."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from configparser import ConfigParser
+from configparser import Error as ConfigParserError
+
+from wander_hub.upload.archives.members import shown
+from wander_hub.upload.schemas import refused
+
+GROUP = "wander.environments"
+LOADER = "load_environment"
+_SCRIPT_GROUPS = ("console_scripts", "gui_scripts")
+_OBJECT = re.compile(r"[A-Za-z_][\w.]*(:[A-Za-z_][\w.]*)?")
+_SCRIPT = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,99}")
+_TAKEN = re.compile(r"(python|pip)w?[0-9.]*|(de)?activate", re.IGNORECASE)
+"""The commands of every virtual environment, with or without a suffix such as `.exe` or `.bat`."""
+
+
+_SUFFIXES = (".exe", ".bat", ".ps1", ".fish", ".csh", ".nu")
+
+
+def read(text: bytes, scripts: Iterable[str] = ()) -> str | None:
+    """Check an `entry_points.txt` and return the environment's object; `scripts` are those of the wheel."""
+    parser = ConfigParser(delimiters=("=",), interpolation=None)
+    parser.optionxform = str  # type: ignore[method-assign, assignment]
+    try:
+        parser.read_string(text.decode(), "entry_points.txt")
+    except (ConfigParserError, UnicodeDecodeError) as error:
+        raise refused("bad_entry_points", f"entry_points.txt cannot be read: {error!s:.300}") from error
+    made = [name for group in _SCRIPT_GROUPS if parser.has_section(group) for name in parser[group]]
+    check_scripts([*scripts, *made])
+    if not parser.has_section(GROUP):
+        return None
+    name, value = next(iter(parser.items(GROUP)), (None, ""))
+    return checked(name, value) if name is not None else None
+
+
+def check_scripts(names: Iterable[str]) -> None:
+    """Each command has a plain name of its own, which is none that every virtual environment has."""
+    seen: set[str] = set()
+    for name in names:
+        folded = name.casefold()
+        if not _SCRIPT.fullmatch(name) or name.endswith("."):
+            raise refused("unsafe_script", f"`{shown(name)}` is no name for a script")
+        if _TAKEN.fullmatch(name.rpartition(".")[0] if folded.endswith(_SUFFIXES) else name):
+            raise refused("unsafe_script", f"the script `{shown(name)}` would replace the interpreter's own")
+        if folded in seen:
+            raise refused("unsafe_script", f"the script `{shown(name)}` is there twice")
+        seen.add(folded)
+
+
+def checked(name: str, value: str) -> str:
+    """Return `module:function` for an entry point; a bare module means its `load_environment`."""
+    target = value.split("[")[0].strip()
+    if not _OBJECT.fullmatch(target):
+        raise refused("bad_entry_points", f"the entry point `{name[:100]} = {value[:100]}` names no object")
+    return target if ":" in target else f"{target}:{LOADER}"

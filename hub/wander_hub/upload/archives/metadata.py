@@ -1,0 +1,160 @@
+"""Reads the core metadata inside a file; the form's copy of it is never looked at."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from packaging.metadata import InvalidMetadata, Metadata, RawMetadata, parse_email
+from packaging.utils import canonicalize_name
+from packaging.version import InvalidVersion, Version
+from trove_classifiers import classifiers as known_classifiers
+
+from wander_hub.upload.archives.headers import decoded
+from wander_hub.upload.archives.members import shown
+from wander_hub.upload.schemas import Contents, FileName, Findings, Limits, Package, Upload, refused
+
+_MAX_TAGS = 32
+_NAME_CHARS = 128
+_VERSION_CHARS = 64
+_LICENCE_FACTOR = 16
+"""`License` may hold a whole licence; the longest in use, the GPL, has 35,000 characters."""
+_ALL_FACTOR = 128
+"""How many of the longest values all fields together may hold: reading requirements costs time."""
+_LICENCE_FILES_SINCE = Version("2.4")
+_SPACE = re.compile(r"\s+")
+_PRIVATE = "Private ::"
+"""PyPI refuses such classifiers, so that nothing private gets there by mistake; a hub is where it belongs."""
+
+
+def package_from(
+    upload: Upload, filename: FileName, contents: Contents, limits: Limits, findings: Findings
+) -> Package:
+    """Return the package that a file describes, or refuse metadata that the standard does not allow."""
+    what = "METADATA" if filename.kind == "wheel" else "PKG-INFO"
+    metadata = _parsed(contents.metadata, what, limits)
+    _check_licence_files(metadata, contents)
+    _note_requirements(metadata, findings)
+    return Package(
+        filename=upload.filename,
+        kind=filename.kind,
+        size=upload.size,
+        sha256=upload.sha256,
+        name=canonicalize_name(metadata.name),
+        version=str(metadata.version),
+        summary=_SPACE.sub(" ", metadata.summary or "").strip(),
+        requires_python=str(metadata.requires_python) if metadata.requires_python else None,
+        requires_dist=[str(one) for one in metadata.requires_dist or []],
+        license=_licence(metadata),
+        tags=_tags(metadata),
+        readme=metadata.description or "",
+        readme_type=(metadata.description_content_type or "text/x-rst").split(";")[0].strip().lower(),
+        entry_point=contents.entry_point,
+        has_loader=contents.has_loader,
+        core_metadata=contents.metadata if filename.kind == "wheel" else None,
+        code=contents.code,
+        tree_sha256=contents.tree_sha256,
+        generated=contents.generated,
+    )
+
+
+def _parsed(text: bytes, what: str, limits: Limits) -> Metadata:
+    decoded(text, what, "bad_metadata")
+    raw, unknown = parse_email(text)
+    if unknown:
+        name = min(unknown)
+        detail = f"{what} has the field `{shown(name)}`, which is unknown, repeated or malformed"
+        raise refused("bad_metadata", detail)
+    _check_lengths(raw, what, limits)
+    _drop_early_licence_files(raw)
+    try:
+        return Metadata.from_raw(raw, validate=True)
+    except (ExceptionGroup, InvalidMetadata, ValueError, RecursionError) as error:
+        faults = error.exceptions if isinstance(error, ExceptionGroup) else (error,)
+        detail = "; ".join(_told(one) for one in faults[:3])
+        raise refused("bad_metadata", f"{what} is not valid: {detail:.600}") from error
+
+
+def _told(fault: Exception) -> str:
+    text = str(fault)
+    if isinstance(fault, InvalidMetadata) and fault.field not in text:
+        return f"`{fault.field}`: {text}"
+    return text or type(fault).__name__
+
+
+def _check_lengths(raw: RawMetadata, what: str, limits: Limits) -> None:
+    """No text is longer, and no list has more values, than the hub keeps."""
+    most: Mapping[str, int] = {
+        "name": min(_NAME_CHARS, limits.field_chars),
+        "version": min(_VERSION_CHARS, limits.field_chars),
+        "summary": limits.summary_chars,
+        "license": limits.field_chars * _LICENCE_FACTOR,
+    }
+    total = 0
+    for field, value in raw.items():
+        label = field.replace("_", "-")
+        if field == "description":
+            size = len(str(value).encode())
+            if size > limits.readme_bytes:
+                detail = f"the README in {what} has {size:,} bytes, over {limits.readme_bytes:,}"
+                raise refused("text_too_long", detail)
+            continue
+        count = 0
+        for count, text in enumerate(_texts(value), 1):  # noqa: B007 - the count is used after the loop
+            allowed = most.get(field, limits.field_chars)
+            total += len(text)
+            if len(text) > allowed:
+                detail = f"`{label}` in {what} has {len(text):,} characters, over {allowed:,}"
+                raise refused("text_too_long", detail)
+        if count > limits.field_values:
+            detail = f"`{label}` in {what} has {count:,} values, over {limits.field_values:,}"
+            raise refused("text_too_long", detail)
+    if total > limits.field_chars * _ALL_FACTOR:
+        detail = f"the fields of {what} have {total:,} characters, over {limits.field_chars * _ALL_FACTOR:,}"
+        raise refused("text_too_long", detail)
+
+
+def _texts(value: Any) -> Iterator[str]:
+    if isinstance(value, dict):
+        yield from (f"{key}, {text}" for key, text in value.items())
+    elif isinstance(value, list):
+        yield from map(str, value)
+    else:
+        yield str(value)
+
+
+def _drop_early_licence_files(raw: RawMetadata) -> None:
+    """Forget `License-File` from before the standard had it: setuptools 57 to 76 wrote it into 2.1."""
+    try:
+        early = Version(raw.get("metadata_version", "")) < _LICENCE_FILES_SINCE
+    except InvalidVersion:
+        return
+    if early:
+        raw.pop("license_files", None)
+
+
+def _check_licence_files(metadata: Metadata, contents: Contents) -> None:
+    for path in metadata.license_files or []:
+        if path not in contents.licence_files:
+            detail = f"the file `{shown(path)}`, which `License-File` names, is not in the archive"
+            raise refused("license_file_missing", detail)
+
+
+def _note_requirements(metadata: Metadata, findings: Findings) -> None:
+    for requirement in metadata.requires_dist or []:
+        if requirement.url:
+            findings.note("direct_url", f"`{requirement!s:.200}` is required from an address")
+    for classifier in metadata.classifiers or []:
+        if classifier not in known_classifiers and not classifier.startswith(_PRIVATE):
+            findings.note("unknown_classifier", f"`{shown(classifier)}` is no known classifier")
+
+
+def _licence(metadata: Metadata) -> str | None:
+    text = metadata.license_expression or metadata.license
+    return _SPACE.sub(" ", text).strip()[:100] if text else None
+
+
+def _tags(metadata: Metadata) -> list[str]:
+    words = [_SPACE.sub("-", one.strip().lower())[:40] for one in metadata.keywords or []]
+    return list(dict.fromkeys(one for one in words if one))[:_MAX_TAGS]

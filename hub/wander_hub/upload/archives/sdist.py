@@ -1,0 +1,127 @@
+"""Checks on a source archive: one top folder, safe plain members, bounded size, PKG-INFO, pyproject.toml."""
+
+from __future__ import annotations
+
+import hashlib
+import tomllib
+from collections.abc import Iterator
+from typing import Any
+
+from wander.wire.source_tree import TreeEntry, is_source, tree_digest
+
+from wander_hub.upload.archives import entry_points
+from wander_hub.upload.archives.loaders import LoaderSearch
+from wander_hub.upload.archives.members import (
+    Budget,
+    MemberNames,
+    check_metadata_size,
+    is_code,
+    note_hidden,
+    shown,
+)
+from wander_hub.upload.archives.stream import ByteStream
+from wander_hub.upload.archives.tar_archive import TarArchive, TarMember
+from wander_hub.upload.schemas import Contents, FileName, Findings, Limits, refused
+
+_METADATA, _PROJECT = "PKG-INFO", "pyproject.toml"
+_MOST_PATTERNS, _LONGEST_PATTERN = 100, 200
+_MOST_DOTS = 100
+"""The memory that `tomllib` takes grows with the square of a dotted key's parts."""
+
+
+def read(stream: ByteStream, filename: FileName, limits: Limits, size: int, findings: Findings) -> Contents:
+    """Check the archive in one pass and return what it holds."""
+    names, loaders = MemberNames(limits), LoaderSearch()
+    texts: dict[str, bytes] = {}
+    tree: list[TreeEntry] = []
+    for member, content in TarArchive(stream, Budget(limits, size), limits).walk():
+        names.add(member.name, is_folder=member.is_folder)
+        top, _, path = member.name.partition("/")
+        if top != filename.stem or (not path and not member.is_folder):
+            raise refused(
+                "bad_top_folder", f"`{shown(member.name)}` lies outside the folder `{filename.stem}`"
+            )
+        if member.is_folder:
+            continue
+        wanted = path in (_METADATA, _PROJECT)
+        if wanted:
+            check_metadata_size(member.name, member.size, limits)
+        digest = hashlib.sha256()
+        keep = wanted or _may_load(path, member, loaders)
+        text = _text(path, _hashed(content, digest), findings, keep=keep)
+        tree.append(TreeEntry(path, member.is_executable, digest.digest()))
+        if wanted:
+            texts[path] = text
+        elif text:
+            loaders.look(text)
+    if _METADATA not in texts:
+        raise refused("missing_metadata", f"the archive has no `{filename.stem}/{_METADATA}`")
+    project = _project(texts, filename)
+    return Contents(
+        texts[_METADATA],
+        _entry_point(project),
+        loaders.found,
+        licence_files=frozenset(one.path for one in tree),
+        code=tuple((one.path, one.sha256) for one in tree if is_code(one.path)),
+        tree_sha256=tree_digest(one for one in tree if is_source(one.path)),
+        generated=_generated(project),
+    )
+
+
+def _hashed(content: Iterator[bytes], digest: Any) -> Iterator[bytes]:
+    for piece in content:
+        digest.update(piece)
+        yield piece
+
+
+def _text(path: str, content: Iterator[bytes], findings: Findings, *, keep: bool) -> bytes:
+    """Read a member to its end; return it if it is to be kept."""
+    kept: list[bytes] = []
+    start = b""
+    for piece in content:
+        start = start or piece[:512]
+        if keep:
+            kept.append(piece)
+    note_hidden(path, start, findings)
+    return b"".join(kept)
+
+
+def _may_load(path: str, member: TarMember, loaders: LoaderSearch) -> bool:
+    parts = path.split("/")
+    if parts[0] == "src":
+        parts = parts[1:]
+    is_module = (len(parts) == 1 and parts[0].endswith(".py")) or (
+        len(parts) == 2 and parts[1] == "__init__.py"
+    )
+    return is_module and loaders.wants(member.size)
+
+
+def _project(texts: dict[str, bytes], filename: FileName) -> dict[str, Any]:
+    if _PROJECT not in texts:
+        raise refused("missing_pyproject", f"the archive has no `{filename.stem}/{_PROJECT}`")
+    if any(line.count(b".") > _MOST_DOTS for line in texts[_PROJECT].splitlines()):
+        raise refused("missing_pyproject", f"`{_PROJECT}` has a line of over {_MOST_DOTS} dots")
+    try:
+        return tomllib.loads(texts[_PROJECT].decode())
+    except (UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError, ValueError) as error:
+        raise refused("missing_pyproject", f"`{_PROJECT}` is not TOML: {error!s:.200}") from error
+
+
+def _entry_point(project: dict[str, Any]) -> str | None:
+    try:
+        name, value = next(iter(project["project"]["entry-points"][entry_points.GROUP].items()))
+    except (KeyError, TypeError, AttributeError, StopIteration):
+        return None
+    return entry_points.checked(str(name), str(value))
+
+
+def _generated(project: dict[str, Any]) -> tuple[str, ...]:
+    """Return the patterns under `generated` of `[tool.wander]`."""
+    tool = project.get("tool")
+    table = tool.get("wander", {}) if isinstance(tool, dict) else {}
+    patterns = table.get("generated", []) if isinstance(table, dict) else None
+    sound = isinstance(patterns, list) and len(patterns) <= _MOST_PATTERNS
+    if not sound or not all(isinstance(one, str) and 0 < len(one) <= _LONGEST_PATTERN for one in patterns):
+        detail = f"`generated` under `[tool.wander]` is no list of up to {_MOST_PATTERNS} patterns of paths"
+        raise refused("bad_generated", detail)
+    return tuple(patterns)

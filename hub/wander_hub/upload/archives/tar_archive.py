@@ -1,0 +1,270 @@
+"""Walks a gzipped tar archive from its first byte to its last, so that there is one way to read it.
+
+Tar readers disagree about sizes that stand twice, folders with content, extended headers and what follows
+the end (CVE-2025-62518 is one such case). Here a name and a size stand once, only plain files and folders
+occur, extended headers may name a file and keep times and owners, and zeros alone follow the end.
+"""
+
+from __future__ import annotations
+
+import re
+import tarfile
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from wander_hub.upload.archives.members import Budget, shown
+from wander_hub.upload.archives.stream import CHUNK, ByteStream, Truncated
+from wander_hub.upload.schemas import Limits, refused
+
+_BLOCK = tarfile.BLOCKSIZE
+_EXTENSION_BYTES = 64 * 1024
+"""An extended header holds one path and a few numbers."""
+_OVERHEAD_BYTES = 2048
+"""What headers and padding may take a member, on average, were there as many as may be."""
+_PAX, _PAX_GLOBAL = tarfile.XHDTYPE, tarfile.XGLTYPE
+_LINKS = (tarfile.LNKTYPE, tarfile.SYMTYPE, tarfile.GNUTYPE_LONGLINK)
+_HARMLESS_PAX = {"path", "size", "mtime", "atime", "ctime", "uid", "gid", "uname", "gname", "comment"}
+_TIME = re.compile(r"-?[0-9]{1,12}(\.[0-9]{1,12})?")
+_OWNER = re.compile(r"[0-9]{1,10}")
+_NUMBERS = {"mtime": _TIME, "atime": _TIME, "ctime": _TIME, "uid": _OWNER, "gid": _OWNER}
+_HARMLESS_PAX_PREFIXES = ("SCHILY.xattr.", "LIBARCHIVE.")
+"""What tar on macOS adds for attributes that nobody extracts."""
+
+
+@dataclass(frozen=True, slots=True)
+class TarMember:
+    """A file or a folder of the archive."""
+
+    name: str
+    size: int
+    is_folder: bool
+    is_executable: bool = False
+
+
+class _Gunzipped:
+    """The plain bytes of one gzip member, as many at a time as asked for."""
+
+    def __init__(self, source: ByteStream, overhead: int) -> None:
+        self._source = source
+        self._left = overhead + CHUNK
+        self._inflater = zlib.decompressobj(16 + zlib.MAX_WBITS)
+        self._buffer = memoryview(b"")
+        self.offset = 0
+
+    def expect(self, size: int) -> None:
+        """Allow for the content of a member, which has been counted; all else is overhead."""
+        self._left += size
+
+    def exactly(self, size: int) -> bytes:
+        """Return `size` bytes, at most a chunk or a header."""
+        got = self._some(size)
+        while len(got) < size:
+            more = self._some(size - len(got))
+            if not more:
+                raise Truncated(f"in the tar archive at byte {self.offset:,}")
+            got += more
+        return got
+
+    def _some(self, size: int) -> bytes:
+        """Return up to `size` bytes; none at the end of the gzip member, whose CRC is then checked."""
+        while not self._buffer and not self._inflater.eof:
+            packed = self._inflater.unconsumed_tail or self._source.read(CHUNK)
+            plain = self._inflater.decompress(packed, CHUNK)
+            if not packed and not plain:
+                raise Truncated(f"at byte {self._source.offset:,}, where its gzip stream goes on")
+            self._left -= len(plain)
+            if self._left < 0:
+                detail = f"headers and padding before byte {self.offset:,} of the tar archive are too long"
+                raise refused("compression_bomb", detail)
+            self._buffer = memoryview(plain)
+        taken = bytes(self._buffer[:size])
+        self._buffer = self._buffer[size:]
+        self.offset += len(taken)
+        return taken
+
+    def finish(self) -> None:
+        """Only zeros are left, and nothing follows the gzip member."""
+        while rest := self._some(CHUNK):
+            if rest.strip(b"\0"):
+                raise refused(
+                    "tar_framing", f"something follows the end of the tar archive at {self.offset:,}"
+                )
+        if self._inflater.unused_data or self._source.read(1):
+            raise refused("trailing_data", "bytes follow the end of the gzip stream")
+
+
+class TarArchive:
+    """One pass over an archive."""
+
+    def __init__(self, stream: ByteStream, budget: Budget, limits: Limits) -> None:
+        self._plain = _Gunzipped(stream, limits.members * _OVERHEAD_BYTES)
+        self._budget = budget
+
+    def walk(self) -> Iterator[tuple[TarMember, Iterator[bytes]]]:
+        """Yield each member with its bytes, which are read to their end in any case."""
+        with _sound():
+            while (info := self._next_header()) is not None:
+                member = self._member(info)
+                self._budget.spend(member.size, member.name)
+                self._plain.expect(member.size)
+                content = self._content(member)
+                yield member, content
+                for _ in content:
+                    pass
+            self._plain.finish()
+
+    def _next_header(self) -> tarfile.TarInfo | None:
+        """Return the next member's header with its extended name; None at the end."""
+        pax: dict[str, str] = {}
+        long_name: str | None = None
+        while True:
+            info = self._header()
+            if info is None:
+                if pax or long_name is not None:
+                    raise refused("tar_framing", "the archive ends after an extended header")
+                return None
+            if info.type == _PAX and not pax:
+                pax = self._pax(info)
+            elif info.type == _PAX_GLOBAL:
+                self._check_global(self._pax(info))
+            elif info.type == tarfile.GNUTYPE_LONGNAME and long_name is None:
+                long_name = self._long_name(info)
+            elif info.type in (_PAX, tarfile.GNUTYPE_LONGNAME) or (pax and long_name is not None):
+                raise refused("tar_extension", f"`{shown(info.name)}` has more than one extended header")
+            else:
+                _apply(info, pax, long_name)
+                return info
+
+    def _header(self) -> tarfile.TarInfo | None:
+        at = self._plain.offset
+        block = self._plain.exactly(_BLOCK)
+        if not block.strip(b"\0"):
+            if at == 0 or self._plain.exactly(_BLOCK).strip(b"\0"):
+                raise refused("tar_framing", f"the archive does not end at byte {at:,}, as it seems to")
+            return None
+        try:
+            info = tarfile.TarInfo.frombuf(block, "utf-8", "strict")
+        except (tarfile.HeaderError, ValueError, OverflowError) as error:
+            code = "not_an_sdist" if at == 0 else "tar_framing"
+            raise refused(code, f"the tar header at byte {at:,} is malformed: {error}") from error
+        if block[156:157] == tarfile.AREGTYPE and info.type == tarfile.DIRTYPE:
+            detail = f"`{shown(info.name)}` is a file by type and a folder by name"
+            raise refused("file_and_folder", detail)
+        if info.size < 0:
+            raise refused("tar_framing", f"the tar header at byte {at:,} has the size {info.size}")
+        return info
+
+    def _member(self, info: tarfile.TarInfo) -> TarMember:
+        name = info.name
+        if info.type in _LINKS:
+            raise refused("link_member", f"the member `{shown(name)}` is a link to `{shown(info.linkname)}`")
+        if info.type == tarfile.GNUTYPE_SPARSE:
+            raise refused("sparse_member", f"the member `{shown(name)}` is sparse")
+        if info.type not in (tarfile.REGTYPE, tarfile.AREGTYPE, tarfile.DIRTYPE):
+            raise refused("special_member", f"the member `{shown(name)}` has the type {info.type!r}")
+        is_folder = info.type == tarfile.DIRTYPE
+        if is_folder and info.size:
+            raise refused("special_member", f"the folder `{shown(name)}` has content")
+        if not is_folder and name.endswith("/"):
+            raise refused(
+                "file_and_folder", f"`{shown(name)}` is a file by its type and a folder by its name"
+            )
+        if not is_folder and info.mode & 0o6000:
+            raise refused("special_member", f"the member `{shown(name)}` has the mode {info.mode:o}")
+        path = name.removesuffix("/") if is_folder else name
+        return TarMember(path, info.size, is_folder, is_executable=bool(info.mode & 0o100))
+
+    def _content(self, member: TarMember) -> Iterator[bytes]:
+        left = member.size
+        with _sound():
+            while left:
+                piece = self._plain.exactly(min(left, CHUNK))
+                left -= len(piece)
+                yield piece
+            self._plain.exactly(-member.size % _BLOCK)
+
+    def _extension(self, info: tarfile.TarInfo) -> bytes:
+        if info.size > _EXTENSION_BYTES:
+            detail = f"an extended header of {info.size:,} bytes before byte {self._plain.offset:,}"
+            raise refused("tar_extension", detail)
+        text = self._plain.exactly(info.size)
+        self._plain.exactly(-info.size % _BLOCK)
+        return text
+
+    def _long_name(self, info: tarfile.TarInfo) -> str:
+        try:
+            return self._extension(info).removesuffix(b"\0").decode()
+        except UnicodeDecodeError as error:
+            raise refused("tar_extension", "a long name is not UTF-8") from error
+
+    def _pax(self, info: tarfile.TarInfo) -> dict[str, str]:
+        if info.size == 0:
+            raise refused("tar_extension", f"an empty pax header before byte {self._plain.offset:,}")
+        try:
+            return _pax_records(self._extension(info))
+        except ValueError as error:
+            detail = f"a pax header before byte {self._plain.offset:,} is malformed: {error}"
+            raise refused("tar_extension", detail) from error
+
+    @staticmethod
+    def _check_global(records: dict[str, str]) -> None:
+        if set(records) - {"comment"}:
+            raise refused(
+                "tar_extension", f"a global pax header sets `{shown(min(records))}` for every member"
+            )
+
+
+@contextmanager
+def _sound() -> Iterator[None]:
+    """Refuse a gzip stream that is damaged or ends too early, whoever was reading."""
+    try:
+        yield
+    except (Truncated, zlib.error) as error:
+        detail = f"it ends {error}" if isinstance(error, Truncated) else str(error)
+        raise refused("not_an_sdist", f"the file is no sound .tar.gz archive: {detail}") from error
+
+
+def _pax_records(text: bytes) -> dict[str, str]:
+    """Return the records of a pax header, each `length key=value` and a line break."""
+    found: dict[str, str] = {}
+    at = 0
+    while at < len(text):
+        length, space, _ = text[at : at + 8].partition(b" ")
+        if not space or not length.isdigit() or length.startswith(b"0"):
+            raise ValueError("a record has no length")
+        end = at + int(length)
+        line = text[at + len(length) + 1 : end]
+        if end > len(text) or not line.endswith(b"\n"):
+            raise ValueError("a record ends elsewhere than it says")
+        key, equals, value = line[:-1].partition(b"=")
+        if not equals or not key:
+            raise ValueError("a record has no key")
+        name = key.decode()
+        if name in found:
+            raise ValueError(f"`{shown(name)}` is there twice")
+        found[name] = "" if name.startswith(_HARMLESS_PAX_PREFIXES) else value.decode()
+        at = end
+    return found
+
+
+def _apply(info: tarfile.TarInfo, pax: dict[str, str], long_name: str | None) -> None:
+    """Give a member the name of its extended header; refuse whatever else would change it."""
+    for key, value in pax.items():
+        if key.startswith("GNU.sparse."):
+            raise refused("sparse_member", f"the member `{shown(info.name)}` is sparse")
+        if key not in _HARMLESS_PAX and not key.startswith(_HARMLESS_PAX_PREFIXES):
+            raise refused("tar_extension", f"the pax header of `{shown(info.name)}` sets `{shown(key)}`")
+        if key in _NUMBERS and not _NUMBERS[key].fullmatch(value):
+            raise refused(
+                "tar_extension", f"the pax header of `{shown(info.name)}` has no number for `{key}`"
+            )
+        if key == "size" and value != str(info.size):
+            detail = f"`{shown(info.name)}` has {info.size} bytes, by its pax header `{shown(value)}`"
+            raise refused("tar_extension", detail)
+    name = pax.get("path", long_name)
+    if name is not None:
+        if "\0" in name:
+            raise refused("unsafe_path", f"the member `{shown(name)}` has a NUL in its path")
+        info.name = name

@@ -1,0 +1,165 @@
+"""Checks of published versions, run by the hub itself: `wander check`, as any stranger would run it.
+
+A version is checked after it was published, whoever published it. What comes out stands beside what the
+publisher stated, and changes nothing else: a check finds faults, it is no proof against an environment that
+sets out to deceive it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from pydantic import ValidationError
+from sqlalchemy import select
+from sqlalchemy.exc import IntegrityError
+from sqlalchemy.orm import Session, joinedload
+from wander.wire import CheckFinding, CheckSummary
+from wander.wire.verification import CheckedWith, HubCheck
+
+from wander_hub import __version__
+from wander_hub.accounts.schemas import HUB
+from wander_hub.database import Database, now
+from wander_hub.environments import service as environments
+from wander_hub.environments.models import Environment, File, Version
+from wander_hub.http.problems import HubProblem
+from wander_hub.jobs import JobContext, JobQueue, JobRefused
+from wander_hub.verification.models import VersionCheck
+from wander_hub.verification.program import ClientProgram
+
+KIND = "check"
+"""Of the jobs that check a version."""
+_AT_ONCE = 100
+_LONGEST_MESSAGE = 500
+
+
+class VersionSweep:
+    """Finds wheels of environments that came since it looked last, and has their versions checked.
+
+    At the start of a hub these are all: versions of before there were checks get theirs too.
+    """
+
+    def __init__(self, database: Database, queue: JobQueue) -> None:
+        self._database = database
+        self._queue = queue
+        self._seen = 0
+
+    def __call__(self) -> None:
+        """Look once."""
+        with self._database.read(HUB) as session:
+            fresh = session.execute(
+                select(File.id, File.version_id).where(File.id > self._seen).order_by(File.id).limit(_AT_ONCE)
+            ).all()
+            unchecked = self._unchecked(session, {version_id for _, version_id in fresh})
+        for version_id in unchecked:
+            self._submit(version_id)
+        if fresh:
+            self._seen = fresh[-1][0]
+
+    def _unchecked(self, session: Session, version_ids: set[int]) -> list[int]:
+        query = (
+            select(Version.id)
+            .join(Environment, Environment.id == Version.environment_id)
+            .join(File, File.version_id == Version.id)
+            .outerjoin(VersionCheck, VersionCheck.version_id == Version.id)
+            .where(
+                Version.id.in_(version_ids),
+                File.kind == "wheel",
+                VersionCheck.version_id.is_(None),
+                Version.deleted_at.is_(None),
+                Environment.deleted_at.is_(None),
+                Environment.listed,  # the hub's own packages are no environments
+            )
+        )
+        return sorted(set(session.scalars(query)))
+
+    def _submit(self, version_id: int) -> None:
+        try:
+            with self._database.write() as session:
+                job_id = self._queue.submit(
+                    session, KIND, f"{KIND} {version_id}", {"version_id": version_id}, priority=-1
+                )
+                session.add(VersionCheck(version_id=version_id, job_id=job_id, created_at=now()))
+        except IntegrityError:
+            return  # another process of this hub saw it first
+
+
+class Checker:
+    """The handler of check jobs."""
+
+    def __init__(self, database: Database, program: ClientProgram) -> None:
+        self._database = database
+        self._program = program
+
+    def __call__(self, context: JobContext) -> Callable[[Session], None]:
+        """Check a version; return what keeps the report."""
+        version_id = int(context.lease.payload["version_id"])
+        with self._database.read(HUB) as session:
+            version = session.get_one(
+                Version, version_id, options=[joinedload(Version.environment).joinedload(Environment.owner)]
+            )
+            if version.deleted_at is not None:
+                raise JobRefused("the version was deleted")
+            label = f"{version.environment.owner.name}/{version.environment.name}@{version.version}"
+        data = self._program.run(context, ["check", label])
+        try:
+            made_with = CheckedWith.model_validate({**data["made_with"], "hub": __version__})
+            summary = _summary(data["checks"], made_with.wander)
+            seconds = float(data["seconds"])
+        except (ValidationError, KeyError) as error:
+            raise JobRefused(f"`wander check` answered with no report: {error}") from error
+
+        def keep(session: Session) -> None:
+            one = session.get_one(VersionCheck, version_id)
+            one.report = {"summary": summary.model_dump(mode="json"), "seconds": seconds}
+            one.made_with = made_with.model_dump(mode="json")
+
+        return keep
+
+
+def check_of(session: Session, owner: str, name: str, version: str) -> HubCheck:
+    """Return what the hub's own checks of a version came to, or how far they are; a 404 without any."""
+    environment = environments.find(session, owner, name)
+    found = environments.find_version(session, environment, version)
+    info = info_of(session, found.id)
+    if info is None:
+        label = f"{environment.owner.name}/{environment.name}@{found.version}"
+        hint = f"do it yourself: `wander check {label}`"
+        raise HubProblem(404, "not_checked", f"this hub did not check `{label}`", hint=hint)
+    return info
+
+
+def info_of(session: Session, version_id: int) -> HubCheck | None:
+    """Return the hub's checks of a version, None where there are none."""
+    one = session.get(VersionCheck, version_id, options=[joinedload(VersionCheck.job)])
+    if one is None:
+        return None
+    report = one.report or {}
+    return HubCheck(
+        state=one.job.state,
+        created_at=one.created_at,
+        finished_at=one.job.finished_at,
+        error=one.job.error,
+        summary=CheckSummary.model_validate(report["summary"]) if report else None,
+        seconds=report.get("seconds"),
+        made_with=CheckedWith.model_validate(one.made_with) if one.made_with else None,
+    )
+
+
+def _summary(checks: list[dict[str, Any]], wander: str) -> CheckSummary:
+    """Return the counts of a report, and what did not pass."""
+    found = [each for each in checks if each["status"] != "pass"]
+    count = {status: sum(each["status"] == status for each in found) for status in ("warn", "fail", "skip")}
+    return CheckSummary(
+        wander=wander,
+        passed=len(checks) - len(found),
+        warned=count["warn"],
+        failed=count["fail"],
+        skipped=count["skip"],
+        findings=[
+            CheckFinding(
+                id=each["id"], status=each["status"], message=str(each["message"])[:_LONGEST_MESSAGE]
+            )
+            for each in found
+        ],
+    )

@@ -1,0 +1,330 @@
+"""One session with one MCP server, and its tools in the form that environments offer."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import json
+import os
+import ssl
+import tempfile
+from collections.abc import Mapping
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, TextIO, cast
+
+from wander.envs.tool.results import encodable
+from wander.envs.tool.schema import Tool, ToolCallError
+from wander.errors import ConfigError, EnvironmentFault, MissingExtra
+
+if TYPE_CHECKING:
+    from mcp import Client
+    from mcp.types import CallToolResult
+    from mcp.types import Tool as ServerTool
+
+LOG_TAIL = 1500
+"""Characters of a server's standard error that a failure quotes."""
+CLOSE_SECONDS = 10.0
+"""How long a server may take to say goodbye; the client itself gives a process some 6 seconds."""
+MAX_PAGES = 100
+"""Pages of a server's tool list; one that never ends cannot hang a rollout."""
+
+LISTS = ("args", "pass_env", "tools")
+
+
+@dataclass(frozen=True)
+class MCPServer:
+    """Where an MCP server is: a command to start and speak to over stdio, or the URL of a running one.
+
+    A started server sees few variables of the environment (PATH, HOME, USER...), those in `env`, and those
+    that `pass_env` names.
+    """
+
+    name: str
+    command: str | None = None
+    args: tuple[str, ...] = ()
+    env: Mapping[str, str] = field(default_factory=dict)
+    pass_env: tuple[str, ...] = ()
+    """Variables that are handed on; secrets that the environment declares, for instance."""
+    cwd: str | None = None
+    url: str | None = None
+    """Streamable HTTP endpoint."""
+    headers: Mapping[str, str] = field(default_factory=dict)
+    tools: tuple[str, ...] | None = None
+    """Which of its tools are offered; None for all."""
+    protocol: str | None = None
+    """`auto`, `legacy` (the handshake of 2025 and before), or a version. By default `legacy` where a rollout
+    has a session of its own over HTTP, since later versions have no sessions, and else `auto`."""
+    start_seconds: float = 60.0
+    call_seconds: float | None = 60.0
+    """How long one call may take; a longer one is an error that the model reads."""
+
+    def __post_init__(self) -> None:
+        if not self.name or (self.command is None) == (self.url is None):
+            raise ConfigError(
+                f"an MCP server needs a name and either `command` or `url`, got `{self.name}`",
+                hint='pass `MCPServer("files", command="mcp-server-files")` or `MCPServer("web", url="http://...")`',
+            )
+        wrong = [name for name in LISTS if isinstance(getattr(self, name), str)]
+        if wrong:
+            raise ConfigError(f"`{wrong[0]}` of MCP server `{self.name}` must be a list of texts")
+
+    @classmethod
+    def of(cls, given: MCPServer | Mapping[str, Any]) -> MCPServer:
+        """Return a server given as such or as a dictionary of its fields; raises `ConfigError`."""
+        if isinstance(given, MCPServer):
+            return given
+        known = set(cls.__dataclass_fields__)
+        unknown = sorted(set(given) - known - {"description"})
+        if unknown:
+            raise ConfigError(
+                f"an MCP server has no `{unknown[0]}`", hint=f"it has {', '.join(sorted(known))}"
+            )
+        values = {name: value for name, value in given.items() if name in known}
+        lists = {name: tuple(values[name]) for name in LISTS if isinstance(values.get(name), list)}
+        return cls(**{"name": "", **values, **lists})
+
+
+class MCPToolFailed(ToolCallError):
+    """The server says that a call failed; the model reads why."""
+
+
+class MCPConnection:
+    """A session that a task of its own holds open, since it must be entered and left by one and the same."""
+
+    def __init__(self, server: MCPServer, *, own_session: bool) -> None:
+        self.server = server
+        self.tools: list[ServerTool] = []
+        self._protocol = server.protocol or ("legacy" if own_session and server.url else "auto")
+        self._log: TextIO | None = None
+        self._client: Client | None = None
+        self._ready = asyncio.Event()
+        self._closing = asyncio.Event()
+        self._holding: asyncio.Task[None] | None = None
+
+    @property
+    def alive(self) -> bool:
+        """False once the session has ended, whoever ended it."""
+        return self._client is not None and self._holding is not None and not self._holding.done()
+
+    async def open(self) -> None:
+        """Start or reach the server and list its tools; raises `EnvironmentFault`."""
+        if self.server.command is not None:
+            # A file and not a pipe: nobody would read a pipe that a talkative server fills.
+            self._log = cast(TextIO, tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace"))  # noqa: SIM115
+        self._holding = asyncio.create_task(self._hold(), name=f"mcp {self.server.name}")
+        try:
+            ready = asyncio.create_task(self._ready.wait())
+            await asyncio.wait(
+                {ready, self._holding},
+                timeout=self.server.start_seconds,
+                return_when=asyncio.FIRST_COMPLETED,
+            )
+            ready.cancel()
+            if not self._ready.is_set():
+                raise await self._not_started()
+        except BaseException:
+            await self.close()
+            raise
+
+    async def call(self, name: str, arguments: Mapping[str, Any]) -> Any:
+        """Call a tool and return the content of its message.
+
+        Raises `MCPToolFailed` where the server says so, and `EnvironmentFault` when the server is gone.
+        """
+        from mcp.shared.exceptions import MCPError
+        from mcp.types import CONNECTION_CLOSED
+
+        if not self.alive:
+            raise self._gone("its session is over")
+        assert self._client is not None
+        assert self._holding is not None
+        calling = asyncio.create_task(
+            self._client.call_tool(name, dict(arguments), read_timeout_seconds=self.server.call_seconds)
+        )
+        try:
+            await asyncio.wait({calling, self._holding}, return_when=asyncio.FIRST_COMPLETED)
+            if not calling.done():
+                error = None if self._holding.cancelled() else self._holding.exception()
+                raise self._gone(f"its session ended ({_innermost(error)})" if error else "its session ended")
+            return message_content(calling.result())
+        except MCPError as error:
+            if error.code == CONNECTION_CLOSED:
+                self._client = None
+                raise self._gone("it closed the connection") from error
+            raise MCPToolFailed(str(error)) from error
+        finally:
+            calling.cancel()
+
+    async def close(self) -> None:
+        """Leave the session and end the server's process, if it was started here."""
+        self._client = None
+        self._closing.set()
+        if self._holding is not None:
+            # Shielded: however often the caller is cancelled, the process is ended.
+            await asyncio.shield(self._left(self._holding))
+        if self._log is not None:
+            self._log.close()
+
+    async def _left(self, holding: asyncio.Task[None]) -> None:
+        """Wait until the session is left; one that is not there yet, or that takes too long, is cancelled."""
+        if not self._ready.is_set():
+            holding.cancel()
+        _, pending = await asyncio.wait({holding}, timeout=CLOSE_SECONDS)
+        if pending:
+            holding.cancel()
+            await asyncio.wait({holding})
+        if not holding.cancelled():
+            holding.exception()  # known by now; asyncio would log it as never retrieved
+
+    async def _hold(self) -> None:
+        """Keep the session open until it is closed."""
+        from mcp import Client
+
+        async with AsyncExitStack() as stack:
+            transport = await self._transport(stack)
+            client = await stack.enter_async_context(Client(transport, mode=self._protocol))
+            self.tools = await _listed(client)
+            self._client = client
+            self._ready.set()
+            await self._closing.wait()
+
+    async def _transport(self, stack: AsyncExitStack) -> Any:
+        server = self.server
+        if server.url is not None:
+            import httpx2
+            from mcp.client.streamable_http import streamable_http_client
+
+            timeout = httpx2.Timeout(server.start_seconds, read=None)  # reading is timed call by call
+            http = await stack.enter_async_context(
+                httpx2.AsyncClient(headers=dict(server.headers), timeout=timeout, verify=_tls())
+            )
+            return streamable_http_client(server.url, http_client=http)
+        from mcp import StdioServerParameters
+        from mcp.client.stdio import stdio_client
+
+        passed = {name: os.environ[name] for name in server.pass_env if name in os.environ}
+        parameters = StdioServerParameters(
+            command=str(server.command),
+            args=list(server.args),
+            env={**passed, **server.env},
+            cwd=server.cwd,
+        )
+        assert self._log is not None
+        return stdio_client(parameters, errlog=self._log)
+
+    async def _not_started(self) -> EnvironmentFault:
+        assert self._holding is not None
+        if not self._holding.done():
+            return self._gone(f"it did not start within {self.server.start_seconds:g} seconds")
+        error = self._holding.exception()
+        return self._gone(f"it did not start ({_innermost(error)})" if error else "it did not start")
+
+    def _gone(self, why: str) -> EnvironmentFault:
+        log = self._log_tail()
+        said = f"; its last output: {log}" if log else ""
+        return EnvironmentFault(
+            f"MCP server `{self.server.name}` is not there: {why}{said}",
+            hint="run the server by hand and see what it says",
+            retryable=True,
+        )
+
+    def _log_tail(self) -> str:
+        if self._log is None or self._log.closed:
+            return ""
+        size = os.fstat(self._log.fileno()).st_size
+        data = os.pread(self._log.fileno(), 4 * LOG_TAIL, max(0, size - 4 * LOG_TAIL))
+        return data.decode("utf-8", "replace").strip()[-LOG_TAIL:]
+
+
+class MCPTool(Tool):
+    """A tool of an MCP server, under the name by which the model knows it."""
+
+    def __init__(self, connection: MCPConnection, tool: ServerTool, name: str) -> None:
+        self.name = name
+        self.connection = connection
+        self.tool = tool
+
+    def schema(self) -> dict[str, Any]:
+        """Return the server's schema in OpenAI's form."""
+        parameters = {"properties": {}, **self.tool.input_schema}
+        described = {"name": self.name, "description": self.tool.description or "", "parameters": parameters}
+        return {"type": "function", "function": described}
+
+    def checked(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the arguments as they are: the server checks them."""
+        return dict(arguments)
+
+    async def call(self, arguments: Mapping[str, Any]) -> Any:
+        """Call the tool; raises `MCPToolFailed` and `EnvironmentFault`."""
+        return await self.connection.call(self.tool.name, arguments)
+
+
+def require_mcp() -> None:
+    """Raise `MissingExtra` unless the official client is installed."""
+    try:
+        import httpx2  # noqa: F401
+        import mcp.client.streamable_http  # noqa: F401 - seconds the first time, and never within a rollout
+    except ImportError as error:
+        raise MissingExtra("mcp", needed_for="an environment with MCP servers") from error
+
+
+@functools.cache
+def _tls() -> ssl.SSLContext:
+    """Return the one TLS context; reading the certificates takes a tenth of a second each time."""
+    return ssl.create_default_context()
+
+
+def message_content(result: CallToolResult) -> str | list[dict[str, Any]]:
+    """Return a call's result as content: text alone as text, anything else as content parts.
+
+    Raises `MCPToolFailed` with the text of a result that is an error.
+    """
+    parts = [_content_part(block) for block in result.content]
+    if not parts and result.structured_content is not None:
+        parts = [_text_part(json.dumps(result.structured_content, ensure_ascii=False))]
+    texts = [part["text"] for part in parts if part["type"] == "text"]
+    if result.is_error:
+        raise MCPToolFailed(encodable("\n".join(texts)) or "the server gave no reason")
+    if len(texts) == len(parts):
+        return encodable("\n".join(texts))
+    return parts
+
+
+def _content_part(block: Any) -> dict[str, Any]:
+    """Return one content block of MCP as a content part of a chat message."""
+    if block.type == "text":
+        return _text_part(block.text)
+    if block.type == "image":
+        url = f"data:{block.mime_type};base64,{block.data}"
+        return {"type": "image_url", "image_url": {"url": url}}
+    if block.type == "audio":
+        audio = {"data": block.data, "format": block.mime_type.rpartition("/")[2]}
+        return {"type": "input_audio", "input_audio": audio}
+    if block.type == "resource":
+        text = getattr(block.resource, "text", None)
+        return _text_part(text if text is not None else f"[binary resource {block.resource.uri}]")
+    return _text_part(f"[{block.type} {getattr(block, 'uri', '')}]")
+
+
+def _text_part(text: str) -> dict[str, Any]:
+    return {"type": "text", "text": encodable(text)}
+
+
+async def _listed(client: Client) -> list[ServerTool]:
+    tools: list[ServerTool] = []
+    cursor: str | None = None
+    for _ in range(MAX_PAGES):
+        page = await client.list_tools(cursor=cursor)
+        tools += page.tools
+        cursor = page.next_cursor
+        if cursor is None:
+            break
+    return tools
+
+
+def _innermost(error: BaseException) -> str:
+    """Return the first cause in the groups that task groups wrap around it."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__

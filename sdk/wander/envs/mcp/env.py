@@ -1,0 +1,156 @@
+"""Environments whose model uses the tools of MCP servers."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, Literal
+
+from wander.dataset import ProceduralRows, Rows
+from wander.envs.mcp.connection import MCPConnection, MCPServer, MCPTool, require_mcp
+from wander.envs.tool.env import ToolEnv
+from wander.envs.tool.schema import Tool
+from wander.errors import ConfigError, EnvironmentFault
+from wander.rollout.calls import ModelCalls
+from wander.rollout.hooks import cleanup, teardown
+from wander.types import State
+
+Session = Literal["rollout", "environment"]
+"""Who shares a session with the servers: nobody, where a server keeps state, or all rollouts."""
+
+
+class MCPEnv(ToolEnv):
+    """A tool environment whose tools live in MCP servers, over stdio or streamable HTTP.
+
+    - `mcp_servers`: `MCPServer`s, or dictionaries of their fields.
+    - `session`: with `"rollout"` every rollout has sessions of its own (over stdio, a process of its own),
+      which servers that keep state need; with `"environment"` all rollouts share one.
+    - `tools`: Python functions that are offered beside them.
+
+    A tool name that two servers have, or that a function has too, is prefixed by the server's name. What a
+    server reports as an error goes back to the model; a server that is gone fails the rollout as a failure
+    of the environment, with the end of its log. Servers are outside observations, so the environment counts
+    as not deterministic unless its author passes `deterministic=True`. Needs the extra `mcp`.
+    """
+
+    kind: ClassVar[str] = "mcp"
+
+    def __init__(
+        self,
+        dataset: Rows | ProceduralRows | None = None,
+        eval_dataset: Rows | ProceduralRows | None = None,
+        *,
+        mcp_servers: Sequence[MCPServer | Mapping[str, Any]],
+        session: Session = "rollout",
+        deterministic: bool = False,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(dataset, eval_dataset, deterministic=deterministic, **kwargs)
+        require_mcp()
+        if session not in ("rollout", "environment"):
+            raise ConfigError(f'`session` must be "rollout" or "environment", got `{session!r}`')
+        self.servers = [MCPServer.of(server) for server in mcp_servers]
+        names = Counter(server.name for server in self.servers)
+        repeated = [name for name, count in names.items() if count > 1]
+        if repeated or not self.servers:
+            raise ConfigError(
+                f"two MCP servers are called `{repeated[0]}`" if repeated else "there is no MCP server"
+            )
+        self.session: Session = session
+        self._shared: list[MCPConnection] = []
+        self._opening: asyncio.Lock | None = None
+
+    def offered(self, state: State) -> Mapping[str, Tool]:
+        """Return the functions and the servers' tools by name."""
+        tools: Mapping[str, Tool] = state["mcp_tools"]
+        return tools
+
+    async def play(self, state: State, model: ModelCalls) -> None:
+        """Open the sessions of the rollout, then let model and tools take turns.
+
+        The tools are there when `setup_state` runs, so it may call them: `self.offered(state)["reset"]`.
+        """
+        connections = await self._connected(state)
+        state["mcp_tools"] = {**self._tools, **named_tools(connections, taken=set(self._tools))}
+        await super().play(state, model)
+
+    @cleanup(priority=-100)
+    async def close_sessions(self, state: State) -> None:
+        """End the rollout's own sessions, after the author's cleanups, which may still use them."""
+        await _close_all(state.pop("mcp_connections", []))
+
+    @teardown(priority=-100)
+    async def close_shared_sessions(self) -> None:
+        """End the sessions that rollouts shared."""
+        shared, self._shared = self._shared, []
+        await _close_all(shared)
+
+    async def _connected(self, state: State) -> list[MCPConnection]:
+        if self.session == "rollout":
+            connections: list[MCPConnection] = []
+            state["mcp_connections"] = connections
+            await self._open_into(connections)
+            return connections
+        self._opening = self._opening or asyncio.Lock()
+        async with self._opening:
+            await self._open_into(self._shared)
+            return list(self._shared)
+
+    async def _open_into(self, connections: list[MCPConnection]) -> None:
+        """Open a session with every server that has none alive in the list, all at the same time."""
+        dead = [each for each in connections if not each.alive]
+        for each in dead:
+            connections.remove(each)
+        await _close_all(dead)
+        there = {each.server.name for each in connections}
+        missing = [server for server in self.servers if server.name not in there]
+        fresh = [MCPConnection(server, own_session=self.session == "rollout") for server in missing]
+        connections += fresh
+        connections.sort(key=lambda each: self.servers.index(each.server))
+        opened = await asyncio.gather(*(each.open() for each in fresh), return_exceptions=True)
+        for failed in opened:
+            if failed is not None:
+                raise failed
+
+
+def named_tools(connections: Sequence[MCPConnection], taken: set[str]) -> dict[str, Tool]:
+    """Return the tools of several servers by names that are unique and that endpoints accept."""
+    offered = [
+        (connection, tool)
+        for connection in connections
+        for tool in connection.tools
+        if connection.server.tools is None or tool.name in connection.server.tools
+    ]
+    _check_wanted(connections)
+    counts = Counter(_accepted(tool.name) for _, tool in offered)
+    named: dict[str, Tool] = {}
+    for connection, tool in offered:
+        name = _accepted(tool.name)
+        if counts[name] > 1 or name in taken:
+            name = _accepted(f"{connection.server.name}_{tool.name}")
+        while name in named or name in taken:
+            name = _accepted(f"{name[:62]}_2")
+        named[name] = MCPTool(connection, tool, name)
+    return named
+
+
+def _check_wanted(connections: Sequence[MCPConnection]) -> None:
+    for connection in connections:
+        there = {tool.name for tool in connection.tools}
+        missing = [name for name in connection.server.tools or () if name not in there]
+        if missing:
+            raise EnvironmentFault(
+                f"MCP server `{connection.server.name}` has no tool `{missing[0]}`",
+                hint=f"it has {', '.join(sorted(there)) or 'none'}",
+            )
+
+
+def _accepted(name: str) -> str:
+    """Return a name of the characters and the length that endpoints accept."""
+    return re.sub(r"[^a-zA-Z0-9_-]", "_", name)[:64] or "tool"
+
+
+async def _close_all(connections: Sequence[MCPConnection]) -> None:
+    await asyncio.gather(*(connection.close() for connection in connections))

@@ -1,0 +1,226 @@
+"""Recursive language models: a context too long to read, in a REPL that the model programs."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from wander.clients.sub_calls import recorded_sub_calls
+from wander.dataset import ProceduralRows, Rows
+from wander.envs.metrics import report_metric
+from wander.envs.multi_turn import MultiTurnEnv
+from wander.envs.rlm.prompts import (
+    REPL_TOOL,
+    FinalAnswerParser,
+    Interface,
+    closing_message,
+    context_description,
+    context_length,
+    instructions,
+)
+from wander.envs.rlm.repl import Repl, ReplLimits
+from wander.envs.rlm.repl_command import Sandbox
+from wander.envs.rlm.session import ReplSession, SubCaller, SubCallLimits
+from wander.errors import ConfigError, EnvironmentFault
+from wander.parsers import Parser
+from wander.rollout.calls import ModelCalls
+from wander.rollout.hooks import cleanup, stop
+from wander.seeding import derived_seed
+from wander.types import Example, Message, Messages, Rollout, SamplingArgs, State
+
+
+class RLMEnv(MultiTurnEnv):
+    """An environment whose model works on a long context with code, and may ask itself about pieces of it.
+
+    The context is a column of the row (`context`, text or JSON) and never enters the prompt: it is a
+    variable of a Python REPL. The model writes code in ```repl blocks (`interface="code_block"`) or by
+    calling the tool `repl` (`interface="tool"`), reads what it printed, and ends with FINAL(answer) or
+    FINAL_VAR(variable). Code may ask the model through `llm_query` within the limits of `sub_calls`.
+
+    The final answer is `state["final_answer"]`, what the parser finds in the completion, and
+    `info["rlm"]["final_answer"]` of the rollout; sub-calls are recorded in `info["rlm"]["sub_calls"]`.
+
+    Code runs in a process of its own, with limits. Without `sandbox="bwrap"` it has the rights of the user
+    who runs the environment. Code that reads the clock or the system's randomness cannot be replayed; the
+    `random` module is seeded.
+
+    Metrics: `repl_calls`, `sub_calls`, `context_chars`.
+    """
+
+    kind: ClassVar[str] = "rlm"
+
+    def __init__(
+        self,
+        dataset: Rows | ProceduralRows | None = None,
+        eval_dataset: Rows | ProceduralRows | None = None,
+        *,
+        parser: Parser | None = None,
+        max_turns: int = 20,
+        context_column: str = "context",
+        interface: Interface = "code_block",
+        repl: ReplLimits | None = None,
+        sub_calls: SubCallLimits | None = None,
+        sub_sampling: SamplingArgs | None = None,
+        sandbox: Sandbox = "none",
+        python: str | None = None,
+        repl_instructions: str | None = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(
+            dataset, eval_dataset, max_turns=max_turns, parser=parser or FinalAnswerParser(), **kwargs
+        )
+        if interface not in ("code_block", "tool"):
+            raise ConfigError(f'`interface` must be "code_block" or "tool", got `{interface!r}`')
+        self.context_column = context_column
+        self.interface: Interface = interface
+        self.repl_limits = repl or ReplLimits()
+        self.sub_call_limits = sub_calls or SubCallLimits()
+        self.sub_sampling = sub_sampling
+        self.sandbox: Sandbox = sandbox
+        self.python = python
+        self.repl_instructions = repl_instructions
+        for metric in (repl_calls, sub_calls_made, context_chars):
+            report_metric(self.rubric, metric)
+
+    def setup_state(self, state: State) -> Any:
+        """Put the context into a REPL and tell the model about it.
+
+        A subclass that computes the context sets `state["context"]` before it calls this.
+        """
+        if "context" not in state:
+            state["context"] = self._context_of(state.example)
+        model: ModelCalls = state["model_calls"]
+        caller = SubCaller(
+            model,
+            self.sub_call_limits,
+            self.sub_sampling or model.sampling,
+            lambda path: self._repl(state, path),
+            self.interface,
+            self._instructions(),
+            self._tools(),
+        )
+        state["sub_caller"] = caller
+        state["repl_session"] = ReplSession(self._repl(state, ""), self.interface, caller.asker())
+        state["prompt"] = self._opening(state)
+
+    def tools(self, state: State) -> list[dict[str, Any]] | None:
+        """Return the schema of the tool `repl`, when the model is to call it."""
+        return self._tools()
+
+    @stop(priority=20)
+    async def final_answer_given(self, state: State) -> bool:
+        """Hold when the model has given its final answer, in its message or from code."""
+        session: ReplSession = state["repl_session"]
+        if session.final is None and state.completion:
+            answered = await session.read_final(state.completion[-1])
+            if answered and not session.spelled_out:
+                state.completion.append(closing_message(str(session.final)))
+        return session.final is not None
+
+    async def env_response(self, messages: Messages, state: State) -> Messages:
+        """Run the code of the last message and show what it printed."""
+        session: ReplSession = state["repl_session"]
+        kept, answer = await session.respond(state.completion[-1], len(state.turns) - 1)
+        state.completion[-1] = kept
+        if session.final is not None:
+            state["final_env_response"] = [*answer, closing_message(session.final)]
+        return answer
+
+    async def play(self, state: State, model: ModelCalls) -> None:
+        """Let model and REPL take turns until there is a final answer or a limit."""
+        state["model_calls"] = model
+        await super().play(state, model)
+
+    @cleanup
+    async def close_repl(self, state: State) -> None:
+        """End the REPL's process and publish what it did."""
+        session: ReplSession | None = state.get("repl_session")
+        if session is None:
+            return
+        caller: SubCaller = state["sub_caller"]
+        state["final_answer"] = session.final
+        state["public"]["rlm"] = {
+            "final_answer": session.final,
+            "context_chars": context_length(state["context"]),
+            "repl_calls": session.cells + caller.cells,
+            "sub_calls": caller.record(),
+        }
+        await session.repl.close()
+
+    async def rollout(self, *args: Any, **kwargs: Any) -> Rollout:
+        """Play one episode to its end and score it; the tokens of sub-calls are in its usage."""
+        return _with_all_usage(await super().rollout(*args, **kwargs))
+
+    async def rollout_group(self, *args: Any, **kwargs: Any) -> list[Rollout]:
+        """Play several episodes of one example; the tokens of sub-calls are in their usage."""
+        return [_with_all_usage(each) for each in await super().rollout_group(*args, **kwargs)]
+
+    def _context_of(self, example: Example) -> Any:
+        context = example.columns.get(self.context_column, example.info.get(self.context_column))
+        if context is None:
+            raise EnvironmentFault(
+                f"example `{example.example_id}` has no `{self.context_column}`",
+                hint=f"put the context into the column `{self.context_column}`, or name another column",
+            )
+        return context
+
+    def _opening(self, state: State) -> Messages:
+        """Return the prompt with the REPL explained before it and the context described at its end."""
+        system = {"role": "system", "content": self._instructions()}
+        first, *rest = state.prompt
+        if first["role"] == "system" and isinstance(first["content"], str):
+            system["content"] += f"\n\n{first['content']}"
+        else:
+            rest = state.prompt
+        description = context_description(state["context"])
+        return [system, *rest[:-1], _with_text(rest[-1], description)] if rest else [system]
+
+    def _instructions(self) -> str:
+        if self.repl_instructions is not None:
+            return self.repl_instructions
+        may_ask = self.sub_call_limits.depth > 0 and self.sub_call_limits.calls > 0
+        return instructions(self.interface, self.repl_limits.output_chars, may_ask=may_ask)
+
+    def _tools(self) -> list[dict[str, Any]] | None:
+        return [REPL_TOOL] if self.interface == "tool" else None
+
+    def _repl(self, state: State, path: str) -> Repl:
+        seed = derived_seed(state.run_seed, state.example.seed, "repl", path)
+        repl = Repl(self.repl_limits, sandbox=self.sandbox, python=self.python, seed=seed)
+        if not path:
+            repl.loaded["context"] = state["context"]
+        return repl
+
+
+def repl_calls(state: State) -> float:
+    """Count the pieces of code that were run, those of sub-calls included."""
+    return float(_published(state, "repl_calls"))
+
+
+def sub_calls_made(state: State) -> float:
+    """Count the questions that code asked the model."""
+    return float(len(_published(state, "sub_calls")))
+
+
+sub_calls_made.__name__ = "sub_calls"
+
+
+def context_chars(state: State) -> float:
+    """Length of the context in characters."""
+    return float(_published(state, "context_chars"))
+
+
+def _published(state: State, name: str) -> Any:
+    return state["public"]["rlm"][name]
+
+
+def _with_text(message: Message, text: str) -> Message:
+    """Return the message with a paragraph added to its text."""
+    content = message.get("content") or ""
+    if isinstance(content, str):
+        return {**message, "content": f"{content}\n\n{text}".strip()}
+    return {**message, "content": [*content, {"type": "text", "text": text}]}
+
+
+def _with_all_usage(rollout: Rollout) -> Rollout:
+    usage = sum((call.usage() for call in recorded_sub_calls(rollout)), rollout.usage)
+    return rollout.model_copy(update={"usage": usage})

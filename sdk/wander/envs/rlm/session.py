@@ -1,0 +1,299 @@
+"""One model at one REPL, and the calls of the model that its code makes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from wander.clients.sub_calls import SubCall, sub_call_id
+from wander.envs.rlm.prompts import (
+    Interface,
+    cell_report,
+    code_blocks,
+    context_description,
+    context_text,
+    final_text,
+    final_variable,
+    spoken,
+)
+from wander.envs.rlm.repl import Answerer, Query, Repl
+from wander.envs.tool.calls import ToolCall, read_calls, tool_calls, with_calls
+from wander.envs.tool.results import encodable
+from wander.envs.tool.schema import InvalidArguments
+from wander.errors import ContextOverflow, ModelError
+from wander.parsers import message_text
+from wander.rollout.calls import ModelCalls
+from wander.types import Message, Messages, SamplingArgs, State
+
+
+@dataclass(frozen=True)
+class SubCallLimits:
+    """How often, how deep and how much code may ask the model."""
+
+    depth: int = 1
+    """1: code may ask plain questions. 2: what it asks about a context gets a REPL of its own; and so on."""
+    calls: int = 50
+    """Completions that all sub-calls of a rollout may take together."""
+    tokens: int | None = None
+    """Completion tokens that they may take together; checked before each call."""
+    concurrent: int = 8
+    """How many of one batch are asked at the same time."""
+    turns: int = 10
+    """Completions that one sub-call with a REPL may take."""
+
+
+class ReplSession:
+    """Reads what a model writes, runs its code, and notices its final answer."""
+
+    def __init__(self, repl: Repl, interface: Interface, answer: Answerer) -> None:
+        self.repl = repl
+        self.interface: Interface = interface
+        self.final: str | None = None
+        self.spelled_out = False
+        """True when the final answer stands in the model's own message."""
+        self.cells = 0
+        self._answer = answer
+
+    async def read_final(self, message: Message) -> bool:
+        """Take the final answer of a message that runs no code; return whether there is one now."""
+        if self.final is None and message.get("role") == "assistant" and not self._runs_code(message):
+            text = message_text(message)
+            problem = await self._read_text(text)
+            if self.interface == "tool" and self.final is None and problem is None:
+                self.final = spoken(text).strip()  # an answer without a call is how tool users end
+        return self.final is not None
+
+    async def respond(self, message: Message, turn: int) -> tuple[Message, Messages]:
+        """Run the code of a message; return the message as it can be kept, and the answer to it."""
+        if self.interface == "tool" and tool_calls(message):
+            calls = read_calls(message, turn)
+            answers = [await self._called(call) for call in calls]
+            return with_calls(message, calls), answers
+        text = message_text(message)
+        reports = await self._run_blocks(code_blocks(text) if self.interface == "code_block" else [])
+        if self.final is None:
+            problem = await self._read_text(text)
+            if problem or not reports:
+                reports.append(problem or self._nudge())
+        return message, [{"role": "user", "content": encodable("\n\n".join(reports))}]
+
+    def _runs_code(self, message: Message) -> bool:
+        if self.interface == "tool":
+            return bool(tool_calls(message))
+        return bool(code_blocks(message_text(message)))
+
+    async def _read_text(self, text: str) -> str | None:
+        """Take a final answer from outside of code; return what is wrong with it, if anything."""
+        name = final_variable(text)
+        if name is not None:
+            self.final = await self.repl.value(name)
+            return None if self.final is not None else f"there is no variable `{name}`"
+        self.final = final_text(text)
+        self.spelled_out = self.final is not None
+        return None
+
+    async def _called(self, call: ToolCall) -> Message:
+        try:
+            code = call.checked_arguments().get("code")
+            if call.name != "repl":
+                raise InvalidArguments(f"there is no tool `{call.name}`; the only one is `repl`")
+            if not isinstance(code, str):
+                raise InvalidArguments("`repl` takes `code`, a text")
+            content = await self._run(code)
+        except InvalidArguments as error:
+            content = f"error: {error}"
+        return {"role": "tool", "tool_call_id": call.call_id, "content": encodable(content)}
+
+    async def _run_blocks(self, blocks: Sequence[str]) -> list[str]:
+        """Run blocks in order, until one fails or gives the final answer."""
+        reports: list[str] = []
+        for block in blocks:
+            report = await self._run(block)
+            reports.append(report)
+            left = len(blocks) - len(reports)
+            if self.final is None and left and " finished\n" not in report.partition("<output>")[0]:
+                reports.append(f"{left} more of your blocks were not run")
+                break
+            if self.final is not None:
+                break
+        return reports
+
+    async def _run(self, code: str) -> str:
+        if self.final is not None:
+            return "not run: the final answer was given before"
+        self.cells += 1
+        result = await self.repl.run(code, self._answer)
+        self.final = result.final
+        return cell_report(self.cells, result, self.repl.limits.cell_seconds)
+
+    def _nudge(self) -> str:
+        return (
+            "This message has neither code to run nor a final answer. Write a ```repl block, or FINAL(your "
+            "answer) on a line of its own."
+        )
+
+
+class SubCallRefused(Exception):
+    """A call that is not made or that failed in a way the model can deal with; shown to its code."""
+
+
+@dataclass
+class SubCaller:
+    """Answers the queries of a rollout's code within the limits, and keeps a record of every call."""
+
+    model: ModelCalls
+    limits: SubCallLimits
+    sampling: SamplingArgs
+    new_repl: Callable[[str], Repl]
+    """Makes the REPL of a sub-call, given its path."""
+    interface: Interface
+    instructions: str
+    """The system message of sub-calls that have a REPL."""
+    tools: list[dict[str, Any]] | None
+    made: int = 0
+    """Completions so far."""
+    tokens: int = 0
+    """Completion tokens so far."""
+    cells: int = 0
+    """Cells that sub-calls ran."""
+    records: dict[tuple[int, ...], SubCall] = field(default_factory=dict)
+    _asked: dict[tuple[int, ...], int] = field(default_factory=dict)
+
+    def asker(self, path: tuple[int, ...] = ()) -> Answerer:
+        """Return what answers the queries of the REPL at `path`."""
+
+        async def answer(queries: list[Query]) -> list[str] | str:
+            try:
+                return await self._answers(queries, path)
+            except SubCallRefused as refused:
+                return str(refused)
+
+        return answer
+
+    def record(self) -> list[dict[str, Any]]:
+        """Return every call so far as JSON, in the order of their paths; without timings, so that a replayed
+        rollout has the same record."""
+        timings = {"turns": {"__all__": {"model_seconds", "environment_seconds"}}}
+        return [self.records[path].model_dump(mode="json", exclude=timings) for path in sorted(self.records)]
+
+    async def _answers(self, queries: list[Query], parent: tuple[int, ...]) -> list[str]:
+        if len(parent) >= self.limits.depth:
+            raise SubCallRefused("code at this depth may not ask the model")
+        self._check_budget(len(queries))
+        first = self._asked.get(parent, 0) + 1
+        self._asked[parent] = first - 1 + len(queries)
+        paths = [(*parent, first + position) for position in range(len(queries))]
+        if any(self._gets_repl(query, path) for query, path in zip(queries, paths, strict=True)):
+            # One after the other: what they ask themselves must meet the budget in the same order each time.
+            return [await self._checked_one(query, path) for query, path in zip(queries, paths, strict=True)]
+        slots = asyncio.Semaphore(self.limits.concurrent)
+        answers = await asyncio.gather(
+            *(self._in_turn(slots, query, path) for query, path in zip(queries, paths, strict=True)),
+            return_exceptions=True,
+        )
+        failed = next((answer for answer in answers if isinstance(answer, BaseException)), None)
+        if failed is not None:
+            raise failed
+        return [answer for answer in answers if isinstance(answer, str)]
+
+    async def _in_turn(self, slots: asyncio.Semaphore, query: Query, path: tuple[int, ...]) -> str:
+        async with slots:
+            return await self._one(query, path)
+
+    async def _checked_one(self, query: Query, path: tuple[int, ...]) -> str:
+        self._check_budget(1)
+        return await self._one(query, path)
+
+    async def _one(self, query: Query, path: tuple[int, ...]) -> str:
+        """Make one sub-call and record it; raises `SubCallRefused` and `ModelError`."""
+        calls = self._calls(query, path)
+        state = calls.state
+        turn = len(self.model.state.turns) - 1
+        call = SubCall.model_construct(
+            path=".".join(map(str, path)), depth=len(path), turn=turn, prompt=state.prompt
+        )
+        call.completion, call.turns, call.answer, call.failure = state.completion, state.turns, None, None
+        self.records[path] = call
+        calls.begin()
+        try:
+            if self._gets_repl(query, path):
+                call.answer = await self._converse(query, path, calls)
+            else:
+                await self._complete(calls, None)
+                call.answer = spoken(message_text(state.completion[-1])).strip()
+        except ModelError as error:
+            call.failure = error.failure()
+            if isinstance(error, ContextOverflow):
+                raise SubCallRefused(
+                    f"sub-call {call.path}: the prompt is longer than the model takes"
+                ) from error
+            raise
+        finally:
+            calls.end()
+        return call.answer
+
+    async def _converse(self, query: Query, path: tuple[int, ...], calls: ModelCalls) -> str:
+        """Let the model answer a query with a REPL of its own."""
+        state = calls.state
+        repl = self.new_repl(".".join(map(str, path)))
+        repl.loaded["context"] = query.context
+        session = ReplSession(repl, self.interface, self.asker(path))
+        try:
+            for turn in range(self.limits.turns):
+                self._check_budget(1)
+                await self._complete(calls, self.tools)
+                if await session.read_final(state.completion[-1]):
+                    break
+                state.completion[-1], answer = await session.respond(state.completion[-1], turn)
+                state.completion.extend(answer)
+                if session.final is not None:
+                    break
+        finally:
+            self.cells += session.cells
+            await repl.close()
+        if session.final is None:
+            raise SubCallRefused(f"the sub-call gave no final answer within {self.limits.turns} turns")
+        return session.final
+
+    async def _complete(self, calls: ModelCalls, tools: list[dict[str, Any]] | None) -> None:
+        self.made += 1
+        response = await calls.complete(tools)
+        self.tokens += response.usage.completion_tokens
+
+    def _check_budget(self, calls: int) -> None:
+        left = self.limits.calls - self.made
+        if calls > left:
+            raise SubCallRefused(
+                f"the budget allows {self.limits.calls} sub-calls; {left} are left and {calls} were asked for"
+            )
+        if self.limits.tokens is not None and self.tokens >= self.limits.tokens:
+            raise SubCallRefused(f"the budget of {self.limits.tokens} tokens for sub-calls is spent")
+
+    def _gets_repl(self, query: Query, path: tuple[int, ...]) -> bool:
+        return query.context is not None and len(path) < self.limits.depth
+
+    def _calls(self, query: Query, path: tuple[int, ...]) -> ModelCalls:
+        """Return the model as a sub-call sees it: an own conversation under an own id."""
+        rollout = self.model.state
+        name = ".".join(map(str, path))
+        state = State(
+            example=rollout.example,
+            prompt=self._prompt(query, path),
+            completion=[],
+            turns=[],
+            run_seed=rollout.run_seed,
+            index=f"{rollout['index']}/sub:{name}",
+            truncated=False,
+        )
+        return ModelCalls(self.model.client, state, self.sampling, sub_call_id(self.model.rollout_id, name))
+
+    def _prompt(self, query: Query, path: tuple[int, ...]) -> Messages:
+        if self._gets_repl(query, path):
+            question = f"{query.prompt}\n\n{context_description(query.context)}"
+            return [{"role": "system", "content": self.instructions}, {"role": "user", "content": question}]
+        text = query.prompt
+        if query.context is not None:
+            text = f"{text}\n\n{context_text(query.context)}"
+        return [{"role": "user", "content": encodable(text)}]

@@ -1,0 +1,90 @@
+"""The tool calls of an assistant message, read so that nothing a model writes can break a rollout."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from wander.envs.tool.schema import TOOL_NAME, InvalidArguments, parsed_arguments
+from wander.types import Message
+
+
+@dataclass(frozen=True)
+class ToolCall:
+    """One call as it can be kept in the conversation, and its arguments or what is wrong with them."""
+
+    call_id: str
+    name: str
+    arguments: dict[str, Any]
+    problem: InvalidArguments | None = None
+
+    def checked_arguments(self) -> dict[str, Any]:
+        """Return the arguments, or raise what was wrong with them."""
+        if self.problem is not None:
+            raise self.problem
+        return self.arguments
+
+
+def tool_calls(message: Message) -> list[Any]:
+    """Return the calls of a message as the endpoint gave them; none when the field is not a list."""
+    calls = message.get("tool_calls")
+    return calls if isinstance(calls, list) else []
+
+
+def read_calls(message: Message, turn: int) -> list[ToolCall]:
+    """Read the calls of a message; each gets an id that no other call of the message has."""
+    calls: list[ToolCall] = []
+    taken: set[str] = set()
+    for position, raw in enumerate(tool_calls(message)):
+        function = raw.get("function") if isinstance(raw, dict) else None
+        function = function if isinstance(function, dict) else {}
+        name = function.get("name")
+        call_id = raw.get("id") if isinstance(raw, dict) else None
+        if not isinstance(call_id, str) or not call_id or call_id in taken:
+            call_id = _free_id(f"call_{turn}_{position}", taken)
+        taken.add(call_id)
+        calls.append(_read_call(call_id, name if isinstance(name, str) else "", function.get("arguments")))
+    return calls
+
+
+def _free_id(wanted: str, taken: set[str]) -> str:
+    while wanted in taken:
+        wanted += "_"
+    return wanted
+
+
+def _read_call(call_id: str, name: str, raw: Any) -> ToolCall:
+    try:
+        return ToolCall(call_id, name, parsed_arguments(raw))
+    except InvalidArguments as problem:
+        return ToolCall(call_id, name, {}, problem)
+
+
+def with_calls(message: Message, calls: Sequence[ToolCall]) -> Message:
+    """Return the message with calls that every endpoint takes back.
+
+    Endpoints answer 400 to a conversation with a repeated id, a name of other characters or arguments that
+    are not a JSON object, which would end the rollout at its next turn. So such calls are put right, and
+    the tool message quotes what the model wrote; the turn keeps the message as it came. A message in order
+    is returned as it is.
+    """
+    fixed = []
+    for raw, call in zip(tool_calls(message), calls, strict=True):
+        if _is_in_order(raw, call):
+            fixed.append(raw)
+            continue
+        name = re.sub(r"[^a-zA-Z0-9_-]", "_", call.name)[:64] or "unnamed"
+        function = {"name": name, "arguments": json.dumps(call.arguments, ensure_ascii=False)}
+        fixed.append({"id": call.call_id, "type": "function", "function": function})
+    return message if fixed == tool_calls(message) else {**message, "tool_calls": fixed}
+
+
+def _is_in_order(raw: Any, call: ToolCall) -> bool:
+    """Tell whether a call can stand in the conversation as the model wrote it."""
+    if call.problem is not None or not isinstance(raw, dict) or raw.get("id") != call.call_id:
+        return False
+    arguments = raw["function"].get("arguments") if TOOL_NAME.fullmatch(call.name) else None
+    return isinstance(arguments, str) and arguments.lstrip().startswith("{")

@@ -1,0 +1,183 @@
+"""Environments in which the model calls functions."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar
+
+from wander.dataset import ProceduralRows, Rows
+from wander.envs.metrics import report_metric
+from wander.envs.multi_turn import MultiTurnEnv
+from wander.envs.tool.calls import ToolCall, read_calls, tool_calls, with_calls
+from wander.envs.tool.results import encodable, tool_content
+from wander.envs.tool.schema import FunctionTool, Tool, ToolCallError, UnknownTool
+from wander.errors import BoundaryError, ConfigError, EnvironmentFault, ToolError
+from wander.rollout.faults import is_fault
+from wander.rollout.hooks import call_hook, described, stop
+from wander.types import Message, Messages, State
+
+
+def formatted_error(error: BaseException) -> str:
+    """Return what the model reads about a failed call: the reason, and the exception's type if it has one."""
+    if isinstance(error, ToolCallError):
+        return f"error: {error}"
+    return f"error: {type(error).__name__}: {error}"
+
+
+class ToolEnv(MultiTurnEnv):
+    """An environment whose model may call Python functions, until it answers without a call.
+
+    - `tools`: functions, sync or async; the schema comes from signature and docstring (`tool_schema`). What
+      they return becomes the tool message: text, a list of content parts, or any JSON value.
+    - `stop_errors`: exception types that end the rollout as a failure of the tool. Everything else that goes
+      wrong with a call, malformed JSON and unknown tools included, goes back to the model through
+      `error_formatter`, and the rollout goes on.
+    - `concurrent_calls`: run the calls of one message at the same time; their results keep the order of the
+      calls either way. By default they run one after another, which stateful tools need to be deterministic.
+
+    Metrics: `total_tool_calls`, `tool_errors` and, for every tool, `<tool>_calls`.
+    """
+
+    kind: ClassVar[str] = "tool"
+
+    def __init__(
+        self,
+        dataset: Rows | ProceduralRows | None = None,
+        eval_dataset: Rows | ProceduralRows | None = None,
+        *,
+        tools: Sequence[Callable[..., Any] | Tool] = (),
+        max_turns: int = 10,
+        error_formatter: Callable[[BaseException], str] = formatted_error,
+        stop_errors: Sequence[type[BaseException]] = (),
+        concurrent_calls: bool = False,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(dataset, eval_dataset, max_turns=max_turns, **kwargs)
+        self.error_formatter = error_formatter
+        self.stop_errors = tuple(stop_errors)
+        self.concurrent_calls = concurrent_calls
+        self._tools: dict[str, Tool] = {}
+        report_metric(self.rubric, total_tool_calls)
+        report_metric(self.rubric, tool_errors)
+        for tool in tools:
+            self.add_tool(tool)
+
+    def add_tool(self, tool: Callable[..., Any] | Tool) -> None:
+        """Offer one more tool; raises `ConfigError` when its name is taken."""
+        self._offer(tool if isinstance(tool, Tool) else FunctionTool(tool))
+
+    def remove_tool(self, tool: Callable[..., Any] | Tool | str) -> None:
+        """Withdraw a tool, given as the function or by name; raises `ConfigError` when it is not offered."""
+        for name, offered in self._tools.items():
+            if tool in (name, offered, getattr(offered, "function", None)):
+                del self._tools[name]
+                return
+        shown = tool if isinstance(tool, str) else getattr(tool, "__name__", tool)
+        raise ConfigError(
+            f"there is no tool `{shown}` to remove",
+            hint=f"the tools are {', '.join(f'`{name}`' for name in self._tools) or 'none'}",
+        )
+
+    def offered(self, state: State) -> Mapping[str, Tool]:
+        """Return the tools of this rollout by name."""
+        return self._tools
+
+    def tools(self, state: State) -> list[dict[str, Any]] | None:
+        """Return the schemas of the offered tools, in the order in which they were added."""
+        return [tool.schema() for tool in self.offered(state).values()] or None
+
+    @stop(priority=10)
+    def no_tools_called(self, state: State) -> bool:
+        """Hold when the model answered without calling a tool."""
+        message = state.completion[-1] if state.completion else {}
+        return message.get("role") == "assistant" and not tool_calls(message)
+
+    async def env_response(self, messages: Messages, state: State) -> Messages:
+        """Answer every call of the last message with a tool message, in the order of the calls."""
+        calls = read_calls(state.completion[-1], turn=len(state.turns) - 1)
+        state.completion[-1] = messages[-1] = with_calls(state.completion[-1], calls)
+        if not self.concurrent_calls:
+            return [await self._answered(call, messages, state) for call in calls]
+        answers = await asyncio.gather(
+            *(self._answered(call, messages, state) for call in calls), return_exceptions=True
+        )
+        return [_raised_or_returned(answer) for answer in answers]
+
+    def update_tool_args(
+        self, tool_name: str, tool_args: dict[str, Any], messages: Messages, state: State
+    ) -> Any:
+        """Return the arguments with which a tool is really called; may be async."""
+        return tool_args
+
+    async def call_tool(self, tool: Tool, arguments: dict[str, Any], state: State) -> Any:
+        """Call a tool with its final arguments and return the content of the tool message."""
+        return tool_content(await tool.call(arguments), tool.name)
+
+    async def _answered(self, call: ToolCall, messages: Messages, state: State) -> Message:
+        """Return the tool message of one call; raises `ToolError` for `stop_errors` only."""
+        try:
+            tool = self._named(call.name, state)
+            arguments = tool.checked(call.checked_arguments())
+            arguments = await self._updated(tool, arguments, messages, state)
+            content = await self.call_tool(tool, arguments, state)
+        except BoundaryError:
+            raise
+        except BaseException as error:
+            if not is_fault(error):
+                raise
+            if isinstance(error, self.stop_errors):
+                raise ToolError(described(error, call.name)) from error
+            state["public"]["tool_errors"] = state["public"].get("tool_errors", 0) + 1
+            content = encodable(self.error_formatter(error))
+        return {"role": "tool", "tool_call_id": call.call_id, "content": content}
+
+    async def _updated(
+        self, tool: Tool, arguments: dict[str, Any], messages: Messages, state: State
+    ) -> dict[str, Any]:
+        updated = await call_hook(self.update_tool_args, tool.name, arguments, messages, state)
+        if not isinstance(updated, dict):
+            raise EnvironmentFault(
+                f"`update_tool_args` must return the arguments, got `{type(updated).__name__}`"
+            )
+        return updated
+
+    def _named(self, name: str, state: State) -> Tool:
+        offered = self.offered(state)
+        if name not in offered:
+            raise UnknownTool(f"there is no tool `{name}`; the tools are {', '.join(offered) or 'none'}")
+        return offered[name]
+
+    def _offer(self, tool: Tool) -> None:
+        if tool.name in self._tools:
+            raise ConfigError(
+                f"there already is a tool `{tool.name}`", hint="names must be unique: rename one of the two"
+            )
+        self._tools[tool.name] = tool
+        report_metric(self.rubric, _calls_metric(tool.name))
+
+
+def total_tool_calls(completion: Messages) -> float:
+    """Count the calls that the model made, failed ones included."""
+    return float(sum(len(tool_calls(message)) for message in completion))
+
+
+def tool_errors(state: State) -> float:
+    """Count the calls that went back to the model as errors."""
+    return float(state["public"].get("tool_errors", 0))
+
+
+def _calls_metric(tool: str) -> Callable[[Messages], float]:
+    def count(completion: Messages) -> float:
+        calls = (call for message in completion for call in tool_calls(message))
+        functions = (call.get("function") for call in calls if isinstance(call, dict))
+        return float(sum(isinstance(each, dict) and each.get("name") == tool for each in functions))
+
+    count.__name__ = f"{tool}_calls"
+    return count
+
+
+def _raised_or_returned(answer: Message | BaseException) -> Message:
+    if isinstance(answer, BaseException):
+        raise answer
+    return answer

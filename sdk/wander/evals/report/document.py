@@ -1,0 +1,350 @@
+"""Runs in words: plain text, Markdown, and the histogram of a run's rewards as a picture."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Protocol
+
+from pydantic import Field
+
+from wander.errors import ConfigError, RunError
+from wander.evals.report.charts import bars, require_charts
+from wander.evals.stats.breakdown import SHOWN, Breakdown, break_down
+from wander.evals.stats.comparison import Comparison, compare_runs
+from wander.types import Record, Rollout
+from wander.wire import RunManifest, RunSummary
+
+_BAR = 30
+_REASON = 80
+"""Characters of a stop reason that are shown."""
+
+
+class RecordedRun(Protocol):
+    """A run to report on, wherever it lies."""
+
+    manifest: RunManifest
+
+    def rollouts(self) -> Iterator[Rollout]:
+        """Yield every rollout; may be called again."""
+        ...
+
+
+class ReportedRun(Record):
+    """One run of a report."""
+
+    label: str
+    """Tells it from the others of the report: its model, or its model and the beginning of its id."""
+    manifest: RunManifest
+    breakdown: Breakdown
+
+
+class Contrast(Record):
+    """How a run differs from the first one of the report."""
+
+    label: str
+    comparison: Comparison | None = None
+    refusal: str = ""
+    """Why they cannot be compared, where they cannot."""
+
+
+class RunReport(Record):
+    """One run, or several side by side and each compared with the first."""
+
+    runs: list[ReportedRun]
+    contrasts: list[Contrast] = Field(default_factory=list)
+
+
+def report_of(
+    runs: Sequence[RecordedRun], *, pass_threshold: float | None = None, shown: int = SHOWN
+) -> RunReport:
+    """Return the report of one or more runs; every rollout is read once, with several runs twice."""
+    labels = _labels([run.manifest for run in runs])
+    reported = [
+        ReportedRun(
+            label=label,
+            manifest=run.manifest,
+            breakdown=break_down(run.manifest, run.rollouts(), pass_threshold=pass_threshold, shown=shown),
+        )
+        for label, run in zip(labels, runs, strict=True)
+    ]
+    contrasts = [_contrast(label, runs[0], run) for label, run in zip(labels[1:], runs[1:], strict=True)]
+    return RunReport(runs=reported, contrasts=contrasts)
+
+
+def _contrast(label: str, first: RecordedRun, other: RecordedRun) -> Contrast:
+    try:
+        found = compare_runs(first.manifest, first.rollouts(), other.manifest, other.rollouts())
+    except RunError as error:
+        return Contrast(label=label, refusal=str(error))
+    return Contrast(label=label, comparison=found)
+
+
+def _labels(manifests: Sequence[RunManifest]) -> list[str]:
+    names = [manifest.model.name for manifest in manifests]
+    return [
+        name if names.count(name) == 1 else f"{name} ({manifest.run_id[-6:]})"
+        for name, manifest in zip(names, manifests, strict=True)
+    ]
+
+
+def report_lines(report: RunReport) -> list[str]:
+    """Return a whole report as lines of plain text."""
+    lines: list[str] = []
+    for run in report.runs:
+        lines += [*text_lines(run.manifest, run.breakdown.summary, run.breakdown), ""]
+    if report.contrasts:
+        lines += [f"compared with {report.runs[0].label}, example by example", ""]
+        lines += _table(("run", *_CONTRAST), _contrast_rows(report), left=1)
+    return lines if report.contrasts else lines[:-1]
+
+
+def report_markdown(report: RunReport) -> str:
+    """Return a whole report as Markdown."""
+    parts = [markdown(run.manifest, run.breakdown.summary, run.breakdown) for run in report.runs]
+    if report.contrasts:
+        title = f"## Compared with {_escaped(report.runs[0].label)}, example by example\n"
+        parts.append("\n".join([title, *_markdown_table(("run", *_CONTRAST), _contrast_rows(report))]) + "\n")
+    return "\n".join(parts)
+
+
+def text_lines(manifest: RunManifest, summary: RunSummary, breakdown: Breakdown | None = None) -> list[str]:
+    """Return the report as lines of plain text, readable without colour."""
+    lines = [title(manifest), *(f"{name:<10}{value}" for name, value in facts(manifest, summary, breakdown))]
+    for heading, rows in _tables(summary, breakdown):
+        lines += ["", *_table(heading, rows, left=1)]
+    if histogram := histogram_lines(summary):
+        lines += ["", *histogram]
+    return lines
+
+
+def markdown(manifest: RunManifest, summary: RunSummary, breakdown: Breakdown | None = None) -> str:
+    """Return the report as a Markdown section."""
+    parts = [f"## {_escaped(title(manifest))}", "", "| | |", "|---|---|"]
+    parts += [f"| {name} | {_escaped(value)} |" for name, value in facts(manifest, summary, breakdown)]
+    for heading, rows in _tables(summary, breakdown):
+        parts += ["", *_markdown_table(heading, rows)]
+    if histogram := histogram_lines(summary):
+        parts += ["", "```text", *histogram, "```"]
+    return "\n".join(parts) + "\n"
+
+
+_CONTRAST = ("difference", "95 % interval", "p", "better", "worse", "same", "verdict")
+"""Columns of a comparison, after the run's label."""
+
+
+def contrast_cells(contrast: Contrast) -> list[str]:
+    """Return a comparison in the words of its columns."""
+    found = contrast.comparison
+    if found is None:
+        return ["", "", "", "", "", "", contrast.refusal]
+    interval = "" if found.low is None or found.high is None else f"{found.low:+.4f} to {found.high:+.4f}"
+    counts = [str(found.wins), str(found.losses), str(found.ties)]
+    p_value = "" if found.p_value is None else f"{found.p_value:.2g}"
+    verdict = "clear" if found.significant else "within chance"
+    if found.differing:
+        verdict += f"; also differ in {', '.join(found.differing)}"
+    return [f"{found.difference:+.4f}", interval, p_value, *counts, verdict]
+
+
+def _contrast_rows(report: RunReport) -> list[list[str]]:
+    return [[contrast.label, *contrast_cells(contrast)] for contrast in report.contrasts]
+
+
+def _tables(
+    summary: RunSummary, breakdown: Breakdown | None
+) -> Iterator[tuple[Sequence[str], list[list[str]]]]:
+    """Yield heading and rows of the tables that a run has."""
+    if summary.metrics:
+        yield metric_table(summary, breakdown)
+    if summary.pass_rates:
+        yield pass_table(summary)
+    if breakdown and breakdown.strata:
+        yield stratum_table(breakdown)
+    if breakdown and breakdown.failures:
+        yield failure_table(breakdown)
+
+
+def metric_table(summary: RunSummary, breakdown: Breakdown | None) -> tuple[Sequence[str], list[list[str]]]:
+    """Return heading and rows of the metrics, with intervals where there is a breakdown."""
+    heading = ["metric", "mean", "std", "count"]
+    rows = [
+        [name, f"{one.mean:.4f}", f"{one.std:.4f}", str(one.count)] for name, one in summary.metrics.items()
+    ]
+    if breakdown is None:
+        return heading, rows
+    for row in rows:
+        interval = breakdown.metrics[row[0]]
+        row.insert(2, bounds(interval.low, interval.high))
+    return ["metric", "mean", "95 % interval", "std", "count"], rows
+
+
+def pass_table(summary: RunSummary) -> tuple[Sequence[str], list[list[str]]]:
+    """Return heading and rows of pass@k and pass^k."""
+    rows = [
+        [
+            *(str(rate.k), f"{rate.pass_at_k:.4f}", bounds(rate.pass_at_k_low, rate.pass_at_k_high)),
+            *(f"{rate.pass_hat_k:.4f}", bounds(rate.pass_hat_k_low, rate.pass_hat_k_high)),
+            str(rate.examples),
+        ]
+        for rate in summary.pass_rates
+    ]
+    return ("k", "pass@k", "95 % interval", "pass^k", "95 % interval", "examples"), rows
+
+
+def stratum_table(breakdown: Breakdown) -> tuple[Sequence[str], list[list[str]]]:
+    """Return heading and rows of the strata's mean rewards."""
+    rows = [
+        [
+            "none" if one.stratum is None else str(one.stratum),
+            "" if one.mean is None else f"{one.mean:.4f}",
+            bounds(one.low, one.high),
+            str(one.examples),
+        ]
+        for one in breakdown.strata
+    ]
+    return ("stratum", "reward", "95 % interval", "examples"), rows
+
+
+def failure_table(breakdown: Breakdown, most: int = 10) -> tuple[Sequence[str], list[list[str]]]:
+    """Return heading and rows of the commonest failures."""
+    rows = [
+        [one.boundary, str(one.count), f"{one.type}: {' '.join(one.message.split())}"[:160]]
+        for one in breakdown.failures[:most]
+    ]
+    return ("failed at", "count", "reason"), rows
+
+
+def bounds(low: float | None, high: float | None) -> str:
+    """Return an interval in words: `0.6500 to 0.8010`."""
+    return "" if low is None or high is None else f"{low:.4f} to {high:.4f}"
+
+
+def _table(heading: Sequence[str], rows: Sequence[Sequence[str]], *, left: int) -> list[str]:
+    """Align columns: text to the left, numbers to the right."""
+    widths = [max(map(len, column)) for column in zip(heading, *rows, strict=True)]
+    number = [
+        place >= left and all(not row[place] or row[place][0] in "0123456789+-" for row in rows)
+        for place in range(len(heading))
+    ]
+    return [
+        "  ".join(
+            cell.rjust(width) if right else cell.ljust(width)
+            for cell, width, right in zip(line, widths, number, strict=True)
+        ).rstrip()
+        for line in (heading, *rows)
+    ]
+
+
+def _markdown_table(heading: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    lines = ["| " + " | ".join(heading) + " |", "|" + "---|" * len(heading)]
+    return lines + ["| " + " | ".join(map(_escaped, row)) + " |" for row in rows]
+
+
+def facts(
+    manifest: RunManifest, summary: RunSummary, breakdown: Breakdown | None = None
+) -> list[tuple[str, str]]:
+    """Return what a report says first, as (name, value) pairs."""
+    rows = [("reward", score(summary)), ("rollouts", _counts(manifest, summary))]
+    if breakdown is not None and breakdown.detectable is not None:
+        shown = f"a difference of {breakdown.detectable:.4f} to a run on other examples, 4 times in 5"
+        rows.append(("detects", shown))
+    if summary.failures:
+        rows.append(("failed", _shares(summary.failures)))
+    if summary.stop_reasons:
+        rows.append(("ended", _shares(summary.stop_reasons)))
+    if summary.truncated:
+        rows.append(("truncated", str(summary.truncated)))
+    if summary.turns_mean is not None:
+        rows.append(("turns", f"{summary.turns_mean:.2f} a rollout"))
+    if summary.usage.completion_tokens:
+        usage = summary.usage
+        rows.append(("tokens", f"{usage.prompt_tokens:,} read, {usage.completion_tokens:,} written"))
+    if manifest.endpoints is not None:
+        rows.append(("calls", manifest.endpoints.told()))
+    if summary.seconds_mean is not None:
+        rows.append(("time", f"{summary.seconds_mean:.2f} s a rollout"))
+    rows.append(("task set", manifest.task_set_sha256[:12]))
+    rows.append(("run", manifest.run_id))
+    return rows
+
+
+def score(summary: RunSummary) -> str:
+    """Return the mean reward with its 95 % interval: `0.7310 (95 % interval 0.6500 to 0.8010)`."""
+    if summary.reward_mean is None:
+        return "none: no rollout was scored"
+    if summary.reward_low is None or summary.reward_high is None:
+        return f"{summary.reward_mean:.4f} (too few rollouts for an interval)"
+    return f"{summary.reward_mean:.4f} (95 % interval {summary.reward_low:.4f} to {summary.reward_high:.4f})"
+
+
+def histogram_lines(summary: RunSummary) -> list[str]:
+    """Return the bins that hold a reward as lines of text; the longest bar fills its column."""
+    if summary.histogram is None:
+        return []
+    edges, counts = summary.histogram.edges, summary.histogram.counts
+    most = max(counts)
+    lines = []
+    for low, high, count in zip(edges, edges[1:], counts, strict=False):
+        if count:
+            bar = "#" * max(round(_BAR * count / most), 1)
+            lines.append(f"{low:>9.3f} to {high:>9.3f}  {count:>6}  {bar}")
+    return lines
+
+
+def reward_histogram_chart(summary: RunSummary, path: Path) -> None:
+    """Draw the reward histogram to a `.png`, `.svg` or `.pdf` file; raises `MissingExtra` without altair."""
+    if path.suffix not in (".png", ".svg", ".pdf"):
+        raise ConfigError(f"cannot draw to `{path.name}`", hint="name the file `.svg`, `.png` or `.pdf`")
+    if summary.histogram is None:
+        raise ConfigError("there is no histogram to draw: no rollout was scored")
+    alt = require_charts("drawing a chart")
+    chart = alt.Chart(alt.Data(values=bars(summary.histogram)), width=480, height=240, title="Rewards")
+    columns = chart.mark_bar(binSpacing=1).encode(
+        x=alt.X("low:Q", bin="binned", title="reward"),
+        x2="high:Q",
+        y=alt.Y("count:Q", title="rollouts"),
+    )
+    layers = [columns]
+    if summary.reward_mean is not None:
+        mean = alt.Chart(alt.Data(values=[{"mean": summary.reward_mean}]))
+        layers.append(mean.mark_rule(strokeDash=[4, 3], strokeWidth=2).encode(x="mean:Q"))
+    alt.layer(*layers).save(path)
+
+
+def title(manifest: RunManifest) -> str:
+    """Return what a run is of: `model on owner/name 1.2`."""
+    return f"{manifest.model.name} on {_played(manifest)}"
+
+
+def report_title(report: RunReport) -> str:
+    """Return what a report is of: one run's title, or `3 runs on owner/name 1.2`."""
+    if len(report.runs) == 1:
+        return title(report.runs[0].manifest)
+    played = dict.fromkeys(_played(run.manifest) for run in report.runs)
+    return f"{len(report.runs)} runs on {', '.join(played)}"
+
+
+def _played(manifest: RunManifest) -> str:
+    environment = manifest.environment
+    name = f"{environment.owner}/{environment.name}" if environment.owner else environment.name
+    return f"{name} {environment.version}" if environment.version else name
+
+
+def _counts(manifest: RunManifest, summary: RunSummary) -> str:
+    each = manifest.rollouts_per_example
+    text = f"{summary.rollouts} of {summary.expected}: {len(manifest.example_ids)} examples, {each} each"
+    return text if not summary.failed else f"{text}; {summary.failed} failed"
+
+
+def _shares(counts: dict[str, int]) -> str:
+    ordered = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
+    return ", ".join(f"{name[:_REASON]} {count}" for name, count in ordered)
+
+
+def _escaped(text: str) -> str:
+    """Keep text from outside (names of models, metrics, stops) inside its table cell."""
+    plain = " ".join(text.split())
+    for character in "\\`*_[]<>|#":
+        plain = plain.replace(character, "\\" + character)
+    return plain

@@ -1,0 +1,155 @@
+"""A report as one HTML page that needs nothing else, no network either: charts, tables and rollouts.
+
+What models, endpoints and environments said is text here and nothing more: the template escapes it, and the
+page's own policy allows no script but the two that stand in it, no request and no frame.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import re
+from functools import cache
+from importlib import resources
+from typing import Any
+
+from wander.evals.report import charts
+from wander.evals.report import document as words
+from wander.evals.report.document import ReportedRun, RunReport
+from wander.parsers import message_text
+from wander.types import Message, Rollout
+
+LONGEST = 4000
+"""Characters of a message that are shown; what was cut is said."""
+
+_REASON = 80
+"""Characters of a stop reason that are shown."""
+
+_DRAW = """
+const dark = matchMedia("(prefers-color-scheme: dark)");
+const specs = JSON.parse(document.getElementById("charts").textContent);
+function draw() {
+  const style = getComputedStyle(document.documentElement), css = name => style.getPropertyValue(name).trim();
+  const ink = css("--text"), muted = css("--muted"), line = css("--line");
+  const palette = css("--palette").split(/\\s+/);
+  const config = {
+    background: "transparent", font: "system-ui, sans-serif", view: {stroke: "transparent"},
+    axis: {labelColor: muted, titleColor: muted, gridColor: line, domainColor: line, tickColor: line,
+           labelFontSize: 12, titleFontSize: 12, titleFontWeight: "normal"},
+    legend: {labelColor: ink, titleColor: muted, labelFontSize: 12, symbolType: "circle",
+             symbolOpacity: 1, symbolBaseStrokeColor: ink},
+    bar: {fill: palette[0]}, rule: {stroke: ink}, point: {fill: palette[0]}, line: {stroke: palette[0]},
+    range: {category: palette},
+  };
+  for (const [name, spec] of Object.entries(specs)) {
+    const tooltip = {theme: dark.matches ? "dark" : "light"};
+    const options = {actions: false, renderer: "svg", ast: true, config, tooltip};
+    window.vegaEmbed(document.getElementById(name), spec, options);
+  }
+}
+dark.addEventListener("change", draw);
+draw();
+"""
+
+
+def html_report(report: RunReport) -> str:
+    """Return the page; raises `MissingExtra` without `wander-sdk[plots]`."""
+    charts.require_charts("an HTML report")
+    from jinja2 import Environment, StrictUndefined
+
+    specs: dict[str, charts.Spec] = {}
+    shared = _placed(charts.shared_charts(report), "shared", specs)
+    sections = [_section(run, number, specs) for number, run in enumerate(report.runs)]
+    scripts = [_libraries(), _inline(_DRAW)]
+    environment = Environment(
+        autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+    source = (
+        resources.files("wander.evals.report").joinpath("templates/report.html").read_text(encoding="utf-8")
+    )
+    return environment.from_string(source).render(
+        title=words.report_title(report),
+        sections=sections,
+        shared=shared,
+        contrasts=[(one.label, words.contrast_cells(one)) for one in report.contrasts],
+        first=report.runs[0].label,
+        specs=json.dumps(specs).replace("<", "\\u003c"),
+        scripts=scripts,
+        policy=" ".join(f"'sha256-{_digest(script)}'" for script in scripts),
+    )
+
+
+@cache
+def _libraries() -> str:
+    """Return Vega, Vega-Lite and Vega-Embed as one script; making it takes seconds."""
+    import vl_convert
+
+    return _inline(vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed"))
+
+
+def _section(run: ReportedRun, number: int, specs: dict[str, charts.Spec]) -> dict[str, Any]:
+    summary, breakdown = run.breakdown.summary, run.breakdown
+    tables = [words.metric_table(summary, breakdown)] if summary.metrics else []
+    if summary.pass_rates:
+        tables.append(words.pass_table(summary))
+    if breakdown.strata:
+        tables.append(words.stratum_table(breakdown))
+    return {
+        "label": run.label,
+        "title": words.title(run.manifest),
+        "facts": words.facts(run.manifest, summary, breakdown),
+        "tables": tables,
+        "failures": words.failure_table(breakdown)[1],
+        "charts": _placed(charts.run_charts(run), f"run{number}", specs),
+        "ends": [
+            ("Highest rewards", [_shown(one) for one in breakdown.best]),
+            ("Lowest rewards", [_shown(one) for one in breakdown.worst]),
+        ],
+    }
+
+
+def _placed(
+    found: dict[str, tuple[str, charts.Spec]], place: str, specs: dict[str, charts.Spec]
+) -> list[tuple[str, str]]:
+    """Put charts among the page's and return (id, title) of each."""
+    specs.update({f"{place}-{name}": spec for name, (_, spec) in found.items()})
+    return [(f"{place}-{name}", title) for name, (title, _) in found.items()]
+
+
+def _shown(rollout: Rollout) -> dict[str, Any]:
+    return {
+        "name": f"{rollout.example_id} / {rollout.index}",
+        "reward": "none" if rollout.reward is None else f"{rollout.reward:.4f}",
+        "ended": (rollout.stop_reason or "")[:_REASON],
+        "truncated": rollout.truncated,
+        "answer": "" if rollout.answer in ("", None) else _cut(str(rollout.answer)),
+        "metrics": ", ".join(f"{name} {value:.4g}" for name, value in rollout.metrics.items()),
+        "messages": [_message(one) for one in [*rollout.prompt, *rollout.completion]],
+    }
+
+
+def _message(message: Message) -> dict[str, Any]:
+    calls = message.get("tool_calls")
+    functions = [call.get("function", {}) for call in calls if isinstance(call, dict)] if calls else []
+    return {
+        "role": str(message.get("role", "?")),
+        "reasoning": _cut(str(message.get("reasoning_content") or "")),
+        "text": _cut(message_text(message)),
+        "calls": [_cut(f"{one.get('name')}({one.get('arguments')})") for one in functions],
+    }
+
+
+def _cut(text: str) -> str:
+    if len(text) <= LONGEST:
+        return text
+    return f"{text[:LONGEST]}\n... {len(text) - LONGEST:,} more characters"
+
+
+def _inline(script: str) -> str:
+    """Return a script that no string in it can end before its end."""
+    return re.sub(r"<(?=/script|!--)", r"\\x3c", script, flags=re.IGNORECASE)
+
+
+def _digest(script: str) -> str:
+    return base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()

@@ -1,0 +1,1 @@
+"""Run an evaluation: plan, admission, budget, stopping rules, runner."""

@@ -1,0 +1,170 @@
+"""What a run spends at its model, and when that is enough."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from wander.clients.base import Client, ModelRequest, ModelResponse
+from wander.errors import ConfigError
+from wander.evals.run.admission import Admission, AdmittedClient
+from wander.types import Rollout, Turn, Usage
+from wander.wire import Spending, TokenPrices
+
+
+@dataclass(frozen=True)
+class Budget:
+    """Bounds on what a run spends, over all its parts; None means no bound."""
+
+    tokens: int | None = None
+    """Prompt and completion tokens together."""
+    usd: float | None = None
+    prices: TokenPrices | None = None
+    """Without them nothing is known of the cost."""
+
+    def __post_init__(self) -> None:
+        if self.tokens is not None and self.tokens < 1:
+            raise ConfigError(f"a budget of {self.tokens} tokens is none")
+        if self.usd is not None and self.usd <= 0:
+            raise ConfigError(f"a budget of {self.usd} USD is none")
+        if self.usd is not None and self.prices is None:
+            raise ConfigError(
+                "a budget in USD needs the model's prices",
+                hint="give the prices in USD per million tokens: `--price 0.15/0.60`; in a suite `price`",
+            )
+
+
+@dataclass
+class SharedBudget:
+    """What several runs may spend together, whichever of them play now."""
+
+    tokens: int | None = None
+    """Prompt and completion tokens together; None means no bound."""
+    usd: float | None = None
+    earlier: dict[str, tuple[int, float]] = field(default_factory=dict)
+    """Tokens and USD that earlier parts of the runs spent, by their names."""
+    meters: dict[str, Meter] = field(default_factory=dict)
+    """Of the runs that play, or played; they know of their earlier parts."""
+
+    @property
+    def spent_tokens(self) -> int:
+        """Tokens that all runs spent so far."""
+        now = sum(meter.tokens for meter in self.meters.values())
+        return now + sum(tokens for name, (tokens, _) in self.earlier.items() if name not in self.meters)
+
+    @property
+    def spent_usd(self) -> float:
+        """What they cost, those without prices left out."""
+        now = sum(meter.usd or 0.0 for meter in self.meters.values())
+        return now + sum(usd for name, (_, usd) in self.earlier.items() if name not in self.meters)
+
+    @property
+    def spent(self) -> str | None:
+        """The budget that is spent, in words; None while the runs may go on."""
+        if self.tokens is not None and self.spent_tokens >= self.tokens:
+            return f"the suite's budget of {self.tokens:,} tokens is spent ({self.spent_tokens:,})"
+        if self.usd is not None and self.spent_usd >= self.usd:
+            return f"the suite's budget of {self.usd:g} USD is spent ({self.spent_usd:.4g})"
+        return None
+
+
+class Share(NamedTuple):
+    """A run's part in a budget that it shares with others."""
+
+    budget: SharedBudget
+    name: str
+    """Of the run, among those that share."""
+
+
+class Meter:
+    """Counts the tokens that a run takes from its model, what a cache answers left out."""
+
+    def __init__(self, budget: Budget, before: Usage, share: Share | None = None) -> None:
+        self.budget = budget
+        self._share = share
+        if share is not None:
+            share.budget.meters[share.name] = self
+        self.prompt_tokens = before.prompt_tokens
+        self.completion_tokens = before.completion_tokens
+        self.cached_calls = 0
+        self._cached: defaultdict[str, set[int]] = defaultdict(set)
+
+    @property
+    def tokens(self) -> int:
+        """Tokens spent, those of earlier parts of the run included."""
+        return self.prompt_tokens + self.completion_tokens
+
+    @property
+    def usd(self) -> float | None:
+        """What they cost; None where the prices are not known."""
+        prices = self.budget.prices
+        if prices is None:
+            return None
+        return prices.cost(Usage(prompt_tokens=self.prompt_tokens, completion_tokens=self.completion_tokens))
+
+    @property
+    def spent(self) -> str | None:
+        """The budget that is spent, in words; None while the run may go on."""
+        if self.budget.tokens is not None and self.tokens >= self.budget.tokens:
+            return f"the budget of {self.budget.tokens:,} tokens is spent ({self.tokens:,})"
+        cost = self.usd
+        if self.budget.usd is not None and cost is not None and cost >= self.budget.usd:
+            return f"the budget of {self.budget.usd:g} USD is spent ({cost:.4g})"
+        return self._share.budget.spent if self._share is not None else None
+
+    def spending(self) -> Spending | None:
+        """Return what the manifest says; None for a run without any budget and prices."""
+        if self.budget == Budget() and self._share is None:
+            return None
+        return Spending(
+            usage=Usage(prompt_tokens=self.prompt_tokens, completion_tokens=self.completion_tokens),
+            usd=self.usd,
+            prices=self.budget.prices,
+            budget_tokens=self.budget.tokens,
+            budget_usd=self.budget.usd,
+        )
+
+    def at_least(self, usage: Usage) -> None:
+        """Learn of tokens on record; a part of the run that was killed could not say what it spent."""
+        self.prompt_tokens = max(self.prompt_tokens, usage.prompt_tokens)
+        self.completion_tokens = max(self.completion_tokens, usage.completion_tokens)
+
+    def add(self, request: ModelRequest, response: ModelResponse) -> None:
+        """Count one answer."""
+        if response.cached:
+            self.cached_calls += 1
+            self._cached[request.rollout_id].add(request.turn)
+            return
+        self.prompt_tokens += response.usage.prompt_tokens
+        self.completion_tokens += response.usage.completion_tokens
+
+    def marked(self, rollout: Rollout, rollout_id: str) -> Rollout:
+        """Return the rollout with the turns marked that a cache answered."""
+        numbers = self._cached.pop(rollout_id, None)
+        if not numbers:
+            return rollout
+        turns = [
+            turn.model_copy(update={"cached": True}) if number in numbers else turn
+            for number, turn in enumerate(rollout.turns)
+        ]
+        return rollout.model_copy(update={"turns": turns})
+
+
+def asked_for(turns: list[Turn]) -> Usage:
+    """Return the tokens of the turns that a model was really asked for."""
+    return sum((turn.usage for turn in turns if not turn.cached), Usage())
+
+
+class MeteredClient(AdmittedClient):
+    """The client of an evaluation: tells the admission of every call, and the meter of every answer."""
+
+    def __init__(self, client: Client, admission: Admission, meter: Meter) -> None:
+        super().__init__(client, admission)
+        self._meter = meter
+
+    async def complete(self, request: ModelRequest) -> ModelResponse:
+        """Return the client's completion."""
+        response = await super().complete(request)
+        self._meter.add(request, response)
+        return response

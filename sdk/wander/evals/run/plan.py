@@ -1,0 +1,109 @@
+"""Which rollouts an evaluation plays: how many of which examples, how often, and within which bounds."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import chain, zip_longest
+
+from wander.clients.base import Client
+from wander.errors import ConfigError, DatasetError
+from wander.evals.run.budget import Budget, Share
+from wander.handle import EnvironmentHandle, Split
+from wander.seeding import derived_rng
+from wander.types import EnvironmentInfo, Example, SamplingArgs
+from wander.wire.run_record import ExampleChoice
+
+
+@dataclass(frozen=True)
+class EvaluationPlan:
+    """Which rollouts an evaluation plays, and how."""
+
+    num_examples: int | None = None
+    """How many examples; None means all of the split."""
+    rollouts_per_example: int = 1
+    split: Split = "eval"
+    seed: int = 0
+    sampling: SamplingArgs = field(default_factory=SamplingArgs)
+    concurrency: int = 32
+    """Most model calls in flight, of all rollouts, workers and judges that share the client's limiter. A
+    client without a limiter, such as a model in this process, gets so many rollouts instead."""
+    max_rollouts: int | None = None
+    """Most rollouts in flight; None means twice `concurrency`. One begins whenever a call could be made for
+    it, so there are more rollouts than calls only while environments and tools are at work."""
+    max_retries: int = 2
+    """How often a rollout with a retryable failure is played again."""
+    shuffle: bool = False
+    """Draw the examples from the whole split, by the seed, instead of taking the first."""
+    strata: bool = False
+    """Take the examples evenly from the strata that the environment declares."""
+    budget: Budget = field(default_factory=Budget)
+    """What the run may spend; once that is spent no rollout begins, and those that play are finished."""
+    share: Share | None = None
+    """The run's part in a budget that it shares with others, beside its own."""
+    only_failed: bool = False
+    """Of a run that is resumed, play the rollouts that failed and leave those that are missing."""
+    notes: str = ""
+    rerun_of: str | None = None
+    """Id of the run that this one repeats."""
+
+    def __post_init__(self) -> None:
+        for name in ("rollouts_per_example", "concurrency", "max_rollouts", "max_retries", "num_examples"):
+            value, least = getattr(self, name), 0 if name == "max_retries" else 1
+            if value is not None and value < least:
+                raise ConfigError(f"`{name}` must be at least {least}, not {value}")
+
+    def most_rollouts(self, client: Client) -> int:
+        """Return how many rollouts may be in flight with this client."""
+        wanted = self.max_rollouts or 2 * self.concurrency
+        return wanted if client.limiter is not None else min(wanted, self.concurrency)
+
+    @property
+    def choice(self) -> ExampleChoice:
+        """How the examples are chosen, as the manifest says it."""
+        if self.strata:
+            return "shuffled strata" if self.shuffle else "strata"
+        return "shuffled" if self.shuffle else "first"
+
+
+async def planned_examples(environment: EnvironmentHandle, plan: EvaluationPlan) -> list[Example]:
+    """Return the ordered examples that a plan plays."""
+    if plan.strata:
+        _require_strata(environment.info)
+    if plan.shuffle or plan.strata:
+        examples = await environment.examples(plan.split)
+        if plan.shuffle:
+            derived_rng(plan.seed, "evaluation order").shuffle(examples)
+        if plan.strata:
+            examples = in_turn(examples)
+        examples = examples[: plan.num_examples]
+    else:
+        examples = await environment.examples(plan.split, 0, plan.num_examples)
+    if not examples:
+        raise ConfigError(f"the `{plan.split}` split of `{environment.info.name}` has no examples")
+    twice = [name for name, count in Counter(each.example_id for each in examples).items() if count > 1]
+    if twice:
+        raise DatasetError(f"example id `{twice[0]}` stands for several rows of `{environment.info.name}`")
+    return examples
+
+
+def in_turn(examples: Sequence[Example]) -> list[Example]:
+    """Return the examples so that every beginning holds the strata as evenly as can be.
+
+    The strata take turns in ascending order, those without one last; within one the given order stays. So a
+    run that ends early is even too.
+    """
+    strata: defaultdict[tuple[bool, int], list[Example]] = defaultdict(list)
+    for example in examples:
+        strata[example.stratum is None, example.stratum or 0].append(example)
+    rows = zip_longest(*(strata[key] for key in sorted(strata)))
+    return [example for example in chain.from_iterable(rows) if example is not None]
+
+
+def _require_strata(info: EnvironmentInfo) -> None:
+    if not info.strata:
+        raise ConfigError(
+            f"`{info.name}` declares no strata to choose its examples from",
+            hint="leave `--strata` out; an environment declares them by `strata=`",
+        )

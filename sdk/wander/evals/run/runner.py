@@ -1,0 +1,449 @@
+"""Plays the rollouts of an evaluation, many at a time, and records each as it ends.
+
+What is bounded is the model calls in flight; rollouts whose environment or tools are at work hold no call.
+
+A fixed set of tasks pulls rollouts from one iterator, so a plan of a million costs the memory of those in
+flight. A failed rollout is data: it is recorded and its siblings go on. Only failures marked retryable are
+played again, whole, with exponential backoff. Where rewards compare the rollouts of one example, they are
+played, retried and resumed as one group.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from wander.clients.base import Client
+from wander.evals.run.admission import Admission
+from wander.evals.run.budget import Meter, MeteredClient, asked_for
+from wander.evals.run.plan import EvaluationPlan, planned_examples
+from wander.evals.run.stopping import FailureWatch, StopRequest
+from wander.evals.stats.summary import RunningSummary, summarise
+from wander.evals.store.folder import RunFolder, run_folder
+from wander.evals.store.manifest import model_pin, new_manifest
+from wander.garbage import fewer_collections
+from wander.handle import EnvironmentHandle
+from wander.types import Example, Failure, Rollout, Usage
+from wander.wire import EndpointUse, EnvironmentPin, RunManifest, RunSummary
+
+__all__ = ["EvaluationPlan", "EvaluationResult", "Progress", "evaluate", "planned_examples"]
+
+_PROGRESS_SECONDS = 0.1
+_SYNC_SECONDS = 1.0
+_RETRY_SECONDS = 0.5
+_LONGEST_RETRY_SECONDS = 30.0
+STOP_GRACE_SECONDS = 10.0
+"""How long cancelled rollouts may take to clean up after the first request to stop."""
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far an evaluation is."""
+
+    done: int
+    """Rollouts on record, those of a resumed run included."""
+    total: int
+    failed: int
+    retried: int
+    """Rollouts that were played again after a retryable failure."""
+    in_flight: int
+    reward_mean: float | None
+    usage: Usage
+    seconds: float
+    """Since this evaluation, or this resumption of it, began to play."""
+    calls_in_flight: int = 0
+    rate: float | None = None
+    """Calls a second that the endpoint gets after it said that it is asked too much; else None."""
+    paused_seconds: float = 0.0
+    """How long it still wants not to be asked at all."""
+    usd: float | None = None
+    """What the run has cost so far; None where the prices are not known."""
+
+
+@dataclass(frozen=True)
+class EvaluationResult:
+    """What an evaluation came to."""
+
+    manifest: RunManifest
+    summary: RunSummary
+    run_dir: Path | None
+    rollouts: list[Rollout]
+    """Every rollout, when the run was not saved to a folder; empty otherwise."""
+    interrupted: bool
+    """True when a stop was requested before the last rollout."""
+    resumed: int
+    """Rollouts that an earlier part of this run had played."""
+    retried: int
+    torn: str | None
+    """What was found of a line that a crash cut short."""
+    endpoints: EndpointUse = field(default_factory=EndpointUse)
+    """How the endpoints were asked by this part of the run."""
+    longest_stall: float = 0.0
+    """Seconds that code in this process held up everything else, at most: an environment's synchronous hook,
+    reward function or tool. Workers keep that apart."""
+    spent: str | None = None
+    """The budget that ended the run early, in words; None when none did."""
+    left_out: int = 0
+    """Rollouts that are missing, and were not asked for (`only_failed`)."""
+
+
+OnProgress = Callable[[Progress], None]
+Job = tuple[Example, range]
+"""An example and which of its rollouts to play: one, or where rewards compare them the whole group."""
+
+
+async def evaluate(
+    environment: EnvironmentHandle,
+    client: Client,
+    plan: EvaluationPlan,
+    run_dir: Path | None,
+    pin: EnvironmentPin,
+    *,
+    resume: bool = False,
+    on_progress: OnProgress | None = None,
+    stop: StopRequest | None = None,
+) -> EvaluationResult:
+    """Play a plan and record it in `run_dir` (None keeps the rollouts in memory).
+
+    `resume` continues the run in `run_dir`: rollouts that did not fail are kept, missing and failed ones
+    are played. It is refused with `RunError` when the run was made of anything else, and starts a new run
+    where the folder has none. Raises `ModelError` early when the endpoint cannot be used at all; what was
+    played until then is on disk. Cancelling the calling task ends the same way as a stop, with
+    `CancelledError`.
+    """
+    check = getattr(client, "check", None)
+    if check is not None:
+        await check()
+    examples = await planned_examples(environment, plan)
+    manifest = new_manifest(
+        environment=pin,
+        model=model_pin(client),
+        examples=examples,
+        rollouts_per_example=plan.rollouts_per_example,
+        sampling=plan.sampling,
+        split=examples[0].split,
+        seed=plan.seed,
+        notes=plan.notes,
+    ).model_copy(update={"choice": plan.choice, "rerun_of": plan.rerun_of})
+    folder = run_folder(run_dir, manifest, resume=resume)
+    bound = contextlib.nullcontext() if client.limiter is None else client.limiter.at_most(plan.concurrency)
+    evaluation = _Evaluation(environment, client, plan, folder, manifest, on_progress, stop or StopRequest())
+    try:
+        with bound, fewer_collections(plan.concurrency):
+            await evaluation.play(examples)
+        return evaluation.result()
+    finally:
+        if folder is not None:
+            folder.close()
+
+
+def _broken(example: Example, index: int, error: BaseException) -> Rollout:
+    """Record what an environment handle raised although it never should."""
+    kind = type(error).__name__
+    return Rollout(
+        example_id=example.example_id,
+        index=index,
+        seed=example.seed,
+        prompt=example.prompt,
+        completion=[],
+        failure=Failure(boundary="environment", type=kind, message=str(error) or kind),
+    )
+
+
+class _Evaluation:
+    """The state of one evaluation while it plays."""
+
+    def __init__(
+        self,
+        environment: EnvironmentHandle,
+        client: Client,
+        plan: EvaluationPlan,
+        folder: RunFolder | None,
+        manifest: RunManifest,
+        on_progress: OnProgress | None,
+        stop: StopRequest,
+    ) -> None:
+        self.environment = environment
+        most = plan.most_rollouts(client)
+        self.admission = Admission(plan.concurrency if client.limiter is not None else most)
+        self.manifest = folder.manifest if folder else manifest
+        before = self.manifest.spending
+        self.meter = Meter(plan.budget, Usage() if before is None else before.usage, plan.share)
+        self.client = MeteredClient(client, self.admission, self.meter)
+        self.limiter = client.limiter
+        self.used_before = EndpointUse() if self.limiter is None else self.limiter.use()
+        self.plan = plan
+        self.folder = folder
+        self.on_progress = on_progress
+        self.stop = stop
+        self.running = RunningSummary()
+        self.watch = FailureWatch(most, why_lost=lambda: getattr(environment, "lost_reason", None))
+        self.kept: list[Rollout] = []
+        self.total = self.manifest.expected_rollouts
+        self.unit = plan.rollouts_per_example if environment.info.group_rewards else 1
+        """How many rollouts are played together."""
+        self.most_jobs = max(1, most // self.unit)
+        self.resumed = 0
+        self.left_out = 0
+        """Rollouts that are missing and not asked for."""
+        self.spent: str | None = None
+        self.untouched = False
+        self.retried = 0
+        self.in_flight = 0
+        self.longest_stall = 0.0
+        self.ended = False
+        """Set once nothing more is recorded: a rollout that ignored its cancellation comes too late."""
+        self._started = time.monotonic()
+        self._told_at = 0.0
+        self._jitter = random.Random()  # noqa: S311 - spreads retries, decides no result
+
+    async def play(self, examples: list[Example]) -> None:
+        """Play what is missing; returns early on a stop and raises the failure watch's verdict."""
+        jobs = self._missing(examples)
+        # A run that was complete and closed before stays as it is, to the byte.
+        self.untouched = self.resumed == self.total and self.manifest.ended_at is not None
+        if self.folder is not None and not self.untouched:
+            self.folder.resume()
+        workers = min(self.most_jobs, (self.total - self.resumed - self.left_out) // self.unit)
+        self._tell(force=True)
+        async with self._each_second():
+            tasks = {asyncio.create_task(self._work(jobs)) for _ in range(workers)}
+            try:
+                await self._until_done(tasks)
+            finally:
+                await self._cancelled(tasks)
+                self.ended = True
+        self._tell(force=True)
+        for task in tasks:
+            if task.done() and not task.cancelled() and (error := task.exception()) is not None:
+                raise error
+        if self.watch.verdict is not None:
+            raise self.watch.verdict
+
+    def result(self) -> EvaluationResult:
+        """Close the run and return what it came to."""
+        complete = self.running.rollouts == self.total
+        if self.folder is not None and self.resumed and not complete:
+            # Failures of the earlier part that were not played again still stand in the folder.
+            summary = summarise(self.folder.rollouts(), expected=self.total)
+        else:
+            summary = self.running.summary(expected=self.total)
+        use = self._use()
+        if self.folder is not None and not self.untouched:
+            if use.calls or use.cached:
+                self.folder.add_use(use)
+            if (spending := self.meter.spending()) is not None:
+                self.folder.set_spending(spending)
+            if complete:
+                self.folder.finish(summary)
+            else:
+                self.folder.write_summary(summary)
+        return EvaluationResult(
+            manifest=self.folder.manifest if self.folder else self.manifest,
+            summary=summary,
+            run_dir=self.folder.path if self.folder else None,
+            rollouts=self.kept,
+            interrupted=not complete
+            and self.spent is None
+            and self.running.rollouts + self.left_out < self.total,
+            resumed=self.resumed,
+            retried=self.retried,
+            torn=self.folder.torn if self.folder else None,
+            endpoints=use,
+            longest_stall=self.longest_stall,
+            spent=None if complete else self.spent,
+            left_out=self.left_out,
+        )
+
+    def _use(self) -> EndpointUse:
+        use = EndpointUse() if self.limiter is None else self.limiter.use() - self.used_before
+        return use.model_copy(update={"cached": self.meter.cached_calls})
+
+    def _missing(self, examples: list[Example]) -> Iterator[Job]:
+        """Count what an earlier part of the run has, and return an iterator over the rest."""
+        done, failed = self._resumed_keys() if self.folder is not None else (set(), set())
+        self.resumed = len(done)
+        starts = range(0, self.plan.rollouts_per_example, self.unit)
+        wanted = None
+        if self.plan.only_failed:
+            # Of a group one failed rollout is enough: it is played again as a whole.
+            wanted = {(name, index - index % self.unit) for name, index in failed}
+            self.left_out = self.total - self.resumed - len(wanted) * self.unit
+        return (
+            (example, range(start, start + self.unit))
+            for example in examples
+            for start in starts
+            if (example.example_id, start) not in done
+            and (wanted is None or (example.example_id, start) in wanted)
+        )
+
+    def _resumed_keys(self) -> tuple[set[tuple[str, int]], set[tuple[str, int]]]:
+        """Return the keys that need not be played again, of groups only whole ones, and those that failed."""
+        assert self.folder is not None
+        good: Counter[str] = Counter()
+        if self.unit > 1:
+            good.update(each.example_id for each in self.folder.rollouts() if each.failure is None)
+        done: set[tuple[str, int]] = set()
+        failed: set[tuple[str, int]] = set()
+        asked = Usage()
+        for rollout in self.folder.rollouts():
+            asked += asked_for(rollout.turns)
+            if rollout.failure is not None:
+                failed.add(rollout.key)
+            elif self.unit == 1 or good[rollout.example_id] == self.unit:
+                done.add(rollout.key)
+                self.running.add(rollout)
+        self.meter.at_least(asked)
+        return done, failed
+
+    async def _work(self, jobs: Iterator[Job]) -> None:
+        for example, indices in jobs:
+            rollout_ids = [f"{example.example_id}/{index}" for index in indices]
+            await self.admission.enter(rollout_ids)
+            if self.stop.requested.is_set() or self._over_budget():
+                self.admission.leave(rollout_ids)
+                return
+            self.in_flight += len(indices)
+            try:
+                rollouts = await self._played(example, indices)
+            finally:
+                self.in_flight -= len(indices)
+                self.admission.leave(rollout_ids)
+            for rollout, rollout_id in zip(rollouts, rollout_ids, strict=True):
+                self._record(self.meter.marked(rollout, rollout_id))
+                if self.watch.add(rollout):
+                    self.stop.requested.set()
+            if self.stop.requested.is_set():
+                return
+
+    def _over_budget(self) -> bool:
+        self.spent = self.spent or self.meter.spent
+        return self.spent is not None
+
+    async def _played(self, example: Example, indices: range) -> list[Rollout]:
+        """Play a rollout or a group, again while a failure is retryable and retries are left."""
+        for attempt in range(self.plan.max_retries + 1):
+            rollouts = await self._attempt(example, indices)
+            retryable = any(each.failure is not None and each.failure.retryable for each in rollouts)
+            if not retryable or attempt == self.plan.max_retries:
+                break
+            self.retried += len(indices)
+            pause = min(_LONGEST_RETRY_SECONDS, _RETRY_SECONDS * 2**attempt)
+            await asyncio.sleep(pause * self._jitter.uniform(0.5, 1.5))
+        return rollouts
+
+    async def _attempt(self, example: Example, indices: range) -> list[Rollout]:
+        try:
+            if self.environment.info.group_rewards:
+                return await self.environment.rollout_group(
+                    self.client,
+                    example,
+                    indices=indices,
+                    run_seed=self.plan.seed,
+                    sampling=self.plan.sampling,
+                )
+            rollout = await self.environment.rollout(
+                self.client,
+                example,
+                index=indices[0],
+                run_seed=self.plan.seed,
+                sampling=self.plan.sampling,
+                rollout_id=f"{example.example_id}/{indices[0]}",
+            )
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - a handle that breaks its promise fails here
+            return [_broken(example, index, error) for index in indices]
+        return [rollout]
+
+    def _record(self, rollout: Rollout) -> None:
+        if self.ended:
+            return
+        if self.folder is not None:
+            rollout = self.folder.append(rollout)
+        else:
+            self.kept.append(rollout)
+        self.running.add(rollout)
+        self._tell()
+
+    def _tell(self, *, force: bool = False) -> None:
+        now = time.monotonic()
+        if self.on_progress is None or not (force or now - self._told_at >= _PROGRESS_SECONDS):
+            return
+        self._told_at = now
+        running = self.running
+        status = None if self.limiter is None else self.limiter.status()
+        self.on_progress(
+            Progress(
+                done=running.rollouts,
+                total=self.total,
+                failed=running.failed,
+                retried=self.retried,
+                in_flight=self.in_flight,
+                reward_mean=running.reward_mean,
+                usage=Usage(prompt_tokens=running.usage_prompt, completion_tokens=running.usage_completion),
+                seconds=now - self._started,
+                calls_in_flight=status.in_flight if status else self.in_flight,
+                rate=status.rate if status else None,
+                paused_seconds=status.paused_seconds if status else 0.0,
+                usd=self.meter.usd,
+            )
+        )
+
+    async def _until_done(self, tasks: set[asyncio.Task[None]]) -> None:
+        """Wait for the end of all work, of the first task that broke, or for a request to stop."""
+        work = asyncio.gather(*tasks)
+        # Seen here, so that asyncio does not log it: play() raises it once everything has ended.
+        work.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
+        asked = asyncio.create_task(self.stop.requested.wait())
+        either: set[asyncio.Future[Any]] = {work, asked}
+        try:
+            await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            asked.cancel()
+
+    async def _cancelled(self, tasks: set[asyncio.Task[None]]) -> None:
+        """Cancel what is in flight and wait for it: a bounded time, or not at all once that is urgent."""
+        pending = [task for task in tasks if not task.done()]
+        for task in pending:
+            task.cancel()
+        if not pending or self.stop.urgent.is_set():
+            return
+        work = asyncio.gather(*pending, return_exceptions=True)
+        urgent = asyncio.create_task(self.stop.urgent.wait())
+        try:
+            either: set[asyncio.Future[Any]] = {work, urgent}
+            await asyncio.wait(either, timeout=STOP_GRACE_SECONDS, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            urgent.cancel()
+
+    @contextlib.asynccontextmanager
+    async def _each_second(self) -> AsyncIterator[None]:
+        """Force appended rollouts to the disk, off the event loop, and tell the progress, also of a pause."""
+        folder = self.folder
+        if folder is not None:
+            folder.sync_seconds = None
+        finished = asyncio.Event()
+
+        async def keep_syncing() -> None:
+            while not finished.is_set():
+                began = time.monotonic()
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(finished.wait(), _SYNC_SECONDS)
+                stall = time.monotonic() - began - _SYNC_SECONDS
+                self.longest_stall = max(self.longest_stall, stall)
+                if folder is not None:
+                    await asyncio.to_thread(folder.sync)
+                self._tell()
+
+        syncing = asyncio.create_task(keep_syncing())
+        try:
+            yield
+        finally:
+            finished.set()
+            await syncing

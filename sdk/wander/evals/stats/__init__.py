@@ -1,0 +1,1 @@
+"""Statistics of runs: summaries, intervals, comparisons, agreement."""

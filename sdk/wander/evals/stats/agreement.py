@@ -1,0 +1,128 @@
+"""Whether a run that repeats another one agrees with it.
+
+Two runs of one model seldom give the same rollouts: sampling is random and kernels differ. So the question is
+whether their mean rewards are the same for all that matters. The test is paired by example, as in
+`wander.evals.stats.comparison`:
+
+- `agrees`: the 90 % interval of the difference lies within the margin. This is the two one-sided test of
+  equivalence at 5 % (Schuirmann 1987, doi:10.1007/BF01068419): a run that is too small shows no agreement.
+- `differs`: the 95 % interval of the difference leaves out zero, and equivalence is not shown.
+- `inconclusive`: neither; more examples or rollouts would tell.
+
+Where all examples differ by the same, up to one in so many unseen ones may still differ by the whole range
+(at 5 % a side), so equal results on a handful of examples show no agreement either.
+
+The margin is a share of what the reward functions can move the reward by: the sum of their absolute weights.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Literal
+
+from wander.errors import ConfigError
+from wander.evals.stats.comparison import Comparison, compare_runs
+from wander.evals.stats.student_t import quantile
+from wander.evals.stats.summary import standard_error
+from wander.types import Record, Rollout
+from wander.wire import RunManifest
+
+MARGIN = 0.1
+"""Share of the rewards' range within which two means count as the same."""
+Verdict = Literal["agrees", "differs", "inconclusive"]
+
+
+class Agreement(Record):
+    """What comparing a run with its repetition came to."""
+
+    run_id: str
+    rerun_id: str
+    verdict: Verdict
+    before: float
+    """Mean reward of the first run over the examples that both scored."""
+    after: float
+    difference: float
+    low: float | None
+    high: float | None
+    """90 % interval of the difference; None for a single example."""
+    p_value: float | None
+    """Two-sided, of no difference."""
+    margin: float
+    """Largest difference that counts as the same, in units of the reward."""
+    examples: int
+    """Compared ones."""
+    unshared: int
+    """Examples that only one of the runs scored."""
+    differing: list[str]
+    """What the manifests do not share, beside the endpoint and what follows from it."""
+
+    @property
+    def told(self) -> str:
+        """The numbers in words."""
+        interval = "" if self.low is None else f", 90% interval [{self.low:+.4f}, {self.high:+.4f}]"
+        return (
+            f"difference {self.difference:+.4f}{interval}, margin {self.margin:.4f}, "
+            f"{self.examples} example{'s' if self.examples > 1 else ''}"
+        )
+
+
+def agreement(
+    one: RunManifest,
+    before: Iterable[Rollout],
+    other: RunManifest,
+    after: Iterable[Rollout],
+    *,
+    margin: float = MARGIN,
+) -> Agreement:
+    """Test whether a run's repetition agrees with it; raises `RunError` when they share no scored example."""
+    if not margin > 0:
+        raise ConfigError(f"the margin must be positive, not {margin}")
+    found = compare_runs(one, before, other, after)
+    weights = [abs(each.weight) for each in one.environment.info.reward_functions]
+    span = sum(weights) or 1.0
+    width = margin * span
+    low, high = _interval(found, span)
+    return Agreement(
+        run_id=one.run_id,
+        rerun_id=other.run_id,
+        verdict=_verdict(found, low, high, width),
+        before=found.before,
+        after=found.after,
+        difference=found.difference,
+        low=low,
+        high=high,
+        p_value=found.p_value,
+        margin=width,
+        examples=found.examples,
+        unshared=found.unshared,
+        differing=sorted({*found.differing, *_other_model(one, other)}),
+    )
+
+
+def _verdict(found: Comparison, low: float | None, high: float | None, margin: float) -> Verdict:
+    if low is None or high is None or found.unshared:
+        return "inconclusive"
+    if -margin < low and high < margin:
+        return "agrees"
+    return "differs" if found.significant else "inconclusive"
+
+
+def _interval(found: Comparison, span: float) -> tuple[float | None, float | None]:
+    """Return the 90 % interval of the paired difference; `span` is how far the reward can move."""
+    differences = [pair.difference for pair in found.by_example]
+    count, mean = len(differences), found.difference
+    if count < 2:
+        return None, None
+    error = standard_error(differences, mean)
+    if error > 1e-12 * max(1.0, span):
+        half = quantile(0.95, count - 1) * error
+    else:
+        half = (1 - 0.05 ** (1 / count)) * span
+    return mean - half, mean + half
+
+
+def _other_model(one: RunManifest, other: RunManifest) -> list[str]:
+    """Name what keeps the second run from being one of the same model."""
+    names = ["name", "weights_sha256", "revision"]
+    said = [(name, getattr(one.model, name), getattr(other.model, name)) for name in names]
+    return [f"model.{name}" for name, left, right in said if None not in (left, right) and left != right]

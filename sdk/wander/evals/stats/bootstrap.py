@@ -1,0 +1,112 @@
+"""Intervals by resampling, for what has no formula: the bootstrap over examples.
+
+Whole examples are drawn with replacement, each with all its rollouts, since those of one example are not
+independent (the cluster bootstrap; Davison and Hinkley 1997, "Bootstrap Methods and their Application",
+section 3.8). The interval is Efron's BCa (Efron 1987, "Better Bootstrap Confidence Intervals"), which
+corrects for bias and skew; its acceleration comes from the jackknife, over groups of examples where there
+are many. The generator is seeded, and `ratio_interval` sorts the examples first, so that the same run gives
+the same interval everywhere.
+
+A bootstrap knows only what it saw: of examples that all agree it would be certain. `ratio_interval` falls
+back to the bound of `wander.evals.stats.summary.t_interval` there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from math import floor, isfinite
+from random import Random
+from statistics import NormalDist
+from typing import TypeVar
+
+from wander.evals.stats.summary import t_interval
+
+Cluster = TypeVar("Cluster")
+
+RESAMPLES = 2000
+_FEWEST = 200
+_WORK = 4_000_000
+"""Examples drawn in all: with more than 2,000 of them the resamples become fewer, but no less than 200."""
+_JACKKNIFE_GROUPS = 200
+_NORMAL = NormalDist()
+
+
+def bootstrap_interval(
+    clusters: Sequence[Cluster],
+    statistic: Callable[[Sequence[Cluster]], float],
+    *,
+    resamples: int | None = None,
+    seed: int = 0,
+    confidence: float = 0.95,
+) -> tuple[float, float] | tuple[None, None]:
+    """Return the BCa interval of a statistic of clusters; (None, None) for fewer than two of them.
+
+    `statistic` takes any number of clusters, in any order, and must be finite. Where it is the same in every
+    resample the interval is that point.
+    """
+    count = len(clusters)
+    if count < 2:
+        return None, None
+    number = resamples or max(_FEWEST, min(RESAMPLES, _WORK // count))
+    draw = Random(seed)  # noqa: S311 - a simulation, no secret
+    found = sorted(statistic(draw.choices(clusters, k=count)) for _ in range(number))
+    if not (isfinite(found[0]) and isfinite(found[-1])):
+        raise ValueError("the statistic of a resample is not a finite number")
+    if found[0] == found[-1]:
+        return found[0], found[0]
+    bias = _bias(found, statistic(clusters))
+    acceleration = _acceleration(clusters, statistic)
+    tail = (1 - confidence) / 2
+    low, high = (_corrected(share, bias, acceleration) for share in (tail, 1 - tail))
+    return _quantile(found, low), _quantile(found, high)
+
+
+def ratio_interval(
+    pairs: Sequence[tuple[float, float]], *, seed: int = 0
+) -> tuple[float, float] | tuple[None, None]:
+    """Return the 95 % interval of sum / count over examples, one (sum, count > 0) each.
+
+    That of a metric's mean over all scored rollouts, for instance.
+    """
+    present = sorted(pairs)
+    means = [total / count for total, count in present]
+    if len(means) < 2 or max(means) - min(means) <= 1e-12 * max(abs(means[0]), abs(means[-1])):
+        return t_interval(means)
+    return bootstrap_interval(present, _ratio, seed=seed)
+
+
+def _ratio(pairs: Sequence[tuple[float, float]]) -> float:
+    return sum([total for total, _ in pairs]) / sum([count for _, count in pairs])
+
+
+def _bias(found: Sequence[float], value: float) -> float:
+    """Return z0: how far the statistic lies from the median of its resamples, ties counted half."""
+    below = sum(one < value for one in found)
+    equal = sum(one == value for one in found)
+    share = (below + equal / 2) / len(found)
+    least = 0.5 / len(found)
+    return _NORMAL.inv_cdf(min(max(share, least), 1 - least))
+
+
+def _acceleration(clusters: Sequence[Cluster], statistic: Callable[[Sequence[Cluster]], float]) -> float:
+    count = len(clusters)
+    groups = min(count, _JACKKNIFE_GROUPS)
+    edges = [count * place // groups for place in range(groups + 1)]
+    left = [statistic([*clusters[:start], *clusters[end:]]) for start, end in pairwise(edges)]
+    mean = sum(left) / groups
+    squares = sum((mean - one) ** 2 for one in left)
+    return sum((mean - one) ** 3 for one in left) / (6 * squares**1.5) if squares > 0 else 0.0
+
+
+def _corrected(share: float, bias: float, acceleration: float) -> float:
+    z = bias + _NORMAL.inv_cdf(share)
+    return _NORMAL.cdf(bias + z / (1 - acceleration * z))
+
+
+def _quantile(ordered: Sequence[float], share: float) -> float:
+    """Return the quantile by linear interpolation, as numpy's and scipy's default."""
+    place = min(max(share, 0.0), 1.0) * (len(ordered) - 1)
+    before = floor(place)
+    after = min(before + 1, len(ordered) - 1)
+    return ordered[before] + (place - before) * (ordered[after] - ordered[before])

@@ -1,0 +1,356 @@
+"""Aggregates of a run, in one streaming pass over its rollouts.
+
+How the numbers are made:
+
+- A rollout is *scored* when it has no failure and a reward that is a number (NaN, infinities and magnitudes
+  whose squares overflow are not). Failed rollouts are counted apart, by the boundary that broke, and enter no
+  mean: an endpoint that was down is not a low score.
+- `reward_mean` is the mean over examples of each example's mean over its scored rollouts, so an example
+  whose siblings failed weighs as much as the others.
+- The 95 % interval is clustered by example, since rollouts of one example are not independent. Over K
+  example means it is `mean +- t(0.975, K - 1) * sd / sqrt(K)`.
+- When every reward is 0 or 1 the interval is Wilson's instead, which stays inside [0, 1] and does not
+  collapse when all rollouts agree. Its sample size is the effective one: `p (1 - p) / se^2` with the
+  clustered standard error, scaled by `(z / t)^2` for the few examples it was estimated from, at least K and
+  at most the number of rollouts.
+- One example gives no variance between examples: the interval then speaks of that example only (a t
+  interval over its rollouts, or Wilson's). One single graded rollout gives no interval at all (None).
+- Graded means that are all equal, say to `c`, have no spread to estimate from, and a width of 0 would claim
+  certainty about examples that nobody saw. The interval then allows for the share of other examples that
+  could have stayed unseen among K, the exact binomial bound `1 - 0.025^(1/K)` (Clopper and Pearson 1934;
+  near 3.7/K, the "rule of three" of Hanley and Lippman-Hand 1983 at 97.5 %), with rewards as low as 0 and
+  as high as 1, or as far from `c` as 0 is where `c` lies outside of [0, 1].
+- `pass_rates` are there where every reward is 0 or 1, or where a threshold says what passes
+  (`wander.evals.stats.pass_at_k`).
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from math import floor, sqrt
+
+from wander.evals.stats import student_t
+from wander.evals.stats.pass_at_k import pass_rates
+from wander.types import Rollout, Usage
+from wander.wire import Histogram, MetricSummary, RunSummary
+
+_CONFIDENCE = 0.95
+_UPPER = 0.5 + _CONFIDENCE / 2
+_Z = 1.959963984540054
+"""Standard normal quantile at 0.975."""
+_BINS = 20
+_LARGEST = 1e150
+"""Squares and sums beyond this would overflow."""
+_ROUNDING = 1e-12
+"""Standard errors below this share of the mean are rounding, not spread."""
+
+
+def summarise(
+    rollouts: Iterable[Rollout], *, expected: int, pass_threshold: float | None = None
+) -> RunSummary:
+    """Return the aggregates of a run that should hold `expected` rollouts.
+
+    `pass_threshold` is the reward from which a rollout counts as passed; without one only runs whose rewards
+    are all 0 or 1 have pass rates. Keeps one float per rollout and three numbers per example, no messages.
+    """
+    running = RunningSummary(pass_threshold)
+    for rollout in rollouts:
+        running.add(rollout)
+    return running.summary(expected=expected)
+
+
+class RunningSummary:
+    """The same aggregates while rollouts arrive; `reward_mean` is at hand at any time."""
+
+    def __init__(self, pass_threshold: float | None = None) -> None:
+        self._pass_threshold = pass_threshold
+        self.rollouts = 0
+        self.failed = 0
+        self.usage_prompt = 0
+        self.usage_completion = 0
+        self._failures: Counter[str] = Counter()
+        self._stop_reasons: Counter[str] = Counter()
+        self._rewards = array("d")
+        self._examples: dict[str, tuple[float, int, int]] = {}
+        """Sum of rewards, number of scored rollouts and of passed ones, of each example seen."""
+        self._scored_examples = 0
+        self._sum_of_means = 0.0
+        self._binary = True
+        self._numbers: dict[str, int] = {}
+        """Of the examples, in the order in which they were first scored."""
+        self._metrics: dict[str, ClusteredMean] = {}
+        self._reward_moments = Moments()
+        self._truncated = 0
+        self._turns = 0
+        self._seconds = 0.0
+
+    @property
+    def scored(self) -> int:
+        """Rollouts that count towards the mean."""
+        return len(self._rewards)
+
+    @property
+    def reward_mean(self) -> float | None:
+        """Mean over examples so far; None before the first scored rollout."""
+        if not self._scored_examples:
+            return None
+        return self._sum_of_means / self._scored_examples
+
+    def add(self, rollout: Rollout) -> None:
+        """Count one rollout."""
+        self.rollouts += 1
+        self.usage_prompt += rollout.usage.prompt_tokens
+        self.usage_completion += rollout.usage.completion_tokens
+        self._truncated += rollout.truncated
+        self._examples.setdefault(rollout.example_id, (0.0, 0, 0))
+        reward = rollout.reward
+        if rollout.failure is not None:
+            self._count_failure(rollout.failure.boundary)
+        elif reward is None or not is_number(reward):
+            # Neither a score nor an explanation: somebody's rubric returned no number.
+            self._count_failure("rubric")
+        else:
+            self._add_scored(rollout, reward)
+
+    def summary(self, *, expected: int) -> RunSummary:
+        """Return the aggregates of what was added so far."""
+        low, high = self._interval()
+        scored = self.scored
+        threshold = self._threshold()
+        return RunSummary(
+            rollouts=self.rollouts,
+            expected=expected,
+            failed=self.failed,
+            failures=dict(sorted(self._failures.items())),
+            examples=len(self._examples),
+            reward_mean=self._exact_mean(),
+            reward_low=low,
+            reward_high=high,
+            reward_std=self._reward_moments.std if scored else None,
+            metrics={name: self._metrics[name].summary() for name in sorted(self._metrics)},
+            histogram=histogram(self._rewards) if scored else None,
+            stop_reasons=dict(sorted(self._stop_reasons.items())),
+            truncated=self._truncated,
+            turns_mean=self._turns / scored if scored else None,
+            usage=Usage(prompt_tokens=self.usage_prompt, completion_tokens=self.usage_completion),
+            seconds_mean=self._seconds / scored if scored else None,
+            pass_threshold=threshold,
+            pass_rates=[] if threshold is None else pass_rates(self._passed()),
+        )
+
+    def _count_failure(self, boundary: str) -> None:
+        self.failed += 1
+        self._failures[boundary] += 1
+
+    def _add_scored(self, rollout: Rollout, reward: float) -> None:
+        total, count, passed = self._examples[rollout.example_id]
+        before = total / count if count else 0.0
+        self._scored_examples += count == 0
+        self._sum_of_means += (total + reward) / (count + 1) - before
+        passed += reward >= (1.0 if self._pass_threshold is None else self._pass_threshold)
+        self._examples[rollout.example_id] = (total + reward, count + 1, passed)
+        self._rewards.append(reward)
+        self._reward_moments.add(reward)
+        self._binary = self._binary and reward in (0.0, 1.0)
+        self._turns += len(rollout.turns)
+        self._seconds += rollout.seconds
+        self._stop_reasons[rollout.stop_reason or "unknown"] += 1
+        number = self._numbers.setdefault(rollout.example_id, len(self._numbers))
+        for name, value in rollout.metrics.items():
+            if is_number(value):
+                self._metrics.setdefault(name, ClusteredMean()).add(value, number)
+
+    def _example_means(self) -> list[float]:
+        return [total / count for total, count, _ in self._examples.values() if count]
+
+    def _threshold(self) -> float | None:
+        if self._pass_threshold is not None or not (self._binary and self.scored):
+            return self._pass_threshold
+        return 1.0
+
+    def _passed(self) -> Iterable[tuple[int, int]]:
+        return ((count, passed) for _, count, passed in self._examples.values())
+
+    def _exact_mean(self) -> float | None:
+        """The mean from scratch: `reward_mean` gathers rounding errors as it goes."""
+        means = self._example_means()
+        return sum(means) / len(means) if means else None
+
+    def _interval(self) -> tuple[float, float] | tuple[None, None]:
+        means = self._example_means()
+        if not means:
+            return None, None
+        if self._binary:
+            return clustered_wilson_interval(means, self.scored)
+        if len(means) == 1:
+            return t_interval(self._rewards)
+        return t_interval(means)
+
+
+class Moments:
+    """Mean and standard deviation of a stream (Welford's update for the deviations)."""
+
+    __slots__ = ("_deviations", "_running_mean", "_total", "count")
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._total = 0.0
+        self._running_mean = 0.0
+        self._deviations = 0.0
+
+    def add(self, value: float) -> None:
+        """Count one value."""
+        self.count += 1
+        self._total += value
+        delta = value - self._running_mean
+        self._running_mean += delta / self.count
+        self._deviations += delta * (value - self._running_mean)
+
+    @property
+    def mean(self) -> float:
+        """Arithmetic mean; 0 of nothing."""
+        return self._total / self.count if self.count else 0.0
+
+    @property
+    def std(self) -> float:
+        """Sample standard deviation (n - 1); 0 for fewer than two values."""
+        return sqrt(self._deviations / (self.count - 1)) if self.count > 1 else 0.0
+
+
+class ClusteredMean:
+    """A metric's mean over rollouts with its interval, clustered by example: two numbers an example."""
+
+    __slots__ = ("_binary", "_counts", "_moments", "_totals")
+
+    def __init__(self) -> None:
+        self._moments = Moments()
+        self._totals = array("d")
+        self._counts = array("L")
+        self._binary = True
+
+    def add(self, value: float, example: int) -> None:
+        """Count a rollout's value; examples are numbered from 0."""
+        if (missing := example + 1 - len(self._totals)) > 0:
+            self._totals.extend([0.0] * missing)
+            self._counts.extend([0] * missing)
+        self._moments.add(value)
+        self._totals[example] += value
+        self._counts[example] += 1
+        self._binary = self._binary and value in (0.0, 1.0)
+
+    def summary(self) -> MetricSummary:
+        """Return the record that goes into a summary."""
+        moments = self._moments
+        low, high = self._interval()
+        return MetricSummary(mean=moments.mean, std=moments.std, count=moments.count, low=low, high=high)
+
+    def _interval(self) -> tuple[float, float] | tuple[None, None]:
+        """Return the reward's interval around the mean over rollouts.
+
+        Where examples have as many values each these are the same; where not, an example weighs as much as
+        it has values (the linearised ratio estimator; Cochran 1977, "Sampling Techniques", section 6.3).
+        """
+        pairs = [(total, count) for total, count in zip(self._totals, self._counts, strict=True) if count]
+        mean, clusters, values = self._moments.mean, len(pairs), self._moments.count
+        if clusters == 1:
+            alone = self._moments.std / sqrt(values)
+            return wilson_interval(mean, values) if self._binary else _t_interval(mean, alone, values)
+        size = values / clusters
+        weighed = [mean + (total - mean * count) / size for total, count in pairs]
+        return clustered_wilson_interval(weighed, values) if self._binary else t_interval(weighed)
+
+
+def t_interval(values: Sequence[float]) -> tuple[float, float] | tuple[None, None]:
+    """Return the 95 % t interval of the mean, of equal values what those unseen allow for.
+
+    (None, None) for fewer than two values.
+    """
+    count = len(values)
+    if count < 2:
+        return None, None
+    mean = sum(values) / count
+    return _t_interval(mean, standard_error(values, mean), count)
+
+
+def _t_interval(mean: float, error: float, count: int) -> tuple[float, float] | tuple[None, None]:
+    if count < 2:
+        return None, None
+    if is_rounding(error, mean):
+        bounds = (0.0, 1.0) if 0 <= mean <= 1 else (min(0.0, 2 * mean), max(0.0, 2 * mean))
+        return unanimous_interval(mean, count, *bounds)
+    half = student_t.quantile(_UPPER, count - 1) * error
+    return mean - half, mean + half
+
+
+def unanimous_interval(value: float, count: int, low: float, high: float) -> tuple[float, float]:
+    """Return the 95 % interval of a mean of which `count` samples were all equal to `value`.
+
+    Samples lie between `low` and `high`; up to `unseen_share(count)` of them may be others.
+    """
+    share = unseen_share(count)
+    return value - share * (value - low), value + share * (high - value)
+
+
+def is_rounding(error: float, mean: float) -> bool:
+    """Tell whether a standard error is that of equal values, up to rounding."""
+    return error <= _ROUNDING * abs(mean)
+
+
+def unseen_share(count: int) -> float:
+    """Return how common something may be that none of `count` samples showed: the bound at 97.5 %."""
+    return float(1 - (1 - _UPPER) ** (1 / count))
+
+
+def clustered_wilson_interval(means: Sequence[float], rollouts: int) -> tuple[float, float]:
+    """Return Wilson's 95 % interval for 0/1 rewards.
+
+    `means` holds one mean per example, `rollouts` is how many rollouts they were made from.
+    """
+    clusters = len(means)
+    p = sum(means) / clusters
+    effective = float(clusters) if clusters > 1 else float(rollouts)
+    if clusters > 1 and 0 < p < 1:
+        error = standard_error(means, p)
+        shrink = (_Z / student_t.quantile(_UPPER, clusters - 1)) ** 2
+        # No spread between examples: their rollouts are as good as independent.
+        independent = shrink * p * (1 - p) / error**2 if error > _ROUNDING else float(rollouts)
+        effective = min(float(rollouts), max(effective, independent))
+    return wilson_interval(p, effective)
+
+
+def wilson_interval(p: float, n: float) -> tuple[float, float]:
+    """Return Wilson's 95 % score interval of a share `p` observed over `n` trials (n may be fractional)."""
+    z2 = _Z * _Z
+    centre = (p + z2 / (2 * n)) / (1 + z2 / n)
+    half = _Z / (1 + z2 / n) * sqrt(p * (1 - p) / n + z2 / (4 * n * n))
+    # Rounding may step over the bounds that hold exactly at p = 0 and p = 1.
+    return max(0.0, min(p, centre - half)), min(1.0, max(p, centre + half))
+
+
+def histogram(values: Sequence[float], bins: int = _BINS) -> Histogram:
+    """Count values in equal-width bins from their minimum to their maximum.
+
+    Equal values make one bin of width 0.
+    """
+    low, high = min(values), max(values)
+    width = (high - low) / bins
+    if width <= 0:
+        return Histogram(edges=[low, high], counts=[len(values)])
+    counts = [0] * bins
+    for value in values:
+        counts[min(bins - 1, floor((value - low) / width))] += 1
+    edges = [low + i * width for i in range(bins)]
+    return Histogram(edges=[*edges, high], counts=counts)
+
+
+def is_number(value: float) -> bool:
+    """Tell whether a value can be averaged: finite, and its square too."""
+    return abs(value) <= _LARGEST
+
+
+def standard_error(values: Sequence[float], mean: float) -> float:
+    """Return the standard error of the mean of two or more values."""
+    count = len(values)
+    return sqrt(sum((value - mean) ** 2 for value in values) / (count - 1) / count)

@@ -1,0 +1,1 @@
+"""Run folders: manifest, rollouts, files that grow line by line."""

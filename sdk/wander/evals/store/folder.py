@@ -1,0 +1,433 @@
+"""The run folder: `run.json`, `rollouts.jsonl` (zstd when finished), `summary.json`.
+
+What a crash can cost: every rollout is one `write` of one full line in append mode, so a killed process
+loses nothing that was appended, and a machine that loses power loses at most the last second
+(`sync_seconds`). A line that was cut short is found when the folder is opened, told in `RunFolder.torn`, and
+on resume moved to `rollouts.torn`, never dropped in silence.
+
+A resumed run plays failed rollouts again and appends, so a key may stand on several lines: the last one
+counts (`wander.evals.store.lines` has the rule), and `RunFolder.rollouts` yields exactly one rollout a key.
+
+`rollouts.jsonl` wins where both forms exist: compression and its reverse write the new form completely
+(temporary file, then rename) before they remove the old one.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import json
+import os
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from math import isfinite
+from pathlib import Path
+from time import monotonic
+from typing import Any
+
+from pydantic import ValidationError
+
+from wander.errors import RunError
+from wander.evals.store import jsonl
+from wander.evals.store.lines import LineRule
+from wander.evals.store.manifest import differences_in_words, differing_pins
+from wander.types import Failure, Rollout
+from wander.wire import EndpointUse, RunManifest, RunSummary, Spending
+from wander.wire.reproduction import Reproduction
+
+MANIFEST = "run.json"
+ROLLOUTS = "rollouts.jsonl"
+COMPRESSED = "rollouts.jsonl.zst"
+SUMMARY = "summary.json"
+TORN = "rollouts.torn"
+_NO_LOCKS = {errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOLCK, errno.ENOSYS, errno.EINVAL}
+"""What file systems answer that have no locks; a run there goes without."""
+
+_KEY_AT_START = re.compile(rb'^\{"example_id":"([^"\\]*)","index":(\d{1,9})[,}]')
+"""Lines written by this module begin with the key, so finding it needs no parse of the whole line."""
+
+
+def run_folder(path: Path | None, manifest: RunManifest, *, resume: bool) -> RunFolder | None:
+    """Return the folder that a run writes: a new one, or with `resume` the one there; None for no path.
+
+    Raises `RunError` when the run there was begun with something else than the manifest says.
+    """
+    if path is None:
+        return None
+    if not resume or not (path / MANIFEST).exists():
+        return RunFolder.create(path, manifest)
+    folder = RunFolder.open(path)
+    if differing := differing_pins(folder.manifest, manifest):
+        raise RunError(
+            f"`{path}` cannot be resumed: other than when it began are {differences_in_words(differing)}",
+            hint="start a new run in another folder",
+        )
+    return folder
+
+
+class RunFolder:
+    """One run on disk. Make one with `create`, or read or resume one with `open`."""
+
+    def __init__(self, path: Path, manifest: RunManifest) -> None:
+        self.path = path
+        self.manifest = manifest
+        self.torn: str | None = None
+        """What was found of a line that a crash cut short; None in a sound folder."""
+        self.sync_seconds: float | None = 1.0
+        """Longest time between an append and its way to the disk; None leaves `sync` to the caller."""
+        self._file: int | None = None
+        self._lock: int | None = None
+        self._synced_at = 0.0
+        self._dirty = False
+
+    @classmethod
+    def create(cls, path: Path, manifest: RunManifest) -> RunFolder:
+        """Make the folder of a new run, manifest written; refuses a folder that holds a run already."""
+        if (path / MANIFEST).exists() or _rollouts_file(path) is not None:
+            raise RunError(
+                f"`{path}` holds a run already",
+                hint="choose another folder, or resume that run with `--resume`",
+            )
+        folder = cls(path, manifest)
+        with _disk_errors(path):
+            path.mkdir(parents=True, exist_ok=True)
+        folder._take_lock()
+        with _disk_errors(path):
+            folder._write_manifest()
+        folder._open_for_append()
+        return folder
+
+    @classmethod
+    def open(cls, path: Path) -> RunFolder:
+        """Open an existing run for reading; `resume` or the first `append` makes it writable."""
+        try:
+            text = (path / MANIFEST).read_bytes()
+        except (FileNotFoundError, NotADirectoryError):
+            raise RunError(
+                f"`{path}` is not a run folder: it has no `{MANIFEST}`",
+                hint="give the folder that `wander eval` printed",
+            ) from None
+        except OSError as error:
+            raise RunError(f"cannot read `{path / MANIFEST}`: {error.strerror}") from error
+        try:
+            manifest = RunManifest.model_validate_json(text)
+        except ValidationError as error:
+            raise RunError(f"`{path / MANIFEST}` is not a run manifest: {_first_problem(error)}") from error
+        folder = cls(path, manifest)
+        folder.torn = folder._describe_torn_line()
+        return folder
+
+    def resume(self) -> None:
+        """Make an existing folder ready to append: lock it, unpack it, set a torn last line aside."""
+        if self._file is not None:
+            return
+        self._take_lock()
+        plain, compressed = self.path / ROLLOUTS, self.path / COMPRESSED
+        with _disk_errors(self.path):
+            if not plain.exists() and compressed.exists():
+                with jsonl.replacing(plain) as out:
+                    for block in jsonl.blocks(compressed):
+                        out.write(block)
+            compressed.unlink(missing_ok=True)
+        self._open_for_append()
+        self._set_torn_line_aside()
+
+    def append(self, rollout: Rollout) -> Rollout:
+        """Add one finished rollout, as one write of one line, and return what was recorded.
+
+        That is the rollout itself, or, where its content cannot be JSON (an object in `info`, NaN in a
+        metric), a failed rollout that says so. On a full disk the line is taken back, so that everything
+        before it stays readable.
+        """
+        if self._file is None:
+            self.resume()
+        file = self._file
+        assert file is not None
+        rollout, line = _recordable(rollout)
+        before = os.fstat(file).st_size
+        with _disk_errors(self.path):
+            try:
+                jsonl.write_all(file, line)
+            except OSError:
+                os.ftruncate(file, before)
+                raise
+        self._dirty = True
+        if self.sync_seconds is not None and monotonic() - self._synced_at >= self.sync_seconds:
+            self.sync()
+        return rollout
+
+    def sync(self) -> None:
+        """Force what was appended to the disk; does nothing when that is done already."""
+        if self._file is not None and self._dirty:
+            self._dirty = False
+            self._synced_at = monotonic()
+            with _disk_errors(self.path):
+                os.fsync(self._file)
+
+    def rollouts(self) -> Iterator[Rollout]:
+        """Yield one rollout a key, in the order of the file; of a key's lines the last one counts.
+
+        Reads the file twice and keeps one number per key. A line that is no rollout, or that repeats one
+        without need, raises `RunError` with its number; a torn last line is left out (`torn` tells of it).
+        """
+        last: dict[tuple[str, int], int] = {}
+        lines = 0
+        for number, line in self._lines():
+            last[self._key(number, line)] = number
+            lines += 1
+        counts = set(last.values())
+        # Training comes back to an example after a while, and what it kept is a sample.
+        ruled = lines > len(counts) and self.manifest.kind == "evaluation"
+        rule = LineRule(group_rewards=self.manifest.environment.info.group_rewards)
+        for number, line in self._lines():
+            rollout = self._parse(number, line)
+            if number in counts and last.get(rollout.key) != number:
+                raise RunError(f"line {number} of `{_rollouts_file(self.path)}` gives its key twice")
+            if ruled and not rule.takes(rollout.key, failed=rollout.failure is not None):
+                raise RunError(
+                    f"line {number} of `{_rollouts_file(self.path)}` repeats a rollout that had not failed",
+                    hint="take that line out: a rollout is played again only after a failure",
+                )
+            if number in counts:
+                yield rollout
+
+    def keys_done(self) -> set[tuple[str, int]]:
+        """Return the (example, index) pairs that hold a rollout that did not fail."""
+        return {rollout.key for rollout in self.rollouts() if rollout.failure is None}
+
+    def finish(self, summary: RunSummary, *, compress: bool = True, ended_at: datetime | None = None) -> None:
+        """Close a complete run: end time, `summary.json`, compressed rollouts, each by rename."""
+        self.sync()
+        self.manifest = self.manifest.model_copy(update={"ended_at": ended_at or datetime.now(UTC)})
+        with _disk_errors(self.path):
+            self._write_manifest()
+        self.write_summary(summary)
+        if compress:
+            self._compress()
+        self.close()
+
+    def add_use(self, use: EndpointUse) -> None:
+        """Add to the manifest how a part of the run asked its endpoints."""
+        before = self.manifest.endpoints or EndpointUse()
+        self.manifest = self.manifest.model_copy(update={"endpoints": before + use})
+        with _disk_errors(self.path):
+            self._write_manifest()
+
+    def set_spending(self, spending: Spending) -> None:
+        """Put into the manifest what the run has spent."""
+        self.manifest = self.manifest.model_copy(update={"spending": spending})
+        with _disk_errors(self.path):
+            self._write_manifest()
+
+    def set_reproduction(self, reproduction: Reproduction) -> None:
+        """Put into the manifest with what a training run goes on."""
+        self.manifest = self.manifest.model_copy(update={"reproduction": reproduction})
+        with _disk_errors(self.path):
+            self._write_manifest()
+
+    def plain_bytes(self) -> int:
+        """Return the length of `rollouts.jsonl`, with everything that was appended."""
+        self.sync()
+        with _disk_errors(self.path):
+            return (self.path / ROLLOUTS).stat().st_size
+
+    def cut(self, length: int) -> None:
+        """Take back what was appended after `rollouts.jsonl` was so long; the run plays it again.
+
+        Raises `RunError` where the file is shorter.
+        """
+        self.resume()
+        assert self._file is not None
+        with _disk_errors(self.path):
+            there = os.fstat(self._file).st_size
+            if there < length:
+                raise RunError(
+                    f"`{self.path / ROLLOUTS}` has {there:,} bytes, and had {length:,} at the checkpoint",
+                    hint="restore the file, or go on from an older checkpoint with `--checkpoint STEP`",
+                )
+            os.ftruncate(self._file, length)
+
+    def write_summary(self, summary: RunSummary) -> None:
+        """Write `summary.json`, the derived aggregates, by rename."""
+        with _disk_errors(self.path):
+            jsonl.write_whole(self.path / SUMMARY, summary.model_dump_json(indent=2).encode() + b"\n")
+
+    def summary(self) -> RunSummary | None:
+        """Return the stored aggregates, or None where none were written."""
+        try:
+            return RunSummary.model_validate_json((self.path / SUMMARY).read_bytes())
+        except FileNotFoundError:
+            return None
+        except ValidationError as error:
+            raise RunError(
+                f"`{self.path / SUMMARY}` is not a summary: {_first_problem(error)}",
+                hint="delete it: it can be derived again from the rollouts",
+            ) from error
+
+    def close(self) -> None:
+        """Sync and release the file and the lock; safe to call twice."""
+        try:
+            self.sync()
+        finally:
+            for descriptor in (self._file, self._lock):
+                if descriptor is not None:
+                    os.close(descriptor)
+            self._file = self._lock = None
+
+    def _manifest_json(self) -> dict[str, Any]:
+        return self.manifest.model_dump(mode="json", by_alias=True)
+
+    def _write_manifest(self) -> None:
+        text = json.dumps(self._manifest_json(), indent=2, ensure_ascii=False, allow_nan=False)
+        jsonl.write_whole(self.path / MANIFEST, text.encode() + b"\n")
+
+    def _take_lock(self) -> None:
+        """Keep other processes from writing here; the lock goes with this process, however it ends."""
+        with _disk_errors(self.path):
+            lock = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(lock)
+            raise RunError(
+                f"another process is writing `{self.path}`",
+                hint="wait until it ends, or stop it, then resume",
+            ) from None
+        except OSError as error:
+            if error.errno not in _NO_LOCKS:
+                os.close(lock)
+                raise RunError(f"cannot lock `{self.path}`: {error.strerror}") from error
+        self._lock = lock
+
+    def _open_for_append(self) -> None:
+        flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
+        with _disk_errors(self.path):
+            self._file = os.open(self.path / ROLLOUTS, flags, 0o644)
+        self._synced_at = monotonic()
+
+    def _lines(self) -> Iterator[tuple[int, bytes]]:
+        """Yield (number from 1, line), a torn last line left out."""
+        file = _rollouts_file(self.path)
+        if file is None:
+            return
+        for number, line in enumerate(jsonl.lines(file), start=1):
+            if line.endswith(b"\n") or _is_rollout(line):
+                yield number, line
+
+    def _key(self, number: int, line: bytes) -> tuple[str, int]:
+        found = _KEY_AT_START.match(line)
+        if found:
+            try:
+                return found[1].decode(), int(found[2])
+            except UnicodeDecodeError:
+                pass  # the full parse tells what is wrong with the line
+        return self._parse(number, line).key
+
+    def _parse(self, number: int, line: bytes) -> Rollout:
+        try:
+            return Rollout.model_validate_json(line)
+        except ValidationError as error:
+            raise RunError(
+                f"line {number} of `{_rollouts_file(self.path)}` is not a rollout: {_first_problem(error)}",
+                hint="take that line out; a resumed run plays its rollout again",
+            ) from error
+
+    def _torn_line(self) -> bytes:
+        """Return the bytes after the last newline, unless they make a whole rollout."""
+        try:
+            tail = jsonl.tail_after_newline(self.path / ROLLOUTS)
+        except FileNotFoundError:
+            return b""
+        return b"" if _is_rollout(tail) else tail
+
+    def _describe_torn_line(self) -> str | None:
+        tail = self._torn_line()
+        if not tail:
+            return None
+        return f"the last line of `{ROLLOUTS}` was cut short after {len(tail)} bytes; its rollout is missing"
+
+    def _set_torn_line_aside(self) -> None:
+        assert self._file is not None
+        tail = self._torn_line()
+        self.torn = self._describe_torn_line()
+        size = os.fstat(self._file).st_size
+        with _disk_errors(self.path):
+            if tail:
+                with (self.path / TORN).open("ab") as kept:
+                    kept.write(tail + b"\n")
+                    os.fsync(kept.fileno())
+                os.ftruncate(self._file, size - len(tail))
+            elif size and os.pread(self._file, 1, size - 1) != b"\n":
+                os.write(self._file, b"\n")  # the line is whole, only its end was lost
+
+    def _compress(self) -> None:
+        plain = self.path / ROLLOUTS
+        with _disk_errors(self.path):
+            jsonl.compress(plain, self.path / COMPRESSED)
+            plain.unlink()
+
+
+def _rollouts_file(path: Path) -> Path | None:
+    return next((path / name for name in (ROLLOUTS, COMPRESSED) if (path / name).exists()), None)
+
+
+def _recordable(rollout: Rollout) -> tuple[Rollout, bytes]:
+    """Return the rollout and its line, or a failed one in its place when the line could not be read again."""
+    problem = _unrecordable(rollout)
+    if problem is None:
+        try:
+            return rollout, rollout.model_dump_json().encode() + b"\n"
+        except ValueError as error:  # pydantic's serialisation error, or a lone surrogate
+            problem = f"its content cannot be written as JSON: {error}"
+    failed = Rollout(
+        example_id=rollout.example_id,
+        index=rollout.index,
+        seed=rollout.seed,
+        prompt=[],
+        completion=[],
+        failure=Failure(boundary="environment", type="UnrecordableRollout", message=problem),
+        usage=rollout.usage,
+        started_at=rollout.started_at,
+        seconds=rollout.seconds,
+    )
+    return failed, failed.model_dump_json().encode() + b"\n"
+
+
+def _unrecordable(rollout: Rollout) -> str | None:
+    if rollout.reward is not None and not isfinite(rollout.reward):
+        return f"its reward is {rollout.reward}"
+    broken = next((name for name, value in rollout.metrics.items() if not isfinite(value)), None)
+    return None if broken is None else f"its metric `{broken}` is {rollout.metrics[broken]}"
+
+
+def _is_rollout(line: bytes) -> bool:
+    if not line:
+        return False
+    try:
+        Rollout.model_validate_json(line)
+    except ValidationError:
+        return False
+    return True
+
+
+@contextmanager
+def _disk_errors(path: Path) -> Iterator[None]:
+    """Tell an operating-system error as a `RunError` that says what is kept."""
+    try:
+        yield
+    except OSError as error:
+        kept = f"rollouts appended so far are kept in `{path}`; resume with `--resume`"
+        hint = kept if _rollouts_file(path) else "choose another folder"
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise RunError(
+                f"the disk is full: cannot write to `{path}`", hint=f"free space; {hint}"
+            ) from error
+        raise RunError(f"cannot write to `{path}`: {error.strerror}", hint=hint) from error
+
+
+def _first_problem(error: ValidationError) -> str:
+    first = error.errors(include_url=False, include_input=False)[0]
+    place = ".".join(str(part) for part in first["loc"])
+    return f"{place}: {first['msg']}" if place else str(first["msg"])

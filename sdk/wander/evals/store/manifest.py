@@ -1,0 +1,262 @@
+"""What pins a run: its id, its platform, its model, and whether another run may continue it."""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from wander.clients.base import Client
+from wander.handle import Split
+from wander.types import Example, SamplingArgs, task_set_digest
+from wander.version import __version__
+from wander.wire import EnvironmentPin, ModelPin, Platform, RunManifest
+from wander.wire.run_record import RunKind
+
+_ALPHABET = "0123456789abcdefghjkmnpqrstvwxyz"
+"""Crockford's base 32: no i, l, o, u."""
+_NUMERIC_PACKAGES = ("torch", "transformers", "vllm", "trl")
+_GIT_SECONDS = 5.0
+
+_id_lock = threading.Lock()
+_last_id = 0
+
+
+def new_run_id() -> str:
+    """Return 26 characters that sort by time: 48 bits of milliseconds, 80 random bits (as ULIDs).
+
+    Ids made by one process ascend strictly, also within one millisecond.
+    """
+    global _last_id
+    with _id_lock:
+        fresh = (time.time_ns() // 1_000_000) << 80 | int.from_bytes(os.urandom(10), "big")
+        _last_id = fresh if fresh > _last_id else _last_id + 1
+        number = _last_id
+    return "".join(_ALPHABET[number >> shift & 31] for shift in range(125, -1, -5))
+
+
+def new_manifest(
+    *,
+    environment: EnvironmentPin,
+    model: ModelPin,
+    examples: Sequence[Example],
+    rollouts_per_example: int = 1,
+    sampling: SamplingArgs | None = None,
+    split: Split = "eval",
+    seed: int = 0,
+    kind: RunKind = "evaluation",
+    training: dict[str, Any] | None = None,
+    notes: str = "",
+) -> RunManifest:
+    """Return the manifest of a run that starts now, in this process and working folder."""
+    return RunManifest(
+        run_id=new_run_id(),
+        kind=kind,
+        environment=environment,
+        model=model,
+        sampling=sampling or SamplingArgs(),
+        split=split,
+        example_ids=[example.example_id for example in examples],
+        strata=_strata(examples),
+        rollouts_per_example=rollouts_per_example,
+        task_set_sha256=task_set_digest(list(examples)),
+        seed=seed,
+        started_at=datetime.now(UTC),
+        platform=this_platform(),
+        training=training,
+        notes=notes,
+    )
+
+
+def _strata(examples: Sequence[Example]) -> list[int | None]:
+    strata = [example.stratum for example in examples]
+    return strata if any(stratum is not None for stratum in strata) else []
+
+
+def model_pin(client: Client) -> ModelPin:
+    """Return what a client says about its model; what has no field of its own goes into `details`."""
+    described = dict(client.describe())
+    fields = {name: described.pop(name, None) for name in ("base_url", "revision", "weights_sha256")}
+    return ModelPin(
+        name=described.pop("model", client.model),
+        kind=described.pop("kind", type(client).__name__),
+        chat_template_sha256=described.pop("chat_template_sha256", None),
+        details=described,
+        **fields,
+    )
+
+
+def this_platform(folder: Path | None = None) -> Platform:
+    """Return where this process runs; imports none of the packages it reports."""
+    commit, dirty = git_state(folder or Path.cwd())
+    return Platform(
+        wander=__version__,
+        python=platform.python_version(),
+        system=platform.system(),
+        machine=platform.machine(),
+        accelerator=_accelerator(),
+        packages=installed_versions(_NUMERIC_PACKAGES),
+        git_commit=commit,
+        git_dirty=dirty,
+    )
+
+
+def git_state(folder: Path) -> tuple[str | None, bool | None]:
+    """Return (commit, whether tracked files differ from it); None where git or a repository is missing."""
+    commit = _git(folder, "rev-parse", "HEAD")
+    if commit is None:
+        return None, None
+    changes = _git(folder, "status", "--porcelain", "--untracked-files=no")
+    return commit.strip(), None if changes is None else bool(changes.strip())
+
+
+def uncommitted_diff(folder: Path) -> bytes | None:
+    """Return what changed in tracked files since the last commit; None where `git_state` knows nothing.
+
+    Files that git ignores or does not track never stand in it; of binary ones only their digests do.
+    """
+    return _git_bytes(
+        folder,
+        "diff",
+        "HEAD",
+        "--full-index",
+        "--no-color",
+        "--no-ext-diff",
+        "--no-textconv",
+        "--submodule=short",
+    )
+
+
+def differing_pins(one: RunManifest, other: RunManifest) -> list[str]:
+    """Return the dotted names of the fields that keep one run from continuing the other.
+
+    Where a run was made and at which address the model was served do not count; which environment, arguments,
+    examples, model, sampling and seed do.
+    """
+    return [name for name, _, _ in pin_differences(one, other)]
+
+
+def pin_differences(one: RunManifest, other: RunManifest) -> list[tuple[str, Any, Any]]:
+    """Return the fields that `differing_pins` names, sorted, with both values; None for an absent one."""
+    return sorted(differing_fields(_pins(one), _pins(other)), key=lambda found: found[0])
+
+
+def differences_in_words(fields: Sequence[str]) -> str:
+    """Return what `differing_pins` found as a person says it: `the examples, the model's weights`."""
+    said = [next(words for start, words in _WORDS if field.startswith(start)) for field in fields]
+    return ", ".join(dict.fromkeys(said))
+
+
+_WORDS = (
+    ("kind", "the kind of run"),
+    ("environment.lock_sha256", "the packages that the environment runs with"),
+    ("environment.packages_sha256", "the packages that the environment runs with"),
+    ("environment.arguments", "the environment's arguments"),
+    ("environment.info", "what the environment says of itself"),
+    ("environment", "the environment or its version"),
+    ("model.weights_sha256", "the model's weights"),
+    ("model.chat_template_sha256", "the model's chat template"),
+    ("model", "the model"),
+    ("sampling", "the sampling"),
+    ("split", "the split"),
+    ("example_ids", "the examples"),
+    ("task_set_sha256", "the examples"),
+    ("rollouts_per_example", "the number of rollouts of each example"),
+    ("seed", "the seed"),
+    ("training", "the training settings"),
+    ("", "its settings"),
+)
+"""What the fields of a manifest are called; of two that fit a name the first counts."""
+
+
+def _pins(manifest: RunManifest) -> dict[str, Any]:
+    """The part of a manifest that decides its rollouts."""
+    pins = manifest.model_dump(
+        mode="json",
+        include={
+            "kind": True,
+            "environment": {
+                *("owner", "name", "version", "wheel_sha256", "lock_sha256", "packages_sha256"),
+                *("arguments", "info"),
+            },
+            "model": {"name", "kind", "revision", "weights_sha256", "chat_template_sha256"},
+            "sampling": True,
+            "split": True,
+            "example_ids": True,
+            "rollouts_per_example": True,
+            "task_set_sha256": True,
+            "seed": True,
+            "training": True,
+        },
+    )
+    if pins["environment"]["lock_sha256"] is not None:
+        # One lock gives other packages to other platforms, and is one thing all the same.
+        del pins["environment"]["packages_sha256"]
+    return pins
+
+
+def differing_fields(one: Any, other: Any, place: str = "") -> list[tuple[str, Any, Any]]:
+    """Return where two values of dictionaries in dictionaries differ: dotted name and both values."""
+    if isinstance(one, dict) and isinstance(other, dict):
+        names = one.keys() | other.keys()
+        return [
+            found
+            for name in names
+            for found in differing_fields(
+                one.get(name, _ABSENT), other.get(name, _ABSENT), f"{place}.{name}" if place else name
+            )
+        ]
+    if one == other:
+        return []
+    return [(place, None if one is _ABSENT else one, None if other is _ABSENT else other)]
+
+
+_ABSENT = object()
+
+
+def installed_versions(names: Sequence[str]) -> dict[str, str]:
+    """Return the versions of those of these distributions that are installed."""
+    versions = {}
+    for name in names:
+        try:
+            versions[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return versions
+
+
+def _accelerator() -> str | None:
+    """Name the accelerator that this process already uses; a run over HTTP uses none."""
+    torch = sys.modules.get("torch")
+    if torch is None:
+        return None
+    if torch.cuda.is_available():
+        return f"{torch.cuda.device_count()} x {torch.cuda.get_device_name(0)}"
+    return "mps" if torch.backends.mps.is_available() else None
+
+
+def _git(folder: Path, *arguments: str) -> str | None:
+    found = _git_bytes(folder, *arguments)
+    return None if found is None else found.decode("utf-8", "replace")
+
+
+def _git_bytes(folder: Path, *arguments: str) -> bytes | None:
+    try:
+        done = subprocess.run(  # noqa: S603 - fixed arguments
+            ["git", "-C", str(folder), *arguments],  # noqa: S607 - git from the user's PATH
+            capture_output=True,
+            timeout=_GIT_SECONDS,
+            stdin=subprocess.DEVNULL,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout if done.returncode == 0 else None

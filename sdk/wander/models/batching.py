@@ -1,0 +1,189 @@
+"""Collects the requests of concurrent rollouts into batches for a model that runs in this process."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from itertools import islice
+from typing import Generic, TypeVar
+
+from wander.clients.sub_calls import main_rollout_id
+
+Request = TypeVar("Request")
+Answer = TypeVar("Answer")
+
+_PART = 32
+"""Answers that are handed out at once: what is done with them goes on its way, to another process perhaps,
+before the next ones are."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Entry(Generic[Request, Answer]):
+    """A request that waits."""
+
+    main_id: str
+    """The rollout that waits for it, perhaps through its code."""
+    request: Request
+    answer: asyncio.Future[Answer]
+
+
+class Batcher(Generic[Request, Answer]):
+    """Runs a batch when every rollout in flight waits for it, when it is full, or after a short quiet time.
+
+    `run` is called in a thread of its own, one batch at a time, so the event loop and the environments go on
+    while a batch is computed. With `quiet_seconds=None` a batch waits for every rollout in flight, so its
+    composition, and with it every bit of the result, is the same each time. A rollout whose code asks the
+    model (`wander.clients.sub_calls`) counts as waiting, and its sub-calls are not counted beside it.
+
+    With several `waves` the groups in flight are dealt out among them, and a batch waits for every rollout of
+    its wave: while one wave is computed, the environments of the others work. What a wave holds depends on
+    the order in which rollouts begin alone, so the result is as repeatable as with one.
+    """
+
+    def __init__(
+        self,
+        run: Callable[[Sequence[Request]], Sequence[Answer]],
+        *,
+        order: Callable[[Request], object],
+        max_batch_size: int,
+        quiet_seconds: float | None,
+        waves: int = 1,
+    ) -> None:
+        self._run = run
+        self._order = order
+        self._max_batch_size = max_batch_size
+        self._quiet_seconds = quiet_seconds
+        self._waves = waves
+        self._groups: dict[str, int] = {}
+        """Number of each group, in the order in which they began."""
+        self._in_flight: dict[str, int] = {}
+        """Wave of every rollout in flight."""
+        self._late = [0] * waves
+        """Rollouts of each wave that are in flight and do not wait."""
+        self._asked: Counter[str] = Counter()
+        """Requests of each rollout that wait."""
+        self._last_wave = 0
+        self._waiting: list[_Entry[Request, Answer]] = []
+        self._computing = False
+        self._timer: asyncio.TimerHandle | None = None
+        self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="wander-model")
+
+    def begin(self, rollout_id: str) -> None:
+        """Count a rollout as in flight; those whose ids differ after the last slash only are one group."""
+        if rollout_id in self._in_flight or main_rollout_id(rollout_id) != rollout_id:
+            return
+        if not self._in_flight:
+            self._groups.clear()  # a step begins as it would in a resumed run
+        number = self._groups.setdefault(rollout_id.rpartition("/")[0], len(self._groups))
+        self._in_flight[rollout_id] = wave = number % self._waves
+        self._late[wave] += not self._asked[rollout_id]
+
+    def end(self, rollout_id: str) -> None:
+        """Stop waiting for a rollout."""
+        wave = self._in_flight.pop(rollout_id, None)
+        if wave is not None:
+            self._late[wave] -= not self._asked[rollout_id]
+        self._consider()
+
+    async def submit(self, rollout_id: str, request: Request) -> Answer:
+        """Return the answer to one request, computed with others."""
+        main_id = main_rollout_id(rollout_id)
+        answer: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+        self._waiting.append(_Entry(main_id, request, answer))
+        if not self._asked[main_id] and (wave := self._in_flight.get(main_id)) is not None:
+            self._late[wave] -= 1
+        self._asked[main_id] += 1
+        self._consider()
+        return await answer
+
+    def close(self) -> None:
+        """Wait for the batch that is being computed and stop the thread."""
+        self._executor.shutdown(wait=True)
+
+    def _consider(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if self._computing or not self._waiting:
+            return
+        # Most calls end here or soon: every rollout of a step comes by at each of its turns.
+        wave, full = self._complete_wave(), self._is_full()
+        if (wave is not None or full) and self._drop_cancelled():
+            wave, full = self._complete_wave(), self._is_full()
+        if wave is not None or full:
+            self._flush(wave)
+        elif self._waiting and self._quiet_seconds is not None:
+            self._timer = asyncio.get_running_loop().call_later(self._quiet_seconds, self._flush)
+
+    def _complete_wave(self) -> int | None:
+        """Return a wave of which every rollout in flight waits, and not the last one where another does."""
+        for step in range(1, self._waves + 1):
+            wave = (self._last_wave + step) % self._waves
+            if not self._late[wave] and any(self._wave_of(entry) == wave for entry in self._waiting):
+                return wave
+        return None
+
+    def _is_full(self) -> bool:
+        return self._quiet_seconds is not None and len(self._waiting) >= self._max_batch_size
+
+    def _drop_cancelled(self) -> bool:
+        """Forget the requests that nobody waits for any more; True where there were any."""
+        cancelled = [entry for entry in self._waiting if entry.answer.done()]
+        self._taken(cancelled)
+        return bool(cancelled)
+
+    def _taken(self, entries: Sequence[_Entry[Request, Answer]]) -> None:
+        """Take requests from those that wait: their rollouts are late until they ask again."""
+        if not entries:
+            return
+        gone = {id(entry) for entry in entries}
+        self._waiting = [entry for entry in self._waiting if id(entry) not in gone]
+        for entry in entries:
+            self._asked[entry.main_id] -= 1
+            if not self._asked[entry.main_id]:
+                del self._asked[entry.main_id]
+                if (wave := self._in_flight.get(entry.main_id)) is not None:
+                    self._late[wave] += 1
+
+    def _flush(self, wave: int | None = None) -> None:
+        """Compute what waits, of one wave where that is said."""
+        self._timer = None
+        self._drop_cancelled()
+        self._waiting.sort(key=lambda entry: self._order(entry.request))  # type: ignore[arg-type, return-value]
+        chosen = [entry for entry in self._waiting if wave is None or self._wave_of(entry) == wave]
+        batch = chosen[: self._max_batch_size] if self._quiet_seconds is not None else chosen
+        if not batch:
+            return
+        self._taken(batch)
+        self._last_wave = wave or 0
+        self._computing = True
+        loop = asyncio.get_running_loop()
+        computed = loop.run_in_executor(self._executor, self._run, [entry.request for entry in batch])
+        computed.add_done_callback(lambda done: self._deliver(batch, done))
+
+    def _wave_of(self, entry: _Entry[Request, Answer]) -> int:
+        return self._in_flight.get(entry.main_id, 0)
+
+    def _deliver(self, batch: list[_Entry[Request, Answer]], done: asyncio.Future[Sequence[Answer]]) -> None:
+        self._computing = False
+        error = asyncio.CancelledError() if done.cancelled() else done.exception()
+        if error is None:
+            self._hand_out(zip(batch, done.result(), strict=True))
+            return
+        for entry in batch:
+            if not entry.answer.done():
+                entry.answer.set_exception(error)
+        asyncio.get_running_loop().call_soon(self._consider)
+
+    def _hand_out(self, answered: Iterator[tuple[_Entry[Request, Answer], Answer]]) -> None:
+        """Give the next answers; then the loop turns before the ones after them."""
+        given = 0
+        for entry, answer in islice(answered, _PART):
+            given += 1
+            if not entry.answer.done():
+                entry.answer.set_result(answer)
+        loop = asyncio.get_running_loop()
+        loop.call_soon(*((self._hand_out, answered) if given == _PART else (self._consider,)))

@@ -1,0 +1,149 @@
+"""A language model in this process, shared by concurrent rollouts.
+
+Rollouts in flight are counted (`begin`, `end`), so a batch starts as soon as every one of them waits, it is
+full, or nothing came for a moment. A request samples from its own seed, so what it draws does not depend on
+its batch beyond the last bits of the logits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from wander.clients.base import Client, ModelRequest, ModelResponse
+from wander.errors import ContextOverflow, ModelError
+from wander.models.batching import Batcher
+from wander.models.chat import ChatFormat
+from wander.models.loading import LoadedModel, load_model, weights_digest
+from wander.models.sampling import Sample, Sampler, SampleRequest
+from wander.types import TurnTokens, Usage
+
+DEFAULT_MAX_TOKENS = 512
+"""Tokens of one turn when the request does not say."""
+
+QUIET_SECONDS = 0.02
+"""How long a batch that is not full waits for another request."""
+
+KNOWN_SAMPLING = frozenset({"temperature", "top_p", "top_k", "min_p", "max_tokens", "seed", "stop"})
+
+
+@dataclass(frozen=True)
+class _Job:
+    request: ModelRequest
+    sample: SampleRequest
+
+
+class TransformersClient(Client):
+    """Answers with a Hugging Face causal language model, batching the requests of concurrent rollouts.
+
+    `model` is whatever `wander.models.loading.load_model` takes, or a model already loaded. Unset sampling
+    arguments mean temperature 1, no truncation and 512 tokens a turn.
+    """
+
+    def __init__(
+        self,
+        model: str | Path | LoadedModel,
+        *,
+        device: str | None = None,
+        dtype: str = "float32",
+        max_batch_size: int = 64,
+        quiet_seconds: float = QUIET_SECONDS,
+    ) -> None:
+        loaded = model if isinstance(model, LoadedModel) else load_model(model, device=device, dtype=dtype)
+        self.model = loaded.name
+        self.loaded = loaded
+        self.dtype = str(loaded.model.dtype).removeprefix("torch.")
+        self.sampler = Sampler(loaded.model, loaded.tokenizer)
+        self.format = ChatFormat(loaded.tokenizer, self.sampler.end_ids)
+        self._batcher: Batcher[_Job, Sample] = Batcher(
+            self._sample,
+            # Alike lengths share a batch: padding is computed too.
+            order=lambda job: (len(job.sample.ids), job.request.rollout_id),
+            max_batch_size=max_batch_size,
+            quiet_seconds=quiet_seconds,
+        )
+
+    async def complete(self, request: ModelRequest) -> ModelResponse:
+        """Return the sampled completion of one request."""
+        ids = self.format.encode(self.format.render(request.messages, tools=request.tools))
+        sample_request = sample_request_of(request, ids, self.sampler.context_length)
+        sample = await self._batcher.submit(request.rollout_id, _Job(request, sample_request))
+        return response_of(self.format, sample_request, sample)
+
+    def _sample(self, jobs: Sequence[_Job]) -> list[Sample]:
+        return sample_or_fail(self.sampler, [job.sample for job in jobs])
+
+    def begin(self, rollout_id: str) -> None:
+        """Count a rollout whose requests batches wait for."""
+        self._batcher.begin(rollout_id)
+
+    def end(self, rollout_id: str) -> None:
+        """Stop waiting for a rollout."""
+        self._batcher.end(rollout_id)
+
+    def describe(self) -> dict[str, Any]:
+        """Return what pins the model: digests of its weights and of its chat template, device, dtype."""
+        return {
+            **super().describe(),
+            "weights_sha256": weights_digest(self.loaded.path) if self.loaded.path else None,
+            "chat_template_sha256": self.format.digest,
+            "device": str(self.loaded.model.device),
+            "dtype": self.dtype,
+        }
+
+    async def close(self) -> None:
+        """Stop the thread that computes batches."""
+        self._batcher.close()
+
+
+def sample_request_of(request: ModelRequest, ids: list[int], context_length: int) -> SampleRequest:
+    """Turn a request's sampling arguments into those of the sampler.
+
+    Raises `ContextOverflow` when the context leaves no room for a single token, `ModelError` for a sampling
+    argument that this client does not know.
+    """
+    room = context_length - len(ids)
+    if room < 1:
+        raise ContextOverflow(f"the conversation has {len(ids)} tokens, the model takes {context_length}")
+    given = request.sampling.given()
+    unknown = sorted(set(given) - KNOWN_SAMPLING)
+    if unknown:
+        raise ModelError(
+            f"models in this process do not know the sampling argument `{unknown[0]}`",
+            hint=f"known are {', '.join(sorted(KNOWN_SAMPLING))}",
+        )
+    return SampleRequest(
+        ids=ids,
+        max_tokens=min(given.get("max_tokens", DEFAULT_MAX_TOKENS), room),
+        temperature=given.get("temperature", 1.0),
+        top_p=given.get("top_p", 1.0),
+        top_k=int(given.get("top_k", 0)),
+        min_p=float(given.get("min_p", 0.0)),
+        stop=tuple(given.get("stop", ())),
+        seed=request.seed,
+    )
+
+
+def response_of(form: ChatFormat, request: SampleRequest, sample: Sample) -> ModelResponse:
+    """Build the answer from what was sampled."""
+    text = form.decode(sample.ids)
+    cuts = [text.index(stop) for stop in request.stop if stop in text]
+    return ModelResponse(
+        message={"role": "assistant", "content": text[: min(cuts)] if cuts else text},
+        finish_reason=sample.finish_reason,
+        usage=Usage(prompt_tokens=len(request.ids), completion_tokens=len(sample.ids)),
+        tokens=TurnTokens(prompt_ids=request.ids, completion_ids=sample.ids, logprobs=sample.logprobs),
+    )
+
+
+def sample_or_fail(sampler: Sampler, requests: Sequence[SampleRequest]) -> list[Sample]:
+    """Sample a batch; what torch raises (memory, mostly) becomes a `ModelError`."""
+    try:
+        return sampler.sample(requests)
+    except RuntimeError as error:
+        raise ModelError(
+            f"the model failed on a batch of {len(requests)}: {str(error).splitlines()[0]}",
+            hint="a smaller batch size needs less memory",
+        ) from error

@@ -1,0 +1,84 @@
+"""How a rollout reaches its model: one request a turn, kept in the state as it is answered."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+from wander.clients.base import Client, ModelRequest, ModelResponse
+from wander.errors import BoundaryError, ModelError
+from wander.rollout.hooks import described
+from wander.seeding import derived_seed
+from wander.types import Messages, SamplingArgs, State, Turn
+
+
+class ModelCalls:
+    """The model as one rollout sees it."""
+
+    def __init__(self, client: Client, state: State, sampling: SamplingArgs, rollout_id: str) -> None:
+        self.client = client
+        self.state = state
+        self.sampling = sampling
+        self.rollout_id = rollout_id
+
+    def begin(self) -> None:
+        """Tell the client that the rollout starts, and learn what a record of it holds."""
+        self._told(self.client.begin)
+        self.state["recorded"] = self._told(self.client.recorded)
+
+    def end(self) -> None:
+        """Tell the client that the rollout makes no more calls."""
+        self._told(self.client.end)
+
+    def _told(self, tell: Callable[[str], Any]) -> Any:
+        try:
+            return tell(self.rollout_id)
+        except ModelError:
+            raise
+        except Exception as error:
+            raise ModelError(described(error, f"{type(self.client).__name__}.{tell.__name__}")) from error
+
+    async def complete(self, tools: list[dict[str, Any]] | None = None) -> ModelResponse:
+        """Ask for the next completion of the conversation and append it to the state.
+
+        Raises `ModelError`, also for whatever else a client raises.
+        """
+        state = self.state
+        messages: Messages = [*state.prompt, *state.completion]
+        turn = len(state.turns)
+        request = ModelRequest.made(
+            rollout_id=self.rollout_id,
+            turn=turn,
+            messages=messages,
+            sampling=self.sampling,
+            tools=tools,
+            seed=derived_seed(state.run_seed, state.example.seed, "completion", state["index"], turn),
+        )
+        state["tools_offered"] = tools or None
+        started = time.perf_counter()
+        response = await self._answer(request)
+        state.turns.append(
+            Turn.made(
+                message=response.message,
+                context_messages=len(messages),
+                finish_reason=response.finish_reason,
+                usage=response.usage,
+                model_seconds=time.perf_counter() - started,
+                environment_seconds=0.0,
+                tokens=response.tokens,
+                cached=False,
+            )
+        )
+        state.completion.append(dict(response.message))
+        if response.finish_reason == "length":
+            state["truncated"] = True
+        return response
+
+    async def _answer(self, request: ModelRequest) -> ModelResponse:
+        try:
+            return await self.client.complete(request)
+        except BoundaryError:
+            raise
+        except Exception as error:
+            raise ModelError(described(error, f"{type(self.client).__name__}.complete")) from error

@@ -1,0 +1,138 @@
+"""Decorators that mark an environment's methods, and how the rollout loop finds and calls them."""
+
+from __future__ import annotations
+
+import inspect
+import traceback
+from collections.abc import Callable
+from pathlib import PurePath
+from typing import Any, TypeVar, overload
+
+from wander.errors import BoundaryError, EnvironmentFault
+from wander.rollout.faults import is_fault
+from wander.types import Message, Messages, canonical_json
+
+Hook = TypeVar("Hook", bound=Callable[..., Any])
+
+PLAIN = frozenset((type(None), bool, int, float, str, list, dict))
+"""What hooks and reward functions mostly return: nothing to wait for, and known faster than by asking."""
+
+STOP = "stop"
+CLEANUP = "cleanup"
+TEARDOWN = "teardown"
+
+
+@overload
+def stop(function: Hook) -> Hook: ...
+@overload
+def stop(*, priority: int = 0) -> Callable[[Hook], Hook]: ...
+def stop(function: Any = None, *, priority: int = 0) -> Any:
+    """Mark a method `(self, state) -> bool` that ends the rollout; its name becomes the stop reason.
+
+    Conditions are asked after every completion, by descending priority and then by name.
+    """
+    return _mark(STOP, function, priority)
+
+
+@overload
+def cleanup(function: Hook) -> Hook: ...
+@overload
+def cleanup(*, priority: int = 0) -> Callable[[Hook], Hook]: ...
+def cleanup(function: Any = None, *, priority: int = 0) -> Any:
+    """Mark a method `(self, state)` that runs when a rollout ends, failed and cancelled ones included.
+
+    It runs before the rubric scores the rollout.
+    """
+    return _mark(CLEANUP, function, priority)
+
+
+@overload
+def teardown(function: Hook) -> Hook: ...
+@overload
+def teardown(*, priority: int = 0) -> Callable[[Hook], Hook]: ...
+def teardown(function: Any = None, *, priority: int = 0) -> Any:
+    """Mark a method `(self)` that runs once, when the environment is closed."""
+    return _mark(TEARDOWN, function, priority)
+
+
+def _mark(kind: str, function: Any, priority: int) -> Any:
+    def mark(marked: Any) -> Any:
+        marked.__wander_hook__ = (kind, priority)
+        return marked
+
+    return mark if function is None else mark(function)
+
+
+def marked_methods(owner: object, kind: str) -> list[tuple[str, Callable[..., Any]]]:
+    """Return (name, bound method) of every method marked with `kind`, in the order in which they run.
+
+    An override counts as marked when any class of its line marked that name, so that a subclass can
+    change a condition without repeating the decorator, or switch it off by setting the name to None.
+    """
+    found: dict[str, int] = {}
+    for cls in type(owner).__mro__:
+        for name, value in vars(cls).items():
+            mark = getattr(value, "__wander_hook__", None)
+            if mark is not None and mark[0] == kind:
+                found.setdefault(name, mark[1])
+    names = sorted(found, key=lambda name: (-found[name], name))
+    return [(name, method) for name in names if (method := getattr(owner, name)) is not None]
+
+
+async def call_hook(hook: Callable[..., Any], *arguments: Any) -> Any:
+    """Call an author's hook, sync or async; whatever it raises becomes a `BoundaryError`.
+
+    Hooks run on the event loop itself: a thread hop would cost more than most of them do.
+    """
+    try:
+        result = hook(*arguments)
+        if type(result) not in PLAIN and inspect.isawaitable(result):
+            result = await result
+    except BoundaryError:
+        raise
+    except BaseException as error:
+        if not is_fault(error):
+            raise
+        raise EnvironmentFault(described(error, getattr(hook, "__name__", "hook"))) from error
+    return result
+
+
+def described(error: BaseException, where: str) -> str:
+    """Say what was raised, where: type, message and the innermost frames, without folder names.
+
+    Folders are left out so that two machines record the same failure in the same words.
+    """
+    frames = traceback.extract_tb(error.__traceback__)[-3:]
+    trail = " > ".join(f"{PurePath(frame.filename).name}:{frame.lineno} {frame.name}" for frame in frames)
+    text = str(error)
+    raised = f"`{type(error).__name__}: {text}`" if text else f"`{type(error).__name__}`"
+    return f"`{where}` raised {raised} ({trail})"
+
+
+def checked_messages(value: Any, where: str) -> Messages:
+    """Return the messages that a hook gave, or raise `EnvironmentFault` saying what is wrong with them."""
+    if isinstance(value, tuple):
+        raise EnvironmentFault(
+            f"`{where}` returned a tuple; it must return only the list of messages",
+            hint="return `messages`, not `(messages, state)`: the state is changed in place",
+        )
+    if not isinstance(value, list):
+        raise EnvironmentFault(f"`{where}` must give a list of messages, got `{type(value).__name__}`")
+    for message in value:
+        if not isinstance(message, dict) or not isinstance(message.get("role"), str):
+            raise EnvironmentFault(f"`{where}` gave a message without a `role`: {str(message)[:200]}")
+        if not isinstance(message.get("content", ""), str | list | None):
+            raise EnvironmentFault(
+                f"`{where}` gave a message whose `content` is a `{type(message['content']).__name__}`"
+            )
+        if not all(isinstance(part, str) for part in message.values()):
+            _refuse_unwritable(message, where)
+    return value
+
+
+def _refuse_unwritable(message: Message, where: str) -> None:
+    """Raise `EnvironmentFault` for a message that cannot be written to the record of the rollout."""
+    try:
+        canonical_json(message)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise EnvironmentFault(f"`{where}` gave a message that is not a JSON value: {error}") from error

@@ -1,0 +1,209 @@
+"""What playing runs again came to: the report of a replay, and how the hub tells of its own."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Any, Literal
+
+from pydantic import Field
+
+from wander.evals.stats.agreement import Agreement
+from wander.types import Record
+from wander.wire import CheckSummary, EnvironmentPin, Platform, SandboxPin, VerificationLevel
+from wander.wire.changes import Body
+
+Method = Literal["replay", "rescore"]
+"""How a run is derived again: the whole environment with the recorded completions, or the rubric alone on the
+stored transcripts, where outside observations enter the rollouts."""
+LevelSought = Literal["highest", "rescored", "replayed"]
+LEVELS_SOUGHT: tuple[LevelSought, ...] = ("highest", "rescored", "replayed")
+"""Which level to verify; the highest is what the environment allows: `replayed` where it is deterministic."""
+
+
+JobState = Literal["queued", "running", "done", "failed", "cancelled"]
+
+
+class Divergence(Record):
+    """One rollout that came out otherwise."""
+
+    example_id: str
+    index: int
+    difference: str
+    """What differs first, with both values."""
+    part: str = ""
+    """Which part of the rollout that is: `completion`, `reward`..."""
+    message: int | None = None
+    """Number of the first message that differs, where the part holds messages."""
+
+
+class ReplayReport(Record):
+    """What playing a run again, or scoring it again, came to."""
+
+    run_id: str
+    method: Method = "replay"
+    expected: int
+    """Rollouts that a complete run holds."""
+    recorded: int
+    """Rollouts on record."""
+    replayed: int
+    """Rollouts that were played, or scored, again and compared."""
+    same: int
+    differing: int
+    failed: int
+    """Recorded as failed, so not compared."""
+    unscored: int = 0
+    """Rollouts whose rubric cannot run on the transcript alone, so neither the same nor differing."""
+    unscored_reason: str | None = None
+    """What the rubric says of the first one."""
+    sampled: bool = False
+    """True when only a random sample was played again."""
+    sample_seed: int | None = None
+    """What drew the sample, so that anyone can draw it again; None without one."""
+    divergences: list[Divergence] = Field(default_factory=list)
+    """The first ones, in the order of the record."""
+    refused: str | None = None
+    """Why nothing could be compared; None when it was."""
+    contradicted: bool = False
+    """True when what the manifest says of the environment is not so, its examples included."""
+    seconds: float = 0.0
+
+    @property
+    def level(self) -> Literal["claimed", "complete", "rescored", "replayed"]:
+        """The verification level that this report supports; a sample gives no more than `complete`."""
+        if self.recorded < self.expected or self.failed or self.contradicted or self.differing:
+            return "claimed"
+        whole = not self.sampled and self.refused is None
+        if not whole or self.same != self.expected:
+            return "complete"
+        return "rescored" if self.method == "rescore" else "replayed"
+
+
+class VerifiedWith(Record):
+    """What a run was played again with."""
+
+    environment: EnvironmentPin
+    """With the lock it ran with and the sandbox that confined it."""
+    platform: Platform
+    hub: str | None = None
+    """Version of the hub that did it; None on anyone else's machine."""
+
+
+class VerificationInfo(Record):
+    """One time that the hub played a run again, or is about to."""
+
+    id: int
+    run_id: str
+    state: JobState
+    sample: int | None = None
+    """How many rollouts are drawn; None means all."""
+    sought: LevelSought = "highest"
+    """The level that was asked for."""
+    gave: VerificationLevel | None = None
+    """The level that the run had after it; None until it is done."""
+    requested_by: str | None = None
+    """None where the hub asked itself, after a post."""
+    created_at: datetime
+    finished_at: datetime | None = None
+    progress: dict[str, Any] = Field(default_factory=dict)
+    """`done`, `differing` and `total` rollouts, once it is under way."""
+    error: str | None = None
+    """Why it failed."""
+    report: ReplayReport | None = None
+    """With the first divergences; `GET /api/v1/verifications/{id}/divergences` has all."""
+    made_with: VerifiedWith | None = None
+
+
+class VerificationList(Record):
+    """Every verification of a run, the newest first."""
+
+    data: list[VerificationInfo]
+
+
+class Rerun(Record):
+    """A run that repeats another one from its manifest."""
+
+    run_id: str
+    posted_by: str
+    level: VerificationLevel
+    independent: bool
+    """Posted by somebody else, and no copy."""
+    note: str = ""
+    """Why it is not independent."""
+    agreement: Agreement | None = None
+    """As the hub computed it from both runs' rollouts; None where they cannot be compared."""
+
+
+class Clearance(Record):
+    """Why a run ranks though it has an earlier one's completions."""
+
+    reason: str
+    cleared_by: str
+    cleared_at: datetime
+
+
+class ClearanceReason(Body):
+    """Why the mark of a duplicate is taken off a run; everybody can read it."""
+
+    reason: str = Field(min_length=3, max_length=500, pattern=r"\S")
+
+
+class RunEvidence(Record):
+    """What a run's level rests on, beside the hub's replays of it."""
+
+    run_id: str
+    level: VerificationLevel
+    level_reason: str
+    examined_at: datetime | None = None
+    """When the hub read it; None before."""
+    duplicate_of: str | None = None
+    """The earlier run, of another model or another user, that has the same completions."""
+    cleared: Clearance | None = None
+    """Who in charge of the environment took the mark of a duplicate off; None where nobody did."""
+    rerun_of: str | None = None
+    reruns: list[Rerun] = Field(default_factory=list)
+    """Who repeated it, the newest first."""
+
+
+class CheckedWith(Record):
+    """What a version was checked with."""
+
+    wander: str
+    """Version of the SDK whose checks these were."""
+    python: str
+    wheel_sha256: str | None = None
+    lock_sha256: str | None = None
+    sandbox: SandboxPin | None = None
+    """None when its processes were not confined."""
+    hub: str | None = None
+    """Version of the hub that did it; None on anyone else's machine."""
+
+
+class HubCheck(Record):
+    """What a hub's own checks of a version came to, or how far they are."""
+
+    state: JobState
+    created_at: datetime
+    finished_at: datetime | None = None
+    error: str | None = None
+    """Why there is no result."""
+    summary: CheckSummary | None = None
+    seconds: float | None = None
+    made_with: CheckedWith | None = None
+
+
+class VerificationRequest(Body):
+    """What to play again."""
+
+    sample: int | None = Field(default=None, ge=1, le=1_000_000)
+    """Only so many rollouts, drawn at random by the hub; None means all."""
+    level: LevelSought = "highest"
+
+
+class DivergencePage(Record):
+    """A page of the rollouts that came out otherwise, by offset."""
+
+    data: list[Divergence]
+    total: int
+    """As many as are kept, which are the first ones of a report with more than `differing`."""
+    differing: int
+    offset: int

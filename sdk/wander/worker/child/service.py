@@ -1,0 +1,340 @@
+"""The worker's side: loads one environment and plays rollouts for the host that started it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import platform
+import sys
+import time
+from collections.abc import AsyncIterator, Callable
+from contextvars import copy_context
+
+from pydantic import ValidationError
+
+from wander.clients.base import ModelRequest, ModelResponse
+from wander.clients.proxy import ProxyClient
+from wander.environment import LocalEnvironment
+from wander.errors import DatasetError, EnvironmentFault, LoadError, WanderError
+from wander.loading import load_environment, load_path
+from wander.rollout.outside_calls import ROLLOUT, attribute_openai_calls
+from wander.types import Boundary, Example, Failure, Rollout
+from wander.version import __version__
+from wander.worker.channel import Channel
+from wander.worker.child.guard import log_line, log_trace
+from wander.worker.child.watch import Watch
+from wander.worker.protocol import (
+    PAGE_BYTES,
+    PROTOCOL,
+    Cancel,
+    Close,
+    Complete,
+    Completed,
+    Examples,
+    Fault,
+    GetExamples,
+    Hello,
+    LastWords,
+    Load,
+    Loaded,
+    LoadFailed,
+    PartEnded,
+    Ping,
+    Play,
+    Played,
+    Pong,
+    Refused,
+    to_worker,
+)
+from wander.worker.running import PLAY, Running
+
+_TEARDOWN_SECONDS = 5.0
+
+
+class Service:
+    """One worker: greet, load, then serve until the host says `Close` or is gone."""
+
+    def __init__(self, channel: Channel, note: int | None = None) -> None:
+        """Speak over a channel; the host looks into the file `note`, a descriptor, when the process ended
+        unexpectedly.
+        """
+        self._channel = channel
+        self._lines: AsyncIterator[bytes] = channel.lines()
+        self._note = note
+        self._load = Load()
+        self._plays: dict[int, asyncio.Task[None]] = {}
+        self._begun: dict[int, float] = {}
+        self._cancelled: set[int] = set()
+        """Plays that the host does not want any more; all others are answered, whatever is raised."""
+        self._asking: set[int] = set()
+        """Plays that were interrupted while they waited for the model."""
+        self._calls: dict[int, asyncio.Future[ModelResponse]] = {}
+        self._next_call = 0
+        self._others: set[asyncio.Task[None]] = set()
+
+    async def greet(self) -> Load | None:
+        """Say hello and return what the host wants loaded; None when it went away."""
+        self._others.add(asyncio.create_task(self._channel.run()))
+        hello = Hello(
+            protocol=PROTOCOL, wander=__version__, python=platform.python_version(), pid=os.getpid()
+        )
+        self._channel.send(hello.model_dump_json())
+        async for line in self._lines:
+            try:
+                message = to_worker.validate_json(line)
+            except ValidationError:
+                message = Refused(reason=f"the host sent what is no message of protocol {PROTOCOL}")
+            if isinstance(message, Load):
+                self._load = message
+                return message
+            if isinstance(message, Refused):
+                log_line(message.reason)
+            return None
+        return None
+
+    async def serve(self, environment: LocalEnvironment, end: Callable[[], None]) -> bool:
+        """Answer the host, then tear the environment down; True when the host said `Close`, False when it
+        went away. `end` ends the process at once: the code of a rollout past its time held everything up.
+        """
+        closed = False
+        self._watch(end, getattr(environment.env, "timeout_seconds", None))
+        self._channel.send(Loaded.model_construct(info=environment.info).model_dump_json())
+        async for line in self._lines:
+            message = to_worker.validate_json(line)
+            if isinstance(message, Completed):
+                self._completed(message)
+            elif isinstance(message, Play):
+                self._start_play(environment, message)
+            elif isinstance(message, Cancel):
+                if message.id in self._plays:
+                    self._cancelled.add(message.id)
+                    self._plays[message.id].cancel()
+            elif isinstance(message, Ping):
+                self._channel.send(Pong().model_dump_json())
+            elif isinstance(message, GetExamples):
+                task = asyncio.create_task(self._examples(environment, message))
+                self._others.add(task)
+                task.add_done_callback(self._others.discard)
+            elif isinstance(message, Close):
+                closed = True
+                break
+        await self._end(environment)
+        return closed
+
+    async def refuse(self, error: BaseException) -> None:
+        """Tell the host why there is no environment."""
+        self._channel.send(LoadFailed(fault=Fault.of(error)).model_dump_json())
+        await self._channel.close()
+
+    def _start_play(self, environment: LocalEnvironment, asked: Play) -> None:
+        context = copy_context()
+        context.run(PLAY.set, asked.id)
+        task = asyncio.create_task(self._play(environment, asked), context=context)
+        self._plays[asked.id] = task
+        self._begun[asked.id] = time.monotonic()
+        task.add_done_callback(lambda _: self._forget(asked.id))
+
+    def _forget(self, play: int) -> None:
+        del self._plays[play], self._begun[play]
+        self._cancelled.discard(play)
+        self._asking.discard(play)
+
+    def _watch(self, end: Callable[[], None], playing_limit: float | None) -> None:
+        running = Running(self._note)
+
+        def with_last_words(words: LastWords) -> None:
+            running.leave(words)
+            end()
+
+        running.follow()
+        Watch(
+            asyncio.get_running_loop(),
+            running,
+            self._begun,
+            with_last_words,
+            limits=(self._load.rollout_timeout, playing_limit),
+            stall_seconds=self._load.stall_seconds,
+        ).start()
+
+    async def _play(self, environment: LocalEnvironment, asked: Play) -> None:
+        async def ask(request: ModelRequest) -> ModelResponse:
+            return await self._ask(asked.id, request)
+
+        def ended(rollout_id: str) -> None:
+            # A single rollout's end is told by its `Played`; a client that waits for all that play must
+            # not wait for one whose group still goes on.
+            if asked.group:
+                part = PartEnded.model_construct(play=asked.id, rollout_id=rollout_id)
+                self._channel.send(part.model_dump_json())
+
+        recorded = dict(zip(asked.rollout_ids, asked.recorded, strict=False))
+        transcripts = dict(zip(asked.rollout_ids, asked.transcripts, strict=False))
+        client = ProxyClient(ask, asked.model, recorded, ended, transcripts)
+        attribute_openai_calls()
+        ROLLOUT.set(asked.rollout_ids[0])
+        limit = asyncio.timeout(self._load.rollout_timeout)
+        try:
+            async with limit:
+                rollouts = await _rollouts(environment, client, asked)
+            self._send_played(asked, rollouts)
+        except BaseException as error:
+            if asked.id in self._cancelled:
+                raise
+            if limit.expired():
+                failure = self._overdue(asked.id)
+            else:
+                log_trace()
+                failure = _failure(error)
+            self._send_played(asked, _failed(asked, failure))
+
+    def _overdue(self, play: int) -> Failure:
+        boundary: Boundary = "model" if play in self._asking else "environment"
+        message = f"it was not over after {self._load.rollout_timeout:g} s"
+        return Failure(boundary=boundary, type="RolloutTimeout", message=message)
+
+    def _send_played(self, asked: Play, rollouts: list[Rollout]) -> None:
+        text = Played.model_construct(id=asked.id, rollouts=rollouts).model_dump_json()
+        if self._too_long(text):
+            failure = _failure(self._oversize("the record of this rollout", text))
+            text = Played(id=asked.id, rollouts=_failed(asked, failure)).model_dump_json()
+        self._channel.send(text)
+
+    def _too_long(self, text: str) -> bool:
+        limit = self._load.message_limit
+        return len(text) * 4 > limit and len(text.encode()) > limit
+
+    def _oversize(self, what: str, text: str) -> EnvironmentFault:
+        size, limit = len(text.encode()), self._load.message_limit
+        return EnvironmentFault(f"{what} has {size:,} bytes, more than the {limit:,} that a message may have")
+
+    async def _ask(self, play: int, request: ModelRequest) -> ModelResponse:
+        self._next_call += 1
+        call = self._next_call
+        answer: asyncio.Future[ModelResponse] = asyncio.get_running_loop().create_future()
+        self._calls[call] = answer
+        try:
+            text = Complete.model_construct(id=call, play=play, request=request).model_dump_json()
+            if self._too_long(text):
+                raise self._oversize("the conversation", text)
+            await self._channel.room()
+            self._channel.send(text)
+            return await answer
+        except asyncio.CancelledError:
+            self._asking.add(play)
+            raise
+        finally:
+            del self._calls[call]
+
+    def _completed(self, message: Completed) -> None:
+        answer = self._calls.get(message.id)
+        if answer is None or answer.done():
+            return  # the rollout that asked was cancelled meanwhile
+        if message.response is not None:
+            answer.set_result(message.response)
+        else:
+            fault = message.fault or Fault(type="ModelError", message="the host gave no answer")
+            answer.set_exception(fault.model_error())
+
+    async def _examples(self, environment: LocalEnvironment, asked: GetExamples) -> None:
+        try:
+            if asked.openings:
+                found = (await environment.openings())[asked.start : asked.start + asked.count]
+            else:
+                found = await environment.examples(asked.split, asked.start, asked.count)
+            text = self._page(asked.id, found)
+        except BaseException as error:  # noqa: BLE001 - the host raises it
+            if not isinstance(error, WanderError):
+                log_trace()
+            text = Examples(id=asked.id, fault=Fault.of(error)).model_dump_json()
+        self._channel.send(text)
+
+    def _page(self, number: int, examples: list[Example]) -> str:
+        """Write the first examples: all of them, or as many as make a message of moderate size."""
+        # In letters, which may have four bytes each.
+        most = min(PAGE_BYTES, self._load.message_limit // 4)
+        text = Examples.model_construct(id=number, examples=examples).model_dump_json()
+        while len(text) > most and len(examples) > 1:
+            examples = examples[: max(1, min(len(examples) - 1, len(examples) * most // len(text)))]
+            text = Examples.model_construct(id=number, examples=examples).model_dump_json()
+        if self._too_long(text):
+            raise DatasetError(str(self._oversize(f"example `{examples[0].example_id}`", text)))
+        return text
+
+    async def _end(self, environment: LocalEnvironment) -> None:
+        """Cancel what plays, tear down within a bounded time, and send what is left."""
+        tasks = list(self._plays.values())
+        self._cancelled.update(self._plays)
+        for task in tasks:
+            task.cancel()
+        try:
+            async with asyncio.timeout(_TEARDOWN_SECONDS):
+                await asyncio.gather(*tasks, return_exceptions=True)
+                await environment.close()
+        except BaseException:  # noqa: BLE001 - goes to the log; nobody waits for an answer
+            log_trace()
+        await self._channel.close()
+        for task in self._others:
+            task.cancel()
+        await asyncio.gather(*self._others, return_exceptions=True)
+
+
+def load(asked: Load) -> LocalEnvironment:
+    """Load what the host asks for; every failure is a `LoadError` or another `WanderError`."""
+    try:
+        if asked.path is not None:
+            return LocalEnvironment(load_path(asked.path, **asked.arguments))
+        return LocalEnvironment(load_environment(asked.target or "", **asked.arguments))
+    except WanderError:
+        log_trace()
+        raise
+    except BaseException as error:
+        log_trace()
+        raise LoadError(f"loading raised `{type(error).__name__}: {error}`") from error
+    finally:
+        # An environment may have closed or replaced the streams.
+        with contextlib.suppress(Exception):
+            sys.stdout.flush()
+            sys.stderr.flush()
+
+
+async def _rollouts(environment: LocalEnvironment, client: ProxyClient, asked: Play) -> list[Rollout]:
+    """Play what was asked for."""
+    if asked.group:
+        return await environment.rollout_group(
+            client,
+            asked.example,
+            indices=asked.indices,
+            run_seed=asked.run_seed,
+            sampling=asked.sampling,
+            rollout_ids=asked.rollout_ids,
+        )
+    rollout = await environment.rollout(
+        client,
+        asked.example,
+        index=asked.indices[0],
+        run_seed=asked.run_seed,
+        sampling=asked.sampling,
+        rollout_id=asked.rollout_ids[0],
+    )
+    return [rollout]
+
+
+def _failure(error: BaseException) -> Failure:
+    """What broke outside the places where the rollout's own loop catches failures."""
+    kind = type(error).__name__
+    return Failure(boundary="environment", type=kind, message=str(error) or kind)
+
+
+def _failed(asked: Play, failure: Failure) -> list[Rollout]:
+    return [
+        Rollout(
+            example_id=asked.example.example_id,
+            index=index,
+            seed=asked.example.seed,
+            prompt=asked.example.prompt,
+            completion=[],
+            failure=failure,
+        )
+        for index in asked.indices
+    ]

@@ -1,0 +1,329 @@
+"""The host's handle to an environment that runs in processes of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from itertools import zip_longest
+from pathlib import Path
+from typing import Any
+
+from wander.clients.base import Client
+from wander.errors import ConfigError, DatasetError, EnvironmentFault, LoadError, SandboxError
+from wander.handle import Split
+from wander.sandbox import SandboxPolicy
+from wander.types import EnvironmentInfo, Example, Rollout, SamplingArgs
+from wander.worker.address import WorkerAddress
+from wander.worker.host.link import WorkerOptions
+from wander.worker.host.seat import Seat
+from wander.worker.host.session import WorkerLost, WorkerSession, failed_rollouts, lost_rollouts
+from wander.worker.openai_proxy import CallCount, HostEndpoint
+from wander.worker.protocol import MESSAGE_LIMIT, Load
+from wander.worker.tunnel import AnswerCall
+
+_PAGE = 500
+"""Examples a message: a page of long rows still makes a message of moderate size."""
+
+
+class WorkerEnvironment:
+    """An environment in one or several workers, behind the port that hosts use
+    (`wander.handle.EnvironmentHandle`).
+
+    A rollout, or a group that is scored together, goes to the worker that plays the fewest. What comes of it
+    does not depend on how many there are. A worker that dies fails the rollouts it was playing, as retryable,
+    and is started again, up to `restarts` times in a row without a finished rollout between; the others go
+    on. When none is left, every rollout fails with `WorkerLost`, which is not retryable and ends an
+    evaluation.
+    """
+
+    def __init__(
+        self, seats: Sequence[Seat], info: EnvironmentInfo, log: Path, endpoint: HostEndpoint
+    ) -> None:
+        self._seats = list(seats)
+        self._info = info
+        self._log_path = log
+        self._endpoint = endpoint
+        self._closed = False
+
+    @classmethod
+    async def start(
+        cls,
+        python: Path | None,
+        target: str | None,
+        *,
+        arguments: dict[str, Any] | None = None,
+        path: Path | None = None,
+        environ: Iterable[str] = (),
+        log_path: Path,
+        startup_timeout: float = 300.0,
+        restarts: int = 10,
+        sandbox: SandboxPolicy | None = None,
+        workers: int = 1,
+        addresses: Sequence[WorkerAddress] = (),
+        rollout_timeout: float | None = None,
+        stall_seconds: float = 10.0,
+        message_limit: int = MESSAGE_LIMIT,
+        hash_seed: int = 0,
+    ) -> WorkerEnvironment:
+        """Start workers and load an environment in each; raises `LoadError` with the true cause, and then
+        leaves none behind.
+
+        - `python`: the interpreter of the environment's virtual environment; None means this one.
+        - `target`: name of an environment installed there, or of its module; or give `path`, a project folder
+          or a Python file, which then counts.
+        - `environ`: names of the environment variables that it may see, beside PATH, HOME, LANG and TMPDIR.
+          Unless `OPENAI_API_KEY` or `OPENAI_BASE_URL` is among them, OpenAI clients in its code call through
+          this process, which has the key and records the answers (`wander.worker.openai_proxy`).
+        - `log_path`: takes everything the environment prints; appended to.
+        - `sandbox`: confines it to these limits (docs/sandbox.md), or raises `SandboxError` where that cannot
+          be done. What of the host's variables is an address or a key of a model stays outside then.
+        - `workers`: how many processes share the rollouts. More than one helps where the environment's code
+          computes, or blocks its process: `automatic_workers` suggests a number.
+        - `addresses`: where workers listen (`wander.worker.listener`), instead of processes started here. The
+          workers are spread over them, at least one each. `target` may then carry a version
+          (`name@1.2.0`) that has to be installed there; what a `path` means is the listener's to know.
+          `python`, `environ` and `sandbox` are then the listener's matter. OpenAI clients call through this
+          process as well, unless a key or address was passed to them there.
+        - `rollout_timeout`: seconds after which a rollout fails with `RolloutTimeout`; None means never.
+          Where the environment's code then lets nothing else of its worker go on for `stall_seconds`, the
+          worker is ended; its other rollouts are retryable.
+        - `message_limit`: most bytes of one message from a worker. A rollout that needs more fails by itself.
+        - `hash_seed`: decides the order of sets of text. It is the same in every run, so that what depends on
+          it seems to be the same; who derives a run again takes another one.
+        """
+        load = Load(
+            target=None if path else target,
+            path=None if path is None else _absolute(path),
+            arguments=arguments or {},
+            rollout_timeout=rollout_timeout,
+            stall_seconds=stall_seconds,
+            message_limit=message_limit,
+        )
+        passed = tuple(environ)
+        endpoint = HostEndpoint.open()
+        # An environment that is given the user's own key or address talks to that endpoint itself.
+        own = sandbox is not None or not endpoint.variables.keys() & set(passed)
+        options = WorkerOptions(
+            python, load, passed, log_path, startup_timeout, variables=endpoint.variables if own else {}
+        )
+        options = replace(options, hash_seed=hash_seed)
+        if sandbox is not None:
+            from wander.worker.process.sandboxed import Sandbox
+
+            options = replace(options, sandbox=Sandbox(sandbox, endpoint.take, endpoint.address))
+        try:
+            sessions = await _started(_each(options, workers, addresses, endpoint.answer))
+        except BaseException:
+            await endpoint.close()
+            raise
+        seats = [Seat(session.options, session, restarts) for session in sessions]
+        return cls(seats, sessions[0].info, log_path, endpoint)
+
+    @property
+    def info(self) -> EnvironmentInfo:
+        """What the environment says about itself."""
+        return self._info
+
+    @property
+    def outside_calls(self) -> CallCount:
+        """What the environment's code asked of other models through the host."""
+        return self._endpoint.count
+
+    @property
+    def log_path(self) -> Path:
+        """Where everything goes that the environment prints."""
+        return self._log_path
+
+    @property
+    def lost_reason(self) -> str | None:
+        """How a worker ended that is not back, with the end of its log and the log's path; else None."""
+        return next((seat.lost_reason for seat in self._seats if seat.lost_reason), None)
+
+    async def examples(self, split: Split, start: int = 0, count: int | None = None) -> list[Example]:
+        """Return `count` examples from position `start` of the stored order; None means to the end."""
+        size = self._info.eval_examples if split == "eval" else self._info.train_examples
+        if count is None and size is None:
+            raise DatasetError(
+                f"the `{split}` split of `{self._info.name}` is endless", hint="say how many examples to take"
+            )
+        wanted = size if size is not None else start + (count or 0)
+        end = wanted if count is None else min(wanted, start + count)
+        return await self._pages(split, start, end)
+
+    async def openings(self) -> list[Example]:
+        """Return an example for every opening; empty where the environment declares none."""
+        return await self._pages("eval", 0, None, openings=True)
+
+    async def _pages(
+        self, split: Split, start: int, end: int | None, *, openings: bool = False
+    ) -> list[Example]:
+        """Return examples from `start` to `end`, or to the last that there is, a page at a time."""
+        found: list[Example] = []
+        try:
+            _, session = await self._least_loaded()
+            while end is None or start + len(found) < end:
+                first = start + len(found)
+                count = _PAGE if end is None else min(_PAGE, end - first)
+                page = await session.examples(split, first, count, openings=openings)
+                if not page:
+                    break
+                found += page
+        except WorkerLost as error:
+            raise EnvironmentFault(
+                self.lost_reason or str(error), hint="look for the cause in its log"
+            ) from error
+        return found
+
+    async def rollout(
+        self,
+        client: Client,
+        example: Example,
+        *,
+        index: int = 0,
+        run_seed: int = 0,
+        sampling: SamplingArgs | None = None,
+        rollout_id: str | None = None,
+    ) -> Rollout:
+        """Play one episode to its end and score it; a failure, also the worker's death, is in the record."""
+        name = rollout_id or f"{example.example_id}/{index}"
+        (rollout,) = await self._play(client, example, [index], [name], run_seed, sampling, group=False)
+        return rollout
+
+    async def rollout_group(
+        self,
+        client: Client,
+        example: Example,
+        *,
+        indices: Sequence[int],
+        run_seed: int = 0,
+        sampling: SamplingArgs | None = None,
+        rollout_ids: Sequence[str] | None = None,
+    ) -> list[Rollout]:
+        """Play several episodes of one example at the same time and score them together."""
+        names = list(rollout_ids or (f"{example.example_id}/{index}" for index in indices))
+        return await self._play(client, example, list(indices), names, run_seed, sampling, group=True)
+
+    async def _play(
+        self,
+        client: Client,
+        example: Example,
+        indices: list[int],
+        names: list[str],
+        run_seed: int,
+        sampling: SamplingArgs | None,
+        *,
+        group: bool,
+    ) -> list[Rollout]:
+        for name in names:
+            client.begin(name)
+            self._endpoint.begin(name, client.recorded(name), client.limiter)
+        rollouts: list[Rollout] = []
+        try:
+            seat, session = await self._least_loaded()
+            seat.under_way += len(indices)
+            try:
+                rollouts = await session.play(
+                    client,
+                    example,
+                    indices=indices,
+                    rollout_ids=names,
+                    run_seed=run_seed,
+                    sampling=sampling or SamplingArgs(),
+                    group=group,
+                )
+            finally:
+                seat.under_way -= len(indices)
+        except WorkerLost as error:
+            return lost_rollouts(example, indices, str(error), retryable=False)
+        except SandboxError as error:
+            return failed_rollouts(example, indices, type(error).__name__, str(error), boundary="sandbox")
+        finally:
+            for name, rollout in zip_longest(names, rollouts):
+                client.end(name)
+                self._endpoint.end(name, rollout)
+        if rollouts[0].failure is None:
+            seat.finished()
+        return rollouts
+
+    async def close(self) -> None:
+        """Tear the environment down and end its processes and all that they started."""
+        self._closed = True
+        await asyncio.gather(*(seat.close() for seat in self._seats))
+        await self._endpoint.close()
+
+    async def _least_loaded(self) -> tuple[Seat, WorkerSession]:
+        """Return the live worker that plays the fewest rollouts, waiting for one that is being started.
+
+        Raises `WorkerLost` when there is none and will be none; `SandboxError` where that is the sandbox's.
+        """
+        while not self._closed:
+            best: tuple[Seat, WorkerSession] | None = None
+            for seat in self._seats:
+                session = seat.session
+                if session is not None and (best is None or seat.under_way < best[0].under_way):
+                    best = seat, session
+            if best is not None:
+                return best
+            filling = [seat.filling for seat in self._seats if seat.filling is not None]
+            if not filling:
+                break
+            await asyncio.wait(filling, return_when=asyncio.FIRST_COMPLETED)
+        for seat in self._seats:
+            if seat.unconfined is not None:
+                raise SandboxError(str(seat.unconfined), hint=seat.unconfined.hint)
+        raise WorkerLost(self._seats[0].lost)
+
+
+def automatic_workers(concurrency: int) -> int:
+    """Return how many workers suit so many rollouts at once: one for 256 of them, at most one a core."""
+    return max(1, min(os.cpu_count() or 1, math.ceil(concurrency / 256)))
+
+
+def _each(
+    options: WorkerOptions, workers: int, addresses: Sequence[WorkerAddress], answer: AnswerCall
+) -> list[WorkerOptions]:
+    """Return the options of every worker."""
+    if workers < 1:
+        raise ConfigError(f"`workers` must be at least 1, not {workers}")
+    if not addresses:
+        return [options] * workers
+    if options.sandbox is not None or options.environ:
+        raise ConfigError(
+            "what a worker on another machine may see and do is said there, where it is started",
+            hint="leave `sandbox` and `environ` out",
+        )
+    # Of a folder only its name goes there, to be compared with that of the one that is served.
+    path = options.load.path
+    load = options.load.model_copy(update={"path": None if path is None else Path(path).name})
+    places = [replace(options, load=load, address=address, answer_call=answer) for address in addresses]
+    return [places[number % len(places)] for number in range(max(workers, len(places)))]
+
+
+async def _started(options: Sequence[WorkerOptions]) -> list[WorkerSession]:
+    """Start a session for each; all of them live, or none does and the first error is raised.
+
+    The first one is alone: what it downloads and prepares, the others find, and what is wrong is said once.
+    """
+    first = await WorkerSession.start(options[0])
+    others = [asyncio.create_task(WorkerSession.start(each)) for each in options[1:]]
+    try:
+        sessions = [first, *await asyncio.gather(*others)]
+        if any(each.info != first.info for each in sessions):
+            raise LoadError(
+                "the workers loaded different environments", hint="install the same version for each of them"
+            )
+    except BaseException:
+        for task in others:
+            task.cancel()
+        ended = await asyncio.gather(*others, return_exceptions=True)
+        live = [each for each in ended if isinstance(each, WorkerSession)]
+        await asyncio.gather(*(each.close() for each in (first, *live)))
+        raise
+    return sessions
+
+
+def _absolute(path: Path) -> str:
+    return str(path.expanduser().resolve())

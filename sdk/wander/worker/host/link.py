@@ -1,0 +1,193 @@
+"""How a host reaches a worker: one that it starts beside itself, over a socket in a folder of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import secrets
+import sys
+from collections.abc import Callable, Coroutine, Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from websockets.asyncio.connection import Connection
+from websockets.asyncio.server import Server, ServerConnection, unix_serve
+
+from wander.errors import LoadError
+from wander.worker.address import WorkerAddress
+from wander.worker.channel import FRAME, OPTIONS
+from wander.worker.host.leftovers import MARK, end_marked
+from wander.worker.host.socket_folder import SocketFolder
+from wander.worker.process.start import WorkerProcess
+from wander.worker.protocol import LastWords, Load
+from wander.worker.running import RUNNING, read_note
+
+if TYPE_CHECKING:
+    from wander.worker.process.sandboxed import Sandbox
+    from wander.worker.tunnel import AnswerCall
+
+T = TypeVar("T")
+
+_NO_PYTHON = (errno.ENOENT, errno.ENOTDIR, errno.EACCES, errno.ENOEXEC)
+"""What the system answers where an interpreter is missing or damaged."""
+
+
+@dataclass(frozen=True)
+class WorkerOptions:
+    """What a worker runs, and with what."""
+
+    python: Path | None
+    load: Load
+    environ: tuple[str, ...]
+    log_path: Path
+    startup_timeout: float
+    variables: Mapping[str, str] = field(default_factory=dict)
+    """Environment variables that are the worker's alone."""
+    hash_seed: int = 0
+    """Decides in which order its sets of text are."""
+    sandbox: Sandbox | None = None
+    address: WorkerAddress | None = None
+    """Where a listening worker is asked instead of one started here; then only `load`, `startup_timeout` and
+    `answer_call` count."""
+    answer_call: AnswerCall | None = None
+    """Answers the OpenAI clients of code on another machine; None lets nobody answer."""
+
+
+class LocalLink:
+    """A process started here and its connection. Made by `open`, ended by `close`."""
+
+    aside: Callable[[str], None] | None = None
+    """Takes text frames: a worker that is started here sends none."""
+
+    def __init__(self, folder: SocketFolder) -> None:
+        self._folder = folder
+        self._path = folder.path / "s"
+        self._mark = secrets.token_hex(8)
+        self._server: Server | None = None
+        self._connected: asyncio.Future[ServerConnection] = asyncio.get_running_loop().create_future()
+        self._done = asyncio.Event()
+        self.process: WorkerProcess
+
+    @classmethod
+    async def open(cls, options: WorkerOptions) -> LocalLink:
+        """Start a worker that will connect; raises `LoadError` when its interpreter does not start."""
+        link = cls(SocketFolder.make())
+        try:
+            # A socket that is handed to the worker is connected before the worker is there to greet, and
+            # `startup_timeout` bounds the whole start.
+            most = {"max_size": options.load.message_limit + FRAME, "open_timeout": None}
+            link._server = await unix_serve(link._accept, str(link._path), **{**OPTIONS, **most})
+            link.process = await WorkerProcess.start(
+                options.python,
+                link._path,
+                environ=options.environ,
+                log_path=options.log_path,
+                variables={
+                    **options.variables,
+                    MARK: link._mark,
+                    "PYTHONHASHSEED": str(options.hash_seed),
+                },
+                sandbox=options.sandbox,
+                source=None if options.load.path is None else Path(options.load.path),
+            )
+        except BaseException as error:
+            await link.close()
+            if isinstance(error, OSError):
+                hint = "install the environment again: its virtual environment is incomplete"
+                raise LoadError(
+                    f"cannot start `{options.python or sys.executable}`: {error.strerror}",
+                    hint=hint if error.errno in _NO_PYTHON else None,
+                ) from error
+            raise
+        return link
+
+    async def connected(self) -> Connection:
+        """Wait for the worker; raises `LoadError` when it ends before."""
+
+        async def wait() -> Connection:
+            return await asyncio.shield(self._connected)
+
+        return await unless_ended(self.process, wait())
+
+    def last_words(self) -> LastWords | None:
+        """Return what is known of a worker that a rollout ended: itself, or by the code that it ran."""
+        note = self.process.note()
+        if note is None:
+            try:
+                note = (self._folder.path / RUNNING).read_bytes()
+            except OSError:
+                return None
+        play, words = read_note(note)
+        if words is None and play is not None and self.process.ended_itself():
+            return LastWords(play=play, seconds=0.0)
+        return words
+
+    async def disconnect(self) -> None:
+        """Close the connection: the worker then tears its environment down and ends."""
+        self._done.set()
+        if self._server is not None:  # none, where it could not even be opened
+            self._server.close()
+            await self._server.wait_closed()
+
+    async def close(self) -> None:
+        """Close the connection, remove the socket, and end what the worker's process has left."""
+        await self.disconnect()
+        self._folder.close()
+        end_marked(self._mark)
+
+    async def _accept(self, connection: ServerConnection) -> None:
+        if self._connected.done():
+            return  # one worker only
+        self._connected.set_result(connection)
+        await self._done.wait()
+
+
+async def until_ended(process: WorkerProcess, reading: Coroutine[Any, Any, None]) -> None:
+    """Read until the connection ends, or the process has: its children may hold the connection open."""
+    task, ended = asyncio.create_task(reading), asyncio.create_task(process.wait())
+    try:
+        both: Iterable[asyncio.Task[None]] = (task, ended)
+        await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
+        # What it said last may still be on its way.
+        await asyncio.wait({task}, timeout=1.0)
+        if task.done():
+            task.result()
+    finally:
+        task.cancel()
+        ended.cancel()
+        await asyncio.gather(task, ended, return_exceptions=True)
+
+
+async def unless_ended(process: WorkerProcess, work: Coroutine[Any, Any, T]) -> T:
+    """Wait for some work of the start; raises `LoadError` when the process ends before."""
+    ended = asyncio.create_task(process.wait())
+    task = asyncio.create_task(work)
+    try:
+        both: Iterable[asyncio.Task[Any]] = (ended, task)
+        await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
+        if not task.done():
+            # What it said last may still be on its way.
+            await asyncio.wait({task}, timeout=1.0)
+        if task.done() and task.exception() is None:
+            return task.result()
+        if task.done() and (error := task.exception()) is not None:
+            raise error
+        raise ended_early(process)
+    finally:
+        for each in (ended, task):
+            each.cancel()
+        await asyncio.gather(ended, task, return_exceptions=True)
+
+
+def ended_early(process: WorkerProcess) -> LoadError:
+    """Return the error for a process that ended before it had loaded anything."""
+    return load_error(f"the environment's process {process.ending()} before it was loaded", process)
+
+
+def load_error(reason: str, process: WorkerProcess) -> LoadError:
+    """Return an error of the start, with the log."""
+    return LoadError(
+        process.with_log(reason),
+        hint="install the environment again if its virtual environment is incomplete; else see the log",
+    )

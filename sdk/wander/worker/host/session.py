@@ -1,0 +1,434 @@
+"""The host's side of one worker's life: from its start to its end, expected or not."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from pydantic import ValidationError
+
+from wander.clients.base import Client, ModelRequest
+from wander.clients.transcript import transcript_of
+from wander.errors import LoadError, ModelError
+from wander.handle import Split
+from wander.sandbox.clock import OwnTime
+from wander.types import Boundary, EnvironmentInfo, Example, Failure, Rollout, SamplingArgs
+from wander.version import __version__
+from wander.worker.channel import Channel
+from wander.worker.host.link import (
+    LocalLink,
+    WorkerOptions,
+    ended_early,
+    load_error,
+    unless_ended,
+    until_ended,
+)
+from wander.worker.host.remote import RemoteLink
+from wander.worker.process.start import WorkerProcess
+from wander.worker.protocol import (
+    PROTOCOL,
+    Cancel,
+    Close,
+    Complete,
+    Completed,
+    Examples,
+    Fault,
+    GetExamples,
+    Hello,
+    LastWords,
+    Loaded,
+    LoadFailed,
+    PartEnded,
+    Ping,
+    Play,
+    Played,
+    Pong,
+    Refused,
+    to_host,
+)
+
+CLOSE_SECONDS = 8.0
+"""How long a worker may tear its environment down."""
+EXIT_SECONDS = 3.0
+"""How long its process may then take to end."""
+_MOST_CALLS = 1000
+"""Model calls that one rollout may have under way; more are a flood."""
+_PING_ROUNDS = 6
+"""How many times half of `stall_seconds` a worker may take to answer when a rollout is past its time."""
+
+
+@dataclass
+class _Playing:
+    """A rollout or a group in flight."""
+
+    asked: Play
+    client: Client
+    result: asyncio.Future[list[Rollout]]
+    begun: float
+    """On the loop's clock."""
+    calls: set[asyncio.Task[None]] = field(default_factory=set)
+
+
+class WorkerLost(Exception):
+    """The worker ended while something was asked of it."""
+
+
+class WorkerSession:
+    """One worker process and the requests it is answering. Made by `start`, ended by `close`."""
+
+    def __init__(self, options: WorkerOptions, channel: Channel, process: WorkerProcess) -> None:
+        self.options = options
+        self._channel = channel
+        self._lines = channel.lines()
+        self._process = process
+        self._next_id = 0
+        self._playing: dict[int, _Playing] = {}
+        self._examples: dict[int, asyncio.Future[list[Example]]] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._pong = False
+        self._held_up = False
+        self._late: set[int] = set()
+        self._too_long = ""
+        """Requests on which the worker worked for too long, and what their records say about that."""
+        self.info: EnvironmentInfo
+        self.lost: str | None = None
+        """How the worker ended, once it has, in words fit for a public record."""
+        self.lost_reason: str | None = None
+        """The same with the end of the log and its path, for whoever runs it."""
+        self.on_lost: Callable[[], None] = lambda: None
+        """Called once the worker has ended, expected or not."""
+
+    @classmethod
+    async def start(cls, options: WorkerOptions) -> WorkerSession:
+        """Start a worker and have it load its environment; raises `LoadError`, leaving no process."""
+        link = await _link(options)
+        session: WorkerSession | None = None
+        try:
+            async with asyncio.timeout(options.startup_timeout):
+                channel = Channel(await link.connected(), link.aside)
+                session = cls(options, channel, link.process)
+                await unless_ended(link.process, session._load())
+        except BaseException as error:
+            await link.process.end(grace=0)
+            if session is not None:
+                await session._abandon()
+            await link.close()
+            if session is None and (cause := link.process.not_made()) is not None:
+                raise cause from None
+            if isinstance(error, TimeoutError):
+                seconds = f"{options.startup_timeout:g} s"
+                raise load_error(f"the environment was not loaded within {seconds}", link.process) from None
+            raise
+        session._serve(link)
+        return session
+
+    async def examples(
+        self, split: Split, start: int, count: int, *, openings: bool = False
+    ) -> list[Example]:
+        """Return examples, or the openings; raises `WorkerLost`, or the worker's fault as `LoadError`."""
+        number = self._number()
+        answer: asyncio.Future[list[Example]] = asyncio.get_running_loop().create_future()
+        self._examples[number] = answer
+        asked = GetExamples(id=number, split=split, start=start, count=count, openings=openings)
+        self._channel.send(asked.model_dump_json())
+        try:
+            return await answer
+        finally:
+            del self._examples[number]
+
+    async def play(
+        self,
+        client: Client,
+        example: Example,
+        *,
+        indices: list[int],
+        rollout_ids: list[str],
+        run_seed: int,
+        sampling: SamplingArgs,
+        group: bool,
+    ) -> list[Rollout]:
+        """Play one rollout, or a group, in the worker.
+
+        When the worker ends, the rollouts are failed and retryable. Raises `WorkerLost` when it had ended
+        before.
+        """
+        asked = Play.model_construct(
+            id=self._number(),
+            example=example,
+            group=group,
+            indices=indices,
+            rollout_ids=rollout_ids,
+            recorded=[client.recorded(rollout_id) for rollout_id in rollout_ids],
+            transcripts=[each for name in rollout_ids if (each := transcript_of(client, name)) is not None],
+            run_seed=run_seed,
+            sampling=sampling,
+            model=client.model,
+        )
+        loop = asyncio.get_running_loop()
+        running = _Playing(asked, client, loop.create_future(), begun=loop.time())
+        self._playing[asked.id] = running
+        self._channel.send(asked.model_dump_json())
+        try:
+            return await running.result
+        except asyncio.CancelledError:
+            self._channel.send(Cancel(id=asked.id).model_dump_json())
+            raise
+        finally:
+            del self._playing[asked.id]
+            for call in running.calls:
+                call.cancel()
+
+    async def close(self) -> None:
+        """Have the environment torn down, then end the process; safe to call when it is gone."""
+        if self.lost is None:
+            self._channel.send(Close().model_dump_json())
+        await self._process.end(CLOSE_SECONDS if self.lost is None else 0)
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def _load(self) -> None:
+        """Check the worker's greeting and have the environment loaded."""
+        self._spawn(self._channel.run())
+        async for line in self._lines:
+            answer = to_host.validate_json(line)
+            if isinstance(answer, Hello):
+                self._check_protocol(answer)
+                self._channel.send(self.options.load.model_dump_json())
+            if isinstance(answer, Loaded):
+                self.info = answer.info
+                return
+            if isinstance(answer, LoadFailed):
+                error = answer.fault.load_error()
+                log = self._process.whole_trace()
+                error.hint = f"{error.hint}; {log}" if error.hint else log
+                raise error
+        await self._process.wait()
+        raise ended_early(self._process)
+
+    def _check_protocol(self, hello: Hello) -> None:
+        """Raise `LoadError` for a worker that speaks otherwise, and tell it so, for its log."""
+        if hello.protocol == PROTOCOL:
+            return
+        said = (
+            f"the environment's wander-sdk {hello.wander} speaks protocol {hello.protocol}, this wander-sdk "
+            f"{__version__} speaks {PROTOCOL}"
+        )
+        self._channel.send(Refused(reason=f"refused by the host: {said}").model_dump_json())
+        hint = "install the environment again, or upgrade wander-sdk in its virtual environment"
+        if hello.protocol > PROTOCOL:
+            hint = "upgrade this one: `pip install -U wander-sdk wander-client`"
+        raise LoadError(said, hint=hint)
+
+    def _serve(self, link: LocalLink | RemoteLink) -> None:
+        """Handle what the worker sends, until it ends."""
+
+        async def serve() -> None:
+            ending = None
+            limit = self.options.load.rollout_timeout
+            watching = [] if limit is None else [asyncio.create_task(self._watch(limit))]
+            if self.options.sandbox is not None:
+                watching.append(asyncio.create_task(self._bound(self.options.sandbox.policy.rollout)))
+            try:
+                await until_ended(self._process, self._read())
+                if self._channel.too_long:
+                    most = self.options.load.message_limit
+                    ending = f"sent a message of more than {most:,} bytes and was ended"
+            except ValidationError as error:
+                ending = f"sent what is no message of this protocol ({error.title}) and was ended"
+            finally:
+                for each in watching:
+                    each.cancel()
+                self._channel.stop()
+                await self._process.end(grace=0 if ending else EXIT_SECONDS)
+                self._ended(ending, link.last_words())
+                await link.close()
+
+        self._spawn(serve())
+
+    async def _read(self) -> None:
+        async for line in self._lines:
+            self._received(line)
+
+    async def _watch(self, limit: float) -> None:
+        """End a worker that cannot even end itself: its code keeps its other threads from running too."""
+        pause = self.options.load.stall_seconds / 2
+        loop = asyncio.get_running_loop()
+        while True:
+            await asyncio.sleep(pause)
+            oldest = next(iter(self._playing.values()), None)
+            if oldest is None or loop.time() - oldest.begun < limit + 4 * pause:
+                continue
+            self._pong = False
+            self._channel.send(Ping().model_dump_json())
+            # Counted in turns of this loop, which may have been held up as well.
+            for _ in range(_PING_ROUNDS):
+                await asyncio.sleep(pause)
+                if self._pong:
+                    break
+            else:
+                self._held_up = True
+                self._process.kill()
+                return
+
+    async def _bound(self, limit: float) -> None:
+        """End a sandboxed worker that takes too long over a rollout or over examples, whatever it answers."""
+        own = OwnTime(limit)
+        while not self._late:
+            await asyncio.sleep(own.tick)
+            playing = {
+                number: len(each.asked.indices) for number, each in self._playing.items() if not each.calls
+            }
+            self._late = own.late({**playing, **dict.fromkeys(self._examples, 1)})
+        self._too_long = f"its code took more than {limit:g} s, which the sandbox does not allow"
+        self._process.kill()
+
+    def _received(self, line: bytes) -> None:
+        message = to_host.validate_json(line)
+        if isinstance(message, Complete):
+            self._start_call(message)
+        elif isinstance(message, Played):
+            running = self._playing.get(message.id)
+            if running is not None and not running.result.done():
+                running.result.set_result(_checked(running.asked, message.rollouts))
+        elif isinstance(message, PartEnded):
+            running = self._playing.get(message.play)
+            if running is not None and message.rollout_id in running.asked.rollout_ids:
+                running.client.end(message.rollout_id)
+        elif isinstance(message, Pong):
+            self._pong = True
+        elif isinstance(message, Examples):
+            answer = self._examples.get(message.id)
+            if answer is None or answer.done():
+                return
+            if message.fault is None:
+                answer.set_result(message.examples)
+            else:
+                answer.set_exception(message.fault.load_error())
+
+    def _start_call(self, asked: Complete) -> None:
+        running = self._playing.get(asked.play)
+        if running is None:
+            return  # cancelled meanwhile
+        if len(running.calls) >= _MOST_CALLS * len(running.asked.indices):
+            if not running.result.done():
+                self._channel.send(Cancel(id=asked.play).model_dump_json())
+                reason = f"it asked for more than {_MOST_CALLS} completions at once"
+                example, indices = running.asked.example, running.asked.indices
+                running.result.set_result(failed_rollouts(example, indices, "TooManyCalls", reason))
+            return
+        call = asyncio.create_task(self._call(running.client, asked.id, asked.request))
+        running.calls.add(call)
+        call.add_done_callback(running.calls.discard)
+
+    async def _call(self, client: Client, number: int, request: ModelRequest) -> None:
+        """Ask the host's client on behalf of the worker."""
+        try:
+            response = await client.complete(request)
+            answer = Completed.model_construct(id=number, response=response)
+            text = answer.model_dump_json()
+        except ModelError as error:
+            text = Completed(id=number, fault=Fault.of(error)).model_dump_json()
+        except Exception as error:  # noqa: BLE001 - a client that breaks its promise fails one rollout
+            message = f"`{type(client).__name__}.complete` raised `{type(error).__name__}: {error}`"
+            text = Completed(id=number, fault=Fault(type="ModelError", message=message)).model_dump_json()
+        self._channel.send(text)
+
+    def _ended(self, ending: str | None, words: LastWords | None) -> None:
+        """Answer everything that waits: the process has ended."""
+        if self._held_up or (words is not None and words.seconds):
+            ending = "was ended, since the code of a rollout past its time let nothing else go on"
+        elif self._late:
+            ending = f"was ended, since {self._too_long}"
+        self.lost = f"the environment's process {ending or self._process.ending()}"
+        self.lost_reason = self._process.with_log(self.lost)
+        for running in list(self._playing.values()):
+            asked = running.asked
+            if running.result.done():
+                continue
+            if asked.id in self._late:
+                failed = failed_rollouts(asked.example, asked.indices, "RolloutTimeout", self._too_long)
+                running.result.set_result(failed)
+            elif words is not None and asked.id == words.play:
+                running.result.set_result(_culprit(asked, words, self.lost))
+            else:
+                running.result.set_result(lost_rollouts(asked.example, asked.indices, self.lost))
+        for answer in list(self._examples.values()):
+            if not answer.done():
+                answer.set_exception(WorkerLost(self.lost))
+        self.on_lost()
+
+    async def _abandon(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def _number(self) -> int:
+        if self.lost is not None:
+            raise WorkerLost(self.lost)
+        self._next_id += 1
+        return self._next_id
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+
+async def _link(options: WorkerOptions) -> LocalLink | RemoteLink:
+    if options.address is None:
+        return await LocalLink.open(options)
+    limit, seconds = options.load.message_limit, options.startup_timeout
+    return await RemoteLink.open(
+        options.address, message_limit=limit, seconds=seconds, answer=options.answer_call
+    )
+
+
+def _checked(asked: Play, rollouts: list[Rollout]) -> list[Rollout]:
+    """Return the worker's answer if it is for what was asked: a worker must not write others' rollouts."""
+    wanted = [(asked.example.example_id, index) for index in asked.indices]
+    if [rollout.key for rollout in rollouts] == wanted:
+        return rollouts
+    reason = "the environment's process answered with rollouts that were not asked for"
+    return failed_rollouts(asked.example, asked.indices, "ForeignRollouts", reason)
+
+
+def lost_rollouts(
+    example: Example, indices: Iterable[int], reason: str, *, retryable: bool = True
+) -> list[Rollout]:
+    """Return the records of rollouts whose worker ended."""
+    return failed_rollouts(example, indices, WorkerLost.__name__, reason, retryable=retryable)
+
+
+def _culprit(asked: Play, words: LastWords, ending: str) -> list[Rollout]:
+    """Return the records of the rollout that ended its worker; a second time it would do the same."""
+    kind, reason = "ProcessEnded", f"its code ended its process: {ending}"
+    if words.seconds:
+        where = f" ({words.where})" if words.where else ""
+        kind = "RolloutTimeout"
+        reason = f"past its time, its code let nothing else go on for {words.seconds:g} s{where}"
+    return failed_rollouts(asked.example, asked.indices, kind, reason, boundary=words.boundary)
+
+
+def failed_rollouts(
+    example: Example,
+    indices: Iterable[int],
+    kind: str,
+    reason: str,
+    *,
+    retryable: bool = False,
+    boundary: Boundary = "environment",
+) -> list[Rollout]:
+    """Return the records of rollouts that the environment's process did not play to their end."""
+    failure = Failure(boundary=boundary, type=kind, message=reason, retryable=retryable)
+    return [
+        Rollout(
+            example_id=example.example_id,
+            index=index,
+            seed=example.seed,
+            prompt=example.prompt,
+            completion=[],
+            failure=failure,
+        )
+        for index in indices
+    ]

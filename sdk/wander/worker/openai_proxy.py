@@ -1,0 +1,284 @@
+"""The host's OpenAI-compatible endpoint for code in a worker that brings its own client.
+
+It listens on loopback and speaks for the host: the worker gets its address and a token that is good for
+nothing else, the host's key never enters the worker. Every answer is recorded with the rollout that asked;
+where a rollout is played again, its answers come from the record and nobody is asked.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import hmac
+import json
+import os
+import secrets
+import socket
+from collections import defaultdict
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from wander.clients.rate_limit import CallLimiter
+from wander.errors import RateLimited
+from wander.rollout.outside_calls import HEADER, PUBLIC_KEY
+from wander.types import Rollout, canonical_json
+
+if TYPE_CHECKING:
+    from aiohttp import web
+
+    from wander.clients.retries import Attempts
+
+BASE_VARIABLE, KEY_VARIABLE = "OPENAI_BASE_URL", "OPENAI_API_KEY"
+USUAL_BASE = "https://api.openai.com/v1"
+_SECONDS, _CONNECT_SECONDS = 600.0, 15.0
+_PATHS = ("chat/completions", "completions", "responses", "embeddings")
+MOST_CONNECTIONS = 256
+"""Connections that a sandbox, or a worker on another machine, may have open at a time."""
+
+
+@dataclass(frozen=True)
+class Upstream:
+    """Where the calls go."""
+
+    base_url: str
+    api_key: str | None
+
+    @classmethod
+    def of_environment(cls) -> Upstream:
+        """Return what the host's own variables say."""
+        return cls(os.environ.get(BASE_VARIABLE) or USUAL_BASE, os.environ.get(KEY_VARIABLE))
+
+
+@dataclass
+class CallCount:
+    """What a worker's code asked for, over all rollouts."""
+
+    calls: int = 0
+    failed: int = 0
+    replayed: int = 0
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+
+
+@dataclass
+class _Record:
+    """The calls of one rollout: those made now, and those to be answered again."""
+
+    made: list[dict[str, Any]] = field(default_factory=list)
+    known: dict[str, list[dict[str, Any]]] | None = None
+    limiter: CallLimiter | None = None
+    """That of the rollout's own model: its calls and these are bounded together."""
+
+
+class HostEndpoint:
+    """Serves one worker; made by `open`, ended by `close`. The web server starts when it is first needed."""
+
+    def __init__(self, listening: socket.socket, upstream: Upstream) -> None:
+        self._socket = listening
+        self._upstream = upstream
+        self._token = f"wander-{secrets.token_hex(16)}"
+        self._records: dict[str, _Record] = defaultdict(_Record)
+        self._runner: web.ServerRunner | None = None
+        self._starting: asyncio.Task[None] | None = None
+        self._taking: set[asyncio.Task[None]] = set()
+        self._limiter = CallLimiter()
+        """For calls of no known rollout, or of one whose model needs no limiter."""
+        self._attempts: Attempts | None = None
+        self.count = CallCount()
+
+    @classmethod
+    def open(cls, upstream: Upstream | None = None) -> HostEndpoint:
+        """Listen on a free port of loopback; must be called inside a running loop."""
+        listening = socket.socket()
+        listening.bind(("127.0.0.1", 0))
+        listening.listen(128)
+        listening.setblocking(False)
+        endpoint = cls(listening, upstream or Upstream.of_environment())
+        asyncio.get_running_loop().add_reader(listening, endpoint._connected)
+        return endpoint
+
+    @property
+    def address(self) -> tuple[str, int]:
+        """Host and port."""
+        host, port = self._socket.getsockname()
+        return host, port
+
+    @property
+    def variables(self) -> dict[str, str]:
+        """The environment variables by which the worker's clients find the endpoint."""
+        return token_variables(self.address, self._token)
+
+    def take(self, connection: socket.socket) -> None:
+        """Serve a connected socket as well, for a worker that can reach no address."""
+        if self._starting is None:
+            self._connected()
+        task = asyncio.get_running_loop().create_task(self._serve(connection))
+        self._taking.add(task)
+        task.add_done_callback(self._taking.discard)
+
+    async def answer(self, method: str, path: str, body: bytes, rollout_id: str) -> tuple[int, str]:
+        """Return status and JSON for the request of a worker's code that was let in."""
+        path = path.removeprefix("/v1/").strip("/")
+        if method != "POST" or path not in _PATHS:
+            return 404, refusal(f"the host answers POST {', '.join(_PATHS)}")
+        try:
+            request = json.loads(body)
+        except ValueError:
+            return 400, refusal("the request is not JSON")
+        if not isinstance(request, dict) or request.get("stream"):
+            return 400, refusal("the host records whole answers: ask without `stream`")
+        status, response = await self._call(path, request, rollout_id)
+        return status, json.dumps(response)
+
+    def begin(
+        self, rollout_id: str, recorded: dict[str, Any] | None, limiter: CallLimiter | None = None
+    ) -> None:
+        """Announce a rollout, with what its record holds where it is played again."""
+        record = self._records[rollout_id] = _Record(limiter=limiter)
+        if recorded is not None:
+            record.known = defaultdict(list)
+            for call in recorded.get(PUBLIC_KEY) or []:
+                record.known[str(call.get("digest"))].append(call)
+
+    def end(self, rollout_id: str, rollout: Rollout | None) -> None:
+        """Put the calls of a rollout into its record."""
+        record = self._records.pop(rollout_id, None)
+        if record is not None and rollout is not None and record.made:
+            rollout.info[PUBLIC_KEY] = record.made
+
+    async def close(self) -> None:
+        """End the server and its connections; safe to call twice."""
+        if self._socket.fileno() < 0:
+            return
+        asyncio.get_running_loop().remove_reader(self._socket)
+        if self._starting is not None:
+            await asyncio.gather(self._starting, *self._taking, return_exceptions=True)
+        if self._attempts is not None:
+            await self._attempts.transport.close()
+        if self._runner is not None:
+            await self._runner.cleanup()
+        self._socket.close()
+
+    def _connected(self) -> None:
+        """Start the web server, which takes the connection that waits."""
+        loop = asyncio.get_running_loop()
+        loop.remove_reader(self._socket)
+        self._starting = loop.create_task(self._start())
+
+    async def _start(self) -> None:
+        from aiohttp import web
+
+        self._runner = web.ServerRunner(web.Server(self._answered), shutdown_timeout=0.5)
+        await self._runner.setup()
+        await web.SockSite(self._runner, self._socket).start()
+
+    async def _serve(self, connection: socket.socket) -> None:
+        assert self._starting is not None
+        await self._starting
+        server = None if self._runner is None else self._runner.server
+        if server is None or len(server.connections) >= MOST_CONNECTIONS:
+            connection.close()
+            return
+        await asyncio.get_running_loop().connect_accepted_socket(server, connection)
+
+    async def _answered(self, request: web.BaseRequest) -> web.StreamResponse:
+        given = request.headers.get("authorization", "").removeprefix("Bearer ")
+        if not hmac.compare_digest(given.encode(), self._token.encode()):
+            return as_response(401, TOKEN_REFUSED)
+        rollout_id = request.headers.get(HEADER, "")
+        return as_response(*await self.answer(request.method, request.path, await request.read(), rollout_id))
+
+    async def _call(self, path: str, body: dict[str, Any], rollout_id: str) -> tuple[int, Any]:
+        """Answer one call from the record, or by asking; keep what was answered."""
+        record = self._records.get(rollout_id)
+        digest = hashlib.sha256(canonical_json([path, body]).encode()).hexdigest()
+        self.count.calls += 1
+        if record is not None and record.known is not None:
+            kept = record.known.get(digest)
+            if not kept:
+                return 409, _error("the record has no answer to this request")
+            self.count.replayed += 1
+            call = kept.pop(0) if len(kept) > 1 else kept[0]
+        else:
+            limiter = record.limiter if record is not None else None
+            status, response = await self._asked(path, body, limiter or self._limiter, rollout_id)
+            call = {"digest": digest, "path": path, "request": body, "status": status, "response": response}
+        if record is not None:
+            record.made.append(call)
+        self._counted(call)
+        return int(call["status"]), call["response"]
+
+    async def _asked(
+        self, path: str, body: dict[str, Any], limiter: CallLimiter, rollout_id: str
+    ) -> tuple[int, Any]:
+        """Ask upstream; what cannot be reached is an answer too, with status 502."""
+        from wander.clients.transport import TransportError
+
+        url = self._upstream.base_url
+        if self._upstream.api_key is None and url == USUAL_BASE:
+            return 401, _error(f"the host has no key for this: set `{KEY_VARIABLE}` (or `{BASE_VARIABLE}`)")
+        attempts = self._attempts = self._attempts or self._upstream_attempts()
+        try:
+            answer = await attempts.answer(limiter, f"/{path}", body, rollout_id)
+        except RateLimited as error:
+            return 429, _error(str(error))
+        except TransportError as error:
+            return 502, _error(f"`{attempts.transport.base_url}` cannot be reached: {error}")
+        try:
+            return answer.status, json.loads(answer.body)
+        except ValueError:
+            return 502, _error(f"`{attempts.transport.base_url}` answered {answer.status} with no JSON")
+
+    def _upstream_attempts(self) -> Attempts:
+        from wander.clients.retries import Attempts
+        from wander.clients.transport import AiohttpTransport
+
+        key = self._upstream.api_key
+        headers = {"Authorization": f"Bearer {key}"} if key else {}
+        transport = AiohttpTransport(
+            self._upstream.base_url,
+            headers,
+            timeout=_SECONDS,
+            connect_timeout=_CONNECT_SECONDS,
+            max_connections=None,
+        )
+        # The code that asks has a client of its own, which tries again after faults.
+        return Attempts(transport, max_retries=0)
+
+    def _counted(self, call: dict[str, Any]) -> None:
+        response = call["response"]
+        usage = response.get("usage") if isinstance(response, dict) else None
+        if int(call["status"]) >= 400:
+            self.count.failed += 1
+        elif isinstance(usage, dict):
+            self.count.prompt_tokens += int(usage.get("prompt_tokens") or usage.get("input_tokens") or 0)
+            self.count.completion_tokens += int(
+                usage.get("completion_tokens") or usage.get("output_tokens") or 0
+            )
+
+
+def _error(message: str) -> dict[str, Any]:
+    return {"error": {"message": message, "type": "wander_host", "code": None}}
+
+
+def refusal(message: str) -> str:
+    """Return the JSON by which OpenAI's clients are told why there is no answer."""
+    return json.dumps(_error(message))
+
+
+TOKEN_REFUSED = refusal("the token is not this endpoint's")
+
+
+def token_variables(address: tuple[str, int], token: str) -> dict[str, str]:
+    """Return the environment variables by which OpenAI's clients find an address."""
+    host, port = address
+    return {BASE_VARIABLE: f"http://{host}:{port}/v1", KEY_VARIABLE: token}
+
+
+def as_response(status: int, body: str) -> web.StreamResponse:
+    """Return JSON as the answer to a request."""
+    from aiohttp import web
+
+    # The host has waited as long as there was any use in it; OpenAI's clients look for this.
+    headers = {"x-should-retry": "false"} if status == 429 else None
+    return web.json_response(text=body, status=status, headers=headers)

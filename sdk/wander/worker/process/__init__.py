@@ -1,0 +1,1 @@
+"""Worker processes: start one, plain or in the sandbox."""

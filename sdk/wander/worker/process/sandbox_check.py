@@ -1,0 +1,166 @@
+"""The self-test: a sandbox as for an environment, and everything tried in it that must not work."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import secrets
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from wander.errors import SandboxError
+from wander.sandbox.bubblewrap import profile_digest
+from wander.sandbox.groups import Group, new_group
+from wander.sandbox.policy import SandboxPolicy
+from wander.sandbox.support import Support, explained, require_support
+from wander.sandbox.visible import visible
+from wander.worker.process.sandboxed import confine
+
+_SECONDS = 120.0
+_SECRET_VARIABLE = "WANDER_SANDBOX_CHECK_SECRET"  # noqa: S105 - a variable's name
+
+
+@dataclass(frozen=True)
+class ProbeOutcome:
+    """What became of one attempt."""
+
+    name: str
+    held: bool
+    """Whether the sandbox stopped it."""
+    how: str
+    """By which error or signal, or what was got hold of."""
+
+
+@dataclass(frozen=True)
+class CheckReport:
+    """What the self-test found."""
+
+    bwrap: str
+    version: str
+    machine: str
+    user: str
+    memory_bound: str
+    profile_sha256: str
+    seconds: float
+    warnings: list[str]
+    outcomes: list[ProbeOutcome]
+
+    @property
+    def escaped(self) -> list[ProbeOutcome]:
+        """The attempts that succeeded."""
+        return [each for each in self.outcomes if not each.held]
+
+
+def check(policy: SandboxPolicy | None = None) -> CheckReport:
+    """Make a sandbox and try to get out of it; raises `SandboxError` where none can be made."""
+    limits = policy or SandboxPolicy(processes=48, tmp=8 << 20, shm=4 << 20, file=4 << 20)
+    support = require_support()
+    group = new_group(limits)
+    warnings = [support.warning] if support.warning else []
+    if group.memory_bound == "process":
+        warnings.append(
+            "no control group can be made here: memory is bounded for each process alone, which an "
+            "environment that starts several evades"
+        )
+    begun = time.monotonic()
+    try:
+        with bait(limits) as prepared:
+            found = _probed(limits, prepared, group, support)
+    finally:
+        for _ in range(100):
+            if group.close():
+                break
+            time.sleep(0.02)
+    return CheckReport(
+        bwrap=support.bwrap,
+        version=".".join(map(str, support.version)),
+        machine=os.uname().machine,
+        user="a user of its own, since this is root" if support.as_root else "this user",
+        memory_bound=group.memory_bound,
+        profile_sha256=profile_digest(limits, support.machine),
+        seconds=round(time.monotonic() - begun, 3),
+        warnings=warnings,
+        outcomes=[ProbeOutcome(name, each["held"], each["how"]) for name, each in found.items()],
+    )
+
+
+@contextlib.contextmanager
+def bait(policy: SandboxPolicy) -> Iterator[dict[str, Any]]:
+    """Lay out what a prisoner would look for, and yield where it is."""
+    secret = secrets.token_hex(16)
+    os.environ[_SECRET_VARIABLE] = secret
+    with contextlib.ExitStack() as stack:
+        stack.callback(os.environ.pop, _SECRET_VARIABLE, None)
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="wander-bait-")))
+        (folder / "secret").write_text(secret)
+        folder.chmod(0o755)
+        waiting = [sys.executable, "-I", "-S", "-c", "import sys; sys.stdin.read()", secret]
+        decoy = subprocess.Popen(waiting, stdin=subprocess.PIPE)  # noqa: S603 - our own words
+        stack.callback(decoy.communicate)
+        yield {
+            "file": str(folder / "secret"),
+            "secret": secret,
+            "port": stack.enter_context(_listening(secret)),
+            "file_limit": policy.file,
+            "tmp_limit": policy.tmp,
+            "shm_limit": policy.shm,
+            "process_limit": policy.processes,
+        }
+
+
+@contextlib.contextmanager
+def _listening(secret: str) -> Iterator[int]:
+    """Tell the secret to everybody who connects on loopback."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def serve() -> None:
+            with contextlib.suppress(OSError):  # closed
+                while True:
+                    connection, _ = server.accept()
+                    with connection:
+                        connection.sendall(secret.encode())
+
+        thread = threading.Thread(target=serve, daemon=True)
+        thread.start()
+        yield server.getsockname()[1]
+        server.shutdown(socket.SHUT_RDWR)
+        thread.join()
+
+
+def _probed(
+    policy: SandboxPolicy, prepared: dict[str, Any], group: Group, support: Support
+) -> dict[str, Any]:
+    # By standard input: among the arguments the secret would be found.
+    plan = {"module": "wander.sandbox.probes", "arguments": ["probes"]}
+    confined = confine(policy, support, visible(None, None, policy.read), group, plan, {})
+    try:
+        done = subprocess.run(  # noqa: S603 - our own command
+            confined.command,
+            input=json.dumps(prepared).encode(),
+            capture_output=True,
+            env=confined.environ,
+            cwd="/",
+            pass_fds=confined.descriptors,
+            start_new_session=True,
+            timeout=_SECONDS,
+            check=False,
+        )
+    except subprocess.TimeoutExpired as error:
+        raise SandboxError(f"the self-test did not end within {_SECONDS:g} s") from error
+    finally:
+        for descriptor in confined.descriptors:
+            os.close(descriptor)
+    said = done.stderr.decode("utf-8", "replace").strip()
+    if done.returncode != 0:
+        raise explained(said.removeprefix("bwrap: ").removeprefix("sandbox: "))
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found

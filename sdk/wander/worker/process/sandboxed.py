@@ -1,0 +1,253 @@
+"""A worker's process in the sandbox."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import fcntl
+import json
+import os
+import signal
+import socket
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from wander.errors import SandboxError
+from wander.sandbox import inside, launcher
+from wander.sandbox.bubblewrap import VARIABLES, arguments
+from wander.sandbox.groups import Group, new_group
+from wander.sandbox.policy import SandboxPolicy
+from wander.sandbox.seccomp import compiled
+from wander.sandbox.support import FIRST_UID, Support, explained, require_support
+from wander.sandbox.visible import INSIDE, Visible, visible
+from wander.worker.process.calls import CallSockets, TakeCall
+from wander.worker.process.output import CappedLog
+from wander.worker.process.start import FROM_OUTSIDE, WorkerProcess
+from wander.worker.running import NOTE_BYTES
+
+_LAUNCHER = Path(launcher.__file__)
+_LAST_OUTPUT_SECONDS = 2.0
+_GROUP_ROUNDS, _GROUP_PAUSE = 100, 0.02
+
+
+@dataclass(frozen=True)
+class Sandbox:
+    """What a worker is confined by, and how its code reaches the host's endpoint."""
+
+    policy: SandboxPolicy
+    take_call: TakeCall
+    endpoint: tuple[str, int]
+    """Address of the endpoint as `OPENAI_BASE_URL` in the worker names it."""
+
+
+@dataclass(frozen=True)
+class Confined:
+    """A command in the sandbox, ready to be started."""
+
+    command: list[str]
+    environ: dict[str, str]
+    descriptors: list[int] = field(default_factory=list)
+    """To be passed on, and then closed here."""
+
+
+class SandboxedWorker(WorkerProcess):
+    """The process is bubblewrap's outermost; with it, everything inside ends."""
+
+    def __init__(
+        self,
+        process: asyncio.subprocess.Process,
+        log: CappedLog,
+        log_path: Path,
+        *,
+        calls: CallSockets,
+        group: Group,
+        policy: SandboxPolicy,
+        note: int,
+    ) -> None:
+        super().__init__(process, None, log_path)
+        self._note: int | None = note
+        self._noted = b""
+        self._log = log
+        self._calls = calls
+        self._group = group
+        self._policy = policy
+        self._starved = False
+
+    @classmethod
+    async def start_in(
+        cls,
+        sandbox: Sandbox,
+        python: Path | None,
+        connected: socket.socket,
+        *,
+        source: Path | None,
+        log_path: Path,
+        variables: Mapping[str, str],
+    ) -> SandboxedWorker:
+        """Start a worker that speaks over `connected`; raises `SandboxError`."""
+        policy = sandbox.policy
+        support = require_support()
+        sees = visible(python, source, policy.read)
+        host, port = sandbox.endpoint
+        with contextlib.ExitStack() as unless_started, contextlib.ExitStack() as handed_on:
+            group = await asyncio.to_thread(new_group, policy)
+            unless_started.callback(group.close)
+            calls = CallSockets(sandbox.take_call)
+            unless_started.callback(calls.close)
+            handed_on.callback(calls.inside.close)
+            note = _new_note()
+            unless_started.callback(os.close, note)
+            plan = {
+                "module": "wander.worker",
+                "arguments": ["wander.worker", "--fd", str(connected.fileno()), "--note", str(note)],
+                "calls": calls.inside.fileno(),
+                "calls_host": host,
+                "calls_port": port,
+            }
+            confined = confine(policy, support, sees, group, plan, variables)
+            reading, writing = os.pipe()
+            for descriptor in (writing, *confined.descriptors):
+                handed_on.callback(os.close, descriptor)
+            log = CappedLog(reading, log_path, policy.log)
+            unless_started.callback(log.close)
+            process = await asyncio.create_subprocess_exec(
+                *confined.command,
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=writing,
+                stderr=writing,
+                env=confined.environ,
+                cwd="/",
+                pass_fds=(*confined.descriptors, connected.fileno(), calls.inside.fileno(), note),
+                start_new_session=True,
+            )
+            unless_started.pop_all()
+        return cls(process, log, log_path, calls=calls, group=group, policy=policy, note=note)
+
+    async def end(self, grace: float) -> None:
+        """End it as any worker, then everything that was made for it."""
+        try:
+            await super().end(grace)
+        finally:
+            self._calls.close()
+            self._read_note()
+            await self._log.ended(_LAST_OUTPUT_SECONDS)
+            self._starved |= self._group.out_of_memory()
+            for _ in range(_GROUP_ROUNDS):
+                if self._group.close():
+                    break
+                await asyncio.sleep(_GROUP_PAUSE)
+
+    def ending(self) -> str:
+        """Say in words how it ended; what a limit of the sandbox did is told as such."""
+        if self._starved or self._group.out_of_memory():
+            return f"ran out of memory: the sandbox allows {size_in_words(self._policy.memory)}"
+        with contextlib.suppress(ValueError):
+            name = signal.Signals(self._signal()).name
+            if name == "SIGXCPU":
+                return f"used up the {self._policy.cpu} s of processor time that the sandbox allows"
+            return f"was killed by {name}"
+        return super().ending()
+
+    def ended_itself(self) -> bool:
+        """Whether it was the code in there that ended it, and not one of the limits for all rollouts."""
+        if self._process.returncode is None or self._starved or self._group.out_of_memory():
+            return False
+        return self._signal() not in {*FROM_OUTSIDE, signal.SIGXCPU}
+
+    def note(self) -> bytes | None:
+        """Return what the worker noted of what it ran."""
+        return self._noted
+
+    def _read_note(self) -> None:
+        note, self._note = self._note, None
+        if note is not None:
+            self._noted = os.pread(note, NOTE_BYTES, 0)
+            os.close(note)
+
+    def _signal(self) -> int:
+        """Return the signal that ended what ran inside, which bubblewrap tells as a shell does; else 0."""
+        code = self._process.returncode or 0
+        return -code if code < 0 else max(0, code - 128)
+
+    def not_made(self) -> SandboxError | None:
+        """Return why there was no sandbox, where the process ended for that."""
+        if self._process.returncode not in (1, launcher.FAILED, inside.UNCONFINED):
+            return None
+        said = self._log.head.decode("utf-8", "replace").strip().splitlines()
+        if not said or not said[0].startswith(("bwrap: ", "sandbox: ")):
+            return None
+        return explained(said[0].partition(": ")[2])
+
+
+def confine(
+    policy: SandboxPolicy,
+    support: Support,
+    sees: Visible,
+    group: Group,
+    plan: Mapping[str, Any],
+    variables: Mapping[str, str],
+) -> Confined:
+    """Return how to start what `plan` (of `inside.py`) names."""
+    filter_fd = os.memfd_create("filter")
+    os.write(filter_fd, compiled(support.machine))
+    os.lseek(
+        filter_fd, 0, os.SEEK_SET
+    )  # bubblewrap reads to the end: each start needs a descriptor of its own
+    sources: Sequence[str] = sees.binds
+    if support.as_root:
+        sources = [launcher.staged(index) for index in range(len(sees.binds))]
+    whole = {
+        "processes": policy.processes,
+        "path": list(sees.import_path),
+        "prefix": str(sees.python.parent.parent),
+        "calls": None,
+        "module": None,
+        **plan,
+    }
+    bwrap = [support.bwrap, *arguments(policy, sees, sources, filter_fd)]
+    started = [str(sees.python), "-s", "-P", "-S", str(INSIDE), json.dumps(whole)]
+    launch = {
+        "groups": group.joined,
+        "limits": _limits(policy, group),
+        "uid": FIRST_UID if support.as_root else None,
+        "binds": list(sees.binds),
+        "command": [*bwrap, *started],
+    }
+    command = [*group.prefix, sys.executable, "-I", "-S", str(_LAUNCHER), json.dumps(launch)]
+    path = f"{sees.python.parent}:/usr/local/bin:/usr/bin:/bin"
+    return Confined(command, {"PATH": path, **VARIABLES, **variables}, [filter_fd])
+
+
+def _new_note() -> int:
+    """Return memory that the worker shares with its host, of a size that it cannot change."""
+    descriptor = os.memfd_create("note", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    os.ftruncate(descriptor, NOTE_BYTES)
+    fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
+    return descriptor
+
+
+def _limits(policy: SandboxPolicy, group: Group) -> dict[str, tuple[int, int]]:
+    """Return the soft and hard limits that hold for each process, by their names in `resource`."""
+    limits = {
+        "RLIMIT_CORE": 0,
+        "RLIMIT_MEMLOCK": 0,
+        "RLIMIT_FSIZE": policy.file,
+        "RLIMIT_NOFILE": policy.files,
+    }
+    if group.memory_bound == "process":
+        limits["RLIMIT_AS"] = policy.memory
+    # The soft limit ends the process with a signal that tells why; who catches that meets the hard one.
+    cpu = {"RLIMIT_CPU": (policy.cpu, policy.cpu + 5)}
+    return {**{name: (value, value) for name, value in limits.items()}, **cpu}
+
+
+def size_in_words(size: float) -> str:
+    """Return a number of bytes as people say it: `512 MiB`."""
+    for unit in ("bytes", "KiB", "MiB", "GiB"):
+        if size < 1024 or unit == "GiB":
+            break
+        size /= 1024
+    return f"{size:.4g} {unit}"

@@ -1,0 +1,181 @@
+"""The worker as an operating-system process: started with little, ended with everything it started."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import socket as sockets
+import sys
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from wander.errors import WanderError
+    from wander.worker.process.sandboxed import Sandbox
+
+ALWAYS_PASSED = ("PATH", "HOME", "LANG", "TMPDIR")
+"""Environment variables that every worker gets; others only by name."""
+FROM_OUTSIDE = frozenset({signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP})
+"""Signals that say nothing against the code that ran: somebody, or a lack of memory, ended the process."""
+_LOG_LINES = 15
+_LOG_BYTES = 8192
+
+
+class WorkerProcess:
+    """One child process in a session of its own; its output goes to the log file."""
+
+    def __init__(self, process: asyncio.subprocess.Process, lifeline: int | None, log_path: Path) -> None:
+        self._process = process
+        self._lifeline = lifeline
+        self.log_path = log_path
+
+    @classmethod
+    async def start(
+        cls,
+        python: Path | None,
+        socket: Path,
+        *,
+        environ: Iterable[str],
+        log_path: Path,
+        variables: Mapping[str, str] | None = None,
+        sandbox: Sandbox | None = None,
+        source: Path | None = None,
+    ) -> WorkerProcess:
+        """Start `python -m wander.worker` (None: this interpreter); raises `OSError` or `SandboxError`.
+
+        `environ` names variables of this process that it gets too, `variables` gives it others. `source` is
+        the folder or file that it will load, which a sandbox has to show it.
+        """
+        log_path.parent.mkdir(parents=True, exist_ok=True)
+        if sandbox is not None:
+            from wander.worker.process.sandboxed import SandboxedWorker
+
+            named = {**_named(environ), **(variables or {})}
+            with _connected(socket) as connected:
+                return await SandboxedWorker.start_in(
+                    sandbox, python, connected, source=source, log_path=log_path, variables=named
+                )
+        theirs, ours = os.pipe()
+        try:
+            with log_path.open("ab") as log:
+                process = await asyncio.create_subprocess_exec(
+                    str(python or sys.executable),
+                    "-P",  # the working folder must not shadow modules
+                    "-m",
+                    "wander.worker",
+                    "--socket",
+                    str(socket),
+                    "--lifeline",
+                    str(theirs),
+                    stdin=asyncio.subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=log,
+                    env={**worker_environ(environ), **(variables or {})},
+                    pass_fds=(theirs,),
+                    start_new_session=True,
+                )
+        except OSError:
+            os.close(ours)
+            raise
+        finally:
+            os.close(theirs)
+        return cls(process, ours, log_path)
+
+    @property
+    def pid(self) -> int:
+        """The child's process id, also that of its process group."""
+        return self._process.pid
+
+    @property
+    def returncode(self) -> int | None:
+        """The child's exit status, negative for a signal; None while it lives."""
+        return self._process.returncode
+
+    def ended_itself(self) -> bool:
+        """Whether it was the code in the child that ended it."""
+        code = self._process.returncode
+        return code is not None and -code not in FROM_OUTSIDE
+
+    def note(self) -> bytes | None:
+        """Return what the child noted (`wander.worker.running`) where that is not beside its socket."""
+        return None
+
+    async def wait(self) -> None:
+        """Wait until the child has ended."""
+        await self._process.wait()
+
+    async def end(self, grace: float) -> None:
+        """Give the child `grace` seconds to end, then kill it, and in any case all that it started."""
+        try:
+            async with asyncio.timeout(grace):
+                await self._process.wait()
+        except TimeoutError:
+            pass
+        finally:
+            self.kill()
+        await self._process.wait()
+
+    def kill(self) -> None:
+        """Kill the child's whole process group at once."""
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        if self._lifeline is not None:
+            os.close(self._lifeline)
+            self._lifeline = None
+
+    def not_made(self) -> WanderError | None:
+        """Return why the process could not even begin its work, where that is known."""
+        return None
+
+    def ending(self) -> str:
+        """Say in words how the child ended."""
+        code = self._process.returncode
+        if code is None:
+            return "closed its connection"
+        if code < 0:
+            with contextlib.suppress(ValueError):
+                return f"was killed by {signal.Signals(-code).name}"
+        return f"ended with status {code}"
+
+    def with_log(self, reason: str) -> str:
+        """Say how the child ended, and what its log says about that, for whoever runs it."""
+        tail = self.log_tail()
+        end = f"\nits log ends:\n{tail}" if tail else "; its log is empty"
+        return f"{reason}; log: `{self.log_path}`{end}"
+
+    def whole_trace(self) -> str:
+        """Say where more about an error is to be found."""
+        return f"the whole trace is in `{self.log_path}`"
+
+    def log_tail(self) -> str:
+        """Return the last lines of the log, for messages."""
+        try:
+            with self.log_path.open("rb") as log:
+                log.seek(max(0, log.seek(0, os.SEEK_END) - _LOG_BYTES))
+                text = log.read().decode("utf-8", "replace")
+        except OSError:
+            return ""
+        return "\n".join(text.splitlines()[-_LOG_LINES:])
+
+
+def worker_environ(names: Iterable[str]) -> dict[str, str]:
+    """Return the environment variables of a worker: the few it always gets, and those named."""
+    passed = _named((*ALWAYS_PASSED, *names))
+    # Output reaches the log as it is made, and a crash in native code leaves a trace there.
+    # Sets of text have the same order on every machine and in every run.
+    python = {"PYTHONUNBUFFERED": "1", "PYTHONFAULTHANDLER": "1", "PYTHONUTF8": "1", "PYTHONHASHSEED": "0"}
+    return {**python, **passed}
+
+
+def _named(names: Iterable[str]) -> dict[str, str]:
+    return {name: os.environ[name] for name in names if name in os.environ}
+
+
+def _connected(path: Path) -> sockets.socket:
+    """Return a socket that is connected to the host's own, for a child that may open none."""
+    connection = sockets.socket(sockets.AF_UNIX)
+    connection.connect(str(path))
+    return connection
