@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import hashlib
 import io
 import json
 import stat
@@ -14,9 +15,11 @@ import httpx
 import pytest
 from command_line import HubRoom, Wander, make_wheel
 from saved_runs import write_run
+from wander.wire.uploads import NewUpload, UploadFile
 from wander_client.commands.account import login
 from wander_client.errors import ClientError, LoginRequired, NotFound, Unavailable
 from wander_client.hub.api import HubApi, open_hub
+from wander_client.packages.staged_upload import publish_files
 
 
 @pytest.fixture
@@ -150,11 +153,7 @@ def test_a_wheel_that_is_none_fails_with_the_hubs_own_words(logged_in: HubRoom, 
     wheel = tmp_path / "say_env-0.1.0-py3-none-any.whl"
     wheel.write_bytes(b"PK no wheel")
     with hub_api(logged_in) as api, pytest.raises(ClientError) as caught:
-        api.upload(
-            "admin",
-            wheel,
-            {"name": "say-env", "version": "0.1.0", "filetype": "bdist_wheel", "pyversion": "py3"},
-        )
+        send_wheel(api, wheel)
     assert caught.value.status == 1
     assert caught.value.code not in ("failed", "unexpected_answer")
 
@@ -165,7 +164,7 @@ def test_an_upload_without_a_token_needs_login(hub: HubRoom, tmp_path: Path) -> 
         open_hub("http://testserver", None, transport=hub.transport) as api,
         pytest.raises(LoginRequired),
     ):
-        api.upload("admin", wheel, {"name": "say-env", "version": "0.1.0", "filetype": "bdist_wheel"})
+        send_wheel(api, wheel)
 
 
 def test_downloads_are_checked_against_their_digest(published: HubRoom, tmp_path: Path) -> None:
@@ -282,7 +281,7 @@ def test_problems_become_errors_with_the_hubs_code(
 ) -> None:
     problem = {"title": "No.", "status": status, "code": "some_code", "hint": "do this", "request_id": "r1"}
     with pytest.raises(kind) as caught:
-        answering(status, json.dumps(problem).encode()).health()
+        answering(status, json.dumps(problem).encode()).whoami()
     error = caught.value
     assert (error.status, error.code, error.hint, str(error)) == (exit_status, "some_code", "do this", "no")
 
@@ -290,11 +289,11 @@ def test_problems_become_errors_with_the_hubs_code(
 def test_reads_are_retried_while_the_hub_is_busy_and_writes_are_not(tmp_path: Path) -> None:
     api = answering(503, **{"Retry-After": "1"})
     with pytest.raises(Unavailable):
-        api.health()
+        api.whoami()
     assert len(api.seen) == 3  # type: ignore[attr-defined]
     wheel = make_wheel(tmp_path)
     with pytest.raises(Unavailable):
-        api.upload("a", wheel, {})
+        send_wheel(api, wheel)
     assert len(api.seen) == 4  # type: ignore[attr-defined]
 
 
@@ -315,3 +314,13 @@ def hub_api(hub: HubRoom):  # type: ignore[no-untyped-def]
     from wander_client.credentials import Credential
 
     return open_hub("http://testserver", Credential(hub.token, "test"), transport=hub.transport)
+
+
+def send_wheel(api: HubApi, wheel: Path) -> None:
+    """Publish a wheel as `wander publish` does."""
+    content = wheel.read_bytes()
+    file = UploadFile(
+        filename=wheel.name, kind="wheel", size=len(content), sha256=hashlib.sha256(content).hexdigest()
+    )
+    wanted = NewUpload(owner="admin", name="say-env", version="0.1.0", files=[file])
+    publish_files(api, wanted, {wheel.name: io.BytesIO(content)})

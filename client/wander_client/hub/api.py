@@ -23,7 +23,6 @@ from wander.types import Rollout
 from wander.wire import (
     EnvironmentDetail,
     EnvironmentPage,
-    HealthStatus,
     Leaderboard,
     Problem,
     RolloutPage,
@@ -97,10 +96,6 @@ class HubApi:
         """Close the connections."""
         self._http.close()
 
-    def health(self) -> HealthStatus:
-        """Return the hub's health."""
-        return self._get("/health", HealthStatus)
-
     def whoami(self) -> Whoami:
         """Return whose token is in use."""
         return self._get("/api/v1/whoami", Whoami)
@@ -139,17 +134,6 @@ class HubApi:
         if not isinstance(files, list):
             raise self._no_hub(response)
         return [{**file, "url": str(response.url.join(file["url"]))} for file in files]
-
-    def upload(self, owner: str, path: Path, fields: Mapping[str, str]) -> VersionDetail:
-        """Upload a distribution file through the standard package upload route; `warnings` are the hub's."""
-        with path.open("rb") as content:
-            response = self._send(
-                "POST",
-                f"/{_part(owner)}/legacy/",
-                data={":action": "file_upload", "protocol_version": "1", **fields},
-                files={"content": (path.name, content, "application/octet-stream")},
-            )
-        return self._parse(response, VersionDetail)
 
     def attach_lock(self, owner: str, name: str, version: str, content: bytes) -> VersionDetail:
         """Give a published version its `pylock.toml`."""
