@@ -6,7 +6,7 @@ TESTS := $(BIN)/python -m pytest -n auto --maxprocesses 8 --dist loadgroup --no-
 # Set, it makes each of the thousands of processes that tests start compile all that it imports.
 unexport PYTHONDONTWRITEBYTECODE
 .DEFAULT_GOAL := help
-.PHONY: help setup fmt check test test-rest test-all docs hooks demo experiment bench lock clean
+.PHONY: help setup fmt check test test-rest test-all docs docs-site hooks demo experiment bench lock clean
 
 help:  ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -37,6 +37,10 @@ test-all: test test-rest  ## Every test; what CI runs
 docs: setup  ## Run every code block of the README and of docs/
 	@$(BIN)/python -m pytest tests/docs $(PYTEST)
 
+docs-site: setup  ## Build site/ from docs/ and the docstrings; a broken link fails
+	@$(PYTHON) scripts/set_up.py --group site
+	@$(BIN)/python scripts/docs_site.py
+
 hooks: setup  ## Have git run ruff, typos and a check for large files before each commit
 	@$(BIN)/pre-commit install
 
@@ -53,5 +57,5 @@ lock: setup  ## Resolve constraints.txt anew
 	@$(PYTHON) scripts/set_up.py --lock
 
 clean:  ## Remove what was built; keeps .venv and its downloads
-	@rm -rf demo-output .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist
+	@rm -rf demo-output site .cache .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist
 	@find sdk client hub environments tests -name __pycache__ -type d -prune -exec rm -rf {} +

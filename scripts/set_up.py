@@ -5,7 +5,8 @@ every distribution of the workspace (editable) at the versions of `constraints.t
 pip's configuration, so pip's indexes and link folders are passed on to it: where pip is configured to
 find a CPU build of PyTorch, that build is taken. `TORCH_BACKEND=cpu make setup` asks for one by name.
 
-A stamp in `.venv` makes a second run instant. `--lock` writes `constraints.txt` anew instead.
+A stamp in `.venv` makes a second run instant. `--group site` adds a dependency group of the root; `--lock`
+writes `constraints.txt` anew instead.
 """
 
 from __future__ import annotations
@@ -122,15 +123,20 @@ def make_virtual_environment() -> None:
     )
 
 
-def install_everything() -> None:
-    """Install every distribution, editable, with all that tests and tools need."""
+def install_command() -> list[str]:
+    """Return the beginning of a command that installs into `.venv` at the versions of `constraints.txt`."""
     command = [str(VENV / "bin" / "uv"), "pip", "install", "--python", str(PYTHON)]
     if not sys.stderr.isatty():
         command.append("--quiet")
     command += ["--constraints", str(CONSTRAINTS), "--build-constraints", str(CONSTRAINTS)]
     if backend := os.environ.get("TORCH_BACKEND"):
         command += ["--torch-backend", backend]
-    command += index_arguments()
+    return command + index_arguments()
+
+
+def install_everything() -> None:
+    """Install every distribution, editable, with all that tests and tools need."""
+    command = install_command()
     for member in members():
         wanted = extras(member)
         command += ["--editable", f"{member}[{','.join(wanted)}]" if wanted else str(member)]
@@ -150,6 +156,11 @@ def set_up() -> None:
     print(f"setup: done in {time.monotonic() - began:.0f} s", flush=True)
 
 
+def add_group(name: str) -> None:
+    """Install a dependency group of the root into `.venv`; instant when it is there."""
+    run([*install_command(), "--group", name], f"install the group `{name}`")
+
+
 def lock() -> None:
     """Resolve the newest versions that fit every distribution, for every platform, into `constraints.txt`."""
     command = [str(VENV / "bin" / "uv"), "pip", "compile", "--universal", "--python-version", "3.11"]
@@ -158,13 +169,21 @@ def lock() -> None:
         command += ["--no-emit-package", distribution_name(member), str(member / "pyproject.toml")]
     for extra in sorted({extra for member in members() for extra in extras(member)}):
         command += ["--extra", extra]
-    run([*command, "--group", "dev", "--output-file", str(CONSTRAINTS)], "resolve constraints.txt")
+    command += ["--group", "dev", "--group", "site", "--output-file", str(CONSTRAINTS)]
+    run(command, "resolve constraints.txt")
 
 
 def main() -> int:
-    """Set up, or with `--lock` resolve the lock; return the exit status."""
+    """Set up, add a group or resolve the lock; return the exit status."""
     try:
-        lock() if "--lock" in sys.argv[1:] else set_up()
+        match sys.argv[1:]:
+            case ["--lock"]:
+                lock()
+            case ["--group", name]:
+                set_up()
+                add_group(name)
+            case _:
+                set_up()
     except SetupFailed as failure:
         print(f"error: {failure}", file=sys.stderr)
         return 1

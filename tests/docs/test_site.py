@@ -1,0 +1,68 @@
+"""`make docs-site`: the pages of the repository as a site, every link of which leads somewhere."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture(scope="module")
+def docs_site():
+    spec = importlib.util.spec_from_file_location("docs_site", ROOT / "scripts/docs_site.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_a_menu_leads_to_every_page(docs_site):
+    assert docs_site.unlisted() == []
+
+
+@pytest.mark.parametrize(
+    ("page", "text", "turned"),
+    [
+        ("README.md", "[a](docs/cli.md#exit)", "[a](cli.md#exit)"),
+        ("README.md", "[`b`](docs/decisions/README.md)", "[`b`](decisions/index.md)"),
+        ("docs/decisions/jobs.md", "[c](../../CHANGELOG.md)", "[c](../CHANGELOG.md)"),
+        (
+            "docs/training.md",
+            "[d](#steps), [e](https://example.org)",
+            "[d](#steps), [e](https://example.org)",
+        ),
+        ("docs/training.md", "[`f`](../examples/distributed)", "`f`"),
+        ("docs/cli.md", "[g](nowhere.md)", "[g](nowhere.md)"),
+        (
+            "docs/cli.md",
+            "```toml a.toml\n[h](../LICENSE)\n```\n",
+            '```toml title="a.toml"\n[h](../LICENSE)\n```\n',
+        ),
+        (
+            "docs/cli.md",
+            "````text\n```\n[i](../LICENSE)\n```\n````\n",
+            "````text\n```\n[i](../LICENSE)\n```\n````\n",
+        ),
+    ],
+)
+def test_a_page_is_made_to_fit_its_place(docs_site, page, text, turned):
+    assert docs_site.turn(text, page, docs_site.places()) == turned
+
+
+@pytest.mark.full
+@pytest.mark.timeout(600)
+def test_the_site_builds_and_shows_the_public_names():
+    for command in (["scripts/set_up.py", "--group", "site"], ["scripts/docs_site.py"]):
+        done = subprocess.run([sys.executable, *command], cwd=ROOT, capture_output=True, text=True)
+        assert done.returncode == 0, done.stdout + done.stderr
+    python = (ROOT / "site/api/index.html").read_text()
+    for name in ("wander.SingleTurnEnv", "wander.Client", "wander.ScriptedClient"):
+        assert f'id="{name}"' in python
+    addresses = (ROOT / "site/api/http/index.html").read_text()
+    document = json.loads((ROOT / "site/api/openapi.json").read_text())
+    assert [path for path in document["paths"] if path not in addresses] == []
