@@ -21,8 +21,9 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from wander_compat.alias import serve_verifiers
+
 from wander.arguments import cause, require_fitting
-from wander.compat.alias import serve_verifiers
 from wander.environment import Environment
 from wander.errors import LoadError
 
@@ -203,11 +204,11 @@ def _factory(module: ModuleType, attribute: str) -> Callable[..., Any]:
 
 def _taskset_factory(module: ModuleType, named: type | None) -> Callable[..., Any] | None:
     """Return what loads a task set of `verifiers.v1`: the class that is named, or the one exported."""
-    from wander.compat.taskset_marks import is_taskset, taskset_in
+    from wander_compat.tasksets.marks import is_taskset, taskset_in
 
     if taskset_in(module) is None if named is None else not is_taskset(named):
         return None
-    from wander.compat.taskset_adapter import load_taskset
+    from wander_compat.tasksets.environment import load_taskset
 
     return functools.partial(load_taskset, module.__name__)
 
@@ -237,12 +238,12 @@ def _made(name: str, factory: Callable[..., Any], arguments: dict[str, Any]) -> 
 def _ours(env: Any) -> Any:
     """Return an environment of the classic `verifiers` API as one of ours; everything else as it is."""
     classes = {f"{cls.__module__}.{cls.__name__}" for cls in type(env).__mro__}
-    if "wander.compat.verifiers.environment.Environment" in classes:
-        from wander.compat.adapter import AdaptedEnvironment
+    if "wander_compat.verifiers.envs.environment.Environment" in classes:
+        from wander_compat.adapters.classic import AdaptedEnvironment
 
         return AdaptedEnvironment(env)
     if "verifiers.v1.env.Env" in classes:
-        from wander.compat.taskset_adapter import TasksetEnvironment
+        from wander_compat.tasksets.environment import TasksetEnvironment
 
         return TasksetEnvironment(env)
     if any(name.startswith("verifiers.") for name in classes):

@@ -47,7 +47,7 @@ import asyncio
 from tictactoe.players import careless
 from tictactoe_prime_rl import environment
 from wander import ScriptedClient
-from wander.compat.taskset_adapter import load_taskset
+from wander_compat.tasksets.environment import load_taskset
 
 async def main():
     tasks = load_taskset("tictactoe_prime_rl", split="eval", run_seed=5)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from typing import Any
 
-from wander.compat.alias import serve_verifiers
+from wander_compat.alias import serve_verifiers
 
 serve_verifiers()
 

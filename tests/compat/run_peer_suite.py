@@ -1,4 +1,4 @@
-"""Run upstream's own tests against `wander.compat.verifiers`.
+"""Run upstream's own tests against `wander_compat.verifiers`.
 
     python tests/compat/run_peer_suite.py [--keep FOLDER] [pytest arguments]
 

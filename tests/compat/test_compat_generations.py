@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 from wander.clients.replay import ReplayClient
 from wander.clients.scripted import ScriptedClient
-from wander.compat.adapter import AdaptedEnvironment
 from wander.errors import RateLimited
 from wander.types import SamplingArgs
+from wander_compat.adapters.classic import AdaptedEnvironment
 
 sys.path.insert(0, str(Path(__file__).parent))
 

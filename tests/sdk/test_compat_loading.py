@@ -75,6 +75,6 @@ def test_a_name_that_the_api_never_had_is_told_with_its_cause(tmp_path):
 
 
 def test_importing_the_loader_loads_nothing_of_the_api():
-    probe = "import sys, wander.loading; print([m for m in sys.modules if m.startswith('wander.compat.v')])"
+    probe = "import sys, wander.loading; print([m for m in sys.modules if m.startswith('wander_compat.v')])"
     done = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"

@@ -76,7 +76,7 @@ def test_an_old_pin_gets_the_hubs_verifiers_and_plays(machine):
     python = next(machine.home.glob("data/**/bin/python"))
     probe = "import verifiers, wander; print(verifiers.__name__, verifiers.__version__)"
     done = subprocess.run([python, "-c", probe], capture_output=True, text=True, check=True)
-    assert done.stdout.split()[0] == "wander.compat.verifiers"
+    assert done.stdout.split()[0] == "wander_compat.verifiers"
     lock = next(machine.home.glob("data/**/pylock.toml")).read_text()
     assert "verifiers-0.3.1" in lock
     assert str(machine.home) not in lock

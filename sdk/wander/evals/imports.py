@@ -126,8 +126,8 @@ def import_results(folder: Path, out: Path, published: PublishedName | None = No
 
 def read_results(folder: Path) -> ForeignRun:
     """Read the results in a folder, whichever library wrote them; raises `RunError`."""
-    from wander.evals.import_classic import read_classic
-    from wander.evals.import_traces import read_traces
+    from wander_compat.results.classic import read_classic
+    from wander_compat.results.traces import read_traces
 
     if (folder / RESULTS).is_file():
         foreign = read_classic(folder)
@@ -168,7 +168,8 @@ def manifest_of(foreign: ForeignRun) -> RunManifest:
 
 
 def _sampling(given: dict[str, Any]) -> SamplingArgs:
-    from wander.compat.host_client import merged_sampling
+    from wander_compat.adapters.host_client import merged_sampling
+
     from wander.errors import ModelError
 
     try:

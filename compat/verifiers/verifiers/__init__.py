@@ -1,0 +1,9 @@
+"""Leads `import verifiers` to `wander_compat.verifiers`."""
+
+import sys
+
+import wander_compat.verifiers
+from wander_compat.alias import serve_verifiers
+
+serve_verifiers()
+sys.modules[__name__] = wander_compat.verifiers

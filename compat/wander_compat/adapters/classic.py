@@ -1,0 +1,309 @@
+"""A classic environment as one of ours: hosts evaluate, train, post and replay it like any other.
+
+The dataset, the loop and the rubric stay the environment's own. What differs from running it by itself:
+rollouts that fail are not scored, an exception in one leaves the others alone, and what the environment
+draws from the global generators depends on the rollout alone (`wander_compat.adapters.global_random`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from importlib.metadata import PackageNotFoundError, metadata, packages_distributions
+from typing import Any, cast
+
+from wander.dataset import Dataset, ProceduralRows, Rows
+from wander.environment import Environment
+from wander.errors import (
+    BoundaryError,
+    ContextOverflow,
+    DatasetError,
+    EnvironmentFault,
+    RubricError,
+    SandboxError,
+    ToolError,
+)
+from wander.handle import Split
+from wander.parsers import Parser, XMLParser
+from wander.rollout.calls import ModelCalls
+from wander.rollout.hooks import described
+from wander.rollout.outside_calls import ROLLOUT
+from wander.rubrics.rubric import Rubric
+from wander.rubrics.score import Score, checked_reward
+from wander.seeding import derived_seed
+from wander.types import Example, RewardFunctionInfo, State
+
+from wander_compat.adapters.global_random import settle
+from wander_compat.adapters.host_client import HostClient
+from wander_compat.verifiers import errors as classic
+from wander_compat.verifiers.envs.env_group import EnvGroup, EnvGroupRubric
+from wander_compat.verifiers.envs.environment import Environment as ClassicEnvironment
+from wander_compat.verifiers.envs.generation_runs import play_by_columns
+from wander_compat.verifiers.envs.single_turn import SingleTurnEnv
+from wander_compat.verifiers.envs.tool_env import StatefulToolEnv, ToolEnv
+from wander_compat.verifiers.messages.conversion import plain, wire_messages
+from wander_compat.verifiers.parsers import Parser as ClassicParser
+from wander_compat.verifiers.parsers import XMLParser as ClassicXMLParser
+from wander_compat.verifiers.rubrics.judge_rubric import JudgeRubric
+from wander_compat.verifiers.rubrics.rubric import REWARD_ERRORS, ROLLOUT_ID, score_states
+from wander_compat.verifiers.rubrics.rubric import Rubric as ClassicRubric
+from wander_compat.verifiers.rubrics.rubric_group import RubricGroup
+from wander_compat.verifiers.types import State as ClassicState
+
+PLAYED = "classic_state"
+"""Where in the state of a rollout the environment's own state is kept until it is scored."""
+
+_KINDS: tuple[tuple[type, str], ...] = (
+    (EnvGroup, "group"),
+    (StatefulToolEnv, "stateful_tool"),
+    (ToolEnv, "tool"),
+    (SingleTurnEnv, "single_turn"),
+)
+_OUTSIDE = (classic.ModelError, classic.InfraError, classic.MissingKeyError, OSError, ImportError)
+"""What a reward function raises when something outside of it failed; the rollout then has no reward."""
+
+
+class AdaptedEnvironment(Environment):
+    """Plays a classic environment behind our interface."""
+
+    def __init__(self, classic_env: ClassicEnvironment, summary: str | None = None) -> None:
+        self.classic = classic_env
+        self.kind = next(  # type: ignore[misc]
+            (kind for cls, kind in _KINDS if isinstance(classic_env, cls)), "multi_turn"
+        )
+        super().__init__(
+            dataset=(),
+            rubric=AdaptedRubric(classic_env),
+            parser=native_parser(classic_env.parser),
+            name=classic_env.env_id or None,
+            summary=_summary(classic_env) if summary is None else summary,
+            deterministic=not asks_outside(classic_env),
+        )
+
+    def _bound(
+        self, dataset: Rows | ProceduralRows | None, eval_dataset: Rows | ProceduralRows | None
+    ) -> dict[Split, Dataset]:
+        found: dict[Split, Any] = {
+            "train": self.classic.build_dataset(),
+            "eval": self.classic.build_eval_dataset(),
+        }
+        bound: dict[Split, Dataset] = {
+            split: ClassicRows(rows, split) for split, rows in found.items() if rows is not None and len(rows)
+        }
+        if not bound:
+            raise DatasetError(f"`{type(self.classic).__name__}` has no rows")
+        return bound
+
+    @property
+    def turn_limit(self) -> int | None:
+        """The most turns that a rollout may take, or None."""
+        limit = getattr(self.classic, "max_turns", -1)
+        return limit if isinstance(limit, int) and limit > 0 else None
+
+    async def play(self, state: State, model: ModelCalls) -> None:
+        """Play the episode by the environment's own `rollout`."""
+        client = HostClient(model)
+        row = cast(ClassicRows, self.dataset(state.example.split)).original(state.example)
+        ROLLOUT.set(model.rollout_id)
+        settle(state.run_seed, state.example.seed, "start")
+        sampling = model.sampling.given()
+        if self.classic.generation.own_rollout == "columns":
+            played = await play_by_columns(self.classic, row, client, model.client.model, sampling)
+        else:
+            played = await self.classic.rollout(row, client, model.client.model, sampling)
+        if not isinstance(played, ClassicState):
+            raise EnvironmentFault(f"`rollout` returned a `{type(played).__name__}`, not a state")
+        state[PLAYED] = played
+        played[ROLLOUT_ID] = model.rollout_id
+        _keep_conversation(state, played)
+        error = played.get("error")
+        if error is not None:
+            await self.classic.rubric.cleanup(played)
+            raise boundary_error(error, client)
+        if played.get("prompt_too_long"):
+            raise ContextOverflow("the model did not take the prompt any more")
+        state["truncated"] = bool(state["truncated"] or played.get("is_truncated"))
+        state["stop_reason"] = played.get("stop_condition") or "is_completed"
+
+    async def teardown(self) -> None:
+        """Run the environment's and its rubric's teardown; raises `EnvironmentFault`."""
+        try:
+            await self.classic._teardown()
+        except Exception as error:
+            raise EnvironmentFault(described(error, "teardown")) from error
+
+
+class ClassicRows(Dataset):
+    """The rows of a classic dataset as examples; what JSON does not know stands in them as text.
+
+    A rollout gets the row as the environment made it.
+    """
+
+    def __init__(self, rows: Any, split: Split) -> None:
+        super().__init__(rows, split=split)
+        self._originals = rows
+        ids = [str(each) for each in rows["example_id"]]
+        self._ids = ids if len(set(ids)) == len(ids) else [str(position) for position in range(len(ids))]
+
+    def original(self, example: Example) -> dict[str, Any]:
+        """Return the row of an example; one that is not of this dataset is made from the example."""
+        if example.index < len(self._ids) and self._ids[example.index] == example.example_id:
+            return dict(self._originals[example.index])
+        number = int(example.example_id) if example.example_id.isdigit() else example.index
+        own = {"prompt": example.prompt, "answer": example.answer, "info": example.info, "example_id": number}
+        return {**example.columns, **own}
+
+    def _normalised(self, row: Any, index: int) -> Example:
+        example_id = self._ids[index]
+        known = {"prompt", "answer", "info", "example_id"}
+        info = row.get("info")
+        return Example.model_construct(
+            example_id=example_id,
+            index=index,
+            split=self.split,
+            seed=derived_seed("example", self.seed, self.split, example_id),
+            prompt=wire_messages(row.get("prompt")),
+            answer=plain(row.get("answer")) if row.get("answer") is not None else "",
+            info=plain(info) if isinstance(info, Mapping) else {"text": info} if info else {},
+            stratum=None,
+            columns={name: plain(value) for name, value in row.items() if name not in known},
+        )
+
+
+class AdaptedRubric(Rubric):
+    """Scores by the classic rubric; reports what its functions raised."""
+
+    def __init__(self, classic_env: ClassicEnvironment) -> None:
+        super().__init__()
+        self._env = classic_env
+
+    @property
+    def _rubric(self) -> ClassicRubric:
+        return self._env.rubric
+
+    def describe(self) -> list[RewardFunctionInfo]:
+        """Return name and weight of every function; functions of one name are reported as one."""
+        weights: dict[str, float] = {}
+        names = self._rubric._get_reward_func_names()
+        for name, weight in zip(names, _weights(self._rubric, len(names)), strict=True):
+            weights[name] = weights.get(name, 0.0) + weight
+        return [RewardFunctionInfo(name=name, weight=weight) for name, weight in weights.items()]
+
+    @property
+    def has_group_functions(self) -> bool:
+        """Whether rollouts can only be scored together with the others of their example."""
+        return any(each.has_group_rewards or _own_group(each) for each in rubrics_in(self._rubric))
+
+    async def score(self, state: State, parser: Parser | None = None) -> Score:
+        """Score one finished rollout."""
+        return (await self.score_group([state], parser))[0]
+
+    async def score_group(self, states: Sequence[State], parser: Parser | None = None) -> list[Score]:
+        """Score the finished rollouts of one example together."""
+        if not states:
+            return []
+        first = states[0]
+        settle(first.run_seed, first.example.seed, "score")
+        played = [cast(ClassicState, state.pop(PLAYED)) for state in states]
+        await score_states(self._rubric, played)
+        weights = {each.name: each.weight for each in self.describe()}
+        scores = [_score(one, state, weights) for one, state in zip(played, states, strict=True)]
+        for one in played:
+            await self._rubric.cleanup(one)
+        return scores
+
+
+def _score(played: ClassicState, state: State, weights: Mapping[str, float]) -> Score:
+    """Return what the classic rubric left in the state; an honest 0 is told from a failure."""
+    raised: dict[str, Exception] = played.get(REWARD_ERRORS) or {}
+    metrics = {
+        name: float(value)
+        for name, value in (played.get("metrics") or {}).items()
+        if name not in raised or weights.get(name, 1.0) != 0
+    }
+    noted = {name: described(error, name) for name, error in raised.items()}
+    if noted:
+        state["public"][REWARD_ERRORS] = noted
+    outside = next((name for name, error in raised.items() if is_outside(error)), None)
+    if outside is not None:
+        return Score(reward=None, metrics=metrics, error=RubricError(noted[outside]))
+    try:
+        checked = {name: checked_reward(value, name) for name, value in metrics.items()}
+        return Score(reward=checked_reward(played.get("reward") or 0.0, "reward"), metrics=checked)
+    except RubricError as error:
+        return Score(reward=None, error=error)
+
+
+def is_outside(error: BaseException) -> bool:
+    """Tell whether an exception, or one of its causes, comes from outside the environment's own code."""
+    from openai import OpenAIError
+
+    return any(isinstance(each, (*_OUTSIDE, OpenAIError)) for each in classic.error_chain(error))
+
+
+def boundary_error(error: BaseException, client: HostClient) -> BoundaryError:
+    """Return a classic rollout's error as ours, of the boundary that broke."""
+    if isinstance(error, classic.ModelError) and client.failure is not None:
+        return client.failure
+    text = described(error, "rollout")
+    if isinstance(error, classic.ToolError):
+        return ToolError(text)
+    if isinstance(error, classic.InfraError):
+        return SandboxError(text, retryable=True)
+    return EnvironmentFault(text)
+
+
+def _keep_conversation(state: State, played: ClassicState) -> None:
+    """Take over the conversation as the environment left it."""
+    completion = played.get("completion")
+    state["prompt"] = wire_messages(played.get("prompt"))
+    if isinstance(completion, str):
+        state["completion"] = wire_messages([{"role": "assistant", "content": completion}])
+    elif completion is not None:
+        state["completion"] = wire_messages(completion)
+
+
+def rubrics_in(rubric: ClassicRubric) -> list[ClassicRubric]:
+    """Return a rubric and all that it consists of."""
+    inner: list[ClassicRubric] = []
+    if isinstance(rubric, RubricGroup):
+        inner = rubric.rubrics
+    elif isinstance(rubric, EnvGroupRubric):
+        inner = [env.rubric for env in rubric.env_map.values()]
+    return [rubric, *(each for one in inner for each in rubrics_in(one))]
+
+
+def _own_group(rubric: ClassicRubric) -> bool:
+    return not type(rubric).score_group.__module__.startswith("wander_compat.")
+
+
+def asks_outside(env: ClassicEnvironment) -> bool:
+    """Tell whether a judge or a sandbox takes part in the rollouts."""
+    judged = any(isinstance(each, JudgeRubric) for each in rubrics_in(env.rubric))
+    inner = env.envs if isinstance(env, EnvGroup) else []
+    return judged or getattr(env, "outside", False) or any(asks_outside(each) for each in inner)
+
+
+def native_parser(parser: ClassicParser) -> Parser:
+    """Return our parser of the same form, for checks that write an answer; the rubric uses its own."""
+    if isinstance(parser, ClassicXMLParser):
+        return XMLParser(parser._fields, parser.answer_field)
+    return Parser()
+
+
+def _weights(rubric: ClassicRubric, count: int) -> list[float]:
+    weights = list(rubric._get_reward_weights())
+    return weights if len(weights) == count else [1.0] * count
+
+
+def _summary(env: ClassicEnvironment) -> str:
+    """Return what the package says of itself, where the environment's class comes from one."""
+    found: Callable[[str], Any] = packages_distributions().get
+    for cls in (type(env), *(type(func) for func in env.rubric._get_reward_funcs())):
+        top = cls.__module__.partition(".")[0]
+        if top not in ("wander", "wander_compat", "builtins"):
+            names = found(top) or []
+            try:
+                return str(metadata(names[0])["Summary"] or "") if names else ""
+            except PackageNotFoundError:
+                return ""
+    return ""

@@ -1,0 +1,176 @@
+"""The model as a classic environment sees it: each call is the host's, and a turn of the rollout's record."""
+
+from __future__ import annotations
+
+import time
+from types import SimpleNamespace
+from typing import Any
+
+from pydantic import ValidationError
+from wander.clients.base import ModelRequest, ModelResponse
+from wander.errors import ContextOverflow, ModelError
+from wander.rollout.calls import ModelCalls
+from wander.rollout.hooks import described
+from wander.seeding import derived_seed
+from wander.types import SamplingArgs, Turn, TurnTokens
+
+from wander_compat.adapters.global_random import settle
+from wander_compat.verifiers.clients import Client
+from wander_compat.verifiers.errors import ModelError as ClassicModelError
+from wander_compat.verifiers.errors import OverlongPromptError
+from wander_compat.verifiers.messages.conversion import wire_messages
+from wander_compat.verifiers.messages.models import Response, ResponseMessage, ResponseTokens, Usage
+
+_RENAMED = {"max_completion_tokens": "max_tokens"}
+_DROPPED = ("n", "stream", "stream_options", "model", "messages", "tools", "extra_headers", "timeout")
+
+
+class HostClient(Client):
+    """The client of one rollout; also answers `chat.completions.create`, for code that calls it itself."""
+
+    def __init__(self, calls: ModelCalls) -> None:
+        super().__init__(None)
+        self._calls = calls
+        self._asked = 0
+        self._turns: dict[int, Turn] = {}
+        self.failure: ModelError | None = None
+        """The first error of the host's client."""
+        create = SimpleNamespace(create=self._create)
+        self.chat = SimpleNamespace(completions=create)
+        self.base_url = "http://wander.invalid/v1"
+        self.api_key = "none"
+
+    async def get_response(
+        self, prompt: Any, model: str, sampling_args: dict[str, Any], tools: Any = None, **kwargs: Any
+    ) -> Response:
+        """Return the host's answer to a prompt; raises the classic API's errors."""
+        offered = [tool.openai() for tool in tools or []] or None
+        number, answer = await self.answered(wire_messages(prompt), sampling_args, offered)
+        return self._response(number, answer)
+
+    async def answered(
+        self, messages: list[dict[str, Any]], sampling: dict[str, Any], tools: list[dict[str, Any]] | None
+    ) -> tuple[int, ModelResponse]:
+        """Ask the host and keep the turn; then the global generators are set for what comes next.
+
+        Returns the turn's number and the answer; raises the classic API's errors.
+        """
+        state, number = self._calls.state, self._asked
+        self._asked += 1
+        started = time.perf_counter()
+        try:
+            request = ModelRequest.model_construct(
+                rollout_id=self._calls.rollout_id,
+                turn=number,
+                messages=messages,
+                sampling=merged_sampling(self._calls.sampling, sampling),
+                tools=tools,
+                seed=derived_seed(state.run_seed, state.example.seed, "completion", state["index"], number),
+            )
+            answer = await self._asked_host(request)
+        except ContextOverflow as error:
+            self.failure = self.failure or error
+            raise OverlongPromptError(str(error)) from error
+        except ModelError as error:
+            self.failure = self.failure or error
+            raise ClassicModelError(str(error)) from error
+        self._turns[number] = Turn.model_construct(
+            message=answer.message,
+            context_messages=len(messages),
+            finish_reason=answer.finish_reason,
+            usage=answer.usage,
+            model_seconds=time.perf_counter() - started,
+            tokens=answer.tokens,
+        )
+        state["turns"] = [self._turns[each] for each in sorted(self._turns)]
+        state["completion"] = [*messages[len(state.prompt) :], dict(answer.message)]
+        settle(state.run_seed, state.example.seed, "turn", number)
+        return number, answer
+
+    async def _asked_host(self, request: ModelRequest) -> ModelResponse:
+        try:
+            return await self._calls.client.complete(request)
+        except ModelError:
+            raise
+        except Exception as error:
+            where = f"{type(self._calls.client).__name__}.complete"
+            raise ModelError(described(error, where)) from error
+
+    def _response(self, number: int, answer: ModelResponse) -> Response:
+        cut = answer.finish_reason == "length"
+        tokens = None if answer.tokens is None else _tokens(answer.tokens)
+        return Response(
+            id=f"{self._calls.rollout_id}/{number}",
+            created=0,
+            model=self._calls.client.model,
+            usage=Usage(
+                prompt_tokens=answer.usage.prompt_tokens,
+                completion_tokens=answer.usage.completion_tokens,
+                total_tokens=answer.usage.prompt_tokens + answer.usage.completion_tokens,
+            ),
+            message=ResponseMessage(
+                content=answer.message.get("content"),
+                reasoning_content=answer.message.get("reasoning_content"),
+                tool_calls=answer.message.get("tool_calls"),
+                finish_reason=answer.finish_reason,
+                is_truncated=cut,
+                tokens=tokens,
+            ),
+        )
+
+    async def _create(self, *, messages: Any, tools: Any = None, **options: Any) -> Any:
+        """Answer as `AsyncOpenAI().chat.completions.create` does; the model is always the host's."""
+        from openai.types.chat import ChatCompletion
+
+        number, answer = await self.answered(wire_messages(messages), options, tools)
+        return ChatCompletion.model_validate(self.completion(number, answer))
+
+    def completion(self, number: int, answer: ModelResponse) -> dict[str, Any]:
+        """Return the host's answer number `number` in the form of an endpoint's chat completion."""
+        message = {**answer.message, "role": "assistant"}
+        message.setdefault("content", None)
+        return {
+            "id": f"{self._calls.rollout_id}/{number}",
+            "object": "chat.completion",
+            "created": 0,
+            "model": self._calls.client.model,
+            "choices": [{"index": 0, "message": message, "finish_reason": answer.finish_reason}],
+            "usage": {
+                "prompt_tokens": answer.usage.prompt_tokens,
+                "completion_tokens": answer.usage.completion_tokens,
+                "total_tokens": answer.usage.prompt_tokens + answer.usage.completion_tokens,
+            },
+        }
+
+    def with_options(self, **_: Any) -> HostClient:
+        """Return the client itself: time limits and retries are the host's."""
+        return self
+
+    async def close(self) -> None:
+        """Nothing is held here; the host closes its own client."""
+
+
+def merged_sampling(host: SamplingArgs, environment: dict[str, Any]) -> SamplingArgs:
+    """Return the environment's sampling arguments under the host's; raises `ModelError`."""
+    given = {name: value for name, value in environment.items() if value is not None}
+    given.update(given.pop("extra_body", None) or {})
+    wanted = {_RENAMED.get(name, name): value for name, value in given.items() if name not in _DROPPED}
+    if isinstance(wanted.get("stop"), str):
+        wanted["stop"] = [wanted["stop"]]
+    try:
+        return SamplingArgs.model_validate({**wanted, **host.given()})
+    except ValidationError as error:
+        problem = error.errors(include_url=False)[0]
+        raise ModelError(
+            f"the environment samples with `{problem['loc'][0]}={problem['input']!r}`: {problem['msg']}"
+        ) from error
+
+
+def _tokens(tokens: TurnTokens) -> ResponseTokens:
+    return ResponseTokens(
+        prompt_ids=tokens.prompt_ids,
+        prompt_mask=[0] * len(tokens.prompt_ids),
+        completion_ids=tokens.completion_ids,
+        completion_mask=[1] * len(tokens.completion_ids),
+        completion_logprobs=tokens.logprobs,
+    )

@@ -1,0 +1,135 @@
+"""`import verifiers` for environments: the names of the classic API's modules lead to ours.
+
+Light: nothing of the API is loaded before it is imported. An installed package `verifiers` that is not our
+distribution of that name is left alone.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.abc
+import importlib.machinery
+import importlib.util
+import sys
+from collections.abc import Sequence
+from types import ModuleType
+from typing import Any
+
+NAME = "verifiers"
+HOME = "wander_compat.verifiers"
+
+MODULES: dict[str, str] = {
+    "types": "types",
+    "errors": "errors",
+    "decorators": "decorators",
+    "clients.client": "clients",
+    "clients.openai_chat_completions_client": "clients",
+    "parsers.parser": "parsers",
+    "parsers.xml_parser": "parsers",
+    "parsers.think_parser": "parsers",
+    "parsers.maybe_think_parser": "parsers",
+    "rubrics.rubric": "rubrics.rubric",
+    "rubrics.rubric_group": "rubrics.rubric_group",
+    "rubrics.judge_rubric": "rubrics.judge_rubric",
+    "rubrics.math_rubric": "rubrics.math_rubric",
+    "rubrics.tool_rubric": "rubrics.tool_rubric",
+    "rubrics.multiturn_monitor_rubric": "rubrics.tool_rubric",
+    "envs.environment": "envs.environment",
+    "envs.multiturn_env": "envs.multi_turn",
+    "envs.singleturn_env": "envs.single_turn",
+    "envs.tool_env": "envs.tool_env",
+    "envs.stateful_tool_env": "envs.tool_env",
+    "envs.env_group": "envs.env_group",
+    "envs.experimental.gym_env": "envs.gym_env",
+    "envs.gym_env": "envs.gym_env",
+    "envs.sandbox_env": "envs.sandbox_env",
+    "envs.python_env": "envs.sandbox_env",
+    "envs.integrations.reasoninggym_env": "envs.reasoning_gym_env",
+    "envs.reasoninggym_env": "envs.reasoning_gym_env",
+    "envs.experimental.rlm_env": "envs.remote_envs",
+    "envs.experimental.mcp_env": "envs.remote_envs",
+    "envs.mcp_env": "envs.remote_envs",
+    "envs.experimental.cli_agent_env": "envs.remote_envs",
+    "envs.experimental.harbor_env": "envs.remote_envs",
+    "envs.experimental.opencode_env": "envs.remote_envs",
+    "envs.integrations.browser_env": "envs.remote_envs",
+    "envs.integrations.openenv_env": "envs.remote_envs",
+    "utils.data_utils": "data",
+    "utils.async_utils": "async_calls",
+    "utils.save_utils": "outputs",
+    "utils.response_utils": "responses",
+    "utils.tool_utils": "messages.tool_definitions",
+    "utils.message_utils": "messages.forms",
+    "utils.logging_utils": "logs",
+    "utils.env_utils": "envs.loading",
+    "utils.config_utils": "envs.loading",
+    "utils.error_utils": "errors",
+    "utils.client_utils": "clients",
+}
+"""Modules of the classic API, under `verifiers.`, and ours, under `wander_compat.verifiers.`."""
+
+PACKAGES = frozenset(
+    {"clients", "parsers", "rubrics", "rubrics.experimental", "envs", "envs.experimental"}
+    | {"envs.integrations", "utils"}
+)
+"""Packages of the classic API; a name that is asked of one comes from the top level of ours."""
+
+
+def serve_verifiers() -> None:
+    """Let `import verifiers` find ours, unless the real one is installed; safe to call often."""
+    if not any(isinstance(finder, VerifiersFinder) for finder in sys.meta_path):
+        sys.meta_path.insert(0, VerifiersFinder())
+
+
+def upstream_installed() -> bool:
+    """Tell whether a package `verifiers` is installed that is not ours."""
+    spec = importlib.machinery.PathFinder.find_spec(NAME)
+    if spec is None or spec.origin is None:
+        return False
+    with open(spec.origin, encoding="utf-8") as source:
+        return HOME.rpartition(".")[0] not in source.read()
+
+
+class VerifiersFinder(importlib.abc.MetaPathFinder):
+    """Finds `verifiers` and everything below it."""
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        """Return where a module of the classic API is; None for every other module."""
+        if fullname == NAME:
+            return None if upstream_installed() else _spec(fullname, HOME)
+        top, _, inner = fullname.partition(".")
+        if top != NAME or getattr(sys.modules.get(NAME), "__name__", NAME) != HOME:
+            return None
+        if inner in PACKAGES:
+            return importlib.machinery.ModuleSpec(fullname, _PackageLoader(), is_package=True)
+        home = MODULES.get(inner)
+        return None if home is None else _spec(fullname, f"{HOME}.{home}")
+
+
+def _spec(name: str, home: str) -> importlib.machinery.ModuleSpec:
+    return importlib.machinery.ModuleSpec(name, _AliasLoader(home), is_package=name == NAME)
+
+
+class _AliasLoader(importlib.abc.Loader):
+    """Puts one of our modules in the place of the one that was asked for."""
+
+    def __init__(self, home: str) -> None:
+        self._home = home
+
+    def exec_module(self, module: ModuleType) -> None:
+        sys.modules[module.__name__] = importlib.import_module(self._home)
+
+
+class _PackageLoader(importlib.abc.Loader):
+    """Makes a package that holds nothing itself."""
+
+    def exec_module(self, module: ModuleType) -> None:
+        def found(name: str) -> Any:
+            inner = f"{module.__name__.partition('.')[2]}.{name}"
+            if inner in MODULES or inner in PACKAGES:
+                return importlib.import_module(f"{NAME}.{inner}")
+            return getattr(importlib.import_module(HOME), name)
+
+        module.__getattr__ = found  # type: ignore[method-assign]

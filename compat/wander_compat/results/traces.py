@@ -1,0 +1,188 @@
+"""`traces.jsonl` of `verifiers.v1` (0.3, 0.4): one episode or one trace a line, each a graph of messages.
+
+The longest branch of a trace that ends in what the model said is taken as its conversation; other branches
+(retries, sub-agents) are counted in `info["other_branches"]`. Rewards are scores with weights.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from wander.errors import RunError
+from wander.evals import imports
+from wander.evals.imports import ForeignRun
+from wander.types import Failure, Message, Turn, Usage
+
+from wander_compat.verifiers.messages.conversion import plain, wire_message, wire_messages
+
+
+def read_traces(folder: Path) -> ForeignRun:
+    """Read one evaluation of `verifiers.v1`; raises `RunError`."""
+    configuration = _configuration(folder)
+    environment, _, rest = folder.name.partition("--")
+    foreign = ForeignRun(
+        environment=_taskset(configuration) or environment or imports.UNKNOWN,
+        model=str(configuration.get("model") or rest.partition("--")[0] or imports.UNKNOWN),
+        source="verifiers.v1 traces",
+    )
+    path = folder / imports.TRACES
+    for number, line in imports.json_lines(path):
+        traces = line["traces"] if isinstance(line.get("traces"), list) else [line]
+        for trace in traces:
+            if isinstance(trace, dict) and (trace.get("agent") or {}).get("trainable", True):
+                with imports.telling_line(path, number):
+                    _add(foreign, trace, line, path, number)
+    return foreign
+
+
+def _configuration(folder: Path) -> dict[str, Any]:
+    resolved = imports.json_object(folder / "configs" / "resolved" / "eval.json")
+    if resolved:
+        return resolved
+    try:
+        return tomllib.loads((folder / "configs" / "eval.toml").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+
+
+def _taskset(configuration: dict[str, Any]) -> str | None:
+    """Return the id of the task set, wherever the release puts it."""
+    env = configuration.get("env")
+    taskset = configuration.get("taskset") or (env.get("taskset") if isinstance(env, dict) else None)
+    found = taskset.get("id") if isinstance(taskset, dict) else taskset
+    return str(found) if found else None
+
+
+def _add(foreign: ForeignRun, trace: dict[str, Any], line: dict[str, Any], path: Path, number: int) -> None:
+    """Add the rollout of one trace."""
+    nodes = trace.get("nodes")
+    if not isinstance(nodes, list):
+        raise RunError(f"line {number} of `{path}` is neither an episode nor a trace")
+    task: dict[str, Any] = trace.get("task") or line.get("task") or {}
+    data: dict[str, Any] = task.get("data") or {}
+    example_id = str(data["idx"] if data.get("idx") is not None else task.get("hash") or number - 1)
+    branch = _branch(nodes)
+    opening = next((at for at, node in enumerate(branch) if node.get("sampled")), len(branch))
+    messages = [_message(node) for node in branch]
+    prompt, completion = messages[:opening], messages[opening:]
+    started = _started(trace)
+    if foreign.started_at is None or (started is not None and started < foreign.started_at):
+        foreign.started_at = started
+    columns = {name: plain(value) for name, value in data.items() if name not in ("idx", "prompt")}
+    example = foreign.example(example_id, wire_messages(data.get("prompt")) or prompt, "", {}, columns)
+    failure = _failure([*(trace.get("errors") or []), *(line.get("errors") or [])])
+    rewards = {name: value for name, value in (trace.get("rewards") or {}).items() if value is not None}
+    rollout = {
+        "example_id": example_id,
+        "index": foreign.counts[example_id],
+        "seed": example.seed,
+        "prompt": prompt,
+        "completion": completion,
+        "turns": _turns(trace, nodes, branch, messages),
+        "stop_reason": None if failure else str(trace.get("stop_condition") or imports.UNKNOWN),
+        "truncated": bool(trace.get("is_timeout")),
+        "reward": None if failure else sum(_score(each) * _weight(each) for each in rewards.values()),
+        "metrics": {} if failure else _metrics(trace, rewards),
+        "failure": failure,
+        "usage": _usage(trace),
+        "started_at": started.isoformat() if started else "",
+        "seconds": _seconds(trace),
+        "info": {"other_branches": _leaves(nodes) - 1} if _leaves(nodes) > 1 else {},
+    }
+    foreign.add(imports.checked(rollout, path, number))
+
+
+def _branch(nodes: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the nodes from the root to the last sampled one, of the longest such way."""
+    ways = [_way(nodes, at) for at, node in enumerate(nodes) if node.get("sampled")]
+    if not ways:
+        return _way(nodes, len(nodes) - 1) if nodes else []
+    return max(ways, key=len)
+
+
+def _way(nodes: list[dict[str, Any]], at: int | None) -> list[dict[str, Any]]:
+    way: list[dict[str, Any]] = []
+    while at is not None and 0 <= at < len(nodes) and len(way) <= len(nodes):
+        way.append(nodes[at])
+        at = nodes[at].get("parent")
+    return way[::-1]
+
+
+def _leaves(nodes: list[dict[str, Any]]) -> int:
+    parents = {node.get("parent") for node in nodes}
+    return sum(at not in parents for at in range(len(nodes)))
+
+
+def _message(node: dict[str, Any]) -> Message:
+    return wire_message(node.get("message") or {"role": "user", "content": ""})
+
+
+def _turns(
+    trace: dict[str, Any], nodes: list[dict[str, Any]], branch: list[dict[str, Any]], messages: list[Message]
+) -> list[Turn]:
+    """Return the model's turns of a branch, with what the calls tell of them."""
+    calls = {call.get("node"): call for call in trace.get("calls") or []}
+    numbers = {id(node): at for at, node in enumerate(nodes)}
+    turns = []
+    for position, node in enumerate(branch):
+        if not node.get("sampled"):
+            continue
+        call = calls.get(numbers[id(node)]) or {}
+        usage, span = call.get("usage") or {}, call.get("time") or {}
+        turns.append(
+            Turn(
+                message=messages[position],
+                context_messages=position,
+                finish_reason=call.get("finish_reason") or "stop",
+                usage=imports.total_usage(usage.get("prompt_tokens"), usage.get("completion_tokens")),
+                model_seconds=max(0.0, (span.get("end") or 0.0) - (span.get("start") or 0.0)),
+            )
+        )
+    return turns
+
+
+def _usage(trace: dict[str, Any]) -> Usage:
+    found = [call["usage"] for call in trace.get("calls") or [] if call.get("usage")]
+    each = (imports.total_usage(one.get("prompt_tokens"), one.get("completion_tokens")) for one in found)
+    return sum(each, Usage())
+
+
+def _score(reward: Any) -> float:
+    return float(reward["score"] if isinstance(reward, dict) else reward)
+
+
+def _weight(reward: Any) -> float:
+    return float(reward.get("weight", 1.0)) if isinstance(reward, dict) else 1.0
+
+
+def _metrics(trace: dict[str, Any], rewards: dict[str, Any]) -> dict[str, float]:
+    named = {name: float(value) for name, value in (trace.get("metrics") or {}).items() if value is not None}
+    return {**named, **{name: _score(reward) for name, reward in rewards.items()}}
+
+
+def _failure(errors: list[Any]) -> Failure | None:
+    if not errors:
+        return None
+    first = errors[0] if isinstance(errors[0], dict) else {"type": imports.UNKNOWN, "message": str(errors[0])}
+    name = str(first.get("type") or imports.UNKNOWN)
+    model = name in ("ProviderError", "ModelError") or first.get("status_code") is not None
+    sandbox = name in ("SandboxError", "HarnessError", "InterceptionError", "TunnelError")
+    return Failure(
+        boundary="model" if model else "sandbox" if sandbox else "environment",
+        type=name,
+        message=str(first.get("message") or name),
+    )
+
+
+def _started(trace: dict[str, Any]) -> datetime | None:
+    start = (trace.get("timing") or {}).get("start")
+    return datetime.fromtimestamp(start, UTC) if isinstance(start, int | float) and start > 0 else None
+
+
+def _seconds(trace: dict[str, Any]) -> float:
+    timing = trace.get("timing") or {}
+    spans = [timing[name] for name in ("boot", "setup", "agent", "finalize", "scoring") if timing.get(name)]
+    return float(sum(max(0.0, (span.get("end") or 0.0) - (span.get("start") or 0.0)) for span in spans))

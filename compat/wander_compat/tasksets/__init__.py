@@ -1,0 +1,1 @@
+"""Task sets of `verifiers.v1`, which the real library plays."""

@@ -1,0 +1,131 @@
+"""Where the programs of `verifiers.v1` find the model: an endpoint in the worker that asks the host.
+
+The library sends every call of an episode through its interception server to one OpenAI-compatible
+endpoint, with the trace's id in a header. Here that endpoint knows which rollout the trace belongs to, and
+its answer is the host's: counted, recorded as a turn, replayed.
+"""
+
+from __future__ import annotations
+
+import hmac
+import json
+import secrets
+from typing import TYPE_CHECKING, Any
+
+from wander.errors import AuthenticationFailed, EnvironmentFault, RateLimited
+
+from wander_compat.adapters.host_client import HostClient
+from wander_compat.verifiers.errors import ModelError as ClassicModelError
+from wander_compat.verifiers.errors import OverlongPromptError
+from wander_compat.verifiers.messages.conversion import wire_messages
+
+if TYPE_CHECKING:
+    from aiohttp import web
+
+SESSION_HEADER = "X-Session-ID"
+"""The header in which the library names the trace."""
+KEY_VARIABLE = "WANDER_TASKSET_KEY"
+"""The variable that gives the library the endpoint's token."""
+
+_OVERLONG = "the prompt is longer than the maximum context length"
+
+
+class HostModel:
+    """Serves the chat completions of all rollouts in this process; used as an async context."""
+
+    def __init__(self) -> None:
+        self.token = secrets.token_hex(16)
+        self.base_url = ""
+        self._clients: dict[str, HostClient] = {}
+        self._runner: web.ServerRunner | None = None
+
+    def bind(self, trace_id: str, client: HostClient) -> None:
+        """Let the calls of a trace be those of a rollout."""
+        self._clients[trace_id] = client
+
+    def release(self, trace_ids: list[str]) -> None:
+        """Forget traces that have ended."""
+        for trace_id in trace_ids:
+            self._clients.pop(trace_id, None)
+
+    async def __aenter__(self) -> HostModel:
+        from aiohttp import web
+
+        runner = web.ServerRunner(web.Server(self._answered), shutdown_timeout=0.5)
+        await runner.setup()
+        try:
+            site = web.TCPSite(runner, "127.0.0.1", 0)
+            await site.start()
+        except OSError as error:
+            await runner.cleanup()
+            raise EnvironmentFault(
+                f"`verifiers.v1` needs sockets of this machine, and none can be opened: {error}",
+                hint="a task set cannot be played in the sandbox",
+            ) from error
+        self._runner = runner
+        self.base_url = f"http://127.0.0.1:{runner.addresses[0][1]}/v1"
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        if self._runner is not None:
+            await self._runner.cleanup()
+
+    async def _answered(self, request: web.BaseRequest) -> web.StreamResponse:
+        given = request.headers.get("authorization", "").removeprefix("Bearer ")
+        if not hmac.compare_digest(given.encode(), self.token.encode()):
+            return _refused(401, "the token is not this endpoint's")
+        if request.method != "POST" or request.path != "/v1/chat/completions":
+            return _refused(404, "the host answers chat completions; this program asks for something else")
+        client = self._clients.get(request.headers.get(SESSION_HEADER, ""))
+        if client is None:
+            return _refused(409, "the call belongs to no rollout that is being played")
+        body = json.loads(await request.read())
+        try:
+            number, answer = await client.answered(
+                wire_messages(body.get("messages")),
+                {name: value for name, value in body.items() if name not in ("messages", "tools")},
+                body.get("tools"),
+            )
+        except OverlongPromptError:
+            return _refused(400, _OVERLONG)
+        except ClassicModelError as error:
+            return _refused(_status(client), str(error))
+        completion = client.completion(number, answer)
+        return await _streamed(request, completion) if body.get("stream") else _json(200, completion)
+
+
+def _status(client: HostClient) -> int:
+    if isinstance(client.failure, RateLimited):
+        return 429
+    return 401 if isinstance(client.failure, AuthenticationFailed) else 502
+
+
+async def _streamed(request: web.BaseRequest, completion: dict[str, Any]) -> web.StreamResponse:
+    """Send a whole answer as a stream: the message, its end, the usage."""
+    from aiohttp import web
+
+    response = web.StreamResponse(headers={"content-type": "text/event-stream"})
+    await response.prepare(request)
+    common = {**completion, "object": "chat.completion.chunk"}
+    choice = completion["choices"][0]
+    delta = {name: value for name, value in choice["message"].items() if value is not None}
+    if "tool_calls" in delta:
+        delta["tool_calls"] = [{"index": at, **call} for at, call in enumerate(delta["tool_calls"])]
+    said = [{"index": 0, "delta": delta, "finish_reason": None}]
+    ended = [{"index": 0, "delta": {}, "finish_reason": choice["finish_reason"]}]
+    for choices, usage in ((said, None), (ended, None), ([], completion["usage"])):
+        chunk = json.dumps({**common, "choices": choices, "usage": usage})
+        await response.write(f"data: {chunk}\n\n".encode())
+    await response.write(b"data: [DONE]\n\n")
+    await response.write_eof()
+    return response
+
+
+def _refused(status: int, message: str) -> web.StreamResponse:
+    return _json(status, {"error": {"message": message, "type": "wander_host", "code": None}})
+
+
+def _json(status: int, value: Any) -> web.StreamResponse:
+    from aiohttp import web
+
+    return web.json_response(value, status=status)

@@ -1,0 +1,337 @@
+"""A task set of `verifiers.v1` (0.3, 0.4) as an environment of ours, played by the real library.
+
+The library plays the episode: the task's hooks, the agents, the program, the rewards. The model calls of its
+interception server end at the host (`wander_compat.tasksets.endpoint`). A failed episode has no reward; the
+conversation of the first agent that may be trained is the rollout's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import os
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from wander.dataset import Dataset, ProceduralRows, Rows
+from wander.environment import Environment
+from wander.errors import (
+    BoundaryError,
+    ConfigError,
+    ContextOverflow,
+    DatasetError,
+    EnvironmentFault,
+    ModelError,
+    RubricError,
+    SandboxError,
+    ToolError,
+)
+from wander.handle import Split
+from wander.parsers import Parser
+from wander.rollout.calls import ModelCalls
+from wander.rollout.outside_calls import ROLLOUT
+from wander.rubrics.rubric import Rubric
+from wander.rubrics.score import Score, checked_reward
+from wander.seeding import derived_seed
+from wander.types import Example, RewardFunctionInfo, State
+from wander.worker.openai_proxy import BASE_VARIABLE
+from wander.worker.openai_proxy import KEY_VARIABLE as HOST_KEY_VARIABLE
+
+from wander_compat.adapters.global_random import settle
+from wander_compat.adapters.host_client import HostClient
+from wander_compat.tasksets.endpoint import KEY_VARIABLE, HostModel
+from wander_compat.tasksets.harness import chat_harness
+from wander_compat.verifiers.messages.conversion import plain, wire_messages
+
+EPISODE = "taskset_episode"
+"""Where in the state of a rollout the library's episode is kept until it is scored."""
+
+_BOUNDARIES: dict[str, type[BoundaryError]] = {
+    "ProviderError": ModelError,
+    "ModelError": ModelError,
+    "OverlongPromptError": ContextOverflow,
+    "ToolsetError": ToolError,
+    "SandboxError": SandboxError,
+    "InterceptionError": SandboxError,
+    "TunnelError": SandboxError,
+}
+
+
+def load_taskset(
+    module: str,
+    *,
+    harness: str | dict[str, Any] | None = None,
+    env: dict[str, Any] | None = None,
+    **arguments: Any,
+) -> TasksetEnvironment:
+    """Load the task set that a module exports.
+
+    `arguments` are the task set's own settings. `harness` chooses the program, by the library's id or with
+    settings; without it a task set that brings none is a chat with the task's tools. `env` holds further
+    settings of the library's environment. Agents play in processes of this machine unless the package pins
+    another runtime. Raises `ConfigError` for settings that the library refuses.
+    """
+    _lend_endpoint_to_judges()
+    loaders = importlib.import_module("verifiers.v1.utils.loaders")
+    given = {**(env or {}), "taskset": {**(env or {}).get("taskset", {}), "id": module, **arguments}}
+    try:
+        config = loaders.resolve_env_config(given)
+        return TasksetEnvironment(loaders.load_environment(_seated(config, module, harness)))
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"`{module}` cannot be set up: {error}") from error
+
+
+def _seated(config: Any, module: str, harness: str | dict[str, Any] | None) -> Any:
+    """Return the settings with a program and a runtime for every agent that has none of its own."""
+    seat = importlib.import_module("verifiers.v1.agent").AgentConfig
+    runtimes = importlib.import_module("verifiers.v1.runtimes")
+    loaders = importlib.import_module("verifiers.v1.utils.loaders")
+    wanted: dict[str, Any] | None = {"id": harness} if isinstance(harness, str) else harness
+    if wanted is None and loaders.default_harness_id(module) != module:
+        wanted = {"id": chat_harness()}
+    changed = {}
+    for name, agent in ((name, value) for name, value in config if isinstance(value, seat)):
+        update: dict[str, Any] = {}
+        if agent.harness is None and wanted is not None:
+            update["harness"] = loaders.harness_config_type(wanted["id"]).model_validate(wanted)
+        if isinstance(agent.runtime, runtimes.PrimeConfig):
+            update["runtime"] = runtimes.SubprocessConfig()
+        changed[name] = agent.model_copy(update=update)
+    return config.model_copy(update=changed)
+
+
+def _lend_endpoint_to_judges() -> None:
+    """Let judges that name no endpoint ask the host, which holds the key and records the answers."""
+    for theirs, ours in (("PRIME_INFERENCE_URL", BASE_VARIABLE), ("PRIME_API_KEY", HOST_KEY_VARIABLE)):
+        if ours in os.environ:
+            os.environ.setdefault(theirs, os.environ[ours])
+
+
+class TasksetEnvironment(Environment):
+    """Plays the library's environment behind our interface."""
+
+    kind = "taskset"
+
+    def __init__(self, library_env: Any) -> None:
+        self.library = library_env
+        self._serving: _Serving | None = None
+        harnesses = library_env._harnesses.values()
+        super().__init__(
+            dataset=(),
+            rubric=EpisodeRubric(type(library_env.taskset).task_type()),
+            deterministic=not any(each.EXECUTES_CODE for each in harnesses),
+        )
+
+    def _bound(
+        self, dataset: Rows | ProceduralRows | None, eval_dataset: Rows | ProceduralRows | None
+    ) -> dict[Split, Dataset]:
+        return {"eval": TaskRows(self.library.taskset)}
+
+    @property
+    def turn_limit(self) -> int | None:
+        """The most turns that a rollout may take, or None."""
+        limit = getattr(getattr(self.library.config, "agent", None), "max_turns", None)
+        return int(limit) if limit else None
+
+    async def play(self, state: State, model: ModelCalls) -> None:
+        """Let the library play one episode of the task."""
+        client = HostClient(model)
+        rows = self.dataset(state.example.split)
+        assert isinstance(rows, TaskRows)
+        task = rows.task(state.example)
+        ROLLOUT.set(model.rollout_id)
+        settle(state.run_seed, state.example.seed, "start")
+        serving = await self._served()
+        traces: list[str] = []
+
+        def minted(trace: Any) -> None:
+            traces.append(trace.id)
+            serving.model.bind(trace.id, client)
+
+        try:
+            episode = await self.library.run_episode(
+                task, serving.context(model.client.model), on_trace=minted
+            )
+        finally:
+            serving.model.release(traces)
+        state[EPISODE] = episode
+        error = _first_error(episode)
+        played = _played(episode)
+        if played is not None:
+            _keep_conversation(state, played)
+        if client.failure is not None and (error is not None or isinstance(client.failure, ContextOverflow)):
+            raise client.failure
+        if error is not None:
+            raise error
+        state["truncated"] = bool(state["truncated"] or getattr(episode, "is_timeout", False))
+        state["stop_reason"] = (played.stop_condition if played is not None else None) or "is_completed"
+
+    async def _served(self) -> _Serving:
+        """Return what all rollouts of this loop share: the library's servers and the way to the host."""
+        loop = asyncio.get_running_loop()
+        if self._serving is None or self._serving.loop is not loop:
+            self._serving = _Serving(self.library, loop)
+        await self._serving.ready()
+        return self._serving
+
+    async def teardown(self) -> None:
+        """End the library's servers."""
+        if self._serving is not None and self._serving.loop is asyncio.get_running_loop():
+            await self._serving.end()
+        self._serving = None
+        await super().teardown()
+
+
+class _Serving:
+    """Holds the library's servers open, in one task from their start to their end."""
+
+    def __init__(self, library_env: Any, loop: asyncio.AbstractEventLoop) -> None:
+        self.loop = loop
+        self.model = HostModel()
+        self._ended = asyncio.Event()
+        self._ready: asyncio.Future[None] = loop.create_future()
+        self._task = loop.create_task(self._serve(library_env))
+
+    async def _serve(self, library_env: Any) -> None:
+        try:
+            async with self.model, library_env.serving():
+                self._ready.set_result(None)
+                await self._ended.wait()
+        except BaseException as error:
+            if self._ready.done():
+                raise
+            self._ready.set_exception(error)
+
+    async def ready(self) -> None:
+        """Wait until rollouts can be played; raises what kept the servers from starting."""
+        await asyncio.shield(self._ready)
+
+    def context(self, model: str) -> Any:
+        """Return the model as the library is told of it: its name and our endpoint."""
+        clients = importlib.import_module("verifiers.v1.clients")
+        os.environ[KEY_VARIABLE] = self.model.token
+        config = clients.EvalClientConfig(base_url=self.model.base_url, api_key_var=KEY_VARIABLE)
+        return clients.ModelContext(model=model, client=config)
+
+    async def end(self) -> None:
+        """Close the servers."""
+        self._ended.set()
+        await asyncio.gather(self._task, return_exceptions=True)
+
+
+class TaskRows(Dataset):
+    """The tasks of a set in their own order, as examples; an endless set is read as far as it is asked."""
+
+    def __init__(self, taskset: Any) -> None:
+        self._tasks: list[Any] = []
+        self._stream: Iterator[Any] = iter(taskset)
+        if not taskset.INFINITE:
+            self._tasks = list(self._stream)
+            if not self._tasks:
+                raise DatasetError(f"`{taskset.config.id}` has no tasks")
+        length = None if taskset.INFINITE else len(self._tasks)
+        super().__init__(ProceduralRows(self._task_at, length), split="eval")
+        ids = [each.data.idx for each in self._tasks]
+        self._named = bool(ids) and None not in ids and len(set(ids)) == len(ids)
+
+    def task(self, example: Example) -> Any:
+        """Return the task of an example; raises `EnvironmentFault` for one of another set."""
+        if self._normalised(self._task_at(example.index), example.index).example_id != example.example_id:
+            raise EnvironmentFault(f"the task set has no task `{example.example_id}` at {example.index}")
+        return self._tasks[example.index]
+
+    def _task_at(self, index: int) -> Any:
+        while len(self._tasks) <= index:
+            self._tasks.append(next(self._stream))
+        return self._tasks[index]
+
+    def _normalised(self, row: Any, index: int) -> Example:
+        example_id = str(row.data.idx) if self._named else str(index)
+        data = row.data.model_dump(mode="json", exclude_defaults=True)
+        return Example.model_construct(
+            example_id=example_id,
+            index=index,
+            split=self.split,
+            seed=derived_seed("example", self.seed, self.split, example_id),
+            prompt=_opening(row.data),
+            answer=plain(data.get("answer", "")),
+            info={},
+            stratum=None,
+            columns={name: plain(value) for name, value in data.items() if name not in ("prompt", "answer")},
+        )
+
+
+def _opening(data: Any) -> list[dict[str, Any]]:
+    """Return what a task opens with; nothing where a simulated user speaks first."""
+    system = [{"role": "system", "content": data.system_prompt}] if data.system_prompt else []
+    prompt = [{"role": "user", "content": data.prompt}] if isinstance(data.prompt, str) else data.prompt
+    return [*system, *wire_messages(prompt or [])]
+
+
+class EpisodeRubric(Rubric):
+    """Gives the rewards that the library computed while it played."""
+
+    def __init__(self, task_type: type) -> None:
+        super().__init__()
+        self._task_type = task_type
+
+    def describe(self) -> list[RewardFunctionInfo]:
+        """Return the marked methods of the task: rewards with their weights, metrics with none."""
+        marked = {name: getattr(self._task_type, name, None) for name in dir(self._task_type)}
+        rewards = [
+            RewardFunctionInfo(name=name, weight=float(getattr(method, "_vf_weight", 1.0)))
+            for name, method in marked.items()
+            if callable(method) and hasattr(method, "reward")
+        ]
+        return rewards + [
+            RewardFunctionInfo(name=name, weight=0.0)
+            for name, method in marked.items()
+            if callable(method) and hasattr(method, "metric")
+        ]
+
+    async def score(self, state: State, parser: Parser | None = None) -> Score:
+        """Return the scores of one finished rollout."""
+        played = _played(state.pop(EPISODE))
+        if played is None:
+            return Score(reward=None, error=RubricError("the episode has no agent that is scored"))
+        missing = [name for name, reward in played.rewards.items() if reward is None]
+        if missing:
+            return Score(reward=None, error=RubricError(f"`{missing[0]}` gave no reward"))
+        scores = {name: reward.score for name, reward in played.rewards.items()}
+        metrics = {name: value for name, value in played.metrics.items() if value is not None}
+        try:
+            checked = {name: checked_reward(value, name) for name, value in {**metrics, **scores}.items()}
+            return Score(reward=checked_reward(played.reward, "reward"), metrics=checked)
+        except RubricError as error:
+            return Score(reward=None, error=error)
+
+    async def score_group(self, states: Sequence[State], parser: Parser | None = None) -> list[Score]:
+        """Score finished rollouts one by one: nothing in the library compares episodes."""
+        return [await self.score(state, parser) for state in states]
+
+
+def _played(episode: Any) -> Any | None:
+    """Return the trace of the first agent that may be trained."""
+    return next((trace for trace in episode.traces if trace.agent.trainable), None)
+
+
+def _keep_conversation(state: State, trace: Any) -> None:
+    """Take over the longest branch of a trace as the rollout's conversation."""
+    branches = trace.branches
+    if not branches:
+        return
+    branch = max(branches, key=lambda each: len(each.nodes))
+    opening = next((at for at, node in enumerate(branch.nodes) if node.sampled), len(branch.nodes))
+    messages = wire_messages([node.message for node in branch.nodes])
+    state["prompt"], state["completion"] = messages[:opening], messages[opening:]
+    if len(branches) > 1:
+        state["public"]["other_branches"] = len(branches) - 1
+
+
+def _first_error(episode: Any) -> BoundaryError | None:
+    """Return what failed first, of the boundary that the library attributes it to."""
+    errors = [*(error for trace in episode.traces for error in trace.errors), *episode.errors]
+    if not errors:
+        return None
+    kind = _BOUNDARIES.get(errors[0].type, EnvironmentFault)
+    return kind(f"{errors[0].type}: {errors[0].message}")

@@ -1,0 +1,81 @@
+"""The classic `verifiers` API, generations 0.1.3 to 0.3.1, served by Wander.
+
+`import verifiers as vf` reaches this package through `wander_compat.alias`, so environments that were
+published for any of those releases run as they are. Written from the API's documentation and observed
+behaviour. Names are loaded when they are first used.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+__version__ = "0.3.1.post100"
+
+_HOME = "wander_compat.verifiers."
+
+_NAMES: dict[str, tuple[str, ...]] = {
+    "envs.environment": ("Environment",),
+    "envs.multi_turn": ("MultiTurnEnv",),
+    "envs.single_turn": ("SingleTurnEnv",),
+    "envs.tool_env": ("ToolEnv", "StatefulToolEnv"),
+    "envs.env_group": ("EnvGroup",),
+    "envs.gym_env": ("GymEnv",),
+    "envs.reasoning_gym_env": ("ReasoningGymEnv",),
+    "envs.sandbox_env": ("SandboxEnv", "PythonEnv"),
+    "envs.remote_envs": (
+        "BrowserEnv",
+        "CliAgentEnv",
+        "HarborEnv",
+        "OpenCodeEnv",
+        "OpenEnvEnv",
+        "MCPEnv",
+        "RLMEnv",
+    ),
+    "parsers": ("Parser", "XMLParser", "ThinkParser", "MaybeThinkParser"),
+    "rubrics.rubric": ("Rubric",),
+    "rubrics.rubric_group": ("RubricGroup",),
+    "rubrics.judge_rubric": ("JudgeRubric",),
+    "rubrics.math_rubric": ("MathRubric",),
+    "rubrics.tool_rubric": ("ToolRubric",),
+    "decorators": ("stop", "cleanup", "teardown", "setup", "update", "reward", "metric", "advantage"),
+    "data": ("extract_boxed_answer", "extract_hash_answer", "load_example_dataset"),
+    "envs.loading": ("load_environment", "ensure_keys"),
+    "logs": ("setup_logging", "log_level", "quiet_verifiers", "print_prompt_completions_sample"),
+    "clients": ("Client", "OpenAIChatCompletionsClient"),
+    "errors": (
+        "Error",
+        "ModelError",
+        "InvalidModelResponseError",
+        "EmptyModelResponseError",
+        "OverlongPromptError",
+        "ToolError",
+        "ToolParseError",
+        "ToolCallError",
+        "InfraError",
+        "TunnelError",
+        "SandboxError",
+        "BrowserSandboxError",
+        "MissingKeyError",
+    ),
+}
+_HOMES = {name: home for home, names in _NAMES.items() for name in names}
+
+
+def __getattr__(name: str) -> Any:
+    if name.startswith("__"):
+        raise AttributeError(name)
+    home = _HOMES.get(name)
+    if home is not None:
+        value = getattr(importlib.import_module(_HOME + home), name)
+    else:
+        types = importlib.import_module(_HOME + "types")
+        if not hasattr(types, name):
+            raise AttributeError(f"module `verifiers` has no attribute `{name}`")
+        value = getattr(types, name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_HOMES})

@@ -1,0 +1,109 @@
+"""Calling code of which nobody knows whether it is async, and what it asks for."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import random
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from typing import Any, TypeVar
+
+from wander_compat.verifiers.errors import InfraError, InvalidModelResponseError
+
+T = TypeVar("T")
+
+
+async def maybe_await(func: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Call a function, and wait for what it returns where that can be awaited."""
+    result = func(*args, **kwargs)
+    return await result if inspect.isawaitable(result) else result
+
+
+def named_arguments(func: Callable[..., Any], objects: dict[str, Any]) -> dict[str, Any]:
+    """Return the objects that a function asks for by name; all of them when it has `**kwargs`."""
+    parameters = inspect.signature(func).parameters.values()
+    if any(each.kind is each.VAR_KEYWORD for each in parameters):
+        return objects
+    return {each.name: objects[each.name] for each in parameters if each.name in objects}
+
+
+async def maybe_call_with_named_args(func: Callable[..., Any], **objects: Any) -> Any:
+    """Call a function with the objects that it asks for by name."""
+    return await maybe_await(func, **named_arguments(func, objects))
+
+
+class NullAsyncContext:
+    """An async context that does nothing."""
+
+    async def __aenter__(self) -> None:
+        return None
+
+    async def __aexit__(self, *_: object) -> None:
+        return None
+
+
+class NullContext:
+    """A context that does nothing."""
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, *_: object) -> None:
+        return None
+
+
+async def maybe_semaphore(limit: int | None = None) -> AbstractAsyncContextManager[Any]:
+    """Return a semaphore, or a context that does nothing when there is no limit."""
+    return asyncio.Semaphore(limit) if limit and limit > 0 else NullAsyncContext()
+
+
+async def with_sem(sem: AbstractAsyncContextManager[Any], coro: Coroutine[Any, Any, T]) -> T:
+    """Wait for a coroutine inside a context."""
+    try:
+        async with sem:
+            return await coro
+    finally:
+        coro.close()
+
+
+def maybe_retry(
+    func: Callable[..., Awaitable[Any]],
+    max_retries: int = 0,
+    initial: float = 1.0,
+    max_wait: float = 60.0,
+    error_types: tuple[type[Exception], ...] = (InfraError, InvalidModelResponseError),
+) -> Callable[..., Awaitable[Any]]:
+    """Return a function that is tried again after an error of some kinds, raised or left in its state."""
+
+    async def tried(*args: Any, **kwargs: Any) -> Any:
+        wait = initial
+        for attempt in range(max_retries + 1):
+            try:
+                result = await func(*args, **kwargs)
+            except error_types:
+                if attempt == max_retries:
+                    raise
+            else:
+                if attempt == max_retries or not _left_error(result, error_types):
+                    return result
+            await asyncio.sleep(min(max_wait, wait) * (0.5 + random.random() / 2))  # noqa: S311 - only a delay
+            wait *= 2
+        raise AssertionError("unreachable: the last attempt returns or raises")
+
+    return tried if max_retries > 0 else func
+
+
+def _left_error(result: Any, error_types: tuple[type[Exception], ...]) -> bool:
+    states = result if isinstance(result, list) else [result]
+    return any(isinstance(state, dict) and isinstance(state.get("error"), error_types) for state in states)
+
+
+@asynccontextmanager
+async def entered(limit: AbstractAsyncContextManager[Any] | None) -> AsyncIterator[None]:
+    """Enter a context, where there is one."""
+    if limit is None:
+        yield
+        return
+    async with limit:
+        yield

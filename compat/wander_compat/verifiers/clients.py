@@ -1,0 +1,129 @@
+"""Who answers the model calls of a classic environment.
+
+A host gives every rollout a `Client` of its own (`wander_compat.adapters.host_client`); code that runs
+environments by itself passes an OpenAI client, a configuration, or a client of its own making.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from typing import Any
+
+from wander_compat.verifiers.errors import ModelError, OverlongPromptError
+from wander_compat.verifiers.messages.conversion import wire_messages
+from wander_compat.verifiers.messages.models import Response
+from wander_compat.verifiers.types import ClientConfig, response_of
+
+OVERLONG_PHRASES = (
+    "maximum context length",
+    "context length",
+    "context window",
+    "prompt_too_long",
+    "prompt is too long",
+    "input is too long",
+    "too many tokens",
+)
+
+
+class Client:
+    """Answers model calls; subclasses override `get_response`, or the five steps that it takes."""
+
+    def __init__(self, client_or_config: Any = None) -> None:
+        self.logger = logging.getLogger(f"verifiers.clients.{type(self).__name__}")
+        self._config = client_or_config if isinstance(client_or_config, ClientConfig) else None
+        configured = self._config is not None
+        self._client = self.setup_client(client_or_config) if configured else client_or_config
+
+    @property
+    def client(self) -> Any:
+        """The endpoint's own client, where there is one."""
+        return self._client
+
+    def setup_client(self, config: ClientConfig) -> Any:
+        """Return the endpoint's own client for a configuration."""
+        return openai_client(config)
+
+    async def to_native_prompt(self, messages: Any) -> tuple[Any, dict[str, Any]]:
+        """Return the messages as the endpoint takes them, and further arguments."""
+        return wire_messages(messages), {}
+
+    async def to_native_tool(self, tool: Any) -> Any:
+        """Return a tool definition as the endpoint takes it."""
+        return tool.openai()
+
+    async def get_native_response(
+        self, prompt: Any, model: str, sampling_args: dict[str, Any], tools: Any = None, **kwargs: Any
+    ) -> Any:
+        """Ask the endpoint."""
+        arguments = {**sampling_args, **({"tools": tools} if tools else {}), **kwargs}
+        return await self._client.chat.completions.create(model=model, messages=prompt, **arguments)
+
+    async def raise_from_native_response(self, response: Any) -> None:
+        """Raise `ModelError` for an answer that is no completion."""
+        if response is None or not getattr(response, "choices", None):
+            raise ModelError("the endpoint's answer holds no completion")
+
+    async def from_native_response(self, response: Any) -> Response:
+        """Return the endpoint's answer in the common form."""
+        return response_of(response)
+
+    async def get_response(
+        self, prompt: Any, model: str, sampling_args: dict[str, Any], tools: Any = None, **kwargs: Any
+    ) -> Response:
+        """Return the completion of one prompt; raises `Error`s only."""
+        messages, extra = await self.to_native_prompt(prompt)
+        native_tools = [await self.to_native_tool(tool) for tool in tools or []]
+        try:
+            answer = await self.get_native_response(
+                messages, model, sampling_args, native_tools or None, **extra
+            )
+        except Exception as error:
+            raise model_error(error) from error
+        await self.raise_from_native_response(answer)
+        return await self.from_native_response(answer)
+
+    async def close(self) -> None:
+        """Release connections."""
+        if hasattr(self._client, "close"):
+            await self._client.close()
+
+
+class OpenAIChatCompletionsClient(Client):
+    """Asks an OpenAI-compatible endpoint."""
+
+
+def openai_client(config: ClientConfig) -> Any:
+    """Return an `AsyncOpenAI` for a configuration."""
+    from openai import AsyncOpenAI
+
+    return AsyncOpenAI(
+        base_url=config.api_base_url,
+        api_key=os.environ.get(config.api_key_var) or "EMPTY",
+        timeout=config.timeout,
+        max_retries=config.max_retries,
+        default_headers=config.extra_headers or None,
+    )
+
+
+def resolve_client(client: Any) -> Client:
+    """Return a `Client` for whatever was passed as one."""
+    if isinstance(client, Client):
+        return client
+    if isinstance(client, ClientConfig) or hasattr(client, "chat"):
+        return OpenAIChatCompletionsClient(client)
+    if hasattr(client, "get_response"):
+        kept: Client = client
+        return kept
+    raise TypeError(f"a `{type(client).__name__}` answers no model calls")
+
+
+def model_error(error: Exception) -> Exception:
+    """Return what a rollout ends with when a model call raised."""
+    if isinstance(error, ModelError | OverlongPromptError):
+        return error
+    status = getattr(error, "status_code", None)
+    text = str(error)
+    if status == 400 and any(phrase in text.lower() for phrase in OVERLONG_PHRASES):
+        return OverlongPromptError(text)
+    return ModelError(f"{type(error).__name__}: {text}")

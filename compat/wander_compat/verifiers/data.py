@@ -1,0 +1,147 @@
+"""Answers and data sets of the classic API."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+from wander.seeding import derived_rng
+
+from wander_compat.verifiers.dataset_rows import formatted
+
+BOXED_SYSTEM_PROMPT = "Please reason step by step, and put your final answer within \\boxed{}."
+THINK_BOXED_SYSTEM_PROMPT = "Think step-by-step inside <think>...</think> tags. \
+    Then, give your final answer inside \\boxed{}."
+
+format_dataset = formatted
+LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
+
+EXAMPLE_DATASETS: dict[str, tuple[str, tuple[str | None, ...], str]] = {
+    "aime2024": ("HuggingFaceH4/aime_2024", (None,), "train"),
+    "aime2025": ("opencompass/AIME2025", ("AIME2025-I", "AIME2025-II"), "test"),
+    "amc2023": ("knoveleng/AMC-23", (None,), "train"),
+    "gpqa_diamond": ("Idavidrein/gpqa", ("gpqa_diamond",), "train"),
+    "gpqa_main": ("Idavidrein/gpqa", ("gpqa_main",), "train"),
+    "gsm8k": ("openai/gsm8k", ("main",), "test"),
+    "math": ("chiayewken/competition_math", (None,), "train"),
+    "math500": ("HuggingFaceH4/MATH-500", (None,), "test"),
+    "mmlu": ("cais/mmlu", ("all",), "validation"),
+    "mmlu_pro": ("TIGER-Lab/MMLU-Pro", (None,), "validation"),
+    "openbookqa": ("allenai/openbookqa", ("main",), "train"),
+    "openrs": ("knoveleng/open-rs", (None,), "train"),
+}
+"""Where the named example data sets are: repository, configurations that follow one another, split."""
+
+
+def extract_boxed_answer(text: str, strict: bool = False) -> str:
+    r"""Return what stands in the last `\boxed{...}`; without one the text, or with `strict` nothing."""
+    start = text.rfind("\\boxed{")
+    if start < 0:
+        return "" if strict else text
+    depth = 1
+    start += len("\\boxed{")
+    for brace in re.finditer(r"[{}]", text[start:]):
+        depth += 1 if brace.group() == "{" else -1
+        if depth == 0:
+            return text[start : start + brace.start()]
+    return "" if strict else text
+
+
+def extract_hash_answer(text: str) -> str:
+    """Return what stands between the first `####` and the next one or the end, stripped; else the text."""
+    return text.split("####")[1].strip() if "####" in text else text
+
+
+def strip_non_numeric(text: str) -> str:
+    """Return the digits and points of a text."""
+    return "".join(letter for letter in text if letter.isdigit() or letter == ".")
+
+
+def load_example_dataset(
+    name: str = "gsm8k", split: str | None = None, n: int | None = None, seed: int = 0
+) -> Any:
+    """Download one of the named example data sets and return it with `question` and `answer`.
+
+    Raises `ValueError` for an unknown name and `RuntimeError` where the data cannot be had, as on a machine
+    without a network.
+    """
+    if name not in EXAMPLE_DATASETS:
+        raise ValueError(f"there is no example data set `{name}`; there are {', '.join(EXAMPLE_DATASETS)}")
+    from datasets import concatenate_datasets, load_dataset
+
+    repository, configurations, usual = EXAMPLE_DATASETS[name]
+    try:
+        parts = [load_dataset(repository, each, split=split or usual) for each in configurations]
+    except Exception as error:
+        raise RuntimeError(
+            f"the data set `{repository}` cannot be loaded: {type(error).__name__}: {str(error)[:300]}. "
+            "It is downloaded from the Hugging Face hub when the environment is loaded; this machine needs "
+            "that access, or a copy of the data set in its cache"
+        ) from error
+    rows = parts[0] if len(parts) == 1 else concatenate_datasets(parts)
+    rows = rows.map(get_preprocess_fn(name), remove_columns=rows.column_names)
+    if n is not None and n > 0:
+        rows = rows.shuffle(seed=seed).select(range(min(n, len(rows))))
+    return rows
+
+
+def get_preprocess_fn(name: str) -> Callable[[dict[str, Any]], dict[str, Any]]:
+    """Return what turns a row of a named data set into `question` and `answer`."""
+    made = _ROW_MAKERS.get(name)
+    if made is None:
+        raise ValueError(f"there is no example data set `{name}`")
+    return made
+
+
+def _question(
+    question: str, answer: str, read: Callable[[str], str] = str
+) -> Callable[[dict[str, Any]], dict[str, Any]]:
+    def made(row: dict[str, Any]) -> dict[str, Any]:
+        return {"question": row[question], "answer": read(str(row[answer]))}
+
+    return made
+
+
+def _lettered(question: str, choices: list[str]) -> str:
+    lines = [f"{letter}: {text}" for letter, text in zip(LETTERS, choices, strict=False)]
+    return "\n".join([f"Question: {question}", "", *lines])
+
+
+def _mmlu(row: dict[str, Any]) -> dict[str, Any]:
+    return {"question": _lettered(row["question"], row["choices"]), "answer": LETTERS[row["answer"]]}
+
+
+def _mmlu_pro(row: dict[str, Any]) -> dict[str, Any]:
+    return {"question": _lettered(row["question"], row["options"]), "answer": row["answer"]}
+
+
+def _gpqa(row: dict[str, Any]) -> dict[str, Any]:
+    """Return the four answers in an order that depends on the question alone."""
+    right = row["Correct Answer"]
+    choices = [right, *(row[f"Incorrect Answer {number}"] for number in (1, 2, 3))]
+    derived_rng("gpqa", row["Question"]).shuffle(choices)
+    return {"question": _lettered(row["Question"], choices), "answer": LETTERS[choices.index(right)]}
+
+
+def _openbookqa(row: dict[str, Any]) -> dict[str, Any]:
+    choices = zip(row["choices"]["label"], row["choices"]["text"], strict=True)
+    lines = [f"{label}. {text}" for label, text in choices]
+    question = "\n".join([f"Question: {row['question_stem']}", "", "Choices:", *lines])
+    return {"question": question, "answer": row["answerKey"]}
+
+
+_ROW_MAKERS: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
+    "aime2024": _question("problem", "answer"),
+    "aime2025": _question("question", "answer", strip_non_numeric),
+    "amc2023": _question("problem", "answer"),
+    "gpqa_diamond": _gpqa,
+    "gpqa_main": _gpqa,
+    "gsm8k": _question("question", "answer", extract_hash_answer),
+    "math": _question("problem", "solution", extract_boxed_answer),
+    "math500": _question("problem", "answer"),
+    "mmlu": _mmlu,
+    "mmlu_pro": _mmlu_pro,
+    "openbookqa": _openbookqa,
+    "openrs": _question("problem", "answer"),
+}

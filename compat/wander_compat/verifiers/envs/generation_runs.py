@@ -1,0 +1,298 @@
+"""Running an environment over many rows by itself, as packages and their tests do.
+
+Hosts do not use this: they play examples one by one through `wander_compat.adapters.classic`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+import time
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
+from datetime import datetime
+from itertools import groupby
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from wander_compat.verifiers.async_calls import maybe_retry, maybe_semaphore
+from wander_compat.verifiers.clients import resolve_client
+from wander_compat.verifiers.outputs import (
+    make_dataset,
+    metadata_of,
+    save_metadata,
+    save_new_outputs,
+    state_to_output,
+)
+from wander_compat.verifiers.rubrics.rubric import score_states
+from wander_compat.verifiers.timing import RolloutTiming, timed
+from wander_compat.verifiers.types import GenerateOutputs, RolloutOutput, SamplingArgs, State
+
+if TYPE_CHECKING:
+    from datasets import Dataset
+
+    from wander_compat.verifiers.envs.environment import Environment
+
+T = TypeVar("T")
+
+
+class GenerationRuns:
+    """`generate`, `evaluate` and their parts; mixed into `Environment`."""
+
+    make_dataset = staticmethod(make_dataset)
+
+    def _get_eval_inputs(
+        self: Any, num_examples: int = -1, rollouts_per_example: int = 1
+    ) -> list[dict[str, Any]]:
+        rows = self.get_eval_dataset(n=num_examples)
+        return [dict(row) for row in rows for _ in range(rollouts_per_example)]
+
+    def get_eval_inputs(self, num_examples: int = -1, rollouts_per_example: int = 1) -> list[dict[str, Any]]:
+        """Return the evaluation rows, each as often as it is played."""
+        return self._get_eval_inputs(num_examples, rollouts_per_example)
+
+    async def evaluate(
+        self: Any,
+        client: Any,
+        model: str,
+        sampling_args: SamplingArgs | None = None,
+        num_examples: int = -1,
+        rollouts_per_example: int = 1,
+        max_concurrent: int = -1,
+        **options: Any,
+    ) -> GenerateOutputs:
+        """Play the evaluation rows and score them; takes what `generate` takes."""
+        inputs = self.get_eval_inputs(num_examples, rollouts_per_example)
+        options["rollouts_per_example"] = rollouts_per_example
+        outputs: GenerateOutputs = await self.generate(
+            inputs, client, model, sampling_args, max_concurrent, **options
+        )
+        return outputs
+
+    async def generate(
+        self: Any,
+        inputs: Dataset | Sequence[Mapping[str, Any]] | Mapping[str, Sequence[Any]],
+        client: Any,
+        model: str,
+        sampling_args: SamplingArgs | None = None,
+        max_concurrent: int = -1,
+        results_path: Path | None = None,
+        state_columns: Sequence[str] | None = None,
+        save_results: bool = False,
+        independent_scoring: bool = False,
+        max_retries: int = 0,
+        on_progress: Any = None,
+        rollouts_per_example: int = 1,
+        **options: Any,
+    ) -> GenerateOutputs:
+        """Play rows and score them; rows of one example follow one another and are scored together.
+
+        A rollout that raises is recorded with its error; the others go on. Unknown options are ignored, since
+        they differ from release to release.
+        """
+        rows = rows_of(inputs)
+        groups = [[row] for row in rows] if independent_scoring else _grouped(rows)
+        limit = await maybe_semaphore(max_concurrent)
+        folder = Path(results_path) if results_path else _results_folder(self.env_id, model)
+        started = time.time()
+        outputs: list[list[RolloutOutput]] = [[] for _ in groups]
+        resolved = resolve_client(client)
+
+        async def play(position: int, group: list[dict[str, Any]]) -> None:
+            found = await self._group_outputs(
+                group, resolved, model, sampling_args or {}, limit, max_retries, state_columns
+            )
+            outputs[position] = found
+            if save_results:
+                save_new_outputs(found, folder)
+            for told in on_progress if isinstance(on_progress, list) else [on_progress]:
+                if told is not None:
+                    told([each for done in outputs for each in done], found, {})
+
+        async with asyncio.TaskGroup() as tasks:
+            for position, group in enumerate(groups):
+                tasks.create_task(play(position, group))
+        played = [output for group in outputs for output in group]
+        metadata = metadata_of(
+            played,
+            self.pass_threshold,
+            env_id=self.env_id,
+            env_args=self.env_args,
+            model=model,
+            base_url=str(getattr(resolved.client, "base_url", "")),
+            num_examples=len(groups),
+            rollouts_per_example=rollouts_per_example,
+            sampling_args=sampling_args or {},
+            date=datetime.now().isoformat(),
+            time=time.time() - started,
+            state_columns=list(state_columns or []),
+            path_to_save=folder,
+            tools=self.tool_defs,
+        )
+        if save_results:
+            save_metadata(metadata, folder)
+        return GenerateOutputs(outputs=played, metadata=metadata)
+
+    a_generate = generate
+
+    def generate_sync(self, inputs: Any, client: Any, model: str, **options: Any) -> GenerateOutputs:
+        """Play rows from code that is not async."""
+        return run_blocking(lambda: self.generate(inputs, client, model, **options))
+
+    def evaluate_sync(self, client: Any, model: str, **options: Any) -> GenerateOutputs:
+        """Play the evaluation rows from code that is not async."""
+        return run_blocking(lambda: self.evaluate(client, model, **options))
+
+    async def run_rollout(
+        self: Any,
+        input: Mapping[str, Any],
+        client: Any,
+        model: str,
+        sampling_args: SamplingArgs | None = None,
+        max_retries: int = 0,
+        state_columns: Sequence[str] | None = None,
+        **options: Any,
+    ) -> RolloutOutput:
+        """Play one row and score it."""
+        outputs: list[RolloutOutput] = await self.run_group(
+            [input], client, model, sampling_args, max_retries, state_columns
+        )
+        return outputs[0]
+
+    async def run_group(
+        self: Any,
+        group_inputs: Sequence[Mapping[str, Any]],
+        client: Any,
+        model: str,
+        sampling_args: SamplingArgs | None = None,
+        max_retries: int = 0,
+        state_columns: Sequence[str] | None = None,
+        **options: Any,
+    ) -> list[RolloutOutput]:
+        """Play rows of one example and score them together."""
+        outputs: list[RolloutOutput] = await self._group_outputs(
+            [dict(row) for row in group_inputs],
+            resolve_client(client),
+            model,
+            sampling_args or {},
+            await maybe_semaphore(None),
+            max_retries,
+            state_columns,
+        )
+        return outputs
+
+    async def _group_outputs(
+        self: Any,
+        group: list[dict[str, Any]],
+        client: Any,
+        model: str,
+        sampling_args: SamplingArgs,
+        limit: AbstractAsyncContextManager[Any],
+        max_retries: int,
+        state_columns: Sequence[str] | None,
+    ) -> list[RolloutOutput]:
+        play = maybe_retry(play_row, max_retries)
+        async with limit:
+            states = await asyncio.gather(*(play(self, row, client, model, sampling_args) for row in group))
+            await score_played(self, states)
+        return [state_to_output(state, state_columns) for state in states]
+
+
+async def play_row(
+    env: Environment, row: Mapping[str, Any], client: Any, model: str, sampling_args: SamplingArgs
+) -> State:
+    """Play a row with an environment of any generation and return its state; what is raised is in it."""
+    try:
+        if env.generation.own_rollout == "columns":
+            return await play_by_columns(env, row, client, model, sampling_args)
+        state: State = await env.rollout(row, client, model, sampling_args)
+    except Exception as error:  # noqa: BLE001 - one failed rollout must not end the others
+        state = await env.init_state(row, client, model, sampling_args)
+        state.update(error=error, completion=[], is_completed=True, stop_condition="has_error")
+    return state
+
+
+async def play_by_columns(
+    env: Environment, row: Mapping[str, Any], client: Any, model: str, sampling_args: SamplingArgs
+) -> State:
+    """Play a row with a `rollout` of the first generation's form."""
+    fresh = await env.init_state(row, client, model, sampling_args)
+    completion, played = await env.rollout(  # type: ignore[call-arg]
+        client=getattr(client, "client", None) or client,
+        model=model,
+        prompt=fresh["prompt"],
+        answer=fresh["answer"],
+        task=fresh["task"],
+        info=fresh["info"],
+        sampling_args=sampling_args,
+    )
+    state = played if isinstance(played, State) else State({**fresh, **dict(played)})
+    state["completion"] = completion if isinstance(completion, str) else env.own_messages(completion)
+    state["is_completed"] = True
+    return state
+
+
+async def score_played(env: Environment, states: Sequence[State]) -> None:
+    """Score the played states of one example; failed ones get 0, whatever the rubric would say."""
+    played = [state for state in states if state.get("error") is None]
+    for state in states:
+        if state.get("error") is not None:
+            await env.rubric.dummy_score_rollout(state)
+    if not env.score_rollouts:
+        await env.rubric.dummy_score_group(played)
+    elif played:
+        timing = played[0].get("timing")
+        with timed((timing if isinstance(timing, RolloutTiming) else RolloutTiming()).scoring):
+            await score_states(env.rubric, played)
+    for state in states:
+        await env.rubric.cleanup(state)
+
+
+def rows_of(inputs: Any) -> list[dict[str, Any]]:
+    """Return rows given as a dataset, a list, or by column."""
+    if isinstance(inputs, Mapping):
+        names = list(inputs)
+        columns = zip(*(inputs[name] for name in names), strict=True)
+        rows = [dict(zip(names, values, strict=True)) for values in columns]
+    else:
+        rows = [dict(row) for row in inputs]
+    for position, row in enumerate(rows):
+        row.setdefault("example_id", position)
+    return rows
+
+
+def _grouped(rows: Sequence[dict[str, Any]]) -> list[list[dict[str, Any]]]:
+    return [list(group) for _, group in groupby(rows, key=lambda row: row["example_id"])]
+
+
+def _results_folder(env_id: str, model: str) -> Path:
+    run = os.urandom(4).hex()
+    return Path("outputs") / "evals" / f"{env_id or 'environment'}--{model.replace('/', '--')}" / run
+
+
+def run_blocking(work: Callable[[], Coroutine[Any, Any, T] | Awaitable[T]]) -> T:
+    """Run async work from code that is not; in a thread of its own where a loop already runs."""
+
+    async def done() -> T:
+        return await work()
+
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return asyncio.run(done())
+    found: list[Any] = []
+
+    def run() -> None:
+        try:
+            found.append((True, asyncio.run(done())))
+        except BaseException as error:  # noqa: BLE001 - raised again in the caller's thread
+            found.append((False, error))
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join()
+    succeeded, value = found[0]
+    if not succeeded:
+        raise value
+    return value  # type: ignore[no-any-return]

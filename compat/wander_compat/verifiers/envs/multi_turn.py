@@ -1,0 +1,268 @@
+"""Playing a rollout: model and environment take turns until a stop condition holds."""
+
+from __future__ import annotations
+
+import asyncio
+from abc import abstractmethod
+from collections.abc import Mapping
+from typing import Any, cast
+
+from wander_compat.verifiers.async_calls import maybe_await
+from wander_compat.verifiers.decorators import cleanup, stop
+from wander_compat.verifiers.envs.environment import Environment
+from wander_compat.verifiers.errors import Error, OverlongPromptError
+from wander_compat.verifiers.messages.conversion import AnyMessage, as_message, field_of
+from wander_compat.verifiers.messages.models import Response
+from wander_compat.verifiers.responses import completion_fields
+from wander_compat.verifiers.rubrics.tool_rubric import MultiTurnMonitorRubric
+from wander_compat.verifiers.timing import RolloutTiming, timed, timed_call
+from wander_compat.verifiers.types import SamplingArgs, State, TrajectoryStep
+
+
+class MultiTurnEnv(Environment):
+    """An environment that answers the model; `max_turns` of -1 means no bound.
+
+    `timeout_seconds` bounds a rollout; one that takes longer stops with what it has.
+    """
+
+    def __init__(self, max_turns: int = -1, timeout_seconds: float | None = None, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.max_turns = max_turns
+        self.timeout_seconds = timeout_seconds
+        self.max_total_completion_tokens = -1
+        self.add_rubric(MultiTurnMonitorRubric())
+
+    @abstractmethod
+    async def env_response(self, messages: Any, state: State, **kwargs: Any) -> Any:
+        """Return the messages that answer the conversation so far."""
+
+    # what an environment may override
+
+    async def setup_state(self, state: State, **kwargs: Any) -> Any:
+        """Prepare the state of a rollout. Override where needed; a state that is returned is used."""
+        return state
+
+    async def get_prompt_messages(self, state: State) -> list[AnyMessage]:
+        """Return what the model sees next: the prompt, or the conversation and the environment's answer."""
+        if not state["trajectory"]:
+            return self.own_messages(state["prompt"])
+        conversation = self._conversation(state)
+        answer = await self._env_answer(conversation, state)
+        return [*conversation, *answer]
+
+    async def add_model_response(self, state: State, prompt_messages: Any, response: Response) -> None:
+        """Keep a completion as the next step of the trajectory."""
+        message = response.message
+        said = as_message(completion_fields(response), self.generation.form)
+        step = TrajectoryStep(
+            prompt=prompt_messages,
+            completion=[cast(Any, said)],
+            response=response,
+            tokens=_step_tokens(message.tokens),
+            reward=None,
+            advantage=None,
+            is_truncated=bool(message.is_truncated),
+            trajectory_id=state.get("trajectory_id", ""),
+            extras={},
+        )
+        await self.add_trajectory_step(state, step)
+
+    async def add_trajectory_step(self, state: State, trajectory_step: TrajectoryStep) -> None:
+        """Append a step to the trajectory."""
+        state["trajectory"].append(trajectory_step)
+
+    async def render_completion(self, state: State) -> None:
+        """Set `completion` to everything that came after the prompt."""
+        if not state["trajectory"]:
+            state["completion"] = self.own_messages(state.get("final_env_response"))
+            return
+        conversation = self._conversation(state)
+        final = self.own_messages(state.get("final_env_response"))
+        state["completion"] = [*conversation[len(self.own_messages(state["prompt"])) :], *final]
+
+    @cleanup(priority=100)
+    async def render_state(self, state: State) -> None:
+        """Fill in what the rubric and the record read: completion and truncation."""
+        await self.render_completion(state)
+        steps = state["trajectory"]
+        cut = any(step.get("is_truncated") for step in steps) or state.get("prompt_too_long", False)
+        state["is_truncated"] = bool(state.get("is_truncated") or cut)
+
+    # when it stops
+
+    @stop(priority=100)
+    async def has_error(self, state: State, **kwargs: Any) -> bool:
+        """Hold when the rollout has failed."""
+        return state.get("error") is not None
+
+    @stop
+    async def prompt_too_long(self, state: State) -> bool:
+        """Hold when the model did not take the prompt any more."""
+        return bool(state.get("prompt_too_long", False))
+
+    @stop
+    async def max_turns_reached(self, state: State) -> bool:
+        """Hold when the rollout has used its turns."""
+        return self.max_turns > 0 and len(state["trajectory"]) >= self.max_turns
+
+    @stop
+    async def max_total_completion_tokens_reached(self, state: State) -> bool:
+        """Hold when the rollout has used its tokens."""
+        limit = self.max_total_completion_tokens
+        return limit > 0 and sum(map(_completion_tokens, state["trajectory"])) >= limit
+
+    @stop
+    async def has_final_env_response(self, state: State) -> bool:
+        """Hold when the environment has said its last word."""
+        return state.get("final_env_response") is not None
+
+    def set_max_total_completion_tokens(self, max_total_completion_tokens: int) -> None:
+        """Set how many tokens the completions of a rollout may have in all; -1 means no bound."""
+        self.max_total_completion_tokens = max_total_completion_tokens
+
+    def mark_timed_out(self, state: State) -> None:
+        """Record that the rollout took too long."""
+        state["timed_out"] = True
+        state["is_completed"] = True
+        state["is_truncated"] = True
+        state["stop_condition"] = "timeout_reached"
+
+    # playing
+
+    async def rollout(
+        self,
+        input: Mapping[str, Any],
+        client: Any,
+        model: str,
+        sampling_args: SamplingArgs | None = None,
+        **kwargs: Any,
+    ) -> Any:
+        """Play one row to its end and return its state, unscored.
+
+        Called in the first generation's form, `(client, model, prompt, answer, ...)`, it returns
+        `(completion, state)`. `vf.Error`s end up in `state["error"]`; everything else is raised.
+        """
+        if not isinstance(input, Mapping):
+            return await self._rollout_of_columns(input, client, model, sampling_args, **kwargs)
+        state = await self.init_state(input, client, model, sampling_args)
+        return await self._played(state)
+
+    async def _rollout_of_columns(
+        self,
+        client: Any,
+        model: Any,
+        prompt: Any,
+        answer: Any = "",
+        task: str = "default",
+        info: Any = None,
+        sampling_args: SamplingArgs | None = None,
+        **kwargs: Any,
+    ) -> tuple[Any, State]:
+        row = {"prompt": prompt, "answer": answer or "", "task": task, "info": info or {}, "example_id": 0}
+        state = await self._played(await self.init_state(row, client, model, sampling_args))
+        return state["completion"], state
+
+    async def _played(self, state: State) -> State:
+        """Play a fresh state to its end."""
+        limit = asyncio.timeout(self.timeout_seconds)
+        try:
+            with timed(state["timing"].generation):
+                async with limit:
+                    state = await self._turns(state)
+        except TimeoutError:
+            if not limit.expired():
+                raise
+            self.mark_timed_out(state)
+        finally:
+            await self.cleanup(state)
+        return state
+
+    async def _turns(self, state: State) -> State:
+        try:
+            state = await self._set_up(state)
+        except Error as error:
+            state["error"] = error
+        while not await self._is_over(state):
+            try:
+                prompt = await self.get_prompt_messages(state)
+                if state.get("final_env_response") is not None:
+                    continue
+                response = await self.get_model_response(state, self.own_messages(prompt))
+                await self.add_model_response(state, self.own_messages(prompt), response)
+                self._keep_earlier_keys(state, response)
+            except OverlongPromptError:
+                state["prompt_too_long"] = True
+                state["is_truncated"] = True
+            except Error as error:
+                state["error"] = error
+        return state
+
+    async def _set_up(self, state: State) -> State:
+        timing = state["timing"]
+        with timed(timing.setup):
+            returned = await maybe_await(self.setup_state, state)
+        if isinstance(returned, State):
+            return returned
+        if isinstance(returned, Mapping):
+            state.update(returned)
+        return state
+
+    async def _is_over(self, state: State) -> bool:
+        """Ask whether it is over; an environment that decides for itself is still held to `max_turns`."""
+        if not self.generation.own_completion:
+            return bool(await self.is_completed(state))
+        if state.get("error") is not None or state.get("prompt_too_long"):
+            return bool(await Environment.is_completed(self, state))
+        if state["trajectory"] and await self._decides_over(state):
+            state["is_completed"] = True
+            return True
+        if await self.max_turns_reached(state) or await self.has_final_env_response(state):
+            return bool(await Environment.is_completed(self, state))
+        return False
+
+    async def _decides_over(self, state: State) -> bool:
+        decide: Any = self.is_completed
+        if self.generation.messages_first:
+            return bool(await maybe_await(decide, self._conversation(state), state))
+        return bool(await maybe_await(decide, state))
+
+    async def _env_answer(self, conversation: list[AnyMessage], state: State) -> list[AnyMessage]:
+        """Return the environment's answer, given in the form of any generation."""
+        answer = await self._timed_response(conversation, state)
+        if isinstance(answer, tuple) and len(answer) == 2:
+            answer, changed = answer
+            if isinstance(changed, Mapping) and changed is not state:
+                state.update(changed)
+        messages = self.own_messages(answer)
+        if self.generation.first and isinstance(state.get("completion"), list):
+            state["completion"].extend(messages)
+        return messages
+
+    async def _timed_response(self, conversation: list[AnyMessage], state: State) -> Any:
+        timing = state.get("timing")
+        if not isinstance(timing, RolloutTiming):
+            return await maybe_await(self.env_response, conversation, state)
+        with timed_call(timing.env):
+            return await maybe_await(self.env_response, conversation, state)
+
+    def _conversation(self, state: State) -> list[AnyMessage]:
+        """Return the messages up to and with the last completion."""
+        last = state["trajectory"][-1]
+        return [*self.own_messages(last["prompt"]), *self.own_messages(last["completion"])]
+
+    def _keep_earlier_keys(self, state: State, response: Response) -> None:
+        """Keep the keys up to date that only the first generation reads."""
+        if self.generation.first:
+            state["turn"] = len(state["trajectory"])
+            state["responses"] = [*state["responses"], response]
+            state["completion"] = [*(state["completion"] or []), *state["trajectory"][-1]["completion"]]
+
+
+def _step_tokens(tokens: Any) -> Any:
+    if tokens is None:
+        return None
+    return {**dict(tokens), "overlong_prompt": False, "is_truncated": False}
+
+
+def _completion_tokens(step: TrajectoryStep) -> int:
+    return int(field_of(field_of(step.get("response"), "usage"), "completion_tokens", 0))

@@ -1,0 +1,152 @@
+"""Environments whose tools run code: in bubblewrap on this machine, not in a cloud sandbox.
+
+The releases rent sandboxes from one company. Here commands run in a process of their own with limits, inside
+bubblewrap where it is installed, without a network. What asks for the cloud (images, GPUs, remote clients) is
+taken and has no effect, apart from a sandbox client of one's own, which is refused.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from wander.envs.rlm.repl import Query, Repl, ReplLimits
+from wander.errors import SandboxError as ReplError
+
+from wander_compat.verifiers.decorators import cleanup, teardown
+from wander_compat.verifiers.envs.tool_env import StatefulToolEnv
+from wander_compat.verifiers.errors import SandboxError
+from wander_compat.verifiers.types import State
+
+_BASH = """\
+import subprocess as _subprocess
+_done = _subprocess.run(
+    ["bash", "-c", {command}], cwd={folder}, capture_output=True, text=True, errors="replace"
+)
+print(_done.stdout, end="")
+if _done.stderr:
+    print(("\\n" if _done.stdout else "") + "stderr:\\n" + _done.stderr, end="")
+"""
+_CLOUD = (
+    "sandbox_name", "docker_image", "start_command", "cpu_cores", "disk_size_gb", "gpu_count",
+    "timeout_minutes", "environment_vars", "team_id", "advanced_configs", "labels", "max_retries",
+    "base_delay", "backoff_factor", "max_backoff_seconds", "jitter", "sandbox_client_max_workers",
+    "sandbox_client_max_connections", "sandbox_client_max_keepalive_connections", "pip_install_packages",
+    "max_startup_wait_seconds",
+)  # fmt: skip
+
+
+async def _nobody(queries: list[Query]) -> str:
+    return "no model can be asked from here"
+
+
+class SandboxEnv(StatefulToolEnv):
+    """Offers the tool `bash`: each command runs in the rollout's own sandbox."""
+
+    outside = True
+    """Code may read the clock and the machine, so rollouts are not declared deterministic."""
+
+    def __init__(
+        self,
+        timeout_per_command_seconds: int = 30,
+        memory_gb: int = 2,
+        stop_errors: list[type[Exception]] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        self.cloud_settings = {name: kwargs.pop(name) for name in _CLOUD if name in kwargs}
+        self.timeout_per_command_seconds = timeout_per_command_seconds
+        self.repl_limits = ReplLimits(
+            cell_seconds=float(timeout_per_command_seconds), memory_mb=int(memory_gb * 1024)
+        )
+        self.sandboxes: dict[str, Repl] = {}
+        super().__init__(stop_errors=stop_errors or [SandboxError], **kwargs)
+        self.add_tool(self.bash, args_to_skip=["sandbox_id", "sandbox_state", "working_dir"])
+
+    async def setup_state(self, state: State, **kwargs: Any) -> Any:
+        """Prepare the rollout's sandbox; its process starts with the first command."""
+        sandbox_id = f"local-{id(state):x}"
+        self.sandboxes[sandbox_id] = Repl(self.repl_limits, sandbox="auto")
+        state["sandbox_id"] = sandbox_id
+        state["sandbox_state"] = {"ready": True}
+        return await super().setup_state(state, **kwargs)
+
+    def update_tool_args(
+        self, tool_name: str, tool_args: dict[str, Any], messages: Any, state: State, **kwargs: Any
+    ) -> dict[str, Any]:
+        """Give `bash` the rollout's sandbox."""
+        if tool_name != "bash":
+            return tool_args
+        own = {"sandbox_id": state["sandbox_id"], "sandbox_state": state["sandbox_state"]}
+        return {**tool_args, **own, "working_dir": state.get("working_dir")}
+
+    async def bash(
+        self, command: str, sandbox_id: str, sandbox_state: dict[str, Any], working_dir: str | None = None
+    ) -> str:
+        """Execute `command` inside the sandbox."""
+        code = _BASH.format(command=repr(command), folder=repr(working_dir))
+        return await self.run_code(code, sandbox_id)
+
+    async def run_code(self, code: str, sandbox_id: str) -> str:
+        """Run Python code in a rollout's sandbox and return what it printed; raises `SandboxError`."""
+        try:
+            result = await self.sandboxes[sandbox_id].run(code, _nobody)
+        except ReplError as error:
+            raise SandboxError(str(error)) from error
+        if result.ended == "timeout":
+            return f"{result.output}\nError: timed out after {self.timeout_per_command_seconds} s".strip()
+        if result.ended == "died":
+            return f"{result.output}\nError: the process was killed; it may have used too much memory".strip()
+        return result.output.rstrip() or "(no output)"
+
+    @cleanup
+    async def destroy_sandbox(self, state: State) -> None:
+        """End the rollout's sandbox."""
+        repl = self.sandboxes.pop(state.get("sandbox_id", ""), None)
+        if repl is not None:
+            await repl.close()
+
+    @teardown
+    async def teardown_sandboxes(self) -> None:
+        """End every sandbox that is left."""
+        for sandbox_id in list(self.sandboxes):
+            await self.sandboxes.pop(sandbox_id).close()
+
+
+class PythonEnv(SandboxEnv):
+    """Offers the tool `python`: code whose variables live as long as the rollout.
+
+    Packages are those of the environment's own virtual environment; `pip_install_packages` must be among its
+    dependencies.
+    """
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.remove_tool(self.bash)
+        self.add_tool(self.python, args_to_skip=["sandbox_id"])
+
+    def update_tool_args(
+        self, tool_name: str, tool_args: dict[str, Any], messages: Any, state: State, **kwargs: Any
+    ) -> dict[str, Any]:
+        """Give `python` the rollout's sandbox."""
+        if tool_name != "python":
+            return super().update_tool_args(tool_name, tool_args, messages, state, **kwargs)
+        return {**tool_args, "sandbox_id": state["sandbox_id"]}
+
+    async def python(self, code: str, sandbox_id: str) -> str:
+        """Execute `code` inside a persistent Python REPL; the value of a last expression is shown."""
+        return await self.run_code(_shown_last(code), sandbox_id)
+
+
+def _shown_last(code: str) -> str:
+    """Return code that also prints its last expression, as an interactive interpreter does."""
+    text = json.dumps(code)
+    return (
+        "import ast as _ast\n"
+        f"_tree = _ast.parse({text})\n"
+        "_last = _tree.body.pop() if _tree.body and isinstance(_tree.body[-1], _ast.Expr) else None\n"
+        'exec(compile(_tree, "<cell>", "exec"), globals())\n'
+        "if _last is not None:\n"
+        '    _value = eval(compile(_ast.Expression(_last.value), "<cell>", "eval"), globals())\n'
+        "    if _value is not None:\n"
+        "        print(repr(_value))\n"
+    )

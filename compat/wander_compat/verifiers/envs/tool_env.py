@@ -1,0 +1,162 @@
+"""Environments whose answer to the model is what the tools gave back."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from wander_compat.verifiers.async_calls import maybe_await
+from wander_compat.verifiers.decorators import stop
+from wander_compat.verifiers.envs.multi_turn import MultiTurnEnv
+from wander_compat.verifiers.errors import Error, ToolCallError, ToolParseError
+from wander_compat.verifiers.messages.conversion import AnyMessage, as_message, as_tool_call, field_of
+from wander_compat.verifiers.messages.dicts import ToolCallDict
+from wander_compat.verifiers.messages.tool_definitions import (
+    convert_func_to_tool_def,
+    is_valid_tool_content_parts,
+)
+from wander_compat.verifiers.rubrics.rubric import function_name
+from wander_compat.verifiers.rubrics.tool_rubric import ToolMonitorRubric
+from wander_compat.verifiers.types import State
+
+ErrorFormatter = Callable[[Exception], str]
+
+
+def error_text(error: Exception) -> str:
+    """Return what the model is told about an exception."""
+    return str(error)
+
+
+class ToolEnv(MultiTurnEnv):
+    """Lets the model call Python functions until it answers without a call.
+
+    What a tool raises is told to the model, unless it is of a class in `stop_errors`; that ends the rollout.
+    """
+
+    def __init__(
+        self,
+        tools: Sequence[Callable[..., Any]] | None = None,
+        max_turns: int = 10,
+        error_formatter: ErrorFormatter = error_text,
+        stop_errors: Sequence[type[Exception]] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        self.tools: list[Callable[..., Any]] = []
+        self.tool_map: dict[str, Callable[..., Any]] = {}
+        self.error_formatter = error_formatter
+        self.stop_errors = list(stop_errors or [])
+        super().__init__(max_turns=max_turns, **kwargs)
+        self.tool_monitor_rubric = ToolMonitorRubric()
+        self.add_rubric(self.tool_monitor_rubric)
+        self.tool_defs = list(self.tool_defs or [])
+        for tool in tools or []:
+            self.add_tool(tool)
+
+    def add_tool(self, tool: Callable[..., Any]) -> None:
+        """Offer one more tool."""
+        self._offer(tool, ())
+
+    def _offer(self, tool: Callable[..., Any], args_to_skip: Sequence[str]) -> None:
+        definition = convert_func_to_tool_def(tool, args_to_skip)
+        self.tools.append(tool)
+        self.tool_defs = [*(self.tool_defs or []), definition]
+        self.tool_map[definition.name] = tool
+        self.tool_monitor_rubric.add_tool_metric(definition.name)
+
+    def remove_tool(self, tool: Callable[..., Any]) -> None:
+        """Offer a tool no longer."""
+        name = function_name(tool)
+        self.tools.remove(tool)
+        self.tool_defs = [each for each in self.tool_defs or [] if each.name != name]
+        self.tool_map.pop(name, None)
+        self.tool_monitor_rubric.remove_tool_metric(name)
+
+    def _should_stop_for_error(self, err: Exception) -> bool:
+        return isinstance(err, tuple(self.stop_errors))
+
+    @stop
+    async def no_tools_called(self, state: State) -> bool:
+        """Hold when the model answered without a tool call."""
+        if not state["trajectory"]:
+            return False
+        last = self.own_messages(state["trajectory"][-1]["completion"])[-1]
+        return field_of(last, "role") == "assistant" and not field_of(last, "tool_calls")
+
+    async def call_tool(
+        self, tool_name: str, tool_args: dict[str, Any], tool_call_id: str, **kwargs: Any
+    ) -> Any:
+        """Call a tool and return its result as a message; what it raises passes through."""
+        result = await maybe_await(self.tool_map[tool_name], **tool_args)
+        content = result if is_valid_tool_content_parts(result) else str(result)
+        return self._tool_message(content, tool_call_id)
+
+    def _tool_message(self, content: Any, tool_call_id: str) -> AnyMessage:
+        found = {"role": "tool", "content": content, "tool_call_id": tool_call_id}
+        return as_message(found, self.generation.form)
+
+    async def env_response(self, messages: Any, state: State, **kwargs: Any) -> Any:
+        """Return the results of the last message's tool calls."""
+        results = [
+            await self._answered(call, messages, state, kwargs)
+            for call in map(as_tool_call, field_of(messages[-1], "tool_calls", []))
+        ]
+        return (results, state) if self.generation.tuple_response else results
+
+    async def _answered(self, call: ToolCallDict, messages: Any, state: State, given: dict[str, Any]) -> Any:
+        """Return the result of one call, or what the model is told about its failure."""
+        try:
+            arguments = json.loads(call.arguments)
+            if not isinstance(arguments, dict):
+                raise ValueError(f"the arguments of a tool must be an object, got `{call.arguments}`")
+            arguments = await maybe_await(
+                self._completed_arguments, call.name, arguments, messages, state, **given
+            )
+        except Exception as error:  # noqa: BLE001 - the model is told, or the rollout ends with it
+            return self._told(error, ToolParseError, call)
+        try:
+            result = await maybe_await(self.call_tool, call.name, arguments, call.id)
+        except Exception as error:  # noqa: BLE001 - the model is told, or the rollout ends with it
+            return self._told(error, ToolCallError, call)
+        return as_message(result, self.generation.form)
+
+    def _completed_arguments(
+        self, tool_name: str, tool_args: dict[str, Any], messages: Any, state: State, **kwargs: Any
+    ) -> Any:
+        """Return the arguments that a tool is called with; those of the model here."""
+        return tool_args
+
+    def _told(self, error: Exception, kind: type[Error], call: ToolCallDict) -> AnyMessage:
+        """Return what the model is told, or raise where the rollout ends."""
+        if self._should_stop_for_error(error):
+            raise kind(f"`{call.name}`: {type(error).__name__}: {error}") from error
+        return self._tool_message(self.error_formatter(error), call.id)
+
+
+class StatefulToolEnv(ToolEnv):
+    """Tools that get arguments which the model neither sees nor may give, from `update_tool_args`."""
+
+    def __init__(self, tools: Sequence[Callable[..., Any]] | None = None, **kwargs: Any) -> None:
+        self.skipped_args: dict[str, list[str]] = {}
+        super().__init__(tools=tools, **kwargs)
+
+    def add_tool(self, tool: Callable[..., Any], args_to_skip: Sequence[str] = ()) -> None:
+        """Offer one more tool, without some of its parameters."""
+        self._offer(tool, args_to_skip)
+        self.skipped_args[function_name(tool)] = list(args_to_skip)
+
+    def remove_tool(self, tool: Callable[..., Any]) -> None:
+        """Offer a tool no longer."""
+        super().remove_tool(tool)
+        self.skipped_args.pop(function_name(tool), None)
+
+    def update_tool_args(
+        self, tool_name: str, tool_args: dict[str, Any], messages: Any, state: State, **kwargs: Any
+    ) -> Any:
+        """Return the arguments that a tool is called with. Override it; may be async."""
+        return tool_args
+
+    def _completed_arguments(
+        self, tool_name: str, tool_args: dict[str, Any], messages: Any, state: State, **kwargs: Any
+    ) -> Any:
+        return self.update_tool_args(tool_name, tool_args, messages, state, **kwargs)

@@ -1,0 +1,55 @@
+"""What environments print about themselves; hosts keep it in the environment's log."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from wander_compat.verifiers.messages.conversion import as_messages, field_of, text_of
+
+LOGGER_NAME = "verifiers"
+
+
+def setup_logging(
+    level: str | None = "INFO", log_format: str | None = None, date_format: str | None = None, **_: Any
+) -> None:
+    """Let the library's loggers write to standard error."""
+    logger = logging.getLogger(LOGGER_NAME)
+    logger.setLevel((level or "INFO").upper())
+    if not logger.handlers:
+        handler = logging.StreamHandler()
+        form = log_format or "%(asctime)s - %(name)s - %(levelname)s - %(message)s"
+        handler.setFormatter(logging.Formatter(form, date_format))
+        logger.addHandler(handler)
+    logger.propagate = False
+
+
+@contextmanager
+def log_level(level: str | int) -> Iterator[None]:
+    """Change how much the library's loggers say, for a block."""
+    logger = logging.getLogger(LOGGER_NAME)
+    before = logger.level
+    logger.setLevel(level.upper() if isinstance(level, str) else level)
+    try:
+        yield
+    finally:
+        logger.setLevel(before)
+
+
+def quiet_verifiers() -> Any:
+    """Silence the library's loggers for a block, warnings aside."""
+    return log_level("WARNING")
+
+
+def print_prompt_completions_sample(
+    prompts: Sequence[Any], completions: Sequence[Any], errors: Sequence[Any], rewards: Sequence[float],
+    step: int, num_samples: int = 1, **_: Any,
+) -> None:  # fmt: skip
+    """Print some rollouts."""
+    logger = logging.getLogger(LOGGER_NAME)
+    for prompt, completion, reward in list(zip(prompts, completions, rewards, strict=False))[:num_samples]:
+        messages = [*as_messages(prompt), *as_messages(completion)]
+        shown = [f"{field_of(each, 'role')}: {text_of(field_of(each, 'content'))}" for each in messages]
+        logger.info("step %s, reward %s\n%s", step, reward, "\n".join(shown))

@@ -1,0 +1,168 @@
+"""Messages of any form as one generation's: its dictionaries or its models."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from wander_compat.verifiers.messages.dicts import MessageDict, ToolCallDict
+from wander_compat.verifiers.messages.models import (
+    ROLE_MODELS,
+    CustomBaseModel,
+    GenericContentPart,
+    ImageUrlContentPart,
+    InputAudioContentPart,
+    OtherMessage,
+    TextContentPart,
+    Tool,
+)
+
+Form = Literal["dict", "model"]
+"""Which of the two an environment is given: dictionaries until 0.1.10, models from 0.1.11 on."""
+AnyMessage = MessageDict | CustomBaseModel
+
+PART_MODELS: dict[str, type[CustomBaseModel]] = {
+    "text": TextContentPart,
+    "image_url": ImageUrlContentPart,
+    "input_audio": InputAudioContentPart,
+}
+
+
+def as_mapping(value: Any) -> dict[str, Any] | None:
+    """Return a mapping, a model or an SDK's object as a dictionary of its fields; None for anything else."""
+    if isinstance(value, Mapping):
+        return dict(value)
+    if isinstance(value, CustomBaseModel):
+        return dict(value)
+    if hasattr(value, "model_dump"):
+        dumped: dict[str, Any] = value.model_dump()
+        return dumped
+    return None
+
+
+def field_of(message: Any, name: str, default: Any = None) -> Any:
+    """Return a field of a message of any form; the default also where the field is None."""
+    value = message.get(name) if isinstance(message, Mapping) else getattr(message, name, None)
+    return default if value is None else value
+
+
+def as_message(message: Any, form: Form = "model") -> AnyMessage:
+    """Return one message; raises `ValueError` for what is none."""
+    if isinstance(message, MessageDict if form == "dict" else CustomBaseModel):
+        return message
+    if isinstance(message, str):
+        message = {"role": "text", "content": message}
+    found = as_mapping(message)
+    if found is None or not isinstance(found.get("role"), str):
+        raise ValueError(f"a message needs a `role`, got {str(message)[:200]}")
+    found = {name: value for name, value in found.items() if value is not None}
+    if found.get("content") is None:
+        found["content"] = None if found["role"] == "assistant" else ""
+    return _dict_message(found) if form == "dict" else _model_message(found)
+
+
+def _dict_message(found: dict[str, Any]) -> MessageDict:
+    calls = found.pop("tool_calls", None)
+    message = MessageDict(found)
+    message["content"] = _dict_content(found["content"])
+    if calls:
+        message["tool_calls"] = [as_tool_call(call) for call in calls]
+    return message
+
+
+def _model_message(found: dict[str, Any]) -> CustomBaseModel:
+    model = ROLE_MODELS.get(found["role"], OtherMessage)
+    if "tool_calls" in found:
+        found["tool_calls"] = [as_tool_call(call) for call in found["tool_calls"]] or None
+    content = found["content"]
+    if isinstance(content, list | tuple):
+        found["content"] = [_model_part(part) for part in content]
+    elif content is not None and not isinstance(content, str) and model is not OtherMessage:
+        found["content"] = str(content)
+    return model(**found)
+
+
+def _dict_content(content: Any) -> Any:
+    """Return content as plain values, without the empty keys that Arrow adds to parts."""
+    if not isinstance(content, list | tuple):
+        return content
+    return [plain(part) if as_mapping(part) is not None else part for part in map(_without_empty, content)]
+
+
+def _model_part(part: Any) -> Any:
+    found = _without_empty(part)
+    if not isinstance(found, dict) or not isinstance(found.get("type"), str):
+        return part
+    made = PART_MODELS.get(found["type"], GenericContentPart)
+    try:
+        return made(**found)
+    except ValueError:
+        return GenericContentPart(**found)
+
+
+def _without_empty(part: Any) -> Any:
+    found = as_mapping(part)
+    return part if found is None else {name: value for name, value in found.items() if value is not None}
+
+
+def as_tool_call(call: Any) -> ToolCallDict:
+    """Return a tool call of any form in OpenAI's; the first generation kept them as JSON text."""
+    if isinstance(call, ToolCallDict):
+        return call
+    if isinstance(call, str):
+        call = json.loads(call)
+    return ToolCallDict(as_mapping(call) or {})
+
+
+def as_tool(tool: Any) -> Tool:
+    """Return a tool definition, given in OpenAI's or in the later form."""
+    return tool if isinstance(tool, Tool) else Tool.model_validate(as_mapping(tool))
+
+
+def as_messages(messages: Any, form: Form = "model") -> list[AnyMessage]:
+    """Return messages of any form: a list of them, a single one, or text."""
+    if messages is None:
+        return []
+    if isinstance(messages, str | Mapping | CustomBaseModel):
+        return [as_message(messages, form)]
+    return [as_message(message, form) for message in messages]
+
+
+def text_of(content: Any) -> str:
+    """Return the text of a message's content: itself, or its text parts joined by spaces."""
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, list | tuple):
+        return "" if content is None else str(content)
+    parts = (as_mapping(part) or {} for part in content)
+    return " ".join(part["text"] for part in parts if isinstance(part.get("text"), str))
+
+
+def wire_message(message: Any) -> dict[str, Any]:
+    """Return a message as endpoints and records take it: plain, in OpenAI's form, text as the user's."""
+    found: dict[str, Any] = plain(as_message(message, "dict"))
+    found.pop("thinking_blocks", None)
+    if found["role"] == "text":
+        found["role"] = "user"
+    return found
+
+
+def wire_messages(messages: Any) -> list[dict[str, Any]]:
+    """Return messages as endpoints and records take them."""
+    return [wire_message(message) for message in as_messages(messages, "dict")]
+
+
+def plain(value: Any) -> Any:
+    """Return a value with plain dictionaries and lists in place of ours; what is no JSON becomes text."""
+    if value is None or isinstance(value, str | bool | int | float):
+        return value
+    if isinstance(value, Mapping):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple | set | frozenset):
+        return [plain(item) for item in value]
+    if hasattr(value, "model_dump"):
+        return plain(value.model_dump())
+    if hasattr(value, "tolist"):  # numpy
+        return plain(value.tolist())
+    return str(value)

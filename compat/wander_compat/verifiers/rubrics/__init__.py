@@ -1,0 +1,1 @@
+"""The rubrics of the classic API."""

@@ -1,0 +1,80 @@
+"""Mathematical answers of the classic API, compared by what they mean."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+from wander.errors import MissingExtra
+from wander.rubrics.math import MathProcesses
+
+from wander_compat.verifiers.data import extract_boxed_answer
+from wander_compat.verifiers.parsers import MaybeThinkParser, Parser
+from wander_compat.verifiers.rubrics.rubric import RewardFunction, Rubric
+
+try:
+    from math_verify import parse, verify
+    from math_verify.errors import TimeoutException as MathVerifyTimeout
+except ImportError as error:
+    raise MissingExtra("math", needed_for="`MathRubric`") from error
+
+
+def verify_response(
+    response: str, answer: str, max_verify_chars: int, timeout_seconds: float
+) -> tuple[float, float]:
+    """Compare two expressions in this process; return 1.0 or 0.0, and the seconds that it took.
+
+    What the library cannot compare, or not in time, counts as different.
+    """
+    started = time.perf_counter()
+    equal = False
+    if len(response) <= max_verify_chars:
+        try:
+            seconds = max(1, round(timeout_seconds))
+            gold = parse(f"\\boxed{{{answer}}}", parsing_timeout=seconds)
+            found = parse(f"\\boxed{{{response}}}", parsing_timeout=seconds)
+            equal = bool(verify(gold, found, timeout_seconds=seconds))
+        except (Exception, MathVerifyTimeout):  # noqa: BLE001 - the library meets whatever a model wrote
+            equal = False
+    return float(equal), time.perf_counter() - started
+
+
+class MathRubric(Rubric):
+    """Rewards an answer that equals the row's as mathematics.
+
+    Comparisons run in processes of their own; one that takes longer than `timeout_seconds` counts as 0, which
+    is noted in the state.
+    """
+
+    HARD_TIMEOUT_SECONDS = 120.0
+    MAX_VERIFY_CHARS = 50_000
+
+    def __init__(
+        self,
+        funcs: Sequence[RewardFunction] | None = None,
+        weights: Sequence[float] | None = None,
+        parser: Parser | None = None,
+        max_workers: int = 8,
+        timeout_seconds: float = 5,
+        max_verify_chars: int = MAX_VERIFY_CHARS,
+    ) -> None:
+        parser = parser or MaybeThinkParser(partial(extract_boxed_answer, strict=True))
+        super().__init__(funcs, weights, parser)
+        self.timeout_seconds = timeout_seconds
+        self.max_verify_chars = max_verify_chars
+        self.processes = MathProcesses(max(1, max_workers), timeout_seconds)
+        self.add_reward_func(self.correct_answer)
+
+    async def correct_answer(self, parser: Parser, completion: Any, answer: str, **kwargs: Any) -> float:
+        """1.0 when the parsed completion equals the answer, else 0.0."""
+        response = parser.parse_answer(completion)
+        if not response or len(response) > self.max_verify_chars:
+            return 0.0
+        return float(await self.processes.equal(str(answer), str(response)))
+
+    async def teardown(self) -> None:
+        """End the processes."""
+        await super().teardown()
+        self.processes.close()
