@@ -87,7 +87,8 @@ def upstream_installed() -> bool:
     if spec is None or spec.origin is None:
         return False
     with open(spec.origin, encoding="utf-8") as source:
-        return HOME.rpartition(".")[0] not in source.read()
+        text = source.read()
+    return "wander_compat" not in text and "wander.compat" not in text  # its name until wander-compat 0.1.0
 
 
 class VerifiersFinder(importlib.abc.MetaPathFinder):

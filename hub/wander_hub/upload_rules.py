@@ -270,7 +270,7 @@ POLICY = (
     ),
     Rule(
         "shadows_wander",
-        "a top-level module is called `wander`, `wander_client`, `wander_hub` or `verifiers`",
+        "a top-level module is called `verifiers`, or has the name of a package of Wander",
         "move the module into a package of its own name",
         optional=True,
     ),

@@ -9,6 +9,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from wander.errors import WanderError
+from wander.moved import serve_moved_modules
 from wander.types import Example, Message, Messages, Rollout, SamplingArgs, State, Turn
 from wander.version import __version__ as __version__
 
@@ -105,6 +106,8 @@ __all__ = [  # noqa: RUF022 - grouped by subject
     "ReplayClient",
     "ScriptedClient",
 ]
+
+serve_moved_modules()
 
 
 def __getattr__(name: str) -> Any:

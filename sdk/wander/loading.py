@@ -7,7 +7,6 @@ An environment package names its factory in the entry point group `wander.enviro
 from __future__ import annotations
 
 import difflib
-import functools
 import importlib
 import importlib.util
 import inspect
@@ -21,8 +20,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from wander_compat.alias import serve_verifiers
-
+from wander.adapters import adapters
 from wander.arguments import cause, require_fitting
 from wander.environment import Environment
 from wander.errors import LoadError
@@ -129,7 +127,8 @@ def _module_name(name: str) -> str:
 
 def _imported(module: str, name: str) -> ModuleType:
     """Import a module; an import that fails inside it is told from a module that is not there."""
-    serve_verifiers()
+    for adapter in adapters():
+        adapter.serve_imports()
     try:
         return importlib.import_module(module)
     except ModuleNotFoundError as error:
@@ -193,24 +192,14 @@ def _holds(folder: Path, module: str) -> bool:
 def _factory(module: ModuleType, attribute: str) -> Callable[..., Any]:
     factory = getattr(module, attribute, None)
     if factory is None or isinstance(factory, type):
-        factory = _taskset_factory(module, factory) or factory
+        found = (adapter.find_factory(module, factory) for adapter in adapters())
+        factory = next(filter(None, found), factory)
     if not callable(factory):
         raise LoadError(
             f"`{module.__name__}` has no function `{attribute}`",
             hint=f"write `def {attribute}(**arguments) -> wander.Environment:` in it",
         )
     return factory
-
-
-def _taskset_factory(module: ModuleType, named: type | None) -> Callable[..., Any] | None:
-    """Return what loads a task set of `verifiers.v1`: the class that is named, or the one exported."""
-    from wander_compat.tasksets.marks import is_taskset, taskset_in
-
-    if taskset_in(module) is None if named is None else not is_taskset(named):
-        return None
-    from wander_compat.tasksets.environment import load_taskset
-
-    return functools.partial(load_taskset, module.__name__)
 
 
 def _made(name: str, factory: Callable[..., Any], arguments: dict[str, Any]) -> Environment:
@@ -223,7 +212,8 @@ def _made(name: str, factory: Callable[..., Any], arguments: dict[str, Any]) -> 
         raise LoadError(f"`load_environment` of `{name}` raised `{cause(error)}`", hint=hint) from error
     if inspect.iscoroutine(env):
         env.close()
-    env = _ours(env)
+    adapted = (adapter.adapt(env) for adapter in adapters())
+    env = next((each for each in adapted if each is not None), env)
     if not isinstance(env, Environment):
         raise LoadError(
             f"`load_environment` of `{name}` returned a `{type(env).__name__}`, not an environment",
@@ -232,23 +222,4 @@ def _made(name: str, factory: Callable[..., Any], arguments: dict[str, Any]) -> 
         )
     env.name = env.name or name
     env.arguments = dict(arguments)
-    return env
-
-
-def _ours(env: Any) -> Any:
-    """Return an environment of the classic `verifiers` API as one of ours; everything else as it is."""
-    classes = {f"{cls.__module__}.{cls.__name__}" for cls in type(env).__mro__}
-    if "wander_compat.verifiers.envs.environment.Environment" in classes:
-        from wander_compat.adapters.classic import AdaptedEnvironment
-
-        return AdaptedEnvironment(env)
-    if "verifiers.v1.env.Env" in classes:
-        from wander_compat.tasksets.environment import TasksetEnvironment
-
-        return TasksetEnvironment(env)
-    if any(name.startswith("verifiers.") for name in classes):
-        raise LoadError(
-            "the environment was loaded with the upstream `verifiers`, which hosts its own environments only",
-            hint="install it with `wander install`, or take `verifiers` out of this Python environment",
-        )
     return env

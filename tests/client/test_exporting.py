@@ -75,6 +75,7 @@ def test_the_adapter_is_a_package(wander: Wander, home: Path, to: str) -> None:
     assert "tictactoe" in project["project"]["dependencies"]
     library = {"prime-rl": "verifiers", "skyrl": "skyrl-gym", "tinker": "tinker-cookbook"}[to]
     assert any(each.startswith(library) for each in project["project"]["dependencies"])
+    assert ("wander-compat" in project["project"]["dependencies"]) == (to == "prime-rl")
     code = (home / "adapter" / done.data["files"][-1]).read_text()
     ast.parse(code)
     assert """json.loads('{"max_turns": 6}')""" in code
@@ -124,7 +125,8 @@ def test_skyrl_plays_the_same_rollouts(wander: Wander, home: Path) -> None:
 @pytest.mark.slow
 def test_the_library_of_prime_rl_plays_the_same_rollouts(wander: Wander, home: Path) -> None:
     assert wander("export", TICTACTOE, "--to", "prime-rl", "--out", "adapter").status == 0
-    wanted = ["verifiers==0.4.0", str(wheel_of(ROOT / "sdk", home / "sdk"))]
+    ours = (str(wheel_of(ROOT / name, home / "wheels" / name)) for name in ("sdk", "compat"))
+    wanted = ["verifiers==0.4.0", *ours]
     wanted.append(str(wheel_of(ROOT / "environments" / "tictactoe", home / "game")))
     python = environment_with(home / "venv", wanted)
     played = subprocess.run(

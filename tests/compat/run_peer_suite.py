@@ -3,8 +3,8 @@
     python tests/compat/run_peer_suite.py [--keep FOLDER] [pytest arguments]
 
 Downloads the source distribution of verifiers 0.1.14 (its tests only are used), makes a virtual environment
-with this checkout's SDK and our `verifiers` in it, and runs the 14 files that touch the public API. Needs a
-package index; prints pytest's result and exits with its status.
+with this checkout's SDK, `wander-compat` and our `verifiers` in it, and runs the 14 files that touch the
+public API. Needs a package index; prints pytest's result and exits with its status.
 """
 
 from __future__ import annotations
@@ -51,7 +51,8 @@ def virtual_environment(folder: Path) -> Path:
     python = folder / "venv" / "bin" / "python"
     place = ["venv", "--clear", "--python", sys.executable, str(folder / "venv")]
     run_uv(place, doing="making the environment")
-    packages = [str(ROOT / "sdk"), str(ROOT / "compat"), "pytest>=8.4", "pytest-asyncio>=1.2"]
+    ours = [str(ROOT / each) for each in ("sdk", "compat", "compat/shim")]
+    packages = [*ours, "pytest>=8.4", "pytest-asyncio>=1.2"]
     command = ["pip", "install", "--python", str(python), *index_arguments(), *packages]
     run_uv(command, doing="installing the packages")
     return python

@@ -59,9 +59,10 @@ CASES = [
 def pythons(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """The interpreters of the real releases, and of `ours`."""
     folder = tmp_path_factory.mktemp("published")
-    sdk, shim = (wheel_of(ROOT / name, folder / name) for name in ("sdk", "compat"))
+    names = ("sdk", "compat", "compat/shim")
+    sdk, compat, shim = (wheel_of(ROOT / name, folder / "wheels" / name) for name in names)
     ours = f"verifiers[rg] @ {shim.as_uri()}"
-    found = {"ours": environment_with(folder / "ours", [*PACKAGES, str(sdk), ours], [ours])}
+    found = {"ours": environment_with(folder / "ours", [*PACKAGES, str(sdk), str(compat), ours], [ours])}
     for release in sorted({case.release for case in CASES}):
         wanted = [*PACKAGES, f"verifiers[rg]=={release}"]
         found[release] = environment_with(folder / release, wanted)

@@ -24,9 +24,9 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 def python(request, tmp_path_factory) -> Path:
     """The interpreter of a virtual environment with a release of the library."""
     folder = tmp_path_factory.mktemp(f"tasks-{request.param}")
-    sdk = wheel_of(ROOT / "sdk", folder / "sdk")
-    tasks = wheel_of(ROOT / "tests" / "compat" / "task_sets", folder / "tasks")
-    wanted = [f"verifiers=={request.param}", str(sdk), str(tasks)]
+    sources = ("sdk", "compat", "tests/compat/task_sets")
+    wheels = [str(wheel_of(ROOT / each, folder / "wheels" / each)) for each in sources]
+    wanted = [f"verifiers=={request.param}", *wheels]
     return environment_with(
         folder / "venv", [*wanted, *(["marble-v1==0.1.0"] if request.param > "0.4" else [])]
     )

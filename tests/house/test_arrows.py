@@ -1,16 +1,16 @@
-"""Who may import whom: environments -> sdk <- client, hub -> sdk, and nothing imports the hub."""
+"""Who may import whom: all import the sdk and nothing else of ours (compat is found by entry points)."""
 
 from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
 
-OURS = {"wander", "wander_client", "wander_hub"}
+OURS = {"wander", "wander_client", "wander_compat", "wander_hub"}
 ALLOWED = {
     "sdk": {"wander"},
     "client": {"wander", "wander_client"},
     "hub": {"wander", "wander_hub"},
-    "compat": {"wander"},
+    "compat": {"wander", "wander_compat"},
     "environments": {"wander"},
     "migrations": {"wander_hub"},
 }

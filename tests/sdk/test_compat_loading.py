@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from importlib.metadata import EntryPoint
 from pathlib import Path
 
 import pytest
+from wander import adapters
 from wander.clients.scripted import ScriptedClient
 from wander.errors import LoadError
 from wander.loading import load_path
 from wander.worker.host.environment import WorkerEnvironment
+from wander_compat.alias import upstream_installed
 
 MODULE = """
 import random
@@ -78,3 +81,51 @@ def test_importing_the_loader_loads_nothing_of_the_api():
     probe = "import sys, wander.loading; print([m for m in sys.modules if m.startswith('wander_compat.v')])"
     done = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+NATIVE = """
+from wander import SingleTurnEnv
+
+
+def load_environment():
+    return SingleTurnEnv([{"question": "q"}])
+"""
+
+
+def test_an_environment_of_our_own_loads_nothing_of_the_api(tmp_path):
+    (tmp_path / "native_env.py").write_text(NATIVE)
+    probe = (
+        "import sys; from wander.loading import load_path; load_path(sys.argv[1]); "
+        "print(sorted(m for m in sys.modules if m.startswith(('wander_compat', 'verifiers'))))"
+    )
+    command = [sys.executable, "-c", probe, str(tmp_path / "native_env.py")]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "['wander_compat', 'wander_compat.alias', 'wander_compat.loading']"
+
+
+def test_without_an_adapter_what_is_classic_is_no_environment(project, monkeypatch):
+    monkeypatch.setattr("wander.loading.adapters", tuple)
+    with pytest.raises(LoadError, match="returned a `Echo`, not an environment"):
+        load_path(project)
+
+
+def test_an_adapter_that_cannot_be_imported_is_named(monkeypatch):
+    broken = EntryPoint("broken", "no_such_module_at_all", adapters.GROUP)
+    monkeypatch.setattr(adapters, "entry_points", lambda group: [broken])
+    with pytest.raises(LoadError, match="the adapter `broken` cannot be imported") as caught:
+        adapters.adapters.__wrapped__()
+    assert caught.value.hint == "run `pip install --force-reinstall no_such_module_at_all`"
+
+
+@pytest.mark.parametrize(
+    ("source", "upstream"),
+    [
+        ("import wander_compat.verifiers\n", False),
+        ("import wander.compat.verifiers\n", False),  # our distribution, as it was before
+        ("__version__ = '0.4.0'\n", True),
+    ],
+)
+def test_our_distribution_is_told_from_upstreams(source, upstream, tmp_path, monkeypatch):
+    (tmp_path / "verifiers.py").write_text(source)
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
+    assert upstream_installed() is upstream

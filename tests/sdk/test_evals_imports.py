@@ -155,3 +155,10 @@ def test_a_last_line_cut_short_is_left_out(tmp_path):
 def test_a_folder_without_results_is_refused(tmp_path):
     with pytest.raises(RunError, match="neither"):
         import_results(tmp_path, tmp_path / "run")
+
+
+def test_without_a_reader_it_is_said_what_to_install(tmp_path, monkeypatch):
+    monkeypatch.setattr("wander.evals.imports.entry_points", lambda group: [])
+    with pytest.raises(RunError, match="nothing here reads foreign results") as caught:
+        import_results(tmp_path, tmp_path / "run")
+    assert caught.value.hint == "run `pip install wander-compat`"

@@ -18,7 +18,7 @@ def mirror(tmp_path_factory) -> str:
     """Third-party packages only: what is ours has to come from the hub."""
     folder = tmp_path_factory.mktemp("mirror")
     address = build_mirror(folder, ["wander-sdk", "wander-client", "hatchling"])
-    for ours in ("wander-sdk", "wander-client"):
+    for ours in ("wander-sdk", "wander-client", "wander-compat"):
         shutil.rmtree(folder / "simple" / ours)
     return address
 

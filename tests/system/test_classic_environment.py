@@ -53,7 +53,7 @@ def full_mirror(tmp_path_factory) -> str:
     """What our `verifiers` needs, without what is ours."""
     folder = tmp_path_factory.mktemp("full-mirror")
     address = build_mirror(folder, ["verifiers", "wander-client", "hatchling"])
-    for ours in ("wander-sdk", "wander-client", "verifiers"):
+    for ours in ("wander-sdk", "wander-client", "wander-compat", "verifiers"):
         shutil.rmtree(folder / "simple" / ours)
     return address
 

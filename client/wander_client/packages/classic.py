@@ -3,10 +3,14 @@
 It serves the classic API (0.1.3 to 0.3.1) and nothing of upstream, whose newest releases lack it. Whatever
 range or pin a package or its dependencies give, the resolver is told to take that wheel. A package whose
 code is written for `verifiers.v1`, or which asks for a release after 0.3.1, keeps upstream's.
+
+`wander-compat` holds that API and plays task sets. It goes beside the SDK wherever a package names
+the library.
 """
 
 from __future__ import annotations
 
+import zipfile
 from pathlib import Path
 
 from packaging.requirements import Requirement
@@ -14,9 +18,11 @@ from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
-from wander_client.packages.library_use import library_of, sources_of_wheel
+from wander_client.packages.library_use import LARGEST_SOURCE, library_of, sources_of_wheel
 
 PROJECT = "verifiers"
+COMPAT = "wander-compat"
+"""The distribution that holds the API; `verifiers` only leads to it."""
 NEWEST = Version("0.3.1")
 """The last release of the API that is served."""
 FIRST_OF_TASKSETS = (Version("0.3.0"), Version("0.2.0"))
@@ -33,6 +39,13 @@ def requirement_of(requires_dist: list[str]) -> Requirement | None:
         if canonicalize_name(requirement.name) == PROJECT:
             return requirement
     return None
+
+
+def names_library(wheel: Path) -> bool:
+    """Tell whether anything in a wheel names the library: an import however it is written, a requirement."""
+    with zipfile.ZipFile(wheel) as archive:
+        members = (item for item in archive.infolist() if item.file_size <= LARGEST_SOURCE)
+        return any(PROJECT.encode() in archive.read(item) for item in members)
 
 
 def wants_later(specifier: SpecifierSet) -> bool:

@@ -2,8 +2,8 @@
 
 The hub names one wheel with its digest, and mostly a lock (`wander_client.packages.lock`): the packages are
 then exactly those of the lock, whenever and wherever it is installed. Without one, or where the lock is left
-aside, they are resolved at the moment: `wander-sdk` and `wander-client` come from the hub's own index when it
-serves them, everything else from the user's index.
+aside, they are resolved at the moment: Wander's own packages come from the hub's index when it serves them,
+everything else from the user's index.
 """
 
 from __future__ import annotations

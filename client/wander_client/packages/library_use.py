@@ -13,7 +13,7 @@ LOADER = "load_environment"
 TASKSETS = "verifiers.v1"
 
 _LATER_NAMES = {"UserMessage", "AssistantMessage", "ToolMessage", "tool_defs", "ClientConfig"}
-_LARGEST = 2_000_000
+LARGEST_SOURCE = 2_000_000
 """Bytes of a source file that is still read."""
 
 
@@ -31,7 +31,7 @@ def sources_of_wheel(wheel: Path) -> list[ast.Module]:
         return [
             parsed(archive.read(item))
             for item in archive.infolist()
-            if item.filename.endswith(".py") and item.file_size <= _LARGEST
+            if item.filename.endswith(".py") and item.file_size <= LARGEST_SOURCE
         ]
 
 

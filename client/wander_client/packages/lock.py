@@ -42,7 +42,6 @@ from packaging.version import Version
 
 from wander_client.errors import ClientError, Unavailable
 from wander_client.hub.api import HubApi
-from wander_client.packages.classic import PROJECT as CLASSIC
 from wander_client.packages.needs import HUB_OWNER, HUB_PACKAGES, Needs, Wheel, needs_of, served
 from wander_client.packages.uv import index_arguments, run_uv
 
@@ -194,7 +193,7 @@ def _install_line(hub: HubApi, cache_dir: Path, package: Package, file: Source) 
 
 def _is_of_hub(name: str, path: str) -> bool:
     """Tell whether an address is that of a package which hubs serve themselves, on whichever hub."""
-    return name in (*HUB_PACKAGES, CLASSIC) and f"/{HUB_OWNER}/files/{name}/" in path
+    return name in HUB_PACKAGES and f"/{HUB_OWNER}/files/{name}/" in path
 
 
 def _oldest_python(requires_python: str | None) -> Version:

@@ -1,6 +1,6 @@
 """What an environment needs beside its package index: its own wheel and packages that the hub serves itself.
 
-`wander-sdk`, `wander-client` and the classic API (`verifiers`) come from the hub's own index
+`wander-sdk`, `wander-client` and the classic API (`wander-compat`, `verifiers`) come from the hub's own index
 (`/wander/simple/`) when it serves them, and are resolved by direct URL: no index can offer another package
 under those names.
 """
@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import shutil
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,9 @@ from wander_client.packages import classic
 
 HUB_OWNER = "wander"
 """The owner under which a hub serves the packages it runs with."""
-HUB_PACKAGES = ("wander-sdk", "wander-client")
+SDK, CLIENT = "wander-sdk", "wander-client"
+HUB_PACKAGES = (SDK, CLIENT, classic.COMPAT, classic.PROJECT)
+"""What hubs serve themselves."""
 
 
 @dataclass(frozen=True)
@@ -47,8 +49,8 @@ class Needs:
 
     own: list[Wheel]
     """The environment's wheel, then those of the hub's own packages that it needs."""
-    shim: Wheel | None = None
-    """The hub's `verifiers`, where it stands in for upstream's."""
+    at_hand: list[Wheel] = field(default_factory=list)
+    """The hub's wheels that are taken where something requires them: `verifiers` in place of upstream's."""
     overrides: str = ""
     first: str = ""
     """A requirement that is resolved before all others."""
@@ -56,37 +58,47 @@ class Needs:
     @property
     def wheels(self) -> list[Wheel]:
         """Every wheel that lies in this machine's cache."""
-        return [*self.own, *([] if self.shim is None else [self.shim])]
+        return [*self.own, *self.at_hand]
 
 
 def needs_of(
     hub: HubApi, cache_dir: Path, wheel: Wheel, requires_dist: list[str], warn: Callable[[str], None]
 ) -> Needs:
-    """Return what an environment needs of the hub: always the SDK, and `verifiers` where ours will do."""
+    """Return what an environment needs of the hub: the SDK, and what serves the classic API to its code."""
     wanted = requirements_of(requires_dist, f"{wheel.project} {wheel.version}")
     own = [wheel]
-    for project in HUB_PACKAGES:
-        if project != "wander-sdk" and project not in wanted:
+    for project in (SDK, CLIENT):
+        if project != SDK and project not in wanted:
             continue
         files = hub.index_files(HUB_OWNER, project)
         if files is None:
             warn(f"`{hub.url}` does not serve `{project}`: it comes from your package index")
             continue
         own.append(fetched(hub, cache_dir, project, newest(project, files, wanted.get(project))))
+    sdk = next((each.version for each in own if each.project == SDK), None)
+    compat = _newest_served(hub, cache_dir, classic.COMPAT, sdk)
+    first = []
+    if classic.names_library(wheel.path):
+        own += [] if compat is None else [compat]
+        # Where the hub serves the SDK alone, that is an older one, which holds the classic API itself.
+        first += [classic.COMPAT] if compat is None and sdk is None else []
     if classic.keeps_upstream(wheel.path, requires_dist):
-        return Needs(own, first=classic.upstream_requirement(requires_dist))
-    shim = _classic_package(hub, cache_dir)
-    if shim is None:
-        return Needs(own)
-    return Needs(own, shim, classic.override(shim.path, classic.requirement_of(requires_dist)))
+        return Needs(own, first="\n".join([*first, classic.upstream_requirement(requires_dist)]))
+    at_hand, overrides = [], ""
+    if compat is not None and compat not in own:
+        at_hand.append(compat)
+        overrides += f"{classic.COMPAT} @ {compat.path.as_uri()}\n"
+    if shim := _newest_served(hub, cache_dir, classic.PROJECT):
+        at_hand.append(shim)
+        overrides += classic.override(shim.path, classic.requirement_of(requires_dist))
+    return Needs(own, at_hand, overrides, "\n".join(first))
 
 
-def _classic_package(hub: HubApi, cache_dir: Path) -> Wheel | None:
-    """Return the hub's `verifiers`, which stands in for upstream's wherever the classic API will do."""
-    files = hub.index_files(HUB_OWNER, classic.PROJECT)
-    if files is None:
-        return None  # this hub does not serve it
-    return fetched(hub, cache_dir, classic.PROJECT, newest(classic.PROJECT, files, None))
+def _newest_served(hub: HubApi, cache_dir: Path, project: str, version: str | None = None) -> Wheel | None:
+    """Return the newest wheel, or that of a version, of a package that this hub may not serve."""
+    files = hub.index_files(HUB_OWNER, project) or []
+    fitting = [file for file in files if version is None or f"-{version}-" in file["filename"]]
+    return fetched(hub, cache_dir, project, newest(project, fitting, None)) if fitting else None
 
 
 def requirements_of(requires_dist: list[str], what: str) -> dict[str, SpecifierSet]:

@@ -20,8 +20,8 @@ class Trainer:
     """A trainer that an environment can be exported to."""
 
     name: str
-    library: str
-    """The requirement that brings its interface."""
+    requirements: tuple[str, ...]
+    """What brings its interface."""
     use: str
     """How its users take the adapter up; `@module@` and `@name@` are filled in."""
 
@@ -29,20 +29,20 @@ class Trainer:
 TRAINERS = {
     "prime-rl": Trainer(
         "prime-rl",
-        "verifiers>=0.4",
+        ("verifiers>=0.4", "wander-compat"),
         'Name the task set in the settings of the training: `id = "@module@"` in `[[orchestrator.env]]`,\n'
         "`uv run eval @module@` plays it.",
     ),
     "skyrl": Trainer(
         "SkyRL",
-        "skyrl-gym>=0.4",
+        ("skyrl-gym>=0.4",),
         "Import `@module@` in the entry point of the training (that registers `@name@`), make the rows with\n"
         "`python -m @module@ train 1000 > train.jsonl`, and set `environment.env_class=@name@`. A row's "
         "`extra_info` names its example.",
     ),
     "tinker": Trainer(
         "Tinker",
-        "tinker-cookbook>=0.6",
+        ("tinker-cookbook>=0.6",),
         "Give `@module@.WanderDatasetBuilder(model_name=..., renderer_name=...)` to a recipe as its\n"
         "`dataset_builder`.",
     ),
@@ -67,8 +67,7 @@ def write_adapter(
         "name": name,
         "module": module,
         "package": module.replace("_", "-"),
-        "requirement": requirement,
-        "library": trainer.library,
+        "dependencies": json.dumps(["wander-sdk", requirement, *trainer.requirements]),
         "trainer": trainer.name,
         "index": index,
         # A literal of Python that holds JSON: true and null are none of Python's.

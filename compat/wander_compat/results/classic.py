@@ -13,11 +13,12 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from wander.errors import RunError
-from wander.evals import imports
-from wander.evals.imports import ForeignRun
-from wander.types import Boundary, Failure, Message
+from wander.errors import ModelError, RunError
+from wander.evals.foreign_run import UNKNOWN, ForeignRun
+from wander.types import Boundary, Failure, Message, SamplingArgs
 
+from wander_compat.adapters.host_client import merged_sampling
+from wander_compat.results import rows
 from wander_compat.verifiers.messages.conversion import plain, wire_messages
 
 _ROW_FIELDS = frozenset(
@@ -41,26 +42,33 @@ _BOUNDARIES: dict[str, Boundary] = {
 
 def read_classic(folder: Path) -> ForeignRun:
     """Read one evaluation of the classic library; raises `RunError`."""
-    metadata = imports.json_object(folder / imports.METADATA)
+    metadata = rows.json_object(folder / "metadata.json")
     versions = metadata.get("version_info") or {}
     later = "avg_metrics" in metadata or "version_info" in metadata
     foreign = ForeignRun(
         environment=str(metadata.get("env_id") or metadata.get("env") or folder.name.partition("--")[0]),
-        model=str(metadata.get("model") or imports.UNKNOWN),
+        model=str(metadata.get("model") or UNKNOWN),
         source=f"verifiers {versions.get('vf_version') or ('from 0.1.8' if later else 'before 0.1.8')}",
         arguments=metadata.get("env_args") or {},
-        sampling=metadata.get("sampling_args") or {},
+        sampling=_sampling(metadata.get("sampling_args") or {}),
         base_url=metadata.get("base_url") or None,
         version=versions.get("env_version"),
         started_at=_started(metadata.get("date")),
         rollouts_per_example=metadata.get("rollouts_per_example"),
         reward_names=_metric_names(metadata),
     )
-    path = folder / imports.RESULTS
-    for number, row in imports.json_lines(path):
-        with imports.telling_line(path, number):
+    path = folder / "results.jsonl"
+    for number, row in rows.json_lines(path):
+        with rows.blame_line(path, number):
             _add(foreign, row, path, number)
     return foreign
+
+
+def _sampling(given: dict[str, Any]) -> SamplingArgs:
+    try:
+        return merged_sampling(SamplingArgs(), given)
+    except ModelError as error:
+        raise RunError(f"the sampling arguments cannot be read: {error}") from error
 
 
 def _started(date: Any) -> datetime | None:
@@ -99,17 +107,17 @@ def _add(foreign: ForeignRun, row: dict[str, Any], path: Path, number: int) -> N
         "seed": example.seed,
         "prompt": prompt,
         "completion": completion,
-        "turns": imports.turns_of(prompt, completion),
+        "turns": rows.turns_of(prompt, completion),
         "answer": answer,
-        "stop_reason": None if failure else str(row.get("stop_condition") or imports.UNKNOWN),
+        "stop_reason": None if failure else str(row.get("stop_condition") or UNKNOWN),
         "truncated": bool(row.get("is_truncated")),
         "reward": None if failure else _number(row.get("reward")),
         "metrics": {} if failure else _metrics(row, foreign.reward_names),
         "failure": failure,
-        "usage": imports.total_usage(usage.get("input_tokens"), usage.get("output_tokens")),
+        "usage": rows.total_usage(usage.get("input_tokens"), usage.get("output_tokens")),
         **times,
     }
-    foreign.add(imports.checked(rollout, path, number))
+    foreign.add(rows.make_rollout(rollout, path, number))
 
 
 def _messages(value: Any) -> list[Message]:
@@ -136,11 +144,11 @@ def _failure(error: Any) -> Failure | None:
     if not error:
         return None
     if isinstance(error, dict):
-        name = str(error.get("error") or imports.UNKNOWN)
+        name = str(error.get("error") or UNKNOWN)
         said = str(error.get("error_chain_repr") or error.get("message") or name)
     else:
         said = str(error)
-        name = said.partition("(")[0].strip() or imports.UNKNOWN
+        name = said.partition("(")[0].strip() or UNKNOWN
     return Failure(boundary=_BOUNDARIES.get(name, "environment"), type=name, message=said)
 
 

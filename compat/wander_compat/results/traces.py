@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from wander.errors import RunError
-from wander.evals import imports
-from wander.evals.imports import ForeignRun
+from wander.evals.foreign_run import UNKNOWN, ForeignRun
 from wander.types import Failure, Message, Turn, Usage
 
+from wander_compat.results import rows
 from wander_compat.verifiers.messages.conversion import plain, wire_message, wire_messages
 
 
@@ -24,22 +24,22 @@ def read_traces(folder: Path) -> ForeignRun:
     configuration = _configuration(folder)
     environment, _, rest = folder.name.partition("--")
     foreign = ForeignRun(
-        environment=_taskset(configuration) or environment or imports.UNKNOWN,
-        model=str(configuration.get("model") or rest.partition("--")[0] or imports.UNKNOWN),
+        environment=_taskset(configuration) or environment or UNKNOWN,
+        model=str(configuration.get("model") or rest.partition("--")[0] or UNKNOWN),
         source="verifiers.v1 traces",
     )
-    path = folder / imports.TRACES
-    for number, line in imports.json_lines(path):
+    path = folder / "traces.jsonl"
+    for number, line in rows.json_lines(path):
         traces = line["traces"] if isinstance(line.get("traces"), list) else [line]
         for trace in traces:
             if isinstance(trace, dict) and (trace.get("agent") or {}).get("trainable", True):
-                with imports.telling_line(path, number):
+                with rows.blame_line(path, number):
                     _add(foreign, trace, line, path, number)
     return foreign
 
 
 def _configuration(folder: Path) -> dict[str, Any]:
-    resolved = imports.json_object(folder / "configs" / "resolved" / "eval.json")
+    resolved = rows.json_object(folder / "configs" / "resolved" / "eval.json")
     if resolved:
         return resolved
     try:
@@ -82,7 +82,7 @@ def _add(foreign: ForeignRun, trace: dict[str, Any], line: dict[str, Any], path:
         "prompt": prompt,
         "completion": completion,
         "turns": _turns(trace, nodes, branch, messages),
-        "stop_reason": None if failure else str(trace.get("stop_condition") or imports.UNKNOWN),
+        "stop_reason": None if failure else str(trace.get("stop_condition") or UNKNOWN),
         "truncated": bool(trace.get("is_timeout")),
         "reward": None if failure else sum(_score(each) * _weight(each) for each in rewards.values()),
         "metrics": {} if failure else _metrics(trace, rewards),
@@ -92,7 +92,7 @@ def _add(foreign: ForeignRun, trace: dict[str, Any], line: dict[str, Any], path:
         "seconds": _seconds(trace),
         "info": {"other_branches": _leaves(nodes) - 1} if _leaves(nodes) > 1 else {},
     }
-    foreign.add(imports.checked(rollout, path, number))
+    foreign.add(rows.make_rollout(rollout, path, number))
 
 
 def _branch(nodes: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -137,7 +137,7 @@ def _turns(
                 message=messages[position],
                 context_messages=position,
                 finish_reason=call.get("finish_reason") or "stop",
-                usage=imports.total_usage(usage.get("prompt_tokens"), usage.get("completion_tokens")),
+                usage=rows.total_usage(usage.get("prompt_tokens"), usage.get("completion_tokens")),
                 model_seconds=max(0.0, (span.get("end") or 0.0) - (span.get("start") or 0.0)),
             )
         )
@@ -146,7 +146,7 @@ def _turns(
 
 def _usage(trace: dict[str, Any]) -> Usage:
     found = [call["usage"] for call in trace.get("calls") or [] if call.get("usage")]
-    each = (imports.total_usage(one.get("prompt_tokens"), one.get("completion_tokens")) for one in found)
+    each = (rows.total_usage(one.get("prompt_tokens"), one.get("completion_tokens")) for one in found)
     return sum(each, Usage())
 
 
@@ -166,8 +166,8 @@ def _metrics(trace: dict[str, Any], rewards: dict[str, Any]) -> dict[str, float]
 def _failure(errors: list[Any]) -> Failure | None:
     if not errors:
         return None
-    first = errors[0] if isinstance(errors[0], dict) else {"type": imports.UNKNOWN, "message": str(errors[0])}
-    name = str(first.get("type") or imports.UNKNOWN)
+    first = errors[0] if isinstance(errors[0], dict) else {"type": UNKNOWN, "message": str(errors[0])}
+    name = str(first.get("type") or UNKNOWN)
     model = name in ("ProviderError", "ModelError") or first.get("status_code") is not None
     sandbox = name in ("SandboxError", "HarnessError", "InterceptionError", "TunnelError")
     return Failure(

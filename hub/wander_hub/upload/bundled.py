@@ -1,4 +1,4 @@
-"""The hub's own packages: the SDK, the client and the classic API (`verifiers`), under the owner `wander`.
+"""The hub's own packages, under the owner `wander`: the SDK, the client, and what serves the classic API.
 
 So a machine that reaches only this hub and a package mirror can install the command
 (`pip install --extra-index-url HUB/wander/simple/ wander-client`). From a source checkout the wheels are
@@ -37,7 +37,7 @@ from wander_hub.upload.schemas import Limits, Upload
 logger = logging.getLogger("wander_hub")
 
 BUNDLED_OWNER = "wander"
-BUNDLED_DISTRIBUTIONS = ("wander-sdk", "wander-client", "verifiers")
+BUNDLED_DISTRIBUTIONS = ("wander-sdk", "wander-compat", "wander-client", "verifiers")
 _EPOCH = (2020, 2, 2, 0, 0, 0)
 _NOT_SHIPPED = {"RECORD", "INSTALLER", "REQUESTED", "direct_url.json", "uv_cache.json", "uv_build.json"}
 

@@ -38,7 +38,7 @@ CHECK_BYTES = 64 * 1024
 _TAKEN = "sha256_digest"
 _FILENAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+!-]{0,240}\.(?:whl|tar\.gz)")
 _FILE_TYPES = {"bdist_wheel": "wheel", "sdist": "sdist"}
-_WANDER_MODULES = frozenset({"wander", "wander_client", "wander_hub", "verifiers"})
+_WANDER_MODULES = frozenset({"wander", "wander_client", "wander_compat", "wander_hub", "verifiers"})
 
 
 def checked(upload: Upload, limits: Limits, *, environment: bool = True) -> Package:

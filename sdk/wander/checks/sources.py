@@ -26,6 +26,7 @@ from types import CodeType, FrameType, ModuleType
 from typing import Any, Literal
 
 import wander
+from wander.adapters import folders
 from wander.checks.own_ports import is_own_port
 from wander.types import Record
 
@@ -40,7 +41,6 @@ _DEPTH = 60
 """Frames of a call stack that are looked at."""
 
 _STANDARD = str(Path(random.Random.seed.__code__.co_filename).parent)
-_SDK = str(Path(wander.__file__).parent)
 _TRANSPARENT = frozenset(
     f"{_STANDARD}/{name}.py" for name in ("random", "uuid", "secrets", "statistics", "datetime")
 )
@@ -267,7 +267,17 @@ def _outer_name(frame: FrameType | None, name: str) -> str:
 
 def _ignored(file: str) -> bool:
     """Tell whether a read at this place is the standard library's or the SDK's own affair."""
-    return _inside(file, _SDK) or (_inside(file, _STANDARD) and "site-packages" not in file)
+    return _in_sdk(file) or (_inside(file, _STANDARD) and "site-packages" not in file)
+
+
+def _in_sdk(file: str) -> bool:
+    return any(_inside(file, folder) for folder in _sdk_folders())
+
+
+@functools.cache
+def _sdk_folders() -> tuple[str, ...]:
+    """Return where the SDK lies, and the adapters, through which it plays other libraries' environments."""
+    return (str(Path(wander.__file__).parent), *folders())
 
 
 def _inside(file: str, folder: str) -> bool:
@@ -284,7 +294,7 @@ def _attributed(stack: Stack, own: str, *, everything: bool) -> tuple[str, str |
             between = [each for each, _, _ in stack[:position] if not _ignored(each)]
             where = f"{Path(file).name}:{line} {function}"
             return where, _library(between[0]) if between else None
-        if not everything and _inside(file, _SDK):
+        if not everything and _in_sdk(file):
             return None
     return ("outside the environment's own code", None) if everything else None
 

@@ -13,7 +13,6 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, get_origin
 
-from wander.outside_calls import calling_for
 from wander.rollout.outside_calls import calling_for
 
 from wander_compat.verifiers.async_calls import (

@@ -1,0 +1,56 @@
+"""What `wander.loading` asks of this distribution: the adapter of the entry point group `wander.adapters`.
+
+It tells what was written for `verifiers` by the names of classes. The API, the adapters and the real library
+are imported for such an environment alone.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+from wander.environment import Environment
+from wander.errors import LoadError
+
+from wander_compat.alias import HOME, NAME, serve_verifiers
+
+serve_imports = serve_verifiers
+
+
+def find_factory(module: ModuleType, named: type | None) -> Callable[..., Any] | None:
+    """Return what loads a task set of `verifiers.v1`: the class that is named, or the one exported."""
+    exported = [getattr(module, name, None) for name in getattr(module, "__all__", ())]
+    if not any(_is_taskset(each) for each in (exported if named is None else [named])):
+        return None
+    from wander_compat.tasksets.environment import load_taskset
+
+    return functools.partial(load_taskset, module.__name__)
+
+
+def adapt(made: object) -> Environment | None:
+    """Return an environment of the classic API, or of `verifiers.v1`, as one of ours; None for all else."""
+    classes = _classes(type(made))
+    if f"{HOME}.envs.environment.Environment" in classes:
+        from wander_compat.adapters.classic import AdaptedEnvironment
+
+        return AdaptedEnvironment(made)  # type: ignore[arg-type]
+    if "verifiers.v1.env.Env" in classes:
+        from wander_compat.tasksets.environment import TasksetEnvironment
+
+        return TasksetEnvironment(made)
+    if any(name.startswith(f"{NAME}.") for name in classes):
+        raise LoadError(
+            "the environment was loaded with the upstream `verifiers`, which hosts its own environments only",
+            hint="install it with `wander install`, or take `verifiers` out of this Python environment",
+        )
+    return None
+
+
+def _is_taskset(value: Any) -> bool:
+    return isinstance(value, type) and "verifiers.v1.taskset.Taskset" in _classes(*value.__mro__[1:])
+
+
+def _classes(*kinds: type) -> set[str]:
+    return {f"{cls.__module__}.{cls.__name__}" for kind in kinds for cls in kind.__mro__}

@@ -1,0 +1,64 @@
+"""Adapters: how environments of other libraries are loaded, found through entry points.
+
+A distribution names a module, or an object, in the entry point group `wander.adapters`; `wander.loading` asks
+each of them. So nothing here knows which libraries there are.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from importlib.metadata import entry_points
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Protocol
+
+from wander.environment import Environment
+from wander.errors import LoadError
+
+GROUP = "wander.adapters"
+
+
+class Adapter(Protocol):
+    """What an entry point of the group names. It is imported before every environment: keep it light."""
+
+    @property
+    def __file__(self) -> str | None:
+        """Where it lies; what its folder does is not an environment's doing (`wander test`)."""
+
+    def serve_imports(self) -> None:
+        """Let the module of an environment import its library; called before each such import."""
+
+    def find_factory(self, module: ModuleType, named: type | None) -> Callable[..., Any] | None:
+        """Return what loads the environment of a module that has no `load_environment` function.
+
+        `named` is the class that the entry point of the environment names, if any. Returns None for a module
+        that is not written for the library.
+        """
+
+    def adapt(self, made: object) -> Environment | None:
+        """Return what a factory made as an environment of ours; None for what is not of the library.
+
+        Raises `LoadError` for what cannot be played.
+        """
+
+
+@functools.cache
+def adapters() -> tuple[Adapter, ...]:
+    """Return the installed adapters, by name; raises `LoadError` for one that cannot be imported."""
+    found = []
+    for entry in sorted(entry_points(group=GROUP), key=lambda entry: entry.name):
+        try:
+            found.append(entry.load())
+        except (ImportError, AttributeError) as error:
+            brought_by = entry.dist.name if entry.dist else entry.value
+            raise LoadError(
+                f"the adapter `{entry.name}` cannot be imported: {error}",
+                hint=f"run `pip install --force-reinstall {brought_by}`",
+            ) from error
+    return tuple(found)
+
+
+def folders() -> list[str]:
+    """Return the folders in which the installed adapters lie."""
+    return [str(Path(adapter.__file__).parent) for adapter in adapters() if adapter.__file__]

@@ -1,0 +1,61 @@
+"""Old import paths of public modules, which still work and warn.
+
+An import of an old name gives the very module that has the new one, so classes stay the same classes. Nothing
+is looked up before such an import; the finder costs each other import one comparison.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.abc
+import importlib.machinery
+import sys
+import warnings
+from collections.abc import Sequence
+from types import ModuleType
+
+MOVED = {
+    "wander.compat": "wander_compat",
+    "wander.compat.taskset_harness": "wander_compat.tasksets.harness",  # exported task sets import it
+}
+"""New names by old ones. What lay below an old name lies below the new one, or has a row of its own."""
+
+
+def new_name(name: str) -> str | None:
+    """Return the new name of a module that was moved, None for every other."""
+    above = name
+    while above not in MOVED:
+        above = above.rpartition(".")[0]
+        if not above:
+            return None
+    return MOVED[above] + name[len(above) :]
+
+
+class MovedFinder(importlib.abc.MetaPathFinder):
+    """Finds modules under their old names."""
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        """Return where a moved module is; None for every other module."""
+        if not fullname.startswith("wander.") or (new := new_name(fullname)) is None:
+            return None
+        warnings.warn(f"`{fullname}` has moved: import `{new}`", DeprecationWarning, stacklevel=2)
+        return importlib.machinery.ModuleSpec(fullname, _MovedLoader(new))
+
+
+class _MovedLoader(importlib.abc.Loader):
+    """Puts the module of the new name in the place of the old one."""
+
+    def __init__(self, new: str) -> None:
+        self._new = new
+
+    def exec_module(self, module: ModuleType) -> None:
+        sys.modules[module.__name__] = importlib.import_module(self._new)
+
+
+def serve_moved_modules() -> None:
+    """Let old names be imported; safe to call often."""
+    if not any(isinstance(finder, MovedFinder) for finder in sys.meta_path):
+        # First: below a package that was moved, Python's own finders would load a module a second time.
+        sys.meta_path.insert(0, MovedFinder())

@@ -1,0 +1,162 @@
+"""Which of the hub's own packages go into an environment: the classic API wherever its code may ask."""
+
+from __future__ import annotations
+
+import hashlib
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+from wander_client.packages import needs
+from wander_client.packages.lock import install_lines, read_lock
+from wander_client.packages.needs import Needs, Wheel, needs_of
+
+NATIVE = "import wander\n\ndef load_environment(): ...\n"
+CLASSIC = "import verifiers as vf\n\ndef load_environment(): ...\n"
+TASKSET = "import verifiers.v1 as vf\n\n__all__ = ['Adder']\n"
+
+
+class Hub:
+    """A hub that serves wheels with nothing in them."""
+
+    url = "http://hub.example"
+
+    def __init__(self, *filenames: str) -> None:
+        self.contents = {name: name.encode() for name in filenames}
+
+    def absolute(self, url: str) -> str:
+        return url if url.startswith("http") else f"{self.url}{url}"
+
+    def index_files(self, owner: str, project: str) -> list[dict[str, Any]] | None:
+        assert owner == "wander"
+        module = project.replace("-", "_")
+        found = [name for name in self.contents if name.startswith(f"{module}-")]
+        where = f"/wander/files/{project}"
+        return [
+            {"filename": name, "url": f"{where}/{name}", "hashes": {"sha256": self.sha256(name)}}
+            for name in found
+        ] or None
+
+    def sha256(self, name: str) -> str:
+        return hashlib.sha256(self.contents[name]).hexdigest()
+
+    def download(self, url: str, target: Path, sha256: str) -> None:
+        target.parent.mkdir(parents=True)
+        target.write_bytes(self.contents[url.rpartition("/")[2]])
+
+
+SDK, COMPAT, CLIENT = (f"wander_{name}-0.1.0-py3-none-any.whl" for name in ("sdk", "compat", "client"))
+SHIM = "verifiers-0.3.1.post100-py3-none-any.whl"
+
+
+@pytest.fixture
+def of(tmp_path: Path):
+    """Return what a wheel with this source needs of a hub that serves these files."""
+
+    def found(source: str, requires: list[str], *served: str, warnings: list[str] | None = None) -> Needs:
+        path = tmp_path / "sayer-1.0-py3-none-any.whl"
+        with zipfile.ZipFile(path, "w") as archive:
+            archive.writestr("sayer.py", source)
+            metadata = "".join(f"Requires-Dist: {each}\n" for each in requires)
+            archive.writestr("sayer-1.0.dist-info/METADATA", metadata)
+        wheel = Wheel("sayer", "1.0", path, "http://hub.example/a/files/sayer/sayer.whl", "0" * 64)
+        told = [] if warnings is None else warnings
+        return needs_of(Hub(*served), tmp_path, wheel, requires, told.append)  # type: ignore[arg-type]
+
+    return found
+
+
+def names(wheels: list[Wheel]) -> list[str]:
+    return [each.project for each in wheels]
+
+
+@pytest.mark.parametrize(
+    ("source", "requires", "own"),
+    [
+        (NATIVE, ["wander-sdk"], ["sayer", "wander-sdk"]),
+        (NATIVE, ["wander-sdk", "wander-client"], ["sayer", "wander-sdk", "wander-client"]),
+        (CLASSIC, ["wander-sdk"], ["sayer", "wander-sdk", "wander-compat"]),
+        (CLASSIC, ["verifiers==0.1.5"], ["sayer", "wander-sdk", "wander-compat"]),
+        (NATIVE, ["verifiers>=0.1"], ["sayer", "wander-sdk", "wander-compat"]),
+        (TASKSET, ["verifiers"], ["sayer", "wander-sdk", "wander-compat"]),
+        ("vf = __import__('verifiers')\n", ["wander-sdk"], ["sayer", "wander-sdk", "wander-compat"]),
+        ("from wander.compat.verifiers import Rubric\n", [], ["sayer", "wander-sdk", "wander-compat"]),
+    ],
+)
+def test_the_classic_api_goes_where_it_is_named(of, source: str, requires: list[str], own: list[str]) -> None:
+    assert names(of(source, requires, SDK, COMPAT, CLIENT, SHIM).own) == own
+
+
+def test_what_a_dependency_requires_comes_from_the_hub_too(of) -> None:
+    found = of(NATIVE, ["wander-sdk", "other"], SDK, COMPAT, SHIM)
+    assert names(found.at_hand) == ["wander-compat", "verifiers"]
+    lines = [line.partition(" @ file:")[0] for line in found.overrides.splitlines()]
+    assert lines == ["wander-compat", "verifiers"]
+    assert names(found.wheels) == ["sayer", "wander-sdk", "wander-compat", "verifiers"]
+
+
+def test_a_task_set_keeps_upstreams_library(of) -> None:
+    found = of(TASKSET, ["verifiers[ta]>=0.4"], SDK, COMPAT, SHIM)
+    assert (found.at_hand, found.overrides) == ([], "")
+    assert found.first == "verifiers[ta]>=0.3.0,>=0.4"
+
+
+def test_the_hub_of_before_serves_an_sdk_that_holds_the_api(of) -> None:
+    found = of(CLASSIC, ["verifiers"], SDK, SHIM)
+    assert (names(found.own), names(found.at_hand)) == (["sayer", "wander-sdk"], ["verifiers"])
+    assert found.first == ""
+
+
+def test_the_api_is_of_the_release_of_the_sdk(of) -> None:
+    later = [each.replace("0.1.0", "0.2.0") for each in (SDK, COMPAT)]
+    found = of(CLASSIC, ["wander-sdk<0.2", "verifiers"], SDK, COMPAT, *later, SHIM)
+    assert [(each.project, each.version) for each in found.own[1:]] == [
+        ("wander-sdk", "0.1.0"),
+        ("wander-compat", "0.1.0"),
+    ]
+
+
+@pytest.mark.parametrize(("source", "first"), [(NATIVE, ""), (CLASSIC, "wander-compat")])
+def test_a_hub_that_serves_none_of_ours_leaves_them_to_the_index(of, source: str, first: str) -> None:
+    warnings: list[str] = []
+    found = of(source, ["wander-sdk"], warnings=warnings)
+    assert (names(found.own), found.at_hand, found.first) == (["sayer"], [], first)
+    assert "does not serve `wander-sdk`: it comes from your package index" in warnings[0]
+
+
+LOCK = """
+lock-version = "1.0"
+created-by = "wander"
+requires-python = ">=3.11"
+"""
+
+
+def locked(hub: Hub, *filenames: str) -> bytes:
+    """Return a lock with the hub's packages, as `wander publish` writes it."""
+    text = LOCK
+    for name in filenames:
+        project, version = name.split("-")[0].replace("_", "-"), name.split("-")[1]
+        url = f"https://published.example/wander/files/{project}/{name}"
+        text += f'[[packages]]\nname = "{project}"\nversion = "{version}"\n'
+        text += f'wheels = [{{url = "{url}", size = 1, hashes = {{sha256 = "{hub.sha256(name)}"}}}}]\n'
+    return text.encode()
+
+
+@pytest.mark.parametrize("packages", [(SDK, SHIM), (SDK, COMPAT, SHIM)])
+def test_a_lock_brings_what_it_names_and_nothing_beside(tmp_path: Path, packages: tuple[str, ...]) -> None:
+    """The lock of a classic environment of before names no `wander-compat`: its SDK holds the classic API."""
+    hub = Hub(SDK, COMPAT, SHIM)
+    own = Wheel("sayer", "1.0", tmp_path / "sayer-1.0-py3-none-any.whl", "http://hub.example/x", "0" * 64)
+    lines = install_lines(hub, tmp_path, read_lock(locked(hub, *packages)), own).splitlines()  # type: ignore[arg-type]
+    assert [line.partition(" @ ")[0] for line in lines] == [
+        "sayer",
+        *(name.split("-")[0].replace("_", "-") for name in packages),
+    ]
+    for line, name in zip(lines[1:], packages, strict=True):
+        served = tmp_path / "wheels" / hub.sha256(name) / name
+        assert line.endswith(f" @ {served.as_uri()} --hash=sha256:{hub.sha256(name)}")
+
+
+def test_every_package_of_a_hub_is_told_from_the_indexes() -> None:
+    assert set(needs.HUB_PACKAGES) == {"wander-sdk", "wander-client", "wander-compat", "verifiers"}
