@@ -1,0 +1,106 @@
+"""Runs, suites and files of the first version load and go on: `tests/client/stored` holds what it wrote."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from command_line import Wander
+from wander_client.context import CommonOptions, Invocation, set_current
+from wander_client.evaluate.evaluation import EvaluationSettings
+from wander_client.suites.file import read_suite
+from wander_client.terminal.output import Output
+
+STORED = Path(__file__).parent / "stored"
+
+
+@pytest.fixture
+def stored(home: Path) -> Path:
+    """The stored files, as if they had been written in the working folder."""
+    shutil.copytree(STORED, home, dirs_exist_ok=True)
+    for path in home.rglob("*"):
+        if path.suffix in (".json", ".toml"):
+            path.write_text(path.read_text().replace("@HOME@", str(home)))
+    return home
+
+
+@pytest.fixture
+def running(home: Path) -> Iterator[None]:
+    """What `main` sets up around a command."""
+    set_current(Invocation(CommonOptions(None, "never", False, None, False), Output("json"), None))
+    yield
+    set_current(None)
+
+
+def test_a_stopped_run_plays_what_is_missing(wander: Wander, stored: Path) -> None:
+    before = json.loads((stored / "run" / "command.json").read_text())
+    result = wander("eval", "--resume", "run", "--json")
+    assert result.status == 0, result.out
+    assert (result.data["resumed"], result.data["summary"]["rollouts"]) == (3, 6)
+    assert result.data["summary"]["reward_mean"] == 1.0
+    assert json.loads((stored / "run" / "command.json").read_text()) == before
+
+
+def test_a_stopped_run_takes_the_words_that_began_it_and_refuses_others(wander: Wander, stored: Path) -> None:
+    same = (
+        *("./say-env", "-m", "scripted:say_env:slow", "-n", "6", "-r", "1", "--shuffle", "--seed", "3"),
+        *(
+            "-t",
+            "0.5",
+            "--top-p",
+            "0.9",
+            "--max-tokens",
+            "16",
+            "--sampling",
+            '{"min_p": 0.1}',
+            "-a",
+            "size=7",
+        ),
+        *("-c", "1", "--max-rollouts", "1", "--workers", "1", "--price", "1/2", "--out", "run"),
+    )
+    refused = wander("eval", "--resume", "run", *same, "--strata", "-a", "size=8", "--json")
+    assert refused.json["error"]["code"] == "other_settings"
+    assert len(refused.json["error"]["detail"].splitlines()) == 2
+    result = wander("eval", "--resume", "run", *same, "-c", "2", "--rollout-timeout", "50", "--json")
+    assert result.status == 0, result.out
+    settings = json.loads((stored / "run" / "command.json").read_text())
+    assert (settings["concurrency"], settings["rollout_timeout"], settings["seed"]) == (2, 50.0, 3)
+
+
+def test_a_stopped_suite_plays_what_is_missing(wander: Wander, stored: Path) -> None:
+    result = wander("eval", "--resume", "suite", "--json")
+    assert result.status == 0, result.out
+    assert [each["state"] for each in result.data["runs"]] == ["kept", "kept", "done"]
+    assert [each["summary"]["rollouts"] for each in result.data["runs"]] == [4, 4, 8]
+
+
+def test_a_suite_finds_its_runs_by_the_names_that_they_had(stored: Path, running: None) -> None:
+    """They are made from the settings that change a rollout, the place of the environment included."""
+    file = stored / "stopped.toml"
+    file.write_text(file.read_text().replace("./say-env", "/tmp/mk/home/say-env"))
+    found = {each.folder for each in read_suite(file).planned}
+    assert found == {path.name for path in (stored / "suite").iterdir() if path.is_dir()}
+
+
+def test_every_key_of_a_suite_means_what_it_meant(running: None) -> None:
+    suite = read_suite(STORED / "every_key.toml")
+    expected = json.loads((STORED / "every_key.json").read_text())
+    planned = expected.pop("planned")
+    assert expected == {name: getattr(suite, name) for name in expected}
+    assert [_told(each) for each in suite.planned] == planned
+
+
+def _told(each: Any) -> dict[str, Any]:
+    settings = each.settings.model_dump(mode="json", exclude_defaults=True)
+    return {"name": each.name, "folder": each.folder, "where": each.where, "settings": settings}
+
+
+def test_every_setting_of_a_stored_command_loads_and_is_written_as_it_was() -> None:
+    text = (STORED / "every_setting.json").read_text()
+    settings = EvaluationSettings.model_validate_json(text)
+    assert settings.model_fields_set == set(EvaluationSettings.model_fields)
+    assert settings.model_dump(mode="json") == json.loads(text)
