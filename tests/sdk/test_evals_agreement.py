@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 from wander import Rollout
 from wander.errors import ConfigError, RunError
-from wander.evals.stats.agreement import Agreement, agreement
+from wander.evals.stats.agreement import agreement
 from wander.evals.store.manifest import this_platform
 from wander.types import EnvironmentInfo, RewardFunctionInfo
 from wander.wire import EnvironmentPin, ModelPin, RunManifest
+from wander.wire.verification import Agreement
 
 
 def manifest(count: int, weight: float = 1.0, **changes: Any) -> RunManifest:

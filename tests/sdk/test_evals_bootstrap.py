@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from scipy import stats
 from wander.evals.stats.bootstrap import bootstrap_interval, ratio_interval
+from wander.evals.stats.intervals import t_interval
 from wander.evals.stats.pass_at_k import pass_hat_k, pass_rates
-from wander.evals.stats.summary import t_interval
 
 draw = random.Random(4)
 SKEWED = [draw.expovariate(1) for _ in range(40)]

@@ -9,7 +9,7 @@ from typing import Literal
 
 import pytest
 from saved_runs import write_run
-from wander.evals.report.document import report_of
+from wander.evals.report.contents import report_of
 from wander.evals.report.page import html_report
 from wander.evals.store.folder import RunFolder
 

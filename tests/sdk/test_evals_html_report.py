@@ -10,7 +10,8 @@ from html.parser import HTMLParser
 
 import pytest
 from wander.errors import MissingExtra
-from wander.evals.report.document import RunReport, report_lines, report_markdown, report_of
+from wander.evals.report.contents import RunReport, report_of
+from wander.evals.report.document import report_lines, report_markdown
 from wander.evals.report.page import LONGEST, html_report
 from wander.evals.store.manifest import new_manifest
 from wander.types import EnvironmentInfo, Example, Failure, Rollout, Turn

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 from wander.errors import ConfigError, MissingExtra
-from wander.evals.report.document import markdown, reward_histogram_chart, score, text_lines
+from wander.evals.report.charts import reward_histogram_chart
+from wander.evals.report.document import markdown, score, text_lines
 from wander.evals.stats.summary import summarise
 from wander.evals.store.manifest import new_manifest
 from wander.types import EnvironmentInfo, Example, Failure, Rollout, Usage

@@ -10,14 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 from wander.evals.stats import student_t
-from wander.evals.stats.summary import (
-    RunningSummary,
-    histogram,
-    summarise,
-    t_interval,
-    unseen_share,
-    wilson_interval,
-)
+from wander.evals.stats.intervals import t_interval, unseen_share, wilson_interval
+from wander.evals.stats.summary import RunningSummary, histogram, summarise
 from wander.types import Boundary, Failure, Rollout, Turn, Usage
 
 

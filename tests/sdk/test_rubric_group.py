@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from wander import LocalEnvironment, Parser, Rubric, ScriptedClient, SingleTurnEnv
 from wander.errors import ConfigError, ModelError, RubricError
 from wander.rubrics import RubricGroup
-from wander.rubrics.group_functions import is_group_function
+from wander.rubrics.reward_function import is_group_function
 
 WEIGHTS = st.floats(-10, 10)
 VALUES = st.floats(-100, 100)

@@ -13,7 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from wander import Parser, Rubric, ScriptedClient, SingleTurnEnv, XMLParser
 from wander.errors import ConfigError, RubricError
-from wander.rubrics.rubric import RewardFunction, checked_reward
+from wander.rubrics.reward_function import RewardFunction
+from wander.rubrics.score import checked_reward
 
 ROW = {"question": "2+2?", "answer": "4", "info": {"hint": "four"}, "level": 3, "prompt_id": "p"}
 

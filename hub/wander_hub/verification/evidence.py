@@ -6,9 +6,8 @@ from collections.abc import Sequence
 
 from sqlalchemy import select
 from sqlalchemy.orm import Session, contains_eager
-from wander.evals.stats.agreement import Agreement
 from wander.wire import RunManifest
-from wander.wire.verification import Rerun, RunEvidence
+from wander.wire.verification import Agreement, Rerun, RunEvidence
 
 from wander_hub.database import now
 from wander_hub.jobs import JobQueue

@@ -10,8 +10,9 @@ from collections.abc import Callable, Iterator
 
 from sqlalchemy.orm import Session
 from wander.errors import RunError
-from wander.evals.stats.agreement import Agreement, agreement
+from wander.evals.stats.agreement import agreement
 from wander.types import Rollout
+from wander.wire.verification import Agreement
 
 from wander_hub.accounts.schemas import HUB
 from wander_hub.database import Database

@@ -71,7 +71,7 @@ class RunExamination(Base):
     rerun_of: Mapped[str | None] = mapped_column(String(64), index=True)
     """The run that it repeats, by its manifest."""
     agreement: Mapped[dict[str, Any] | None] = mapped_column(JSON(none_as_null=True))
-    """`wander.evals.stats.agreement.Agreement` with that run; None where the two cannot be compared."""
+    """`wander.wire.verification.Agreement` with that run; None where the two cannot be compared."""
     independent: Mapped[bool] = mapped_column(default=False)
     """Whether somebody else posted it than the run that it repeats, and it is no copy of it."""
     note: Mapped[str] = mapped_column(Text, default="")

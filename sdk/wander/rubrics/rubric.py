@@ -7,100 +7,16 @@ None and is recorded as a failure of the rubric; it never becomes a silent 0.0.
 from __future__ import annotations
 
 import inspect
-import math
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from wander.errors import ConfigError, RubricError
 from wander.parsers import Parser
 from wander.rollout.faults import is_fault
-from wander.rollout.hooks import PLAIN, described
-from wander.rubrics.group_functions import group_scores, is_group_function
+from wander.rollout.hooks import described
+from wander.rubrics.reward_function import PLURALS, RewardFunction
 from wander.rubrics.score import Score, checked_reward
 from wander.types import RewardFunctionInfo, State
-
-RewardResult = float | Awaitable[float]
-"""What a reward function gives: a finite number (a boolean counts as 0 or 1), or an awaitable of one."""
-
-INJECTED = ("prompt", "completion", "answer", "state", "info", "parser", "example", "task")
-
-
-@dataclass(frozen=True)
-class RewardFunction:
-    """A function with its weight and the parameters that it asks for."""
-
-    name: str
-    function: Callable[..., Any]
-    weight: float
-    required: tuple[str, ...]
-    optional: tuple[str, ...]
-    takes_all: bool
-    """True when the function has `**kwargs` and so gets every value there is."""
-    of_group: bool = False
-    """True when the function scores the rollouts of a group at once."""
-
-    @classmethod
-    def of(cls, function: Callable[..., Any], weight: float) -> RewardFunction:
-        """Inspect a function once; its parameters are looked up by name for every rollout."""
-        if not callable(function):
-            raise ConfigError(f"a reward function must be callable, got `{function!r}`")
-        if isinstance(weight, bool) or not isinstance(weight, int | float) or not math.isfinite(weight):
-            raise ConfigError(f"the weight of `{function_name(function)}` must be a number, got `{weight!r}`")
-        required: list[str] = []
-        optional: list[str] = []
-        takes_all = False
-        for name, parameter in inspect.signature(function).parameters.items():
-            if parameter.kind is parameter.VAR_KEYWORD:
-                takes_all = True
-            elif parameter.kind is parameter.POSITIONAL_ONLY:
-                raise ConfigError(f"`{function_name(function)}` has the positional-only parameter `{name}`")
-            elif parameter.kind is not parameter.VAR_POSITIONAL:
-                (required if parameter.default is parameter.empty else optional).append(name)
-        return cls(
-            function_name(function),
-            function,
-            float(weight),
-            tuple(required),
-            tuple(optional),
-            takes_all,
-            is_group_function(function),
-        )
-
-    def arguments(self, values: Mapping[str, Any]) -> dict[str, Any]:
-        """Pick this function's arguments; raises `RubricError` for a name that nothing provides."""
-        missing = [name for name in self.required if name not in values]
-        if missing:
-            raise RubricError(
-                f"reward function `{self.name}` asks for `{missing[0]}`, which no rollout provides",
-                hint=f"available are {', '.join(f'`{name}`' for name in values)}",
-            )
-        if self.takes_all:
-            return dict(values)
-        arguments = {name: values[name] for name in self.required}
-        if self.optional:
-            arguments |= {name: values[name] for name in self.optional if name in values}
-        return arguments
-
-    async def value(self, values: Mapping[str, Any]) -> float:
-        """Call the function; raises `RubricError` when it raises or gives no finite number."""
-        if self.of_group:
-            raise RubricError(
-                f"reward function `{self.name}` compares the rollouts of a group; this one has none",
-                hint="play the example with `rollout_group`",
-            )
-        arguments = self.arguments(values)
-        try:
-            result = self.function(**arguments)
-            if type(result) not in PLAIN and inspect.isawaitable(result):
-                result = await result
-        except RubricError:
-            raise
-        except BaseException as error:
-            if not is_fault(error):
-                raise
-            raise RubricError(described(error, self.name)) from error
-        return checked_reward(result, self.name)
 
 
 class Rubric:
@@ -204,7 +120,87 @@ def injected_values(state: State, parser: Parser | None) -> dict[str, Any]:
     }
 
 
-def function_name(function: Callable[..., Any]) -> str:
-    """Return the name under which a function's value is reported."""
-    name = getattr(function, "__name__", None) or getattr(getattr(function, "func", None), "__name__", None)
-    return name or type(function).__name__
+async def group_scores(
+    functions: Sequence[RewardFunction], group: Sequence[Mapping[str, Any]]
+) -> list[Score]:
+    """Run every function on the rollouts of a group, each given by its injected values.
+
+    A function of the group that fails, or whose result does not fit the group, is an error of every rollout;
+    a value that is not a finite number is an error of its rollout.
+    """
+    scores = [Score(reward=0.0) for _ in group]
+    totals = [0.0 for _ in group]
+    for function in functions:
+        if function.of_group:
+            results = await _group_values(function, group)
+        else:
+            results = [await _value(function, values) for values in group]
+        for position, (score, result) in enumerate(zip(scores, results, strict=True)):
+            if isinstance(result, RubricError):
+                score.error = score.error or result
+            else:
+                score.metrics[function.name] = result
+                totals[position] += function.weight * result
+    for score, total in zip(scores, totals, strict=True):
+        score.reward = None if score.error else total
+    return scores
+
+
+async def _value(function: RewardFunction, values: Mapping[str, Any]) -> float | RubricError:
+    try:
+        return await function.value(values)
+    except RubricError as error:
+        return error
+
+
+async def _group_values(
+    function: RewardFunction, group: Sequence[Mapping[str, Any]]
+) -> list[float | RubricError]:
+    """Return a group function's value, or what went wrong, for every rollout."""
+    try:
+        items = await _call(function, group)
+    except RubricError as error:
+        return [error for _ in group]
+    values: list[float | RubricError] = []
+    for item in items:
+        try:
+            values.append(checked_reward(item, function.name))
+        except RubricError as error:
+            values.append(error)
+    return values
+
+
+async def _call(function: RewardFunction, group: Sequence[Mapping[str, Any]]) -> list[Any]:
+    """Call a group function; raises `RubricError` when it raises or gives no list of the group's length."""
+    arguments = function.arguments(_lists_of(group))
+    try:
+        result = function.function(**arguments)
+        if inspect.isawaitable(result):
+            result = await result
+        items = None if isinstance(result, str | bytes | Mapping) else list(result)
+    except RubricError:
+        raise
+    except BaseException as error:
+        if not is_fault(error):
+            raise
+        raise RubricError(described(error, function.name)) from error
+    if items is None or len(items) != len(group):
+        raise RubricError(
+            f"reward function `{function.name}` returned `{result!r:.80}` for {len(group)} rollouts",
+            hint="return a list with one number for every rollout, in their order",
+        )
+    return items
+
+
+def _lists_of(group: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return what a function of the group may ask for: lists in the rollouts' order.
+
+    Under its plural each of `PLURALS`, under its own name each dataset column. What belongs to no rollout,
+    such as the parser, is no list.
+    """
+    columns = {name for values in group for name in values["example"].columns}
+    shared = {name: value for values in group for name, value in values.items() if name not in columns}
+    lists = {name: [values.get(name) for values in group] for name in sorted(columns)}
+    plurals = {plural: [values[name] for values in group] for plural, name in PLURALS.items()}
+    alone = {name: value for name, value in shared.items() if name not in PLURALS.values()}
+    return {**lists, **alone, **plurals}

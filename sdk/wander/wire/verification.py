@@ -7,7 +7,6 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from wander.evals.stats.agreement import Agreement
 from wander.types import Record
 from wander.wire import CheckSummary, EnvironmentPin, Platform, SandboxPin, VerificationLevel
 from wander.wire.changes import Body
@@ -18,9 +17,9 @@ stored transcripts, where outside observations enter the rollouts."""
 LevelSought = Literal["highest", "rescored", "replayed"]
 LEVELS_SOUGHT: tuple[LevelSought, ...] = ("highest", "rescored", "replayed")
 """Which level to verify; the highest is what the environment allows: `replayed` where it is deterministic."""
-
-
 JobState = Literal["queued", "running", "done", "failed", "cancelled"]
+Verdict = Literal["agrees", "differs", "inconclusive"]
+"""Whether a run that repeats another one agrees with it (`wander.evals.stats.agreement`)."""
 
 
 class Divergence(Record):
@@ -117,6 +116,40 @@ class VerificationList(Record):
     """Every verification of a run, the newest first."""
 
     data: list[VerificationInfo]
+
+
+class Agreement(Record):
+    """What comparing a run with its repetition came to."""
+
+    run_id: str
+    rerun_id: str
+    verdict: Verdict
+    before: float
+    """Mean reward of the first run over the examples that both scored."""
+    after: float
+    difference: float
+    low: float | None
+    high: float | None
+    """90 % interval of the difference; None for a single example."""
+    p_value: float | None
+    """Two-sided, of no difference."""
+    margin: float
+    """Largest difference that counts as the same, in units of the reward."""
+    examples: int
+    """Compared ones."""
+    unshared: int
+    """Examples that only one of the runs scored."""
+    differing: list[str]
+    """What the manifests do not share, beside the endpoint and what follows from it."""
+
+    @property
+    def told(self) -> str:
+        """The numbers in words."""
+        interval = "" if self.low is None else f", 90% interval [{self.low:+.4f}, {self.high:+.4f}]"
+        return (
+            f"difference {self.difference:+.4f}{interval}, margin {self.margin:.4f}, "
+            f"{self.examples} example{'s' if self.examples > 1 else ''}"
+        )
 
 
 class Rerun(Record):

@@ -16,8 +16,8 @@ from wander_client.terminal.command import command_app
 
 if TYPE_CHECKING:
     from wander.evals.run.runner import EvaluationResult, Progress
-    from wander.evals.stats.agreement import Agreement
     from wander.wire import RunManifest
+    from wander.wire.verification import Agreement
 
     from wander_client.environments.location import Location, OpenedEnvironment
     from wander_client.evaluate.evaluation import EvaluationSettings

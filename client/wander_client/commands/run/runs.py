@@ -331,7 +331,8 @@ def report(
     wander runs report RUN RUN --html report.html
     wander runs report RUN --markdown > report.md
     """
-    from wander.evals.report.document import report_lines, report_markdown, report_of
+    from wander.evals.report.contents import report_of
+    from wander.evals.report.document import report_lines, report_markdown
 
     from wander_client.runs.lookup import find_run
 

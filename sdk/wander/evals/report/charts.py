@@ -6,13 +6,12 @@ Colours, lines and letters come from the page, so that charts follow its light o
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
-from wander.errors import MissingExtra
-
-if TYPE_CHECKING:
-    from wander.evals.report.document import ReportedRun, RunReport
-    from wander.wire import Histogram
+from wander.errors import ConfigError, MissingExtra
+from wander.evals.report.contents import ReportedRun, RunReport
+from wander.wire import Histogram, RunSummary
 
 Spec = dict[str, Any]
 
@@ -52,6 +51,26 @@ def run_charts(run: ReportedRun) -> dict[str, tuple[str, Spec]]:
         for name, (title, axis, bins) in histograms.items()
         if bins is not None
     }
+
+
+def reward_histogram_chart(summary: RunSummary, path: Path) -> None:
+    """Draw the reward histogram to a `.png`, `.svg` or `.pdf` file; raises `MissingExtra` without altair."""
+    if path.suffix not in (".png", ".svg", ".pdf"):
+        raise ConfigError(f"cannot draw to `{path.name}`", hint="name the file `.svg`, `.png` or `.pdf`")
+    if summary.histogram is None:
+        raise ConfigError("there is no histogram to draw: no rollout was scored")
+    alt = require_charts("drawing a chart")
+    chart = alt.Chart(alt.Data(values=bars(summary.histogram)), width=480, height=240, title="Rewards")
+    columns = chart.mark_bar(binSpacing=1).encode(
+        x=alt.X("low:Q", bin="binned", title="reward"),
+        x2="high:Q",
+        y=alt.Y("count:Q", title="rollouts"),
+    )
+    layers = [columns]
+    if summary.reward_mean is not None:
+        mean = alt.Chart(alt.Data(values=[{"mean": summary.reward_mean}]))
+        layers.append(mean.mark_rule(strokeDash=[4, 3], strokeWidth=2).encode(x="mean:Q"))
+    alt.layer(*layers).save(path)
 
 
 def bars(bins: Histogram) -> list[dict[str, float]]:

@@ -1,91 +1,16 @@
-"""Runs in words: plain text, Markdown, and the histogram of a run's rewards as a picture."""
+"""Runs in words: plain text and Markdown."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from pathlib import Path
-from typing import Protocol
 
-from pydantic import Field
-
-from wander.errors import ConfigError, RunError
-from wander.evals.report.charts import bars, require_charts
-from wander.evals.stats.breakdown import SHOWN, Breakdown, break_down
-from wander.evals.stats.comparison import Comparison, compare_runs
-from wander.types import Record, Rollout
+from wander.evals.report.contents import Contrast, RunReport
+from wander.evals.stats.breakdown import Breakdown
 from wander.wire import RunManifest, RunSummary
 
 _BAR = 30
 _REASON = 80
 """Characters of a stop reason that are shown."""
-
-
-class RecordedRun(Protocol):
-    """A run to report on, wherever it lies."""
-
-    manifest: RunManifest
-
-    def rollouts(self) -> Iterator[Rollout]:
-        """Yield every rollout; may be called again."""
-        ...
-
-
-class ReportedRun(Record):
-    """One run of a report."""
-
-    label: str
-    """Tells it from the others of the report: its model, or its model and the beginning of its id."""
-    manifest: RunManifest
-    breakdown: Breakdown
-
-
-class Contrast(Record):
-    """How a run differs from the first one of the report."""
-
-    label: str
-    comparison: Comparison | None = None
-    refusal: str = ""
-    """Why they cannot be compared, where they cannot."""
-
-
-class RunReport(Record):
-    """One run, or several side by side and each compared with the first."""
-
-    runs: list[ReportedRun]
-    contrasts: list[Contrast] = Field(default_factory=list)
-
-
-def report_of(
-    runs: Sequence[RecordedRun], *, pass_threshold: float | None = None, shown: int = SHOWN
-) -> RunReport:
-    """Return the report of one or more runs; every rollout is read once, with several runs twice."""
-    labels = _labels([run.manifest for run in runs])
-    reported = [
-        ReportedRun(
-            label=label,
-            manifest=run.manifest,
-            breakdown=break_down(run.manifest, run.rollouts(), pass_threshold=pass_threshold, shown=shown),
-        )
-        for label, run in zip(labels, runs, strict=True)
-    ]
-    contrasts = [_contrast(label, runs[0], run) for label, run in zip(labels[1:], runs[1:], strict=True)]
-    return RunReport(runs=reported, contrasts=contrasts)
-
-
-def _contrast(label: str, first: RecordedRun, other: RecordedRun) -> Contrast:
-    try:
-        found = compare_runs(first.manifest, first.rollouts(), other.manifest, other.rollouts())
-    except RunError as error:
-        return Contrast(label=label, refusal=str(error))
-    return Contrast(label=label, comparison=found)
-
-
-def _labels(manifests: Sequence[RunManifest]) -> list[str]:
-    names = [manifest.model.name for manifest in manifests]
-    return [
-        name if names.count(name) == 1 else f"{name} ({manifest.run_id[-6:]})"
-        for name, manifest in zip(names, manifests, strict=True)
-    ]
 
 
 def report_lines(report: RunReport) -> list[str]:
@@ -290,26 +215,6 @@ def histogram_lines(summary: RunSummary) -> list[str]:
             bar = "#" * max(round(_BAR * count / most), 1)
             lines.append(f"{low:>9.3f} to {high:>9.3f}  {count:>6}  {bar}")
     return lines
-
-
-def reward_histogram_chart(summary: RunSummary, path: Path) -> None:
-    """Draw the reward histogram to a `.png`, `.svg` or `.pdf` file; raises `MissingExtra` without altair."""
-    if path.suffix not in (".png", ".svg", ".pdf"):
-        raise ConfigError(f"cannot draw to `{path.name}`", hint="name the file `.svg`, `.png` or `.pdf`")
-    if summary.histogram is None:
-        raise ConfigError("there is no histogram to draw: no rollout was scored")
-    alt = require_charts("drawing a chart")
-    chart = alt.Chart(alt.Data(values=bars(summary.histogram)), width=480, height=240, title="Rewards")
-    columns = chart.mark_bar(binSpacing=1).encode(
-        x=alt.X("low:Q", bin="binned", title="reward"),
-        x2="high:Q",
-        y=alt.Y("count:Q", title="rollouts"),
-    )
-    layers = [columns]
-    if summary.reward_mean is not None:
-        mean = alt.Chart(alt.Data(values=[{"mean": summary.reward_mean}]))
-        layers.append(mean.mark_rule(strokeDash=[4, 3], strokeWidth=2).encode(x="mean:Q"))
-    alt.layer(*layers).save(path)
 
 
 def title(manifest: RunManifest) -> str:

@@ -16,7 +16,7 @@ from typing import Any
 
 from wander.evals.report import charts
 from wander.evals.report import document as words
-from wander.evals.report.document import ReportedRun, RunReport
+from wander.evals.report.contents import ReportedRun, RunReport
 from wander.parsers import message_text
 from wander.types import Message, Rollout
 

@@ -18,52 +18,17 @@ The margin is a share of what the reward functions can move the reward by: the s
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Literal
 
 from wander.errors import ConfigError
 from wander.evals.stats.comparison import Comparison, compare_runs
+from wander.evals.stats.intervals import standard_error
 from wander.evals.stats.student_t import quantile
-from wander.evals.stats.summary import standard_error
-from wander.types import Record, Rollout
+from wander.types import Rollout
 from wander.wire import RunManifest
+from wander.wire.verification import Agreement, Verdict
 
 MARGIN = 0.1
 """Share of the rewards' range within which two means count as the same."""
-Verdict = Literal["agrees", "differs", "inconclusive"]
-
-
-class Agreement(Record):
-    """What comparing a run with its repetition came to."""
-
-    run_id: str
-    rerun_id: str
-    verdict: Verdict
-    before: float
-    """Mean reward of the first run over the examples that both scored."""
-    after: float
-    difference: float
-    low: float | None
-    high: float | None
-    """90 % interval of the difference; None for a single example."""
-    p_value: float | None
-    """Two-sided, of no difference."""
-    margin: float
-    """Largest difference that counts as the same, in units of the reward."""
-    examples: int
-    """Compared ones."""
-    unshared: int
-    """Examples that only one of the runs scored."""
-    differing: list[str]
-    """What the manifests do not share, beside the endpoint and what follows from it."""
-
-    @property
-    def told(self) -> str:
-        """The numbers in words."""
-        interval = "" if self.low is None else f", 90% interval [{self.low:+.4f}, {self.high:+.4f}]"
-        return (
-            f"difference {self.difference:+.4f}{interval}, margin {self.margin:.4f}, "
-            f"{self.examples} example{'s' if self.examples > 1 else ''}"
-        )
 
 
 def agreement(

@@ -8,7 +8,7 @@ are many. The generator is seeded, and `ratio_interval` sorts the examples first
 the same interval everywhere.
 
 A bootstrap knows only what it saw: of examples that all agree it would be certain. `ratio_interval` falls
-back to the bound of `wander.evals.stats.summary.t_interval` there.
+back to the bound of `wander.evals.stats.intervals.t_interval` there.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from random import Random
 from statistics import NormalDist
 from typing import TypeVar
 
-from wander.evals.stats.summary import t_interval
+from wander.evals.stats.intervals import t_interval
 
 Cluster = TypeVar("Cluster")
 

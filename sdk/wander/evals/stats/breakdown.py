@@ -15,7 +15,8 @@ from pydantic import Field
 
 from wander.evals.stats.bootstrap import ratio_interval
 from wander.evals.stats.comparison import detectable_difference
-from wander.evals.stats.summary import RunningSummary, histogram, is_number, is_rounding, standard_error
+from wander.evals.stats.intervals import is_rounding, standard_error
+from wander.evals.stats.summary import RunningSummary, histogram, is_number
 from wander.types import Record, Rollout
 from wander.wire import Histogram, RunManifest, RunSummary
 

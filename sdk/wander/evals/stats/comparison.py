@@ -20,7 +20,7 @@ from pydantic import Field
 
 from wander.errors import RunError
 from wander.evals.stats import student_t
-from wander.evals.stats.summary import is_rounding, standard_error, t_interval, unanimous_interval
+from wander.evals.stats.intervals import is_rounding, standard_error, t_interval, unanimous_interval
 from wander.evals.store.manifest import differences_in_words, differing_pins
 from wander.types import Record, Rollout, canonical_json
 from wander.wire import RunManifest

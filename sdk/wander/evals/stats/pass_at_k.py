@@ -17,6 +17,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from math import comb
 
+from wander.evals.stats.intervals import clustered_wilson_interval
 from wander.wire.run_record import PassRate
 
 
@@ -43,8 +44,6 @@ def pass_rates(counts: Iterable[tuple[int, int]]) -> list[PassRate]:
 
 
 def _rate(counts: Sequence[tuple[int, int]], k: int) -> PassRate:
-    from wander.evals.stats.summary import clustered_wilson_interval
-
     rollouts = sum(n for n, _ in counts)
     some = [pass_at_k(n, passed, k) for n, passed in counts]
     whole = [pass_hat_k(n, passed, k) for n, passed in counts]

@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Literal
 from pydantic import Field
 
 from wander.errors import ConfigError
-from wander.evals.stats.summary import clustered_wilson_interval, is_number, summarise, t_interval
+from wander.evals.stats.intervals import clustered_wilson_interval, t_interval
+from wander.evals.stats.summary import is_number, summarise
 from wander.evals.store import jsonl
 from wander.train.play.environments import EnvironmentChoice, EnvironmentOpener
 from wander.train.processes import World

@@ -78,19 +78,7 @@ class LocalLink:
             # `startup_timeout` bounds the whole start.
             most = {"max_size": options.load.message_limit + FRAME, "open_timeout": None}
             link._server = await unix_serve(link._accept, str(link._path), **{**OPTIONS, **most})
-            link.process = await WorkerProcess.start(
-                options.python,
-                link._path,
-                environ=options.environ,
-                log_path=options.log_path,
-                variables={
-                    **options.variables,
-                    MARK: link._mark,
-                    "PYTHONHASHSEED": str(options.hash_seed),
-                },
-                sandbox=options.sandbox,
-                source=None if options.load.path is None else Path(options.load.path),
-            )
+            link.process = await link._start(options)
         except BaseException as error:
             await link.close()
             if isinstance(error, OSError):
@@ -101,6 +89,22 @@ class LocalLink:
                 ) from error
             raise
         return link
+
+    async def _start(self, options: WorkerOptions) -> WorkerProcess:
+        variables = {**options.variables, MARK: self._mark, "PYTHONHASHSEED": str(options.hash_seed)}
+        given: dict[str, Any] = {
+            "environ": options.environ,
+            "log_path": options.log_path,
+            "variables": variables,
+        }
+        if options.sandbox is None:
+            return await WorkerProcess.start(options.python, self._path, **given)
+        from wander.worker.process.sandboxed import SandboxedWorker  # costs what most workers do not need
+
+        source = None if options.load.path is None else Path(options.load.path)
+        return await SandboxedWorker.start_in(
+            options.sandbox, options.python, self._path, source=source, **given
+        )
 
     async def connected(self) -> Connection:
         """Wait for the worker; raises `LoadError` when it ends before."""

@@ -10,7 +10,7 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,7 @@ from wander.sandbox.support import FIRST_UID, Support, explained, require_suppor
 from wander.sandbox.visible import INSIDE, Visible, visible
 from wander.worker.process.calls import CallSockets, TakeCall
 from wander.worker.process.output import CappedLog
-from wander.worker.process.start import FROM_OUTSIDE, WorkerProcess
+from wander.worker.process.start import FROM_OUTSIDE, WorkerProcess, own_variables
 from wander.worker.running import NOTE_BYTES
 
 _LAUNCHER = Path(launcher.__file__)
@@ -81,18 +81,27 @@ class SandboxedWorker(WorkerProcess):
         cls,
         sandbox: Sandbox,
         python: Path | None,
-        connected: socket.socket,
+        path: Path,
         *,
-        source: Path | None,
+        environ: Iterable[str],
         log_path: Path,
         variables: Mapping[str, str],
+        source: Path | None,
     ) -> SandboxedWorker:
-        """Start a worker that speaks over `connected`; raises `SandboxError`."""
+        """Start a worker that speaks over the socket at `path`; raises `OSError` or `SandboxError`.
+
+        `environ` and `variables` are those of `WorkerProcess.start`. `source` is the folder or file that it
+        will load, which the sandbox has to show it.
+        """
+        log_path.parent.mkdir(parents=True, exist_ok=True)
         policy = sandbox.policy
         support = require_support()
         sees = visible(python, source, policy.read)
         host, port = sandbox.endpoint
         with contextlib.ExitStack() as unless_started, contextlib.ExitStack() as handed_on:
+            # The worker may open no socket itself.
+            connected = handed_on.enter_context(socket.socket(socket.AF_UNIX))
+            connected.connect(str(path))
             group = await asyncio.to_thread(new_group, policy)
             unless_started.callback(group.close)
             calls = CallSockets(sandbox.take_call)
@@ -107,7 +116,7 @@ class SandboxedWorker(WorkerProcess):
                 "calls_host": host,
                 "calls_port": port,
             }
-            confined = confine(policy, support, sees, group, plan, variables)
+            confined = confine(policy, support, sees, group, plan, {**own_variables(environ), **variables})
             reading, writing = os.pipe()
             for descriptor in (writing, *confined.descriptors):
                 handed_on.callback(os.close, descriptor)

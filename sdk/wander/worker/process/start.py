@@ -6,15 +6,11 @@ import asyncio
 import contextlib
 import os
 import signal
-import socket as sockets
 import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from wander.errors import WanderError
-    from wander.worker.process.sandboxed import Sandbox
+from wander.errors import WanderError
 
 ALWAYS_PASSED = ("PATH", "HOME", "LANG", "TMPDIR")
 """Environment variables that every worker gets; others only by name."""
@@ -41,23 +37,12 @@ class WorkerProcess:
         environ: Iterable[str],
         log_path: Path,
         variables: Mapping[str, str] | None = None,
-        sandbox: Sandbox | None = None,
-        source: Path | None = None,
     ) -> WorkerProcess:
-        """Start `python -m wander.worker` (None: this interpreter); raises `OSError` or `SandboxError`.
+        """Start `python -m wander.worker` (None: this interpreter); raises `OSError`.
 
-        `environ` names variables of this process that it gets too, `variables` gives it others. `source` is
-        the folder or file that it will load, which a sandbox has to show it.
+        `environ` names variables of this process that it gets too, `variables` gives it others.
         """
         log_path.parent.mkdir(parents=True, exist_ok=True)
-        if sandbox is not None:
-            from wander.worker.process.sandboxed import SandboxedWorker
-
-            named = {**_named(environ), **(variables or {})}
-            with _connected(socket) as connected:
-                return await SandboxedWorker.start_in(
-                    sandbox, python, connected, source=source, log_path=log_path, variables=named
-                )
         theirs, ours = os.pipe()
         try:
             with log_path.open("ab") as log:
@@ -163,19 +148,13 @@ class WorkerProcess:
 
 def worker_environ(names: Iterable[str]) -> dict[str, str]:
     """Return the environment variables of a worker: the few it always gets, and those named."""
-    passed = _named((*ALWAYS_PASSED, *names))
+    passed = own_variables((*ALWAYS_PASSED, *names))
     # Output reaches the log as it is made, and a crash in native code leaves a trace there.
     # Sets of text have the same order on every machine and in every run.
     python = {"PYTHONUNBUFFERED": "1", "PYTHONFAULTHANDLER": "1", "PYTHONUTF8": "1", "PYTHONHASHSEED": "0"}
     return {**python, **passed}
 
 
-def _named(names: Iterable[str]) -> dict[str, str]:
+def own_variables(names: Iterable[str]) -> dict[str, str]:
+    """Return those of this process's environment variables that are named and set."""
     return {name: os.environ[name] for name in names if name in os.environ}
-
-
-def _connected(path: Path) -> sockets.socket:
-    """Return a socket that is connected to the host's own, for a child that may open none."""
-    connection = sockets.socket(sockets.AF_UNIX)
-    connection.connect(str(path))
-    return connection

@@ -1,0 +1,82 @@
+"""What a report holds: runs with their breakdowns, and how they differ from the first."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Protocol
+
+from pydantic import Field
+
+from wander.errors import RunError
+from wander.evals.stats.breakdown import SHOWN, Breakdown, break_down
+from wander.evals.stats.comparison import Comparison, compare_runs
+from wander.types import Record, Rollout
+from wander.wire import RunManifest
+
+
+class RecordedRun(Protocol):
+    """A run to report on, wherever it lies."""
+
+    manifest: RunManifest
+
+    def rollouts(self) -> Iterator[Rollout]:
+        """Yield every rollout; may be called again."""
+        ...
+
+
+class ReportedRun(Record):
+    """One run of a report."""
+
+    label: str
+    """Tells it from the others of the report: its model, or its model and the beginning of its id."""
+    manifest: RunManifest
+    breakdown: Breakdown
+
+
+class Contrast(Record):
+    """How a run differs from the first one of the report."""
+
+    label: str
+    comparison: Comparison | None = None
+    refusal: str = ""
+    """Why they cannot be compared, where they cannot."""
+
+
+class RunReport(Record):
+    """One run, or several side by side and each compared with the first."""
+
+    runs: list[ReportedRun]
+    contrasts: list[Contrast] = Field(default_factory=list)
+
+
+def report_of(
+    runs: Sequence[RecordedRun], *, pass_threshold: float | None = None, shown: int = SHOWN
+) -> RunReport:
+    """Return the report of one or more runs; every rollout is read once, with several runs twice."""
+    labels = _labels([run.manifest for run in runs])
+    reported = [
+        ReportedRun(
+            label=label,
+            manifest=run.manifest,
+            breakdown=break_down(run.manifest, run.rollouts(), pass_threshold=pass_threshold, shown=shown),
+        )
+        for label, run in zip(labels, runs, strict=True)
+    ]
+    contrasts = [_contrast(label, runs[0], run) for label, run in zip(labels[1:], runs[1:], strict=True)]
+    return RunReport(runs=reported, contrasts=contrasts)
+
+
+def _contrast(label: str, first: RecordedRun, other: RecordedRun) -> Contrast:
+    try:
+        found = compare_runs(first.manifest, first.rollouts(), other.manifest, other.rollouts())
+    except RunError as error:
+        return Contrast(label=label, refusal=str(error))
+    return Contrast(label=label, comparison=found)
+
+
+def _labels(manifests: Sequence[RunManifest]) -> list[str]:
+    names = [manifest.model.name for manifest in manifests]
+    return [
+        name if names.count(name) == 1 else f"{name} ({manifest.run_id[-6:]})"
+        for name, manifest in zip(names, manifests, strict=True)
+    ]

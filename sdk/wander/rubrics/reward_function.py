@@ -1,0 +1,134 @@
+"""One reward function: its weight, the parameters it asks for, and what it gives for a rollout.
+
+A function may score the rollouts of one example against one another: it asks for plural parameters
+(`states`, `prompts`, `completions`, `answers`, `infos`, `tasks`, or any dataset column) and returns one number
+a rollout, in the same order.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, get_origin
+
+from wander.errors import ConfigError, RubricError
+from wander.rollout.faults import is_fault
+from wander.rollout.hooks import PLAIN, described
+from wander.rubrics.score import checked_reward
+
+RewardResult = float | Awaitable[float]
+"""What a reward function gives: a finite number (a boolean counts as 0 or 1), or an awaitable of one."""
+
+PLURALS = {
+    "states": "state",
+    "prompts": "prompt",
+    "completions": "completion",
+    "answers": "answer",
+    "infos": "info",
+    "tasks": "task",
+    "examples": "example",
+}
+"""What a function of a group may ask for, and the value of each rollout that it gets a list of."""
+
+
+@dataclass(frozen=True)
+class RewardFunction:
+    """A function with its weight and the parameters that it asks for."""
+
+    name: str
+    function: Callable[..., Any]
+    weight: float
+    required: tuple[str, ...]
+    optional: tuple[str, ...]
+    takes_all: bool
+    """True when the function has `**kwargs` and so gets every value there is."""
+    of_group: bool = False
+    """True when the function scores the rollouts of a group at once."""
+
+    @classmethod
+    def of(cls, function: Callable[..., Any], weight: float) -> RewardFunction:
+        """Inspect a function once; its parameters are looked up by name for every rollout."""
+        if not callable(function):
+            raise ConfigError(f"a reward function must be callable, got `{function!r}`")
+        if isinstance(weight, bool) or not isinstance(weight, int | float) or not math.isfinite(weight):
+            raise ConfigError(f"the weight of `{function_name(function)}` must be a number, got `{weight!r}`")
+        required: list[str] = []
+        optional: list[str] = []
+        takes_all = False
+        for name, parameter in inspect.signature(function).parameters.items():
+            if parameter.kind is parameter.VAR_KEYWORD:
+                takes_all = True
+            elif parameter.kind is parameter.POSITIONAL_ONLY:
+                raise ConfigError(f"`{function_name(function)}` has the positional-only parameter `{name}`")
+            elif parameter.kind is not parameter.VAR_POSITIONAL:
+                (required if parameter.default is parameter.empty else optional).append(name)
+        return cls(
+            function_name(function),
+            function,
+            float(weight),
+            tuple(required),
+            tuple(optional),
+            takes_all,
+            is_group_function(function),
+        )
+
+    def arguments(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        """Pick this function's arguments; raises `RubricError` for a name that nothing provides."""
+        missing = [name for name in self.required if name not in values]
+        if missing:
+            raise RubricError(
+                f"reward function `{self.name}` asks for `{missing[0]}`, which no rollout provides",
+                hint=f"available are {', '.join(f'`{name}`' for name in values)}",
+            )
+        if self.takes_all:
+            return dict(values)
+        arguments = {name: values[name] for name in self.required}
+        if self.optional:
+            arguments |= {name: values[name] for name in self.optional if name in values}
+        return arguments
+
+    async def value(self, values: Mapping[str, Any]) -> float:
+        """Call the function; raises `RubricError` when it raises or gives no finite number."""
+        if self.of_group:
+            raise RubricError(
+                f"reward function `{self.name}` compares the rollouts of a group; this one has none",
+                hint="play the example with `rollout_group`",
+            )
+        arguments = self.arguments(values)
+        try:
+            result = self.function(**arguments)
+            if type(result) not in PLAIN and inspect.isawaitable(result):
+                result = await result
+        except RubricError:
+            raise
+        except BaseException as error:
+            if not is_fault(error):
+                raise
+            raise RubricError(described(error, self.name)) from error
+        return checked_reward(result, self.name)
+
+
+def is_group_function(function: Callable[..., Any]) -> bool:
+    """Tell whether a function scores a whole group: it returns a list, or asks for plurals only.
+
+    A function that asks for `completion` and for a dataset column called `answers` scores one.
+    """
+    signature = inspect.signature(function)
+    if _is_list(signature.return_annotation):
+        return True
+    asked = set(signature.parameters)
+    return bool(asked & PLURALS.keys()) and not asked & set(PLURALS.values())
+
+
+def _is_list(annotation: Any) -> bool:
+    if isinstance(annotation, str):
+        return annotation.removeprefix("typing.").partition("[")[0].strip() in ("list", "List", "Sequence")
+    return annotation is list or get_origin(annotation) in (list, Sequence)
+
+
+def function_name(function: Callable[..., Any]) -> str:
+    """Return the name under which a function's value is reported."""
+    name = getattr(function, "__name__", None) or getattr(getattr(function, "func", None), "__name__", None)
+    return name or type(function).__name__
