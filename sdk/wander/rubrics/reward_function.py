@@ -1,8 +1,8 @@
 """One reward function: its weight, the parameters it asks for, and what it gives for a rollout.
 
 A function may score the rollouts of one example against one another: it asks for plural parameters
-(`states`, `prompts`, `completions`, `answers`, `infos`, `tasks`, or any dataset column) and returns one number
-a rollout, in the same order.
+(`states`, `prompts`, `completions`, `answers`, `infos`, `tasks`, or any dataset column) and returns a list
+with one number for each rollout.
 """
 
 from __future__ import annotations
