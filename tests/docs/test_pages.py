@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import itertools
+import re
+import shlex
 import shutil
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
+import typer
 from chat_endpoint import chat_endpoint
 from live_hub import clean_environment, free_port, live_hub
-from markdown_page import PageRun, Step, blocks, steps, unmatched
+from markdown_page import PageRun, Step, blocks, parse, steps, unmatched
 from package_mirror import build_mirror
+from wander_client.commands import COMMANDS, load
+from wander_client.main import take_common_options
+from wander_hub.cli.main import app as hub_app
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -73,14 +81,93 @@ TABLES = {"upload-rules"}
 """Pages of which another test compares every row with the code."""
 
 
+def on_its_own(page: Path) -> Any:
+    """Return the page as a parameter of which any worker may take charge."""
+    marks = [pytest.mark.full, pytest.mark.xdist_group(f"tests/docs {page.stem}")]
+    return pytest.param(page, marks=marks, id=page.stem)
+
+
 @pytest.mark.timeout(900)  # the README's page trains, on however few cores there are
-@pytest.mark.parametrize("page_run", PAGES, indirect=True, ids=lambda page: page.stem)
+@pytest.mark.parametrize("page_run", [on_its_own(page) for page in PAGES], indirect=True)
 def test_every_block_of_the_page_runs(page_run, request):
     page = request.node.callspec.params["page_run"]
     found = blocks(page)
     for block in found:
         page_run.run(block)
     assert found or page.stem in TABLES, f"{page.name} shows nothing to run"
+
+
+SMALLER = {
+    "-n 500": "-n 60",
+    "--steps 25": "--steps 2",
+    "batch.rollouts=64": "batch.rollouts=8",
+    "-n 50": "-n 4",
+}
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("page_run", PAGES[:1], indirect=True, ids=["README"])
+def test_the_loop_runs_with_smaller_numbers(page_run):
+    text = PAGES[0].read_text()
+    assert [shown for shown in SMALLER if shown not in text] == []
+    page_run.replaced |= SMALLER
+    for block in blocks(PAGES[0]):
+        page_run.run(block)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_every_block_of_the_page_parses_and_names_commands_and_options_that_exist(page):
+    lines = []
+    for block in blocks(page):
+        parse(block, block.text)
+        lines += steps(block.text) if block.language == "console" else []
+    words = [words for step in lines for words in commands(step.command)]
+    assert [command for command in words if unknown_parts(command)] == []
+
+
+def commands(line: str) -> Iterator[list[str]]:
+    """Yield the words of each `wander` and `wander-hub` command of a shell line."""
+    words: list[str] = []
+    for word in [*shlex.shlex(line.replace("\\\n", " "), posix=True, punctuation_chars=True), ";"]:
+        if set(word) <= set("();<>|&"):
+            while words and re.fullmatch(r"[A-Z_]+=.*", words[0]):
+                words = words[1:]
+            if words and words[0] in ("wander", "wander-hub"):
+                yield words
+            words = []
+        else:
+            words.append(word)
+
+
+def unknown_parts(words: list[str]) -> list[str]:
+    """Return the options of a command that it does not have; all its words where there is no such command."""
+    program, *rest = words
+    if program == "wander":
+        rest = take_common_options(rest)[1]
+        if not rest or rest[0] not in COMMANDS:
+            return [] if rest in ([], ["--help"], ["--version"]) or rest[0] == "help" else words
+        command = typer.main.get_command(load(rest.pop(0)))
+    else:
+        command = typer.main.get_command(hub_app)
+    while rest and hasattr(command, "commands"):
+        if rest[0] not in command.commands:
+            return words
+        command = command.commands[rest.pop(0)]
+    known = {name for each in command.params for name in (*each.opts, *each.secondary_opts)}
+    given = itertools.takewhile(lambda word: word != "--", rest)
+    return [
+        word for word in given if word.startswith("--") and word.partition("=")[0] not in known | {"--help"}
+    ]
+
+
+def test_commands_and_options_that_do_not_exist_are_found():
+    line = "X=1 wander eval env --colour\\\n red && (wander-hub user add ada) | wander nope > out"
+    assert list(commands(line)) == [
+        ["wander", "eval", "env", "--colour", "red"],
+        ["wander-hub", "user", "add", "ada"],
+        ["wander", "nope"],
+    ]
+    assert [unknown_parts(words) for words in commands(line)] == [["--colour"], [], ["wander", "nope"]]
 
 
 def test_blocks_that_do_not_run_hold_install_lines_alone():

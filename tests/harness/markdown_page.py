@@ -83,22 +83,32 @@ def unmatched(shown: list[str], output: str) -> str | None:
     return None
 
 
+def parse(block: Block, text: str) -> None:
+    """Fail unless the text is of the block's language; commands and what is only shown pass."""
+    assert block.language in LANGUAGES, f"{block}: name the language, one of {sorted(LANGUAGES)}"
+    if block.language == "python":
+        compile(text, block.file or str(block), "exec")
+    elif block.language == "toml":
+        assert tomllib.loads(text), f"{block}: empty"
+    elif block.language == "json":
+        assert json.loads(text) is not None, f"{block}: empty"
+
+
 class PageRun:
     """One page being run: its folder, its shell environment, the processes it left in the background."""
 
-    def __init__(self, folder: Path, environment: dict[str, str], addresses: dict[str, str]) -> None:
+    def __init__(self, folder: Path, environment: dict[str, str], replaced: dict[str, str]) -> None:
         self.folder = folder
         self.environment = environment
-        self.addresses = addresses
+        self.replaced = replaced
         """What stands for each address or option that the page shows."""
         self.saved = folder.with_name(f"{folder.name}.env")
         self.groups: list[int] = []
 
     def run(self, block: Block) -> None:
         """Run, save or parse one block, by its language."""
-        assert block.language in LANGUAGES, f"{block}: name the language, one of {sorted(LANGUAGES)}"
         text = block.text
-        for shown, real in self.addresses.items():
+        for shown, real in self.replaced.items():
             text = text.replace(shown, real)
         if block.file:
             path = self.folder / block.file
@@ -107,14 +117,10 @@ class PageRun:
         if block.language == "console":
             for step in steps(text):
                 self.type(block, step)
-        elif block.language == "python" and block.file:
-            compile(text, block.file, "exec")
-        elif block.language == "python":
+        elif block.language == "python" and not block.file:
             self.type(block, Step(f"python - <<'END_OF_BLOCK'\n{text}\nEND_OF_BLOCK", []))
-        elif block.language == "toml":
-            assert tomllib.loads(text), f"{block}: empty"
-        elif block.language == "json":
-            assert json.loads(text) is not None, f"{block}: empty"
+        else:
+            parse(block, text)
 
     def type(self, block: Block, step: Step) -> None:
         """Run one command; the folder and exported variables carry over to the next."""

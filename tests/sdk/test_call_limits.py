@@ -322,6 +322,7 @@ def limited(chat_server: Any) -> Iterator[Any]:
     return set_up
 
 
+@pytest.mark.full
 async def test_a_rate_limited_evaluation_fails_nothing_and_uses_most_of_the_rate(
     chat_server: Any, limited: Any, tmp_path: Any
 ) -> None:
@@ -346,6 +347,7 @@ async def test_a_rate_limited_evaluation_fails_nothing_and_uses_most_of_the_rate
     assert any(each.paused_seconds for each in told)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("share", [0.03, 0.1])
 async def test_refusals_at_random_slow_only_the_calls_they_hit(chat_server: Any, share: float) -> None:
     chance, refused = random.Random(5), web.Response(status=503, text="{}")

@@ -92,7 +92,13 @@ def failed(report):
     return {check.id for check in report.failed}
 
 
-@pytest.mark.parametrize("name", sorted(FAILS))
+QUICK = {"bad_row", "does_not_load", "endless", "hash_order", "rewards_silence", "unseeded_random"}
+"""One of each kind; the others take the same way."""
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name in QUICK else pytest.mark.full) for name in sorted(FAILS)]
+)
 def test_a_broken_environment_fails_its_checks_and_no_others(name):
     report = checked(BROKEN / f"{name}.py")
     assert failed(report) == FAILS[name]
@@ -106,6 +112,7 @@ def test_a_broken_environment_fails_its_checks_and_no_others(name):
         assert check.example_id is not None or check.id not in WITH_EXAMPLE or name == "no_rows"
 
 
+@pytest.mark.full
 def test_a_rollout_that_hangs_is_ended_and_named():
     started = time.monotonic()
     report = checked(BROKEN / "hangs.py", timeout=12)
@@ -134,6 +141,7 @@ def test_an_environment_that_kills_its_process_is_named(tmp_path):
     )
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", ["network", "undeclared_judge"])
 def test_what_is_declared_is_no_fault(name):
     report = checked(BROKEN / f"{name}.py", arguments={"deterministic": False})

@@ -47,6 +47,7 @@ def test_what_the_code_may_not_do_fails_its_loading(tmp_path: Path) -> None:
     assert report.by_id("load.works").status == "fail"
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("at_load", "timeout", "said"),
     [

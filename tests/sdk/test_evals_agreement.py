@@ -77,6 +77,7 @@ def test_the_margin_is_a_share_of_what_the_weights_move() -> None:
     assert found.margin == pytest.approx(0.4)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(("shift", "least", "most"), [(0.0, 0.9, 1.0), (0.2, 0.0, 0.13)])
 def test_agreement_is_found_where_it_is_and_seldom_at_the_margin(
     shift: float, least: float, most: float

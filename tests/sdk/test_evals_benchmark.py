@@ -6,9 +6,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 BENCHMARK = Path(__file__).parents[2] / "benchmarks" / "evaluator.py"
 
 
+@pytest.mark.full
 def test_the_evaluator_benchmark_prints_its_table() -> None:
     command = [sys.executable, str(BENCHMARK), "--quick", "--n", "40", "--concurrency", "8", "--turns", "1"]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=240)

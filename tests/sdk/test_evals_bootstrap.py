@@ -66,6 +66,7 @@ def test_a_statistic_that_is_no_number_is_refused() -> None:
         bootstrap_interval([1.0, 2.0], lambda _: float("nan"))
 
 
+@pytest.mark.full
 def test_resampling_whole_examples_covers_the_truth_and_single_rollouts_would_not() -> None:
     """Rollouts of an example agree, so that 60 of them say little more than 15 examples."""
     generator = random.Random(8)

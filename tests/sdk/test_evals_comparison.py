@@ -79,6 +79,7 @@ def test_the_interval_covers_the_true_difference_as_often_as_it_says():
     assert 0.93 <= covered / 1000 <= 0.97
 
 
+@pytest.mark.full
 def test_the_detectable_difference_is_found_four_times_in_five():
     draw = random.Random(3)
     shift = 0.4

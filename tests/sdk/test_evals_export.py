@@ -127,6 +127,7 @@ def test_rows_are_what_trl_calls_conversational(tmp_path: Path) -> None:
         assert data_utils.is_conversational({name: row[name] for name in columns})
 
 
+@pytest.mark.full
 def test_a_large_run_needs_little_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     text = "x" * 20_000
     monkeypatch.setitem(COMPLETION[1], "content", text)

@@ -100,6 +100,7 @@ def coverage(rollouts: int, spread: float, *, binary: bool, examples: int, runs:
     return held / runs
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("binary", [True, False])
 @pytest.mark.parametrize(("examples", "rollouts", "spread"), [(10, 8, 0.4), (40, 4, 0.4), (30, 4, 0.0)])
 def test_intervals_cover_the_true_mean(binary: bool, examples: int, rollouts: int, spread: float) -> None:

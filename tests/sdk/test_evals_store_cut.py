@@ -57,6 +57,7 @@ def kept_of(lines: list[Rollout]) -> dict[tuple[str, int], Rollout]:
     return {one.key: one for one in lines}
 
 
+@pytest.mark.full
 def test_a_file_cut_at_any_byte_loses_at_most_the_line_that_was_cut(
     tmp_path: Path, whole: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

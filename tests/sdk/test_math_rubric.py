@@ -43,12 +43,14 @@ async def test_answers_are_compared_by_their_meaning():
         await env.teardown()
 
 
+@pytest.mark.full
 async def test_many_comparisons_share_few_processes(processes):
     answers = await asyncio.gather(*(processes.equal("x+1", f"1+x+{n % 2}") for n in range(20)))
     assert answers == [True, False] * 10
     assert processes._idle.qsize() <= 2
 
 
+@pytest.mark.full
 async def test_a_killed_process_is_replaced(processes):
     assert await processes.equal("2", "1+1")
     process = processes._idle.get_nowait()
@@ -78,6 +80,7 @@ async def test_a_library_that_does_not_load_says_so(processes, monkeypatch):
         await processes.equal("1", "2")
 
 
+@pytest.mark.full
 async def test_an_expression_that_kills_every_process_is_an_error(processes, monkeypatch):
     def died(*_):
         raise math_rubric._Died
@@ -95,12 +98,14 @@ async def test_an_overlong_answer_is_wrong_without_a_comparison():
     assert rubric.processes._idle.qsize() == 0
 
 
+@pytest.mark.full
 async def test_an_environment_can_be_used_again_after_it_was_closed(processes):
     assert await processes.equal("2", "1+1")
     processes.close()
     assert await processes.equal("2", "1+1")
 
 
+@pytest.mark.full
 async def test_an_abandoned_rubric_ends_its_processes():
     rubric = MathRubric(timeout_seconds=60)
     assert await rubric.processes.equal("2", "1+1")

@@ -190,6 +190,7 @@ async def test_a_server_that_dies_is_a_failure_of_the_environment(made):
     assert contents(rollout) == ["bare 1"]
 
 
+@pytest.mark.full
 async def test_a_server_that_dies_over_http_is_a_failure_of_the_environment(made, tmp_path):
     server = HTTPServer(tmp_path / "log")
     environment = made(MCPServer("workshop", url=server.url))
@@ -282,6 +283,7 @@ async def test_only_the_variables_that_are_passed_reach_a_server(made, monkeypat
     assert contents(rollout) == ["one", "None", "three"]
 
 
+@pytest.mark.full
 async def test_a_server_that_will_not_leave_is_killed(made):
     rollout = await played(made(bare("stubborn")), calls(call("where")))
     assert rollout.failure is None

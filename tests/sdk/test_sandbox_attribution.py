@@ -89,6 +89,7 @@ async def test_what_may_come_from_outside_is_nobodys_fault(tmp_path: Path, code:
     assert [each.reward for each in (first, *others)] == [1.0, 1.0, 1.0]
 
 
+@pytest.mark.full
 async def test_code_that_lets_nothing_go_on_is_named(tmp_path: Path) -> None:
     options: dict[str, Any] = {"rollout_timeout": 1.0, "stall_seconds": 1.0}
     codes = [FINE, "time.sleep(10_000)"]

@@ -44,6 +44,7 @@ async def test_memory_of_one_process(tmp_path):
         assert await answered(environment, "answer = 1 + 1") == 2, "the next worker plays on"
 
 
+@pytest.mark.full
 @needs_groups
 async def test_memory_of_all_processes_together(tmp_path):
     async with confined(tmp_path, "memory=300M") as environment:
@@ -63,6 +64,7 @@ async def test_memory_where_there_are_no_control_groups(tmp_path, monkeypatch):
         assert await answered(environment, "answer = 1 + 1") == 2, "the same worker plays on"
 
 
+@pytest.mark.full
 async def test_processor_time(tmp_path):
     async with confined(tmp_path, "cpu=3") as environment:
         rollout = await played(environment, "while True: pass")
@@ -79,6 +81,7 @@ OVERTIME = {
 }
 
 
+@pytest.mark.full
 async def test_time_of_a_rollout(tmp_path):
     async def overtime(name: str, code: str) -> None:
         (tmp_path / name).mkdir()
@@ -155,6 +158,7 @@ async def test_a_crash_while_loading_is_the_environments(tmp_path):
     assert "last words" in str(raised.value)
 
 
+@pytest.mark.full
 async def test_loading_has_an_end(tmp_path):
     with pytest.raises(LoadError, match="not loaded within 3 s"):
         async with confined(tmp_path, arguments={"at_load": "time.sleep(600)"}, startup_timeout=3.0):

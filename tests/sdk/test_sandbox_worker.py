@@ -336,6 +336,7 @@ def host(folder: Path, seconds: int) -> list[str]:
     return [sys.executable, str(folder / "host.py")]
 
 
+@pytest.mark.full
 async def test_nothing_outlives_a_host_that_is_killed(tmp_path, monkeypatch):
     mark = f"host-{os.getpid()}-{tmp_path.name}"
     monkeypatch.setenv("SANDBOX_TEST_HOST", mark)
@@ -375,6 +376,7 @@ async def test_files_that_are_roots_alone_are_refused_with_the_remedy(tmp_path):
     assert raised.value.hint == f"run `chmod -R go+rX {tmp_path / 'private'}`"
 
 
+@pytest.mark.full
 async def test_a_sandbox_that_cannot_be_built_is_no_fault_of_the_environment(tmp_path, monkeypatch):
     monkeypatch.setattr("wander.sandbox.bubblewrap._ISOLATION", ("--no-such-option",))
     open_files = []

@@ -598,6 +598,7 @@ asyncio.run(main())
 """
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("doing", ["wait", "block"])
 async def test_a_killed_host_leaves_no_worker(tmp_path: Path, doing: str) -> None:
     module = tmp_path / "odd_environment.py"

@@ -60,6 +60,7 @@ async def test_judges_share_the_bound_and_wait_out_refusals(judged: Any, chat_se
     assert all(len(rollout.info[PUBLIC_KEY]) == 1 for rollout in result.rollouts)
 
 
+@pytest.mark.full
 async def test_a_judge_whose_quota_is_used_up_fails_the_rollout_at_once(
     judged: Any, chat_server: Any, faults: dict[str, Any]
 ) -> None:

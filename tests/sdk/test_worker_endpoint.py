@@ -74,7 +74,7 @@ async def listener(folder: Path, module: Path, *more: str) -> AsyncIterator[Work
         await asyncio.wait_for(process.communicate(), 60)
 
 
-@pytest.fixture(params=["beside the host", "elsewhere"])
+@pytest.fixture(params=["beside the host", pytest.param("elsewhere", marks=pytest.mark.full)])
 async def worker(request, tmp_path, chat_server, monkeypatch):
     monkeypatch.setenv("OPENAI_BASE_URL", chat_server.url)
     monkeypatch.setenv("OPENAI_API_KEY", "the-hosts-own-key")
@@ -195,6 +195,7 @@ async def far_said(environment: WorkerEnvironment) -> dict[str, list]:
     return json.loads(rollout.completion[1]["content"])
 
 
+@pytest.mark.full
 async def test_what_a_worker_elsewhere_may_not_ask_is_refused_and_the_rest_goes_on(
     tmp_path, chat_server, monkeypatch
 ):
@@ -221,6 +222,7 @@ async def test_what_a_worker_elsewhere_may_not_ask_is_refused_and_the_rest_goes_
     assert "the-hosts-own-key" not in (tmp_path / "far.log").read_text() + json.dumps(said)
 
 
+@pytest.mark.full
 async def test_an_environment_with_a_key_of_its_machine_does_not_ask_the_host(tmp_path, chat_server):
     body = JUDGED.replace('.startswith("wander-")', ' == "the-machines-own-key"')
     (tmp_path / "own_env.py").write_text(body)

@@ -279,6 +279,7 @@ async def test_a_worker_that_a_rollout_ends_fails_it_and_the_others_finish(
     assert all(gone(pid) for pid in pids)
 
 
+@pytest.mark.full
 async def test_every_hook_may_end_the_worker_and_all_else_is_played(tmp_path: Path) -> None:
     rows = [each for hook in HOOKS for each in ((hook, "_exit"), FINE)]
     async with worker(tmp_path, rows) as environment:
@@ -309,6 +310,7 @@ async def test_what_is_odd_but_no_fault_changes_nothing(tmp_path: Path, fault: s
         assert bytes(range(256)) in log
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("fault", ["streams", "cancels"])
 async def test_no_rollout_stays_without_an_answer(tmp_path: Path, fault: str) -> None:
     async with worker(tmp_path, [FINE, ("env_response", fault), FINE]) as environment:
@@ -318,6 +320,7 @@ async def test_no_rollout_stays_without_an_answer(tmp_path: Path, fault: str) ->
     assert pid_in(first) == pid_in(last)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("hook", ["env_response", "reward"])
 async def test_code_that_never_returns_is_ended_with_its_time_and_the_others_finish(
     tmp_path: Path, hook: str
@@ -335,6 +338,7 @@ async def test_code_that_never_returns_is_ended_with_its_time_and_the_others_fin
     assert "in struck" in (tmp_path / "worker.log").read_text()
 
 
+@pytest.mark.full
 async def test_code_that_lets_no_thread_run_is_ended_by_the_host(tmp_path: Path) -> None:
     rows = [FINE, ("env_response", "block_all_threads"), FINE]
     async with worker(tmp_path, rows, rollout_timeout=2.0, stall_seconds=0.5) as environment:
@@ -345,6 +349,7 @@ async def test_code_that_lets_no_thread_run_is_ended_by_the_host(tmp_path: Path)
     assert pid_in(first) != pid_in(last)
 
 
+@pytest.mark.full
 async def test_a_worker_may_compute_for_longer_than_any_heartbeat(tmp_path: Path) -> None:
     body = BODY.replace('"block": lambda: time.sleep(600)', '"block": lambda: time.sleep(3)')
     rows = [("env_response", "block"), FINE]
@@ -353,6 +358,7 @@ async def test_a_worker_may_compute_for_longer_than_any_heartbeat(tmp_path: Path
     assert len({pid_in(rollout) for rollout in rollouts}) == 1
 
 
+@pytest.mark.full
 async def test_a_rollout_past_its_time_fails_alone_and_where_it_waited(tmp_path: Path) -> None:
     async def model(request: ModelRequest) -> str:
         if request.rollout_id == "1/0":

@@ -138,6 +138,7 @@ async def test_a_worker_elsewhere_plays_the_same_rollouts(tmp_path: Path) -> Non
             assert ours["reward"] == 3.0
 
 
+@pytest.mark.full
 async def test_closing_tears_down_there_and_leaves_nothing(tmp_path: Path) -> None:
     async with listener(tmp_path) as far:
         async with remote(far.address, folder=tmp_path) as environment:
@@ -184,6 +185,7 @@ def test_an_open_address_needs_a_token(tmp_path: Path) -> None:
     assert "--token-file" in done.stderr
 
 
+@pytest.mark.full
 async def test_more_workers_than_it_has_are_refused_and_none_is_left(tmp_path: Path) -> None:
     async with listener(tmp_path, "--workers", "2") as far:
         with pytest.raises(LoadError, match=r"busy: all 2 workers are in use"):
@@ -220,6 +222,7 @@ async def test_another_protocol_is_told_on_both_sides(
     assert "speaks 99" in far.log
 
 
+@pytest.mark.full
 async def test_a_host_that_talks_nonsense_is_told_and_ended(tmp_path: Path) -> None:
     async with listener(tmp_path) as far:
         async with connect(
@@ -248,6 +251,7 @@ async def test_what_is_not_there_is_told(tmp_path: Path, serve: bool, target: st
     assert "tcp://127.0.0.1" in f"{caught.value} {caught.value.hint}"
 
 
+@pytest.mark.full
 async def test_only_the_named_environment_is_served(tmp_path: Path) -> None:
     async with listener(tmp_path, "--environment", "acme/wordle", serve=False) as far:
         with pytest.raises(LoadError, match="serves `acme/wordle`, not `other`"):
@@ -276,6 +280,7 @@ async def test_a_worker_that_dies_there_comes_back(tmp_path: Path) -> None:
         assert await number(environment, "pid") != before
 
 
+@pytest.mark.full
 async def test_code_that_never_returns_there_is_ended_with_its_time(tmp_path: Path) -> None:
     async with (
         listener(tmp_path) as far,
@@ -302,6 +307,7 @@ class Waiting(Client):
         raise AssertionError
 
 
+@pytest.mark.full
 async def test_a_machine_that_hangs_is_noticed_and_its_rollouts_are_retryable(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -321,6 +327,7 @@ async def test_a_machine_that_hangs_is_noticed_and_its_rollouts_are_retryable(
         assert "answered nothing for" in failure.message
 
 
+@pytest.mark.full
 async def test_a_worker_that_computes_is_not_taken_for_gone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -346,6 +353,7 @@ async def test_a_worker_that_computes_is_not_taken_for_gone(
         assert (await blocked).failure is None
 
 
+@pytest.mark.full
 async def test_a_host_that_vanishes_leaves_no_worker(tmp_path: Path) -> None:
     script = f"""
 import asyncio, os, signal
@@ -373,6 +381,7 @@ asyncio.run(main())
         await until(lambda: gone(int(out)))
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("sign", [signal.SIGTERM, signal.SIGKILL])
 async def test_a_listener_that_ends_leaves_no_worker(tmp_path: Path, sign: signal.Signals) -> None:
     async with listener(tmp_path) as far, remote(far.address, folder=tmp_path, restarts=0) as environment:

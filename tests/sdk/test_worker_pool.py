@@ -100,6 +100,7 @@ async def test_what_is_played_does_not_depend_on_the_number_of_workers(tmp_path:
     assert played[0] == played[1]
 
 
+@pytest.mark.full
 async def test_rollouts_go_to_the_worker_that_plays_the_fewest(tmp_path: Path) -> None:
     async with pool(tmp_path, 3) as environment:
         (example,) = await environment.examples("eval", 0, 1)
@@ -145,6 +146,7 @@ class Waiting(Client):
         raise AssertionError
 
 
+@pytest.mark.full
 async def test_the_death_of_one_worker_is_that_workers_alone(tmp_path: Path) -> None:
     async with pool(tmp_path, 3) as environment:
         before = await pids(environment)
@@ -169,6 +171,7 @@ async def test_the_death_of_one_worker_is_that_workers_alone(tmp_path: Path) -> 
     assert not any(alive(pid) for pid in {*before, *after})
 
 
+@pytest.mark.full
 async def test_an_evaluation_survives_workers_that_die(tmp_path: Path) -> None:
     died: set[str] = set()
 
@@ -240,6 +243,7 @@ async def test_workers_that_load_different_things_are_refused(tmp_path: Path) ->
             pass
 
 
+@pytest.mark.full
 async def test_closing_ends_a_worker_that_is_being_started(tmp_path: Path) -> None:
     gate = tmp_path / "again"
     body = (

@@ -42,6 +42,7 @@ def averaged(puller: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.full
 def test_the_final_policy_is_the_mean_over_the_last_steps(
     puller: Path, averaged: Path, tmp_path: Path
 ) -> None:

@@ -154,6 +154,7 @@ def test_the_worst_can_be_the_best(puller: Path, tmp_path: Path) -> None:
     assert result.best.value == min(payoffs)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("interrupted_at", [1, 2])
 def test_a_run_resumed_around_an_evaluation_ends_as_an_uninterrupted_one(
     puller: Path, evaluated: Path, tmp_path: Path, interrupted_at: int
@@ -178,6 +179,7 @@ def test_a_run_resumed_around_an_evaluation_ends_as_an_uninterrupted_one(
     assert weights_digest(folder / "best") == weights_digest(evaluated / "best")
 
 
+@pytest.mark.full
 def test_keeping_the_best_adapters_leaves_those_that_learn_as_they_are(puller: Path, tmp_path: Path) -> None:
     lora = {"lora_rank": 2}
     kept = train(tmp_path / "kept", settings_for(puller, model=lora, output={"keep_best": "long/payoff"}))

@@ -75,13 +75,14 @@ def timeless(value: Any) -> Any:
     return [timeless(inner) for inner in value] if isinstance(value, list) else value
 
 
+ADAPTED = {"model": {"lora_rank": 4}}
 DRAWN = {"data": {"refill_rounds": 2, "curriculum": True, "order": "shuffled", "unseen_share": 0.5}}
 MIXED = {"environments": [{"weight": 1, "label": "one"}, {"weight": 2, "label": "two"}]}
 
 
 @pytest.mark.parametrize(
     "sections",
-    [{}, {"model": {"lora_rank": 4}}, DRAWN, MIXED],
+    [{}, *(pytest.param(each, marks=pytest.mark.full) for each in (ADAPTED, DRAWN, MIXED))],
     ids=["accumulation", "adapters", "curriculum", "mixture"],
 )
 def test_stopped_and_resumed_is_as_never_stopped(
@@ -145,6 +146,7 @@ def killed(folder: Path, settings: GRPOSettings, when: str) -> None:
     assert done.returncode == -signal.SIGKILL, done.stderr
 
 
+@pytest.mark.full
 def test_killed_between_steps_and_while_saving_it_goes_on_to_the_same_bits(
     puller: Path, tmp_path: Path
 ) -> None:
@@ -165,6 +167,7 @@ def test_killed_between_steps_and_while_saving_it_goes_on_to_the_same_bits(
         assert part[name] == value, name
 
 
+@pytest.mark.full
 def test_killed_before_its_first_checkpoint_it_begins_again(puller: Path, tmp_path: Path) -> None:
     settings = settings_for(puller, output={"checkpoint_every": 4})
 

@@ -51,6 +51,7 @@ async def mean_payoff(model: Path) -> float:
     return total / 40
 
 
+@pytest.mark.full
 async def test_a_few_steps_raise_the_reward_of_a_bandit(puller: Path, tmp_path: Path) -> None:
     before = await mean_payoff(puller)
     result = train_grpo(

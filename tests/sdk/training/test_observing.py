@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from wander.models.loading import weights_digest
 from wander.train.config import GRPOSettings, SFTSettings
@@ -55,6 +56,7 @@ def test_watching_changes_nothing_of_the_training(puller: Path, tmp_path: Path) 
     assert not (tmp_path / "alone" / "tensorboard").exists()
 
 
+@pytest.mark.full
 def test_a_resumed_run_has_the_samples_and_alerts_of_an_uninterrupted_one(
     puller: Path, tmp_path: Path
 ) -> None:

@@ -76,6 +76,7 @@ def assert_alike(one: Path, other: Path) -> None:
         assert torch.allclose(weight, theirs[name], rtol=0, atol=1e-4), name
 
 
+@pytest.mark.full
 @pytest.mark.timeout(1200)
 def test_two_processes_learn_what_one_learns(puller: Path, tmp_path: Path) -> None:
     settings = settings_for(puller)
@@ -119,6 +120,7 @@ def test_two_processes_learn_what_one_learns(puller: Path, tmp_path: Path) -> No
     ]
 
 
+@pytest.mark.full
 @pytest.mark.timeout(1200)
 def test_a_sharded_policy_learns_what_a_whole_one_learns(puller: Path, tmp_path: Path) -> None:
     common: dict[str, Any] = {

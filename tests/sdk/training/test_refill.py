@@ -111,6 +111,7 @@ CURRICULUM = {
 }
 
 
+@pytest.mark.full
 def test_a_resumed_run_refills_and_chooses_as_an_uninterrupted_one(puller: Path, tmp_path: Path) -> None:
     settings = settings_for(puller, data=CURRICULUM, schedule={"steps": 4})
     whole = train_grpo(opener_of(mostly_flat), settings, tmp_path / "whole")
@@ -220,6 +221,7 @@ def test_two_environments_of_one_name_need_labels(puller: Path, tmp_path: Path) 
         train_grpo(either, settings, tmp_path / "run")
 
 
+@pytest.mark.full
 def test_waves_are_as_repeatable_as_one_batch_at_a_time(puller: Path, tmp_path: Path) -> None:
     settings = settings_for(puller, inference={"waves": 2}, data={"refill_rounds": 1})
     digests = {

@@ -169,6 +169,7 @@ def test_all_that_differs_is_listed(puller: Path, interrupted: Path) -> None:
         train_grpo(opener_of(lambda: bandit(60)), settings_for(puller), interrupted, resume=True)
 
 
+@pytest.mark.full
 def test_a_change_that_is_allowed_is_recorded_once(puller: Path, interrupted: Path) -> None:
     edited(interrupted, libraries={"torch": "1.0"})
 
@@ -201,6 +202,7 @@ def test_a_change_that_is_allowed_is_recorded_once(puller: Path, interrupted: Pa
     assert RunFolder.open(interrupted).manifest.ended_at is not None
 
 
+@pytest.mark.full
 def test_the_recorded_number_of_threads_is_set(puller: Path, interrupted: Path) -> None:
     edited(interrupted, threads=2)
     used: list[int] = []

@@ -80,6 +80,7 @@ def test_trackio_keeps_steps_and_alerts_in_its_database(
     assert alert == ("truncated", 3)
 
 
+@pytest.mark.full
 def test_wandb_without_a_key_stays_offline(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     logged("wandb", folder, steps=range(1, 4))
     (kept,) = (folder / "wandb").glob("offline-run-*/run-*.wandb")

@@ -150,6 +150,7 @@ def test_a_run_learns_from_what_the_server_samples(server: TokenServer, puller: 
     assert len({request["seed"] for request in server.requests}) > 32
 
 
+@pytest.mark.full
 def test_a_server_that_keeps_old_weights_shows(server: TokenServer, puller: Path, tmp_path: Path) -> None:
     server.obeys = False
     train_grpo(opener_of(bandit), settings_for(puller, server), tmp_path / "run")
@@ -158,6 +159,7 @@ def test_a_server_that_keeps_old_weights_shows(server: TokenServer, puller: Path
     assert abs(second["sampling/sampling_logp_difference/mean"]) > 1e-2
 
 
+@pytest.mark.full
 def test_the_same_run_in_this_process_learns_alike(server: TokenServer, puller: Path, tmp_path: Path) -> None:
     """The server draws by the same seeds: what it is told changes nothing but the last bits."""
     there = train_grpo(opener_of(bandit), settings_for(puller, server), tmp_path / "there")
