@@ -228,6 +228,8 @@ def test_phases_run_in_one_process(
 
 def test_a_mixture_of_a_phase_names_its_environments_exactly(wander: Wander, home: Path) -> None:
     from wander.train.schedule.phases import GRPOPhase
+    from wander_client.context import CommonOptions, Invocation
+    from wander_client.terminal.output import Output
     from wander_client.training.phases import new_command
 
     reverse = os.path.relpath(Path(TICTACTOE).parent / "reverse_text", home)
@@ -243,7 +245,8 @@ path = "{home}"
 name = "{reverse}"
 label = "reverse"
 """)
-    command = new_command(TICTACTOE, file, None, [], [])
+    context = Invocation(CommonOptions(), Output("quiet"))
+    command = new_command(context, TICTACTOE, file, None, [], [])
     assert command is not None
     phase = command.phases[0]
     assert isinstance(phase, GRPOPhase)

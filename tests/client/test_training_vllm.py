@@ -90,7 +90,7 @@ def test_a_real_server_samples_from_the_weights_of_every_step(
     loaded.tokenizer.save_pretrained(first)
     arguments = ["--max-model-len", "512", "--dtype", "float32", "--enforce-eager"]
     section = InferenceSection(engine="vllm-server", python=vllm_python(tmp_path), arguments=arguments)
-    with training_server(first, section) as url:
+    with training_server(Invocation(CommonOptions(), Output("quiet")), first, section) as url:
         before = greedily(url, loaded, tmp_path / "unused")
         assert before.logprobs == pytest.approx(scored(loaded, before.ids), abs=1e-3)
         settings = GRPOSettings.model_validate(

@@ -19,7 +19,7 @@ from rich.cells import cell_len
 from saved_runs import write_run
 from wander.evals.store.folder import RunFolder
 from wander.types import Failure, Rollout
-from wander_client.runs.lookup import LocalRun
+from wander_client.runs.found import LocalRun
 from wander_client.runs.viewer import Viewer
 
 PATIENCE = 60.0

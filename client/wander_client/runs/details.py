@@ -7,13 +7,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from wander_client.runs.found import PostedRun
 from wander_client.terminal.output import counted
 
 if TYPE_CHECKING:
     from wander.wire import RunManifest
     from wander.wire.reproduction import Reproduction
 
-    from wander_client.runs.lookup import FoundRun
+    from wander_client.runs.found import FoundRun
     from wander_client.terminal.output import Cell
 
 _BLOCK = 1 << 20
@@ -78,8 +79,6 @@ def _repeated_with(made: Reproduction) -> Iterator[tuple[str, str]]:
 
 def files_of(found: FoundRun) -> list[dict[str, Any]]:
     """Return name, size and SHA-256 of the files of a run, on this machine or on the hub."""
-    from wander_client.runs.lookup import PostedRun
-
     if isinstance(found, PostedRun):
         return [{"name": one.name, "size": one.size, "sha256": one.sha256} for one in found.detail.artifacts]
     folder = Path(found.place)
@@ -110,7 +109,6 @@ def standing(found: FoundRun) -> dict[str, Any]:
     """Return digest and place of a run, and of one on the hub its level, why, by whom and where."""
     from wander_client.errors import NotFound
     from wander_client.hub.posting import files_of, packed
-    from wander_client.runs.lookup import PostedRun
 
     if not isinstance(found, PostedRun):
         try:

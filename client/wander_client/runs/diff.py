@@ -8,12 +8,13 @@ from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from wander_client.errors import NotFound
+from wander_client.runs.text import StyledLine, message_text
 
 if TYPE_CHECKING:
     from wander.types import Message, Rollout
     from wander.wire import RunManifest
 
-    from wander_client.runs.lookup import FoundRun
+    from wander_client.runs.found import FoundRun
 
 Key = tuple[str, int]
 
@@ -116,6 +117,30 @@ def first_difference(first: FoundRun, second: FoundRun, key: Key) -> MessageDiff
         if one != other:
             return MessageDifference(*key, place, one, other)
     return None
+
+
+def message_difference_lines(found: MessageDifference) -> list[StyledLine]:
+    """Return where the messages of two rollouts part as lines, each with its style."""
+    from difflib import unified_diff
+
+    head = f"{found.example_id}/{found.index}: the runs part at message {found.place}"
+    if found.before is None or found.after is None:
+        ends, goes_on = ("first", "second") if found.before is None else ("second", "first")
+        message = found.after if found.before is None else found.before
+        assert message is not None, "two missing messages do not differ"
+        lines = [f"{head}: the {ends} run ends, the {goes_on} goes on", *_message_lines(message)]
+        return [(lines[0], "bold"), *((line, None) for line in lines[1:])]
+    one, other = _message_lines(found.before), _message_lines(found.after)
+    styles = {"+": "good", "-": "error", "@": "hint"}
+    changes = list(unified_diff(one, other, "before", "after", lineterm="", n=2))[2:]
+    return [(head, "bold"), *((line, styles.get(line[:1])) for line in changes)]
+
+
+def _message_lines(message: Message) -> list[str]:
+    """Return a message as the lines that a difference is looked for in: every field, texts line by line."""
+    text = [f"[{message.get('role', '?')}]", *message_text(message).splitlines()]
+    fields = [f"{name}: {value}" for name, value in message.items() if name not in ("role", "content")]
+    return [*text, *fields]
 
 
 @dataclass(frozen=True)

@@ -10,12 +10,15 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
-from wander_client.context import current
 from wander_client.errors import UsageError
+from wander_client.runs.lookup import local_runs
 
 if TYPE_CHECKING:
     from wander.evals.store.folder import RunFolder
     from wander.wire import EnvironmentPin, RunDetail
+
+    from wander_client.context import Invocation
+    from wander_client.terminal.output import Output
 
 SORTED_BY = {
     "started": "started_at",
@@ -56,21 +59,19 @@ class RunFilter:
         return not self.levels or row["level"] in self.levels
 
 
-def local_rows(place: Path) -> Iterator[dict[str, Any]]:
+def local_rows(place: Path, output: Output) -> Iterator[dict[str, Any]]:
     """Yield a row for every run below a folder, the newest first."""
-    from wander_client.runs.lookup import local_runs
-
-    for run in local_runs(place):
+    for run in local_runs(place, output):
         yield _local_row(run)
 
 
-def posted_rows(environment: str | None) -> Iterator[dict[str, Any]]:
+def posted_rows(context: Invocation, environment: str | None) -> Iterator[dict[str, Any]]:
     """Yield a row for every run on the hub that the user may see, the newest first.
 
     `environment` as `owner/name` has the hub look for it; of a pattern all runs are read.
     """
     exact = environment if environment and "/" in environment and not set("*?[") & set(environment) else None
-    with current().hub() as hub:
+    with context.hub() as hub:
         cursor = None
         while True:
             page = hub.runs(environment=exact, cursor=cursor)

@@ -3,156 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING, Literal
 
-from wander_client.context import current
 from wander_client.errors import NotFound, UsageError
+from wander_client.runs.found import FoundRun, LocalRun, PostedRun
 
 if TYPE_CHECKING:
     from wander.evals.store.folder import RunFolder
-    from wander.types import Rollout
-    from wander.wire import RolloutRow, RunDetail, RunManifest, RunSummary
+
+    from wander_client.context import Invocation
+    from wander_client.terminal.output import Output
 
 
-class FoundRun(Protocol):
-    """A run to be read, wherever it lies."""
-
-    place: str
-    """The folder, or the run's id on the hub."""
-    manifest: RunManifest
-    summary: RunSummary
-
-    def rows(self) -> list[RolloutRow]:
-        """Return the thin rows of all rollouts, in the manifest's order of examples."""
-        ...
-
-    def sample_rows(self) -> list[RolloutRow]:
-        """Return the thin rows of what a training run played again and again, numbered after the others."""
-        ...
-
-    def rollout(self, number: int) -> Rollout:
-        """Return one whole rollout by the number of its row; raises `NotFound`."""
-        ...
-
-    def rollouts(self) -> Iterator[Rollout]:
-        """Yield every whole rollout, in the order of the record."""
-        ...
-
-
-class LocalRun:
-    """A run folder of this machine."""
-
-    def __init__(self, folder: RunFolder) -> None:
-        from wander.evals.stats.summary import summarise
-
-        self._folder = folder
-        self.place = str(folder.path)
-        self.manifest = folder.manifest
-        # Derived afresh: a summary file may be older than the rollouts, or changed.
-        self.summary = summarise(folder.rollouts(), expected=folder.manifest.expected_rollouts)
-
-    def rows(self) -> list[RolloutRow]:
-        """Return the thin rows of all rollouts, in the manifest's order of examples."""
-        return self._rows
-
-    @cached_property
-    def _rows(self) -> list[RolloutRow]:
-        position = {name: number for number, name in enumerate(self.manifest.example_ids)}
-        rows = sorted(
-            (_row(rollout) for rollout in self._folder.rollouts()),
-            key=lambda row: (position.get(row.example_id, len(position)), row.index),
-        )
-        return [row.model_copy(update={"number": number}) for number, row in enumerate(rows)]
-
-    @cached_property
-    def _samples(self) -> list[Rollout]:
-        from wander.train.records.samples import read_samples
-
-        return read_samples(self._folder.path)
-
-    def sample_rows(self) -> list[RolloutRow]:
-        """Return the thin rows of what a training run played again and again, numbered after the others."""
-        first = len(self.rows())
-        return [
-            _row(rollout).model_copy(update={"number": number})
-            for number, rollout in enumerate(self._samples, start=first)
-        ]
-
-    def rollout(self, number: int) -> Rollout:
-        """Return one whole rollout by the number of its row; raises `NotFound`."""
-        rows = self.rows()
-        if 0 <= number - len(rows) < len(self._samples):
-            return self._samples[number - len(rows)]
-        if number < len(rows):
-            wanted = (rows[number].example_id, rows[number].index)
-            for rollout in self._folder.rollouts():
-                if rollout.key == wanted:
-                    return rollout
-        raise NotFound(
-            f"the run has no rollout {number}",
-            hint=f"`wander view {self.place}` lists its {len(rows)} rollouts",
-            code="rollout_not_found",
-        )
-
-    def rollouts(self) -> Iterator[Rollout]:
-        """Yield every whole rollout, in the order of the record."""
-        return self._folder.rollouts()
-
-
-class PostedRun:
-    """A run on the hub."""
-
-    def __init__(self, detail: RunDetail) -> None:
-        self.detail = detail
-        self.place = detail.run_id
-        self.manifest = detail.manifest
-        self.summary = detail.summary
-
-    def rows(self) -> list[RolloutRow]:
-        """Return the thin rows of all rollouts, in the manifest's order of examples."""
-        with current().hub() as hub:
-            return list(hub.rollout_rows(self.place))
-
-    def sample_rows(self) -> list[RolloutRow]:
-        """Return none: the run's page shows them."""
-        return []
-
-    def rollout(self, number: int) -> Rollout:
-        """Return one whole rollout by the number of its row; raises `NotFound`."""
-        with current().hub() as hub:
-            return hub.rollout(self.place, number)
-
-    def rollouts(self) -> Iterator[Rollout]:
-        """Yield every whole rollout, in the order of the record."""
-        with current().hub() as hub:
-            yield from hub.rollouts(self.place)
-
-
-def _row(rollout: Rollout) -> RolloutRow:
-    from wander.wire import RolloutRow
-
-    from wander_client.runs.text import message_text, shortened
-
-    last = next((m for m in reversed(rollout.completion) if m.get("role") == "assistant"), None)
-    return RolloutRow(
-        number=0,
-        example_id=rollout.example_id,
-        index=rollout.index,
-        reward=rollout.reward,
-        stop_reason=rollout.stop_reason,
-        failure=rollout.failure.boundary if rollout.failure else None,
-        truncated=rollout.truncated,
-        turns=len(rollout.turns),
-        completion_tokens=rollout.usage.completion_tokens,
-        seconds=rollout.seconds,
-        preview=shortened(message_text(last), 200) if last else "",
-        step=rollout.step,
-    )
-
-
-def local_runs(runs_dir: Path) -> Iterator[RunFolder]:
+def local_runs(runs_dir: Path, output: Output) -> Iterator[RunFolder]:
     """Yield the runs of this machine, the newest first; folders that hold no readable run are told of."""
     from wander.errors import RunError
     from wander.evals.store.folder import RunFolder
@@ -163,7 +27,7 @@ def local_runs(runs_dir: Path) -> Iterator[RunFolder]:
         try:
             found.append(RunFolder.open(path.parent))
         except RunError as error:
-            current().output.warn(str(error))
+            output.warn(str(error))
     yield from sorted(found, key=lambda folder: folder.manifest.started_at, reverse=True)
 
 
@@ -180,7 +44,7 @@ def short_ids(run_ids: Sequence[str]) -> list[str]:
     return [one[:length] for one in run_ids]
 
 
-def run_folder(word: str | None) -> RunFolder:
+def run_folder(context: Invocation, word: str | None) -> RunFolder:
     """Return the run of a word: a path, the start of a run's id or of its folder's name, or the newest.
 
     Raises `NotFound`.
@@ -189,8 +53,8 @@ def run_folder(word: str | None) -> RunFolder:
 
     if word is not None and Path(word).is_dir():
         return RunFolder.open(Path(word))
-    runs_dir = current().settings.runs_dir
-    folders = list(local_runs(runs_dir))
+    runs_dir = context.settings.runs_dir
+    folders = list(local_runs(runs_dir, context.output))
     if word is None:
         if not folders:
             raise NotFound(
@@ -214,9 +78,9 @@ def run_folder(word: str | None) -> RunFolder:
     return matching[0]
 
 
-def resumable_folder(word: Path) -> Path:
+def resumable_folder(context: Invocation, word: Path) -> Path:
     """Return the folder of the run that `--resume` names: a folder, or as `run_folder` takes it."""
-    return word if word.is_dir() else run_folder(str(word)).path
+    return word if word.is_dir() else run_folder(context, str(word)).path
 
 
 _RESUMED_BY = {"evaluation": "eval", "exhaustive": "eval", "training": "train"}
@@ -237,22 +101,18 @@ def require_kind(folder: Path, kind: Literal["evaluation", "training"]) -> None:
         )
 
 
-def find_run(word: str | None) -> FoundRun:
+def find_run(context: Invocation, word: str | None) -> FoundRun:
     """Return the run of a word, from this machine or else from the hub."""
     try:
-        folder = run_folder(word)
+        folder = run_folder(context, word)
     except NotFound as missing:
         if word is None or "/" in word:
             raise
-        return _run_of_the_hub(word, missing)
+        with context.hub() as hub:
+            try:
+                return PostedRun(context, hub.run(word))
+            except NotFound:
+                raise missing from None
     if folder.torn:
-        current().output.warn(folder.torn)
+        context.output.warn(folder.torn)
     return LocalRun(folder)
-
-
-def _run_of_the_hub(run_id: str, missing: NotFound) -> FoundRun:
-    with current().hub() as hub:
-        try:
-            return PostedRun(hub.run(run_id))
-        except NotFound:
-            raise missing from None

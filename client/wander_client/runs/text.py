@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from wander.types import Message, Rollout
     from wander.wire import EndpointUse, RolloutRow, RunSummary
 
-    from wander_client.runs.diff import MessageDifference
     from wander_client.terminal.output import Cell, Output
 
 BAR_WIDTH = 30
@@ -161,30 +160,6 @@ def message_text(message: Message) -> str:
         ]
         return "\n".join(str(part) for part in parts)
     return "" if content is None else str(content)
-
-
-def message_difference_lines(found: MessageDifference) -> list[StyledLine]:
-    """Return where the messages of two rollouts part as lines, each with its style."""
-    from difflib import unified_diff
-
-    head = f"{found.example_id}/{found.index}: the runs part at message {found.place}"
-    if found.before is None or found.after is None:
-        ends, goes_on = ("first", "second") if found.before is None else ("second", "first")
-        message = found.after if found.before is None else found.before
-        assert message is not None, "two missing messages do not differ"
-        lines = [f"{head}: the {ends} run ends, the {goes_on} goes on", *_message_lines(message)]
-        return [(lines[0], "bold"), *((line, None) for line in lines[1:])]
-    one, other = _message_lines(found.before), _message_lines(found.after)
-    styles = {"+": "good", "-": "error", "@": "hint"}
-    changes = list(unified_diff(one, other, "before", "after", lineterm="", n=2))[2:]
-    return [(head, "bold"), *((line, styles.get(line[:1])) for line in changes)]
-
-
-def _message_lines(message: Message) -> list[str]:
-    """Return a message as the lines that a difference is looked for in: every field, texts line by line."""
-    text = [f"[{message.get('role', '?')}]", *message_text(message).splitlines()]
-    fields = [f"{name}: {value}" for name, value in message.items() if name not in ("role", "content")]
-    return [*text, *fields]
 
 
 def shortened(text: str, width: int = 60) -> str:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from wander.types import Rollout
     from wander.wire import RolloutRow
 
-    from wander_client.runs.lookup import FoundRun
+    from wander_client.runs.found import FoundRun
 
 HELP = """\
 j k, arrows      down, up                  space b, page keys   a page down, up

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from wander.train.play.environments import EnvironmentChoice
     from wander.wire import EnvironmentPin
 
+    from wander_client.context import Invocation
+
 
 class TrainingEnvironments:
     """Opens what a training run names.
@@ -28,8 +30,15 @@ class TrainingEnvironments:
     """
 
     def __init__(
-        self, spec: str, run: Path, *, workers: int = 1, sandbox: SandboxPolicy | None = None
+        self,
+        context: Invocation,
+        spec: str,
+        run: Path,
+        *,
+        workers: int = 1,
+        sandbox: SandboxPolicy | None = None,
     ) -> None:
+        self._context = context
         self._spec = spec
         self._run = run
         self._workers = WorkerChoice(workers)

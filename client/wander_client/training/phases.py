@@ -25,7 +25,7 @@ from wander.train.schedule.phases import (
 )
 from wander.types import Record, SamplingArgs
 
-from wander_client.context import current
+from wander_client.context import Invocation
 from wander_client.environments.location import locate, parse_arguments
 from wander_client.errors import ClientError, Interrupted, UsageError
 from wander_client.training.launcher import require_alone
@@ -62,6 +62,7 @@ class PhasedCommand(Record):
 
 
 def new_command(
+    context: Invocation,
     environment: str,
     config: Path | None,
     model: str | None,
@@ -90,7 +91,7 @@ def new_command(
     return PhasedCommand(
         environment=exact_name(location),
         label=location.label,
-        phases=[_anywhere(phase) for phase in phases],
+        phases=[_anywhere(context, phase) for phase in phases],
         sandbox=sandbox,
     )
 
@@ -101,14 +102,14 @@ def _begins_with(phase: Phase) -> str | None:
     return None if isinstance(phase, ModelPhase) else phase.settings.model.path
 
 
-def _anywhere(phase: Phase) -> Phase:
+def _anywhere(context: Invocation, phase: Phase) -> Phase:
     """Return a phase whose model and rows can be found from any folder."""
     if isinstance(phase, SFTPhase):
         rows = [text if text.startswith(PHASE) else str(Path(text).resolve()) for text in phase.rows]
         tuned = with_model(phase.settings, _full_path(phase.settings.model.path))
         return phase.model_copy(update={"rows": rows, "settings": tuned})
     if isinstance(phase, GRPOPhase):
-        trained = with_model(exactly_named(phase.settings), _full_path(phase.settings.model.path))
+        trained = with_model(exactly_named(context, phase.settings), _full_path(phase.settings.model.path))
         return phase.model_copy(update={"settings": trained})
     return phase
 
@@ -131,7 +132,8 @@ def stored_command(folder: Path) -> PhasedCommand | None:
 class PhasedRun:
     """The phases of a run in its folder."""
 
-    def __init__(self, command: PhasedCommand, folder: Path) -> None:
+    def __init__(self, context: Invocation, command: PhasedCommand, folder: Path) -> None:
+        self._context = context
         self.command = command
         self.folder = folder
         self.folders = phase_folders(folder, command.phases)
@@ -158,7 +160,7 @@ class PhasedRun:
             title = f"phase {number} of {count}, {phase.name}"
             outcome = read_outcome(self.folders[phase.name])
             if outcome is not None and outcome.finished:
-                current().output.note(f"{title}: done before")
+                self._context.output.note(f"{title}: done before")
             else:
                 outcome = self._run_phase(phase, title)
             if phase.kind == "grpo" and outcome.best is None:
@@ -169,7 +171,7 @@ class PhasedRun:
 
     def _run_phase(self, phase: Phase, title: str) -> Outcome:
         folder = self.folders[phase.name]
-        current().output.note(f"{title}: {described(phase)}\nsaving to {folder}")
+        self._context.output.note(f"{title}: {described(phase)}\nsaving to {folder}")
         if isinstance(phase, RolloutsPhase):
             return self._play(phase, folder)
         if isinstance(phase, ModelPhase):
@@ -205,7 +207,7 @@ class PhasedRun:
             ),
             folder,
         )
-        with current().output.progress("playing", None, unit="rollouts") as bar:
+        with self._context.output.progress("playing", None, unit="rollouts") as bar:
 
             def on_progress(progress: Any) -> None:
                 bar.total = progress.total
@@ -249,15 +251,14 @@ class PhasedRun:
             )
         write_rows(rows, folder / ROWS)
         left_out = f"; dropped {dropped}" if dropped else ""
-        current().output.note(f"kept {report.kept} of {report.rollouts} rollouts{left_out}")
+        self._context.output.note(f"kept {report.kept} of {report.rollouts} rollouts{left_out}")
 
     def _make(self, phase: ModelPhase, folder: Path) -> Outcome:
         from itertools import islice
 
         from wander.evals.store.folder import RunFolder
         from wander.models.tiny import TinySize, create_tiny
-
-        from wander_client.commands.train.model import ENOUGH_TRANSCRIPTS
+        from wander.models.transcripts import ENOUGH_TRANSCRIPTS
 
         played = RunFolder.open(self.folders[phase.transcripts.removeprefix(PHASE)]).rollouts()
         texts = [[*each.prompt, *each.completion] for each in islice(played, ENOUGH_TRANSCRIPTS)]
@@ -277,7 +278,7 @@ class PhasedRun:
             for text in phase.rows
         ]
         resume = (folder / "checkpoints").is_dir()  # without any it begins again
-        with StepLines("fine-tuning", ("loss",)) as lines:
+        with StepLines(self._context.output, "fine-tuning", ("loss",)) as lines:
             result = train_sft(
                 (row for file in files for row in read_rows(file)),
                 settings,
@@ -289,7 +290,7 @@ class PhasedRun:
             raise self._interrupted(f"{result.steps} steps of phase `{phase.name}`")
         if result.too_long:
             most = settings.batch.max_length
-            current().output.warn(f"{result.too_long} rows exceed {most} tokens and were left out")
+            self._context.output.warn(f"{result.too_long} rows exceed {most} tokens and were left out")
         return self._finished(folder, result.steps)
 
     def _train(self, phase: GRPOPhase, folder: Path) -> Outcome:
@@ -300,11 +301,13 @@ class PhasedRun:
             settings=settings,
             sandbox=self.command.sandbox,
         )
-        with training_display(f"training on {command.label}", folder, current().output) as display:
-            result = run_training(command, folder, display.show, resume=(folder / "run.json").exists())
+        with training_display(f"training on {command.label}", folder, self._context.output) as display:
+            result = run_training(
+                self._context, command, folder, display.show, resume=(folder / "run.json").exists()
+            )
         if result.interrupted:
             raise self._interrupted(f"{result.steps} steps of phase `{phase.name}`")
-        draw_curves(folder, command)
+        draw_curves(folder, command, self._context.output)
         outcome = read_outcome(folder)
         assert outcome is not None
         return outcome

@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING, Any
 from wander.train.config import GRPOSettings
 from wander.train.schedule.phases import GRPOPhase, Phase, RolloutsPhase, SFTPhase
 
-from wander_client.context import current
 from wander_client.environments.location import locate, open_environment
 from wander_client.terminal.output import counted
 
 if TYPE_CHECKING:
     from wander.sandbox import SandboxPolicy
     from wander.types import EnvironmentInfo
+
+    from wander_client.context import Invocation
 
 
 @dataclass(frozen=True)
@@ -38,9 +39,11 @@ class PlannedWork:
     settings: dict[str, Any]
 
 
-def show_plan(environment: str, phases: Sequence[Phase], sandbox: SandboxPolicy | None) -> None:
+def show_plan(
+    context: Invocation, environment: str, phases: Sequence[Phase], sandbox: SandboxPolicy | None
+) -> None:
     """Load the environment with the arguments of each phase, and print what would be done."""
-    planned = asyncio.run(_planned(environment, phases, sandbox))
+    planned = asyncio.run(_planned(context, environment, phases, sandbox))
     tokens = [each.tokens_at_most for each in planned]
     rollouts = sum(each.rollouts + each.evaluation_rollouts for each in planned)
     limit = None if None in tokens else sum(each or 0 for each in tokens)
@@ -50,7 +53,7 @@ def show_plan(environment: str, phases: Sequence[Phase], sandbox: SandboxPolicy 
         "rollouts": rollouts,
         "tokens_at_most": limit,
     }
-    output = current().output
+    output = context.output
 
     def show() -> None:
         for each in planned:
@@ -77,7 +80,7 @@ def show_plan(environment: str, phases: Sequence[Phase], sandbox: SandboxPolicy 
 
 
 async def _planned(
-    environment: str, phases: Sequence[Phase], sandbox: SandboxPolicy | None
+    context: Invocation, environment: str, phases: Sequence[Phase], sandbox: SandboxPolicy | None
 ) -> list[PlannedWork]:
     location = locate(environment)
     turns: dict[tuple[str | None, str], int | None] = {}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -14,7 +15,6 @@ from wander.train.config import GRPOSettings, SFTSettings, read_settings
 from wander.train.launcher import is_beside_main
 from wander.types import Record
 
-from wander_client.context import current
 from wander_client.environments.location import Location, locate, parse_arguments
 from wander_client.errors import ClientError, NotFound, UsageError
 from wander_client.models.reference import require_no_slip
@@ -27,7 +27,8 @@ if TYPE_CHECKING:
     from wander.train.records.outcome import Stopped
     from wander.wire import EnvironmentPin
 
-    from wander_client.terminal.output import Progress
+    from wander_client.context import Invocation
+    from wander_client.terminal.output import Output, Progress
 
 Settings = TypeVar("Settings", GRPOSettings, SFTSettings)
 
@@ -48,6 +49,7 @@ class TrainingCommand(Record):
 
 
 def new_command(
+    context: Invocation,
     environment: str,
     config: Path | None,
     model: str | None,
@@ -68,14 +70,14 @@ def new_command(
             "with `[[environments]]` each has its own arguments", hint="write them there instead of `--arg`"
         )
     settings = settings.model_copy(update={"environment": section})
-    settings = with_model(exactly_named(settings), model_path(settings.model.path))
+    settings = with_model(exactly_named(context, settings), model_path(settings.model.path))
     location = locate(environment)
     return TrainingCommand(
         environment=exact_name(location), label=location.label, settings=settings, sandbox=sandbox
     )
 
 
-def exactly_named(settings: GRPOSettings) -> GRPOSettings:
+def exactly_named(context: Invocation, settings: GRPOSettings) -> GRPOSettings:
     """Return settings whose mixed environments have their exact names."""
     mixed = [
         each.model_copy(update={"name": exact_name(locate(each.name))}) if each.name else each
@@ -111,20 +113,20 @@ def stored_command(folder: Path) -> TrainingCommand:
         raise ClientError(f"`{path}` was changed and cannot be read", detail=str(error)) from error
 
 
-def new_run_dir(command: TrainingCommand) -> Path:
+def new_run_dir(context: Invocation, command: TrainingCommand) -> Path:
     """Return a fresh folder under the runs folder, named after environment and model."""
     from wander.models.loading import model_name
 
     name = command.settings.model.path
     shown = model_name(Path(name)) if Path(name).is_dir() else name
-    return fresh_run_dir(command.environment, f"grpo-{shown}")
+    return fresh_run_dir(context, command.environment, f"grpo-{shown}")
 
 
-def fresh_run_dir(environment: str, what: str) -> Path:
+def fresh_run_dir(context: Invocation, environment: str, what: str) -> Path:
     """Return a fresh folder under the runs folder, named after environment and what is trained."""
     from wander_client.evaluate.evaluation import new_run_dir
 
-    return new_run_dir(current().settings.runs_dir, locate(environment), what)
+    return new_run_dir(context.settings.runs_dir, locate(environment), what)
 
 
 def model_path(name: str) -> str:
@@ -136,16 +138,16 @@ def model_path(name: str) -> str:
     return name.removeprefix("hf:")
 
 
-def begun_model(model: str | None, started_from: str | None) -> str | None:
+def begun_model(context: Invocation, model: str | None, started_from: str | None) -> str | None:
     """Return the model that `--model` or `--from` names; raises `UsageError` when both do."""
     if started_from is None:
         return model
     if model is not None:
         raise UsageError("`--from` and `--model` both name the weights to begin with: pass one")
-    return started_model(started_from)
+    return started_model(context, started_from)
 
 
-def started_model(word: str) -> str:
+def started_model(context: Invocation, word: str) -> str:
     """Return the weights that `--from RUN[@STEP]` means: a checkpoint's, or those that the run ended with.
 
     `RUN` alone is its best where it kept one, `RUN@last` always those of its end.
@@ -153,7 +155,7 @@ def started_model(word: str) -> str:
     from wander.train.schedule.phases import made_model
 
     name, _, step = word.rpartition("@") if "@" in word else (word, "", "")
-    folder = resumable_folder(Path(name))
+    folder = resumable_folder(context, Path(name))
     if step and step != "last":
         place = folder / "checkpoints" / f"checkpoint-{step}"
     else:
@@ -197,6 +199,7 @@ def require_unfinished(folder: Path) -> None:
 
 
 def run_training(
+    context: Invocation,
     command: TrainingCommand,
     folder: Path,
     show: Callable[[dict[str, Any]], None],
@@ -211,6 +214,7 @@ def run_training(
     from wander_client.training.server import training_server
 
     environments = TrainingEnvironments(
+        context,
         command.environment,
         folder,
         workers=command.settings.environment.workers,
@@ -233,11 +237,11 @@ def run_training(
         resume=resume,
         checkpoint=checkpoint,
         allow_changes=allow_changes,
-        serve=training_server,
+        serve=functools.partial(training_server, context),
     )
 
 
-def draw_curves(folder: Path, command: TrainingCommand) -> list[Path]:
+def draw_curves(folder: Path, command: TrainingCommand, output: Output) -> list[Path]:
     """Draw the run's learning curves where the packages for it are installed."""
     from wander.errors import MissingExtra
     from wander.train.records.record import read_metrics
@@ -246,21 +250,22 @@ def draw_curves(folder: Path, command: TrainingCommand) -> list[Path]:
     try:
         return draw_learning_curve(read_metrics(folder), folder, title=f"GRPO on {command.label}")
     except MissingExtra as error:
-        current().output.warn(f"{error}; {error.hint}")
+        output.warn(f"{error}; {error.hint}")
         return []
 
 
 class StepLines:
     """Shows the steps of a training run: a progress line on stderr, or one JSON object a step."""
 
-    def __init__(self, title: str, metrics: Sequence[str]) -> None:
+    def __init__(self, output: Output, title: str, metrics: Sequence[str]) -> None:
+        self._output = output
         self.title = title
         self.metrics = metrics
         self._bar: Progress | None = None
         self._stack = contextlib.ExitStack()
 
     def __enter__(self) -> StepLines:
-        self._bar = self._stack.enter_context(current().output.progress(self.title, None, unit="steps"))
+        self._bar = self._stack.enter_context(self._output.progress(self.title, None, unit="steps"))
         return self
 
     def __exit__(

@@ -12,12 +12,14 @@ from wander_client.models.server import ServeChoice, served
 if TYPE_CHECKING:
     from wander.train.config import InferenceSection
 
+    from wander_client.context import Invocation
+
 DEV_MODE = {"VLLM_SERVER_DEV_MODE": "1"}
 """Opens the endpoints that take weights; the server listens on loopback only."""
 
 
 @contextlib.contextmanager
-def training_server(checkpoint: Path, section: InferenceSection) -> Iterator[str]:
+def training_server(context: Invocation, checkpoint: Path, section: InferenceSection) -> Iterator[str]:
     """Serve a checkpoint until the block ends, and yield the server's address."""
     from wander.train.play.rollouts import LoopThread
 

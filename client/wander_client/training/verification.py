@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from wander_client.context import current
 from wander_client.errors import FAILED, OK, PARTIAL
 from wander_client.training.environments import TrainingEnvironments
 from wander_client.training.launcher import require_alone
@@ -14,11 +13,14 @@ from wander_client.training.run import StepLines, stored_command
 if TYPE_CHECKING:
     from wander.train.records.verify import TrainingVerification
 
+    from wander_client.context import Invocation
+    from wander_client.terminal.output import Output
+
 STEPS = 3
 """Steps that are repeated where nothing else is said."""
 
 
-def verify_run(run: Path, steps: int | None) -> int:
+def verify_run(context: Invocation, run: Path, steps: int | None) -> int:
     """Repeat the first steps of a run, tell what came of it, and return the exit status of that.
 
     0: all came out the same; 1: one did not, or the run cannot be repeated; 6: the run has fewer steps.
@@ -26,16 +28,16 @@ def verify_run(run: Path, steps: int | None) -> int:
     from wander.train.records.verify import verify_training
 
     require_alone("`--verify` repeats a run, which")
-    output = current().output
     command = stored_command(run)
     environments = TrainingEnvironments(
+        context,
         command.environment,
         run,
         workers=command.settings.environment.workers,
         sandbox=command.sandbox,
     )
     wanted = steps or STEPS
-    with StepLines("repeating", ("reward",)) as lines:
+    with StepLines(context.output, "repeating", ("reward",)) as lines:
         report = verify_training(
             run,
             environments.open,
@@ -44,15 +46,14 @@ def verify_run(run: Path, steps: int | None) -> int:
             progress=lambda entry: lines.show({**entry, "steps": wanted}),
         )
     data = {**report.model_dump(mode="json"), "same": report.same}
-    output.answer(data, lambda: show_verification(report))
+    context.output.answer(data, lambda: show_verification(report, context.output))
     if report.difference is not None or report.compared == 0:
         return FAILED
     return OK if report.same else PARTIAL
 
 
-def show_verification(report: TrainingVerification) -> None:
+def show_verification(report: TrainingVerification, output: Output) -> None:
     """Print what a repetition came to."""
-    output = current().output
     if report.compared == 0:
         output.line(f"not repeated: {report.refused}")
         return

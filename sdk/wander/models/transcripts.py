@@ -14,6 +14,8 @@ from wander.seeding import derived_rng
 from wander.types import Message
 
 CONCURRENCY = 64
+ENOUGH_TRANSCRIPTS = 1000
+"""A tokenizer learns nothing new from more."""
 _PAIR = re.compile(r"<([A-Za-z_]\w*)>[^<]*</\1>")
 
 

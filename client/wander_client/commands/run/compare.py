@@ -12,7 +12,7 @@ from wander_client.terminal.command import command_app
 if TYPE_CHECKING:
     from wander.evals.stats.comparison import Comparison
 
-    from wander_client.runs.lookup import FoundRun
+    from wander_client.runs.found import FoundRun
     from wander_client.terminal.output import Output
 
 app = command_app()
@@ -39,7 +39,7 @@ def compare(
     from wander_client.terminal.output import counted
 
     output = current().output
-    first, second = find_run(before), find_run(after)
+    first, second = find_run(current(), before), find_run(current(), after)
     found = compare_runs(first.manifest, first.rollouts(), second.manifest, second.rollouts())
     if found.differing:
         output.warn(f"the runs differ in more than the model: {', '.join(found.differing)}")

@@ -77,7 +77,7 @@ def _go_on(run_dir: Path, typed: dict[str, Any], options: EvalOptions) -> int:
     from wander_client.evaluate.resume import continued
     from wander_client.runs.lookup import resumable_folder
 
-    run_dir = resumable_folder(run_dir)
+    run_dir = resumable_folder(current(), run_dir)
     stored = evaluations.stored_settings(run_dir)
     settings = continued(stored, typed, run_dir, evaluations.resume_command(run_dir))
     return _play(settings, run_dir, options, resuming=True)

@@ -45,7 +45,7 @@ def post(
     from wander_client.runs.lookup import run_folder
 
     here = current()
-    folder = run_folder(run)
+    folder = run_folder(here, run)
     manifest = folder.manifest
     name = require_published(
         manifest.environment,

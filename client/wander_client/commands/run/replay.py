@@ -17,7 +17,7 @@ from wander_client.terminal.command import command_app
 if TYPE_CHECKING:
     from wander.wire.verification import LevelSought, ReplayReport
 
-    from wander_client.runs.lookup import FoundRun
+    from wander_client.runs.found import FoundRun
     from wander_client.terminal.output import Output, Progress
 
 app = command_app()
@@ -63,7 +63,7 @@ def replay(
 
     output = current().output
     sought = level_sought(level)
-    found = find_run(run)
+    found = find_run(current(), run)
     location = pinned_location(found.manifest.environment, folder=env, no_lock=no_lock)
     policy = chosen_policy(sandbox, sandbox_limit)
     require_confined(policy, location, "replay", in_process=in_process)

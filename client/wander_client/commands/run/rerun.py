@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from wander_client.environments.location import Location, OpenedEnvironment
     from wander_client.evaluate.evaluation import EvaluationSettings
-    from wander_client.runs.lookup import FoundRun
+    from wander_client.runs.found import FoundRun
     from wander_client.terminal.output import Output
 
 app = command_app()
@@ -68,7 +68,7 @@ def rerun(
     from wander_client.environments.replay import pinned_location
     from wander_client.runs.lookup import find_run
 
-    found = find_run(run)
+    found = find_run(current(), run)
     if found.manifest.kind != "evaluation":
         raise UsageError(f"`{found.place}` is a training run", hint="evaluate a checkpoint of it instead")
     location = pinned_location(found.manifest.environment, folder=env)

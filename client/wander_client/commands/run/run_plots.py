@@ -43,7 +43,7 @@ def plot(
     plotted, folders = [], []
     for word in runs:
         name, named, place = word.partition("=")
-        folder = run_folder(place if named else word).path
+        folder = run_folder(current(), place if named else word).path
         folders.append(folder)
         plotted.append(read_plotted(folder, name if named else None))
     names = [one.name for one in plotted]

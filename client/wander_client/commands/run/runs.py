@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from wander.evals.export import Format
 
     from wander_client.runs.diff import MessageDifference, RunDiff
-    from wander_client.runs.lookup import FoundRun
+    from wander_client.runs.found import FoundRun
     from wander_client.terminal.output import Cell
 
 app = command_app(
@@ -76,7 +76,8 @@ def list_runs(
     if sort.removeprefix("-") not in SORTED_BY:
         run_sorted([], sort)  # says so before anything is read
     place = folder or here.settings.runs_dir
-    rows = (row for row in (posted_rows(environment) if posted else local_rows(place)) if wanted.takes(row))
+    every = posted_rows(here, environment) if posted else local_rows(place, here.output)
+    rows = (row for row in every if wanted.takes(row))
     data = list(islice(rows, limit)) if sort == "-started" else run_sorted(list(rows), sort)[:limit]
     if not data and here.output.human:
         here.output.note("no run on the hub is like that" if posted else f"there is no run in `{place}`")
@@ -140,11 +141,12 @@ def show(run: Run = None, pass_threshold: PassThreshold = None) -> None:
     from wander.evals.stats.breakdown import break_down
 
     from wander_client.runs.details import file_rows, files_of, pinned, standing
-    from wander_client.runs.lookup import LocalRun, find_run
+    from wander_client.runs.found import LocalRun
+    from wander_client.runs.lookup import find_run
     from wander_client.training.text import evaluation_rows, training_facts, training_lines
 
     output = current().output
-    found = find_run(run)
+    found = find_run(current(), run)
     training = None
     if found.manifest.kind == "training" and isinstance(found, LocalRun):
         training = training_facts(Path(found.place))
@@ -209,7 +211,7 @@ def diff(
     from wander_client.runs.lookup import find_run
 
     output = current().output
-    first, second = find_run(before), find_run(after)
+    first, second = find_run(current(), before), find_run(current(), after)
     found = diff_runs(first, second)
     key = _key(example) if example is not None else found.first_key
     message = first_difference(first, second, key) if key is not None else None
@@ -231,7 +233,8 @@ def _key(word: str) -> tuple[str, int]:
 
 
 def _show_diff(found: RunDiff, message: MessageDifference | None, example: str | None, limit: int) -> None:
-    from wander_client.runs.text import message_difference_lines, shortened
+    from wander_client.runs.diff import message_difference_lines
+    from wander_client.runs.text import shortened
     from wander_client.terminal.output import counted
 
     output = current().output
@@ -292,7 +295,7 @@ def export_runs(
 
     output = current().output
     kind = _format(format) or format_of(out)
-    found = [find_run(one) for one in runs]
+    found = [find_run(current(), one) for one in runs]
     total = sum(one.summary.rollouts for one in found)
     rows = 0
     with output.progress("exporting", total, unit="rollouts") as progress:
@@ -337,7 +340,7 @@ def report(
     from wander_client.runs.lookup import find_run
 
     output = current().output
-    found: list[FoundRun] = [find_run(one) for one in runs]
+    found: list[FoundRun] = [find_run(current(), one) for one in runs]
     made = report_of(found, pass_threshold=pass_threshold, shown=examples if html else 0)
     data = made.model_dump(mode="json", by_alias=True)
     if html is not None:

@@ -59,7 +59,7 @@ def verify(
 
     here = current()
     wanted = VerificationRequest(sample=sample, level=level_sought(level))
-    run_id = find_run(run).manifest.run_id
+    run_id = find_run(here, run).manifest.run_id
     with here.hub(login=True) as hub, _posted_first(run_id, run):
         if cancel:
             return _called_off(hub, run_id, here.output)

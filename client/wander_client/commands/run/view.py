@@ -13,7 +13,7 @@ from wander_client.terminal.command import command_app
 if TYPE_CHECKING:
     from wander.wire import RolloutRow
 
-    from wander_client.runs.lookup import FoundRun
+    from wander_client.runs.found import FoundRun
 
 app = command_app()
 
@@ -52,7 +52,7 @@ def view(
     from wander_client.runs.lookup import find_run
 
     here = current()
-    found = find_run(run)
+    found = find_run(here, run)
     if rollout is not None:
         _show_one(found, rollout)
         return

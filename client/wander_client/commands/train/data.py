@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from wander.train.data import DataReport, Sourced
 
-    from wander_client.runs.lookup import FoundRun
+    from wander_client.runs.found import FoundRun
 
 app = command_app()
 
@@ -53,7 +53,7 @@ def data(
 
     output = current().output
     conditions = [Condition.parse(text) for text in where or []]
-    found = [find_run(run) for run in runs]
+    found = [find_run(current(), run) for run in runs]
     rows, report = select_rows(
         (source for run in found for source in _sources(run)),
         min_reward=min_reward,

@@ -140,16 +140,14 @@ def _facts(folder: Path) -> dict[str, Any]:
     }
 
 
-ENOUGH_TRANSCRIPTS = 1000
-"""A tokenizer learns nothing new from more."""
-
-
 def _recorded(runs: list[str]) -> list[list[Message]]:
     from itertools import islice
 
+    from wander.models.transcripts import ENOUGH_TRANSCRIPTS
+
     from wander_client.runs.lookup import run_folder
 
-    rollouts = (rollout for run in runs for rollout in run_folder(run).rollouts())
+    rollouts = (rollout for run in runs for rollout in run_folder(current(), run).rollouts())
     return [[*rollout.prompt, *rollout.completion] for rollout in islice(rollouts, ENOUGH_TRANSCRIPTS)]
 
 

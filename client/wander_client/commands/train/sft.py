@@ -128,7 +128,7 @@ def _tune(rows: Path, settings: SFTSettings, out: Path, *, resume: bool) -> None
     output.note(
         f"fine-tuning {settings.model.path} on {rows}: {settings.schedule.steps} steps\nsaving to {out}"
     )
-    lines = StepLines("fine-tuning", ("loss",))
+    lines = StepLines(output, "fine-tuning", ("loss",))
     with lines:
         result = train_sft(read_rows(rows), settings, out, progress=lines.show, resume=resume)
     if result.interrupted:

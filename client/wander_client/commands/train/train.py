@@ -43,9 +43,7 @@ def train(
     ] = None,
     started_from: Annotated[
         str | None,
-        typer.Option(
-            "--from", metavar="RUN[@STEP]", help="begin with the weights of a run, or of a checkpoint of it"
-        ),
+        typer.Option("--from", metavar="RUN[@STEP]", help="start from the weights of a run or checkpoint"),
     ] = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="say what would be done, and how much at most")
@@ -83,14 +81,15 @@ def train(
     from wander_client.training import phases as training_phases
     from wander_client.training import run as training
 
+    here = current()
     if verify is not None:
         _alone(context, "--verify", {"verify", "steps"})
         from wander_client.training.verification import verify_run
 
-        return verify_run(resumable_folder(verify), steps)
+        return verify_run(here, resumable_folder(here, verify), steps)
     if resume is not None:
         _same_settings(context, resume)
-        return _go_on(resumable_folder(resume), checkpoint, allow_changes=allow_changes)
+        return _go_on(resumable_folder(here, resume), checkpoint, allow_changes=allow_changes)
     if checkpoint is not None or allow_changes:
         raise UsageError("`--checkpoint` and `--allow-changes` go with `--resume RUN`")
     if environment is None:
@@ -98,21 +97,21 @@ def train(
     _require_startable(environment, config, None if dry_run else out)
     overrides = [*(setting or []), *([f"schedule.steps={steps}"] if steps else [])]
     overrides += [f"logging.trackers={json.dumps(_trackers(log))}"] if log else []
-    model = training.begun_model(model, started_from)
+    model = training.begun_model(here, model, started_from)
     policy = chosen_policy(sandbox, sandbox_limit)
-    phased = training_phases.new_command(environment, config, model, overrides, argument or [], policy)
-    if phased is not None:
+    asked = (here, environment, config, model, overrides, argument or [], policy)
+    if phased := training_phases.new_command(*asked):
         return _begin_phases(phased, out, steps, dry_run=dry_run)
-    command = training.new_command(environment, config, model, overrides, argument or [], policy)
+    command = training.new_command(*asked)
     if dry_run:
         return _dry_run(command.environment, [only_phase(command.settings)], policy)
-    return _run(command, out or training.new_run_dir(command), resuming=False)
+    return _run(command, out or training.new_run_dir(here, command), resuming=False)
 
 
 def _dry_run(environment: str, phases: Sequence[Phase], policy: SandboxPolicy | None) -> int:
     from wander_client.training.plan import show_plan
 
-    show_plan(environment, phases, policy)
+    show_plan(current(), environment, phases, policy)
     return OK
 
 
@@ -124,7 +123,7 @@ def _begin_phases(command: PhasedCommand, out: Path | None, steps: int | None, *
         raise UsageError("`--steps` does not say of which phase", hint=f"write `--set {setting}`")
     if dry_run:
         return _dry_run(command.environment, command.phases, command.sandbox)
-    return _run_phases(command, out or fresh_run_dir(command.environment, "phases"))
+    return _run_phases(command, out or fresh_run_dir(current(), command.environment, "phases"))
 
 
 def _go_on(folder: Path, checkpoint: int | None, *, allow_changes: bool) -> int:
@@ -148,7 +147,7 @@ def _go_on(folder: Path, checkpoint: int | None, *, allow_changes: bool) -> int:
 def _run_phases(command: PhasedCommand, folder: Path, *, resuming: bool = False) -> int:
     from wander_client.training.phases import PhasedRun, summary_rows
 
-    run = PhasedRun(command, folder)
+    run = PhasedRun(current(), command, folder)
     if not resuming:
         run.begin()
     results = run.run()
@@ -241,6 +240,7 @@ def _run(
     )
     with training_display(f"training on {command.label}", folder, output) as display:
         result = training.run_training(
+            current(),
             command,
             folder,
             display.show,
@@ -255,7 +255,7 @@ def _run(
             f"interrupted after step {result.steps}; a checkpoint and the model so far are in `{folder}`",
             hint=f"go on with `wander train --resume {folder}`",
         )
-    plots = training.draw_curves(folder, command)
+    plots = training.draw_curves(folder, command, output)
     training.require_not_collapsed(result.stopped, folder)
     _report(result, folder, plots, command.environment)
     return OK

@@ -1,0 +1,152 @@
+"""Runs to be read, wherever they lie: a folder of this machine, or a run on the hub."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import cached_property
+from typing import TYPE_CHECKING, Protocol
+
+from wander_client.errors import NotFound
+from wander_client.runs.text import message_text, shortened
+
+if TYPE_CHECKING:
+    from wander.evals.store.folder import RunFolder
+    from wander.types import Rollout
+    from wander.wire import RolloutRow, RunDetail, RunManifest, RunSummary
+
+    from wander_client.context import Invocation
+
+
+class FoundRun(Protocol):
+    """A run to be read, wherever it lies."""
+
+    place: str
+    """The folder, or the run's id on the hub."""
+    manifest: RunManifest
+    summary: RunSummary
+
+    def rows(self) -> list[RolloutRow]:
+        """Return the thin rows of all rollouts, in the manifest's order of examples."""
+        ...
+
+    def sample_rows(self) -> list[RolloutRow]:
+        """Return the thin rows of what a training run played again and again, numbered after the others."""
+        ...
+
+    def rollout(self, number: int) -> Rollout:
+        """Return one whole rollout by the number of its row; raises `NotFound`."""
+        ...
+
+    def rollouts(self) -> Iterator[Rollout]:
+        """Yield every whole rollout, in the order of the record."""
+        ...
+
+
+class LocalRun:
+    """A run folder of this machine."""
+
+    def __init__(self, folder: RunFolder) -> None:
+        from wander.evals.stats.summary import summarise
+
+        self._folder = folder
+        self.place = str(folder.path)
+        self.manifest = folder.manifest
+        # Derived afresh: a summary file may be older than the rollouts, or changed.
+        self.summary = summarise(folder.rollouts(), expected=folder.manifest.expected_rollouts)
+
+    def rows(self) -> list[RolloutRow]:
+        """Return the thin rows of all rollouts, in the manifest's order of examples."""
+        return self._rows
+
+    @cached_property
+    def _rows(self) -> list[RolloutRow]:
+        position = {name: number for number, name in enumerate(self.manifest.example_ids)}
+        rows = sorted(
+            (_row(rollout) for rollout in self._folder.rollouts()),
+            key=lambda row: (position.get(row.example_id, len(position)), row.index),
+        )
+        return [row.model_copy(update={"number": number}) for number, row in enumerate(rows)]
+
+    @cached_property
+    def _samples(self) -> list[Rollout]:
+        from wander.train.records.samples import read_samples
+
+        return read_samples(self._folder.path)
+
+    def sample_rows(self) -> list[RolloutRow]:
+        """Return the thin rows of what a training run played again and again, numbered after the others."""
+        first = len(self.rows())
+        return [
+            _row(rollout).model_copy(update={"number": number})
+            for number, rollout in enumerate(self._samples, start=first)
+        ]
+
+    def rollout(self, number: int) -> Rollout:
+        """Return one whole rollout by the number of its row; raises `NotFound`."""
+        rows = self.rows()
+        if 0 <= number - len(rows) < len(self._samples):
+            return self._samples[number - len(rows)]
+        if number < len(rows):
+            wanted = (rows[number].example_id, rows[number].index)
+            for rollout in self._folder.rollouts():
+                if rollout.key == wanted:
+                    return rollout
+        raise NotFound(
+            f"the run has no rollout {number}",
+            hint=f"`wander view {self.place}` lists its {len(rows)} rollouts",
+            code="rollout_not_found",
+        )
+
+    def rollouts(self) -> Iterator[Rollout]:
+        """Yield every whole rollout, in the order of the record."""
+        return self._folder.rollouts()
+
+
+class PostedRun:
+    """A run on the hub."""
+
+    def __init__(self, context: Invocation, detail: RunDetail) -> None:
+        self._context = context
+        self.detail = detail
+        self.place = detail.run_id
+        self.manifest = detail.manifest
+        self.summary = detail.summary
+
+    def rows(self) -> list[RolloutRow]:
+        """Return the thin rows of all rollouts, in the manifest's order of examples."""
+        with self._context.hub() as hub:
+            return list(hub.rollout_rows(self.place))
+
+    def sample_rows(self) -> list[RolloutRow]:
+        """Return none: the run's page shows them."""
+        return []
+
+    def rollout(self, number: int) -> Rollout:
+        """Return one whole rollout by the number of its row; raises `NotFound`."""
+        with self._context.hub() as hub:
+            return hub.rollout(self.place, number)
+
+    def rollouts(self) -> Iterator[Rollout]:
+        """Yield every whole rollout, in the order of the record."""
+        with self._context.hub() as hub:
+            yield from hub.rollouts(self.place)
+
+
+def _row(rollout: Rollout) -> RolloutRow:
+    from wander.wire import RolloutRow
+
+    last = next((m for m in reversed(rollout.completion) if m.get("role") == "assistant"), None)
+    return RolloutRow(
+        number=0,
+        example_id=rollout.example_id,
+        index=rollout.index,
+        reward=rollout.reward,
+        stop_reason=rollout.stop_reason,
+        failure=rollout.failure.boundary if rollout.failure else None,
+        truncated=rollout.truncated,
+        turns=len(rollout.turns),
+        completion_tokens=rollout.usage.completion_tokens,
+        seconds=rollout.seconds,
+        preview=shortened(message_text(last), 200) if last else "",
+        step=rollout.step,
+    )
