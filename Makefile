@@ -24,6 +24,7 @@ check: setup  ## Lint, formatting, strict types of sdk and client, spelling
 	@$(BIN)/ruff check
 	@$(BIN)/ruff format --check
 	@$(BIN)/mypy
+	@$(BIN)/lint-imports --no-logo
 	@$(BIN)/typos
 
 test: setup check  ## Everything above and tests of every kind, in minutes (no GPU, no key, no internet)

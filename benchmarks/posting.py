@@ -32,8 +32,8 @@ from pathlib import Path
 import httpx
 from wander.types import Rollout
 from wander.wire.postings import FinishPosting, RolloutsDigest, line_digest, run_digest
-from wander_hub.accounts.schemas import HUB
 from wander_hub.database import Database
+from wander_hub.identity import HUB
 from wander_hub.posting import finish as finishing
 from wander_hub.posting import service as posting
 from wander_hub.storage import Storage

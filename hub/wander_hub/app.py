@@ -31,9 +31,12 @@ from wander_hub.leaderboards import routes as leaderboards
 from wander_hub.leaderboards.placement import place_all
 from wander_hub.lifecycle import lock_routes as environment_locks
 from wander_hub.lifecycle import routes as environment_life
+from wander_hub.names import BUNDLED_OWNER
 from wander_hub.posting import routes as postings
+from wander_hub.posting import run_routes as run_changes
 from wander_hub.publishers import routes as publishers
 from wander_hub.rights import routes as accounts
+from wander_hub.rights.tokens import authenticate
 from wander_hub.runs import routes as runs
 from wander_hub.settings import Settings
 from wander_hub.storage import Storage
@@ -94,6 +97,7 @@ def create_app(
         lifespan=lifespan,
     )
     app.state.settings, app.state.database, app.state.storage = settings, database, storage
+    app.state.authenticate = authenticate
     app.state.jobs, app.state.job_worker = queue_of(settings, database), None
     app.router.routes.extend(_routes())
     app.add_middleware(AnswerHeaders)
@@ -116,6 +120,7 @@ def _routes() -> tuple[BaseRoute, ...]:
         environment_life.router,
         environment_locks.router,
         runs.router,
+        run_changes.router,
         postings.router,
         verification.router,
         upload_sessions.router,
@@ -137,4 +142,4 @@ def _start(settings: Settings, database: Database, storage: Storage) -> None:
     keep_links(database, storage, settings.data / FOLDER, wanted=settings.public_files)
     if settings.bundled_packages:
         for filename in bundled.publish_bundled(database, storage, settings):
-            logger.info("offering `%s` under the owner `%s`", filename, bundled.BUNDLED_OWNER)
+            logger.info("offering `%s` under the owner `%s`", filename, BUNDLED_OWNER)

@@ -22,7 +22,7 @@ from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import DeclarativeBase, Session, sessionmaker
 
 if TYPE_CHECKING:
-    from wander_hub.accounts.schemas import Identity
+    from wander_hub.identity import Identity
 
 Result = TypeVar("Result")
 

@@ -5,9 +5,12 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Iterable
+from urllib.parse import urlsplit
 
 from packaging.utils import canonicalize_name
 
+BUNDLED_OWNER = "wander"
+"""The owner of the hub's own packages."""
 RESERVED_OWNERS = frozenset(
     {
         *("_", "about", "account", "accounts", "api", "assets", "auth", "blog", "boards", "compare", "docs"),
@@ -49,6 +52,7 @@ RESERVED_ENVIRONMENTS = frozenset(
 )
 """Second path segments that the hub needs itself, now or later."""
 
+_LOOPBACK = {"127.0.0.1", "localhost", "::1"}
 _OWNER = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,37}[a-z0-9])?")
 
 
@@ -81,3 +85,9 @@ def distribution_of(filename: str) -> str:
 def near(name: str, known: Iterable[str], count: int = 3) -> list[str]:
     """Return the known names that look like the given one, closest first."""
     return difflib.get_close_matches(name, list(known), n=count, cutoff=0.6)
+
+
+def acceptable_address(url: str) -> bool:
+    """Tell whether an address keeps its answers from being changed on their way."""
+    parts = urlsplit(url)
+    return parts.scheme == "https" or (parts.scheme == "http" and parts.hostname in _LOOPBACK)

@@ -11,7 +11,7 @@ from pydantic import Field, ValidationInfo, field_validator, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 from wander.wire.trusted_publishing import PublisherKind
 
-from wander_hub.identity_tokens import acceptable_address
+from wander_hub.names import acceptable_address
 from wander_hub.upload_rules import OPTIONAL, Action
 
 MIB = 1024 * 1024

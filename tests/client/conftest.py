@@ -65,9 +65,9 @@ def hub(
     home: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, migrated_database: Path
 ) -> Iterator[HubRoom]:
     """A hub with the administrator `admin`; `hub.wander` runs commands against it."""
-    from wander_hub.accounts import service as accounts
     from wander_hub.app import create_app
     from wander_hub.database import Database
+    from wander_hub.rights.tokens import first_administrator
     from wander_hub.settings import Settings
 
     (home / "hub").mkdir()
@@ -75,7 +75,7 @@ def hub(
     shutil.copy(migrated_database, settings.data / "hub.db")
     database = Database(settings.resolved_database_url)
     with database.write() as session:
-        token = accounts.first_administrator(session)
+        token = first_administrator(session)
     assert token is not None
     monkeypatch.setenv("WANDER_HUB", HUB_URL)
     with TestClient(create_app(settings, database=database), base_url=HUB_URL) as client:

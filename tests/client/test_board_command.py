@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 from command_line import HubRoom, make_wheel
 from saved_runs import write_run
-from wander_hub.accounts.schemas import HUB
 from wander_hub.database import Database, now
+from wander_hub.identity import HUB
+from wander_hub.leaderboards import listing
 from wander_hub.runs import service as runs
 from wander_hub.verification.models import RunExamination
 
@@ -126,7 +127,7 @@ def test_a_mark_is_cleared_with_a_reason_and_given_back(room: HubRoom, home: Pat
         session.add(RunExamination(run_id=copied, duplicate_of=first, examined_at=now()))
         run = runs.find(session, copied)
         run.level = "claimed"
-        runs.refresh_listing(session, run.environment)
+        listing.refresh_results(session, run.environment)
     assert room.wander("board", "clear", copied).status == 2
     assert room.wander("board", "clear", copied, "--undo", "--reason", "both").status == 2
     done = room.wander("board", "clear", copied, "--reason", "one right answer")

@@ -14,11 +14,7 @@ ALLOWED = {
     "environments": {"wander"},
     "migrations": {"wander_hub"},
 }
-HUB_READS = {
-    *("wander.wire", "wander.types", "wander.errors", "wander.evals"),
-    *("wander.wire.verification", "wander.wire.postings", "wander.sandbox", "wander.wire.trusted_publishing"),
-    *("wander.wire.uploads", "wander.wire.source_tree"),
-}
+HUB_READS = {"wander.wire", "wander.types", "wander.errors", "wander.evals", "wander.sandbox"}
 """What the hub may take from the SDK: wire models, values, errors, the aggregates it recomputes, the reports
 of replays, and whether a sandbox can be had."""
 

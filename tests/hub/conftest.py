@@ -23,6 +23,7 @@ from token_issuer import Issuer, token_issuer
 from wander_hub.accounts import service as accounts
 from wander_hub.app import create_app
 from wander_hub.database import Database
+from wander_hub.rights.tokens import add_token, first_administrator
 from wander_hub.settings import Settings
 
 MODULE = b'"""An environment."""\n\n\ndef load_environment(**arguments):\n    return arguments\n'
@@ -315,9 +316,9 @@ async def hub(settings: Settings, database: Database) -> AsyncIterator[Hub]:
     """A hub with an administrator and the users alice and bob."""
     tokens: dict[str, str] = {}
     with database.write() as session:
-        tokens["admin"] = accounts.first_administrator(session) or ""
+        tokens["admin"] = first_administrator(session) or ""
         for name in ("alice", "bob"):
-            tokens[name] = accounts.add_token(session, accounts.add_user(session, name), "test")
+            tokens[name] = add_token(session, accounts.add_user(session, name), "test")
     app = create_app(settings, database=database)
     transport = httpx.ASGITransport(app=app, raise_app_exceptions=False)
     async with (

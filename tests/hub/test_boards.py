@@ -9,14 +9,15 @@ from datetime import timedelta
 import pytest
 from sqlalchemy import event, text
 from wander.wire.boards import LeaderboardRow, csv_table
-from wander_hub.accounts.schemas import HUB
 from wander_hub.database import now
+from wander_hub.identity import HUB
+from wander_hub.leaderboards.listing import refresh_results
 from wander_hub.leaderboards.models import Board, BoardEntry
 from wander_hub.leaderboards.placement import place_all
 from wander_hub.leaderboards.repository import page as board_page
 from wander_hub.leaderboards.schemas import BoardFilter
 from wander_hub.runs.models import Run
-from wander_hub.runs.service import find, refresh_listing
+from wander_hub.runs.service import find
 
 BOARD = "/api/v1/environments/alice/reverse-text/leaderboard"
 HTML = {"Accept": "text/html"}
@@ -86,7 +87,7 @@ async def test_filters_leave_rows_out_and_change_no_rank(posted):
     with posted.hub.database.write(HUB) as session:
         run = find(session, low)
         run.level = "replayed"
-        refresh_listing(session, run.environment)
+        refresh_results(session, run.environment)
     assert ranks(await posted.board(model="QWEN")) == [("org/Qwen3-4B", 1, 1), ("other/qwen-small", 2, 2)]
     assert ranks(await posted.board(model="%")) == []
     assert ranks(await posted.board(level="rescored")) == [("org/Llama-8B", 3, 3)]

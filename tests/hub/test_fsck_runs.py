@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 from sqlalchemy import delete, update
-from wander_hub.accounts.schemas import HUB
 from wander_hub.environments.models import Environment
 from wander_hub.fsck import check as fsck
+from wander_hub.identity import HUB
 from wander_hub.leaderboards.models import Board, BoardEntry
 from wander_hub.runs.models import Run, RunChunk
 from wander_hub.storage import Storage

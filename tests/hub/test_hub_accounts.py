@@ -13,6 +13,7 @@ from wander_hub import names, security
 from wander_hub.accounts import repository, service
 from wander_hub.cli import main as cli
 from wander_hub.http.problems import HubProblem
+from wander_hub.rights.tokens import revoke_token
 
 
 def test_a_token_is_well_formed_and_checks_itself():
@@ -47,7 +48,7 @@ def test_the_database_holds_no_secret(sqlite_alone, hub):
 async def test_a_revoked_token_is_refused_at_once(hub):
     prefix = hub.tokens["bob"][:10]
     with hub.database.write() as session:
-        service.revoke_token(session, prefix)
+        revoke_token(session, prefix)
     answer = await hub.get("/api/v1/whoami", headers=hub.auth("bob"))
     assert (answer.status_code, answer.json()["code"]) == (401, "bad_token")
     assert answer.headers["www-authenticate"].startswith("Bearer")

@@ -10,8 +10,8 @@ from datetime import timedelta
 import pytest
 from sqlalchemy import update
 from wander_hub import security
-from wander_hub.accounts.models import Token
 from wander_hub.database import now
+from wander_hub.rights.models import Token
 from wander_hub.server.log_secrets import HidesSecrets, without_secrets
 from wander_hub.server.serve import _log_config
 

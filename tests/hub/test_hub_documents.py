@@ -6,11 +6,11 @@ import hashlib
 import io
 
 import pytest
-from wander_hub.accounts.schemas import HUB
 from wander_hub.environments import documents
 from wander_hub.environments import repository as environments
 from wander_hub.fsck import check as fsck
 from wander_hub.http.problems import HubProblem
+from wander_hub.identity import HUB
 from wander_hub.runs import objects
 
 PATH = "/api/v1/environments/alice/reverse-text"

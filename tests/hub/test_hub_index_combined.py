@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from wander_hub.accounts import service as accounts
 from wander_hub.index.namespaces import covers, namespaces_of, oldest
 from wander_hub.index.negotiation import JSON_V1
+from wander_hub.rights.tokens import add_token
 
 AS_JSON = {"Accept": JSON_V1}
 
@@ -60,7 +61,7 @@ async def test_a_younger_owner_takes_no_names_away(filled, make_wheel):
     hub = filled
     with hub.database.write() as session:
         user = accounts.add_user(session, "alice-texts")
-        hub.tokens["alice-texts"] = accounts.add_token(session, user, "test")
+        hub.tokens["alice-texts"] = add_token(session, user, "test")
     await hub.publish(make_wheel(name="alice-texts", summary="Not hers."), owner="alice-texts")
     await hub.publish(make_wheel(name="alice-texts-long"), owner="alice-texts")
     page = await hub.get("/simple/alice-texts/", headers=AS_JSON)

@@ -13,7 +13,7 @@ from wander_hub.fsck import check as fsck
 PUBLISHER = """
 import io, os, signal, sys
 from wander_hub.accounts import repository as accounts
-from wander_hub.accounts.schemas import HUB
+from wander_hub.identity import HUB
 from wander_hub.database import Database
 from wander_hub.environments import service as environment_service
 from wander_hub.index import service as index

@@ -32,6 +32,7 @@ from wander_hub.environments import service as environment_service
 from wander_hub.fsck import check as fsck
 from wander_hub.index import repository as index_repository
 from wander_hub.index import service as index
+from wander_hub.rights.tokens import add_token
 from wander_hub.settings import Settings
 from wander_hub.storage import Storage
 from wander_hub.upload import finalize, session_repository
@@ -79,7 +80,7 @@ class Lives(RuleBasedStateMachine):
         self.database = database
         with database.write() as session:
             people = [accounts.add_user(session, name) for name in OWNERS]
-            self.tokens = {one.name: accounts.add_token(session, one, "test") for one in people}
+            self.tokens = {one.name: add_token(session, one, "test") for one in people}
             for owner in OWNERS:  # each may publish for the other, so that transfers are possible
                 for user in people:
                     accounts.add_member(session, owner, user, "owner")

@@ -213,7 +213,7 @@ async def test_pages_answer_head(posted):
 
 async def test_a_plain_package_is_not_shown_as_an_environment(hub, make_wheel):
     from wander_hub.accounts import repository
-    from wander_hub.accounts.schemas import HUB
+    from wander_hub.identity import HUB
     from wander_hub.upload import checks, service
     from wander_hub.upload.schemas import Limits, Upload
 

@@ -17,15 +17,17 @@ from staged_uploads import announced
 from wander.wire.postings import key_fingerprint
 from wander_hub.accounts import repository as accounts
 from wander_hub.accounts import service as account_service
-from wander_hub.accounts.models import Grant, Membership
-from wander_hub.accounts.schemas import HUB
+from wander_hub.accounts.models import Membership
 from wander_hub.database import Base, now
 from wander_hub.environments import repository as environments
 from wander_hub.http.boundary import mutating_routes, undeclared_routes
+from wander_hub.identity import HUB
+from wander_hub.leaderboards.listing import refresh_results
 from wander_hub.leaderboards.schemas import board_name
+from wander_hub.rights.models import Grant
+from wander_hub.rights.tokens import add_token
 from wander_hub.runs.models import Run
 from wander_hub.runs.service import find as find_run
-from wander_hub.runs.service import refresh_listing
 from wander_hub.verification.models import RunExamination
 
 ENVIRONMENT = "/api/v1/environments/{owner}/{name}"
@@ -140,7 +142,7 @@ async def private(hub, make_wheel, run_of):
         alice = accounts.owner_named(session, "alice")
         for name in ("reader", "maintainer", "stranger"):
             user = account_service.add_user(session, name)
-            hub.tokens[name] = account_service.add_token(session, user, "test")
+            hub.tokens[name] = add_token(session, user, "test")
             if name != "stranger":
                 session.add(Membership(owner_id=alice.id, user_id=user.id, role=name))
         bob = accounts.user_named(session, "bob")
@@ -149,9 +151,9 @@ async def private(hub, make_wheel, run_of):
         account_service.add_member(session, "team", accounts.user_named(session, "alice"))
         user = accounts.user_named(session, "alice")
         for scope in ("read", "results", "publish", "manage"):
-            hub.tokens[scope] = account_service.add_token(session, user, scope, scopes=(scope,))
+            hub.tokens[scope] = add_token(session, user, scope, scopes=(scope,))
         other = accounts.owner_named(session, "team")
-        hub.tokens["elsewhere"] = account_service.add_token(session, user, "elsewhere", owner=other)
+        hub.tokens["elsewhere"] = add_token(session, user, "elsewhere", owner=other)
     return hub
 
 
@@ -221,7 +223,7 @@ async def set_a_board_up(hub, method: str, path: str, make_wheel, run_of) -> Non
     with hub.database.write(HUB) as session:
         run = find_run(session, RUN)
         run.level = "complete"
-        refresh_listing(session, run.environment)
+        refresh_results(session, run.environment)
         hub.tokens["board"] = board_name(run.task_set_sha256, run.protocol_sha256)
     if method == "DELETE":
         hidden = await attempt(hub, "PUT", path, "alice", make_wheel, run_of)

@@ -9,7 +9,8 @@ import pytest
 from fastapi.routing import iter_route_contexts
 from wander_hub.accounts import repository as accounts
 from wander_hub.accounts import service as account_service
-from wander_hub.accounts.schemas import HUB
+from wander_hub.identity import HUB
+from wander_hub.rights.tokens import add_token
 
 MARK = "hidden-treasure"
 RUN = "01JRUNPRIVATE000000000000A"
@@ -48,7 +49,7 @@ async def private(hub, make_wheel, run_of):
     assert posted.status_code == 201, posted.text
     with hub.database.write(HUB) as session:
         carol = account_service.add_user(session, "carol")
-        hub.tokens["carol"] = account_service.add_token(session, carol, "test")
+        hub.tokens["carol"] = add_token(session, carol, "test")
     path = f"/api/v1/environments/alice/{MARK}/members/carol"
     given = await hub.client.put(path, json={"role": "reader"}, headers=hub.auth())
     assert given.status_code == 200, given.text
@@ -169,8 +170,8 @@ async def test_scoped_tokens_read_private_things_of_their_target_alone(private):
         account_service.add_member(session, "team", alice)
         team = accounts.owner_named(session, "team")
         own = accounts.owner_named(session, "alice")
-        elsewhere = account_service.add_token(session, alice, "t", scopes=("read",), owner=team)
-        here = account_service.add_token(session, alice, "a", scopes=("results",), owner=own)
+        elsewhere = add_token(session, alice, "t", scopes=("read",), owner=team)
+        here = add_token(session, alice, "a", scopes=("results",), owner=own)
     assert (await hub.get(path, headers={"Authorization": f"Bearer {elsewhere}"})).status_code == 404
     assert (await hub.get(path, headers={"Authorization": f"Bearer {here}"})).status_code == 200
 

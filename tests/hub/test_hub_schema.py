@@ -23,9 +23,9 @@ from schemathesis.specs.openapi.checks import (
     status_code_conformance,
 )
 from starlette.testclient import TestClient
-from wander_hub.accounts import service as accounts
 from wander_hub.app import create_app
 from wander_hub.database import Database
+from wander_hub.rights.tokens import first_administrator
 from wander_hub.settings import Settings
 
 CHECKS = [
@@ -50,7 +50,7 @@ def filled(tmp_path_factory, migrated_database, make_wheel) -> Iterator[tuple[ob
     shutil.copy(migrated_database, hub.data / "hub.db")
     database = Database(hub.resolved_database_url)
     with database.write() as session:
-        token = accounts.first_administrator(session) or ""
+        token = first_administrator(session) or ""
     app = create_app(hub, database=database)
     spec = make_wheel()
     body = spec.build()

@@ -17,7 +17,7 @@ from datetime import timedelta
 from pathlib import Path
 from wander.wire.postings import FinishPosting
 from wander_hub.runs import objects
-from wander_hub.accounts.schemas import HUB
+from wander_hub.identity import HUB
 from wander_hub.database import Database
 from wander_hub.posting import finish as finishing, repository as posting_repository, service as posting
 from wander_hub.storage import Storage

@@ -13,9 +13,9 @@ from sqlalchemy import func, select
 from wander.evals.stats.summary import summarise
 from wander.types import Rollout
 from wander.wire.postings import RolloutsDigest, line_digest, run_digest
-from wander_hub.accounts.schemas import HUB
 from wander_hub.database import now
 from wander_hub.fsck import check as fsck
+from wander_hub.identity import HUB
 from wander_hub.runs.models import PostingChunk, PostingRow, Run, RunChunk
 
 POSTINGS = "/api/v1/postings"

@@ -9,8 +9,9 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from run_parcels import Parcel
 from wander.wire.postings import key_fingerprint, signed_text
 from wander_hub.accounts import service as accounts
-from wander_hub.accounts.schemas import HUB
 from wander_hub.fsck import check as fsck
+from wander_hub.identity import HUB
+from wander_hub.rights.tokens import add_token
 
 RUN = "01JRUNPRIVATE000000000000A"
 
@@ -19,7 +20,7 @@ RUN = "01JRUNPRIVATE000000000000A"
 async def pinned(hub):
     """Alice's published environment, and carol, whom nobody gave a role: the digest of the wheel."""
     with hub.database.write(HUB) as session:
-        hub.tokens["carol"] = accounts.add_token(session, accounts.add_user(session, "carol"), "test")
+        hub.tokens["carol"] = add_token(session, accounts.add_user(session, "carol"), "test")
     return await hub.publish()
 
 

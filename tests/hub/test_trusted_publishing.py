@@ -12,12 +12,12 @@ from cryptography.hazmat.primitives.asymmetric import rsa
 from sqlalchemy import func, select
 from token_issuer import AUDIENCE, Issuer, github_claims
 from wander.wire.trusted_publishing import NewPublisher
-from wander_hub import identity_tokens
-from wander_hub.accounts.models import Membership, Token
-from wander_hub.accounts.schemas import HUB
+from wander_hub.accounts.models import Membership
 from wander_hub.database import now
-from wander_hub.publishers import repository
+from wander_hub.identity import HUB
+from wander_hub.publishers import identity_tokens, repository
 from wander_hub.publishers.models import Publisher, UsedAssertion
+from wander_hub.rights.models import Token
 from wander_hub.settings import Settings
 
 WORKFLOW = {"kind": "github", "subject": "acme/Environments", "workflow": "release.yml"}

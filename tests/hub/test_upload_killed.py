@@ -39,6 +39,7 @@ from pathlib import Path
 from sqlalchemy import event
 from sqlalchemy.orm import Session
 from wander_hub.accounts import service as accounts
+from wander_hub.rights.tokens import authenticate
 from wander_hub.database import Database
 from wander_hub.lifecycle import locks
 from wander_hub.environments import service as environment_service
@@ -55,7 +56,7 @@ def die(*args, **options):
 
 def finalized(place):
     database, storage = Database(url), Storage.open(None, Path(objects))
-    caller = accounts.authenticate(database, token)
+    caller = authenticate(database, token)
     if place == "Session.commit":
         event.listen(Session, "before_commit", die)
     elif place:

@@ -14,10 +14,11 @@ from sqlalchemy import update
 from staged_uploads import PATH, StagedUpload, announced, published
 from wander_hub.accounts import repository as accounts
 from wander_hub.accounts import service as account_service
-from wander_hub.accounts.schemas import HUB
 from wander_hub.database import now
 from wander_hub.environments.models import Version
 from wander_hub.fsck import check as fsck
+from wander_hub.identity import HUB
+from wander_hub.rights.tokens import authenticate
 from wander_hub.storage import Storage
 from wander_hub.upload import finalize
 from wander_hub.upload.models import UploadSession
@@ -338,7 +339,7 @@ async def test_a_finalize_that_comes_late_is_answered_like_the_first(hub, begin,
 
     def slow(*arguments):
         monkeypatch.setattr(finalize, "_put_together", read)
-        caller = account_service.authenticate(hub.database, hub.tokens["alice"])
+        caller = authenticate(hub.database, hub.tokens["alice"])
         settings = hub.settings
         answers.append(
             finalize.finalize(hub.database, storage, caller, upload.id, settings, "http://hub.test")

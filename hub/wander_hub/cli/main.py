@@ -231,14 +231,15 @@ def create_token(
     as_json: AsJson = False,
 ) -> None:
     """Create a token for a user and print it; it cannot be shown again."""
-    from wander_hub.accounts import repository, service
+    from wander_hub.accounts.repository import user_named
+    from wander_hub.rights.tokens import add_token
 
     with _database(data) as database, database.write() as session:
-        found = repository.user_named(session, user)
+        found = user_named(session, user)
         if found is None:
             hint = f"run `wander-hub user add {user}`"
             raise HubProblem(404, "user_not_found", f"there is no user `{user}`", hint=hint)
-        secret = service.add_token(session, found, name)
+        secret = add_token(session, found, name)
     _print({"user": user, "name": name, "token": secret}, as_json, lambda one: str(one["token"]))
 
 
@@ -249,7 +250,7 @@ def list_tokens(
     as_json: AsJson = False,
 ) -> None:
     """List tokens by their prefix; secrets are not kept."""
-    from wander_hub.accounts import repository
+    from wander_hub.rights import repository
 
     with _database(data) as database, database.read() as session:
         rows = [
@@ -269,10 +270,10 @@ def list_tokens(
 @token_app.command("revoke")
 def revoke_token(prefix: str, data: Data = None, as_json: AsJson = False) -> None:
     """Revoke the token with this prefix, as `token list` shows it."""
-    from wander_hub.accounts import service
+    from wander_hub.rights import tokens
 
     with _database(data) as database, database.write() as session:
-        token = service.revoke_token(session, prefix)
+        token = tokens.revoke_token(session, prefix)
         row = {"prefix": token.prefix, "revoked": True}
     _print(row, as_json, lambda one: f"revoked `{one['prefix']}`")
 

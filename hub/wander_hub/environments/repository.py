@@ -11,10 +11,10 @@ from sqlalchemy.orm import Session, contains_eager, joinedload, selectinload
 from sqlalchemy.sql.base import ExecutableOption
 
 from wander_hub.accounts.models import Owner
-from wander_hub.accounts.schemas import Identity
 from wander_hub.database import READER
 from wander_hub.environments.models import Environment, File, FileProvenance, FormerName, Version
 from wander_hub.environments.schemas import EnvironmentFilter, Position
+from wander_hub.identity import Identity
 
 _ROW_DIGITS = 18
 

@@ -22,12 +22,12 @@ from wander.wire.source_tree import SourceInfo
 
 from wander_hub import names
 from wander_hub.accounts import repository as accounts
-from wander_hub.accounts.schemas import Identity
 from wander_hub.database import READER
 from wander_hub.environments import repository
 from wander_hub.environments.models import Environment, File, Version
 from wander_hub.environments.schemas import EnvironmentFilter, Position
 from wander_hub.http.problems import HubProblem, Moved
+from wander_hub.identity import Identity
 
 AnyVersion = TypeVar("AnyVersion", Version, repository.NumberRow)
 _parsed = lru_cache(8192)(ParsedVersion)
@@ -259,22 +259,6 @@ def lock_info(environment: Environment, version: Version, base_url: str) -> Lock
         ),
         None,
     )
-
-
-def refresh(session: Session, environment: Environment, *, without_runs: Version | None = None) -> None:
-    """Bring what listings show up to date with the versions, of which a new one has no runs yet."""
-    versions = repository.numbers_of(session, environment)
-    latest = session.get_one(Version, latest_of(versions).id)
-    if environment.latest_version != latest.version:
-        from wander_hub.leaderboards import service as leaderboards  # it builds on this module
-
-        environment.latest_version = latest.version
-        found = leaderboards.best(session, environment) if latest is not without_runs else (None, None)
-        environment.best_model, environment.best_reward = found
-    environment.summary = latest.summary
-    environment.tags = latest.tags
-    environment.version_count = sum(one.deleted_at is None for one in versions)
-    environment.search_text = search_text(environment, latest)
 
 
 def search_text(environment: Environment, latest: Version) -> str:

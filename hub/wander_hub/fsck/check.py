@@ -17,18 +17,16 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session, joinedload
 
 from wander_hub.accounts.models import Owner
-from wander_hub.accounts.schemas import HUB
 from wander_hub.database import Database, now
-from wander_hub.environments import service as environments
 from wander_hub.environments.models import Environment, File
 from wander_hub.fsck import runs as fsck_runs
+from wander_hub.identity import HUB
 from wander_hub.index import repository as pages
 from wander_hub.index import service as index
 from wander_hub.index.models import IndexPage
 from wander_hub.index.public_files import PublicFiles
-from wander_hub.leaderboards import service as leaderboards
+from wander_hub.leaderboards import listing
 from wander_hub.runs import objects
-from wander_hub.runs import repository as runs
 from wander_hub.runs.models import Run, RunArtifact
 from wander_hub.storage import Storage
 from wander_hub.upload import sweep
@@ -184,9 +182,7 @@ def _environment(database: Database, environment_id: int, *, repair: bool) -> li
         label = f"{environment.owner.name}/{environment.name}"
         totals = _values(environment, _TOTALS)
         shown = _pages(session, pages.pages_of(session, environment.id))
-        environments.refresh(session, environment)
-        environment.run_count = runs.count_runs(session, environment.id)
-        environment.best_model, environment.best_reward = leaderboards.best(session, environment)
+        listing.derive(session, environment)
         index.write_pages(session, environment)
         wrong = [
             name for name, value in zip(_TOTALS, totals, strict=True) if getattr(environment, name) != value

@@ -18,9 +18,9 @@ from wander.evals.stats.summary import RunningSummary
 from wander.wire import RunManifest, RunSummary
 from wander.wire.postings import RolloutsDigest, run_digest
 
-from wander_hub.accounts.schemas import HUB
 from wander_hub.database import Database
 from wander_hub.environments.models import Environment
+from wander_hub.identity import HUB
 from wander_hub.leaderboards import placement
 from wander_hub.leaderboards.models import Board, BoardEntry
 from wander_hub.runs.chunks import rows_of

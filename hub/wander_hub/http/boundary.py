@@ -8,7 +8,7 @@ dependency through a thread.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import Annotated
+from typing import Annotated, Protocol
 
 from fastapi import Depends, Request
 from fastapi.dependencies.models import Dependant
@@ -17,15 +17,20 @@ from sqlalchemy.orm import Session
 from starlette.routing import BaseRoute
 
 from wander_hub import security
-from wander_hub.accounts import service
-from wander_hub.accounts.schemas import Identity, Permission
 from wander_hub.database import Database
 from wander_hub.http.problems import HubProblem
-from wander_hub.jobs import Worker
+from wander_hub.identity import Identity, Permission
 from wander_hub.settings import Settings
 from wander_hub.storage import Storage
 
 _SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
+
+
+class Wakeable(Protocol):
+    """A worker that can be told to look for jobs now."""
+
+    def wake(self) -> None:
+        """Look for jobs now."""
 
 
 def settings_of(request: Request) -> Settings:
@@ -70,7 +75,7 @@ def optional_identity(request: Request) -> Identity | None:
     if secret is None or known is not None:
         return known
     try:
-        request.state.identity = service.authenticate(database_of(request), secret)
+        request.state.identity = request.app.state.authenticate(database_of(request), secret)
     except HubProblem as refusal:
         refusal.headers = challenge(request)
         raise
@@ -122,7 +127,7 @@ class ByIdentityToken:
 
 def wake_jobs(request: Request) -> None:
     """Have this process's worker look for jobs now, if it has one."""
-    worker: Worker | None = request.app.state.job_worker
+    worker: Wakeable | None = request.app.state.job_worker
     if worker is not None:
         worker.wake()
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from wander_hub.http.answers import IMMUTABLE, REVALIDATE
 from wander_hub.index.namespaces import covers
-from wander_hub.upload.bundled import BUNDLED_OWNER
+from wander_hub.names import BUNDLED_OWNER
 
 PAGE_HEADERS = {
     "Cache-Control": REVALIDATE,

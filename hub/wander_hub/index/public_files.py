@@ -25,14 +25,14 @@ from sqlalchemy.orm import Session
 
 from wander_hub import names
 from wander_hub.accounts.models import Owner
-from wander_hub.accounts.schemas import HUB
 from wander_hub.database import PUBLIC_FILES, Database
 from wander_hub.environments.models import Environment, File, Version
+from wander_hub.identity import HUB
 from wander_hub.index import repository
 from wander_hub.index.anonymous import anybody_reads
 from wander_hub.index.namespaces import covers, namespaces_of
+from wander_hub.names import BUNDLED_OWNER
 from wander_hub.storage import Storage
-from wander_hub.upload.bundled import BUNDLED_OWNER
 
 logger = logging.getLogger("wander_hub")
 

@@ -6,30 +6,40 @@ keeps the page of its former name, since the files published under that name sti
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from sqlalchemy.orm import Session
 
 from wander_hub import names
-from wander_hub.accounts import repository as accounts
 from wander_hub.accounts.models import Owner
-from wander_hub.accounts.schemas import Identity
 from wander_hub.database import PUBLIC_FILES, READER
 from wander_hub.environments import repository as environments
 from wander_hub.environments import service as environment_service
 from wander_hub.environments.models import Environment, File
 from wander_hub.http.problems import HubProblem, Moved
+from wander_hub.identity import Identity
 from wander_hub.index import namespaces, rendering, repository
 from wander_hub.index.models import IndexPage
 from wander_hub.index.negotiation import JSON_V1, PLAIN_HTML
 from wander_hub.index.schemas import NamespaceInfo, StoredPage
-
-if TYPE_CHECKING:
-    from wander_hub.index.public_files import PublicFiles  # it builds on this module
+from wander_hub.rights.repository import is_closed_to
 
 CHALLENGE = {"WWW-Authenticate": 'Basic realm="wander"'}
+
+
+class FileLinks(Protocol):
+    """Keeps links to files up to date (`public_files`, where nginx sends them)."""
+
+    def changed(
+        self,
+        session: Session,
+        environment: Environment,
+        offered: Mapping[str, Mapping[str, str]],
+        gone: Iterable[tuple[str, str]],
+    ) -> None:
+        """Follow a change of what an environment offers, and of pages that are gone."""
 
 
 def write_pages(session: Session, environment: Environment, *, as_listed: bool = False) -> None:
@@ -40,7 +50,7 @@ def write_pages(session: Session, environment: Environment, *, as_listed: bool =
     projects = projects_of(session, environment)
     present = repository.pages_of(session, environment.id, whole=False)
     gone = [page for page in present if page.owner_id != environment.owner_id or page.project not in projects]
-    links: PublicFiles | None = session.info.get(PUBLIC_FILES)
+    links: FileLinks | None = session.info.get(PUBLIC_FILES)
     if links is not None:
         offered = {
             name: {one.filename: one.sha256 for one in every.files} for name, every in projects.items()
@@ -244,7 +254,7 @@ def _refuse_strangers(session: Session, owner: str) -> None:
         return
     roles = list(reader.roles) if reader else []
     grants = list(reader.grants) if reader else []
-    if accounts.is_closed_to(session, owner, roles, grants):
+    if is_closed_to(session, owner, roles, grants):
         hint = "put the token into the index's address as `https://__token__:TOKEN@...`, or into a netrc file"
         raise HubProblem(
             401, "token_required", "this index needs an API token", hint=hint, headers=dict(CHALLENGE)

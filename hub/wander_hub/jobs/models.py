@@ -8,8 +8,8 @@ from typing import Any, Literal
 from sqlalchemy import JSON, ForeignKey, Index, String, Text
 from sqlalchemy.orm import Mapped, mapped_column
 
+from wander_hub.accounts import models as accounts  # noqa: F401 - jobs refer to users
 from wander_hub.database import Base
-from wander_hub.environments import models as environments  # noqa: F401 - the users that jobs refer to need it
 
 JobState = Literal["queued", "running", "done", "failed", "cancelled"]
 

@@ -9,8 +9,8 @@ from typing import Any
 from sqlalchemy import and_, case, or_, select, update
 from sqlalchemy.orm import Session
 
-from wander_hub.accounts.schemas import HUB
 from wander_hub.database import Database, now
+from wander_hub.identity import HUB
 from wander_hub.jobs.models import Job, JobState
 from wander_hub.jobs.port import Lease, LeaseLost
 

@@ -6,11 +6,12 @@ from sqlalchemy import update
 from sqlalchemy.orm import Session
 from wander.wire import BoardInfo, BoardSettings
 
-from wander_hub.accounts.schemas import Identity
 from wander_hub.database import now
 from wander_hub.environments import service as environments
 from wander_hub.http.problems import HubProblem
+from wander_hub.identity import Identity
 from wander_hub.leaderboards import repository, service
+from wander_hub.leaderboards.listing import refresh_results
 from wander_hub.leaderboards.models import Board, HiddenRun
 from wander_hub.rights import rights
 from wander_hub.runs import repository as run_repository
@@ -38,7 +39,7 @@ def arrange(
     found.title, found.description = wanted.title, wanted.description
     found.columns, found.pinned = wanted.columns, wanted.pinned
     session.flush()
-    runs.refresh_listing(session, environment)
+    refresh_results(session, environment)
     return service.info_of(found)
 
 
@@ -66,7 +67,7 @@ def hide(session: Session, caller: Identity, run_id: str, reason: str) -> tuple[
             )
         )
     session.flush()
-    runs.refresh_listing(session, run.environment)
+    refresh_results(session, run.environment)
     session.flush()
     kept = repository.hiding_of(session, run_id)
     assert kept is not None
@@ -82,7 +83,7 @@ def show(session: Session, caller: Identity, run_id: str) -> None:
     session.delete(known)
     run.hidden = False
     session.flush()
-    runs.refresh_listing(session, run.environment)
+    refresh_results(session, run.environment)
 
 
 def not_hidden(run_id: str) -> HubProblem:

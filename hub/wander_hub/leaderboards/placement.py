@@ -12,10 +12,10 @@ from sqlalchemy import ColumnElement, delete, func, select, update
 from sqlalchemy.orm import Session, undefer
 from wander.wire import RunManifest, RunSummary
 
-from wander_hub.accounts.schemas import HUB
 from wander_hub.database import Database
 from wander_hub.environments import repository as environments
 from wander_hub.environments.models import Environment, Version
+from wander_hub.identity import HUB
 from wander_hub.leaderboards.bounds import Bounds
 from wander_hub.leaderboards.models import Board, BoardEntry
 from wander_hub.leaderboards.schemas import board_name

@@ -156,18 +156,6 @@ def hidden_info(run: Run, hidden: HiddenRun, base_url: str) -> HiddenRunInfo:
     )
 
 
-def best(session: Session, environment: Environment) -> tuple[str | None, float | None]:
-    """Return model and mean reward of the first row of the newest version's first board, if it has any.
-
-    A score of an older version is no score of this one, and listings show it beside the newest version.
-    """
-    version = environments.find_version(session, environment, "latest")
-    for board in repository.boards_of(session, version.id, 1):
-        for leader in repository.leaders(session, board, 1):
-            return leader.model, 0.0 - leader.shortfall
-    return None, None
-
-
 def _version(
     session: Session, environment: Environment, versions: Sequence[Version], version: str | None
 ) -> Version:

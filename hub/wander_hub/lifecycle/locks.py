@@ -20,10 +20,10 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from sqlalchemy.orm import Session
 
-from wander_hub.accounts.schemas import Identity
 from wander_hub.environments import documents, service
 from wander_hub.environments.models import Environment, Version, VersionDocument
 from wander_hub.http.problems import HubProblem
+from wander_hub.identity import Identity
 from wander_hub.rights import rights
 from wander_hub.storage import Storage, digest_of
 

@@ -14,13 +14,15 @@ from wander.wire.changes import NewPlace, NewStatus
 from wander_hub import names
 from wander_hub.accounts import repository as accounts
 from wander_hub.accounts.models import Owner
-from wander_hub.accounts.schemas import Identity
 from wander_hub.database import now
 from wander_hub.environments import documents, repository, service
 from wander_hub.environments.models import Environment, File, FormerName, Version
 from wander_hub.http.problems import HubProblem
+from wander_hub.identity import Identity
 from wander_hub.index import service as index
+from wander_hub.leaderboards import listing
 from wander_hub.publishers import service as publishers
+from wander_hub.rights import repository as roles
 from wander_hub.rights import rights
 
 _NAME = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,198}[a-z0-9])?")
@@ -202,15 +204,15 @@ def _digests(session: Session, version: Version) -> list[str]:
 def _changed(session: Session, environment: Environment) -> None:
     """Bring listings and index up to date."""
     session.flush()
-    service.refresh(session, environment)
+    listing.refresh(session, environment)
     environment.updated_at = now()
     index.write_pages(session, environment)
 
 
 def _drop_roles(session: Session, environment: Environment) -> None:
-    for grant in accounts.grants_of_environment(session, environment.id):
+    for grant in roles.grants_of_environment(session, environment.id):
         session.delete(grant)
-    for token in accounts.tokens_bound_to(session, environment.id):
+    for token in roles.tokens_bound_to(session, environment.id):
         token.revoked_at = token.revoked_at or now()
 
 

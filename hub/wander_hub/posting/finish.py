@@ -17,9 +17,10 @@ from wander.evals.stats.summary import RunningSummary
 from wander.wire import RunSummary
 from wander.wire.postings import Checkpoint, FinishPosting, RolloutsDigest, RunSignature, run_digest
 
-from wander_hub.accounts.schemas import Identity
 from wander_hub.database import Database, now
 from wander_hub.http.problems import HubProblem
+from wander_hub.identity import Identity
+from wander_hub.leaderboards.listing import refresh_results
 from wander_hub.posting import repository as posting_repository
 from wander_hub.posting import service as posting
 from wander_hub.posting.reading import bad_rollouts
@@ -37,7 +38,6 @@ from wander_hub.runs.models import (
 )
 from wander_hub.runs.order import OrderWriter
 from wander_hub.runs.repository import own_run
-from wander_hub.runs.service import refresh_listing
 from wander_hub.storage import Storage
 
 CHECKPOINTS = "checkpoints.jsonl"
@@ -116,7 +116,7 @@ def finish(
         run.signing_key_id, run.signature = key_id, _signature(wanted.signature)
         _add(session, run, chunks, artifacts, finished.checkpoints)
         posting_repository.remove(session, row)
-        refresh_listing(session, posting.permitted(session, pinned.manifest, caller)[0])
+        refresh_results(session, posting.permitted(session, pinned.manifest, caller)[0])
         return True
 
     return pinned.manifest.run_id, database.committed(record, caller)

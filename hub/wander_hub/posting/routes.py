@@ -23,7 +23,6 @@ from wander.wire.postings import (
     Posting,
 )
 
-from wander_hub.accounts.schemas import HUB
 from wander_hub.database import Database
 from wander_hub.http.bodies import pieces
 from wander_hub.http.boundary import (
@@ -39,6 +38,7 @@ from wander_hub.http.boundary import (
     wake_jobs,
 )
 from wander_hub.http.problems import HubProblem, documented
+from wander_hub.identity import HUB
 from wander_hub.jobs import JobQueue
 from wander_hub.posting import finish as finishing
 from wander_hub.posting import service as posting

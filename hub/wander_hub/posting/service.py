@@ -20,10 +20,10 @@ from sqlalchemy.orm import Session
 from wander.types import Rollout
 from wander.wire.postings import MAX_CHUNK_BYTES, PostedArtifact, PostedChunk, Posting
 
-from wander_hub.accounts.schemas import Identity
 from wander_hub.database import Database, now
 from wander_hub.environments.models import Environment, Version
 from wander_hub.http.problems import HubProblem
+from wander_hub.identity import Identity
 from wander_hub.posting import repository
 from wander_hub.posting.reading import rollouts_in_order, unpack
 from wander_hub.rights import rights

@@ -8,8 +8,8 @@ from typing import BinaryIO
 
 from wander.wire.postings import FinishPosting, RolloutsDigest, line_digest, run_digest
 
-from wander_hub.accounts.schemas import Identity
 from wander_hub.database import Database
+from wander_hub.identity import Identity
 from wander_hub.posting import finish as finishing
 from wander_hub.posting import service as posting
 from wander_hub.posting.reading import Line, chunked, lines_that_count, rollouts_at, unpack

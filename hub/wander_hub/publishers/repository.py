@@ -8,8 +8,8 @@ from datetime import datetime
 from sqlalchemy import delete, select
 from sqlalchemy.orm import Session, joinedload
 
-from wander_hub.accounts.models import Token
 from wander_hub.publishers.models import Publisher, UsedAssertion
+from wander_hub.rights.models import Token
 
 _WHOLE = (joinedload(Publisher.owner), joinedload(Publisher.created_by))
 

@@ -24,8 +24,8 @@ from wander_hub.http.boundary import (
     WriteSession,
 )
 from wander_hub.http.problems import HubProblem, documented
-from wander_hub.identity_tokens import IdentityTokens
 from wander_hub.publishers import service
+from wander_hub.publishers.identity_tokens import IdentityTokens
 
 router = APIRouter(tags=["trusted publishing"])
 

@@ -13,17 +13,17 @@ from wander.wire.trusted_publishing import MintedToken, NewPublisher, PublisherI
 
 from wander_hub import names
 from wander_hub.accounts import repository as accounts
-from wander_hub.accounts import service as account_service
 from wander_hub.accounts.models import User
-from wander_hub.accounts.schemas import Identity
 from wander_hub.database import now
 from wander_hub.environments import repository as environments
 from wander_hub.http.problems import HubProblem
-from wander_hub.identity_tokens import LEEWAY_SECONDS, refused
+from wander_hub.identity import Identity
 from wander_hub.publishers import claims as claim
 from wander_hub.publishers import repository
+from wander_hub.publishers.identity_tokens import LEEWAY_SECONDS, refused
 from wander_hub.publishers.models import Publisher, UsedAssertion
-from wander_hub.rights import rights
+from wander_hub.rights import rights, tokens
+from wander_hub.rights.repository import tokens_of
 
 TOKEN_MINUTES = 15
 _DEFAULT_ISSUERS: dict[PublisherKind, str] = {
@@ -89,7 +89,7 @@ def remove(session: Session, caller: Identity, owner: str, number: int) -> Publi
         hint = f"`wander publisher list {found.name}` shows their numbers"
         raise HubProblem(404, "publisher_not_found", f"`{found.name}` has no publisher {number}", hint=hint)
     told = info_of(publisher)
-    for token in accounts.tokens_of(session, publisher.created_by.name):
+    for token in tokens_of(session, publisher.created_by.name):
         if token.claims is not None and token.claims.get("publisher") == str(publisher.id):
             token.revoked_at = token.revoked_at or now()
     session.delete(publisher)
@@ -113,7 +113,7 @@ def mint(session: Session, kind: PublisherKind, claims: dict[str, Any]) -> Minte
     publisher.pinned = publisher.pinned or claim.pins_of(kind, claims)
     publisher.last_used_at = now()
     label = f"{publisher.kind} {publisher.subject} {publisher.workflow or ''}".strip()
-    secret, token = account_service.short_lived_token(
+    secret, token = tokens.short_lived_token(
         session,
         publisher.created_by,
         label[:80],

@@ -9,13 +9,15 @@ from wander.wire import Role, TokenInfo
 from wander.wire.changes import CreatedToken, Member, NewToken
 
 from wander_hub import names
-from wander_hub.accounts import repository, service
-from wander_hub.accounts.models import Grant, Membership, Owner, User
-from wander_hub.accounts.schemas import Identity
+from wander_hub.accounts import repository as accounts
+from wander_hub.accounts.models import Membership, Owner, User
 from wander_hub.environments import service as environments
 from wander_hub.environments.models import Environment
 from wander_hub.http.problems import HubProblem
-from wander_hub.rights import rights
+from wander_hub.identity import Identity
+from wander_hub.rights import repository, rights
+from wander_hub.rights import tokens as token_service
+from wander_hub.rights.models import Grant
 
 
 def of_owner(session: Session, caller: Identity, name: str) -> list[Member]:
@@ -26,7 +28,7 @@ def of_owner(session: Session, caller: Identity, name: str) -> list[Member]:
 def set_role_on_owner(session: Session, caller: Identity, name: str, user: str, role: Role) -> list[Member]:
     """Give somebody a role on all environments of an owner."""
     owner = rights.owner_for(session, caller, "manage", name)
-    repository.lock_owner(session, owner)
+    accounts.lock_owner(session, owner)
     found = _user(session, user)
     membership = session.get(Membership, (owner.id, found.id))
     if membership is None:
@@ -41,7 +43,7 @@ def set_role_on_owner(session: Session, caller: Identity, name: str, user: str, 
 def remove_from_owner(session: Session, caller: Identity, name: str, user: str) -> list[Member]:
     """Take somebody's role on an owner."""
     owner = rights.owner_for(session, caller, "manage", name)
-    repository.lock_owner(session, owner)
+    accounts.lock_owner(session, owner)
     membership = session.get(Membership, (owner.id, _user(session, user).id))
     if membership is None:
         raise _no_role(user, owner.name)
@@ -103,7 +105,7 @@ def new_token(session: Session, caller: Identity, wanted: NewToken) -> CreatedTo
     """Make a token for the caller that does no more than it may."""
     rights.whole_token(caller)
     owner, environment = _target(session, caller, wanted)
-    return service.created_token(
+    return token_service.created_token(
         session,
         caller.user_id,
         wanted.name,
@@ -117,14 +119,14 @@ def new_token(session: Session, caller: Identity, wanted: NewToken) -> CreatedTo
 def tokens(session: Session, caller: Identity) -> list[TokenInfo]:
     """Return the caller's tokens, oldest first."""
     rights.whole_token(caller)
-    return [service.token_info(one) for one in repository.tokens_of(session, caller.user)]
+    return [token_service.token_info(one) for one in repository.tokens_of(session, caller.user)]
 
 
 def revoke(session: Session, caller: Identity, prefix: str) -> TokenInfo:
     """End one of the caller's tokens; an administrator may end anybody's."""
     rights.whole_token(caller)
     user = None if caller.administers else caller.user
-    return service.token_info(service.revoke_token(session, prefix, user=user))
+    return token_service.token_info(token_service.revoke_token(session, prefix, user=user))
 
 
 def _target(session: Session, caller: Identity, wanted: NewToken) -> tuple[Owner | None, Environment | None]:
@@ -144,7 +146,7 @@ def _target(session: Session, caller: Identity, wanted: NewToken) -> tuple[Owner
 
 
 def _members(session: Session, owner: Owner) -> list[Member]:
-    found = repository.memberships_of_owner(session, owner.id)
+    found = accounts.memberships_of_owner(session, owner.id)
     return [Member(user=one.user.name, role=one.role, through="owner") for one in found]
 
 
@@ -155,7 +157,7 @@ def _members_of(session: Session, environment: Environment) -> list[Member]:
 
 
 def _user(session: Session, name: str) -> User:
-    found = repository.user_named(session, names.normalise_owner(name))
+    found = accounts.user_named(session, names.normalise_owner(name))
     if found is None:
         known = names.normalise_owner(name)[:80]
         hint = f"whoever runs the hub adds users: `wander-hub user add {known}`"
@@ -169,7 +171,7 @@ def _no_role(user: str, target: str) -> HubProblem:
 
 
 def _require_an_owner(session: Session, owner: Owner) -> None:
-    roles: Sequence[str] = [one.role for one in repository.memberships_of_owner(session, owner.id)]
+    roles: Sequence[str] = [one.role for one in accounts.memberships_of_owner(session, owner.id)]
     if "owner" not in roles:
         hint = "make somebody else an owner first"
         raise HubProblem(409, "last_owner", f"`{owner.name}` would be left without an owner", hint=hint)

@@ -10,11 +10,11 @@ from sqlalchemy.orm import Session
 from wander_hub import names
 from wander_hub.accounts import repository
 from wander_hub.accounts.models import Owner
-from wander_hub.accounts.schemas import Identity, Permission
 from wander_hub.environments import repository as environments
 from wander_hub.environments import service
 from wander_hub.environments.models import Environment
 from wander_hub.http.problems import HubProblem
+from wander_hub.identity import Identity, Permission
 
 _WORDS: dict[Permission, str] = {
     "read": "read",

@@ -7,9 +7,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from wander_hub.accounts.schemas import HUB
 from wander_hub.database import Database
 from wander_hub.environments.models import File, Version, VersionDocument
+from wander_hub.identity import HUB
 from wander_hub.runs.models import PostingArtifact, PostingChunk, Run, RunArtifact, RunChunk
 from wander_hub.storage import Storage
 

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from sqlalchemy import ColumnElement, Select, and_, delete, func, or_, select
 from sqlalchemy.orm import Session, contains_eager, joinedload, selectinload
 
-from wander_hub.accounts.schemas import Identity
 from wander_hub.database import READER
 from wander_hub.environments.models import Environment
 from wander_hub.environments.repository import readable
 from wander_hub.environments.schemas import Position
+from wander_hub.identity import Identity
 from wander_hub.runs.models import TRAINING, Run, RunArtifact, RunCheckpoint, RunChunk, SigningKey
 
 

@@ -17,16 +17,10 @@ from wander.wire import (
 )
 from wander.wire.postings import Checkpoint, LinkedRun, RunLinks, Withdrawal
 
-from wander_hub.accounts.schemas import Identity
-from wander_hub.database import Database, now
-from wander_hub.environments import repository as environment_repository
 from wander_hub.environments import service as environments
-from wander_hub.environments.models import Environment
 from wander_hub.environments.schemas import Position
 from wander_hub.http.problems import HubProblem
-from wander_hub.leaderboards import placement
-from wander_hub.leaderboards import service as leaderboards
-from wander_hub.runs import chunks, objects, repository, signing
+from wander_hub.runs import chunks, repository, signing
 from wander_hub.runs.models import Run, RunArtifact, RunChunk
 from wander_hub.runs.order import RolloutOrder
 from wander_hub.storage import Storage
@@ -35,14 +29,6 @@ MOST_LINKED = 50
 """Evaluations of a training run's checkpoints that its page names."""
 _MOST_WEIGHTS = 500
 """Checkpoints of one training run, the last ones, of which evaluations are looked for."""
-
-
-def refresh_listing(session: Session, environment: Environment) -> None:
-    """Bring what listings show of an environment's results up to date."""
-    environment_repository.lock_environment(session, environment)
-    placement.place(session, environment)
-    environment.run_count = repository.count_runs(session, environment.id)
-    environment.best_model, environment.best_reward = leaderboards.best(session, environment)
 
 
 SHORTEST_BEGINNING = 6
@@ -216,42 +202,6 @@ def with_rollouts(run: Run) -> Run:
     if run.withdrawn_at is not None:
         detail = f"the run `{run.run_id}` was withdrawn: {run.withdrawn_reason}"
         raise HubProblem(410, "run_withdrawn", detail, hint="its manifest and digests are still there")
-    return run
-
-
-def publish(session: Session, run_id: str, caller: Identity) -> Run:
-    """Show a private run to all; only who posted it may, and never back."""
-    run = _own(session, run_id, caller, "publish")
-    repository.lock_run(session, run)
-    with_rollouts(run).private = False
-    session.flush()
-    refresh_listing(session, run.environment)
-    return run
-
-
-def withdraw(database: Database, storage: Storage, run_id: str, reason: str, caller: Identity) -> None:
-    """Remove the rollouts and files of a run, leave a tombstone with the reason; who posted it may."""
-
-    def record(session: Session) -> list[str]:
-        run = _own(session, run_id, caller, "withdraw")
-        repository.lock_run(session, run)
-        if run.withdrawn_at is not None:
-            return []  # the first reason stands
-        run.withdrawn_at, run.withdrawn_reason, run.withdrawn_by_id = now(), reason, caller.user_id
-        loose = repository.remove_contents(session, run)
-        refresh_listing(session, run.environment)
-        return loose
-
-    objects.discard(database, storage, database.committed(record, caller))
-
-
-def _own(session: Session, run_id: str, caller: Identity, verb: str) -> Run:
-    run = find(session, run_id)
-    environment = run.environment
-    covered = caller.covers("results", environment.owner_id, environment.id)
-    if not covered or (run.posted_by_id != caller.user_id and not caller.administers):
-        hint = f"ask `{run.posted_by.name}`"
-        raise HubProblem(403, "not_permitted", f"only who posted a run may {verb} it", hint=hint)
     return run
 
 

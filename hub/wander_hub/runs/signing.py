@@ -17,9 +17,9 @@ from wander.wire.postings import (
     signed_text,
 )
 
-from wander_hub.accounts.schemas import Identity
 from wander_hub.database import now
 from wander_hub.http.problems import HubProblem
+from wander_hub.identity import Identity
 from wander_hub.rights import rights
 from wander_hub.runs.models import Run, SigningKey
 

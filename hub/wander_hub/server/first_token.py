@@ -6,10 +6,11 @@ import os
 import sys
 from pathlib import Path
 
-from wander_hub.accounts import repository
-from wander_hub.accounts.service import add_token, first_administrator
+from wander_hub.accounts.repository import user_named
 from wander_hub.database import Database
 from wander_hub.http.problems import HubProblem
+from wander_hub.rights.repository import token_hashed
+from wander_hub.rights.tokens import add_token, first_administrator
 from wander_hub.security import token_hash, well_formed
 
 ADMINISTRATOR = "admin"
@@ -25,7 +26,7 @@ def hand_out(database: Database, token_file: Path | None, *, new: bool) -> None:
         secret = first_administrator(session)
         first = secret is not None
         if secret is None and new:
-            user = repository.user_named(session, ADMINISTRATOR)
+            user = user_named(session, ADMINISTRATOR)
             if user is None:
                 hint = "make one with `wander-hub token create USER`; `wander-hub user list` names the users"
                 raise HubProblem(404, "user_not_found", f"there is no user `{ADMINISTRATOR}`", hint=hint)
@@ -64,7 +65,7 @@ def _is_good(database: Database, secret: str) -> bool:
     if not well_formed(secret):
         return False
     with database.read() as session:
-        token = repository.token_hashed(session, token_hash(secret))
+        token = token_hashed(session, token_hash(secret))
         return token is not None and token.revoked_at is None
 
 

@@ -25,10 +25,11 @@ from urllib.request import url2pathname
 from sqlalchemy.orm import Session
 
 from wander_hub.accounts import repository as accounts
-from wander_hub.accounts.schemas import HUB
 from wander_hub.accounts.service import new_owner
 from wander_hub.database import Database
 from wander_hub.http.problems import HubProblem
+from wander_hub.identity import HUB
+from wander_hub.names import BUNDLED_OWNER
 from wander_hub.settings import Settings
 from wander_hub.storage import Storage, digest_of
 from wander_hub.upload import checks, service
@@ -36,7 +37,6 @@ from wander_hub.upload.schemas import Limits, Upload
 
 logger = logging.getLogger("wander_hub")
 
-BUNDLED_OWNER = "wander"
 BUNDLED_DISTRIBUTIONS = ("wander-sdk", "wander-compat", "wander-client", "verifiers")
 _EPOCH = (2020, 2, 2, 0, 0, 0)
 _NOT_SHIPPED = {"RECORD", "INSTALLER", "REQUESTED", "direct_url.json", "uv_cache.json", "uv_build.json"}

@@ -18,11 +18,11 @@ from packaging.utils import canonicalize_name
 from sqlalchemy.orm import Session
 from wander.wire import CheckSummary, VersionDetail
 
-from wander_hub.accounts.schemas import Identity
 from wander_hub.attestations.verification import Outcome
 from wander_hub.database import Database
 from wander_hub.environments import service as environment_service
 from wander_hub.http.problems import HubProblem
+from wander_hub.identity import Identity
 from wander_hub.lifecycle import locks
 from wander_hub.settings import Settings
 from wander_hub.storage import CHUNK, Storage

@@ -12,7 +12,6 @@ from starlette.responses import JSONResponse, Response
 from wander.wire import VersionDetail
 
 from wander_hub import names
-from wander_hub.accounts.schemas import Identity
 from wander_hub.attestations.verification import FIELD, verified
 from wander_hub.database import Database
 from wander_hub.environments import service as environment_service
@@ -26,6 +25,7 @@ from wander_hub.http.boundary import (
 )
 from wander_hub.http.form import multipart_form
 from wander_hub.http.problems import HubProblem, documented
+from wander_hub.identity import Identity
 from wander_hub.rights import rights
 from wander_hub.settings import Settings
 from wander_hub.storage import Storage, digest_of

@@ -15,7 +15,6 @@ from wander.wire.source_tree import SourceInfo
 from wander_hub import names
 from wander_hub.accounts import repository as accounts
 from wander_hub.accounts.models import Owner, User
-from wander_hub.accounts.schemas import HUB, Identity
 from wander_hub.attestations import service as attestations
 from wander_hub.attestations.verification import Outcome
 from wander_hub.database import now
@@ -24,7 +23,9 @@ from wander_hub.environments import service as environment_service
 from wander_hub.environments.models import Environment, File, FormerName, Version
 from wander_hub.environments.readme import rendered
 from wander_hub.http.problems import HubProblem
+from wander_hub.identity import HUB, Identity
 from wander_hub.index import service as index
+from wander_hub.leaderboards import listing
 from wander_hub.rights import rights
 from wander_hub.upload.schemas import Package, Upload, refused
 
@@ -120,7 +121,7 @@ def publish(
     _note_source(version, packages, compared or {})
     session.flush()
     attestations.keep(session, environment, attested or {})
-    environment_service.refresh(session, environment, without_runs=None if place.version else version)
+    listing.refresh(session, environment, without_runs=None if place.version else version)
     environment.updated_at = now()
     index.write_pages(session, environment, as_listed=place.environment is not None)
     return Published(environment, version, frozenset(one.filename for one in fresh))

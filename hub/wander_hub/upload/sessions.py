@@ -20,11 +20,11 @@ from sqlalchemy.orm import Session
 from wander.wire.uploads import OFFSET_HEADER, NewUpload, UploadedFile, UploadFile
 from wander.wire.uploads import UploadSession as SessionInfo
 
-from wander_hub.accounts.schemas import Identity
 from wander_hub.attestations import verification
 from wander_hub.database import Database, now
 from wander_hub.environments import documents
 from wander_hub.http.problems import HubProblem
+from wander_hub.identity import Identity
 from wander_hub.rights import rights
 from wander_hub.settings import Settings
 from wander_hub.storage import Storage

@@ -15,8 +15,8 @@ from typing import NamedTuple
 
 from starlette.concurrency import run_in_threadpool
 
-from wander_hub.accounts.schemas import HUB
 from wander_hub.database import Database, now
+from wander_hub.identity import HUB
 from wander_hub.storage import Storage, StoredObject
 from wander_hub.upload import session_repository as repository
 from wander_hub.upload.sessions import chunk_key

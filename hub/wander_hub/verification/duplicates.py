@@ -11,9 +11,9 @@ from sqlalchemy.orm import Session, joinedload
 from wander.wire import RunSummary
 from wander.wire.verification import Clearance, ReplayReport
 
-from wander_hub.accounts.schemas import Identity
 from wander_hub.database import now
 from wander_hub.http.problems import HubProblem
+from wander_hub.identity import Identity
 from wander_hub.leaderboards.curation import managed_run
 from wander_hub.runs import repository as run_repository
 from wander_hub.runs import service as runs

@@ -11,6 +11,7 @@ from wander.wire.verification import Agreement, Rerun, RunEvidence
 
 from wander_hub.database import now
 from wander_hub.jobs import JobQueue
+from wander_hub.leaderboards.listing import refresh_results
 from wander_hub.runs import repository as run_repository
 from wander_hub.runs import service as runs
 from wander_hub.runs.models import Run
@@ -56,7 +57,7 @@ def keep_examination(session: Session, run_id: str, digest: str | None, found: A
         original = original_of(session, run, manifest)
         one.independent = original is not None and _is_independent(run, original, one)
     session.flush()
-    runs.refresh_listing(session, run.environment)
+    refresh_results(session, run.environment)
     count_rerun(session, run)
 
 
@@ -73,14 +74,14 @@ def count_rerun(session: Session, run: Run) -> None:
         original.level = "rerun"
         original.level_reason = f"`{run.run_id}` by {run.posted_by.name} repeated it and agrees: {found.told}"
         session.flush()
-        runs.refresh_listing(session, original.environment)
+        refresh_results(session, original.environment)
 
 
 def settled(session: Session, run_id: str) -> RunEvidence:
     """Bring listings, and the runs that this one repeats, up to date after its level changed."""
     run = runs.find(session, run_id)
     session.flush()
-    runs.refresh_listing(session, run.environment)
+    refresh_results(session, run.environment)
     count_rerun(session, run)
     return evidence_of(session, run_id)
 

@@ -14,9 +14,9 @@ from wander.evals.stats.agreement import agreement
 from wander.types import Rollout
 from wander.wire.verification import Agreement
 
-from wander_hub.accounts.schemas import HUB
 from wander_hub.database import Database
 from wander_hub.http.problems import HubProblem
+from wander_hub.identity import HUB
 from wander_hub.jobs import JobContext, JobRefused
 from wander_hub.runs import service as runs
 from wander_hub.runs.models import Run

@@ -22,10 +22,11 @@ from typing import IO, Any
 from sqlalchemy import delete, select
 
 from wander_hub import security
-from wander_hub.accounts import service as accounts
-from wander_hub.accounts.models import Token, User
+from wander_hub.accounts.models import User
 from wander_hub.database import Database
 from wander_hub.jobs import JobContext, JobRefused
+from wander_hub.rights.models import Token
+from wander_hub.rights.tokens import add_token
 
 _PASSED = ("PATH", "LANG", "TMPDIR", "HOME", "SSL_CERT_FILE", "SSL_CERT_DIR", "HTTPS_PROXY", "NO_PROXY")
 _PASSED_STARTS = ("UV_", "PIP_")
@@ -146,7 +147,7 @@ class ClientProgram:
             if user is None:
                 raise JobRefused("this hub has no administrator, in whose name it could read the run")
             session.execute(delete(Token).where(Token.user_id == user.id, Token.name == _TOKEN + name))
-            secret = accounts.add_token(session, user, _TOKEN + name, scopes=("read",), days=1)
+            secret = add_token(session, user, _TOKEN + name, scopes=("read",), days=1)
         try:
             yield secret
         finally:

@@ -14,10 +14,11 @@ from wander.wire.verification import (
 )
 
 from wander_hub import __version__
-from wander_hub.accounts.schemas import Identity
 from wander_hub.database import now
 from wander_hub.http.problems import HubProblem
+from wander_hub.identity import Identity
 from wander_hub.jobs import JobQueue
+from wander_hub.leaderboards.listing import refresh_results
 from wander_hub.rights import rights
 from wander_hub.runs import service as runs
 from wander_hub.runs.models import Run
@@ -184,7 +185,7 @@ def keep(session: Session, job_id: int, report: ReplayReport, made_with: Verifie
     run.level, run.level_reason = level_after(run.level, run.level_reason, report)
     found.gave = run.level
     session.flush()
-    runs.refresh_listing(session, run.environment)
+    refresh_results(session, run.environment)
     evidence.count_rerun(session, run)
 
 

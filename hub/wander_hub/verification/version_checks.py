@@ -18,11 +18,11 @@ from wander.wire import CheckFinding, CheckSummary
 from wander.wire.verification import CheckedWith, HubCheck
 
 from wander_hub import __version__
-from wander_hub.accounts.schemas import HUB
 from wander_hub.database import Database, now
 from wander_hub.environments import service as environments
 from wander_hub.environments.models import Environment, File, Version
 from wander_hub.http.problems import HubProblem
+from wander_hub.identity import HUB
 from wander_hub.jobs import JobContext, JobQueue, JobRefused
 from wander_hub.verification.models import VersionCheck
 from wander_hub.verification.program import ClientProgram

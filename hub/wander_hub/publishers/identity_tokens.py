@@ -11,12 +11,12 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
-from urllib.parse import urlsplit
 
 import httpx
 import jwt
 
 from wander_hub.http.problems import HubProblem
+from wander_hub.names import acceptable_address
 
 logger = logging.getLogger("wander_hub")
 
@@ -28,7 +28,6 @@ _FETCH_SECONDS = 5
 _FETCH_BYTES = 512 * 1024
 _COOL_DOWN_SECONDS = 60
 _ALGORITHMS = ["RS256", "ES256", "EdDSA"]
-_LOOPBACK = {"127.0.0.1", "localhost", "::1"}
 
 
 @dataclass
@@ -89,12 +88,6 @@ def refused(code: str, reason: str) -> HubProblem:
     hint = "see `wander publisher list` for what the hub trusts"
     errors = [{"code": code, "description": reason}]
     return HubProblem(422, code, f"the identity token is refused: {reason}", hint=hint, errors=errors)
-
-
-def acceptable_address(url: str) -> bool:
-    """Tell whether an address keeps its answers from being changed on their way."""
-    parts = urlsplit(url)
-    return parts.scheme == "https" or (parts.scheme == "http" and parts.hostname in _LOOPBACK)
 
 
 def _fetched(issuer: str) -> dict[str, jwt.PyJWK]:

@@ -1,0 +1,55 @@
+"""What listings show of an environment: its newest version, its runs, its best model. Written here alone."""
+
+from __future__ import annotations
+
+from sqlalchemy.orm import Session
+
+from wander_hub.environments import repository as environments
+from wander_hub.environments import service
+from wander_hub.environments.models import Environment, Version
+from wander_hub.leaderboards import placement, repository
+from wander_hub.runs import repository as runs
+
+
+def refresh(session: Session, environment: Environment, *, without_runs: Version | None = None) -> None:
+    """Bring what listings show up to date with the versions, of which a new one has no runs yet."""
+    versions = environments.numbers_of(session, environment)
+    latest = session.get_one(Version, service.latest_of(versions).id)
+    if environment.latest_version != latest.version:
+        environment.latest_version = latest.version
+        found = _best(session, environment) if latest is not without_runs else (None, None)
+        environment.best_model, environment.best_reward = found
+    environment.summary = latest.summary
+    environment.tags = latest.tags
+    environment.version_count = sum(one.deleted_at is None for one in versions)
+    environment.search_text = service.search_text(environment, latest)
+
+
+def refresh_results(session: Session, environment: Environment) -> None:
+    """Bring what listings show of an environment's results up to date."""
+    environments.lock_environment(session, environment)
+    placement.place(session, environment)
+    _set_results(session, environment)
+
+
+def derive(session: Session, environment: Environment) -> None:
+    """Derive everything that listings show anew, from rows alone."""
+    refresh(session, environment)
+    _set_results(session, environment)
+
+
+def _set_results(session: Session, environment: Environment) -> None:
+    environment.run_count = runs.count_runs(session, environment.id)
+    environment.best_model, environment.best_reward = _best(session, environment)
+
+
+def _best(session: Session, environment: Environment) -> tuple[str | None, float | None]:
+    """Return model and mean reward of the first row of the newest version's first board, if it has any.
+
+    A score of an older version is no score of this one, and listings show it beside the newest version.
+    """
+    version = service.find_version(session, environment, "latest")
+    for board in repository.boards_of(session, version.id, 1):
+        for leader in repository.leaders(session, board, 1):
+            return leader.model, 0.0 - leader.shortfall
+    return None, None

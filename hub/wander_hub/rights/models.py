@@ -1,0 +1,54 @@
+"""Tables of tokens, and of roles on single environments."""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+from sqlalchemy import JSON, ForeignKey, String
+from sqlalchemy.orm import Mapped, mapped_column, relationship
+from wander.wire import Role
+
+from wander_hub.accounts.models import Owner, User
+from wander_hub.database import Base
+from wander_hub.environments.models import Environment
+
+
+class Grant(Base):
+    """What a user may do with one environment, beside what the owner's membership gives."""
+
+    __tablename__ = "grants"
+
+    environment_id: Mapped[int] = mapped_column(ForeignKey("environments.id"), primary_key=True)
+    user_id: Mapped[int] = mapped_column(ForeignKey("users.id"), primary_key=True, index=True)
+    role: Mapped[Role] = mapped_column(String(12))
+    user: Mapped[User] = relationship(lazy="raise")
+
+
+class Token(Base):
+    """An API token, without its secret."""
+
+    __tablename__ = "tokens"
+
+    id: Mapped[int] = mapped_column(primary_key=True)
+    user_id: Mapped[int] = mapped_column(ForeignKey("users.id"), index=True)
+    name: Mapped[str] = mapped_column(String(80))
+    prefix: Mapped[str] = mapped_column(String(16))
+    sha256: Mapped[str] = mapped_column(String(64), unique=True)
+    created_at: Mapped[datetime]
+    last_used_at: Mapped[datetime | None]
+    revoked_at: Mapped[datetime | None]
+    expires_at: Mapped[datetime | None]
+    """None for a token that lives until it is revoked."""
+    scope: Mapped[str] = mapped_column(String(40))
+    """Words of `TokenScope`, separated by spaces."""
+    owner_id: Mapped[int | None] = mapped_column(ForeignKey("owners.id"))
+    """Good for this owner's environments alone."""
+    environment_id: Mapped[int | None] = mapped_column(ForeignKey("environments.id"))
+    """Good for this environment alone."""
+    environment_name: Mapped[str | None] = mapped_column(String(200))
+    """With an owner: good for its environment of this name alone, which need not exist yet."""
+    claims: Mapped[dict[str, str] | None] = mapped_column(JSON(none_as_null=True))
+    """What the trusted publisher proved to get this token; None for one that a user made."""
+    user: Mapped[User] = relationship(lazy="raise")
+    owner: Mapped[Owner | None] = relationship(lazy="raise")
+    environment: Mapped[Environment | None] = relationship(lazy="raise")

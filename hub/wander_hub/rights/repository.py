@@ -1,0 +1,70 @@
+"""Queries on tokens, and on roles on single environments."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from sqlalchemy import or_, select
+from sqlalchemy.orm import Session, joinedload
+
+from wander_hub.accounts.models import Membership, Owner, User
+from wander_hub.environments.models import Environment
+from wander_hub.rights.models import Grant, Token
+
+_TARGET = (joinedload(Token.owner), joinedload(Token.environment).joinedload(Environment.owner))
+"""Loads what a token is good for."""
+
+
+def token_hashed(session: Session, sha256: str) -> Token | None:
+    """Return the token with that hash, its user with memberships, and what the token is good for."""
+    user = joinedload(Token.user)
+    whole = (
+        user.joinedload(User.memberships).joinedload(Membership.owner),
+        *_TARGET,
+    )
+    return session.scalars(select(Token).where(Token.sha256 == sha256).options(*whole)).unique().first()
+
+
+def grants_of_user(session: Session, user_id: int) -> Sequence[Grant]:
+    """Return the roles of a user on single environments."""
+    return session.scalars(select(Grant).where(Grant.user_id == user_id)).all()
+
+
+def owners_of_environments(session: Session, ids: Sequence[int]) -> dict[int, Owner]:
+    """Return the owner of each environment."""
+    query = select(Environment.id, Owner).join(Environment.owner).where(Environment.id.in_(ids))
+    return {environment: owner for environment, owner in session.execute(query)} if ids else {}
+
+
+def environment_id(session: Session, owner_id: int, name: str) -> int | None:
+    """Return the id of an environment by its present name, seen or unseen."""
+    query = select(Environment.id).where(Environment.owner_id == owner_id, Environment.name == name)
+    return session.scalar(query)
+
+
+def tokens_of(session: Session, user: str | None) -> Sequence[Token]:
+    """Return every token of one user or of all, oldest first."""
+    query = select(Token).options(joinedload(Token.user), *_TARGET).order_by(Token.id)
+    if user is not None:
+        query = query.join(Token.user).where(User.name == user)
+    return session.scalars(query).all()
+
+
+def tokens_bound_to(session: Session, environment_id: int) -> Sequence[Token]:
+    """Return the tokens that are good for one environment alone."""
+    return session.scalars(select(Token).where(Token.environment_id == environment_id)).all()
+
+
+def grants_of_environment(session: Session, environment_id: int) -> Sequence[Grant]:
+    """Return who has a role on one environment, by name."""
+    query = select(Grant).join(Grant.user).options(joinedload(Grant.user))
+    return session.scalars(query.where(Grant.environment_id == environment_id).order_by(User.name)).all()
+
+
+def is_closed_to(session: Session, owner: str, roles: Sequence[int], grants: Sequence[int]) -> bool:
+    """Tell whether an owner has private environments and none of them is for somebody with these roles."""
+    private = select(Environment.id).join(Environment.owner).where(Owner.name == owner, Environment.private)
+    if session.scalar(private.limit(1)) is None:
+        return False
+    mine = private.where(or_(Environment.owner_id.in_(roles), Environment.id.in_(grants)))
+    return session.scalar(mine.limit(1)) is None

@@ -1,0 +1,208 @@
+"""API tokens: make, check and revoke them."""
+
+from __future__ import annotations
+
+import hmac
+from dataclasses import replace
+from datetime import timedelta
+
+from sqlalchemy.orm import Session
+from wander.wire import TokenInfo
+from wander.wire.changes import CreatedToken
+
+from wander_hub import security
+from wander_hub.accounts.models import Owner, User
+from wander_hub.accounts.repository import has_users
+from wander_hub.accounts.service import add_user
+from wander_hub.database import Database, now
+from wander_hub.environments.models import Environment
+from wander_hub.http.problems import HubProblem
+from wander_hub.identity import ALL_SCOPES, Identity, outranks
+from wander_hub.rights import repository
+from wander_hub.rights.models import Token
+
+_LAST_USE_PRECISION = timedelta(minutes=1)
+
+
+def add_token(
+    session: Session,
+    user: User,
+    name: str,
+    *,
+    scopes: tuple[str, ...] = ALL_SCOPES,
+    owner: Owner | None = None,
+    environment: Environment | None = None,
+    days: int | None = None,
+) -> str:
+    """Make a token for a user and return its secret, which is not kept."""
+    secret, _ = _new_token(
+        session, user.id, name, scopes=scopes, owner=owner, environment=environment, days=days
+    )
+    return secret
+
+
+def created_token(
+    session: Session,
+    user_id: int,
+    name: str,
+    *,
+    scopes: tuple[str, ...],
+    owner: Owner | None,
+    environment: Environment | None,
+    days: int | None,
+) -> CreatedToken:
+    """Make a token and return it with its secret."""
+    secret, token = _new_token(
+        session, user_id, name, scopes=scopes, owner=owner, environment=environment, days=days
+    )
+    return CreatedToken(**token_info(token).model_dump(), token=secret)
+
+
+def _new_token(
+    session: Session,
+    user_id: int,
+    name: str,
+    *,
+    scopes: tuple[str, ...],
+    owner: Owner | None,
+    environment: Environment | None,
+    days: int | None,
+) -> tuple[str, Token]:
+    secret = security.new_token()
+    token = Token(
+        user_id=user_id,
+        name=name,
+        prefix=security.shown_prefix(secret),
+        sha256=security.token_hash(secret),
+        scope=" ".join(one for one in ALL_SCOPES if one in scopes),
+        owner=owner,
+        environment=environment,
+        expires_at=None if days is None else now() + timedelta(days=days),
+        created_at=now(),
+    )
+    session.add(token)
+    session.flush()
+    return secret, token
+
+
+def short_lived_token(
+    session: Session,
+    user: User,
+    name: str,
+    *,
+    owner: Owner,
+    environment_name: str | None,
+    minutes: int,
+    claims: dict[str, str],
+) -> tuple[str, Token]:
+    """Make a token that publishes under an owner, or one environment of it, for some minutes."""
+    secret, token = _new_token(
+        session, user.id, name, scopes=("publish",), owner=owner, environment=None, days=None
+    )
+    token.environment_name = environment_name
+    token.claims = claims
+    token.expires_at = token.created_at + timedelta(minutes=minutes)
+    session.flush()
+    return secret, token
+
+
+def revoke_token(session: Session, prefix: str, *, user: str | None = None) -> Token:
+    """End a token, named by the prefix that listings show; `user` refuses the tokens of others."""
+    found = [one for one in repository.tokens_of(session, user) if one.prefix == prefix]
+    if len(found) != 1:
+        hint = "`wander token list` and `wander-hub token list` show prefixes"
+        raise HubProblem(404, "token_not_found", f"no token has the prefix `{prefix[:40]}`", hint=hint)
+    found[0].revoked_at = found[0].revoked_at or now()
+    return found[0]
+
+
+def first_administrator(session: Session) -> str | None:
+    """On an empty hub add the user `admin` and return the secret of its token; later None."""
+    if has_users(session):
+        return None
+    return add_token(session, add_user(session, "admin", admin=True), "first start")
+
+
+def authenticate(database: Database, secret: str) -> Identity:
+    """Return whose token this is and note its use; raise a 401 for anything but a live token.
+
+    The token is looked up by its hash, so how long that takes tells nothing about any token.
+    """
+    if not security.well_formed(secret):
+        hint = "a token begins with `wnd_`; copy it whole"
+        raise HubProblem(401, "bad_token", "the token is malformed", hint=hint)
+    sha256 = security.token_hash(secret)
+    with database.read() as session:
+        token = repository.token_hashed(session, sha256)
+        if token is None or not hmac.compare_digest(token.sha256, sha256) or token.revoked_at is not None:
+            hint = "ask for a new one (`wander-hub token create`), then run `wander login`"
+            raise HubProblem(401, "bad_token", "the token is unknown or revoked", hint=hint)
+        if token.expires_at is not None and token.expires_at <= now():
+            hint = "make a new one with `wander token new`, then run `wander login`"
+            raise HubProblem(401, "token_expired", "the token has expired", hint=hint)
+        identity = identity_of(session, token)
+    _note_use(database, token)
+    return identity
+
+
+def identity_of(session: Session, token: Token) -> Identity:
+    """Return the caller that a loaded token stands for."""
+    user = token.user
+    grants = repository.grants_of_user(session, user.id)
+    only_environment, only_new = token.environment_id, None
+    if token.owner_id is not None and token.environment_name is not None:
+        known = repository.environment_id(session, token.owner_id, token.environment_name)
+        only_environment, only_new = known or 0, (token.owner_id, token.environment_name)
+    identity = Identity(
+        user_id=user.id,
+        user=user.name,
+        admin=user.admin,
+        token=token_info(token),
+        roles={one.owner_id: one.role for one in user.memberships},
+        grants={one.environment_id: one.role for one in grants},
+        only_owner=token.owner_id,
+        only_environment=only_environment,
+        only_new=only_new,
+        claims=token.claims,
+    )
+    publishing = {
+        one.owner.name for one in user.memberships if identity.may_as_owner("publish", one.owner_id)
+    }
+    single = {one.environment_id for one in grants if outranks(one.role, "reader")}
+    single |= {only_environment} if only_environment else set()
+    if token.owner is not None and only_new is not None and identity.may_begin(*only_new):
+        publishing.add(token.owner.name)
+    owner_ids = repository.owners_of_environments(session, sorted(single))
+    publishing |= {
+        owner.name for one, owner in owner_ids.items() if identity.may("publish", owner.id, one, private=True)
+    }
+    return replace(identity, owners=tuple(sorted(publishing)))
+
+
+def token_info(token: Token) -> TokenInfo:
+    """Return a token without its secret."""
+    target = token.owner.name if token.owner else None
+    if target is not None and token.environment_name is not None:
+        target = f"{target}/{token.environment_name}"
+    if token.environment is not None:
+        target = f"{token.environment.owner.name}/{token.environment.name}"
+    return TokenInfo(
+        name=token.name,
+        prefix=token.prefix,
+        created_at=token.created_at,
+        last_used_at=token.last_used_at,
+        scopes=[one for one in ALL_SCOPES if one in token.scope.split()],
+        target=target,
+        expires_at=token.expires_at,
+        revoked=token.revoked_at is not None,
+    )
+
+
+def _note_use(database: Database, token: Token) -> None:
+    moment = now()
+    if token.last_used_at is not None and moment - token.last_used_at < _LAST_USE_PRECISION:
+        return
+    with database.write() as session:
+        stored = session.get(Token, token.id)
+        if stored is not None:
+            stored.last_used_at = moment
