@@ -1,0 +1,127 @@
+"""Print the figures of the house: lines, modules, circles of folders, modules with one importer, functions.
+
+    .venv/bin/python scripts/measure_house.py [ROOT]
+
+ROOT is another checkout to compare with (`git worktree add ../before COMMIT`). Late and type-only imports
+count.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import sys
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+from statistics import median
+
+import grimp
+
+PACKAGES = {
+    "wander": "sdk",
+    "wander_compat": "compat",
+    "wander_client": "client",
+    "wander_hub": "hub",
+}
+"""Import packages, each with the folder of its distribution."""
+ONE_IMPORTER_LINES = 110
+"""A module of at most so many lines with a single importer is counted as one that could be merged."""
+FOLDER_MODULES = 15
+
+
+def main() -> None:
+    """Print one row a package, then what is wide or alone."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("root", nargs="?", type=Path, default=Path(__file__).resolve().parent.parent)
+    root: Path = parser.parse_args().root
+    found = {name: root / folder for name, folder in PACKAGES.items() if (root / folder / name).is_dir()}
+    sys.path[:0] = [str(folder) for folder in found.values()]
+    graph = grimp.build_graph(*found, cache_dir=None)
+    print(
+        f"{'package':<16}{'lines':>8}{'modules':>9}{'circles':>9}{'alone':>7}{'functions':>11}{'median':>8}"
+    )
+    totals = [0] * 5
+    for name, folder in found.items():
+        files = list((folder / name).rglob("*.py"))
+        lengths = [length for file in files for length in function_lengths(file)]
+        row = [
+            sum(count_lines(file) for file in files),
+            len(files),
+            len(circles(graph, name)),
+            len(single_importer_modules(graph, name, folder)),
+            len(lengths),
+        ]
+        totals = [total + value for total, value in zip(totals, row, strict=True)]
+        print(f"{name:<16}{row[0]:>8,}{row[1]:>9}{row[2]:>9}{row[3]:>7}{row[4]:>11,}{median(lengths):>8.0f}")
+    print(f"{'in all':<16}{totals[0]:>8,}{totals[1]:>9}{totals[2]:>9}{totals[3]:>7}{totals[4]:>11,}")
+    for name, folder in found.items():
+        for members in circles(graph, name):
+            print(f"circle: {' '.join(members)}")
+        for place, count in wide_folders(folder / name):
+            print(f"wide: {place.relative_to(root)} holds {count} modules")
+
+
+def count_lines(file: Path) -> int:
+    """Return the number of lines of a file."""
+    return len(file.read_text(encoding="utf-8").splitlines())
+
+
+def function_lengths(file: Path) -> Iterator[int]:
+    """Yield the lines of each function, decorators left out."""
+    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.end_lineno is not None:
+            yield node.end_lineno - node.lineno + 1
+
+
+def wide_folders(package: Path) -> Iterator[tuple[Path, int]]:
+    """Yield folders with more modules than the house allows, `__init__` not counted."""
+    for folder in [package, *(path for path in package.rglob("*") if path.is_dir())]:
+        count = sum(file.name != "__init__.py" for file in folder.glob("*.py"))
+        if count > FOLDER_MODULES:
+            yield folder, count
+
+
+def single_importer_modules(graph: grimp.ImportGraph, package: str, folder: Path) -> list[str]:
+    """Return the short modules that one other module imports."""
+    alone = []
+    for module in graph.modules:
+        file = folder.joinpath(*module.split(".")).with_suffix(".py")
+        if module.split(".")[0] != package or ".commands." in module or not file.is_file():
+            continue
+        if (
+            len(graph.find_modules_that_directly_import(module)) == 1
+            and count_lines(file) <= ONE_IMPORTER_LINES
+        ):
+            alone.append(module)
+    return sorted(alone)
+
+
+def circles(graph: grimp.ImportGraph, parent: str) -> list[list[str]]:
+    """Return the circles among the children of a package, and of every package inside it."""
+    children = sorted(graph.find_children(parent))
+    home = {module: child for child in children for module in {child, *graph.find_descendants(child)}}
+    arrows: dict[str, set[str]] = defaultdict(set)
+    for module, child in home.items():
+        for other in graph.find_modules_directly_imported_by(module):
+            if home.get(other, child) != child:
+                arrows[child].add(home[other])
+    reach = {child: _reachable(arrows, child) for child in children}
+    rings = {
+        frozenset(b for b in children if b in reach[a] and a in reach[b]) for a in children if a in reach[a]
+    }
+    return [sorted(ring) for ring in rings] + [ring for child in children for ring in circles(graph, child)]
+
+
+def _reachable(arrows: dict[str, set[str]], start: str) -> set[str]:
+    seen: set[str] = set()
+    waiting = [start]
+    while waiting:
+        for following in arrows[waiting.pop()] - seen:
+            seen.add(following)
+            waiting.append(following)
+    return seen
+
+
+if __name__ == "__main__":
+    main()
