@@ -22,8 +22,8 @@ for name, examples in {"dev": 20, "ci": 100}.items():
     )
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE") or ("ci" if os.environ.get("CI") else "dev"))
 
-LONGEST_FIRST = ("torch", "tests/docs", "tests/system", "tests/client", "tests/hub")
-TORCH = Path(__file__).parent / "sdk/training"
+TORCH, SYSTEM = "tests/sdk/training", "tests/system"
+LONGEST_FIRST = ("torch", "tests/docs", SYSTEM, "tests/client", "tests/hub")
 
 # Where it is set, every process of a test compiles all that it imports: 3 s for PyTorch, 4 s for the hub.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
@@ -48,9 +48,17 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         return
     for item in items:
         if item.get_closest_marker("xdist_group") is None:
-            own = item.path.relative_to(config.rootpath).as_posix()
-            item.add_marker(pytest.mark.xdist_group("torch" if TORCH in item.path.parents else own))
+            item.add_marker(pytest.mark.xdist_group(_group(item)))
     items.sort(key=_turn)
+
+
+def _group(item: pytest.Item) -> str:
+    folder = item.path.parent.relative_to(item.config.rootpath).as_posix()
+    if folder == TORCH:
+        return "torch"
+    if folder == SYSTEM and item.get_closest_marker("full") is None:
+        return SYSTEM  # the few that share one hub, one index of packages and what is published once
+    return f"{folder}/{item.path.name}"
 
 
 def _turn(item: pytest.Item) -> int:

@@ -89,6 +89,7 @@ def test_a_bare_folder_of_code_gets_a_project_that_builds(tmp_path):
         assert not [text for text in package.warnings if "depend" in text]
 
 
+@pytest.mark.full
 def test_a_wheel_is_unpacked_into_a_project_that_builds_the_same_code(tmp_path):
     source = project(tmp_path / "my-env", text=PROJECT + "[tool.hatch.build]\ninclude = ['my_env.py']\n")
     adopt(source, HERE)

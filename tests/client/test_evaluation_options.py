@@ -81,6 +81,7 @@ def test_the_cache_answers_the_second_run_and_is_on_record(wander: Wander, folde
     assert (home / "cache" / "responses.sqlite").exists()
 
 
+@pytest.mark.full
 def test_strata_and_shuffle_choose_the_examples(wander: Wander, folder: Path, home: Path) -> None:
     refused = wander("eval", "./say-env", "-m", "scripted:say_env:solver", "--strata", "--json")
     assert refused.json["error"]["message"] == "`say-env` declares no strata to choose its examples from"

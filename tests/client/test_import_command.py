@@ -45,6 +45,7 @@ def package(home):
     return folder
 
 
+@pytest.mark.full
 def test_a_package_becomes_an_environment_with_its_origin(hub, package, home, monkeypatch):
     before = {path.name: path.read_bytes() for path in package.iterdir()}
     dry = hub.wander("import", "path", str(package), "--no-check", "--dry-run", "--json").data
@@ -94,6 +95,7 @@ def rows(**changes):
     return "".join(json.dumps({**row, "example_id": 0, **changes}) + "\n" for _ in range(2))
 
 
+@pytest.mark.full
 def test_evaluations_of_others_are_imported_and_posted(hub, package, home, monkeypatch):
     monkeypatch.setenv("WANDER_TOKEN", hub.token)
     hub.wander("import", "path", str(package), "--no-check")

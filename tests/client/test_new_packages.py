@@ -56,6 +56,12 @@ def module_of(folder: Path) -> str:
     return folder.name.replace("-", "_")
 
 
+QUICK = {"single-turn", "tool"}
+SOME_KINDS = [pytest.param(kind, marks=() if kind in QUICK else pytest.mark.full) for kind in KINDS]
+"""Every kind; `make test` takes one without calls and one with them."""
+
+
+@pytest.mark.parametrize("kind", SOME_KINDS)
 def test_a_new_package_passes_its_own_tests_and_the_linter(made: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-W", "error", "-p", "no:asyncio", "-p", "no:cacheprovider"],
@@ -71,6 +77,7 @@ def test_a_new_package_passes_its_own_tests_and_the_linter(made: Path) -> None:
     assert linted.returncode == 0, linted.stdout
 
 
+@pytest.mark.parametrize("kind", SOME_KINDS)
 def test_a_new_package_passes_every_check(kind: str, made: Path, wander: Wander) -> None:
     # A judge that is not to be had, and says so at once: an address where nothing listens is tried for 20 s.
     with chat_endpoint(lambda messages: "", models=()) as nobody:
@@ -83,6 +90,7 @@ def test_a_new_package_passes_every_check(kind: str, made: Path, wander: Wander)
     assert [found[check] for check in looked_at] == ["pass"] * len(looked_at)
 
 
+@pytest.mark.parametrize("kind", SOME_KINDS)
 def test_a_new_packages_player_wins(kind: str, made: Path, wander: Wander) -> None:
     command = ["eval", f"./{made.name}", "-m", f"scripted:{module_of(made)}:solver", "-n", "3", "--json"]
     with chat_endpoint(lambda messages: '{"verdict": "yes"}') as judge:

@@ -27,6 +27,7 @@ def test_what_cannot_be_a_package_is_refused(word: str) -> None:
         package_name(word)
 
 
+@pytest.mark.full
 def test_check_ends_with_status_1_for_a_fault(wander: Wander, folder: Path) -> None:
     assert wander("check", str(folder)).out.splitlines()[0].startswith("ok")
     (folder / "say_env.py").write_text(ENVIRONMENT.replace('f"say {n}"', 'f"say {n} {hash(str(n))}"'))

@@ -74,6 +74,7 @@ def test_what_the_check_found_is_published_and_shown(publisher: HubRoom, package
     assert (again["check"], [file["sent"] for file in again["files"]]) == (None, [False, False])
 
 
+@pytest.mark.full
 def test_a_broken_environment_is_not_published_unless_asked(publisher: HubRoom, package: Path) -> None:
     (package / "say_env.py").write_text((BROKEN / "hash_rows.py").read_text())
     refused = publisher.wander("publish", str(package))
@@ -91,6 +92,7 @@ def test_a_broken_environment_is_not_published_unless_asked(publisher: HubRoom, 
     assert "not checked" in shown
 
 
+@pytest.mark.full
 def test_a_dry_run_checks_and_needs_no_hub(publisher: HubRoom, package: Path) -> None:
     result = publisher.wander("publish", str(package), "--dry-run", "--hub", "http://127.0.0.1:9")
     assert result.status == 0, result.err
@@ -98,6 +100,7 @@ def test_a_dry_run_checks_and_needs_no_hub(publisher: HubRoom, package: Path) ->
     assert " passed, 1 warning" in result.err
 
 
+@pytest.mark.full
 def test_other_bytes_are_refused_before_a_check_is_run(publisher: HubRoom, package: Path) -> None:
     assert publisher.wander("publish", str(package), "--no-check", "--no-lock").status == 0
     (package / "say_env.py").write_text(ENVIRONMENT + "\n")
@@ -114,6 +117,7 @@ def test_no_message_is_too_long_or_too_strange_for_the_hub() -> None:
     assert MESSAGE_LENGTH * "?" in text
 
 
+@pytest.mark.full
 def test_attestations_go_along_and_the_hub_says_what_it_made_of_them(
     publisher: HubRoom, package: Path, home: Path
 ) -> None:

@@ -64,6 +64,7 @@ def test_a_run_with_a_rollout_dropped_is_no_success(wander: Wander, run: Path) -
     assert "missing   1" in done.out
 
 
+@pytest.mark.full
 def test_what_a_change_of_the_environment_does_to_recorded_games(
     wander: Wander, run: Path, folder: Path, tmp_path: Path
 ) -> None:

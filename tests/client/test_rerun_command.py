@@ -34,6 +34,7 @@ def test_a_run_is_repeated_from_its_manifest_and_agrees(wander: Wander, folder: 
     assert (again.data["verdict"], again.data["differing"]) == ("agrees", [])
 
 
+@pytest.mark.full
 def test_another_model_differs_and_a_few_examples_tell_nothing(wander: Wander, folder: Path) -> None:
     first = evaluated(wander, folder, "solver", "-a", "size=40", "-n", "40")
     done = wander("rerun", first, "-m", "scripted:say_env:wrong")

@@ -22,6 +22,7 @@ SMALL = (
 )
 
 
+@pytest.mark.full
 def test_another_environment_is_trained_and_measured_by_the_same_runner(
     wander: Wander, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -86,6 +86,7 @@ def test_the_log_is_told_while_it_starts(wander: Wander, folder: Path, pids: Pat
     assert "vllm answers after" in result.err
 
 
+@pytest.mark.full
 def test_a_served_run_is_resumed_with_a_new_server(
     wander: Wander, folder: Path, pids: Path, checkpoint: Path, home: Path
 ) -> None:
@@ -122,6 +123,7 @@ def test_a_server_that_crashes_is_told_with_the_end_of_its_log(
     assert not (home / "runs").exists()
 
 
+@pytest.mark.full
 def test_a_server_that_never_gets_well_is_given_up(wander: Wander, folder: Path, pids: Path) -> None:
     words = ("--serve", "vllm", "--serve-arg=--behave=sick", "--serve-timeout", "3")
     result = wander("eval", str(folder), "-m", "m", *words, "--json")
@@ -167,6 +169,7 @@ def test_a_scripted_model_cannot_be_served(wander: Wander, folder: Path, pids: P
     assert "is code, no model" in result.json["error"]["message"]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("behave", "number"),
     [
@@ -201,6 +204,7 @@ def test_the_server_ends_however_the_command_ends(
         command.wait()
 
 
+@pytest.mark.full
 def test_evaluations_of_one_model_in_a_suite_share_its_server(
     wander: Wander, folder: Path, pids: Path, checkpoint: Path, home: Path
 ) -> None:

@@ -73,6 +73,7 @@ def test_a_suite_ends_when_its_evaluations_have_spent_the_budget_and_goes_on_wit
     assert more.data["spending"]["tokens"] == spent(more.data)
 
 
+@pytest.mark.full
 def test_a_cost_counts_too_and_the_next_command_is_told(wander: Wander, file: Path) -> None:
     text = file.read_text()
     file.write_text("budget_usd = 0.000001\n" + text)
@@ -84,6 +85,7 @@ def test_a_cost_counts_too_and_the_next_command_is_told(wander: Wander, file: Pa
     assert wander(*words[1:-1], "1000").status == 0
 
 
+@pytest.mark.full
 def test_a_bound_in_usd_needs_the_prices_of_who_is_paid(wander: Wander, file: Path) -> None:
     text = file.read_text().replace('price = "1000/1000"\n', "")
     file.write_text(text)

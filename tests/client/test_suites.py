@@ -253,6 +253,7 @@ def test_options_that_stand_in_the_file_are_refused_beside_it(
     )
 
 
+@pytest.mark.full
 def test_progress_goes_to_the_error_stream_in_plain_lines(wander: Wander, folder: Path, home: Path) -> None:
     result = wander("eval", str(write(home, one() + one(WRONG))))
     lines = result.out.splitlines()
@@ -263,6 +264,7 @@ def test_progress_goes_to_the_error_stream_in_plain_lines(wander: Wander, folder
     assert "say-env say_env:wrong  done" in result.err
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_a_suite_that_is_stopped_goes_on_where_it_was(
     number: signal.Signals, wander: Wander, folder: Path, home: Path

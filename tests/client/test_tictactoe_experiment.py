@@ -44,6 +44,7 @@ def test_the_settings_of_a_pretrained_model_are_complete_and_seeded(
     assert "rl-1" in planned.out
 
 
+@pytest.mark.full
 def test_the_experiment_goes_from_nothing_to_its_table_and_goes_on_where_it_was(
     wander: Wander, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -97,6 +97,7 @@ def launched(home: Path, *words: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.full
 @pytest.mark.timeout(1800)
 def test_two_processes_are_one_run_and_fail_as_one(wander: Wander, sayings: Path, home: Path) -> None:
     begun = launched(home, str(sayings), "grpo.toml", "--out", "two", "--json")

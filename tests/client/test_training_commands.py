@@ -91,6 +91,7 @@ def test_data_shows_and_balances_what_it_takes(wander: Wander, games: Path, home
     assert ", reward " in shown.err
 
 
+@pytest.mark.full
 def test_sft_holds_back_and_goes_on(wander: Wander, games: Path, tiny: Path, home: Path) -> None:
     assert wander("data", str(games), "--out", "rows.jsonl").status == 0
     words = ("sft", "rows.jsonl", "--model", "tiny", "--out", "sft", "--steps", "2")
@@ -175,6 +176,7 @@ def test_sft_then_train_then_resume(wander: Wander, games: Path, tiny: Path, hom
     assert played.data["summary"]["failed"] == 0
 
 
+@pytest.mark.full
 def test_an_interrupt_keeps_a_checkpoint_to_resume_from(
     wander: Wander, tiny: Path, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -45,6 +45,7 @@ def one_thread() -> None:
     torch.set_num_threads(1)
 
 
+@pytest.mark.full
 def test_environments_are_mixed_by_weight_and_all_of_them_pinned(wander: Wander, home: Path) -> None:
     texts = ["0|1|2\n---------\n3|4|5", "<think>a</think><move>3</move>", "Reverse the text: hello"]
     talk = [[{"role": "user", "content": text}, {"role": "assistant", "content": text}] for text in texts]

@@ -167,6 +167,7 @@ def tiny(wander: Wander) -> None:
     assert made.status == 0, made.err
 
 
+@pytest.mark.full
 def test_another_run_begins_with_the_weights_of_a_checkpoint(wander: Wander, home: Path) -> None:
     tiny(wander)
     (home / "grpo.toml").write_text(SHARED)
@@ -193,6 +194,7 @@ def test_another_run_begins_with_the_weights_of_a_checkpoint(wander: Wander, hom
     assert "--from first" in finished.err
 
 
+@pytest.mark.full
 def test_the_exit_message_tells_why_a_run_stopped(wander: Wander, home: Path) -> None:
     tiny(wander)
     target = SHARED + '\n[stopping]\ntarget = { "optimal/reward" = -1.0 }\n'

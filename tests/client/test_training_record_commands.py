@@ -75,6 +75,7 @@ def stopped(wander: Wander, source: Path, tiny: Path, home: Path, monkeypatch: p
     return home / "run"
 
 
+@pytest.mark.full
 def test_a_run_is_repeated_and_refused_after_its_environment_changed(
     wander: Wander, stopped: Path, source: Path
 ) -> None:
@@ -102,6 +103,7 @@ def test_a_run_is_repeated_and_refused_after_its_environment_changed(
     assert (change["field"], change["step"]) == ("environment.source_sha256", 2)
 
 
+@pytest.mark.full
 def test_a_damaged_checkpoint_is_refused_and_an_older_one_goes_on(wander: Wander, stopped: Path) -> None:
     optimizer = stopped / "checkpoints" / "checkpoint-2" / "optimizer.pt"
     optimizer.write_bytes(optimizer.read_bytes()[:-1] + b"?")

@@ -65,13 +65,13 @@ def filled(tmp_path_factory, migrated_database, make_wheel) -> Iterator[tuple[ob
         yield app, token
 
 
-def failures_of(filled, examples: int) -> list[str]:
+def failures_of(filled, examples: int, operations: slice = slice(None)) -> list[str]:
     """Return what the hub did against its document."""
     app, token = filled
     known = {"Authorization": f"Bearer {token}"}
     schema = schemathesis.openapi.from_asgi("/openapi.json", app)
     found: list[str] = []
-    for result in schema.get_all_operations():
+    for result in list(schema.get_all_operations())[operations]:
         operation = result.ok()
         for mode, headers in (
             (GenerationMode.POSITIVE, known),
@@ -103,6 +103,11 @@ def _probe(operation, mode, headers, examples: int) -> None:
     once()
 
 
+def test_the_hub_keeps_to_some_of_its_document(filled):
+    assert failures_of(filled, examples=2, operations=slice(None, None, 8)) == []
+
+
+@pytest.mark.full
 def test_the_hub_keeps_its_document(filled):
     assert failures_of(filled, examples=2) == []
 

@@ -32,7 +32,11 @@ def page_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine")
-@pytest.mark.parametrize(("scheme", "width"), [("dark", 1280), ("light", 390)], ids=["desk", "phone"])
+@pytest.mark.parametrize(
+    ("scheme", "width"),
+    [("dark", 1280), pytest.param("light", 390, marks=pytest.mark.full)],
+    ids=["desk", "phone"],
+)
 def test_a_browser_draws_every_chart_and_runs_nothing_else(
     page_file: Path, scheme: Literal["light", "dark"], width: int
 ) -> None:

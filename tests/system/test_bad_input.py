@@ -69,6 +69,7 @@ def test_an_endpoint_that_is_down_is_named(bundled, tmp_path):
     assert url in said
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "answer",
     [b"<html>502 Bad Gateway</html>", b'{"choices": []}', b'{"object": "list"}', b"", b"\xff\xfe\x00"],
@@ -123,6 +124,7 @@ def small_disk(tmp_path):
     subprocess.run(["umount", place], check=True)
 
 
+@pytest.mark.full
 def test_a_full_disk_loses_nothing_that_was_written(machine, bundled, small_disk):
     long_answer = f"<reversed_text>{'x' * 200_000}</reversed_text>"
     run = small_disk / "run"
@@ -135,6 +137,7 @@ def test_a_full_disk_loses_nothing_that_was_written(machine, bundled, small_disk
     assert all(json.loads(line)["example_id"] for line in lines[:-1] if line)
 
 
+@pytest.mark.full
 def test_an_install_on_a_full_disk_leaves_nothing(machine, bundled, small_disk):
     full = {**machine.environment, "WANDER_DATA_DIR": str(small_disk / "data"), "UV_LINK_MODE": "copy"}
     machine.refused(1, "install", "admin/tictactoe", env=full)

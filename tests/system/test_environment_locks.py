@@ -17,6 +17,8 @@ from machine import Machine
 from package_shop import PackageShop, package_shop
 from wander.evals.store.manifest import new_run_id
 
+pytestmark = pytest.mark.full
+
 GENEROUS = "def score(said: str, wanted: str) -> float:\n    return float(said == wanted)\n"
 STRICT = "def score(said: str, wanted: str) -> float:\n    return 0.5 * (said == wanted)\n"
 MODULE = """

@@ -83,6 +83,7 @@ def test_a_model_behind_an_endpoint_is_evaluated_posted_and_ranked(machine, bund
     assert page.text.index("reverser") < page.text.index("repeater")
 
 
+@pytest.mark.full
 def test_posting_twice_changes_nothing(machine, bundled):
     with chat_endpoint(reversing) as endpoint:
         run = machine.home / "runs" / "twice"
@@ -93,6 +94,7 @@ def test_posting_twice_changes_nothing(machine, bundled):
     assert first["run_id"] == second["run_id"]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("stop", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM], ids=lambda one: one.name)
 def test_a_stopped_run_keeps_its_rollouts_and_resumes(machine, slow_run, stop):
     process, run, endpoint = slow_run
@@ -114,6 +116,7 @@ def test_a_stopped_run_keeps_its_rollouts_and_resumes(machine, slow_run, stop):
     assert machine.wander("post", run)["level"] == "complete"
 
 
+@pytest.mark.full
 def test_no_process_outlives_a_killed_evaluation(machine, slow_run):
     process, _, _ = slow_run
     assert living_processes(machine.home)

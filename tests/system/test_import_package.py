@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import hashlib
 
+import pytest
 from command_line import ENVIRONMENT
+
+pytestmark = pytest.mark.full
 
 PROJECT = """
 [build-system]

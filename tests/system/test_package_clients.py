@@ -18,6 +18,8 @@ import httpx
 import pytest
 from live_hub import BIN, hub_command, make_token
 
+pytestmark = pytest.mark.full
+
 PROJECT = """
 [build-system]
 requires = ["hatchling"]

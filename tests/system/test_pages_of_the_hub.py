@@ -66,7 +66,7 @@ def test_every_link_of_the_pages_answers(hub, posted):
 
 
 @pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine; the links are tested without one")
-@pytest.mark.parametrize("width", [1280, 390], ids=["desk", "phone"])
+@pytest.mark.parametrize("width", [1280, pytest.param(390, marks=pytest.mark.full)], ids=["desk", "phone"])
 def test_a_browser_shows_the_pages_without_a_fault(hub, posted, width):
     with browser_page(width) as page:
         faults: list[str] = []

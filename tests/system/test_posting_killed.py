@@ -18,6 +18,8 @@ from saved_runs import write_run
 from wander.evals.store.folder import RunFolder
 from wander_client.hub.posting import files_of, packed
 
+pytestmark = pytest.mark.full
+
 ROLLOUTS, PER_CHUNK = 240, 2
 UPLOADER = f"""
 import sys

@@ -57,6 +57,7 @@ def test_twine_uploads_and_the_hub_reads_the_wheel(machine, package, hub):
     assert again.returncode == 0, "the same bytes again are fine"
 
 
+@pytest.mark.full
 def test_uv_publishes(machine, package, hub):
     files = built(machine, package)
     done = machine.run("uv", "publish", "--publish-url", upload_url(hub), "--token", hub.token, *files)
@@ -74,6 +75,7 @@ def test_pip_installs_from_the_index_of_the_owner(machine, bundled, hub):
     assert loaded.stdout.strip() == "SingleTurnEnv", loaded.stderr
 
 
+@pytest.mark.full
 def test_uv_installs_from_the_index_of_the_owner(machine, bundled, hub):
     python = machine.fresh_venv("uv-venv")
     indexes = ["--index", f"{hub.url}/admin/simple/", "--index", f"{hub.url}/wander/simple/"]
@@ -83,6 +85,7 @@ def test_uv_installs_from_the_index_of_the_owner(machine, bundled, hub):
     assert loaded.stdout.strip() == "SingleTurnEnv", loaded.stderr
 
 
+@pytest.mark.full
 def test_the_command_itself_installs_from_the_hub_and_a_mirror(machine, hub):
     python = machine.fresh_venv("command-venv")
     index = ["--index", f"{hub.url}/wander/simple/"]

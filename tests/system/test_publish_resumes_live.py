@@ -17,6 +17,8 @@ from live_hub import LiveHub, hub_command, live_hub
 from machine import Machine
 from staged_uploads import PATH, announced
 
+pytestmark = pytest.mark.full
+
 MIB = 1024 * 1024
 CHUNK = 4 * MIB
 ALONE = {"WANDER_HUB_BUNDLED_PACKAGES": "false"}

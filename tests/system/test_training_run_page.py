@@ -12,6 +12,8 @@ import pytest
 from chat_endpoint import chat_endpoint
 from chromium import CHROMIUM, browser_page
 
+pytestmark = pytest.mark.full
+
 RUN_ID = "01TRAININGRUNFORTHEPAGE0001"[:26]
 
 

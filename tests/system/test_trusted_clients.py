@@ -15,6 +15,8 @@ from live_hub import BIN, LiveHub, clean_environment, free_port, live_hub
 from tls_front import tls_front
 from token_issuer import Issuer, github_claims, token_issuer
 
+pytestmark = pytest.mark.full
+
 ENVIRONMENTS = Path(__file__).resolve().parents[2] / "environments"
 
 

@@ -15,6 +15,8 @@ from machine import Machine
 from wander.evals.store.folder import RunFolder
 from wander.evals.store.manifest import new_run_id
 
+pytestmark = pytest.mark.full
+
 ROOT = Path(__file__).resolve().parents[2]
 Forgery = Callable[[Record, list[Record]], object]
 

@@ -17,6 +17,8 @@ from live_hub import LiveHub, hub_command, live_hub
 from machine import Machine
 from postgres_server import postgres_server
 
+pytestmark = pytest.mark.full
+
 PROJECT = """
 [project]
 name = "gated-env"
