@@ -6,7 +6,7 @@ TESTS := $(BIN)/python -m pytest -n auto --maxprocesses 8 --dist loadgroup --no-
 # Set, it makes each of the thousands of processes that tests start compile all that it imports.
 unexport PYTHONDONTWRITEBYTECODE
 .DEFAULT_GOAL := help
-.PHONY: help setup fmt check test test-rest test-all docs docs-site hooks demo experiment bench lock clean
+.PHONY: help setup fmt check test test-rest test-all docs docs-site names hooks demo experiment bench lock clean
 
 help:  ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -41,6 +41,9 @@ docs: setup  ## Run every code block of the README and of docs/
 docs-site: setup  ## Build site/ from docs/ and the docstrings; a broken link fails
 	@$(PYTHON) scripts/set_up.py --group site
 	@$(BIN)/python scripts/docs_site.py
+
+names: setup  ## Record the public names and signatures anew, after one of them changed on purpose
+	@$(BIN)/python tests/harness/public_names.py
 
 hooks: setup  ## Have git run ruff, typos and a check for large files before each commit
 	@$(BIN)/pre-commit install

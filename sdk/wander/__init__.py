@@ -5,10 +5,10 @@ Names are loaded when they are first used, so that `import wander` stays cheap.
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from wander.errors import WanderError
+from wander.lazy import lazy_names
 from wander.moved import serve_moved_modules
 from wander.types import Example, Message, Messages, Rollout, SamplingArgs, State, Turn
 from wander.version import __version__ as __version__
@@ -34,36 +34,6 @@ if TYPE_CHECKING:
     from wander.rubrics.group import RubricGroup
     from wander.rubrics.judge import JudgeRubric
     from wander.rubrics.math import MathRubric
-
-_HOMES = {
-    "Client": "wander.clients.base",
-    "ReplayClient": "wander.clients.replay",
-    "ScriptedClient": "wander.clients.scripted",
-    "Dataset": "wander.dataset",
-    "ProceduralRows": "wander.dataset",
-    "Environment": "wander.environment",
-    "LocalEnvironment": "wander.environment",
-    "cleanup": "wander.rollout.hooks",
-    "stop": "wander.rollout.hooks",
-    "teardown": "wander.rollout.hooks",
-    "EnvGroup": "wander.envs.group",
-    "MCPEnv": "wander.envs.mcp.env",
-    "MCPServer": "wander.envs.mcp.connection",
-    "MultiTurnEnv": "wander.envs.multi_turn",
-    "RLMEnv": "wander.envs.rlm.env",
-    "SingleTurnEnv": "wander.envs.single_turn",
-    "StatefulToolEnv": "wander.envs.tool.stateful",
-    "ToolEnv": "wander.envs.tool.env",
-    "load_environment": "wander.loading",
-    "MaybeThinkParser": "wander.parsers",
-    "Parser": "wander.parsers",
-    "ThinkParser": "wander.parsers",
-    "XMLParser": "wander.parsers",
-    "Rubric": "wander.rubrics",
-    "RubricGroup": "wander.rubrics.group",
-    "JudgeRubric": "wander.rubrics.judge",
-    "MathRubric": "wander.rubrics.math",
-}
 
 __all__ = [  # noqa: RUF022 - grouped by subject
     # values
@@ -109,15 +79,4 @@ __all__ = [  # noqa: RUF022 - grouped by subject
 
 serve_moved_modules()
 
-
-def __getattr__(name: str) -> Any:
-    home = _HOMES.get(name)
-    if home is None:
-        raise AttributeError(f"module `wander` has no attribute `{name}`")
-    value = getattr(importlib.import_module(home), name)
-    globals()[name] = value
-    return value
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+__getattr__, __dir__ = lazy_names(__name__)

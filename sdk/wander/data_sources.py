@@ -21,6 +21,8 @@ from wander.errors import DatasetError, MissingExtra
 from wander.seeding import derived_seed
 from wander.types import Example
 
+__all__ = ["file_rows", "hugging_face_rows"]
+
 Plain = dict[str, Any]
 
 

@@ -29,6 +29,30 @@ from typing import ClassVar
 
 from wander.types import Boundary, Failure
 
+__all__ = [
+    "AuthenticationFailed",
+    "BoundaryError",
+    "ConfigError",
+    "ContextOverflow",
+    "DatasetError",
+    "EndpointUnreachable",
+    "EnvironmentFault",
+    "InvalidResponse",
+    "LoadError",
+    "MissingExtra",
+    "ModelError",
+    "ModelNotFound",
+    "NotRecorded",
+    "RateLimited",
+    "RubricError",
+    "RunError",
+    "SandboxError",
+    "ToolError",
+    "WanderError",
+    "WorkerRefusedToken",
+    "WorkerUnreachable",
+]
+
 
 class WanderError(Exception):
     """Base of all Wander errors; `hint` says what to do next."""

@@ -7,16 +7,25 @@ is looked up before such an import; the finder costs each other import one compa
 from __future__ import annotations
 
 import importlib
-import importlib.abc
 import importlib.machinery
 import sys
 import warnings
 from collections.abc import Sequence
 from types import ModuleType
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from importlib.abc import Loader
+else:
+    Loader = object  # `importlib.abc` loads two dozen modules, `tempfile` and `shutil` among them
 
 MOVED = {
+    "wander.clients.limiter": "wander.clients.rate_limit",
     "wander.compat": "wander_compat",
     "wander.compat.taskset_harness": "wander_compat.tasksets.harness",  # exported task sets import it
+    "wander.evals.bootstrap": "wander.evals.stats.bootstrap",
+    "wander.evals.passes": "wander.evals.stats.pass_at_k",
+    "wander.posting": "wander.wire.postings",
 }
 """New names by old ones. What lay below an old name lies below the new one, or has a row of its own."""
 
@@ -31,7 +40,7 @@ def new_name(name: str) -> str | None:
     return MOVED[above] + name[len(above) :]
 
 
-class MovedFinder(importlib.abc.MetaPathFinder):
+class MovedFinder:
     """Finds modules under their old names."""
 
     def find_spec(
@@ -44,11 +53,14 @@ class MovedFinder(importlib.abc.MetaPathFinder):
         return importlib.machinery.ModuleSpec(fullname, _MovedLoader(new))
 
 
-class _MovedLoader(importlib.abc.Loader):
+class _MovedLoader(Loader):
     """Puts the module of the new name in the place of the old one."""
 
     def __init__(self, new: str) -> None:
         self._new = new
+
+    def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType | None:
+        return None
 
     def exec_module(self, module: ModuleType) -> None:
         sys.modules[module.__name__] = importlib.import_module(self._new)

@@ -13,6 +13,8 @@ from typing import Any
 
 from wander.types import Message, Messages
 
+__all__ = ["MaybeThinkParser", "Parser", "ThinkParser", "XMLParser", "message_text"]
+
 FormatReward = Callable[..., float]
 
 

@@ -12,6 +12,8 @@ import random
 
 from wander.types import canonical_json
 
+__all__ = ["derived_rng", "derived_seed"]
+
 Key = str | int | float | bool | None | list["Key"] | tuple["Key", ...] | dict[str, "Key"]
 
 

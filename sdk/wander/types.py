@@ -13,6 +13,22 @@ from typing import Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field
 
+__all__ = [
+    "Boundary",
+    "EnvironmentInfo",
+    "Example",
+    "Failure",
+    "Message",
+    "Messages",
+    "RewardFunctionInfo",
+    "Rollout",
+    "SamplingArgs",
+    "State",
+    "Turn",
+    "TurnTokens",
+    "Usage",
+]
+
 Message = dict[str, Any]
 """One chat message: `role` (system, user, assistant or tool), `content` (text, or a list of content
 parts), and where they apply `tool_calls`, `tool_call_id`, `name`, `reasoning_content`."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from wander.clients.base import ModelRequest
+from wander.clients import ModelRequest
 from wander.errors import ModelError
 from wander.parsers import message_text
 from wander.seeding import derived_rng

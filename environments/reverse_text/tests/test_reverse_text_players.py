@@ -6,8 +6,7 @@ import pytest
 from reverse_text import load_environment
 from reverse_text.players import careful, careless, teacher
 from wander import ScriptedClient
-from wander.clients.base import ModelRequest
-from wander.clients.scripted import scripted_client_from_spec
+from wander.clients import ModelRequest, scripted_client_from_spec
 from wander.errors import ModelError
 
 

@@ -9,7 +9,7 @@ from tictactoe.players import careless, optimal
 from wander import ScriptedClient
 from wander.clients.choices import line_of
 from wander.environment import LocalEnvironment
-from wander.evals.exhaustive import WalkPlan, walk
+from wander.evals import WalkPlan, walk
 from wander.parsers import message_text
 from wander.wire import EnvironmentPin
 

@@ -8,8 +8,7 @@ import pytest
 from tictactoe import is_well_formed
 from tictactoe.game import LINES, best_moves, free_cells, is_over, placed, shown, winner
 from tictactoe.players import optimal, optimal_player, purpose, random, random_player, teacher
-from wander.clients.base import ModelRequest
-from wander.clients.scripted import scripted_client_from_spec
+from wander.clients import ModelRequest, scripted_client_from_spec
 from wander.errors import ConfigError, ModelError
 
 BOARDS = [".........", "....O....", "X...O....", "XX.OO....", "X.O.O....", "X...O...X", "XOXOO.X.."]

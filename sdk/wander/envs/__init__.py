@@ -1,1 +1,28 @@
 """Kinds of environment."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from wander.lazy import lazy_names
+
+if TYPE_CHECKING:
+    from wander.envs.group import EnvGroup
+    from wander.envs.mcp import MCPEnv, MCPServer
+    from wander.envs.multi_turn import MultiTurnEnv
+    from wander.envs.rlm import RLMEnv
+    from wander.envs.single_turn import SingleTurnEnv
+    from wander.envs.tool import StatefulToolEnv, ToolEnv
+
+__all__ = [
+    "EnvGroup",
+    "MCPEnv",
+    "MCPServer",
+    "MultiTurnEnv",
+    "RLMEnv",
+    "SingleTurnEnv",
+    "StatefulToolEnv",
+    "ToolEnv",
+]
+
+__getattr__, __dir__ = lazy_names(__name__)

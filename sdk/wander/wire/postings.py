@@ -21,6 +21,8 @@ from pydantic import Field
 
 from wander.types import Record
 
+__all__ = ["RolloutsDigest", "key_fingerprint", "line_digest", "run_digest", "signed_text"]
+
 MANIFEST, ROLLOUTS = "run.json", "rollouts.jsonl"
 MAX_CHUNK_BYTES = 64 * 1024 * 1024
 """Most plain bytes of a chunk, and so of a rollout; a client aims at far less."""

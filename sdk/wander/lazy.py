@@ -1,0 +1,37 @@
+"""Public names that a package imports when they are first used (PEP 562), so that importing it stays cheap.
+
+Where each name comes from stands once: in the imports that the package makes `if TYPE_CHECKING`.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import inspect
+import sys
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+
+def lazy_names(package: str) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
+    """Return `__getattr__` and `__dir__` for a package whose public names are those of its `__all__`."""
+    module = sys.modules[package]
+
+    @cache
+    def homes() -> dict[str, str]:
+        guarded = next(node for node in ast.parse(inspect.getsource(module)).body if isinstance(node, ast.If))
+        imports = [node for node in guarded.body if isinstance(node, ast.ImportFrom)]
+        return {alias.name: str(node.module) for node in imports for alias in node.names}
+
+    def load(name: str) -> Any:
+        if name.startswith("__") or name not in homes():
+            raise AttributeError(f"module `{package}` has no attribute `{name}`")
+        value = getattr(importlib.import_module(homes()[name]), name)
+        setattr(module, name, value)
+        return value
+
+    def names() -> list[str]:
+        return sorted({*vars(module), *module.__all__})
+
+    return load, names
