@@ -3,7 +3,7 @@
 `console` blocks are typed into bash line by line; what is shown under a command has to be printed by it, in
 that order (`...` stands for anything). `python` blocks run as they are. A second word after the language is
 a file name: the block is saved there for the blocks after it. `toml` and `json` blocks have to parse.
-`sh`, `text` and `nginx` blocks are not run.
+`sh`, `text`, `nginx` and `mermaid` blocks are not run.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from pathlib import Path
 import httpx
 from markdown_it import MarkdownIt
 
-LANGUAGES = {"console", "python", "toml", "json", "sh", "text", "nginx"}
+LANGUAGES = {"console", "python", "toml", "json", "sh", "text", "nginx", "mermaid"}
 SECONDS_PER_COMMAND = 400
 
 
