@@ -77,6 +77,7 @@ def _from_sdk(error: BaseException) -> ClientError | None:
         (sdk.WorkerUnreachable, Unavailable),
         (sdk.ModelError, Unavailable),
         (sdk.ModelNotFound, NotFound),
+        (sdk.ArgumentsRefused, ClientError),  # a `ConfigError` of the environment, and no wrong usage here
         (sdk.ConfigError, UsageError),
         (sdk.WanderError, ClientError),
     ]

@@ -11,11 +11,11 @@ from typing import Any, get_type_hints
 from pydantic import TypeAdapter, ValidationError
 from pydantic.errors import PydanticUserError
 
-from wander.errors import LoadError
+from wander.errors import ArgumentsUnfit
 
 
 def require_fitting(name: str, factory: Callable[..., Any], arguments: Mapping[str, Any]) -> None:
-    """Raise `LoadError` for an argument that the factory does not take, or not with such a value.
+    """Raise `ArgumentsUnfit` for an argument that the factory does not take, or not with such a value.
 
     A value is held against the annotation as strict JSON: `2` fits a float, `[1]` a tuple, `"2"` no int. Null
     fits wherever it is the default. What has no annotation, or one that means nothing to JSON, fits.
@@ -26,14 +26,14 @@ def require_fitting(name: str, factory: Callable[..., Any], arguments: Mapping[s
         signature.bind(**arguments)
     except TypeError as error:
         why = _unbound(signature, arguments, error)
-        raise LoadError(f"environment `{name}`: {why}", hint=taken) from error
+        raise ArgumentsUnfit(f"environment `{name}`: {why}", hint=taken) from error
     for key, annotation in _annotations(factory, signature):
         if key not in arguments or (arguments[key] is None and signature.parameters[key].default is None):
             continue
         problem = _misfit(annotation, arguments[key])
         if problem is not None:
             kind = _written(signature.parameters[key])
-            raise LoadError(
+            raise ArgumentsUnfit(
                 f"environment `{name}`: `{key}` must be `{kind}`, not `{_json(arguments[key])}` ({problem})",
                 hint=taken,
             )

@@ -397,6 +397,11 @@ class LocalEnvironment:
             self._info = self.env.info
         return self._info
 
+    @property
+    def lost_reason(self) -> None:
+        """None: it lives as long as this process."""
+        return None
+
     async def examples(self, split: Split, start: int = 0, count: int | None = None) -> list[Example]:
         """Return `count` examples from position `start` of the stored order; None means to the end."""
         return self.env.dataset(split).examples(start, count)

@@ -2,6 +2,8 @@
 
 WanderError                    has `.hint`: what to do next, as a command where possible
 |- LoadError                   a package or module that gives no usable environment
+|  |- ArgumentsRefused         `load_environment` raised `ConfigError`; is a `ConfigError` too
+|  |  '- ArgumentsUnfit        arguments that its signature does not take
 |  |- WorkerUnreachable        no worker answers, or it is busy; a later attempt may do better
 |  '- WorkerRefusedToken       a worker on another machine that does not take the token
 |- DatasetError                rows that cannot become examples
@@ -84,6 +86,14 @@ class ConfigError(WanderError):
 
 class RunError(WanderError):
     """A run folder that cannot be read, resumed or written."""
+
+
+class ArgumentsRefused(LoadError, ConfigError):
+    """Arguments with which `load_environment` raised `ConfigError`."""
+
+
+class ArgumentsUnfit(ArgumentsRefused):
+    """Arguments that the signature of `load_environment` does not take."""
 
 
 class ModelNotFound(ConfigError):
@@ -169,7 +179,13 @@ class SandboxError(BoundaryError):
     boundary: ClassVar[Boundary] = "sandbox"
 
 
-def model_error_type(name: str) -> type[ModelError]:
-    """Return the model error class of that name, else `ModelError`: records and wires carry names."""
+def error_type(name: str) -> type[WanderError] | None:
+    """Return the error class of that name, if there is one: records and wires carry names."""
     found = globals().get(name)
-    return found if isinstance(found, type) and issubclass(found, ModelError) else ModelError
+    return found if isinstance(found, type) and issubclass(found, WanderError) else None
+
+
+def model_error_type(name: str) -> type[ModelError]:
+    """Return the model error class of that name, else `ModelError`."""
+    found = error_type(name)
+    return found if found is not None and issubclass(found, ModelError) else ModelError

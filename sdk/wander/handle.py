@@ -23,6 +23,11 @@ class EnvironmentHandle(Protocol):
         """What the environment says about itself."""
         ...
 
+    @property
+    def lost_reason(self) -> str | None:
+        """Why its process ended and is not back, told more fully than a public record should; else None."""
+        ...
+
     async def examples(self, split: Split, start: int = 0, count: int | None = None) -> list[Example]:
         """Return `count` examples from position `start` of the stored order; None means to the end.
 

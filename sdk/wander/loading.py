@@ -23,7 +23,7 @@ from typing import Any
 from wander.adapters import adapters
 from wander.arguments import cause, require_fitting
 from wander.environment import Environment
-from wander.errors import LoadError
+from wander.errors import ArgumentsRefused, ConfigError, LoadError
 
 GROUP = "wander.environments"
 
@@ -209,7 +209,8 @@ def _made(name: str, factory: Callable[..., Any], arguments: dict[str, Any]) -> 
         env = factory(**arguments)
     except (Exception, SystemExit) as error:
         hint = getattr(error, "hint", None)
-        raise LoadError(f"`load_environment` of `{name}` raised `{cause(error)}`", hint=hint) from error
+        kind = ArgumentsRefused if isinstance(error, ConfigError) else LoadError
+        raise kind(f"`load_environment` of `{name}` raised `{cause(error)}`", hint=hint) from error
     if inspect.iscoroutine(env):
         env.close()
     adapted = (adapter.adapt(env) for adapter in adapters())

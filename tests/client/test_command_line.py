@@ -11,6 +11,7 @@ import httpx
 import pytest
 from command_line import Wander
 from wander.errors import (
+    ArgumentsRefused,
     AuthenticationFailed,
     ConfigError,
     EndpointUnreachable,
@@ -101,6 +102,7 @@ def test_the_exit_codes_are_documented_and_unique(wander: Wander) -> None:
         (LoadError("x"), 1, "load_error"),
         (RunError("x"), 1, "run_error"),
         (ConfigError("x"), 2, "config_error"),
+        (ArgumentsRefused("x"), 1, "arguments_refused"),
         (MissingExtra("train", needed_for="training"), 1, "missing_extra"),
         (AuthenticationFailed("x"), 4, "authentication_failed"),
         (EndpointUnreachable("x"), 5, "endpoint_unreachable"),

@@ -115,6 +115,15 @@ def test_an_endpoint_is_asked_with_the_key_of_its_variable(
     assert "sk-mine" not in "".join(path.read_text() for path in Path(result.data["run_dir"]).glob("*.json"))
 
 
+def test_an_endpoint_is_asked_once_before_an_evaluation(wander: Wander, folder: Path) -> None:
+    """For a model that the endpoint does not list, asking costs a completion."""
+    with chat_endpoint(lambda messages: messages[-1]["content"].removeprefix("say ")) as endpoint:
+        result = wander("eval", str(folder), "-m", "unlisted", "-b", endpoint.base_url, "-n", "3", "--json")
+    assert result.data["summary"]["reward_mean"] == 1.0
+    asked = [body["messages"][-1]["content"] for body in endpoint.requests]
+    assert (asked[0], len(asked)) == ("hi", 4)
+
+
 def test_an_endpoint_that_is_down_means_status_5(wander: Wander, folder: Path) -> None:
     result = wander("eval", str(folder), "-m", "x", "-b", "http://127.0.0.1:9/v1", "--json")
     assert result.status == 5

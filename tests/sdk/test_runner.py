@@ -64,7 +64,9 @@ async def run(
     **options: Any,
 ) -> EvaluationResult:
     environment = environment or echo_environment()
-    given = {name: options.pop(name) for name in ("resume", "on_progress", "stop") if name in options}
+    given = {
+        name: options.pop(name) for name in ("resume", "checked", "on_progress", "stop") if name in options
+    }
     version = options.pop("version", None)
     client = client if isinstance(client, Client) else ScriptedClient(client)
     return await evaluate(
@@ -92,6 +94,19 @@ async def test_every_rollout_is_played_recorded_and_summed_up(tmp_path: Path) ->
     assert folder.manifest.expected_rollouts == 12
     assert folder.summary() == result.summary == summarise(folder.rollouts(), expected=12)
     assert (told[0].done, told[-1].done, told[-1].total, told[-1].in_flight) == (0, 12, 12, 0)
+
+
+@pytest.mark.parametrize(("checked", "asked"), [(False, 1), (True, 0)])
+async def test_the_client_is_checked_once_unless_the_caller_has_done_it(checked: bool, asked: int) -> None:
+    class Checked(ScriptedClient):
+        checks = 0
+
+        async def check(self) -> None:
+            self.checks += 1
+
+    client = Checked(answer_of)
+    await run(None, client, checked=checked)
+    assert client.checks == asked
 
 
 async def test_without_a_folder_the_rollouts_are_kept_in_memory() -> None:

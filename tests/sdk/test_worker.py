@@ -19,12 +19,15 @@ import pytest
 from wander import Example, LocalEnvironment, Rollout, ScriptedClient
 from wander.clients.base import Client, ModelRequest, ModelResponse
 from wander.errors import (
+    ArgumentsRefused,
+    ArgumentsUnfit,
     AuthenticationFailed,
     ContextOverflow,
     DatasetError,
     EnvironmentFault,
     LoadError,
     ModelError,
+    SandboxError,
 )
 from wander.evals.run.runner import EvaluationPlan, evaluate
 from wander.handle import EnvironmentHandle
@@ -34,7 +37,7 @@ from wander.worker.host import session as worker_session
 from wander.worker.host.environment import WorkerEnvironment
 from wander.worker.host.socket_folder import SocketFolder
 from wander.worker.process import start as worker_process
-from wander.worker.protocol import PROTOCOL, Cancel, Close, Hello, to_host, to_worker
+from wander.worker.protocol import PROTOCOL, Cancel, Close, Fault, Hello, to_host, to_worker
 
 BODY = """
 import asyncio, os, signal, subprocess, sys, threading, time
@@ -490,6 +493,38 @@ async def test_load_errors_give_their_true_cause(tmp_path: Path, body: str, says
             pass
     assert "log" in f"{caught.value} {caught.value.hint}"
     assert (tmp_path / "log" / "worker.log").exists()
+
+
+@pytest.mark.parametrize(
+    ("body", "kind"),
+    [
+        (
+            "from wander.errors import ConfigError\ndef load_environment():\n    raise ConfigError('too small')",
+            ArgumentsRefused,
+        ),
+        ("def load_environment(size):\n    return None", ArgumentsUnfit),
+        # A class of the author's own, which only has the name of one of ours.
+        (
+            "class ConfigError(Exception): pass\ndef load_environment():\n    raise ConfigError('mine')",
+            LoadError,
+        ),
+    ],
+)
+async def test_what_loading_raises_arrives_with_its_class(tmp_path: Path, body: str, kind: type) -> None:
+    with pytest.raises(LoadError) as caught:
+        async with worker(tmp_path, body):
+            pass
+    assert type(caught.value) is kind
+
+
+def test_faults_keep_their_class_and_those_of_older_workers_are_load_errors() -> None:
+    for error in (DatasetError("x", hint="y"), ArgumentsRefused("x", hint="y"), SandboxError("x", hint="y")):
+        again = Fault.model_validate_json(Fault.of(error).model_dump_json()).load_error()
+        assert (type(again), str(again), again.hint) == (type(error), "x", "y")
+    old = Fault(type="LoadError", message="`load_environment` of `x` raised `ConfigError: y`").load_error()
+    assert type(old) is LoadError
+    own = Fault.of(type("DatasetError", (Exception,), {"__module__": "theirs"})("rows")).load_error()
+    assert (type(own), str(own)) == (LoadError, "the environment raised `theirs.DatasetError: rows`")
 
 
 async def test_a_name_that_is_not_installed_is_told(tmp_path: Path) -> None:

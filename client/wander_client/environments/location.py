@@ -219,15 +219,14 @@ def environment_pin(
 @contextlib.contextmanager
 def _blaming_arguments(given: Mapping[str, Any]) -> Iterator[None]:
     """Tell arguments that the environment refuses (wrong usage) from an environment that is broken."""
-    from wander.errors import LoadError
+    from wander.errors import ArgumentsRefused, LoadError
 
     try:
         yield
-    except LoadError as error:
+    except ArgumentsRefused as error:
+        if not given:
+            raise LoadError(str(error), hint=error.hint) from error
         hint = (error.hint or "").partition(_TRACE)[0]
-        refused = "raised `ConfigError" in str(error) or hint.startswith("it takes ")
-        if not given or not refused:
-            raise
         if "must be `str" in str(error):
             hint += "; text that reads as JSON goes in quotes: `-a NAME='\"3\"'`"
         raise UsageError(str(error), hint=hint or None, code="bad_arguments") from error

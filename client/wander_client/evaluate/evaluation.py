@@ -232,6 +232,7 @@ async def run_evaluation(
             run_dir,
             environment.pin,
             resume=resume,
+            checked=True,
             on_progress=listeners.on_progress,
             stop=stopping,
         )
@@ -265,7 +266,7 @@ async def begun_evaluation(
         client = await stack.enter_async_context(
             pool.client(settings, location, name=run_dir.name, log_path=server_log)
         )
-        await _check(client)
+        await client.check()  # before a folder is made for its run
         if resume:
             await _require_same_environment(settings, environment, run_dir, allow=allow_changed_code)
         on_start(environment)
@@ -369,13 +370,6 @@ def _keep_log(log_path: Path, run_dir: Path, name: str) -> None:
         with (run_dir / name).open("ab") as kept, log_path.open("rb") as log:
             shutil.copyfileobj(log, kept)
         log_path.unlink()
-
-
-async def _check(client: Client) -> None:
-    """Find out that a model cannot be used before a folder is made for its run."""
-    check = getattr(client, "check", None)
-    if check is not None:
-        await check()
 
 
 def write_settings(run_dir: Path, settings: EvaluationSettings) -> None:

@@ -19,6 +19,7 @@ from wander.checks.package import check_package
 from wander.checks.probe import NOTE_SUFFIX
 from wander.checks.records import ProbeRequest, ProbeResult, Trouble
 from wander.checks.report import CHECKS, CheckReport, CheckResult, result
+from wander.errors import ArgumentsUnfit
 from wander.sandbox import SandboxPolicy
 
 KEPT_VARIABLES = ("PATH", "HOME", "LANG", "TMPDIR", "SYSTEMROOT", "VIRTUAL_ENV", "SSL_CERT_FILE")
@@ -90,6 +91,8 @@ def _two_processes(
     took = time.monotonic() - began
     if first.info is not None:
         report.environment, report.deterministic = first.info.name, first.info.deterministic
+    if first.trouble is not None and first.trouble.type == ArgumentsUnfit.__name__:
+        report.unfit_arguments = first.trouble
     found.update({each.id: each for each in findings_of_first(first)})
     _timed(found, "load.works", took)
     if first.info is None or first.trouble is not None:

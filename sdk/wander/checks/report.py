@@ -6,6 +6,7 @@ from typing import Any, Literal, NamedTuple
 
 from pydantic import Field
 
+from wander.checks.records import Trouble
 from wander.types import Record
 
 Status = Literal["pass", "warn", "fail", "skip"]
@@ -161,6 +162,8 @@ class CheckReport(Record):
     """What it declares, when it loads."""
     checks: list[CheckResult]
     seconds: float = 0.0
+    unfit_arguments: Trouble | None = Field(default=None, exclude=True)
+    """Set where it was not loaded because `load_environment` does not take the arguments: no fault of it."""
 
     @property
     def ok(self) -> bool:

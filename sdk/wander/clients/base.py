@@ -69,6 +69,12 @@ class Client(ABC):
         """
         return None
 
+    async def check(self) -> None:  # noqa: B027 - an optional hook
+        """Find out cheaply whether the model can be used, before anything is played.
+
+        Raises the `ModelError` or `ConfigError` that every call would meet. It may cost a call.
+        """
+
     def describe(self) -> dict[str, Any]:
         """Return what a manifest records about the endpoint; never a secret."""
         return {"kind": type(self).__name__, "model": self.model}
@@ -100,6 +106,10 @@ class WrappedClient(Client):
     def recorded(self, rollout_id: str) -> dict[str, Any] | None:
         """Return what the client has on record of a rollout."""
         return self._client.recorded(rollout_id)
+
+    async def check(self) -> None:
+        """Find out whether the client can be used."""
+        await self._client.check()
 
     def describe(self) -> dict[str, Any]:
         """Return what the client says about its endpoint."""

@@ -109,12 +109,6 @@ class CachingClient(WrappedClient):
         }
         return hashlib.sha256(canonical_json(asked).encode("utf-8", "surrogatepass")).digest()
 
-    async def check(self) -> None:
-        """Find out whether the client can be used, where it can tell."""
-        check = getattr(self._client, "check", None)
-        if check is not None:
-            await check()
-
     def describe(self) -> dict[str, Any]:
         """Return what the client says about its endpoint, and that there is a cache before it."""
         return {**super().describe(), "response_cache": True}

@@ -313,9 +313,7 @@ class _Walk:
         """Lines of each opening; the next one's number."""
         self._played: list[Rollout] = []
         self._recorded = {} if folder is None else {r.key: r for r in folder.rollouts() if r.failure is None}
-        self._watch = FailureWatch(
-            plan.concurrency, why_lost=lambda: getattr(environment, "lost_reason", None)
-        )
+        self._watch = FailureWatch(plan.concurrency, why_lost=lambda: environment.lost_reason)
         self._lost = 0
         self._unexplored = 0
         self._resumed = 0

@@ -18,7 +18,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, TypeAdapter
 
 from wander.clients.base import ModelRequest, ModelResponse
-from wander.errors import ConfigError, DatasetError, LoadError, ModelError, WanderError, model_error_type
+from wander.errors import LoadError, MissingExtra, ModelError, WanderError, error_type, model_error_type
 from wander.handle import Split
 from wander.types import Boundary, EnvironmentInfo, Example, Record, Rollout, SamplingArgs
 
@@ -41,19 +41,25 @@ class Fault(Record):
     @classmethod
     def of(cls, error: BaseException) -> Fault:
         """Describe an exception."""
+        kind = type(error).__name__
+        if not isinstance(error, WanderError) and error_type(kind) is not None:
+            kind = f"{type(error).__module__}.{kind}"  # the author's own class has the name of one of ours
         return cls(
-            type=type(error).__name__,
+            type=kind,
             message=str(error) or type(error).__name__,
             hint=error.hint if isinstance(error, WanderError) else None,
             retryable=getattr(error, "retryable", False) is True,
         )
 
     def load_error(self) -> WanderError:
-        """Return the exception again, for what was asked while loading or reading examples."""
-        ours = (DatasetError, ConfigError, LoadError)
-        kinds: dict[str, type[WanderError]] = {kind.__name__: kind for kind in ours}
-        if self.type in kinds:
-            return kinds[self.type](self.message, hint=self.hint)
+        """Return the exception again, for what was asked while loading or reading examples.
+
+        It has the class it was raised with. A worker of an older wander-sdk knows fewer classes: it says
+        `LoadError` of arguments that were refused.
+        """
+        kind = error_type(self.type)
+        if kind is not None and kind is not MissingExtra:  # which is made of an extra's name
+            return kind(self.message, hint=self.hint)
         # An exception of the author's code: its message alone (`'size'` for a KeyError) would say nothing.
         return LoadError(f"the environment raised `{self.type}: {self.message}`", hint=self.hint)
 

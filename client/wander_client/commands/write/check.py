@@ -95,10 +95,9 @@ def _made_with(location: Location, policy: SandboxPolicy | None) -> CheckedWith:
 
 def _blame_arguments(report: CheckReport) -> None:
     """Raise when the environment refused the arguments, which is no fault of it."""
-    said = next((each.message for each in report.failed if each.id == "load.works"), "")
-    problem, takes, hint = said.removeprefix("LoadError: ").partition(" (it takes ")
-    if takes:
-        raise UsageError(problem, hint=f"it takes {hint.removesuffix(')')}", code="bad_arguments")
+    refused = report.unfit_arguments
+    if refused is not None:
+        raise UsageError(refused.message, hint=refused.hint, code="bad_arguments")
 
 
 def _show(check: CheckResult) -> None:

@@ -107,6 +107,7 @@ async def evaluate(
     pin: EnvironmentPin,
     *,
     resume: bool = False,
+    checked: bool = False,
     on_progress: OnProgress | None = None,
     stop: StopRequest | None = None,
 ) -> EvaluationResult:
@@ -114,13 +115,13 @@ async def evaluate(
 
     `resume` continues the run in `run_dir`: rollouts that did not fail are kept, missing and failed ones
     are played. It is refused with `RunError` when the run was made of anything else, and starts a new run
-    where the folder has none. Raises `ModelError` early when the endpoint cannot be used at all; what was
+    where the folder has none. `checked` says that the caller has just awaited `client.check()`: it may cost
+    a call, so nobody asks twice. Raises `ModelError` early when the endpoint cannot be used at all; what was
     played until then is on disk. Cancelling the calling task ends the same way as a stop, with
     `CancelledError`.
     """
-    check = getattr(client, "check", None)
-    if check is not None:
-        await check()
+    if not checked:
+        await client.check()
     examples = await planned_examples(environment, plan)
     manifest = new_manifest(
         environment=pin,
@@ -184,7 +185,7 @@ class _Evaluation:
         self.on_progress = on_progress
         self.stop = stop
         self.running = RunningSummary()
-        self.watch = FailureWatch(most, why_lost=lambda: getattr(environment, "lost_reason", None))
+        self.watch = FailureWatch(most, why_lost=lambda: environment.lost_reason)
         self.kept: list[Rollout] = []
         self.total = self.manifest.expected_rollouts
         self.unit = plan.rollouts_per_example if environment.info.group_rewards else 1
