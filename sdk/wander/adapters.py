@@ -13,7 +13,6 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Protocol
 
-from wander.environment import Environment
 from wander.errors import LoadError
 
 GROUP = "wander.adapters"
@@ -36,8 +35,8 @@ class Adapter(Protocol):
         that is not written for the library.
         """
 
-    def adapt(self, made: object) -> Environment | None:
-        """Return what a factory made as an environment of ours; None for what is not of the library.
+    def adapt(self, made: object) -> object | None:
+        """Return what a factory made as a `wander.Environment`; None for what is not of the library.
 
         Raises `LoadError` for what cannot be played.
         """

@@ -7,11 +7,8 @@ An environment package names its factory in the entry point group `wander.enviro
 from __future__ import annotations
 
 import difflib
-import importlib
-import importlib.util
 import inspect
 import re
-import sys
 import tomllib
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -24,6 +21,7 @@ from wander.adapters import adapters
 from wander.arguments import cause, require_fitting
 from wander.environment import Environment
 from wander.errors import ArgumentsRefused, ConfigError, LoadError
+from wander.modules import NoModule, import_file, import_from, import_module
 
 GROUP = "wander.environments"
 
@@ -66,14 +64,14 @@ def find_factory(name: str) -> Factory:
     wanted, _, version = name.rpartition("/")[2].partition("@")
     entry = _entry_point(wanted)
     if entry is None:
-        return Factory(wanted, _factory(_imported(_module_name(wanted), wanted), "load_environment"))
+        return Factory(wanted, _factory(_import(_module_name(wanted), wanted), "load_environment"))
     if version and entry.dist is not None and entry.dist.version != version:
         raise LoadError(
             f"`{wanted}` {entry.dist.version} is installed, not {version}",
             hint=f"run `wander install {name}`",
         )
     module, _, attribute = entry.value.partition(":")
-    return Factory(wanted, _factory(_imported(module, wanted), attribute or "load_environment"))
+    return Factory(wanted, _factory(_import(module, wanted), attribute or "load_environment"))
 
 
 def find_path_factory(path: str | Path) -> Factory:
@@ -92,12 +90,7 @@ def find_path_factory(path: str | Path) -> Factory:
             hint=f"write `{module}.py` with a `load_environment` function, or name yours in "
             f'`[project.entry-points."{GROUP}"]` of pyproject.toml',
         )
-    return Factory(name, _factory(_imported_from(source, module), attribute or "load_environment"))
-
-
-def import_file(path: Path) -> ModuleType:
-    """Import a Python file by its own name, with its folder on `sys.path`; raises `LoadError`."""
-    return _imported_from(path.parent, path.stem)
+    return Factory(name, _factory(import_from(source, module), attribute or "load_environment"))
 
 
 def installed_environments() -> list[str]:
@@ -125,21 +118,12 @@ def _module_name(name: str) -> str:
     return name.replace("-", "_")
 
 
-def _imported(module: str, name: str) -> ModuleType:
-    """Import a module; an import that fails inside it is told from a module that is not there."""
-    for adapter in adapters():
-        adapter.serve_imports()
+def _import(module: str, name: str) -> ModuleType:
+    """Import the module of an installed environment."""
     try:
-        return importlib.import_module(module)
-    except ModuleNotFoundError as error:
-        if error.name is not None and (module == error.name or module.startswith(f"{error.name}.")):
-            raise LoadError(f"there is no environment `{name}` here", hint=_near(name)) from error
-        raise LoadError(
-            f"`{module}` needs the module `{error.name}`, which is not installed",
-            hint="add its package to the environment's dependencies and install it again",
-        ) from error
-    except (Exception, SystemExit) as error:
-        raise LoadError(f"importing `{module}` raised `{type(error).__name__}: {error}`") from error
+        return import_module(module)
+    except NoModule as error:
+        raise LoadError(f"there is no environment `{name}` here", hint=_near(name)) from error
 
 
 def _near(name: str) -> str:
@@ -149,21 +133,6 @@ def _near(name: str) -> str:
         return f"did you mean {', '.join(f'`{each}`' for each in near)}?"
     installed = ", ".join(f"`{each}`" for each in known) or "none"
     return f"run `wander install OWNER/{name}`, or check the spelling (installed: {installed})"
-
-
-def _imported_from(folder: Path, module: str) -> ModuleType:
-    """Import a module from a folder; raises `LoadError` when one of that name came from elsewhere."""
-    if str(folder) not in sys.path:
-        sys.path.insert(0, str(folder))
-        importlib.invalidate_caches()
-    imported = _imported(module, module)
-    origin = getattr(imported, "__file__", None)
-    if origin is not None and folder not in Path(origin).resolve().parents:
-        raise LoadError(
-            f"`{module}` was found in `{origin}`, not in `{folder}`",
-            hint="another module has the same name: rename this one, or load it in a process of its own",
-        )
-    return imported
 
 
 def _project_target(folder: Path) -> tuple[str, str]:

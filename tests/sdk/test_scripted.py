@@ -136,7 +136,7 @@ async def test_a_script_is_run_from_its_file(player):
         ("spec_player:nothing", LoadError, "has no function `nothing`"),
         ("spec_player:number", LoadError, "has no function `number`"),
         ("no_such_player:play", LoadError, "importing `no_such_player` raised `ModuleNotFoundError"),
-        ("./no_such_player.py:play", LoadError, "there is no environment `no_such_player`"),
+        ("./no_such_player.py:play", LoadError, "there is no module `no_such_player`"),
         ("spec_player:repeat?speed=3", ConfigError, "unexpected keyword argument 'speed'"),
         ("spec_player:broken?", ConfigError, "made a `int`, not a function"),
     ],

@@ -499,7 +499,8 @@ async def test_load_errors_give_their_true_cause(tmp_path: Path, body: str, says
     ("body", "kind"),
     [
         (
-            "from wander.errors import ConfigError\ndef load_environment():\n    raise ConfigError('too small')",
+            "from wander.errors import ConfigError\n"
+            "def load_environment():\n    raise ConfigError('too small')",
             ArgumentsRefused,
         ),
         ("def load_environment(size):\n    return None", ArgumentsUnfit),

@@ -25,7 +25,6 @@ from pathlib import Path
 from types import CodeType, FrameType, ModuleType
 from typing import Any, Literal
 
-import wander
 from wander.adapters import folders
 from wander.checks.own_ports import is_own_port
 from wander.types import Record
@@ -277,7 +276,7 @@ def _in_sdk(file: str) -> bool:
 @functools.cache
 def _sdk_folders() -> tuple[str, ...]:
     """Return where the SDK lies, and the adapters, through which it plays other libraries' environments."""
-    return (str(Path(wander.__file__).parent), *folders())
+    return (str(Path(__file__).parents[1]), *folders())
 
 
 def _inside(file: str, folder: str) -> bool:

@@ -16,6 +16,7 @@ from urllib.parse import parse_qsl
 
 from wander.clients.base import Client, ModelRequest, ModelResponse
 from wander.errors import ConfigError, LoadError, ModelError
+from wander.modules import import_file
 from wander.types import Message
 
 Reply = str | Message | ModelResponse
@@ -91,8 +92,6 @@ def scripted_client_from_spec(spec: str) -> ScriptedClient:
 
 def _script_module(name: str) -> ModuleType:
     if name.endswith(".py"):
-        from wander.loading import import_file  # the loader is needed for files only
-
         return import_file(Path(name).expanduser().resolve())
     try:
         return importlib.import_module(name)
