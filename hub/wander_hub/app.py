@@ -40,10 +40,10 @@ from wander_hub.rights.tokens import authenticate
 from wander_hub.runs import routes as runs
 from wander_hub.settings import Settings
 from wander_hub.storage import Storage
+from wander_hub.sweep import keep_sweeping
 from wander_hub.upload import bundled
 from wander_hub.upload import routes as upload
 from wander_hub.upload import session_routes as upload_sessions
-from wander_hub.upload.sweep import sweeping
 from wander_hub.verification import routes as verification
 from wander_hub.web import routes as web
 
@@ -81,7 +81,7 @@ def create_app(
     @asynccontextmanager
     async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
         await run_in_threadpool(_start, settings, database, storage)
-        async with sweeping(database, storage):
+        async with keep_sweeping(database, storage):
             yield
         reader.close()
         database.close()

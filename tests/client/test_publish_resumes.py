@@ -89,7 +89,8 @@ def test_what_is_lost_is_asked_for_again(hub: HubRoom, what: str, lost: str) -> 
         assert seen.count("PUT") == 7, "what arrived is not sent twice, though nobody said that it did"
 
 
-def test_the_next_command_goes_on_where_one_gave_up(hub: HubRoom) -> None:
+def test_the_next_command_goes_on_where_one_gave_up(hub: HubRoom, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(staged, "PATIENCE", 0.1)
     with pytest.raises(Unavailable) as caught:
         published(hub, lambda each, number: "request" if each == "PUT" and number > 3 else None)
     assert "run the same command again" in (caught.value.hint or "")

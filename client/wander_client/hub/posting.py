@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, TypeVar
+from typing import IO, TYPE_CHECKING
 from urllib.parse import quote
 
 import zstandard
@@ -37,8 +37,9 @@ from wander.wire.postings import (
     run_digest,
 )
 
-from wander_client.errors import ClientError, NotFound, Unavailable
+from wander_client.errors import ClientError, NotFound
 from wander_client.hub.api import HubApi
+from wander_client.hub.transfer import CHUNK_BYTES, Sender
 
 if TYPE_CHECKING:
     from wander.wire import RunManifest
@@ -48,16 +49,13 @@ ARTIFACTS = (
     *("evaluations.jsonl", "alerts.jsonl", "samples.jsonl", "*.png", "*.svg"),
 )
 """What is posted beside manifest and rollouts."""
-CHUNK_BYTES = 4 * 1024 * 1024
-"""Plain bytes of a chunk, about; a single rollout may be larger."""
 PATIENCE = 120.0
 """Seconds for which a hub that does not answer is asked again."""
-_LONGEST_WAIT = 10.0
+_GO_ON = "what was sent is kept: post it again to go on"
 _NOWHERE = -1
 _KEY_AT_START = re.compile(rb'^\{"example_id":"([^"\\]*)","index":(\d{1,9})[,}]')
 """Lines of `wander eval` begin with the key; the hub reads the rest."""
 
-Answer = TypeVar("Answer")
 Signer = Callable[[str], RunSignature]
 """Signs the digest of a run."""
 
@@ -145,74 +143,38 @@ def post(
     `progress` hears how many rollouts are there, `trouble` when the hub has to be asked again. Raises
     `Unavailable` when it does not answer for `PATIENCE` seconds; posting the run again then goes on.
     """
-    sender = _Sender(hub, parcel, private, trouble, sleep)
+    sender = Sender(hub, PATIENCE, _GO_ON, trouble=trouble, sleep=sleep)
     try:
-        return sender.send(signer, progress)
+        return _send(sender, parcel, private, signer, progress)
     except NotFound as error:
         if error.code != "posting_not_found":
             raise
         # Another `wander post` finished it meanwhile, or it was left alone for days: begin again, once.
-        return sender.send(signer, progress)
+        return _send(sender, parcel, private, signer, progress)
 
 
-class _Sender:
-    """The requests of one posting, each asked again while the hub does not answer."""
-
-    def __init__(
-        self,
-        hub: HubApi,
-        parcel: Parcel,
-        private: bool,
-        trouble: Callable[[str], None],
-        sleep: Callable[[float], None],
-    ) -> None:
-        self._hub, self._parcel, self._private = hub, parcel, private
-        self._trouble, self._sleep = trouble, sleep
-        self._place = f"/api/v1/postings/{parcel.sha256}"
-
-    def send(self, signer: Signer | None, progress: Callable[[int], None]) -> tuple[RunDetail, bool]:
-        """Send what is missing and finish."""
-        parcel = self._parcel
-        opened = f"{self._place}?private={'true' if self._private else 'false'}"
-        posting = self._bytes(opened, parcel.manifest, Posting)
-        if posting.posted:
-            return self._persist(lambda: self._hub.run(posting.run_id)), False
-        for name, path in parcel.artifacts.items():
-            if PostedArtifact(name=name, sha256=parcel.artifact_digests[name]) not in posting.artifacts:
-                self._bytes(f"{self._place}/artifacts/{quote(name)}", path.read_bytes(), PostedArtifact)
-        count = self._send_chunks({one.number: one.sha256 for one in posting.chunks}, progress)
-        body = FinishPosting(chunks=count, signature=signer(parcel.sha256) if signer else None)
-        detail = self._persist(lambda: self._hub.change("POST", f"{self._place}/finish", RunDetail, body))
-        return detail, True
-
-    def _send_chunks(self, there: dict[int, str], progress: Callable[[int], None]) -> int:
-        compressor = zstandard.ZstdCompressor(level=3, write_checksum=True)
-        sent, number = 0, 0
-        for lines, rollouts in self._parcel.chunks():
-            digest = hashlib.sha256(lines).hexdigest()
-            if there.get(number) != digest:
-                path = f"{self._place}/chunks/{number}?digest={digest}"
-                self._bytes(path, compressor.compress(lines), PostedChunk)
-            sent, number = sent + rollouts, number + 1
-            progress(sent)
-        return number
-
-    def _bytes(self, path: str, content: bytes, model: type[Answer]) -> Answer:
-        return self._persist(lambda: self._hub.send_bytes("PUT", path, content, model, {}))  # type: ignore[type-var]
-
-    def _persist(self, request: Callable[[], Answer]) -> Answer:
-        """Ask until the hub answers: every request of a posting is harmless when it is repeated."""
-        give_up, wait = time.monotonic() + PATIENCE, 0.2
-        while True:
-            try:
-                return request()
-            except Unavailable as error:
-                if not error.retryable or time.monotonic() + wait > give_up:
-                    error.hint = "what was sent is kept: post it again to go on"
-                    raise
-                self._trouble(f"{error}; trying again")
-                self._sleep(wait)
-                wait = min(2 * wait, _LONGEST_WAIT)
+def _send(
+    sender: Sender, parcel: Parcel, private: bool, signer: Signer | None, progress: Callable[[int], None]
+) -> tuple[RunDetail, bool]:
+    """Send what the hub lacks of a run and finish it."""
+    hub, place = sender.hub, f"/api/v1/postings/{parcel.sha256}"
+    posting = sender.put(f"{place}?private={str(private).lower()}", parcel.manifest, Posting)
+    if posting.posted:
+        return sender.persist(lambda: hub.run(posting.run_id)), False
+    for name, path in parcel.artifacts.items():
+        if PostedArtifact(name=name, sha256=parcel.artifact_digests[name]) not in posting.artifacts:
+            sender.put(f"{place}/artifacts/{quote(name)}", path.read_bytes(), PostedArtifact)
+    there = {one.number: one.sha256 for one in posting.chunks}
+    compressor = zstandard.ZstdCompressor(level=3, write_checksum=True)
+    sent, count = 0, 0
+    for lines, rollouts in parcel.chunks():
+        digest = hashlib.sha256(lines).hexdigest()
+        if there.get(count) != digest:
+            sender.put(f"{place}/chunks/{count}?digest={digest}", compressor.compress(lines), PostedChunk)
+        sent, count = sent + rollouts, count + 1
+        progress(sent)
+    body = FinishPosting(chunks=count, signature=signer(parcel.sha256) if signer else None)
+    return sender.persist(lambda: hub.change("POST", f"{place}/finish", RunDetail, body)), True
 
 
 def _in_order(

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
+from itertools import count
 from typing import BinaryIO
 from urllib.parse import quote
 
@@ -19,10 +21,10 @@ from wander.wire.uploads import OFFSET_HEADER, NewUpload, UploadedFile, UploadSe
 
 from wander_client.errors import ClientError, Unavailable
 from wander_client.hub.api import HubApi
+from wander_client.hub.transfer import CHUNK_BYTES, Sender
 
-CHUNK_BYTES = 4 * 1024 * 1024
-ATTEMPTS = 5
-"""How often in a row a chunk may fail before the command gives up."""
+PATIENCE = 15.0
+"""Seconds for which a hub that does not answer is asked again."""
 _GO_ON = "run the same command again: it goes on where this one stopped"
 
 Told = Callable[[int, int], None]
@@ -53,85 +55,52 @@ def publish_files(
     Raises what the hub refuses them for; `Unavailable` when it cannot be reached for a while.
     """
     session = hub.change("POST", "/api/v1/uploads", UploadSession, wanted)
-    sending = _Sending(hub, session, told, sleep)
+    sender = Sender(hub, PATIENCE, _GO_ON, sleep=sleep)
+    place = f"/api/v1/uploads/{quote(session.id, safe='')}"
+    total, done = sum(file.size for file in session.files), sum(file.offset for file in session.files)
     try:
         for file in session.files:
-            if not file.published:
-                sending.send(file, bodies[file.filename])
-        version = sending.finalize()
-    except Unavailable as error:
-        error.hint = _GO_ON
+            for offset in _send_file(sender, place, file, bodies, session.chunk_bytes):
+                told(done - file.offset + offset, total)
+            done += file.size - file.offset
+        version = sender.persist(lambda: hub.change("POST", f"{place}/finalize", VersionDetail))
+    except Unavailable:
         raise
     except ClientError:
         # The hub refuses these very bytes: nobody will want the rest of them.
         with contextlib.suppress(ClientError):
-            hub.change("DELETE", _path(session), None)
+            hub.change("DELETE", place, None)
         raise
     sent = frozenset(file.filename for file in session.files if not file.published)
     resumed = sum(file.offset for file in session.files if not file.published)
     return Publication(version, sent, resumed)
 
 
-class _Sending:
-    """One attempt to send all that a hub lacks."""
-
-    def __init__(
-        self, hub: HubApi, session: UploadSession, told: Told, sleep: Callable[[float], None]
-    ) -> None:
-        self._hub = hub
-        self._session = session
-        self._told = told
-        self._sleep = sleep
-        self._chunk_bytes = min(session.chunk_bytes, CHUNK_BYTES)
-        self._there = {file.filename: file.offset for file in session.files}
-        self._total = sum(file.size for file in session.files)
-
-    def send(self, file: UploadedFile, body: BinaryIO) -> None:
-        """Send what the hub lacks of a file; where it has got to is its word, not ours."""
-        offset, failed = file.offset, 0
-        path = f"{_path(self._session)}/files/{quote(file.filename, safe='')}"
-        self._tell(file, offset)
-        while offset < file.size:
-            body.seek(offset)
-            try:
-                state = self._hub.send_bytes(
-                    "PUT", path, body.read(self._chunk_bytes), UploadedFile, {OFFSET_HEADER: str(offset)}
-                )
-            except ClientError as error:
-                failed += 1
-                if failed >= ATTEMPTS or not _passes(error):
-                    raise
-                if isinstance(error, Unavailable):
-                    self._sleep(0.5 * 2**failed)
-                state = self._hub.read(path, UploadedFile)
-            else:
-                failed = 0
-            offset = state.offset
-            self._tell(file, offset)
-
-    def finalize(self) -> VersionDetail:
-        """Make the hub publish what it has; asked again, it gives the same answer."""
-        for attempt in range(1, ATTEMPTS):
-            try:
-                return self._finalize()
-            except Unavailable as error:
-                if not error.retryable:
-                    raise
-                self._sleep(0.5 * 2**attempt)
-        return self._finalize()
-
-    def _finalize(self) -> VersionDetail:
-        return self._hub.change("POST", f"{_path(self._session)}/finalize", VersionDetail)
-
-    def _tell(self, file: UploadedFile, offset: int) -> None:
-        self._there[file.filename] = offset
-        self._told(sum(self._there.values()), self._total)
+def _send_file(
+    sender: Sender, place: str, file: UploadedFile, bodies: Mapping[str, BinaryIO], most: int
+) -> Iterator[int]:
+    """Send what the hub lacks of a file; yield how far it is, by its word and not ours."""
+    if file.published:
+        return
+    path, body, offset = f"{place}/files/{quote(file.filename, safe='')}", bodies[file.filename], file.offset
+    yield offset
+    while offset < file.size:
+        body.seek(offset)
+        part = body.read(min(most, CHUNK_BYTES))
+        offset = sender.persist(partial(_send_part, sender.hub, path, part, offset, count()))
+        yield offset
 
 
-def _passes(error: ClientError) -> bool:
-    """Tell whether the next attempt may fare better."""
-    return (isinstance(error, Unavailable) and error.retryable) or error.code == "offset_mismatch"
+def _send_part(hub: HubApi, path: str, part: bytes, offset: int, attempts: Iterator[int]) -> int:
+    """Send a part and return where the hub is then; from the second attempt on, the hub is asked first.
 
-
-def _path(session: UploadSession) -> str:
-    return f"/api/v1/uploads/{quote(session.id, safe='')}"
+    It may have the part though its answer was lost.
+    """
+    if next(attempts) and (found := hub.read(path, UploadedFile).offset) != offset:
+        return found
+    try:
+        return hub.send_bytes("PUT", path, part, UploadedFile, {OFFSET_HEADER: str(offset)}).offset
+    except ClientError as error:
+        if error.code != "offset_mismatch" or (found := hub.read(path, UploadedFile).offset) == offset:
+            raise
+        return found

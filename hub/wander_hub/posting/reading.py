@@ -79,14 +79,6 @@ def lines_that_count(plain: BinaryIO, pinned: PinnedRun) -> list[Line]:
     return [chosen[place] for place in sorted(chosen)]
 
 
-def rollouts_at(plain: BinaryIO, lines: list[Line]) -> Iterator[tuple[Rollout, bytes]]:
-    """Yield the rollouts of lines that were validated, with their lines."""
-    for one in lines:
-        plain.seek(one.offset)
-        line = plain.read(one.length)
-        yield Rollout.model_validate_json(line), line
-
-
 def rollouts_in_order(plain: BinaryIO, pinned: PinnedRun, chunk: int) -> Iterator[tuple[Rollout, bytes]]:
     """Yield the rollouts of a chunk with their lines; refuse one that does not follow the one before."""
     last = -1

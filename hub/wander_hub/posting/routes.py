@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import tempfile
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
 from datetime import timedelta
-from typing import Annotated, Any, BinaryIO
+from typing import Annotated
 
 from fastapi import APIRouter, Path, Query, Request
 from starlette.concurrency import run_in_threadpool
@@ -24,7 +21,7 @@ from wander.wire.postings import (
 )
 
 from wander_hub.database import Database
-from wander_hub.http.bodies import pieces
+from wander_hub.http.bodies import open_body, plain_body
 from wander_hub.http.boundary import (
     BaseUrl,
     Caller,
@@ -50,14 +47,12 @@ from wander_hub.verification import service as verification
 
 router = APIRouter(prefix="/api/v1", tags=["runs"])
 
-_IN_MEMORY = 4 * 1024 * 1024
 Digest = Annotated[str, Path(pattern=r"^[0-9a-f]{64}$", description="the run's digest")]
 _POSTING = "/postings/{sha256}"
 
 
-def _body(description: str) -> dict[str, Any]:
-    content = {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}
-    return {"requestBody": {"required": True, "description": description, "content": content}}
+def _too_large(what: str, most: int) -> HubProblem:
+    return HubProblem(413, "too_large", f"{what} is over {most:,} bytes")
 
 
 @router.put(
@@ -68,7 +63,7 @@ def _body(description: str) -> dict[str, Any]:
         200: {"model": Posting, "description": "It was begun before; what is here of it"},
         **documented(401, 403, 409, 413, 422, 429),
     },
-    openapi_extra=_body("run.json"),
+    openapi_extra=plain_body("run.json"),
 )
 async def open_posting(
     request: Request,
@@ -80,7 +75,8 @@ async def open_posting(
     private: Annotated[bool, Query(description="only for its submitter and who has a role there")] = False,
 ) -> Response:
     """Begin to post a run, or hear what is here of it already."""
-    async with _received(request, settings.max_manifest_bytes, "run.json") as body:
+    most = settings.max_manifest_bytes
+    async with open_body(request, most, _too_large("run.json", most)) as body:
         text = await run_in_threadpool(body.read)
     found, created = await run_in_threadpool(
         lambda: posting.open_posting(
@@ -100,7 +96,7 @@ def get_posting(session: ReadSession, caller: Caller, sha256: Digest) -> Posting
     _POSTING + "/chunks/{chunk}",
     response_model=PostedChunk,
     responses=documented(401, 403, 404, 413, 422, 507),
-    openapi_extra=_body("lines of rollouts in the manifest's order, plain or zstd"),
+    openapi_extra=plain_body("lines of rollouts in the manifest's order, plain or zstd"),
 )
 async def put_chunk(
     request: Request,
@@ -113,7 +109,7 @@ async def put_chunk(
     digest: Annotated[str, Query(pattern=r"^[0-9a-f]{64}$", description="SHA-256 of the plain lines")],
 ) -> PostedChunk:
     """Send one chunk of the rollouts. The hub validates every line; the same chunk again changes nothing."""
-    async with _received(request, MAX_CHUNK_BYTES, "the chunk") as body:
+    async with open_body(request, MAX_CHUNK_BYTES, _too_large("the chunk", MAX_CHUNK_BYTES)) as body:
         return await run_in_threadpool(
             posting.add_chunk,
             *(database, storage, sha256, chunk, body, digest, caller, limits_of(settings)),
@@ -124,7 +120,7 @@ async def put_chunk(
     _POSTING + "/artifacts/{file}",
     response_model=PostedArtifact,
     responses=documented(401, 403, 404, 413, 422, 507),
-    openapi_extra=_body("the file"),
+    openapi_extra=plain_body("the file"),
 )
 async def put_artifact(
     request: Request,
@@ -137,10 +133,11 @@ async def put_artifact(
 ) -> PostedArtifact:
     """Send a file that belongs to the run: metrics, checkpoints, plots."""
     media_type_of(file)
-    async with _received(request, settings.max_artifact_bytes, "the file") as body:
+    most = settings.max_artifact_bytes
+    async with open_body(request, most, _too_large("the file", most)) as body:
 
         def keep() -> PostedArtifact:
-            given = posted_file(file, body, settings.max_artifact_bytes)
+            given = posted_file(file, body, most)
             return posting.add_artifact(database, storage, sha256, given, caller, limits_of(settings))
 
         return await run_in_threadpool(keep)
@@ -229,21 +226,3 @@ def verified_after_post(request: Request, database: Database, run_id: str) -> No
         lambda session: verification.request_after_post(session, queue, settings, run_id), HUB
     ):
         wake_jobs(request)
-
-
-@asynccontextmanager
-async def _received(request: Request, max_bytes: int, what: str) -> AsyncIterator[BinaryIO]:
-    """Give the body as a file that vanishes with the request; raise 413 as soon as it is too large."""
-    too_large = HubProblem(413, "too_large", f"{what} is over {max_bytes:,} bytes")
-    declared = request.headers.get("content-length", "")
-    if declared.isdecimal() and int(declared) > max_bytes:
-        raise too_large
-    with tempfile.SpooledTemporaryFile(_IN_MEMORY) as file:
-        write: Callable[[bytes], int] = file.write
-        async for piece in pieces(request, max_bytes, too_large):
-            if file.tell() + len(piece) > _IN_MEMORY:
-                await run_in_threadpool(write, piece)
-            else:
-                write(piece)
-        file.seek(0)
-        yield file

@@ -10,14 +10,13 @@ from __future__ import annotations
 import hashlib
 import tempfile
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
 from threading import Lock
 from typing import BinaryIO
 
 from sqlalchemy.orm import Session
-from wander.types import Rollout
 from wander.wire.postings import MAX_CHUNK_BYTES, PostedArtifact, PostedChunk, Posting
 
 from wander_hub.database import Database, now
@@ -180,56 +179,26 @@ def add_chunk(
             )
         if others + size > limits.run_bytes:
             raise HubProblem(413, "too_large", f"the rollouts are over this hub's {limits.run_bytes:,} bytes")
-        rollouts = rollouts_in_order(plain, pinned, number)
-        return store_chunk(database, storage, sha256, number, (found, size), rollouts, caller, limits)
+        with tempfile.SpooledTemporaryFile(_SPOOLED) as packed:
+            frames, count = write_chunk(rollouts_in_order(plain, pinned, number), packed)
+            object_sha256 = storage.put(packed)
 
-
-def store_chunk(
-    database: Database,
-    storage: Storage,
-    sha256: str,
-    number: int,
-    stated: tuple[str, int],
-    rollouts: Iterable[tuple[Rollout, bytes]],
-    caller: Identity,
-    limits: PostingLimits,
-) -> PostedChunk:
-    """Keep rollouts as a chunk of a posting; `stated` is digest and size of the plain lines."""
-    with tempfile.SpooledTemporaryFile(_SPOOLED) as packed:
-        count = 0
-
-        def counted() -> Iterable[tuple[Rollout, bytes]]:
-            nonlocal count
-            for one in rollouts:
-                count += 1
-                yield one
-
-        frames = write_chunk(counted(), packed)
-        object_sha256 = storage.put(packed)
-
-        def record(session: Session) -> list[str]:
-            posting, _ = find(session, sha256, caller)
-            repository.lock_posting(session, posting)
-            database.lock_objects(session, exclusive=False)
-            storage.ensure(object_sha256, packed)
-            known = repository.chunk_numbered(session, posting.id, number)
-            replaced = [known.object_sha256] if known and known.object_sha256 != object_sha256 else []
-            session.merge(
-                PostingChunk(
+            def row(session: Session, posting: PostingRow) -> tuple[PostingChunk, str | None]:
+                known = repository.chunk_numbered(session, posting.id, number)
+                replaced = known.object_sha256 if known is not None else None
+                chunk = PostingChunk(
                     posting_id=posting.id,
                     number=number,
-                    sha256=stated[0],
-                    size=stated[1],
+                    sha256=found,
+                    size=size,
                     rollouts=count,
                     object_sha256=object_sha256,
                     row_frames=frames,
                 )
-            )
-            posting.expires_at = now() + limits.kept
-            return replaced
+                return chunk, replaced
 
-        objects.discard(database, storage, database.committed(record, caller))
-    return PostedChunk(number=number, sha256=stated[0], rollouts=count)
+            _keep(database, storage, sha256, caller, limits, (object_sha256, packed), row)
+    return PostedChunk(number=number, sha256=found, rollouts=count)
 
 
 def add_artifact(
@@ -245,29 +214,45 @@ def add_artifact(
         find(session, sha256, caller)
     storage.put(file.body)
 
-    def record(session: Session) -> list[str]:
-        posting, _ = find(session, sha256, caller)
-        repository.lock_posting(session, posting)
+    def row(session: Session, posting: PostingRow) -> tuple[PostingArtifact, str | None]:
         present = {one.name: one.sha256 for one in repository.artifacts_of(session, posting.id)}
         if file.name not in present and len(present) >= limits.artifacts:
             raise HubProblem(422, "too_many_artifacts", f"a run has at most {limits.artifacts} files")
-        database.lock_objects(session, exclusive=False)
-        storage.ensure(file.sha256, file.body)
-        session.merge(
-            PostingArtifact(
-                posting_id=posting.id,
-                name=file.name,
-                media_type=file.media_type,
-                size=file.size,
-                sha256=file.sha256,
-            )
+        artifact = PostingArtifact(
+            posting_id=posting.id,
+            name=file.name,
+            media_type=file.media_type,
+            size=file.size,
+            sha256=file.sha256,
         )
+        return artifact, present.get(file.name)
+
+    _keep(database, storage, sha256, caller, limits, (file.sha256, file.body), row)
+    return PostedArtifact(name=file.name, sha256=file.sha256)
+
+
+def _keep(
+    database: Database,
+    storage: Storage,
+    sha256: str,
+    caller: Identity,
+    limits: PostingLimits,
+    stored: tuple[str, BinaryIO],
+    row: Callable[[Session, PostingRow], tuple[PostingChunk | PostingArtifact, str | None]],
+) -> None:
+    """Write the row of a part whose object is stored, then drop the object of the part that it replaces."""
+
+    def record(session: Session) -> list[str]:
+        posting, _ = find(session, sha256, caller)
+        repository.lock_posting(session, posting)
+        part, replaced = row(session, posting)
+        database.lock_objects(session, exclusive=False)
+        storage.ensure(*stored)
+        session.merge(part)
         posting.expires_at = now() + limits.kept
-        replaced = present.get(file.name)
-        return [replaced] if replaced not in (None, file.sha256) else []
+        return [replaced] if replaced not in (None, stored[0]) else []
 
     objects.discard(database, storage, database.committed(record, caller))
-    return PostedArtifact(name=file.name, sha256=file.sha256)
 
 
 def drop(database: Database, storage: Storage, sha256: str, caller: Identity) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import tempfile
 from typing import BinaryIO
 
@@ -12,7 +13,7 @@ from wander_hub.database import Database
 from wander_hub.identity import Identity
 from wander_hub.posting import finish as finishing
 from wander_hub.posting import service as posting
-from wander_hub.posting.reading import Line, chunked, lines_that_count, rollouts_at, unpack
+from wander_hub.posting.reading import Line, chunked, lines_that_count, unpack
 from wander_hub.posting.service import PostingLimits
 from wander_hub.runs.manifest import PinnedRun
 from wander_hub.runs.schemas import PostedRun
@@ -40,7 +41,15 @@ def post(
         if opened.posted:
             return opened.run_id, False
         try:
-            return _filled(database, storage, posted, (plain, lines), sha256, caller, limits)
+            count = 0
+            for count, part in enumerate(chunked(lines, _CHUNK_BYTES), start=1):
+                text = b"".join(_read(plain, line).rstrip(b"\n") + b"\n" for line in part)
+                stated = hashlib.sha256(text).hexdigest()
+                body = io.BytesIO(text)
+                posting.add_chunk(database, storage, sha256, count - 1, body, stated, caller, limits)
+            for artifact in posted.artifacts:
+                posting.add_artifact(database, storage, sha256, artifact, caller, limits)
+            return finishing.finish(database, storage, sha256, FinishPosting(chunks=count), caller)
         except Exception as error:
             with database.read(caller) as session:
                 if posting.is_known(session, opened.run_id, sha256):
@@ -50,42 +59,11 @@ def post(
             raise
 
 
-def _filled(
-    database: Database,
-    storage: Storage,
-    posted: PostedRun,
-    rollouts: tuple[BinaryIO, list[Line]],
-    sha256: str,
-    caller: Identity,
-    limits: PostingLimits,
-) -> tuple[str, bool]:
-    plain, lines = rollouts
-    count = 0
-    for count, part in enumerate(chunked(lines, _CHUNK_BYTES), start=1):
-        stated = _stated(plain, part)
-        found = rollouts_at(plain, part)
-        posting.store_chunk(database, storage, sha256, count - 1, stated, found, caller, limits)
-    for artifact in posted.artifacts:
-        posting.add_artifact(database, storage, sha256, artifact, caller, limits)
-    return finishing.finish(database, storage, sha256, FinishPosting(chunks=count), caller)
-
-
 def _digest(plain: BinaryIO, lines: list[Line]) -> str | None:
     digest = RolloutsDigest()
     for line in lines:
         digest.add(line_digest(_read(plain, line)))
     return digest.hexdigest()
-
-
-def _stated(plain: BinaryIO, lines: list[Line]) -> tuple[str, int]:
-    """Return digest and size of a chunk's lines, as a client would state them."""
-    digest = hashlib.sha256()
-    size = 0
-    for line in lines:
-        whole = _read(plain, line).rstrip(b"\n") + b"\n"
-        digest.update(whole)
-        size += len(whole)
-    return digest.hexdigest(), size
 
 
 def _read(plain: BinaryIO, line: Line) -> bytes:

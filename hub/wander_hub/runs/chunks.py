@@ -136,8 +136,8 @@ class StoredChunk(Protocol):
     """Start and length of each frame of rows; the frames before the first hold the rollouts."""
 
 
-def write_chunk(rollouts: Iterable[tuple[Rollout, bytes]], target: BinaryIO) -> list[list[int]]:
-    """Write rollouts with their lines as a chunk; return where the frames of their rows lie."""
+def write_chunk(rollouts: Iterable[tuple[Rollout, bytes]], target: BinaryIO) -> tuple[list[list[int]], int]:
+    """Write rollouts with their lines as a chunk; return where the frames of their rows lie, and how many."""
     writer = BlockWriter(target)
     rows = []
     for rollout, line in rollouts:
@@ -149,7 +149,7 @@ def write_chunk(rollouts: Iterable[tuple[Rollout, bytes]], target: BinaryIO) -> 
         places = [writer.add(row.line()) for row in rows[start : start + ROWS_PER_FRAME]]
         writer.close()
         frames.append([places[0].block_start, places[0].block_length])
-    return frames
+    return frames, len(rows)
 
 
 def rows_of(storage: Storage, chunk: StoredChunk) -> Iterator[Row]:

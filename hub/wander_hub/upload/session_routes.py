@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import binascii
 import re
-from typing import Annotated, Any
+from typing import Annotated
 
 from fastapi import APIRouter, Header, Request
 from starlette.concurrency import run_in_threadpool
@@ -14,15 +14,14 @@ from starlette.responses import JSONResponse, Response
 from wander.wire import VersionDetail
 from wander.wire.uploads import OFFSET_HEADER, NewUpload, UploadedFile, UploadSession
 
-from wander_hub.http.bodies import whole
+from wander_hub.database import Database
+from wander_hub.http.bodies import plain_body, whole
 from wander_hub.http.boundary import (
     BaseUrl,
     HubDatabase,
     HubSettings,
     HubStorage,
     Publisher,
-    database_of,
-    settings_of,
 )
 from wander_hub.http.problems import HubProblem, documented
 from wander_hub.upload import finalize as finishing
@@ -31,12 +30,6 @@ from wander_hub.upload.sessions import Chunk
 
 router = APIRouter(tags=["upload"], prefix="/api/v1/uploads")
 
-_CHUNK: dict[str, Any] = {
-    "requestBody": {
-        "required": True,
-        "content": {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}},
-    }
-}
 _DIGEST = re.compile(r"(?:^|,)\s*sha-256=:([A-Za-z0-9+/=]{44}):\s*(?:,|$)")
 Offset = Annotated[int, Header(alias=OFFSET_HEADER, ge=0, lt=2**40, description="where the chunk begins")]
 ContentDigest = Annotated[
@@ -94,7 +87,7 @@ def show_file(
     "/{session_id}/files/{filename}",
     response_model=UploadedFile,
     responses=documented(400, 401, 403, 404, 409, 413, 422, 507),
-    openapi_extra=_CHUNK,
+    openapi_extra=plain_body(),
 )
 async def send_chunk(
     request: Request,
@@ -110,8 +103,13 @@ async def send_chunk(
 ) -> Response:
     """Send the next chunk of a file; at a wrong offset the answer is a 409 that tells the right one."""
     stated = _sha256_in(content_digest)
-    await run_in_threadpool(_expected, request, caller, session_id, filename)
-    content = await _body(request, settings.upload_chunk_bytes)
+    await run_in_threadpool(_expect, database, caller, session_id, filename)
+    most = settings.upload_chunk_bytes
+    too_large = HubProblem(413, "chunk_too_large", f"the chunk is over this hub's {most:,} bytes")
+    try:
+        content = await whole(request, most, too_large)
+    except ClientDisconnect as error:  # one that breaks off counts for nothing
+        raise HubProblem(400, "chunk_broken_off", "the connection ended within the chunk") from error
     found = await run_in_threadpool(
         sessions.receive,
         database,
@@ -152,25 +150,10 @@ def cancel_upload(session_id: str, caller: Publisher, database: HubDatabase, sto
     finishing.drop_staged(storage, session_id)
 
 
-def _expected(request: Request, caller: Publisher, session_id: str, filename: str) -> None:
+def _expect(database: Database, caller: Publisher, session_id: str, filename: str) -> None:
     """Refuse a chunk of nothing that is under way, before its bytes are read."""
-    with database_of(request).read(caller) as session:
+    with database.read(caller) as session:
         sessions.find_file(session, caller, session_id, filename)
-    declared = request.headers.get("content-length", "")
-    if declared.isdecimal() and int(declared) > settings_of(request).upload_chunk_bytes:
-        raise _too_large(settings_of(request).upload_chunk_bytes)
-
-
-async def _body(request: Request, most: int) -> bytes:
-    """Return a chunk; one that breaks off counts for nothing."""
-    try:
-        return await whole(request, most, _too_large(most))
-    except ClientDisconnect as error:
-        raise HubProblem(400, "chunk_broken_off", "the connection ended within the chunk") from error
-
-
-def _too_large(most: int) -> HubProblem:
-    return HubProblem(413, "chunk_too_large", f"the chunk is over this hub's {most:,} bytes")
 
 
 def _sha256_in(header: str | None) -> str | None:

@@ -6,24 +6,15 @@ is not kept any more, nobody needs the chunk.
 
 from __future__ import annotations
 
-import asyncio
-import logging
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, suppress
+from collections.abc import Iterator
 from itertools import takewhile
 from typing import NamedTuple
-
-from starlette.concurrency import run_in_threadpool
 
 from wander_hub.database import Database, now
 from wander_hub.identity import HUB
 from wander_hub.storage import Storage, StoredObject
 from wander_hub.upload import session_repository as repository
 from wander_hub.upload.sessions import chunk_key
-
-logger = logging.getLogger("wander_hub")
-
-_EVERY_SECONDS = 900.0
 
 
 def sweep(database: Database, storage: Storage) -> tuple[int, int]:
@@ -45,32 +36,6 @@ def loose_chunks(database: Database, storage: Storage) -> Iterator[StoredObject]
     with database.read(HUB) as session:
         kept = repository.kept_sessions(session, now())
     yield from (one for one in staged if one.path.partition("/")[0] not in kept)
-
-
-@asynccontextmanager
-async def sweeping(
-    database: Database, storage: Storage, every_seconds: float = _EVERY_SECONDS
-) -> AsyncIterator[None]:
-    """Sweep now and then, in the background, as long as the block lasts."""
-    task = asyncio.create_task(_keep_sweeping(database, storage, every_seconds))
-    try:
-        yield
-    finally:
-        task.cancel()
-        with suppress(asyncio.CancelledError):
-            await task
-
-
-async def _keep_sweeping(database: Database, storage: Storage, every_seconds: float) -> None:
-    while True:
-        await asyncio.sleep(every_seconds)
-        try:
-            ended, dropped = await run_in_threadpool(sweep, database, storage)
-        except Exception:
-            logger.exception("leftovers of uploads could not be swept; the next try follows")
-        else:
-            if ended or dropped:
-                logger.info("dropped %d unfinished uploads and %d chunks", ended, dropped)
 
 
 class CountedChunk(NamedTuple):
