@@ -6,7 +6,7 @@ TESTS := $(BIN)/python -m pytest -n auto --maxprocesses 8 --dist loadgroup --no-
 # Set, it makes each of the thousands of processes that tests start compile all that it imports.
 unexport PYTHONDONTWRITEBYTECODE
 .DEFAULT_GOAL := help
-.PHONY: help setup fmt check test test-rest test-all docs docs-site names hooks demo experiment bench lock clean
+.PHONY: help setup fmt check test test-rest test-all coverage docs docs-site names hooks demo experiment bench lock clean
 
 help:  ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -34,6 +34,9 @@ test-rest: setup  ## The tests that `make test` leaves out
 	@$(TESTS) -m "full and not slow and not gpu" $(PYTEST)
 
 test-all: test test-rest  ## Every test; what CI runs
+
+coverage: setup  ## Every test, and the lines that none of them ran in its own process (two thirds longer)
+	@$(TESTS) -m "not slow and not gpu" --cov --cov-report=term $(PYTEST)
 
 docs: setup  ## Run every code block of the README and of docs/
 	@$(BIN)/python -m pytest tests/docs $(PYTEST)

@@ -15,6 +15,8 @@ from wander.models.loading import load_model, weights_digest
 from wander.train.records.record import read_metrics
 from wander.train.schedule.evaluation import read_evaluations
 
+pytestmark = pytest.mark.xdist_group("torch")
+
 ENVIRONMENT = """
 from wander import Messages, Rubric, SingleTurnEnv, State
 

@@ -10,6 +10,8 @@ import torch
 from command_line import Wander
 from wander.models.tiny import TinySize, create_tiny
 
+pytestmark = pytest.mark.xdist_group("torch")
+
 TICTACTOE = str(Path(__file__).parents[2] / "environments" / "tictactoe")
 REVERSE = str(Path(__file__).parents[2] / "environments" / "reverse_text")
 SETTINGS = f"""

@@ -13,6 +13,8 @@ from command_line import Wander
 from wander.models.loading import weights_digest
 from wander.train.schedule.evaluation import read_evaluations
 
+pytestmark = pytest.mark.xdist_group("torch")
+
 TICTACTOE = str(Path(__file__).parents[2] / "environments" / "tictactoe")
 SHARED = """
 [environment.arguments]

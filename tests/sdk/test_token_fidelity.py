@@ -20,6 +20,8 @@ from wander.models.policy import PolicyClient
 from wander.models.sampling import Sample, end_of_turn_ids
 from wander.train.play.rollouts import trajectories_of, trajectory_of
 
+pytestmark = pytest.mark.xdist_group("torch")
+
 TURNS = 10
 SYSTEM = "You answer."
 
