@@ -36,7 +36,7 @@ MODULES: dict[str, str] = {
     "rubrics.multiturn_monitor_rubric": "rubrics.tool_rubric",
     "envs.environment": "envs.environment",
     "envs.multiturn_env": "envs.multi_turn",
-    "envs.singleturn_env": "envs.single_turn",
+    "envs.singleturn_env": "envs.multi_turn",
     "envs.tool_env": "envs.tool_env",
     "envs.stateful_tool_env": "envs.tool_env",
     "envs.env_group": "envs.env_group",
@@ -57,7 +57,7 @@ MODULES: dict[str, str] = {
     "utils.data_utils": "data",
     "utils.async_utils": "async_calls",
     "utils.save_utils": "outputs",
-    "utils.response_utils": "responses",
+    "utils.response_utils": "types",
     "utils.tool_utils": "messages.tool_definitions",
     "utils.message_utils": "messages.forms",
     "utils.logging_utils": "logs",
@@ -81,7 +81,7 @@ def serve_verifiers() -> None:
         sys.meta_path.insert(0, VerifiersFinder())
 
 
-def upstream_installed() -> bool:
+def has_upstream() -> bool:
     """Tell whether a package `verifiers` is installed that is not ours."""
     spec = importlib.machinery.PathFinder.find_spec(NAME)
     if spec is None or spec.origin is None:
@@ -99,7 +99,7 @@ class VerifiersFinder(importlib.abc.MetaPathFinder):
     ) -> importlib.machinery.ModuleSpec | None:
         """Return where a module of the classic API is; None for every other module."""
         if fullname == NAME:
-            return None if upstream_installed() else _spec(fullname, HOME)
+            return None if has_upstream() else _spec(fullname, HOME)
         top, _, inner = fullname.partition(".")
         if top != NAME or getattr(sys.modules.get(NAME), "__name__", NAME) != HOME:
             return None

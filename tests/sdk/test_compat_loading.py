@@ -13,7 +13,7 @@ from wander.clients.scripted import ScriptedClient
 from wander.errors import LoadError
 from wander.loading import load_path
 from wander.worker.host.environment import WorkerEnvironment
-from wander_compat.alias import upstream_installed
+from wander_compat.alias import has_upstream
 
 MODULE = """
 import random
@@ -128,4 +128,4 @@ def test_an_adapter_that_cannot_be_imported_is_named(monkeypatch):
 def test_our_distribution_is_told_from_upstreams(source, upstream, tmp_path, monkeypatch):
     (tmp_path / "verifiers.py").write_text(source)
     monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
-    assert upstream_installed() is upstream
+    assert has_upstream() is upstream

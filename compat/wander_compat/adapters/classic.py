@@ -38,13 +38,13 @@ from wander_compat.verifiers import errors as classic
 from wander_compat.verifiers.envs.env_group import EnvGroup, EnvGroupRubric
 from wander_compat.verifiers.envs.environment import Environment as ClassicEnvironment
 from wander_compat.verifiers.envs.generation_runs import play_by_columns
-from wander_compat.verifiers.envs.single_turn import SingleTurnEnv
+from wander_compat.verifiers.envs.multi_turn import SingleTurnEnv
 from wander_compat.verifiers.envs.tool_env import StatefulToolEnv, ToolEnv
 from wander_compat.verifiers.messages.conversion import plain, wire_messages
 from wander_compat.verifiers.parsers import Parser as ClassicParser
 from wander_compat.verifiers.parsers import XMLParser as ClassicXMLParser
 from wander_compat.verifiers.rubrics.judge_rubric import JudgeRubric
-from wander_compat.verifiers.rubrics.rubric import REWARD_ERRORS, ROLLOUT_ID, score_states
+from wander_compat.verifiers.rubrics.rubric import REWARD_ERRORS, ROLLOUT_ID, is_overridden, score_states
 from wander_compat.verifiers.rubrics.rubric import Rubric as ClassicRubric
 from wander_compat.verifiers.rubrics.rubric_group import RubricGroup
 from wander_compat.verifiers.types import State as ClassicState
@@ -191,7 +191,8 @@ class AdaptedRubric(Rubric):
     @property
     def has_group_functions(self) -> bool:
         """Whether rollouts can only be scored together with the others of their example."""
-        return any(each.has_group_rewards or _own_group(each) for each in rubrics_in(self._rubric))
+        inner = rubrics_in(self._rubric)
+        return any(each.has_group_rewards or is_overridden(each, "score_group") for each in inner)
 
     async def score(self, state: State, parser: Parser | None = None) -> Score:
         """Score one finished rollout."""
@@ -270,10 +271,6 @@ def rubrics_in(rubric: ClassicRubric) -> list[ClassicRubric]:
     elif isinstance(rubric, EnvGroupRubric):
         inner = [env.rubric for env in rubric.env_map.values()]
     return [rubric, *(each for one in inner for each in rubrics_in(one))]
-
-
-def _own_group(rubric: ClassicRubric) -> bool:
-    return not type(rubric).score_group.__module__.startswith("wander_compat.")
 
 
 def asks_outside(env: ClassicEnvironment) -> bool:

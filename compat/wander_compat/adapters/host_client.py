@@ -45,10 +45,10 @@ class HostClient(Client):
     ) -> Response:
         """Return the host's answer to a prompt; raises the classic API's errors."""
         offered = [tool.openai() for tool in tools or []] or None
-        number, answer = await self.answered(wire_messages(prompt), sampling_args, offered)
+        number, answer = await self.ask(wire_messages(prompt), sampling_args, offered)
         return self._response(number, answer)
 
-    async def answered(
+    async def ask(
         self, messages: list[dict[str, Any]], sampling: dict[str, Any], tools: list[dict[str, Any]] | None
     ) -> tuple[int, ModelResponse]:
         """Ask the host and keep the turn; then the global generators are set for what comes next.
@@ -63,11 +63,11 @@ class HostClient(Client):
                 rollout_id=self._calls.rollout_id,
                 turn=number,
                 messages=messages,
-                sampling=merged_sampling(self._calls.sampling, sampling),
+                sampling=merge_sampling(self._calls.sampling, sampling),
                 tools=tools,
                 seed=derived_seed(state.run_seed, state.example.seed, "completion", state["index"], number),
             )
-            answer = await self._asked_host(request)
+            answer = await self._ask_host(request)
         except ContextOverflow as error:
             self.failure = self.failure or error
             raise OverlongPromptError(str(error)) from error
@@ -87,7 +87,7 @@ class HostClient(Client):
         settle(state.run_seed, state.example.seed, "turn", number)
         return number, answer
 
-    async def _asked_host(self, request: ModelRequest) -> ModelResponse:
+    async def _ask_host(self, request: ModelRequest) -> ModelResponse:
         try:
             return await self._calls.client.complete(request)
         except ModelError:
@@ -122,7 +122,7 @@ class HostClient(Client):
         """Answer as `AsyncOpenAI().chat.completions.create` does; the model is always the host's."""
         from openai.types.chat import ChatCompletion
 
-        number, answer = await self.answered(wire_messages(messages), options, tools)
+        number, answer = await self.ask(wire_messages(messages), options, tools)
         return ChatCompletion.model_validate(self.completion(number, answer))
 
     def completion(self, number: int, answer: ModelResponse) -> dict[str, Any]:
@@ -150,7 +150,7 @@ class HostClient(Client):
         """Nothing is held here; the host closes its own client."""
 
 
-def merged_sampling(host: SamplingArgs, environment: dict[str, Any]) -> SamplingArgs:
+def merge_sampling(host: SamplingArgs, environment: dict[str, Any]) -> SamplingArgs:
     """Return the environment's sampling arguments under the host's; raises `ModelError`."""
     given = {name: value for name, value in environment.items() if value is not None}
     given.update(given.pop("extra_body", None) or {})

@@ -17,7 +17,7 @@ from wander.errors import ModelError, RunError
 from wander.evals.foreign_run import UNKNOWN, ForeignRun
 from wander.types import Boundary, Failure, Message, SamplingArgs
 
-from wander_compat.adapters.host_client import merged_sampling
+from wander_compat.adapters.host_client import merge_sampling
 from wander_compat.results import rows
 from wander_compat.verifiers.messages.conversion import plain, wire_messages
 
@@ -53,7 +53,7 @@ def read_classic(folder: Path) -> ForeignRun:
         sampling=_sampling(metadata.get("sampling_args") or {}),
         base_url=metadata.get("base_url") or None,
         version=versions.get("env_version"),
-        started_at=_started(metadata.get("date")),
+        started_at=_start_time(metadata.get("date")),
         rollouts_per_example=metadata.get("rollouts_per_example"),
         reward_names=_metric_names(metadata),
     )
@@ -66,12 +66,12 @@ def read_classic(folder: Path) -> ForeignRun:
 
 def _sampling(given: dict[str, Any]) -> SamplingArgs:
     try:
-        return merged_sampling(SamplingArgs(), given)
+        return merge_sampling(SamplingArgs(), given)
     except ModelError as error:
         raise RunError(f"the sampling arguments cannot be read: {error}") from error
 
 
-def _started(date: Any) -> datetime | None:
+def _start_time(date: Any) -> datetime | None:
     try:
         found = datetime.fromisoformat(str(date))
     except ValueError:

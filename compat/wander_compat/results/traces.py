@@ -66,9 +66,9 @@ def _add(foreign: ForeignRun, trace: dict[str, Any], line: dict[str, Any], path:
     example_id = str(data["idx"] if data.get("idx") is not None else task.get("hash") or number - 1)
     branch = _branch(nodes)
     opening = next((at for at, node in enumerate(branch) if node.get("sampled")), len(branch))
-    messages = [_message(node) for node in branch]
+    messages = [wire_message(node.get("message") or {"role": "user", "content": ""}) for node in branch]
     prompt, completion = messages[:opening], messages[opening:]
-    started = _started(trace)
+    started = _start_time(trace)
     if foreign.started_at is None or (started is not None and started < foreign.started_at):
         foreign.started_at = started
     columns = {name: plain(value) for name, value in data.items() if name not in ("idx", "prompt")}
@@ -114,10 +114,6 @@ def _way(nodes: list[dict[str, Any]], at: int | None) -> list[dict[str, Any]]:
 def _leaves(nodes: list[dict[str, Any]]) -> int:
     parents = {node.get("parent") for node in nodes}
     return sum(at not in parents for at in range(len(nodes)))
-
-
-def _message(node: dict[str, Any]) -> Message:
-    return wire_message(node.get("message") or {"role": "user", "content": ""})
 
 
 def _turns(
@@ -177,7 +173,7 @@ def _failure(errors: list[Any]) -> Failure | None:
     )
 
 
-def _started(trace: dict[str, Any]) -> datetime | None:
+def _start_time(trace: dict[str, Any]) -> datetime | None:
     start = (trace.get("timing") or {}).get("start")
     return datetime.fromtimestamp(start, UTC) if isinstance(start, int | float) and start > 0 else None
 

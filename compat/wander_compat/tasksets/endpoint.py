@@ -51,7 +51,7 @@ class HostModel:
     async def __aenter__(self) -> HostModel:
         from aiohttp import web
 
-        runner = web.ServerRunner(web.Server(self._answered), shutdown_timeout=0.5)
+        runner = web.ServerRunner(web.Server(self._answer), shutdown_timeout=0.5)
         await runner.setup()
         try:
             site = web.TCPSite(runner, "127.0.0.1", 0)
@@ -70,28 +70,28 @@ class HostModel:
         if self._runner is not None:
             await self._runner.cleanup()
 
-    async def _answered(self, request: web.BaseRequest) -> web.StreamResponse:
+    async def _answer(self, request: web.BaseRequest) -> web.StreamResponse:
         given = request.headers.get("authorization", "").removeprefix("Bearer ")
         if not hmac.compare_digest(given.encode(), self.token.encode()):
-            return _refused(401, "the token is not this endpoint's")
+            return _refusal(401, "the token is not this endpoint's")
         if request.method != "POST" or request.path != "/v1/chat/completions":
-            return _refused(404, "the host answers chat completions; this program asks for something else")
+            return _refusal(404, "the host answers chat completions; this program asks for something else")
         client = self._clients.get(request.headers.get(SESSION_HEADER, ""))
         if client is None:
-            return _refused(409, "the call belongs to no rollout that is being played")
+            return _refusal(409, "the call belongs to no rollout that is being played")
         body = json.loads(await request.read())
         try:
-            number, answer = await client.answered(
+            number, answer = await client.ask(
                 wire_messages(body.get("messages")),
                 {name: value for name, value in body.items() if name not in ("messages", "tools")},
                 body.get("tools"),
             )
         except OverlongPromptError:
-            return _refused(400, _OVERLONG)
+            return _refusal(400, _OVERLONG)
         except ClassicModelError as error:
-            return _refused(_status(client), str(error))
+            return _refusal(_status(client), str(error))
         completion = client.completion(number, answer)
-        return await _streamed(request, completion) if body.get("stream") else _json(200, completion)
+        return await _stream(request, completion) if body.get("stream") else _json(200, completion)
 
 
 def _status(client: HostClient) -> int:
@@ -100,7 +100,7 @@ def _status(client: HostClient) -> int:
     return 401 if isinstance(client.failure, AuthenticationFailed) else 502
 
 
-async def _streamed(request: web.BaseRequest, completion: dict[str, Any]) -> web.StreamResponse:
+async def _stream(request: web.BaseRequest, completion: dict[str, Any]) -> web.StreamResponse:
     """Send a whole answer as a stream: the message, its end, the usage."""
     from aiohttp import web
 
@@ -121,7 +121,7 @@ async def _streamed(request: web.BaseRequest, completion: dict[str, Any]) -> web
     return response
 
 
-def _refused(status: int, message: str) -> web.StreamResponse:
+def _refusal(status: int, message: str) -> web.StreamResponse:
     return _json(status, {"error": {"message": message, "type": "wander_host", "code": None}})
 
 

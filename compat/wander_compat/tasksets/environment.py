@@ -76,12 +76,12 @@ def load_taskset(
     given = {**(env or {}), "taskset": {**(env or {}).get("taskset", {}), "id": module, **arguments}}
     try:
         config = loaders.resolve_env_config(given)
-        return TasksetEnvironment(loaders.load_environment(_seated(config, module, harness)))
+        return TasksetEnvironment(loaders.load_environment(_with_programs(config, module, harness)))
     except (TypeError, ValueError) as error:
         raise ConfigError(f"`{module}` cannot be set up: {error}") from error
 
 
-def _seated(config: Any, module: str, harness: str | dict[str, Any] | None) -> Any:
+def _with_programs(config: Any, module: str, harness: str | dict[str, Any] | None) -> Any:
     """Return the settings with a program and a runtime for every agent that has none of its own."""
     seat = importlib.import_module("verifiers.v1.agent").AgentConfig
     runtimes = importlib.import_module("verifiers.v1.runtimes")
@@ -144,19 +144,19 @@ class TasksetEnvironment(Environment):
         serving = await self._served()
         traces: list[str] = []
 
-        def minted(trace: Any) -> None:
+        def note_trace(trace: Any) -> None:
             traces.append(trace.id)
             serving.model.bind(trace.id, client)
 
         try:
             episode = await self.library.run_episode(
-                task, serving.context(model.client.model), on_trace=minted
+                task, serving.context(model.client.model), on_trace=note_trace
             )
         finally:
             serving.model.release(traces)
         state[EPISODE] = episode
         error = _first_error(episode)
-        played = _played(episode)
+        played = _scored_trace(episode)
         if played is not None:
             _keep_conversation(state, played)
         if client.failure is not None and (error is not None or isinstance(client.failure, ContextOverflow)):
@@ -291,7 +291,7 @@ class EpisodeRubric(Rubric):
 
     async def score(self, state: State, parser: Parser | None = None) -> Score:
         """Return the scores of one finished rollout."""
-        played = _played(state.pop(EPISODE))
+        played = _scored_trace(state.pop(EPISODE))
         if played is None:
             return Score(reward=None, error=RubricError("the episode has no agent that is scored"))
         missing = [name for name, reward in played.rewards.items() if reward is None]
@@ -310,7 +310,7 @@ class EpisodeRubric(Rubric):
         return [await self.score(state, parser) for state in states]
 
 
-def _played(episode: Any) -> Any | None:
+def _scored_trace(episode: Any) -> Any | None:
     """Return the trace of the first agent that may be trained."""
     return next((trace for trace in episode.traces if trace.agent.trainable), None)
 

@@ -16,8 +16,7 @@ _HOME = "wander_compat.verifiers."
 
 _NAMES: dict[str, tuple[str, ...]] = {
     "envs.environment": ("Environment",),
-    "envs.multi_turn": ("MultiTurnEnv",),
-    "envs.single_turn": ("SingleTurnEnv",),
+    "envs.multi_turn": ("MultiTurnEnv", "SingleTurnEnv"),
     "envs.tool_env": ("ToolEnv", "StatefulToolEnv"),
     "envs.env_group": ("EnvGroup",),
     "envs.gym_env": ("GymEnv",),

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import inspect
 import random
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from collections.abc import Awaitable, Callable, Coroutine
+from contextlib import AbstractAsyncContextManager
 from typing import Any, TypeVar
 
 from wander_compat.verifiers.errors import InfraError, InvalidModelResponseError
@@ -97,13 +97,3 @@ def maybe_retry(
 def _left_error(result: Any, error_types: tuple[type[Exception], ...]) -> bool:
     states = result if isinstance(result, list) else [result]
     return any(isinstance(state, dict) and isinstance(state.get("error"), error_types) for state in states)
-
-
-@asynccontextmanager
-async def entered(limit: AbstractAsyncContextManager[Any] | None) -> AsyncIterator[None]:
-    """Enter a context, where there is one."""
-    if limit is None:
-        yield
-        return
-    async with limit:
-        yield

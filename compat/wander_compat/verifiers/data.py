@@ -8,13 +8,12 @@ from typing import Any
 
 from wander.seeding import derived_rng
 
-from wander_compat.verifiers.dataset_rows import formatted
+from wander_compat.verifiers.dataset_rows import format_dataset as format_dataset
 
 BOXED_SYSTEM_PROMPT = "Please reason step by step, and put your final answer within \\boxed{}."
 THINK_BOXED_SYSTEM_PROMPT = "Think step-by-step inside <think>...</think> tags. \
     Then, give your final answer inside \\boxed{}."
 
-format_dataset = formatted
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 
 EXAMPLE_DATASETS: dict[str, tuple[str, tuple[str | None, ...], str]] = {
@@ -103,17 +102,17 @@ def _question(
     return made
 
 
-def _lettered(question: str, choices: list[str]) -> str:
+def _letter_choices(question: str, choices: list[str]) -> str:
     lines = [f"{letter}: {text}" for letter, text in zip(LETTERS, choices, strict=False)]
     return "\n".join([f"Question: {question}", "", *lines])
 
 
 def _mmlu(row: dict[str, Any]) -> dict[str, Any]:
-    return {"question": _lettered(row["question"], row["choices"]), "answer": LETTERS[row["answer"]]}
+    return {"question": _letter_choices(row["question"], row["choices"]), "answer": LETTERS[row["answer"]]}
 
 
 def _mmlu_pro(row: dict[str, Any]) -> dict[str, Any]:
-    return {"question": _lettered(row["question"], row["options"]), "answer": row["answer"]}
+    return {"question": _letter_choices(row["question"], row["options"]), "answer": row["answer"]}
 
 
 def _gpqa(row: dict[str, Any]) -> dict[str, Any]:
@@ -121,7 +120,7 @@ def _gpqa(row: dict[str, Any]) -> dict[str, Any]:
     right = row["Correct Answer"]
     choices = [right, *(row[f"Incorrect Answer {number}"] for number in (1, 2, 3))]
     derived_rng("gpqa", row["Question"]).shuffle(choices)
-    return {"question": _lettered(row["Question"], choices), "answer": LETTERS[choices.index(right)]}
+    return {"question": _letter_choices(row["Question"], choices), "answer": LETTERS[choices.index(right)]}
 
 
 def _openbookqa(row: dict[str, Any]) -> dict[str, Any]:

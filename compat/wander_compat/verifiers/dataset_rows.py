@@ -40,7 +40,7 @@ def dataset_of(rows: Sequence[Mapping[str, Any]]) -> Dataset:
     return Dataset.from_dict({name: [row.get(name) for row in rows] for name in names})
 
 
-def formatted(
+def format_dataset(
     dataset: Dataset,
     system_prompt: str | None = None,
     few_shot: Sequence[Mapping[str, Any]] | None = None,
@@ -60,32 +60,28 @@ def formatted(
             raise ValueError(
                 f"the dataset has neither `prompt` nor `{question_key}`: {', '.join(dataset.column_names)}"
             )
-        make = _asked(system_prompt, few_shot, question_key, answer_key)
+
+        def make(row: dict[str, Any]) -> dict[str, Any]:
+            made: dict[str, Any] = {"prompt": prompt_of(row[question_key], system_prompt, few_shot)}
+            if answer_key != "answer" and answer_key in row:
+                made["answer"] = row[answer_key]
+            return made
+
         return dataset.map(make, **options)
     if system_prompt is None:
         return dataset
-    return dataset.map(_told(system_prompt), **options)
+    return dataset.map(_system_adder(system_prompt), **options)
 
 
-def _asked(
-    system_prompt: str | None,
-    few_shot: Sequence[Mapping[str, Any]] | None,
-    question_key: str,
-    answer_key: str,
-) -> Callable[[dict[str, Any]], dict[str, Any]]:
-    before = [{"role": "system", "content": system_prompt}] if system_prompt else []
-    before += [dict(message) for message in few_shot or []]
-
-    def make(row: dict[str, Any]) -> dict[str, Any]:
-        made: dict[str, Any] = {"prompt": [*before, {"role": "user", "content": row[question_key]}]}
-        if answer_key != "answer" and answer_key in row:
-            made["answer"] = row[answer_key]
-        return made
-
-    return make
+def prompt_of(
+    question: str, system_prompt: str | None, few_shot: Sequence[Mapping[str, Any]] | None
+) -> list[dict[str, Any]]:
+    """Return the messages of one question."""
+    system = [{"role": "system", "content": system_prompt}] if system_prompt else []
+    return [*system, *map(dict, few_shot or []), {"role": "user", "content": question}]
 
 
-def _told(system_prompt: str) -> Callable[[dict[str, Any]], dict[str, Any]]:
+def _system_adder(system_prompt: str) -> Callable[[dict[str, Any]], dict[str, Any]]:
     def make(row: dict[str, Any]) -> dict[str, Any]:
         prompt = row["prompt"]
         if not isinstance(prompt, list) or (prompt and prompt[0].get("role") == "system"):

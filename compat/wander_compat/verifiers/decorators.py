@@ -18,7 +18,7 @@ def stop(func: Hook) -> Hook: ...
 def stop(func: None = None, priority: int = 0) -> Callable[[Hook], Hook]: ...
 def stop(func: Any = None, priority: int = 0) -> Any:
     """Mark a method `(self, state) -> bool` that ends the rollout; its name becomes the stop condition."""
-    return _marked(func, "stop", priority=priority)
+    return _mark(func, "stop", priority=priority)
 
 
 @overload
@@ -27,40 +27,40 @@ def cleanup(func: Hook) -> Hook: ...
 def cleanup(func: None = None, priority: int = 0, stage: str = "rollout") -> Callable[[Hook], Hook]: ...
 def cleanup(func: Any = None, priority: int = 0, stage: str = "rollout") -> Any:
     """Mark a method that runs at the end of every rollout; gets what it asks for by name, e.g. `state`."""
-    return _marked(func, "cleanup", priority=priority, stage=stage)
+    return _mark(func, "cleanup", priority=priority, stage=stage)
 
 
 def teardown(func: Any = None, priority: int = 0) -> Any:
     """Mark a method `(self)` that runs once, when the environment is closed."""
-    return _marked(func, "teardown", priority=priority)
+    return _mark(func, "teardown", priority=priority)
 
 
 def setup(func: Any = None, priority: int = 0) -> Any:
     """Mark a method that runs at the start of every rollout."""
-    return _marked(func, "setup", priority=priority)
+    return _mark(func, "setup", priority=priority)
 
 
 def update(func: Any = None, priority: int = 0, stage: str = "rollout") -> Any:
     """Mark a method that runs after every turn."""
-    return _marked(func, "update", priority=priority, stage=stage)
+    return _mark(func, "update", priority=priority, stage=stage)
 
 
 def reward(func: Any = None, weight: float = 1.0, priority: int = 0, stage: str = "rollout") -> Any:
     """Mark a reward function."""
-    return _marked(func, "reward", priority=priority, weight=weight, stage=stage)
+    return _mark(func, "reward", priority=priority, weight=weight, stage=stage)
 
 
 def metric(func: Any = None, priority: int = 0, stage: str = "rollout") -> Any:
     """Mark a metric."""
-    return _marked(func, "metric", priority=priority, stage=stage)
+    return _mark(func, "metric", priority=priority, stage=stage)
 
 
 def advantage(func: Any = None, priority: int = 0) -> Any:
     """Mark a function that computes the advantages of a group."""
-    return _marked(func, "advantage", priority=priority)
+    return _mark(func, "advantage", priority=priority)
 
 
-def _marked(func: Any, mark: str, **values: Any) -> Any:
+def _mark(func: Any, mark: str, **values: Any) -> Any:
     def put(function: Any) -> Any:
         setattr(function, mark, True)
         for name, value in values.items():

@@ -15,6 +15,7 @@ from wander_compat.verifiers.timing import shown_timing
 from wander_compat.verifiers.types import GenerateMetadata, GenerateOutputs, RolloutOutput, State
 
 RESULTS, METADATA = "results.jsonl", "metadata.json"
+_CELL = (str, int, float, bool, type(None))
 
 
 def make_serializable(value: Any) -> Any:
@@ -125,7 +126,7 @@ def _chances(count: int, right: int, k: int) -> tuple[float, float]:
     return 1 - math.comb(count - right, k) / total, math.comb(right, k) / total
 
 
-def aggregated(outputs: Sequence[Mapping[str, Any]], threshold: float) -> dict[str, Any]:
+def aggregate(outputs: Sequence[Mapping[str, Any]], threshold: float) -> dict[str, Any]:
     """Return the means of a run: reward, metrics, errors, tokens, pass@k."""
     names = sorted({name for output in outputs for name in output.get("metrics") or {}})
     count = max(1, len(outputs))
@@ -190,17 +191,16 @@ def make_dataset(results: GenerateOutputs, **_: Any) -> Any:
     from datasets import Dataset
 
     rows = [
-        {name: value if _is_cell(value) else json.dumps(plain(value)) for name, value in output.items()}
+        {
+            name: value if isinstance(value, _CELL) else json.dumps(plain(value))
+            for name, value in output.items()
+        }
         for output in results["outputs"]
     ]
     return Dataset.from_list(rows)
 
 
-def _is_cell(value: Any) -> bool:
-    return value is None or isinstance(value, str | int | float | bool)
-
-
 def metadata_of(outputs: Sequence[Mapping[str, Any]], threshold: float, **known: Any) -> GenerateMetadata:
     """Return a run's metadata."""
-    made: Any = {**known, **aggregated(outputs, threshold), "pass_threshold": threshold}
+    made: Any = {**known, **aggregate(outputs, threshold), "pass_threshold": threshold}
     return made  # type: ignore[no-any-return]

@@ -13,7 +13,7 @@ from wander_compat.verifiers.messages.conversion import field_of, text_of
 Extract = Callable[[str], Any]
 
 
-def unchanged(text: str) -> str:
+def identity(text: str) -> str:
     """Return the text."""
     return text
 
@@ -21,7 +21,7 @@ def unchanged(text: str) -> str:
 class Parser:
     """Finds the answer in a completion; this one takes the text as it is, through `extract_fn`."""
 
-    def __init__(self, extract_fn: Extract = unchanged) -> None:
+    def __init__(self, extract_fn: Extract = identity) -> None:
         self.logger = logging.getLogger(f"verifiers.parsers.{type(self).__name__}")
         self.extract_fn = extract_fn
 
@@ -113,7 +113,7 @@ class XMLParser(Parser):
         self,
         fields: Sequence[str | tuple[str, ...]],
         answer_field: str = "answer",
-        extract_fn: Extract = unchanged,
+        extract_fn: Extract = identity,
     ) -> None:
         super().__init__(extract_fn)
         self.answer_field = answer_field
@@ -127,7 +127,7 @@ class XMLParser(Parser):
         found = SimpleNamespace()
         for names in self._fields:
             for name in names:
-                setattr(found, name, _tagged(text, name, strip=strip, last=last))
+                setattr(found, name, _tag_text(text, name, strip=strip, last=last))
         return found
 
     def parse_answer(self, completion: Any) -> Any:
@@ -174,7 +174,7 @@ class XMLParser(Parser):
         """
         text = text.strip()
         score = 0.2
-        if any(_tagged(text, name) is not None for names in self._fields for name in names):
+        if any(_tag_text(text, name) is not None for names in self._fields for name in names):
             there = [any(f"<{n}>" in text or f"</{n}>" in text for n in names) for names in self._fields]
             score += 0.4 * sum(there) / len(there)
         if self._fields:
@@ -192,7 +192,7 @@ def _alternatives(field: Any) -> tuple[str, ...]:
     return names
 
 
-def _tagged(text: str, name: str, *, strip: bool = True, last: bool = False) -> str | None:
+def _tag_text(text: str, name: str, *, strip: bool = True, last: bool = False) -> str | None:
     """Return what stands between a tag's opening and closing, the first time or the last."""
     tag = re.escape(name)
     found = re.findall(rf"<{tag}>\s*(.*?)\s*</{tag}>", text, re.DOTALL)

@@ -15,75 +15,19 @@ from openai.types.chat import ChatCompletionMessageParam as ChatCompletionMessag
 from openai.types.completion import Completion
 from pydantic import BaseModel, ConfigDict, Field
 
+from wander_compat.verifiers.messages.conversion import as_messages, field_of
+from wander_compat.verifiers.messages.models import *  # noqa: F403 - packages take all of them from here
 from wander_compat.verifiers.messages.models import (
-    AssistantMessage as AssistantMessage,
-)
-from wander_compat.verifiers.messages.models import (
-    ContentPart as ContentPart,
-)
-from wander_compat.verifiers.messages.models import (
-    CustomBaseModel as CustomBaseModel,
-)
-from wander_compat.verifiers.messages.models import (
-    GenericContentPart as GenericContentPart,
-)
-from wander_compat.verifiers.messages.models import (
-    ImageUrlContentPart as ImageUrlContentPart,
-)
-from wander_compat.verifiers.messages.models import (
-    ImageUrlSource as ImageUrlSource,
-)
-from wander_compat.verifiers.messages.models import (
-    InputAudioContentPart as InputAudioContentPart,
-)
-from wander_compat.verifiers.messages.models import (
-    InputAudioSource as InputAudioSource,
-)
-from wander_compat.verifiers.messages.models import (
-    Message as Message,
-)
-from wander_compat.verifiers.messages.models import (
-    MessageContent as MessageContent,
-)
-from wander_compat.verifiers.messages.models import (
+    AssistantMessage,
     Messages,
+    Response,
     ResponseMessage,
     Tool,
     Usage,
 )
-from wander_compat.verifiers.messages.models import (
-    Response as Response,
-)
-from wander_compat.verifiers.messages.models import (
-    ResponseTokens as ResponseTokens,
-)
-from wander_compat.verifiers.messages.models import (
-    SystemMessage as SystemMessage,
-)
-from wander_compat.verifiers.messages.models import (
-    TextContentPart as TextContentPart,
-)
-from wander_compat.verifiers.messages.models import (
-    TextMessage as TextMessage,
-)
-from wander_compat.verifiers.messages.models import (
-    ToolCall as ToolCall,
-)
-from wander_compat.verifiers.messages.models import (
-    ToolMessage as ToolMessage,
-)
-from wander_compat.verifiers.messages.models import (
-    UserMessage as UserMessage,
-)
-from wander_compat.verifiers.timing import (
-    RolloutTiming as RolloutTiming,
-)
-from wander_compat.verifiers.timing import (
-    TimeSpan as TimeSpan,
-)
-from wander_compat.verifiers.timing import (
-    TimeSpans as TimeSpans,
-)
+from wander_compat.verifiers.timing import RolloutTiming as RolloutTiming
+from wander_compat.verifiers.timing import TimeSpan as TimeSpan
+from wander_compat.verifiers.timing import TimeSpans as TimeSpans
 
 Info = dict[str, Any]
 SamplingArgs = dict[str, Any]
@@ -353,3 +297,25 @@ def response_of(completion: Any) -> Response:
             is_truncated=choice.finish_reason == "length",
         ),
     )
+
+
+def completion_fields(response: Any) -> dict[str, Any]:
+    """Return the fields of the message that a response holds."""
+    message = response_of(response).message
+    return {name: getattr(message, name) for name in AssistantMessage.model_fields}
+
+
+async def parse_response_message(response: Any) -> list[Any]:
+    """Return the completion of a response as messages."""
+    return list(as_messages([completion_fields(response)]))
+
+
+async def parse_response_messages(response: Any, message_type: str = "chat") -> Any:
+    """Return the completion of a response as the earlier releases do; text for those that complete text."""
+    messages = as_messages([completion_fields(response)], "dict")
+    return messages if message_type == "chat" else field_of(messages[0], "content", "")
+
+
+async def parse_response_tokens(response: Any, *_: Any, **__: Any) -> Any:
+    """Return the token ids of a response, or None when the endpoint gave none."""
+    return response_of(response).message.tokens

@@ -105,7 +105,7 @@ class EnvGroup(Environment):
         built = {name: getattr(env, build)() for name, env in self.env_map.items()}
         if all(rows is None for rows in built.values()):
             return None
-        rows = [_routed(row, name) for name, found in built.items() for row in found or []]
+        rows = [_add_route(row, name) for name, found in built.items() for row in found or []]
         return dataset_of([{**row, "example_id": position} for position, row in enumerate(rows)])
 
     def get_env_for_name(self, name: str) -> Environment:
@@ -148,12 +148,9 @@ class EnvGroup(Environment):
             env.set_score_rollouts(score_rollouts)
 
 
-def _routed(row: Mapping[str, Any], name: str) -> dict[str, Any]:
+def _add_route(row: Mapping[str, Any], name: str) -> dict[str, Any]:
     info = info_of(row.get("info"))
     inner = info.get(ENV_GROUP_INFO_KEY)
-    info[ENV_GROUP_INFO_KEY] = name if inner is None else [name, *_listed(inner)]
+    deeper = [inner] if isinstance(inner, str) else list(inner or [])
+    info[ENV_GROUP_INFO_KEY] = name if inner is None else [name, *deeper]
     return {**row, "info": info}
-
-
-def _listed(route: Any) -> list[str]:
-    return [route] if isinstance(route, str) else list(route)

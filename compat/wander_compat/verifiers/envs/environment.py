@@ -136,7 +136,9 @@ class Environment(GenerationRuns, ABC):
         map_kwargs: Mapping[str, Any] | None = None,
     ) -> Dataset:
         """Return the rows with a `prompt` and an `example_id` each."""
-        return dataset_rows.formatted(dataset, system_prompt, few_shot, question_key, answer_key, map_kwargs)
+        return dataset_rows.format_dataset(
+            dataset, system_prompt, few_shot, question_key, answer_key, map_kwargs
+        )
 
     def format_prompt(
         self,
@@ -145,9 +147,7 @@ class Environment(GenerationRuns, ABC):
         few_shot: Sequence[Mapping[str, Any]] | None = None,
     ) -> list[dict[str, Any]]:
         """Return the messages of one question."""
-        system = [{"role": "system", "content": system_prompt}] if system_prompt else []
-        shots = [dict(message) for message in few_shot or []]
-        return [*system, *shots, {"role": "user", "content": prompt_str}]
+        return dataset_rows.prompt_of(prompt_str, system_prompt, few_shot)
 
     def _has_text_prompts(self) -> bool:
         made = (rows for rows in (self.dataset, self.eval_dataset) if rows is not None and len(rows))

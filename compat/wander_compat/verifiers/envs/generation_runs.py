@@ -92,7 +92,9 @@ class GenerationRuns:
         they differ from release to release.
         """
         rows = rows_of(inputs)
-        groups = [[row] for row in rows] if independent_scoring else _grouped(rows)
+        groups = [[row] for row in rows]
+        if not independent_scoring:
+            groups = [list(group) for _, group in groupby(rows, key=lambda row: row["example_id"])]
         limit = await maybe_semaphore(max_concurrent)
         folder = Path(results_path) if results_path else _results_folder(self.env_id, model)
         started = time.time()
@@ -195,7 +197,7 @@ class GenerationRuns:
         play = maybe_retry(play_row, max_retries)
         async with limit:
             states = await asyncio.gather(*(play(self, row, client, model, sampling_args) for row in group))
-            await score_played(self, states)
+            await score_example(self, states)
         return [state_to_output(state, state_columns) for state in states]
 
 
@@ -233,7 +235,7 @@ async def play_by_columns(
     return state
 
 
-async def score_played(env: Environment, states: Sequence[State]) -> None:
+async def score_example(env: Environment, states: Sequence[State]) -> None:
     """Score the played states of one example; failed ones get 0, whatever the rubric would say."""
     played = [state for state in states if state.get("error") is None]
     for state in states:
@@ -260,10 +262,6 @@ def rows_of(inputs: Any) -> list[dict[str, Any]]:
     for position, row in enumerate(rows):
         row.setdefault("example_id", position)
     return rows
-
-
-def _grouped(rows: Sequence[dict[str, Any]]) -> list[list[dict[str, Any]]]:
-    return [list(group) for _, group in groupby(rows, key=lambda row: row["example_id"])]
 
 
 def _results_folder(env_id: str, model: str) -> Path:

@@ -13,10 +13,9 @@ from wander_compat.verifiers.envs.environment import Environment
 from wander_compat.verifiers.errors import Error, OverlongPromptError
 from wander_compat.verifiers.messages.conversion import AnyMessage, as_message, field_of
 from wander_compat.verifiers.messages.models import Response
-from wander_compat.verifiers.responses import completion_fields
 from wander_compat.verifiers.rubrics.tool_rubric import MultiTurnMonitorRubric
 from wander_compat.verifiers.timing import RolloutTiming, timed, timed_call
-from wander_compat.verifiers.types import SamplingArgs, State, TrajectoryStep
+from wander_compat.verifiers.types import SamplingArgs, State, TrajectoryStep, completion_fields
 
 
 class MultiTurnEnv(Environment):
@@ -53,12 +52,15 @@ class MultiTurnEnv(Environment):
     async def add_model_response(self, state: State, prompt_messages: Any, response: Response) -> None:
         """Keep a completion as the next step of the trajectory."""
         message = response.message
+        tokens: Any = None
+        if message.tokens is not None:
+            tokens = {**dict(message.tokens), "overlong_prompt": False, "is_truncated": False}
         said = as_message(completion_fields(response), self.generation.form)
         step = TrajectoryStep(
             prompt=prompt_messages,
             completion=[cast(Any, said)],
             response=response,
-            tokens=_step_tokens(message.tokens),
+            tokens=tokens,
             reward=None,
             advantage=None,
             is_truncated=bool(message.is_truncated),
@@ -258,10 +260,16 @@ class MultiTurnEnv(Environment):
             state["completion"] = [*(state["completion"] or []), *state["trajectory"][-1]["completion"]]
 
 
-def _step_tokens(tokens: Any) -> Any:
-    if tokens is None:
-        return None
-    return {**dict(tokens), "overlong_prompt": False, "is_truncated": False}
+class SingleTurnEnv(MultiTurnEnv):
+    """One question, one completion."""
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(max_turns=1, **{key: value for key, value in kwargs.items() if key != "max_turns"})
+
+    async def env_response(self, messages: Any, state: State, **kwargs: Any) -> Any:
+        """Never asked for: the rollout is over before."""
+        never = NotImplementedError("a single-turn environment has no answer to the model")
+        raise never
 
 
 def _completion_tokens(step: TrajectoryStep) -> int:

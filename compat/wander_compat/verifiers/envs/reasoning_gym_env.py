@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-from wander_compat.verifiers.envs.single_turn import SingleTurnEnv
+from wander_compat.verifiers.envs.multi_turn import SingleTurnEnv
 from wander_compat.verifiers.parsers import Parser, XMLParser
 from wander_compat.verifiers.rubrics.rubric import Rubric
 

@@ -1,7 +1,7 @@
 """A rubric whose functions may ask another model, the judge.
 
 The judge is any OpenAI client that the package brings. In a worker such a client finds the host's endpoint in
-`OPENAI_BASE_URL`, which keeps the key and records what was asked (see `wander_compat.endpoint`).
+`OPENAI_BASE_URL`, which keeps the key and records what was asked (see `wander.worker.openai_proxy`).
 """
 
 from __future__ import annotations

@@ -277,9 +277,9 @@ class Rubric:
 
 async def score_states(rubric: Rubric, states: list[State]) -> None:
     """Score states by what the rubric overrides: the whole group, one state, or one by columns."""
-    if "score_group" in vars(rubric) or _overridden(rubric, "score_group"):
+    if "score_group" in vars(rubric) or is_overridden(rubric, "score_group"):
         await _with_semaphore(rubric.score_group, states)
-    elif not _overridden(rubric, "score_rollout"):
+    elif not is_overridden(rubric, "score_rollout"):
         await rubric.score_group(states)
     elif "completion" in inspect.signature(rubric.score_rollout).parameters:
         for state in states:
@@ -289,7 +289,8 @@ async def score_states(rubric: Rubric, states: list[State]) -> None:
             await _with_semaphore(rubric.score_rollout, state)
 
 
-def _overridden(rubric: Rubric, name: str) -> bool:
+def is_overridden(rubric: Rubric, name: str) -> bool:
+    """Tell whether a package put a method of its own in the place of ours."""
     return not getattr(type(rubric), name).__module__.startswith("wander_compat.")
 
 
