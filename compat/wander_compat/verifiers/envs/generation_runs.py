@@ -32,8 +32,6 @@ from wander_compat.verifiers.types import GenerateOutputs, RolloutOutput, Sampli
 if TYPE_CHECKING:
     from datasets import Dataset
 
-    from wander_compat.verifiers.envs.environment import Environment
-
 T = TypeVar("T")
 
 
@@ -202,7 +200,7 @@ class GenerationRuns:
 
 
 async def play_row(
-    env: Environment, row: Mapping[str, Any], client: Any, model: str, sampling_args: SamplingArgs
+    env: Any, row: Mapping[str, Any], client: Any, model: str, sampling_args: SamplingArgs
 ) -> State:
     """Play a row with an environment of any generation and return its state; what is raised is in it."""
     try:
@@ -216,11 +214,11 @@ async def play_row(
 
 
 async def play_by_columns(
-    env: Environment, row: Mapping[str, Any], client: Any, model: str, sampling_args: SamplingArgs
+    env: Any, row: Mapping[str, Any], client: Any, model: str, sampling_args: SamplingArgs
 ) -> State:
     """Play a row with a `rollout` of the first generation's form."""
     fresh = await env.init_state(row, client, model, sampling_args)
-    completion, played = await env.rollout(  # type: ignore[call-arg]
+    completion, played = await env.rollout(
         client=getattr(client, "client", None) or client,
         model=model,
         prompt=fresh["prompt"],
@@ -235,7 +233,7 @@ async def play_by_columns(
     return state
 
 
-async def score_example(env: Environment, states: Sequence[State]) -> None:
+async def score_example(env: Any, states: Sequence[State]) -> None:
     """Score the played states of one example; failed ones get 0, whatever the rubric would say."""
     played = [state for state in states if state.get("error") is None]
     for state in states:
