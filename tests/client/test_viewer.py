@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import pty
@@ -11,16 +12,19 @@ import subprocess
 import sys
 import termios
 import time
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
+from command_line import Wander
 from rich.cells import cell_len
 from saved_runs import write_run
+from textual.pilot import Pilot
+from textual.widgets import DataTable
 from wander.evals.store.folder import RunFolder
 from wander.types import Failure, Rollout
 from wander_client.runs.found import LocalRun
-from wander_client.runs.viewer import Viewer
+from wander_client.runs.viewer import RunViewer
 
 PATIENCE = 60.0
 """Seconds to wait for what must come; a loaded machine is slow."""
@@ -51,26 +55,37 @@ def _changed(number: int, one: Rollout) -> Rollout:
     return one.model_copy(update={"completion": said})
 
 
-def opened(run: Path, **options: object) -> Viewer:
-    return Viewer(LocalRun(RunFolder.open(run)), **options)  # type: ignore[arg-type]
+@contextlib.asynccontextmanager
+async def opened(
+    run: Path, size: tuple[int, int] = (100, 14), **options: object
+) -> AsyncIterator[Pilot[bool]]:
+    viewer = RunViewer(LocalRun(RunFolder.open(run)), **options)  # type: ignore[arg-type]
+    async with viewer.run_test(size=size) as pilot:
+        await pilot.pause()
+        yield pilot
 
 
-def screen(viewer: Viewer, width: int = 100, height: int = 14) -> str:
-    lines = viewer.lines(width, height)
-    assert len(lines) == height
-    assert max(cell_len(text) for text, _ in lines) <= width
-    assert "\x1b" not in "".join(text for text, _ in lines)
-    return "\n".join(text for text, _ in lines)
+def screen(pilot: Pilot[bool]) -> str:
+    """Return what the terminal shows; no line is wider than it, and none moves the cursor."""
+    width, height = pilot.app.size
+    lines = pilot.app.screen._compositor.render_strips()
+    texts = ["".join(segment.text for segment in line) for line in lines]
+    assert len(texts) == height
+    assert max(cell_len(text) for text in texts) <= width
+    assert "\x1b" not in "".join(texts)
+    return "\n".join(texts)
 
 
-def chosen(viewer: Viewer) -> str:
-    return next(text for text, style in viewer.lines(100, 30) if style == "cursor").split()[0]
+def chosen(pilot: Pilot[bool]) -> str:
+    table = pilot.app.query_one(DataTable)
+    assert table.display
+    return str(table.get_row_at(table.cursor_row)[0])
 
 
-def typed(viewer: Viewer, *keys: str) -> Viewer:
-    for key in keys:
-        viewer.press(key)
-    return viewer
+async def typed(pilot: Pilot[bool], *keys: str) -> str:
+    await pilot.press(*keys)
+    await pilot.pause()
+    return screen(pilot)
 
 
 @pytest.mark.parametrize(
@@ -90,71 +105,87 @@ def typed(viewer: Viewer, *keys: str) -> Viewer:
         ("GG  j", "11"),
     ],
 )
-def test_keys_move_the_cursor(run: Path, keys: str, number: str) -> None:
-    assert chosen(typed(opened(run), *keys)) == number
+async def test_keys_move_the_cursor(run: Path, keys: str, number: str) -> None:
+    async with opened(run) as pilot:
+        await typed(pilot, *keys)
+        assert chosen(pilot) == number
 
 
-def test_a_rollout_opens_with_its_calls_and_its_neighbours_follow(run: Path) -> None:
-    viewer = typed(opened(run), "j", "enter")
-    shown = screen(viewer, height=30)
-    assert "rollout 1: example 1, index 0, reward 0.1000" in shown
-    assert '[calls] look_up({"number": 1})' in shown
-    assert "\\x1b[2J" in shown, "what a model said cannot move the cursor"
-    assert "rollout 2:" in screen(typed(viewer, "]"))
-    assert "rollout 1:" in screen(typed(viewer, "["))
-    assert "rollout 4:" in screen(typed(viewer, "f"))
-    assert "failed at the tool: ToolError: broke at 4" in screen(viewer, height=30)
-    assert chosen(typed(viewer, "escape")) == "4"
-    assert "no other rollout that way" in screen(typed(viewer, "G", "enter", "]"))
+async def test_a_rollout_opens_with_its_calls_and_its_neighbours_follow(run: Path) -> None:
+    async with opened(run, (100, 30)) as pilot:
+        shown = await typed(pilot, "j", "enter")
+        assert "rollout 1: example 1, index 0, reward 0.1000" in shown
+        assert '[calls] look_up({"number": 1})' in shown
+        assert "\\x1b[2J" in shown, "what a model said cannot move the cursor"
+        assert "rollout 2:" in await typed(pilot, "]")
+        assert "rollout 1:" in await typed(pilot, "[")
+        assert "rollout 4:" in await typed(pilot, "f")
+        assert "failed at the tool: ToolError: broke at 4" in screen(pilot)
+        await typed(pilot, "escape")
+        assert chosen(pilot) == "4"
+        assert "no other rollout that way" in await typed(pilot, "G", "enter", "]")
 
 
-def test_a_long_rollout_scrolls_and_is_searched(run: Path) -> None:
-    viewer = typed(opened(run), "enter")
-    assert "answer 0" not in screen(viewer, 40, 8)
-    typed(viewer, "G")
-    assert "right" in screen(viewer, 40, 8)
-    typed(viewer, "g", "/", *"ANSWER 0", "enter")
-    assert screen(viewer, 40, 8).startswith("answer 0")
-    assert "no `nowhere` here" in screen(typed(viewer, "/", *"nowhere", "enter"))
+async def test_a_long_rollout_scrolls_and_is_searched(run: Path) -> None:
+    async with opened(run, (40, 8)) as pilot:
+        assert "answer 0" not in await typed(pilot, "enter")
+        assert "right" in await typed(pilot, "G")
+        found = await typed(pilot, "g", "/", *"ANSWER 0", "enter")
+        assert "answer 0" in found
+        assert "no `nowhere` here" in await typed(pilot, "/", *"nowhere", "enter")
+        found = await typed(pilot, "g", "/", *"hidden-0", "enter")
+        assert "hidden-0" in found
 
 
-def test_the_search_of_the_list_reads_every_message(run: Path) -> None:
-    viewer = typed(opened(run), "/", *"hidden-7", "enter")
-    assert chosen(viewer) == "7"
-    assert "1 with `hidden-7`" in screen(viewer)
-    typed(viewer, "/", *"hidden", "enter", "n")
-    assert chosen(viewer) == "8"
-    assert chosen(typed(viewer, "n")) == "10", "9 failed and said nothing hidden"
-    assert chosen(typed(viewer, "N", "N")) == "7"
-    assert "no rollout with `zzz`" in screen(typed(viewer, "/", *"zzx", "backspace", "z", "enter"))
-    assert "nothing was searched for" in screen(typed(opened(run), "n"))
-    assert "search" not in screen(typed(viewer, "/", "a", "escape"))
+async def test_the_search_of_the_list_reads_every_message(run: Path) -> None:
+    async with opened(run) as pilot:
+        assert "1 with `hidden-7`" in await typed(pilot, "/", *"hidden-7", "enter")
+        assert chosen(pilot) == "7"
+        await typed(pilot, "/", *"hidden", "enter", "n")
+        assert chosen(pilot) == "8"
+        await typed(pilot, "n")
+        assert chosen(pilot) == "10", "9 failed and said nothing hidden"
+        await typed(pilot, "N", "N")
+        assert chosen(pilot) == "7"
+        assert "no rollout with `zzz`" in await typed(pilot, "/", *"zzx", "backspace", "z", "enter")
+        assert "search" not in await typed(pilot, "/", "a", "escape")
+    async with opened(run) as pilot:
+        assert "nothing was searched for" in await typed(pilot, "n")
 
 
-def test_filters_by_failure_and_reward_and_orders(run: Path) -> None:
-    viewer = typed(opened(run), "e")
-    assert "1 of 2" in screen(viewer)
-    assert "1 of 12" in screen(typed(viewer, "e", "g"))
-    typed(viewer, "r", *">=0.7", "enter")
-    assert "1 of 4" in screen(viewer)
-    assert "reward >=0.7" in screen(viewer)
-    typed(viewer, "r", *"none", "enter")
-    assert "1 of 2" in screen(viewer)
-    assert "is no bound" in screen(typed(viewer, "r", *"luck", "enter"))
-    assert "no rollout is like that" in screen(typed(viewer, "e", "r", *">9", "enter", "enter", "f"))
-    typed(viewer, "r", "enter", "e", "s", "g")
-    assert "by reward" in screen(viewer)
-    assert chosen(opened(run, order="-reward")) == "11"
-    assert chosen(opened(run, failed=True)) == "4"
+async def test_filters_by_failure_and_reward_and_orders(run: Path) -> None:
+    async with opened(run) as pilot:
+        assert "1 of 2" in await typed(pilot, "e")
+        assert "1 of 12" in await typed(pilot, "e", "g")
+        shown = await typed(pilot, "r", *">=0.7", "enter")
+        assert "1 of 4" in shown
+        assert "reward >=0.7" in shown
+        assert "1 of 2" in await typed(pilot, "r", *"none", "enter")
+        assert "is no bound" in await typed(pilot, "r", *"luck", "enter")
+        await typed(pilot, "e", "r", *">9", "enter", "enter", "f")
+        assert "no rollout is like that" in await typed(pilot, "g")
+        assert "by reward" in await typed(pilot, "r", "enter", "e", "s", "g")
+    async with opened(run, order="-reward") as pilot:
+        assert chosen(pilot) == "11"
+    async with opened(run, failed=True) as pilot:
+        assert chosen(pilot) == "4"
 
 
-def test_help_and_narrow_screens(run: Path) -> None:
-    assert "next, previous failure" in screen(typed(opened(run), "?"), 80, 20)
-    for width, height in ((20, 4), (1, 3), (300, 60)):
-        viewer = opened(run)
-        screen(viewer, width, height)
-        screen(typed(viewer, "enter"), width, height)
-    assert typed(opened(run), "q").done
+async def test_help_and_narrow_screens(run: Path) -> None:
+    async with opened(run, (80, 20)) as pilot:
+        assert "next, previous failure" in await typed(pilot, "?")
+    for size in ((20, 4), (1, 3), (300, 60)):
+        async with opened(run, size) as pilot:
+            screen(pilot)
+            await typed(pilot, "enter")
+    async with opened(run) as pilot:
+        await typed(pilot, "enter")
+        await pilot.resize_terminal(60, 10)
+        await pilot.pause()
+        assert "rollout 0:" in screen(pilot), "an open rollout is folded anew"
+        await pilot.press("q")
+        await pilot.pause()
+        assert not pilot.app.is_running
 
 
 class Terminal:
@@ -244,3 +275,16 @@ def test_the_list_is_printed_where_it_is_asked_for(run: Path, home: Path) -> Non
         assert opened.process.wait(PATIENCE) == 0
     finally:
         opened.close()
+
+
+def test_without_its_packages_the_list_is_printed(
+    run: Path, wander: Wander, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from wander_client.commands.run import view
+
+    monkeypatch.setenv("WANDER_OUTPUT", "human")
+    monkeypatch.setattr(view, "_on_a_terminal", lambda: True)
+    monkeypatch.setattr(view, "find_spec", lambda name: None)
+    printed = wander("view", str(run))
+    assert (printed.status, "failed: tool" in printed.out) == (0, True)
+    assert "wander-client[tui]" in printed.err

@@ -1,35 +1,36 @@
 """Read the rollouts of a run on a terminal: a list, the rollouts themselves, and a line to search with.
 
-`Viewer` is what the keys do and what the screen shows, without a terminal;
-`wander_client.runs.screen` has that.
+Needs the extra `tui`. Texts of a run come from models and hubs: they reach the screen as `rich.text.Text`
+that `visible` or `one_line` made safe, never as markup.
 """
 
 from __future__ import annotations
 
+import asyncio
 import operator
 import re
+import signal
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
+
+from rich.text import Text
+from textual.app import App, ComposeResult
+from textual.binding import Binding
+from textual.events import Resize
+from textual.widgets import DataTable, Input, RichLog, Static
 
 from wander_client.errors import ClientError
 from wander_client.runs.text import ROLLOUT_COLUMNS, StyledLine, rollout_lines, rollout_row
 from wander_client.terminal.escape import one_line, visible
+from wander_client.terminal.output import STYLES, cell_text, cut
 
 if TYPE_CHECKING:
-    from wander.types import Rollout
     from wander.wire import RolloutRow
 
     from wander_client.runs.found import FoundRun
 
-HELP = """\
-j k, arrows      down, up                  space b, page keys   a page down, up
-g G              first, last               enter, l             open the rollout
-h, esc           back to the list          ] [                  next, previous rollout
-/                search all messages       n N                  next, previous match
-f F              next, previous failure    e                    only failed rollouts, or all
-r                by reward: `<0.5`, `>=1`, `none`; empty for all
-s                order: number, reward, turns, tokens, seconds  ?  this help     q  quit"""
 ORDERS = ("number", "reward", "turns", "completion_tokens", "seconds")
+_EXAMPLE_WIDTH = 24
 _BOUND = re.compile(r"\s*(>=|<=|==|=|<|>)\s*(-?\d+(?:\.\d*)?|-?\.\d+)\s*")
 _COMPARE: dict[str, Callable[[float, float], bool]] = {
     ">=": operator.ge,
@@ -39,16 +40,63 @@ _COMPARE: dict[str, Callable[[float, float], bool]] = {
     "<": operator.lt,
     ">": operator.gt,
 }
+_KEYS = (
+    ("j,down", "move(1)", "down"),
+    ("k,up", "move(-1)", "up"),
+    ("space,pagedown", "page(1)", "a page down"),
+    ("b,pageup", "page(-1)", "a page up"),
+    ("g,home", "end(-1)", "first"),
+    ("G,end", "end(1)", "last"),
+    ("enter,l,right", "read", "open the rollout"),
+    ("h,backspace,left", "leave", "back to the list, as escape"),
+    ("],[", "", "next, previous rollout"),
+    ("/", "search", "search all messages"),
+    ("n,N", "", "next, previous match"),
+    ("f,F", "", "next, previous failure"),
+    ("e", "only_failed", "only failed rollouts, or all"),
+    ("r", "bound", "by reward: `<0.5`, `>=1`, `none`; empty for all"),
+    ("s", "order", "order: number, reward, turns, tokens, seconds"),
+    ("?", "help", "this help"),
+    ("q", "quit", "quit"),
+)
+"""Keys, what they do, and what the help says; those without an action do it in two directions."""
+_DIRECTED = {"],[": "neighbour", "n,N": "match", "f,F": "failure"}
 
 
-class Viewer:
-    """The state of the viewer. `press` takes a key's name, `lines` says what the screen shows."""
+def _bindings() -> Iterable[Binding]:
+    # With priority the app itself acts, key after key, so that what is typed after `/` finds its line open.
+    for keys, action, _ in _KEYS:
+        if action:
+            yield Binding(keys, action, priority=True)
+        else:
+            forward, backward = keys.split(",")
+            yield Binding(forward, f"{_DIRECTED[keys]}(1)", priority=True)
+            yield Binding(backward, f"{_DIRECTED[keys]}(-1)", priority=True)
+
+
+class RunViewer(App[bool]):
+    """The list of a run's rollouts and the one that is read; returns True after an interrupt."""
+
+    AUTO_FOCUS = None
+    ENABLE_COMMAND_PALETTE = False
+    CSS = """
+    DataTable, RichLog { height: 1fr; scrollbar-size: 0 0; background: ansi_default; }
+    DataTable > .datatable--cursor { text-style: reverse; color: ansi_default; background: ansi_default; }
+    Input { border: none; height: 1; padding: 0; }
+    #status { height: 1; text-style: dim; }
+    """
+    BINDINGS: ClassVar = [
+        *_bindings(),
+        Binding("escape", "dismiss", priority=True),
+        Binding("ctrl+c", "interrupt", priority=True),
+    ]
 
     def __init__(self, found: FoundRun, *, failed: bool = False, order: str = "number") -> None:
+        super().__init__()
+        self.theme = "ansi-dark"  # the terminal's own colours
         self._found = found
         self._rows = [*found.rows(), *found.sample_rows()]
         self._shown: list[RolloutRow] = []
-        self._cursor = 0
         self._failed = failed
         self._bound = ""
         self._order = order.removeprefix("-")
@@ -56,55 +104,40 @@ class Viewer:
         self._matches: set[tuple[str, int, int | None]] | None = None
         self._query = ""
         self._open: list[StyledLine] | None = None
-        self._folded: tuple[list[StyledLine] | None, int, list[StyledLine]] | None = None
-        self._scroll = 0
-        self._page = 10
-        self._width = 80
-        self._note = ""
-        self._asking: tuple[str, Callable[[str], None]] | None = None
-        self._typed = ""
-        self.done = False
-        self._keys: dict[str, Callable[[], None]] = {
-            **dict.fromkeys(("j", "down"), lambda: self._move(1)),
-            **dict.fromkeys(("k", "up"), lambda: self._move(-1)),
-            **dict.fromkeys((" ", "pagedown"), lambda: self._move(self._page)),
-            **dict.fromkeys(("b", "pageup"), lambda: self._move(-self._page)),
-            **dict.fromkeys(("g", "home"), lambda: self._move(-len(self._shown) - self._length())),
-            **dict.fromkeys(("G", "end"), lambda: self._move(len(self._shown) + self._length())),
-            **dict.fromkeys(("enter", "l", "right"), self._show),
-            **dict.fromkeys(("h", "escape", "backspace", "left"), self._back),
-            "]": lambda: self._neighbour(1),
-            "[": lambda: self._neighbour(-1),
-            "/": lambda: self._ask("search: ", self._search),
-            "n": lambda: self._match(1),
-            "N": lambda: self._match(-1),
-            "f": lambda: self._failure(1),
-            "F": lambda: self._failure(-1),
-            "e": self._toggle_failed,
-            "r": lambda: self._ask("reward: ", self._set_bound),
-            "s": self._next_order,
-            "?": self._help,
-            "q": self._quit,
-        }
+        self._line = 0
+        """Line of the open rollout from which a search goes on."""
+        self._answer: Callable[[str], None] = self._search
+        """What takes the line that is asked for."""
+        self._table: DataTable[Text] = DataTable(cursor_type="row")
+        self._page = RichLog(wrap=True, auto_scroll=False, min_width=1)
+        self._question = Input()
+        self._status = Static(markup=False, id="status")
+
+    def compose(self) -> ComposeResult:
+        """Lay out the list, the page of one rollout and the last line."""
+        self._table.can_focus = self._page.can_focus = False  # keys belong to the viewer
+        self._page.display = self._question.display = False
+        yield from (self._table, self._page, self._question, self._status)
+
+    def on_mount(self) -> None:
+        """Fill the list, and end by a signal as by a key, which gives the terminal back."""
+        loop = asyncio.get_running_loop()
+        if not self.is_headless:
+            for number in (signal.SIGINT, signal.SIGTERM):
+                loop.add_signal_handler(number, self.action_interrupt)
         self._select()
 
-    def press(self, key: str) -> None:
-        """Do what a key means; others are passed over."""
-        self._note = ""
-        if self._asking is not None:
-            self._type(key)
-        elif action := self._keys.get(key):
-            action()
+    def on_resize(self, _: Resize) -> None:
+        """Fold the open rollout anew."""
+        self.call_after_refresh(self._draw)
 
-    def lines(self, width: int, height: int) -> list[StyledLine]:
-        """Return as many lines as the screen has, none wider than it; style `cursor` is the chosen row."""
-        self._width, self._page = width, max(1, height - 3)
-        head = self._list_head() if self._open is None else ""
-        body = self._list_body() if self._open is None else self._text()[self._scroll :][: self._page + 1]
-        lines: list[StyledLine] = [(head, "bold"), *body] if self._open is None else list(body)
-        lines += [("", None)] * (height - 1 - len(lines))
-        cut_to = [(_fitted(text, width), style) for text, style in lines[: height - 1]]
-        return [*cut_to, (_fitted(self._status(), width), "dim")]
+    def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
+        """Let no key but these two act while a line is typed."""
+        return action in ("dismiss", "interrupt") or not self._question.display
+
+    def action_interrupt(self) -> None:
+        """End the viewer as Ctrl-C ends every command."""
+        self.exit(True)
 
     # the list
 
@@ -116,8 +149,12 @@ class Viewer:
         absent = [row for row in shown if getattr(row, self._order) is None]
         present.sort(key=lambda row: getattr(row, self._order), reverse=self._falling)
         self._shown = [*present, *absent]
+        self._table.clear(columns=True)
+        self._table.add_columns(*ROLLOUT_COLUMNS)
+        self._table.add_rows(_cells(row) for row in self._shown)
         numbers = [row.number for row in self._shown]
-        self._cursor = numbers.index(before) if before in numbers else 0
+        self._go_to(numbers.index(before) if before in numbers else 0)
+        self.action_leave()
 
     def _takes(self, row: RolloutRow) -> bool:
         if self._failed and row.failure is None:
@@ -129,186 +166,202 @@ class Viewer:
         return True
 
     @property
+    def _cursor(self) -> int:
+        return self._table.cursor_row
+
+    @property
     def _chosen(self) -> RolloutRow:
         return self._shown[self._cursor]
 
-    def _list_head(self) -> str:
-        return "  ".join(
-            f"{name:<{width}}" for name, width in zip(ROLLOUT_COLUMNS, self._widths(), strict=True)
-        )
+    def _go_to(self, place: int) -> None:
+        self._table.move_cursor(row=min(max(0, place), len(self._shown) - 1))
 
-    def _list_body(self) -> list[StyledLine]:
-        if not self._shown:
-            return [("no rollout is like that: `e` and `r` change what is shown", None)]
-        top = min(max(0, self._cursor - self._page // 2), max(0, len(self._shown) - self._page))
-        widths = self._widths()
-        lines: list[StyledLine] = []
-        for place, row in enumerate(self._shown[top : top + self._page], start=top):
-            cells = ["" if cell is None else _cell(cell) for cell in rollout_row(row)]
-            text = "  ".join(
-                _fitted(cell, width).ljust(width) for cell, width in zip(cells, widths, strict=True)
-            )
-            style = "cursor" if place == self._cursor else "error" if row.failure else None
-            lines.append((text, style))
-        return lines
-
-    def _widths(self) -> list[int]:
-        example = min(24, max([7, *(len(row.example_id) for row in self._rows[:1000])]))
-        index = 5 if all(row.step is None for row in self._rows) else 9
-        fixed = [len(str(max(len(self._rows) - 1, 0))), example, index, 8, 5, 18]
-        return [*fixed, max(11, self._width - sum(fixed) - 2 * len(fixed))]
-
-    def _move(self, by: int) -> None:
-        if self._open is not None:
-            self._scroll = min(max(0, self._scroll + by), max(0, self._length() - self._page))
+    def action_move(self, by: int) -> None:
+        """Go down so many rows, or lines."""
+        if self._open is None:
+            self._go_to(self._cursor + by)
         else:
-            self._cursor = min(max(0, self._cursor + by), max(0, len(self._shown) - 1))
+            self._scroll_to(round(self._page.scroll_offset.y) + by)
+        self._tell()
+
+    def action_page(self, direction: int) -> None:
+        """Go down a page, or up."""
+        self.action_move(direction * max(1, self.size.height - 3))
+
+    def action_end(self, direction: int) -> None:
+        """Go to the last row or line, or to the first."""
+        self.action_move(direction * (len(self._shown) + len(self._page.lines)))
 
     # one rollout
 
-    def _show(self) -> None:
+    def action_read(self, note: str = "") -> None:
+        """Open the chosen rollout."""
         if not self._shown:
             return
         try:
             rollout = self._found.rollout(self._chosen.number)
         except ClientError as error:
-            self._note = str(error)
+            self._tell(str(error))
             return
-        self._open, self._scroll = list(rollout_lines(self._chosen.number, rollout)), 0
+        self._show(list(rollout_lines(self._chosen.number, rollout)), note)
 
-    def _back(self) -> None:
+    def action_help(self) -> None:
+        """Show what the keys do."""
+        self._show([(f"{keys.replace(',', ' '):<26}{said}", None) for keys, _, said in _KEYS])
+
+    def _show(self, lines: list[StyledLine], note: str = "") -> None:
+        self._open = lines
+        self._table.display, self._page.display = False, True
+        self._draw()
+        self._scroll_to(0)
+        self.call_after_refresh(self._tell, note)  # the first page is folded once its size is known
+
+    def _draw(self) -> None:
+        """Write the open rollout, folded to the width, with what was searched for marked."""
+        if self._open is not None:
+            text = Text("\n", overflow="fold").join(
+                Text(visible(line).expandtabs(4), STYLES.get(style or "", "")) for line, style in self._open
+            )
+            if self._query:
+                text.highlight_words([self._query], "reverse", case_sensitive=False)
+            self._page.clear()
+            self._page.write(text, width=max(1, self.size.width), scroll_end=False)
+        self._tell()
+
+    def _scroll_to(self, line: int) -> None:
+        self._page.scroll_to(y=line, animate=False, immediate=True)
+        self._line = round(self._page.scroll_offset.y)
+
+    def action_leave(self) -> None:
+        """Go back to the list."""
         self._open = None
+        self._table.display, self._page.display = True, False
+        self._tell()
 
-    def _neighbour(self, by: int) -> None:
-        was_open, before = self._open is not None, self._cursor
-        self._open = None
-        self._move(by)
-        if was_open and self._cursor != before:
-            self._show()
-        elif was_open:
-            self._show()
-            self._note = "there is no other rollout that way"
+    def action_dismiss(self) -> None:
+        """Leave the question, or the rollout."""
+        if self._question.display:
+            self._close_question()
+            self._tell()
+        else:
+            self.action_leave()
 
-    def _text(self) -> list[StyledLine]:
-        """Return the open rollout as lines of the screen's width; folded once, since it may be long."""
-        if self._folded and self._folded[0] is self._open and self._folded[1] == self._width:
-            return self._folded[2]
-        text = [
-            (piece, style)
-            for text, style in self._open or []
-            for line in visible(text).expandtabs(4).split("\n")
-            for piece in _pieces(line, self._width)
-        ]
-        self._folded = (self._open, self._width, text)
-        return text
-
-    def _length(self) -> int:
-        return len(self._text()) if self._open is not None else 0
+    def action_neighbour(self, by: int) -> None:
+        """Go to the next rollout, and open it where one was open."""
+        before = self._cursor
+        self._go_to(before + by)
+        if self._open is not None:
+            self.action_read("there is no other rollout that way" if self._cursor == before else "")
+        else:
+            self._tell()
 
     # searching and choosing
 
+    def action_search(self) -> None:
+        """Ask what to search for."""
+        self._ask("search", self._search)
+
     def _search(self, query: str) -> None:
         self._query, self._matches = query, None
-        if not query:
-            return
-        wanted = query.lower()
-        if self._open is None:
-            self._matches = {
-                (*one.key, one.step) for one in self._found.rollouts() if wanted in _searched(one)
-            }
-        self._match(1, including=True)
+        self._draw()
+        if query:
+            self.action_match(1, including=True)
 
-    def _match(self, by: int, *, including: bool = False) -> None:
+    def action_match(self, by: int, including: bool = False) -> None:
+        """Go to the next match: a line of the open rollout, or a rollout of the list."""
         if not self._query:
-            self._note = "nothing was searched for yet: `/`"
+            self._tell("nothing was searched for yet: `/`")
         elif self._open is not None:
-            texts = [self._query.lower() in text.lower() for text, _ in self._text()]
-            self._scroll_to(_next(texts, self._scroll, by, including))
+            fitting = [self._query.lower() in line.text.lower() for line in self._page.lines]
+            line = _next(fitting, self._line, by, including)
+            if line is not None:
+                self._scroll_to(line)
+                self._line = line
+            self._tell(f"no `{self._query}` here" if line is None else "")
         else:
             if self._matches is None:
-                self._search(self._query)
-                return
-            self._choose([self._is_match(row) for row in self._shown], by, including, f"`{self._query}`")
+                wanted, including = self._query.lower(), True
+                self._matches = {
+                    (*one.key, one.step)
+                    for one in self._found.rollouts()
+                    if any(wanted in text.lower() for text, _ in rollout_lines(0, one))
+                }
+            found = [(row.example_id, row.index, row.step) in self._matches for row in self._shown]
+            self._tell(self._choose(found, by, including, f"`{self._query}`"))
 
-    def _is_match(self, row: RolloutRow) -> bool:
-        return (row.example_id, row.index, row.step) in (self._matches or ())
+    def action_failure(self, by: int) -> None:
+        """Go to the next failure, and open it where a rollout was open."""
+        note = self._choose([row.failure is not None for row in self._shown], by, False, "a failure")
+        if self._open is not None:
+            self.action_read(note)
+        else:
+            self._tell(note)
 
-    def _failure(self, by: int) -> None:
-        was_open = self._open is not None
-        self._open = None
-        self._choose([row.failure is not None for row in self._shown], by, False, "a failure")
-        if was_open:
-            note = self._note
-            self._show()
-            self._note = note
-
-    def _choose(self, fitting: list[bool], by: int, including: bool, what: str) -> None:
+    def _choose(self, fitting: list[bool], by: int, including: bool, what: str) -> str:
+        """Go to the nearest row that fits; return what to tell of it."""
         found = _next(fitting, self._cursor, by, including)
         if found is None:
-            self._note = f"no rollout with {what}"
-            return
-        self._cursor = found
-        self._note = f"{sum(fitting)} with {what}"
+            return f"no rollout with {what}"
+        self._go_to(found)
+        return f"{sum(fitting)} with {what}"
 
-    def _scroll_to(self, line: int | None) -> None:
-        if line is None:
-            self._note = f"no `{self._query}` here"
-        else:
-            self._scroll = line
-
-    def _toggle_failed(self) -> None:
+    def action_only_failed(self) -> None:
+        """Show the failed rollouts alone, or all again."""
         self._failed = not self._failed
-        self._open = None
         self._select()
+
+    def action_bound(self) -> None:
+        """Ask for the rewards to show."""
+        self._ask("reward", self._set_bound)
 
     def _set_bound(self, text: str) -> None:
         if text and text != "none" and not _BOUND.fullmatch(text):
-            self._note = f"`{text}` is no bound: write `<0.5`, `>=1` or `none`"
+            self._tell(f"`{text}` is no bound: write `<0.5`, `>=1` or `none`")
             return
-        self._bound, self._open = text, None
+        self._bound = text
         self._select()
 
-    def _next_order(self) -> None:
+    def action_order(self) -> None:
+        """Take the next order."""
         self._order, self._falling = ORDERS[(ORDERS.index(self._order) + 1) % len(ORDERS)], False
-        self._open = None
         self._select()
 
     # the last line
 
     def _ask(self, question: str, then: Callable[[str], None]) -> None:
-        self._asking, self._typed = (question, then), ""
+        self._answer = then
+        self._question.value, self._question.display = "", True
+        self.set_focus(self._question)
+        self._status.update(f"{question}: enter takes it, escape leaves it")
 
-    def _type(self, key: str) -> None:
-        assert self._asking is not None
-        if key == "enter":
-            then, self._asking = self._asking[1], None
-            then(self._typed.strip())
-        elif key == "escape":
-            self._asking = None
-        elif key == "backspace":
-            self._typed = self._typed[:-1]
-        elif len(key) == 1 and key.isprintable():
-            self._typed += key
+    def _close_question(self) -> None:
+        self._question.display = False
+        self.set_focus(None)
 
-    def _status(self) -> str:
-        if self._asking is not None:
-            return f"{self._asking[0]}{self._typed}_"
-        parts = [self._note] if self._note else []
+    def on_input_submitted(self, event: Input.Submitted) -> None:
+        """Take the line that was asked for."""
+        self._close_question()
+        self._answer(event.value.strip())
+
+    def _tell(self, note: str = "") -> None:
+        parts = [one_line(note)] if note else []
         if self._open is not None:
-            end = min(self._scroll + self._page + 1, self._length())
-            parts.append(f"lines {self._scroll + 1} to {end} of {self._length()}")
+            count, first = len(self._page.lines), round(self._page.scroll_offset.y)
+            parts.append(f"lines {first + 1} to {min(first + self.size.height - 1, count)} of {count}")
         elif self._shown:
             parts.append(f"{self._cursor + 1} of {len(self._shown)}")
+        else:
+            parts.append("no rollout is like that: `e` and `r` change what is shown")
         parts += ["failed only"] if self._failed else []
         parts += [f"reward {self._bound}"] if self._bound else []
         parts += [f"by {self._order}"] if self._order != "number" else []
-        return "  ".join([*parts, "? help  q quit"])
+        self._status.update("  ".join([*parts, "? help  q quit"]))
 
-    def _help(self) -> None:
-        self._open, self._scroll = [(HELP, None)], 0
 
-    def _quit(self) -> None:
-        self.done = True
+def _cells(row: RolloutRow) -> list[Text]:
+    number, example, *others = (cell_text(cell) for cell in rollout_row(row))
+    style = STYLES["error"] if row.failure else ""
+    return [Text(cell, style, no_wrap=True) for cell in (number, cut(example, _EXAMPLE_WIDTH), *others)]
 
 
 def _next(fitting: Iterable[bool], place: int, by: int, including: bool) -> int | None:
@@ -321,24 +374,3 @@ def _next(fitting: Iterable[bool], place: int, by: int, including: bool) -> int 
     if by > 0:
         return next((one for one in places if one > place), places[0])
     return next((one for one in reversed(places) if one < place), places[-1])
-
-
-def _searched(rollout: Rollout) -> str:
-    return "\n".join(text for text, _ in rollout_lines(0, rollout)).lower()
-
-
-def _cell(value: object) -> str:
-    return f"{value:.4g}" if isinstance(value, float) else one_line(str(value))
-
-
-def _fitted(text: str, width: int) -> str:
-    """Return a text that takes at most so many columns of a terminal."""
-    from rich.cells import cell_len, set_cell_size
-
-    return text if cell_len(text) <= width else set_cell_size(text, max(0, width - 1)) + "…"
-
-
-def _pieces(text: str, width: int) -> list[str]:
-    from rich.cells import chop_cells
-
-    return chop_cells(text, width) or [""]

@@ -29,7 +29,16 @@ Cell = str | int | float | None
 # Set by coding agents; they get plain output unless WANDER_OUTPUT says otherwise.
 AGENT_VARIABLES = ("AI_AGENT", "CLAUDECODE", "CODEX_SANDBOX", "CURSOR_AGENT", "GEMINI_CLI")
 
-_STYLES = {"error": "31;1", "warning": "33;1", "hint": "36", "good": "32", "dim": "2", "bold": "1"}
+STYLES = {
+    "error": "bold red",
+    "warning": "bold yellow",
+    "hint": "cyan",
+    "good": "green",
+    "dim": "dim",
+    "bold": "bold",
+}
+"""What each style is called by rich."""
+_CODES = {"error": "31;1", "warning": "33;1", "hint": "36", "good": "32", "dim": "2", "bold": "1"}
 
 
 def choose_mode(flag: Mode | None, environ: Mapping[str, str], *, terminal: bool) -> Mode:
@@ -138,7 +147,7 @@ class Output:
         """
         if self.json:
             return
-        cells = [[_cell(value) for value in row] for row in rows]
+        cells = [[cell_text(value) for value in row] for row in rows]
         if not self.human:
             _print(sys.stdout, "\t".join(columns))
             for row in cells:
@@ -305,7 +314,7 @@ def counted(number: int, what: str) -> str:
 
 def paint(text: str, style: str | None, color: bool) -> str:
     """Wrap text in the escape codes of a style, when colour is on."""
-    return f"\x1b[{_STYLES[style]}m{text}\x1b[0m" if style and color and text else text
+    return f"\x1b[{_CODES[style]}m{text}\x1b[0m" if style and color and text else text
 
 
 def aligned(rows: Sequence[Sequence[str]], right: Sequence[bool]) -> list[str]:
@@ -383,7 +392,8 @@ def jsonable(value: Any) -> Any:
     return value.isoformat() if hasattr(value, "isoformat") else str(value)
 
 
-def _cell(value: Cell) -> str:
+def cell_text(value: Cell) -> str:
+    """Return a value as one cell of a table shows it, safe to print."""
     if value is None:
         return ""
     return f"{value:.4g}" if isinstance(value, float) else one_line(str(value))

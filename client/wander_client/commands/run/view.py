@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import sys
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -57,8 +60,10 @@ def view(
         _show_one(found, rollout)
         return
     if not listed and not where and step is None and here.output.human and _on_a_terminal():
-        _browse(found, failed, sort)
-        return
+        if find_spec("textual") is not None:
+            _browse(found, failed, sort)
+            return
+        here.output.note("run `pip install 'wander-client[tui]'` to read the rollouts by keys")
     rows = [*found.rows(), *found.sample_rows()]
     if step is not None:
         rows = [row for row in rows if row.step == step]
@@ -83,30 +88,21 @@ def view(
 
 
 def _on_a_terminal() -> bool:
-    from wander_client.runs.screen import can_be_used
-
-    return can_be_used()
+    return sys.stdin.isatty() and sys.stdout.isatty() and os.environ.get("TERM", "dumb") != "dumb"
 
 
 def _browse(found: FoundRun, failed: bool, sort: str | None) -> None:
-    from wander_client.runs.screen import draw_lines, keys, whole_screen
-    from wander_client.runs.viewer import Viewer
+    from wander_client.runs.viewer import RunViewer
 
     if sort is not None:
         _sorted([], sort)  # refuses what rows do not have
         name = sort.removeprefix("-")
         sort = sort[: -len(name)] + SORTED_BY[name]
-    viewer = Viewer(found, failed=failed, order=sort or "number")
-    color = current().output.color_out
-
-    def draw(width: int, height: int) -> None:
-        draw_lines(viewer.lines(width, height), color=color)
-
-    with whole_screen():
-        for key in keys(draw):
-            viewer.press(key)
-            if viewer.done:
-                return
+    if not current().output.color_out:
+        os.environ["NO_COLOR"] = "1"  # as Textual is told
+    viewer = RunViewer(found, failed=failed, order=sort or "number")
+    if viewer.run(mouse=False):  # the mouse goes on selecting text of the terminal
+        raise KeyboardInterrupt
 
 
 def _meeting(found: FoundRun, rows: list[RolloutRow], where: list[str]) -> list[RolloutRow]:
