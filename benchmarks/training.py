@@ -150,8 +150,8 @@ def ours(given: argparse.Namespace) -> dict[str, Any]:
     from wander.handle import EnvironmentHandle
     from wander.train.config import GRPOSettings
     from wander.train.grpo import train_grpo
-    from wander.train.play.environments import EnvironmentChoice
     from wander.train.records.record import read_metrics
+    from wander.train.rollouts.environments import EnvironmentChoice
     from wander.worker.host.environment import WorkerEnvironment
 
     settings = GRPOSettings.model_validate(

@@ -65,7 +65,7 @@ def _is_beside_main() -> bool:
     """Return whether this is one of several processes, and not the first."""
     if "RANK" not in os.environ:  # which spares `wander --help` the import of the SDK
         return False
-    from wander.train.launcher import is_beside_main
+    from wander.train.distributed import is_beside_main
 
     return is_beside_main()
 

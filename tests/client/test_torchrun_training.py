@@ -12,8 +12,8 @@ import pytest
 import torch
 from command_line import Wander
 from wander.models.loading import load_model, weights_digest
+from wander.train.evaluation.evaluator import read_evaluations
 from wander.train.records.record import read_metrics
-from wander.train.schedule.evaluation import read_evaluations
 
 pytestmark = pytest.mark.xdist_group("torch")
 

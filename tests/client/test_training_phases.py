@@ -11,7 +11,7 @@ import pytest
 import torch
 from command_line import Wander
 from wander.models.loading import weights_digest
-from wander.train.schedule.evaluation import read_evaluations
+from wander.train.evaluation.evaluator import read_evaluations
 
 pytestmark = pytest.mark.xdist_group("torch")
 
@@ -231,7 +231,7 @@ def test_phases_run_in_one_process(
 
 
 def test_a_mixture_of_a_phase_names_its_environments_exactly(wander: Wander, home: Path) -> None:
-    from wander.train.schedule.phases import GRPOPhase
+    from wander.train.phases import GRPOPhase
     from wander_client.context import CommonOptions, Invocation
     from wander_client.terminal.output import Output
     from wander_client.training.phases import new_command

@@ -18,7 +18,7 @@ from wander import LocalEnvironment, MultiTurnEnv, Rubric, SamplingArgs
 from wander.models.chat import ChatFormat, RewrittenHistory
 from wander.models.policy import PolicyClient
 from wander.models.sampling import Sample, end_of_turn_ids
-from wander.train.play.rollouts import trajectories_of, trajectory_of
+from wander.train.rollouts.source import trajectories_of, trajectory_of
 
 pytestmark = pytest.mark.xdist_group("torch")
 

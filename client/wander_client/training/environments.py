@@ -17,7 +17,7 @@ from wander_client.environments.workers import WorkerChoice
 
 if TYPE_CHECKING:
     from wander.handle import EnvironmentHandle
-    from wander.train.play.environments import EnvironmentChoice
+    from wander.train.rollouts.environments import EnvironmentChoice
     from wander.wire import EnvironmentPin
 
     from wander_client.context import Invocation

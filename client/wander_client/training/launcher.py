@@ -5,11 +5,10 @@ The first process tells and writes; the others compute and are quiet, but for an
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from wander.train.launcher import is_beside_main, is_launched
+from wander.train.distributed import current_world, is_launched, joined_world
 
 from wander_client.errors import UsageError
 
@@ -19,10 +18,6 @@ if TYPE_CHECKING:
 
 def told_elsewhere() -> bool:
     """Return whether the first process tells of the failure that ends this one, once it has."""
-    if not is_beside_main() or "wander.train.processes" not in sys.modules:
-        return False
-    from wander.train.processes import joined_world
-
     return joined_world().outlast_main()
 
 
@@ -30,8 +25,6 @@ def agreed_folder(folder: Path, settings: GRPOSettings) -> Path:
     """Return the first process's folder: each made a name of its own, from its own clock."""
     if not is_launched():
         return folder
-    from wander.train.processes import current_world
-
     return current_world(settings.model.device).from_main(lambda: folder.resolve())
 
 

@@ -25,8 +25,8 @@ from wander_client.terminal.output import counted
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderResult
+    from wander.train.evaluation.evaluator import CellEvaluation
     from wander.train.records.outcome import BestCheckpoint
-    from wander.train.schedule.evaluation import CellEvaluation
     from wander.train.watch.alerts import Alert
 
     from wander_client.terminal.output import Output
@@ -83,7 +83,8 @@ class TrainingState:
 
     def read_folder(self) -> None:
         """Read evaluations, the best weights, checkpoints and alerts from the run's folder."""
-        from wander.train.schedule.evaluation import read_best, read_evaluations
+        from wander.train.evaluation.evaluator import read_evaluations
+        from wander.train.records.outcome import read_best
         from wander.train.watch.alerts import read_alerts
 
         self.evaluations = read_evaluations(self.folder)

@@ -11,8 +11,7 @@ from typing import Any
 
 from pydantic import ValidationError
 from wander.sandbox import SandboxPolicy
-from wander.train.records.outcome import Outcome, read_outcome, write_outcome
-from wander.train.schedule.phases import (
+from wander.train.phases import (
     PHASE,
     GRPOPhase,
     ModelPhase,
@@ -23,6 +22,7 @@ from wander.train.schedule.phases import (
     phase_folders,
     read_phases,
 )
+from wander.train.records.outcome import Outcome, read_outcome, write_outcome
 from wander.types import Record, SamplingArgs
 
 from wander_client.context import Invocation

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from wander.train.config import GRPOSettings
-from wander.train.schedule.phases import GRPOPhase, Phase, RolloutsPhase, SFTPhase
+from wander.train.phases import GRPOPhase, Phase, RolloutsPhase, SFTPhase
 
 from wander_client.environments.location import locate, open_environment
 from wander_client.terminal.output import counted
@@ -119,7 +119,7 @@ async def _planned_phase(phase: Phase, most_turns: Any) -> PlannedWork:
 
 
 async def _planned_grpo(phase: GRPOPhase, shown: dict[str, Any], most_turns: Any) -> PlannedWork:
-    from wander.train.play.environments import choices_of
+    from wander.train.rollouts.environments import choices_of
 
     settings = phase.settings
     steps, limit = settings.schedule.steps, settings.sampling.max_tokens

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from pydantic import ValidationError
 from wander.sandbox import SandboxPolicy
 from wander.train.config import GRPOSettings, SFTSettings, read_settings
-from wander.train.launcher import is_beside_main
+from wander.train.distributed import is_beside_main
 from wander.types import Record
 
 from wander_client.environments.location import Location, locate, parse_arguments
@@ -23,8 +23,8 @@ from wander_client.training.environments import TrainingEnvironments
 
 if TYPE_CHECKING:
     from wander.train.grpo import GRPOResult
-    from wander.train.play.environments import EnvironmentChoice
     from wander.train.records.outcome import Stopped
+    from wander.train.rollouts.environments import EnvironmentChoice
     from wander.wire import EnvironmentPin
 
     from wander_client.context import Invocation
@@ -152,7 +152,7 @@ def started_model(context: Invocation, word: str) -> str:
 
     `RUN` alone is its best where it kept one, `RUN@last` always those of its end.
     """
-    from wander.train.schedule.phases import made_model
+    from wander.train.phases import made_model
 
     name, _, step = word.rpartition("@") if "@" in word else (word, "", "")
     folder = resumable_folder(context, Path(name))

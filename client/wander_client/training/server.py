@@ -21,7 +21,7 @@ DEV_MODE = {"VLLM_SERVER_DEV_MODE": "1"}
 @contextlib.contextmanager
 def training_server(context: Invocation, checkpoint: Path, section: InferenceSection) -> Iterator[str]:
     """Serve a checkpoint until the block ends, and yield the server's address."""
-    from wander.train.play.rollouts import LoopThread
+    from wander.train.rollouts.source import LoopThread
 
     choice = ServeChoice(
         arguments=server_arguments(section), python=section.python, environment=tuple(DEV_MODE.items())

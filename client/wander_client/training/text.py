@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from wander.train.evaluation.evaluator import CellEvaluation
     from wander.train.records.outcome import Outcome
-    from wander.train.schedule.evaluation import CellEvaluation
     from wander.wire import RunManifest
 
 _LABEL = 10
@@ -18,9 +18,9 @@ _LABEL = 10
 def training_facts(folder: Path) -> dict[str, Any]:
     """Return what the record of a training run holds beside its rollouts, read without the trainer."""
     from wander.evals.store.jsonl import read_records
+    from wander.train.evaluation.evaluator import read_evaluations
     from wander.train.records.checkpoints import read_saved
     from wander.train.records.outcome import read_outcome
-    from wander.train.schedule.evaluation import read_evaluations
     from wander.train.watch.alerts import Alert
 
     outcome = read_outcome(folder)
@@ -62,7 +62,7 @@ def training_lines(manifest: RunManifest, facts: dict[str, Any]) -> Iterator[str
 
 def evaluation_rows(facts: dict[str, Any]) -> tuple[Sequence[str], list[list[str]]]:
     """Return heading and rows of the evaluations on held-out examples."""
-    from wander.train.schedule.evaluation import CellEvaluation
+    from wander.train.evaluation.evaluator import CellEvaluation
 
     rows = [_evaluation_row(CellEvaluation.model_validate(one)) for one in facts["evaluations"]]
     return ("step", "cell", "reward", "95 % interval", "examples", "failed"), rows

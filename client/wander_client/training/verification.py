@@ -11,7 +11,7 @@ from wander_client.training.launcher import require_alone
 from wander_client.training.run import StepLines, stored_command
 
 if TYPE_CHECKING:
-    from wander.train.records.verify import TrainingVerification
+    from wander.train.verify import TrainingVerification
 
     from wander_client.context import Invocation
     from wander_client.terminal.output import Output
@@ -25,7 +25,7 @@ def verify_run(context: Invocation, run: Path, steps: int | None) -> int:
 
     0: all came out the same; 1: one did not, or the run cannot be repeated; 6: the run has fewer steps.
     """
-    from wander.train.records.verify import verify_training
+    from wander.train.verify import verify_training
 
     require_alone("`--verify` repeats a run, which")
     command = stored_command(run)

@@ -1,9 +1,21 @@
 """GRPO on any environment, with TRL's `GRPOTrainer`. Read top to bottom.
 
-One step: take the next examples (`wander.train.play.sampler`), let the policy play each of them `group_size`
-times, give every rollout the advantage reward minus its group's mean, and take one policy-gradient step on
-the policy's own tokens. TRL does the algorithm (losses, advantages, optimizer, checkpoints); this module
-brings the rollouts, through TRL's `rollout_func`.
+One step, in the order in which it happens and stands below:
+
+    draw          which example each group of the step plays              ours   rollouts/sampler.py
+    play          the policy plays each of them `group_size` times        ours   rollouts/step.py, source.py
+    advantages_G  reward minus the mean of its group, scaled if asked     TRL    0 for a failed rollout
+    logprobs_GT   log-probability of every sampled token, as it is now    ours   without computing padding
+    loss          dapo, cispo, ...: advantages times ratios, clipped      TRL    ours: which rows are computed
+    update        gradients, clipping, AdamW, schedule, checkpoints       TRL    and transformers
+    sync          what samples takes the new weights over                 ours   engine.py
+
+The update is the policy's first on these rollouts, so its ratio to the policy that sampled them is 1 and
+clipping acts only where the engine computes other bits (vLLM), which TRL's importance sampling corrects.
+
+Names end in their dimensions. `G`: rollouts of one backward pass, whole groups or a part of them. `T`: tokens
+of a completion (what the policy and its environment said after the first prompt), padded on the right. `S`:
+prompt and completion, padded on both sides. `B`: rollouts of one forward pass. `L`: their tokens, unpadded.
 
 Three things TRL leaves open are settled here:
 - only prompts reach `rollout_func`, so each carries its slot in the step as an extra key;
@@ -11,9 +23,8 @@ Three things TRL leaves open are settled here:
 - rows without advantage are not computed where that changes nothing (dapo, cispo without a KL term): their
   gradient is exactly zero, and late in a run most groups are such.
 
-What samples is an engine (`wander.train.play.inference`), and several processes may share a step
-(`wander.train.processes`). Left out on purpose: several updates per batch of rollouts (the policy ratio is
-always 1 at the update).
+Several processes may share a step (`wander.train.distributed`). Left out on purpose: several updates for one
+batch of rollouts, which would need the ratio that is always 1 here.
 """
 
 from __future__ import annotations
@@ -26,52 +37,262 @@ from time import perf_counter
 from typing import Any
 
 import torch
+from datasets import Dataset
 from transformers import TrainerCallback
-from trl import GRPOTrainer
+from trl import GRPOConfig, GRPOTrainer
 
 from wander.models.loading import load_model, weights_digest
 from wander.models.policy import PolicyClient
 from wander.models.quiet import quiet_libraries
-from wander.train.algorithm import grpo_config, idle_rows_add_nothing
-from wander.train.averaging import weight_means
 from wander.train.config import GRPOSettings
-from wander.train.lora import wrap_lora
-from wander.train.parallel import shard_on_any_device, shards_policy, shared_out
-from wander.train.play.environments import EnvironmentOpener, PinSource, choices_of
-from wander.train.play.gathering import PlayedStep, StepPlayer, mixture_of
-from wander.train.play.inference import (
-    CurrentWeights,
-    ServerOpener,
-    attach,
-    opened_engine,
-    save_policy,
-)
-from wander.train.play.merging import merged_step
-from wander.train.play.rollouts import RolloutSource, Trajectory, without_truncated
-from wander.train.play.sampler_checkpoint import SamplerCheckpoint
-from wander.train.processes import (
+from wander.train.distributed import (
     World,
     current_world,
     own_folder,
+    rows_and_accumulation,
+    shard_on_any_device,
+    sharding_arguments,
+    shards_policy,
+    shared_out,
 )
-from wander.train.records.outcome import BestCheckpoint, Outcome, Stopped, write_outcome
+from wander.train.engine import CurrentWeights, ServerOpener, attach, correction_arguments, opened_engine
+from wander.train.evaluation.schedule import BEST_MODEL, Listener, scheduled
+from wander.train.records.outcome import BestCheckpoint, Stopped, write_outcome
 from wander.train.records.record import METRICS, SavedByAll, TrainingRecord
 from wander.train.records.step_metrics import mean, rollout_metrics
-from wander.train.schedule.evaluating import BEST_MODEL, Listener, save_copy, scheduled
-from wander.train.sft import Progress
+from wander.train.rollouts.environments import EnvironmentOpener, PinSource, choices_of
+from wander.train.rollouts.sampler import SamplerCheckpoint
+from wander.train.rollouts.source import RolloutSource, Trajectory, without_truncated
+from wander.train.rollouts.step import StepPlayer, merged_step, mixture_of
 from wander.train.trainer import (
+    Progress,
     StepLog,
     remove_checkpoints,
     train_until_interrupted,
+    training_arguments,
 )
-from wander.train.watch.observing import observed
+from wander.train.watch.observers import observed
 from wander.train.watch.trackers import require_trackers
+from wander.train.weights import WeightMean, save_copy, save_policy, wrap_lora
+from wander.types import SamplingArgs
 
 PLACE = "wander_position"
 """Key of a prompt's message that numbers the groups of the run; what a group plays the sampler decides."""
 
 ROWS_PER_FORWARD = 32
 """Rows of alike length computed together; smaller wastes less padding, larger multiplies bigger matrices."""
+
+CISPO_CLIP_HIGH = 5.0
+"""TRL's default for cispo is 0.2, which multiplies every on-policy gradient by 0.2."""
+
+
+class RolloutTrainer(GRPOTrainer):  # type: ignore[misc]
+    """TRL's trainer, fed with the rollouts of an environment."""
+
+    def __init__(
+        self,
+        player: StepPlayer,
+        model: Any,
+        tokenizer: Any,
+        settings: GRPOSettings,
+        folder: Path,
+        log: StepLog,
+        record: TrainingRecord,
+        world: World,
+        *,
+        callbacks: Sequence[TrainerCallback],
+    ) -> None:
+        self.world = world
+        self.player = player
+        self.settings = settings
+        self.record = record
+        self.step_metrics: dict[str, Any] = {}
+        self.step_started = perf_counter()
+        log.extra = self._finish_step_metrics
+        self.weights = CurrentWeights(self, player.source.client.engine, world)
+        averaged = settings.algorithm.average_steps
+        groups = settings.schedule.steps * settings.batch.groups
+        super().__init__(
+            model=model,
+            processing_class=tokenizer,
+            args=grpo_config(settings, folder, world.size),
+            # TRL walks a dataset of one row a group, which holds nothing but its number.
+            train_dataset=Dataset.from_list(
+                [{"prompt": [{"role": "user", "content": "", PLACE: number}]} for number in range(groups)]
+            ),
+            reward_funcs=[reward],
+            rollout_func=lambda prompts, _: self.play_step(prompts),
+            # The mean of the weights comes before all that looks at the policy.
+            callbacks=[*([WeightMean(averaged)] if averaged else []), self.weights, *callbacks],
+        )
+        # Where the policy is sharded, every process has to compute as often as the others.
+        self.skips_idle_rows = idle_rows_add_nothing(settings) and not shards_policy(settings)
+        attach(self.weights, settings.inference)
+
+    def create_accelerator_and_postprocess(self) -> None:
+        """Create the accelerator, which shards the policy on any device."""
+        if shards_policy(self.settings):
+            shard_on_any_device()
+        super().create_accelerator_and_postprocess()
+
+    def play_step(self, prompts: list[list[dict[str, Any]]]) -> dict[str, Any]:
+        """Draw and play this process's groups of the next step; TRL's `rollout_func`.
+
+        `prompts` has one entry a rollout, groups together. Whatever is returned has one a rollout, too: TRL
+        makes `advantages_G` of the rewards and pads the tokens.
+        """
+        self.weights.refresh()
+        slots = dict.fromkeys(int(prompt[-1][PLACE]) % self.settings.batch.groups for prompt in prompts)
+        own = self.world.together(lambda: self.player.play(self.player.draw(list(slots))))
+        step = merged_step(self.world.exchange([own]))
+        self.weights.engine.rest()
+        refills = self.settings.data.refill_rounds > 0
+        self.step_metrics = rollout_metrics(step, self.player.source.labels, refills=refills)
+        self.record.keep(self.state.global_step + 1, step)
+        end = self.processing_class.eos_token_id
+        trajectories = [each or Trajectory([end], [end], [0], [0.0]) for each in own.trajectories]
+        if self.settings.algorithm.mask_truncated_completions:
+            trajectories = without_truncated(trajectories, own.rollouts)
+        return {
+            "prompt_ids": [each.prompt_ids for each in trajectories],
+            "completion_ids": [each.completion_ids for each in trajectories],
+            "logprobs": [each.logprobs for each in trajectories],
+            "env_mask": [each.mask for each in trajectories],
+            "environment_reward": own.rewards,
+        }
+
+    def _get_per_token_logps_and_entropies(
+        self,
+        model: Any,
+        input_ids: torch.Tensor,
+        attention_mask: torch.Tensor,
+        logits_to_keep: int,
+        batch_size: int | None = None,
+        compute_entropy: bool = False,
+        compute_aux_loss: bool = False,
+        **unused: Any,
+    ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
+        """Return `logprobs_GT` and `entropies_GT`: TRL's method, without computing padding.
+
+        Rows are stripped of the padding on both sides and computed in buckets of alike length, so positions
+        start at 0 as they did when the tokens were sampled.
+        """
+        ids_GS, real_GS = input_ids, attention_mask
+        width = ids_GS.shape[1]
+        lengths_G, starts_G = real_GS.sum(1), real_GS.argmax(1)
+        logprobs_GS = torch.zeros(ids_GS.shape, device=ids_GS.device)
+        entropies_GS = torch.zeros_like(logprobs_GS)
+        size = min(ROWS_PER_FORWARD, batch_size or ROWS_PER_FORWARD)
+        for rows_B in torch.split(lengths_G.argsort(stable=True), size):
+            places_L = torch.arange(int(lengths_G[rows_B].max()), device=ids_GS.device)
+            real_BL = places_L[None] < lengths_G[rows_B][:, None]
+            columns_BL = (starts_G[rows_B][:, None] + places_L[None]).clamp(max=width - 1)
+            ids_BL = ids_GS[rows_B].gather(1, columns_BL)
+            scored_BL = real_BL & (columns_BL >= width - logits_to_keep)
+            with self.accelerator.autocast():
+                output = model(
+                    input_ids=ids_BL,
+                    attention_mask=real_BL.long(),
+                    labels=ids_BL.masked_fill(~scored_BL, -100),
+                    fused_lm_head=True,
+                )
+            # The output has an entry less than a row has tokens: nothing tells the first of them.
+            scored = scored_BL[:, 1:]
+            target = (rows_B[:, None].expand_as(columns_BL)[:, 1:][scored], columns_BL[:, 1:][scored])
+            logprobs_GS = logprobs_GS.index_put(target, output.log_probs[scored].float())
+            if compute_entropy:
+                entropy = output.entropy[scored].float()
+                # Without a bonus it is only told: no gradient passes through it.
+                bonus = self.settings.algorithm.entropy_bonus
+                entropies_GS = entropies_GS.index_put(target, entropy if bonus else entropy.detach())
+        logprobs_GT, entropies_GT = logprobs_GS[:, -logits_to_keep:], entropies_GS[:, -logits_to_keep:]
+        return logprobs_GT, entropies_GT if compute_entropy else None, None
+
+    def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> torch.Tensor:
+        """Return the loss of one slice of the step, without the rows whose advantage is zero."""
+        if self.skips_idle_rows:
+            advantages_G = inputs["advantages"]
+            keep_G = self._rows_to_compute(advantages_G)
+            inputs = {
+                name: value[keep_G]
+                if torch.is_tensor(value) and value.dim() and len(value) == len(keep_G)
+                else value
+                for name, value in inputs.items()
+            }
+        loss: torch.Tensor = super()._compute_loss(model, inputs)
+        return loss
+
+    def _rows_to_compute(self, advantages_G: torch.Tensor) -> torch.Tensor:
+        """Return a mask of the rows with an advantage, and of as many others as every process needs.
+
+        TRL gathers values of every row, so all processes compute equally many; and the optimizer wants a
+        gradient, if only a zero one, so at least one.
+        """
+        keep_G = advantages_G != 0
+        most = self.accelerator.gather(keep_G.sum().reshape(1)).max().clamp(min=1)
+        idle = (~keep_G).nonzero()[:, 0]
+        keep_G[idle[: most - keep_G.sum()]] = True
+        return keep_G
+
+    def _finish_step_metrics(self) -> dict[str, Any]:
+        """Return what TRL does not know of the step that ends: its rollouts, and where the time went."""
+        now = perf_counter()
+        seconds, self.step_started = now - self.step_started, now
+        rollouts = self.step_metrics.get("seconds/rollouts", 0.0)
+        sync = self.weights.take_seconds()
+        if not self.weights.engine.reads_live_weights:
+            self.step_metrics["seconds/sync"] = sync
+        return {**self.step_metrics, "seconds/step": seconds, "seconds/update": seconds - rollouts - sync}
+
+
+def reward(environment_reward: list[float | None], **unused: Any) -> list[float | None]:
+    """Hand TRL the rewards that the environment gave."""
+    return environment_reward
+
+
+def grpo_config(settings: GRPOSettings, folder: Path, processes: int = 1) -> GRPOConfig:
+    """Translate the settings into TRL's, for each of so many processes."""
+    algorithm, batch = settings.algorithm, settings.batch
+    rows, accumulation = rows_and_accumulation(settings, processes)
+    clip_high = algorithm.clip_high or (CISPO_CLIP_HIGH if algorithm.loss == "cispo" else None)
+    lengths = settings.sampling
+    return GRPOConfig(
+        **{**training_arguments(settings.model, settings.schedule, folder), **sharding_arguments(settings)},
+        max_steps=settings.schedule.steps,
+        per_device_train_batch_size=rows,
+        gradient_accumulation_steps=accumulation,
+        # All rollouts of a step are played at once and used for that step only.
+        steps_per_generation=accumulation,
+        num_generations=batch.group_size,
+        shuffle_dataset=False,
+        loss_type="grpo" if algorithm.loss == "gspo" else algorithm.loss,
+        importance_sampling_level="sequence" if algorithm.loss == "gspo" else "token",
+        epsilon=algorithm.clip_low,
+        epsilon_high=clip_high,
+        scale_rewards=algorithm.scale_rewards,
+        beta=algorithm.kl,
+        entropy_coef=algorithm.entropy_bonus,
+        temperature=lengths.temperature,
+        # Only dr_grpo's constant denominator reads it.
+        max_completion_length=lengths.max_rollout_tokens or lengths.max_tokens,
+        remove_unused_columns=False,
+        # A row's forward pass is one of several before the backward pass, and buffers are constants.
+        ddp_find_unused_parameters=False,
+        ddp_broadcast_buffers=False,
+        **correction_arguments(settings.inference),
+        save_strategy="steps" if settings.output.checkpoint_every else "no",
+        save_steps=settings.output.checkpoint_every or 500,
+    )
+
+
+def idle_rows_add_nothing(settings: GRPOSettings) -> bool:
+    """Return whether rows without advantage can be left out, because they cannot change the gradient.
+
+    That is exact only where the loss is one sum over all tokens of the step divided by a constant, and no
+    other term acts on them.
+    """
+    algorithm = settings.algorithm
+    return algorithm.loss in ("dapo", "cispo") and algorithm.kl == 0 and algorithm.entropy_bonus == 0
 
 
 @dataclass(frozen=True)
@@ -91,25 +312,6 @@ class GRPOResult:
     """Why it ended before its last step."""
     best: BestCheckpoint | None = None
     """Which weights lie in `best`, where it keeps them."""
-
-
-def result_of(
-    folder: Path, log: StepLog, outcome: Outcome, seconds: float, *, interrupted: bool
-) -> GRPOResult:
-    """Return what the run in a folder made, as its metrics tell."""
-    rewards = [entry["reward"] for entry in log.entries if entry["reward"] is not None]
-    tenth = max(1, len(rewards) // 10)
-    return GRPOResult(
-        model=folder / "model",
-        steps=len(log.entries),
-        interrupted=interrupted,
-        first_reward=mean(rewards[:tenth]),
-        final_reward=mean(rewards[-tenth:]),
-        rollouts=sum(int(entry.get("rollouts", 0)) for entry in log.entries),
-        seconds=seconds,
-        stopped=outcome.stopped,
-        best=outcome.best,
-    )
 
 
 def train_grpo(
@@ -147,9 +349,9 @@ def train_grpo(
         own = stack.enter_context(own_folder(folder, world))
         engine = stack.enter_context(opened_engine(settings, model, loaded, folder, world, serve))
         client = PolicyClient(model, loaded.tokenizer, name=loaded.name, engine=engine)
-        source = world.together(lambda: source_of(open_environment, client, settings))
+        source = world.together(lambda: open_source(open_environment, client, settings))
         stack.callback(source.close)
-        player = player_of(source, settings, world)
+        mixture = mixture_of(source, settings)
         record = world.together(
             lambda: TrainingRecord.open(
                 *(own, settings, source, client, loaded, pin),
@@ -162,7 +364,6 @@ def train_grpo(
         begun = world.from_main(lambda: record.checkpoint.path if record.checkpoint else None)
         log = StepLog(own / METRICS, progress if world.is_main else None, keep=begun)
         log.agree = world.any
-        sampling = SamplerCheckpoint(player.mixture, settings.batch.groups, begun)
         with (
             quiet_libraries(),
             record.arithmetic(),
@@ -177,9 +378,11 @@ def train_grpo(
         ):
             # Whatever else happens between steps (trackers, panels) is one more of these.
             mine = [*record.callbacks_of(world), *watching, *(observers if world.is_main else ())]
-            callbacks = [*schedule.callbacks, sampling, SavedByAll(world), *mine]
+            sampling = SamplerCheckpoint(mixture, settings.batch.groups, begun)
+            player = StepPlayer(source, mixture, settings, rank=world.rank, exchange=world.exchange)
             trainer = RolloutTrainer(
-                *(player, model, loaded.tokenizer, settings, folder, log, record, world), callbacks=callbacks
+                *(player, model, loaded.tokenizer, settings, folder, log, record, world),
+                callbacks=[*schedule.callbacks, sampling, SavedByAll(world), *mine],
             )
             interrupted = train_until_interrupted(trainer, log, begun)
             outcome = schedule.outcome(trainer.state.global_step, interrupted=interrupted)
@@ -191,196 +394,32 @@ def train_grpo(
         write_outcome(own, outcome)
     if world.is_main and not interrupted and settings.output.checkpoint_every == 0:
         remove_checkpoints(folder)
-    return result_of(folder, log, outcome, perf_counter() - started, interrupted=interrupted)
+    rewards = [entry["reward"] for entry in log.entries if entry["reward"] is not None]
+    tenth = max(1, len(rewards) // 10)
+    return GRPOResult(
+        model=folder / "model",
+        steps=len(log.entries),
+        interrupted=interrupted,
+        first_reward=mean(rewards[:tenth]),
+        final_reward=mean(rewards[-tenth:]),
+        rollouts=sum(int(entry.get("rollouts", 0)) for entry in log.entries),
+        seconds=perf_counter() - started,
+        stopped=outcome.stopped,
+        best=outcome.best,
+    )
 
 
-def source_of(
+def open_source(
     open_environment: EnvironmentOpener, client: PolicyClient, settings: GRPOSettings
 ) -> RolloutSource:
     """Return what plays the run's rollouts, its environments open."""
-    client.limit_context(settings.sampling.max_rollout_tokens)
-    seed = settings.environment.run_seed
+    sampling, seed = settings.sampling, settings.environment.run_seed
+    client.limit_context(sampling.max_rollout_tokens)
     return RolloutSource(
         open_environment,
         client,
-        sampling=sampling_of(settings),
+        sampling=SamplingArgs(temperature=sampling.temperature, max_tokens=sampling.max_tokens),
         run_seed=settings.schedule.seed if seed is None else seed,
         choices=choices_of(settings),
         retries=settings.batch.retries,
     )
-
-
-def player_of(source: RolloutSource, settings: GRPOSettings, world: World) -> StepPlayer:
-    """Return what plays this process's share of each step."""
-    mixture = mixture_of(source, settings)
-    return StepPlayer(source, mixture, settings, rank=world.rank, exchange=world.exchange)
-
-
-def sampling_of(settings: GRPOSettings) -> Any:
-    """Return the sampling arguments of the rollouts."""
-    from wander.types import SamplingArgs
-
-    return SamplingArgs(temperature=settings.sampling.temperature, max_tokens=settings.sampling.max_tokens)
-
-
-class RolloutTrainer(GRPOTrainer):  # type: ignore[misc]
-    """TRL's trainer, fed with the rollouts of an environment."""
-
-    def __init__(
-        self,
-        player: StepPlayer,
-        model: Any,
-        tokenizer: Any,
-        settings: GRPOSettings,
-        folder: Path,
-        log: StepLog,
-        record: TrainingRecord,
-        world: World | None = None,
-        *,
-        callbacks: Sequence[TrainerCallback],
-    ) -> None:
-        self.world = world or World()
-        self.player = player
-        self.settings = settings
-        self.record = record
-        self.step_metrics: dict[str, Any] = {}
-        self.step_started = perf_counter()
-        log.extra = self._finish_step_metrics
-        self.weights = CurrentWeights(self, player.source.client.engine, self.world)
-        super().__init__(
-            model=model,
-            processing_class=tokenizer,
-            args=grpo_config(settings, folder, self.world.size),
-            train_dataset=training_order(settings),
-            reward_funcs=[reward],
-            rollout_func=play_step,
-            callbacks=[*weight_means(settings), self.weights, *callbacks],
-        )
-        # Where the policy is sharded, every process has to compute as often as the others.
-        self.skips_idle_rows = idle_rows_add_nothing(settings) and not shards_policy(settings)
-        attach(self.weights, settings.inference)
-
-    def create_accelerator_and_postprocess(self) -> None:
-        """Create the accelerator, which shards the policy on any device."""
-        if shards_policy(self.settings):
-            shard_on_any_device()
-        super().create_accelerator_and_postprocess()
-
-    def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> torch.Tensor:
-        """Compute the loss of one slice of the step, without the rows whose advantage is zero."""
-        if self.skips_idle_rows:
-            keep = self._rows_to_compute(inputs["advantages"])
-            count = len(keep)
-            inputs = {
-                name: value[keep] if torch.is_tensor(value) and value.dim() and len(value) == count else value
-                for name, value in inputs.items()
-            }
-        loss: torch.Tensor = super()._compute_loss(model, inputs)
-        return loss
-
-    def _rows_to_compute(self, advantages: torch.Tensor) -> torch.Tensor:
-        """Return a mask of the rows with an advantage, and of as many others as every process needs.
-
-        TRL gathers values of every row, so all processes compute equally many; and the optimizer wants a
-        gradient, if only a zero one, so at least one.
-        """
-        keep = advantages != 0
-        most = self.accelerator.gather(keep.sum().reshape(1)).max().clamp(min=1)
-        idle = (~keep).nonzero()[:, 0]
-        keep[idle[: most - keep.sum()]] = True
-        return keep
-
-    def _get_per_token_logps_and_entropies(
-        self,
-        model: Any,
-        input_ids: torch.Tensor,
-        attention_mask: torch.Tensor,
-        logits_to_keep: int,
-        batch_size: int | None = None,
-        compute_entropy: bool = False,
-        compute_aux_loss: bool = False,
-        **unused: Any,
-    ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
-        """Score the last `logits_to_keep` tokens of every row: TRL's method, without computing padding.
-
-        Rows are stripped of the padding on both sides and computed in buckets of alike length, so positions
-        start at 0 as they did when the tokens were sampled.
-        """
-        width = input_ids.shape[1]
-        lengths = attention_mask.sum(1)
-        starts = attention_mask.argmax(1)
-        logps = torch.zeros(input_ids.shape, device=input_ids.device)
-        entropies = torch.zeros_like(logps)
-        size = min(ROWS_PER_FORWARD, batch_size or ROWS_PER_FORWARD)
-        for rows in torch.split(lengths.argsort(stable=True), size):
-            places = torch.arange(int(lengths[rows].max()), device=input_ids.device)
-            real = places[None] < lengths[rows][:, None]
-            columns = (starts[rows][:, None] + places[None]).clamp(max=width - 1)
-            ids = input_ids[rows].gather(1, columns)
-            scored = real & (columns >= width - logits_to_keep)
-            with self.accelerator.autocast():
-                output = model(
-                    input_ids=ids,
-                    attention_mask=real.long(),
-                    labels=ids.masked_fill(~scored, -100),
-                    fused_lm_head=True,
-                )
-            target = (rows[:, None].expand_as(columns)[:, 1:][scored[:, 1:]], columns[:, 1:][scored[:, 1:]])
-            logps = logps.index_put(target, output.log_probs[scored[:, 1:]].float())
-            if compute_entropy:
-                entropy = output.entropy[scored[:, 1:]].float()
-                entropies = entropies.index_put(
-                    target, entropy if self.settings.algorithm.entropy_bonus else entropy.detach()
-                )
-        return logps[:, -logits_to_keep:], entropies[:, -logits_to_keep:] if compute_entropy else None, None
-
-    def play(self, slots: Sequence[int]) -> PlayedStep:
-        """Play this process's groups of the next step, and keep what those of all tell."""
-        self.weights.refresh()
-        own = self.world.together(lambda: self.player.play(slots))
-        step = merged_step(self.world.exchange([own]))
-        self.weights.engine.rest()
-        self.step_metrics = rollout_metrics(
-            step, self.player.source.labels, refills=self.settings.data.refill_rounds > 0
-        )
-        self.record.keep(self.state.global_step + 1, step)
-        return own
-
-    def _finish_step_metrics(self) -> dict[str, Any]:
-        now = perf_counter()
-        seconds, self.step_started = now - self.step_started, now
-        rollouts = self.step_metrics.get("seconds/rollouts", 0.0)
-        sync = self.weights.take_seconds()
-        if not self.weights.engine.reads_live_weights:
-            self.step_metrics["seconds/sync"] = sync
-        return {**self.step_metrics, "seconds/step": seconds, "seconds/update": seconds - rollouts - sync}
-
-
-def training_order(settings: GRPOSettings) -> Any:
-    """Return the dataset that TRL walks: one row a group, nothing but its number."""
-    from datasets import Dataset
-
-    groups = settings.schedule.steps * settings.batch.groups
-    return Dataset.from_list([{"prompt": [{"role": "user", "content": "", PLACE: i}]} for i in range(groups)])
-
-
-def play_step(prompts: list[list[dict[str, Any]]], trainer: RolloutTrainer) -> dict[str, Any]:
-    """Play one step; TRL's `rollout_func`. `prompts` has one entry a rollout, groups together."""
-    slots = dict.fromkeys(int(prompt[-1][PLACE]) % trainer.settings.batch.groups for prompt in prompts)
-    step = trainer.play(list(slots))
-    end = trainer.processing_class.eos_token_id
-    trajectories = [trajectory or Trajectory([end], [end], [0], [0.0]) for trajectory in step.trajectories]
-    if trainer.settings.algorithm.mask_truncated_completions:
-        trajectories = without_truncated(trajectories, step.rollouts)
-    return {
-        "prompt_ids": [trajectory.prompt_ids for trajectory in trajectories],
-        "completion_ids": [trajectory.completion_ids for trajectory in trajectories],
-        "logprobs": [trajectory.logprobs for trajectory in trajectories],
-        "env_mask": [trajectory.mask for trajectory in trajectories],
-        "environment_reward": step.rewards,
-    }
-
-
-def reward(environment_reward: list[float | None], **unused: Any) -> list[float | None]:
-    """Hand TRL the rewards that the environment gave."""
-    return environment_reward

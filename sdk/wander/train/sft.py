@@ -5,7 +5,8 @@ conversation is tokenised turn by turn by `wander.models.chat`, the same code th
 chat template that only appends works, with or without generation markers, and no template is guessed. One
 that rewrites history gives a sample for every turn. Rows with `tools` are rendered with them.
 
-A run that was stopped goes on from its last checkpoint (`resume`), on a CPU to the same bits.
+Some conversations can be held back: the loss on them tells whether the model learns or memorises. A run that
+was stopped goes on from its last checkpoint (`resume`), on a CPU to the same bits.
 
 Left out on purpose: packing (conversations of one environment have alike lengths; batches are grouped by
 length instead), evaluation by rollouts (that is `wander eval` on the result), several processes.
@@ -16,29 +17,50 @@ from __future__ import annotations
 import contextlib
 import json
 import shutil
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from wander.errors import ConfigError, MissingExtra, ModelError, RunError
+
+try:
+    import torch
+    from datasets import Dataset
+    from torch.utils.data import Sampler
+    from transformers import TrainerCallback
+    from trl import SFTConfig, SFTTrainer
+except ImportError as error:
+    raise MissingExtra("train", needed_for="fine-tuning") from error
+
 from wander.models.chat import ChatFormat
 from wander.models.loading import LoadedModel, load_model
 from wander.models.quiet import quiet_libraries
 from wander.models.sampling import end_of_turn_ids
+from wander.seeding import derived_rng
 from wander.train.config import SFTSettings
-
-if TYPE_CHECKING:
-    from wander.train.records.checkpoints import SavedCheckpoint
-    from wander.train.trainer import StepLog
-    from wander.train.watch.observing import TrackerCallback
-
-Progress = Callable[[dict[str, Any]], None]
-"""Called with the metrics of every step; `step` and `steps` are always there."""
+from wander.train.records.checkpoints import (
+    SEALED,
+    SavedCheckpoint,
+    checkpoint_to_resume,
+    saved_checkpoints,
+    seal_checkpoint,
+)
+from wander.train.trainer import Progress, StepLog, train_until_interrupted, training_arguments
+from wander.train.watch.alerts import write_alerts
+from wander.train.watch.observers import TrackerCallback
+from wander.train.watch.trackers import require_trackers
+from wander.train.weights import save_model, wrap_lora
 
 IGNORED = -100
 """Label of a token that is not learnt."""
+
+MOST_LOGITS = 1 << 28
+"""Numbers that the logits of one batch of held-out conversations may have: 1 GiB."""
+
+SORTED_BATCHES = 50
+"""Batches' worth of conversations that are sorted by length together: less padding, and still much chance."""
 
 
 @dataclass(frozen=True)
@@ -77,15 +99,6 @@ def train_sft(
     has one; the rows and settings must be the same. Raises `ConfigError` when no row is left to learn from,
     and `RunError` for a run that has ended, or a checkpoint that is damaged.
     """
-    try:
-        from trl import SFTConfig, SFTTrainer
-    except ImportError as error:
-        raise MissingExtra("train", needed_for="fine-tuning") from error
-    from wander.train.held_out import HeldOutLoss
-    from wander.train.lora import wrap_lora
-    from wander.train.trainer import StepLog, train_until_interrupted, training_arguments
-    from wander.train.watch.trackers import require_trackers
-
     started = perf_counter()
     require_trackers(settings.logging.trackers)
     loaded = load_model(settings.model.path, device=settings.model.device, dtype=settings.model.dtype)
@@ -97,17 +110,17 @@ def train_sft(
     if begun is None:
         _forget_checkpoints(folder)
     log = StepLog(folder / "metrics.jsonl", progress, keep=None if begun is None else begun.path)
-    callbacks: list[Any] = [log, _seals(folder)]
+    tracking = TrackerCallback(
+        *(settings.logging, settings.model_dump(mode="json"), folder, log),
+        lambda alert: write_alerts(folder, [alert]),
+    )
     watched = HeldOutLoss(held_out, settings.batch.rows, schedule.eval_every, log, folder / "held_out.jsonl")
-    if len(held_out):
-        callbacks.append(watched)
-    callbacks.append(tracking := _trackers(settings, folder, log))
     with quiet_libraries(), contextlib.closing(tracking):
-        trainer = by_length(SFTTrainer, list(learnt["length"]))(
+        trainer = LengthSortedTrainer(
             model=wrap_lora(loaded.model, settings.model),
             processing_class=loaded.tokenizer,
             train_dataset=learnt,
-            callbacks=callbacks,
+            callbacks=[log, _Seals(folder), *([watched] if len(held_out) else []), tracking],
             args=SFTConfig(
                 **training_arguments(settings.model, schedule, folder),
                 max_steps=schedule.steps or -1,
@@ -140,88 +153,8 @@ def train_sft(
     )
 
 
-def _trackers(settings: SFTSettings, folder: Path, log: StepLog) -> TrackerCallback:
-    """Return what passes the steps on to trackers; one that breaks leaves an alert."""
-    from wander.train.watch.alerts import write_alerts
-    from wander.train.watch.observing import TrackerCallback
-
-    config = settings.model_dump(mode="json")
-    return TrackerCallback(settings.logging, config, folder, log, lambda alert: write_alerts(folder, [alert]))
-
-
-def _to_resume(folder: Path) -> SavedCheckpoint | None:
-    """Return the checkpoint that a run goes on from; None means from its beginning."""
-    from wander.train.records.checkpoints import checkpoint_to_resume, saved_checkpoints
-
-    file = folder / "metrics.jsonl"
-    lines = file.read_text(encoding="utf-8").splitlines() if file.is_file() else []
-    last = json.loads(lines[-1]) if lines else {"step": 0, "steps": 1}
-    if last["step"] >= last["steps"] and (folder / "model").is_dir():
-        raise RunError(f"the run in `{folder}` has ended: its model is in `{folder / 'model'}`")
-    begun = checkpoint_to_resume(folder)
-    if begun is not None and begun.step >= last["steps"]:
-        # Killed before the model was written: the last steps are made again.
-        earlier = [one.step for one in saved_checkpoints(folder) if one.step < last["steps"]]
-        begun = checkpoint_to_resume(folder, max(earlier, default=0))
-    return begun
-
-
-def by_length(trainer: Any, lengths: list[int]) -> Any:
-    """Return the trainer's class with an order of its conversations that a resumed run takes up."""
-    from wander.train.length_order import LengthOrder
-
-    class ByLength(trainer):  # type: ignore[misc]
-        def _get_train_sampler(self, train_dataset: Any = None) -> Any:
-            return LengthOrder(lengths, self.args.per_device_train_batch_size, self.args.seed)
-
-    return ByLength
-
-
-def split(dataset: Any, share: float, seed: int) -> tuple[Any, Any]:
-    """Return what is learnt and what is held back, all conversations of one prompt on one side."""
-    from wander.train.held_out import held_out_places
-
-    prompts = [
-        str(ids[: _first_learnt(labels)])
-        for ids, labels in zip(dataset["input_ids"], dataset["labels"], strict=True)
-    ]
-    back = held_out_places(prompts, share, seed)
-    if share > 0 and not back:
-        raise ConfigError(
-            "all rows have the same prompt: none can be held back", hint="leave `schedule.eval_share` out"
-        )
-    places = range(len(dataset))
-    return dataset.select([p for p in places if p not in back]), dataset.select(sorted(back))
-
-
-def _first_learnt(labels: list[int]) -> int:
-    return next((place for place, label in enumerate(labels) if label != IGNORED), len(labels))
-
-
-def _seals(folder: Path) -> Any:
-    """Return a callback that seals every checkpoint once it is written."""
-    from transformers import TrainerCallback
-
-    from wander.train.records.checkpoints import seal_checkpoint
-
-    class Seals(TrainerCallback):  # type: ignore[misc]
-        def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-            seal_checkpoint(folder, state.global_step, 0)
-
-    return Seals()
-
-
-def _forget_checkpoints(folder: Path) -> None:
-    from wander.train.records.checkpoints import SEALED
-
-    shutil.rmtree(folder / "checkpoints", ignore_errors=True)
-    (folder / SEALED).unlink(missing_ok=True)
-
-
 def tokenized(rows: Iterable[dict[str, Any]], loaded: LoadedModel, max_length: int) -> tuple[Any, int]:
     """Return the rows as a dataset of `input_ids` and `labels`, and how many were too long."""
-    from datasets import Dataset
-
     form = ChatFormat(loaded.tokenizer, end_of_turn_ids(loaded.model, loaded.tokenizer))
     columns: dict[str, list[Any]] = {"input_ids": [], "labels": [], "length": []}
     too_long = 0
@@ -246,13 +179,173 @@ def tokenized(rows: Iterable[dict[str, Any]], loaded: LoadedModel, max_length: i
     return Dataset.from_dict(columns), too_long
 
 
-def save_model(model: Any, loaded: LoadedModel, folder: Path) -> Path:
-    """Write the model, adapters merged, with its tokenizer in Hugging Face form; whole or not at all."""
-    from wander.train.trainer import replaced_folder
+class LengthSortedTrainer(SFTTrainer):  # type: ignore[misc]
+    """TRL's trainer with an order of its conversations that a resumed run takes up."""
 
-    if hasattr(model, "merge_and_unload"):
-        model = model.merge_and_unload()
-    with replaced_folder(folder) as made:
-        model.save_pretrained(made)
-        loaded.tokenizer.save_pretrained(made)
-    return folder
+    def _get_train_sampler(self, train_dataset: Any = None) -> Any:
+        lengths = list(self.train_dataset["length"])
+        return LengthOrder(lengths, self.args.per_device_train_batch_size, self.args.seed)
+
+
+class LengthOrder(Sampler[int]):
+    """Yields places so that each batch has alike lengths.
+
+    The order depends on the seed and the epoch alone, so a run that goes on within an epoch finds the same.
+    """
+
+    def __init__(self, lengths: Sequence[int], batch: int, seed: int) -> None:
+        self._lengths = lengths
+        self._batch = batch
+        self._seed = seed
+        self._epoch = 0
+
+    def set_epoch(self, epoch: int) -> None:
+        """Learn which epoch comes."""
+        self._epoch = epoch
+
+    def __len__(self) -> int:
+        return len(self._lengths)
+
+    def __iter__(self) -> Iterator[int]:
+        rng = derived_rng(self._seed, "order of conversations", self._epoch)
+        places = list(range(len(self)))
+        rng.shuffle(places)
+        pool = SORTED_BATCHES * self._batch
+        ordered: list[int] = []
+        for start in range(0, len(places), pool):
+            ordered += sorted(places[start : start + pool], key=lambda place: -self._lengths[place])
+        batches = [ordered[start : start + self._batch] for start in range(0, len(ordered), self._batch)]
+        # One that is not full stays the last: else it would shift all that follow.
+        rest = [batches.pop()] if batches and len(batches[-1]) < self._batch else []
+        rng.shuffle(batches)
+        return iter([place for batch in [*batches, *rest] for place in batch])
+
+
+def split(dataset: Any, share: float, seed: int) -> tuple[Any, Any]:
+    """Return what is learnt and what is held back: about that share, all conversations of a prompt together.
+
+    At least one prompt is held back and one is learnt; raises `ConfigError` where there is a single one.
+    """
+    prompts = []
+    for ids, labels in zip(dataset["input_ids"], dataset["labels"], strict=True):
+        first_learnt = next((at for at, label in enumerate(labels) if label != IGNORED), len(labels))
+        prompts.append(str(ids[:first_learnt]))
+    distinct = sorted(set(prompts)) if share > 0 else []
+    if len(distinct) == 1:
+        raise ConfigError(
+            "all rows have the same prompt: none can be held back", hint="leave `schedule.eval_share` out"
+        )
+    derived_rng(seed, "held out").shuffle(distinct)
+    wanted = max(1, round(share * len(prompts)))
+    back: set[str] = set()
+    count = 0
+    for prompt in distinct[:-1]:
+        if count >= wanted:
+            break
+        back.add(prompt)
+        count += prompts.count(prompt)
+    sides: tuple[list[int], list[int]] = ([], [])
+    for place, prompt in enumerate(prompts):
+        sides[prompt in back].append(place)
+    return dataset.select(sides[0]), dataset.select(sides[1])
+
+
+class HeldOutLoss(TrainerCallback):  # type: ignore[misc]
+    """Measures the mean loss per learnt token before the first step, every `every` steps and at the end.
+
+    `file` gets a line `{"step", "loss"}` each time; the step's own metrics get `held_out/loss`. It draws no
+    random number, so training is the same with it and without.
+    """
+
+    def __init__(self, dataset: Any, rows: int, every: int, log: StepLog, file: Path) -> None:
+        self._dataset = dataset
+        self._rows = rows
+        self._every = every
+        self._log = log
+        self._file = file
+        self.losses: dict[int, float] = {}
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
+        """Measure before the first step; a resumed run takes what it measured before."""
+        if state.global_step and self._file.is_file():
+            lines = map(json.loads, self._file.read_text(encoding="utf-8").splitlines())
+            self.losses = {one["step"]: one["loss"] for one in lines if one["step"] <= state.global_step}
+        else:
+            self._measure(0, model)
+
+    def on_step_end(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
+        """Measure where it is due; the last step is measured in any case."""
+        step = state.global_step
+        if step >= state.max_steps or (self._every and step % self._every == 0):
+            self._log.note_pause(*self._measure(step, model))
+
+    def _measure(self, step: int, model: Any) -> tuple[float, dict[str, float | None]]:
+        started = perf_counter()
+        training = model.training
+        model.eval()
+        try:
+            self.losses[step] = mean_loss(model, self._dataset, self._rows)
+        finally:
+            model.train(training)
+        lines = [json.dumps({"step": at, "loss": loss}) + "\n" for at, loss in sorted(self.losses.items())]
+        self._file.write_text("".join(lines), encoding="utf-8")
+        return perf_counter() - started, {"held_out/loss": self.losses[step]}
+
+
+@torch.no_grad()
+def mean_loss(model: Any, dataset: Any, rows: int) -> float:
+    """Return the mean negative log-likelihood of the learnt tokens, `rows` conversations at a time."""
+    total, tokens = 0.0, 0
+    longest = max((len(ids) for ids in dataset["input_ids"]), default=1)
+    rows = max(1, min(rows, MOST_LOGITS // (longest * model.config.get_text_config().vocab_size)))
+    for start in range(0, len(dataset), rows):
+        batch = dataset[start : start + rows]
+        length = max(len(ids) for ids in batch["input_ids"])
+        ids, labels, seen = (
+            torch.tensor([row + [filling] * (length - len(row)) for row in columns], device=model.device)
+            for columns, filling in (
+                (batch["input_ids"], 0),
+                (batch["labels"], IGNORED),
+                ([[1] * len(row) for row in batch["input_ids"]], 0),
+            )
+        )
+        logits = model(input_ids=ids, attention_mask=seen, use_cache=False).logits[:, :-1].float()
+        following = labels[:, 1:]
+        total += float(
+            torch.nn.functional.cross_entropy(
+                logits.flatten(0, 1), following.flatten(), ignore_index=IGNORED, reduction="sum"
+            )
+        )
+        tokens += int((following != IGNORED).sum())
+    return total / max(1, tokens)
+
+
+class _Seals(TrainerCallback):  # type: ignore[misc]
+    """Seals every checkpoint once it is written."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Seal the checkpoint of this step."""
+        seal_checkpoint(self.folder, state.global_step, 0)
+
+
+def _to_resume(folder: Path) -> SavedCheckpoint | None:
+    """Return the checkpoint that a run goes on from; None means from its beginning."""
+    file = folder / "metrics.jsonl"
+    lines = file.read_text(encoding="utf-8").splitlines() if file.is_file() else []
+    last = json.loads(lines[-1]) if lines else {"step": 0, "steps": 1}
+    if last["step"] >= last["steps"] and (folder / "model").is_dir():
+        raise RunError(f"the run in `{folder}` has ended: its model is in `{folder / 'model'}`")
+    begun = checkpoint_to_resume(folder)
+    if begun is not None and begun.step >= last["steps"]:
+        # Killed before the model was written: the last steps are made again.
+        earlier = [one.step for one in saved_checkpoints(folder) if one.step < last["steps"]]
+        begun = checkpoint_to_resume(folder, max(earlier, default=0))
+    return begun
+
+
+def _forget_checkpoints(folder: Path) -> None:
+    shutil.rmtree(folder / "checkpoints", ignore_errors=True)
+    (folder / SEALED).unlink(missing_ok=True)

@@ -41,6 +41,9 @@ def training_arguments(model: ModelSection, schedule: ScheduleSection, folder: P
     }
 
 
+Progress = Callable[[dict[str, Any]], None]
+"""Called with the metrics of every step; `step` and `steps` are always there."""
+
 STEP_SECONDS = ("seconds/step", "seconds/update")
 """Metrics of a step that are measured from the end of the step before."""
 

@@ -17,7 +17,7 @@ from wander.models.tiny import TinySize, create_tiny
 from wander.models.transcripts import play_transcripts
 from wander.seeding import derived_rng
 from wander.train.config import SFTSettings
-from wander.train.play.environments import EnvironmentChoice
+from wander.train.rollouts.environments import EnvironmentChoice
 from wander.train.sft import train_sft
 
 PAYOFFS = (0.0, 0.2, 0.5, 1.0)

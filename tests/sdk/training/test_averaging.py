@@ -10,9 +10,9 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 from wander.models.loading import weights_digest
-from wander.train.averaging import MEAN
 from wander.train.config import GRPOSettings
 from wander.train.grpo import train_grpo
+from wander.train.weights import MEAN
 
 from .conftest import bandit, opener_of
 

@@ -17,11 +17,11 @@ from wander.environment import LocalEnvironment
 from wander.errors import ConfigError
 from wander.models.loading import load_model, weights_digest
 from wander.train.config import GRPOSettings
+from wander.train.evaluation.evaluator import CellEvaluation, read_evaluations
 from wander.train.grpo import GRPOResult, train_grpo
-from wander.train.play.environments import EnvironmentChoice
-from wander.train.records.outcome import read_outcome
+from wander.train.records.outcome import read_best, read_outcome
 from wander.train.records.record import read_checkpoints, read_metrics
-from wander.train.schedule.evaluation import CellEvaluation, read_best, read_evaluations
+from wander.train.rollouts.environments import EnvironmentChoice
 
 from .conftest import BanditEnv, bandit
 

@@ -13,7 +13,7 @@ from wander.handle import EnvironmentHandle
 from wander.loading import load_path
 from wander.models.loading import load_model
 from wander.models.policy import PolicyClient
-from wander.train.play.rollouts import Assignment, RolloutSource
+from wander.train.rollouts.source import Assignment, RolloutSource
 from wander.types import SamplingArgs
 from wander.worker.host.environment import WorkerEnvironment
 

@@ -11,7 +11,7 @@ from wander.errors import ConfigError, ContextOverflow, InvalidResponse, ModelEr
 from wander.models.client import TransformersClient
 from wander.models.loading import LoadedModel, load_model
 from wander.models.policy import PolicyClient
-from wander.train.play.rollouts import trajectory_of
+from wander.train.rollouts.source import trajectory_of
 from wander.types import Rollout, SamplingArgs
 
 from .conftest import bandit

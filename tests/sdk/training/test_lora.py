@@ -8,7 +8,7 @@ import pytest
 from transformers import AutoConfig, AutoModelForCausalLM
 from wander.errors import ConfigError
 from wander.train.config import ModelSection
-from wander.train.lora import wrap_lora
+from wander.train.weights import wrap_lora
 
 TRANSFORMER = {"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"}
 LAYERS = {

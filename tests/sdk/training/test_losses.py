@@ -12,9 +12,8 @@ import torch
 from transformers import AutoModelForCausalLM
 from wander.evals.store.folder import RunFolder
 from wander.models.loading import weights_digest
-from wander.train.algorithm import CISPO_CLIP_HIGH, grpo_config
 from wander.train.config import GRPOSettings
-from wander.train.grpo import RolloutTrainer, train_grpo
+from wander.train.grpo import CISPO_CLIP_HIGH, RolloutTrainer, grpo_config, train_grpo
 from wander.train.records.record import read_metrics
 
 from .conftest import bandit, opener_of

@@ -8,9 +8,7 @@ from pathlib import Path
 
 import pytest
 from wander.errors import ConfigError
-from wander.train.records.outcome import BestCheckpoint
-from wander.train.schedule.evaluation import write_best
-from wander.train.schedule.phases import (
+from wander.train.phases import (
     GRPOPhase,
     ModelPhase,
     RolloutsPhase,
@@ -20,6 +18,7 @@ from wander.train.schedule.phases import (
     phase_folders,
     read_phases,
 )
+from wander.train.records.outcome import BestCheckpoint, write_best
 
 WHOLE = """
 [model]
@@ -172,5 +171,5 @@ def test_every_phase_has_a_folder_and_leaves_its_best_model(tmp_path: Path) -> N
 
 
 def test_reading_phases_loads_no_torch() -> None:
-    code = "import sys, wander.train.schedule.phases; assert not {'torch', 'trl'} & sys.modules.keys()"
+    code = "import sys, wander.train.phases; assert not {'torch', 'trl'} & sys.modules.keys()"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=300)

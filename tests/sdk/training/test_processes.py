@@ -15,18 +15,19 @@ from wander.errors import ConfigError
 from wander.evals.store.folder import RunFolder
 from wander.models.loading import load_model, weights_digest
 from wander.train.config import GRPOSettings
-from wander.train.grpo import train_grpo
-from wander.train.parallel import shards_policy, shared_out
-from wander.train.processes import (
+from wander.train.distributed import (
     PeerFailed,
     World,
     own_folder,
     require_divisible,
     rows_and_accumulation,
+    shards_policy,
+    shared_out,
 )
+from wander.train.evaluation.evaluator import read_evaluations
+from wander.train.grpo import train_grpo
 from wander.train.records.record import read_metrics
 from wander.train.records.step_hash import read_steps, weights_hash
-from wander.train.schedule.evaluation import read_evaluations
 
 from .conftest import bandit, opener_of
 

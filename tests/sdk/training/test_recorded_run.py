@@ -7,13 +7,13 @@ import shutil
 from pathlib import Path
 
 from wander import Messages, Rubric, SingleTurnEnv
-from wander.train.records.verify import verify_training
+from wander.train.verify import verify_training
 
 from .conftest import opener_of
 
 RECORDED = Path(__file__).parent / "recorded_run"
 CODE = ("reproduction.trainer_sha256", "reproduction.libraries.python")
-"""What differs without changing a bit: the trainer's own code, which this test is about, and Python's version."""
+"""What differs without changing a bit: the trainer's own code, which is tested here, and Python's version."""
 
 
 def vowels_in(completion: Messages) -> float:

@@ -20,9 +20,9 @@ from wander.models.loading import weights_digest
 from wander.seeding import derived_rng
 from wander.train.config import GRPOSettings
 from wander.train.grpo import train_grpo
-from wander.train.play.environments import EnvironmentChoice
-from wander.train.play.sampler_checkpoint import SAMPLER
 from wander.train.records.record import read_metrics
+from wander.train.rollouts.environments import EnvironmentChoice
+from wander.train.rollouts.sampler import SAMPLER
 
 from .conftest import PULL, BanditEnv, bandit, opener_of, payoff
 

@@ -9,9 +9,8 @@ from typing import Any
 import pytest
 from wander.errors import ConfigError
 from wander.train.config import DataSection, GRPOSettings, MixedEnvironmentSection
-from wander.train.play.environments import choices_of, require_distinct
-from wander.train.play.mixture import Mixture
-from wander.train.play.sampler import ExampleSampler, has_signal, pool_of
+from wander.train.rollouts.environments import choices_of, require_distinct
+from wander.train.rollouts.sampler import ExampleSampler, Mixture, has_signal, pool_of
 
 
 def sampler(length: int | None = 12, strata: list[int | None] | None = None, **data: Any) -> ExampleSampler:

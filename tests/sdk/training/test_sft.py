@@ -173,7 +173,7 @@ def test_checkpoints_are_kept_where_that_is_asked(tiny: Path, tmp_path: Path) ->
 
 
 def test_conversations_of_alike_length_go_together_anew_in_every_epoch() -> None:
-    from wander.train.length_order import LengthOrder
+    from wander.train.sft import LengthOrder
 
     lengths = [10 * (n % 5) + n % 2 for n in range(43)]
     order = LengthOrder(lengths, 4, seed=0)

@@ -10,9 +10,9 @@ import pytest
 import torch
 from wander.errors import ConfigError
 from wander.train.config import StoppingSection
+from wander.train.evaluation.evaluator import CellEvaluation, interval_of, measured
+from wander.train.evaluation.stopping import CollapseWatch, StoppingCallback, reached
 from wander.train.records.outcome import BestCheckpoint
-from wander.train.schedule.evaluation import CellEvaluation, interval_of, measured
-from wander.train.schedule.stopping import CollapseWatch, StoppingCallback, reached
 from wander.train.trainer import StepLog
 
 

@@ -15,7 +15,7 @@ from wander.train.config import AlertsSection, GRPOSettings, LoggingSection
 from wander.train.trainer import StepLog
 from wander.train.watch import trackers
 from wander.train.watch.alerts import Alert, read_alerts
-from wander.train.watch.observing import AlertCallback, TrackerCallback
+from wander.train.watch.observers import AlertCallback, TrackerCallback
 from wander.train.watch.trackers import open_trackers, require_trackers, scalars
 
 CONFIG = GRPOSettings.model_validate({"model": {"path": "tiny"}}).model_dump(mode="json")
@@ -139,7 +139,7 @@ def test_a_tracker_that_breaks_is_dropped_and_an_alert_says_so(
 ) -> None:
     broken, sound = Breaking(), Breaking()
     sound.log = lambda step, values: sound.logged.append(step)  # type: ignore[method-assign]
-    monkeypatch.setattr("wander.train.watch.observing.open_trackers", lambda *args, **kwargs: [broken, sound])
+    monkeypatch.setattr("wander.train.watch.observers.open_trackers", lambda *args, **kwargs: [broken, sound])
     log = StepLog(folder / "metrics.jsonl")
     told: list[Alert] = []
     alerts = AlertCallback(AlertsSection(), folder, log, [told.append])

@@ -13,7 +13,7 @@ from wander.errors import RunError
 from wander.train.config import GRPOSettings
 from wander.train.grpo import train_grpo
 from wander.train.records.step_hash import STEPS, StepHash, read_steps
-from wander.train.records.verify import verify_training
+from wander.train.verify import verify_training
 
 from .conftest import bandit, opener_of
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from wander.sandbox import SandboxPolicy
     from wander.train.grpo import GRPOResult
-    from wander.train.schedule.phases import Phase
+    from wander.train.phases import Phase
 
     from wander_client.training.phases import PhasedCommand
     from wander_client.training.run import TrainingCommand
@@ -75,7 +75,7 @@ def train(
     The run's folder holds the manifest, metrics.jsonl, learning curves, sample rollouts and the model.
     The first Ctrl-C finishes the step and keeps a checkpoint to resume from.
     """
-    from wander.train.schedule.phases import only_phase
+    from wander.train.phases import only_phase
 
     from wander_client.runs.lookup import resumable_folder
     from wander_client.training import phases as training_phases
@@ -206,7 +206,7 @@ def _trackers(log: list[str]) -> list[str]:
 def _require_unused(out: Path) -> None:
     """Refuse a folder that holds a run."""
     from wander.evals.store.folder import MANIFEST
-    from wander.train.launcher import is_launched
+    from wander.train.distributed import is_launched
 
     # Of several processes the first one makes the folder, maybe before another one looks.
     if not is_launched() and (out / MANIFEST).exists():
@@ -225,7 +225,7 @@ def _run(
     checkpoint: int | None = None,
     allow_changes: bool = False,
 ) -> int:
-    from wander.train.launcher import is_beside_main
+    from wander.train.distributed import is_beside_main
 
     from wander_client.training import run as training
     from wander_client.training.launcher import agreed_folder

@@ -1,4 +1,4 @@
-"""How a training run ended: `outcome.json` in its folder."""
+"""How a training run ended, and which weights were its best: `outcome.json` and `best.json` in its folder."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from wander.evals.store import jsonl
 from wander.types import Record
 
 OUTCOME = "outcome.json"
+BEST = "best.json"
 
 
 class Stopped(Record):
@@ -61,3 +62,14 @@ def read_outcome(folder: Path) -> Outcome | None:
 def write_outcome(folder: Path, outcome: Outcome) -> None:
     """Say how a run ended."""
     jsonl.write_whole(folder / OUTCOME, (outcome.model_dump_json(indent=1) + "\n").encode())
+
+
+def read_best(folder: Path) -> BestCheckpoint | None:
+    """Return which weights a run kept as its best, if it did."""
+    file = folder / BEST
+    return BestCheckpoint.model_validate_json(file.read_bytes()) if file.is_file() else None
+
+
+def write_best(folder: Path, best: BestCheckpoint) -> None:
+    """Say which weights lie in `best`."""
+    jsonl.write_whole(folder / BEST, (best.model_dump_json(indent=1) + "\n").encode())

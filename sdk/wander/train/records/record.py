@@ -23,11 +23,7 @@ from wander.evals.store.manifest import model_pin, new_manifest
 from wander.models.loading import LoadedModel, weights_digest
 from wander.models.policy import PolicyClient
 from wander.train.config import GRPOSettings
-from wander.train.parallel import shards_policy
-from wander.train.play.environments import PinSource
-from wander.train.play.gathering import PlayedStep, planned_examples
-from wander.train.play.rollouts import RolloutSource
-from wander.train.processes import World, current_world
+from wander.train.distributed import World, current_world, shards_policy
 from wander.train.records.checkpoints import (
     SavedCheckpoint,
     checkpoint_to_resume,
@@ -45,6 +41,9 @@ from wander.train.records.reproduction import (
     training_differences,
 )
 from wander.train.records.step_hash import STEPS, StepHashes
+from wander.train.rollouts.environments import PinSource
+from wander.train.rollouts.source import RolloutSource
+from wander.train.rollouts.step import PlayedStep, planned_examples
 from wander.types import task_set_digest
 from wander.wire import EnvironmentPin, RunManifest
 from wander.wire.postings import Checkpoint

@@ -22,7 +22,7 @@ from transformers import TrainerCallback
 
 from wander.evals.store import jsonl
 from wander.models.engines.weights import whole_weight
-from wander.train.parallel import is_sharded
+from wander.train.distributed import is_sharded
 from wander.types import Record, Rollout
 
 STEPS = "steps.jsonl"

@@ -6,8 +6,8 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from wander.train.play.gathering import Group, PlayedStep, usable_reward
-from wander.train.play.sampler import has_signal
+from wander.train.rollouts.sampler import has_signal
+from wander.train.rollouts.step import Group, PlayedStep, usable_reward
 from wander.types import Rollout
 
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from wander.errors import ConfigError, MissingExtra
 
 if TYPE_CHECKING:
-    from wander.train.schedule.evaluation import CellEvaluation
+    from wander.train.evaluation.evaluator import CellEvaluation
 
 Across = Literal["step", "rollouts", "hours"]
 """What the horizontal axis counts."""
@@ -74,8 +74,8 @@ class PlottedRun:
 
 def read_plotted(folder: Path, name: str | None = None) -> PlottedRun:
     """Read what is drawn of a run from its folder; raises `RunError` where it is no training run."""
+    from wander.train.evaluation.evaluator import read_evaluations
     from wander.train.records.record import read_metrics
-    from wander.train.schedule.evaluation import read_evaluations
 
     return PlottedRun(name or folder.resolve().name, read_metrics(folder), read_evaluations(folder))
 
@@ -85,7 +85,7 @@ def draw_learning_curve(entries: Sequence[dict[str, Any]], folder: Path, *, titl
 
     The evaluations are those that lie in the folder. Raises `MissingExtra`.
     """
-    from wander.train.schedule.evaluation import read_evaluations
+    from wander.train.evaluation.evaluator import read_evaluations
 
     run = PlottedRun(title, entries, read_evaluations(folder))
     files = [folder / "learning_curve.svg", folder / "learning_curve.png"]

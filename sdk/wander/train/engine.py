@@ -21,11 +21,7 @@ from wander.models.engines.weights import FolderSync, NCCLSync, whole_weights, w
 from wander.models.loading import LoadedModel, load_model
 from wander.models.sampling import context_length_of, end_of_turn_ids
 from wander.train.config import GRPOSettings, InferenceSection
-from wander.train.launcher import is_beside_main
-from wander.train.parallel import is_sharded, shards_policy
-from wander.train.processes import World
-from wander.train.sft import save_model
-from wander.train.trainer import replaced_folder
+from wander.train.distributed import World, shards_policy
 
 ServerOpener = Callable[[Path, InferenceSection], AbstractContextManager[str]]
 """Starts a vLLM server for the checkpoint of a folder and yields its address; it ends with the block."""
@@ -177,16 +173,3 @@ def correction_arguments(section: InferenceSection) -> dict[str, Any]:
         "vllm_importance_sampling_mode": section.correction,
         "vllm_importance_sampling_clip_max": section.correction_max,
     }
-
-
-def save_policy(model: Any, loaded: LoadedModel, folder: Path) -> Path:
-    """Write the policy as every process sees it; a sharded one all of them gather, and the first writes."""
-    if not is_sharded(model):
-        return save_model(model, loaded, folder)
-    whole = {name: weight.to("cpu") for name, weight in whole_weights(model) if not is_beside_main()}
-    if is_beside_main():
-        return folder
-    with replaced_folder(folder) as made:
-        model.save_pretrained(made, state_dict=whole)
-        loaded.tokenizer.save_pretrained(made)
-    return folder

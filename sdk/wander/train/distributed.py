@@ -8,22 +8,31 @@ write what they would into a folder of their own that is thrown away, so that no
 A process that fails tells the others at their next exchange, and they end too. One that dies closes its
 connections, which ends them as well. The main process says what happened: the others stay until it has, since
 launchers kill all processes as soon as the first is gone.
+
+The policy can be sharded over the processes with FSDP2 (`parallel.policy`, or `accelerate launch`): each
+holds its part of every weight, of its gradient and of the optimizer's state; a layer is gathered while it is
+computed. accelerate does so where it finds GPUs. FSDP2 itself needs none, so here it shards on CPUs too, and
+what runs on GPUs is what the tests run.
+
+Importing this loads no PyTorch: the command line asks here what process it is.
 """
 
 from __future__ import annotations
 
 import contextlib
+import os
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from wander.errors import ConfigError, RunError
-from wander.train.config import GRPOSettings
-from wander.train.launcher import is_launched
+
+if TYPE_CHECKING:
+    from wander.train.config import GRPOSettings
 
 Result = TypeVar("Result")
 Item = TypeVar("Item")
@@ -89,7 +98,7 @@ class World:
 
     def from_main(self, make: Callable[[], Result]) -> Result:
         """Return what the main process makes, in all of them."""
-        return self.exchange([self.together(make if self.is_main else _nothing)])[0]  # type: ignore[no-any-return]
+        return self.exchange([self.together(make if self.is_main else lambda: None)])[0]  # type: ignore[no-any-return]
 
     @contextlib.contextmanager
     def in_main(self, make: Callable[[], AbstractContextManager[Sequence[Item]]]) -> Iterator[Sequence[Item]]:
@@ -119,7 +128,8 @@ class World:
 
     def _tell(self, error: BaseException) -> None:
         try:
-            self._gathered([], _Failure(_words(error), getattr(error, "hint", None)))
+            words = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+            self._gathered([], _Failure(words, getattr(error, "hint", None)))
         except PeerLost:
             return
         except PeerFailed:
@@ -143,15 +153,18 @@ class World:
         return [own for own, _ in found]
 
 
-def _nothing() -> Any:
-    return None
-
-
-def _words(error: BaseException) -> str:
-    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
-
-
 _world: World | None = None
+"""What this process has joined."""
+
+
+def is_launched() -> bool:
+    """Return whether `torchrun` or `accelerate launch` started this process as one of several."""
+    return int(os.environ.get("WORLD_SIZE", "1")) > 1
+
+
+def is_beside_main() -> bool:
+    """Return whether this process is one of several, and not the first."""
+    return is_launched() and int(os.environ.get("RANK", "0")) > 0
 
 
 def current_world(device: str | None = None) -> World:
@@ -180,17 +193,6 @@ def joined_world() -> World:
     return _world or World()
 
 
-def require_divisible(settings: GRPOSettings, world: World) -> None:
-    """Raise `ConfigError` when the groups of a step cannot be shared out evenly."""
-    batch = settings.batch
-    if batch.groups % world.size:
-        raise ConfigError(
-            f"{batch.groups} groups a step cannot be shared by {world.size} processes",
-            hint=f"make `batch.rollouts` a multiple of {world.size * batch.group_size}, "
-            "processes x group_size",
-        )
-
-
 def rows_and_accumulation(settings: GRPOSettings, size: int) -> tuple[int, int]:
     """Return how many rows one process computes at once, and how often it does so for one update."""
     share = settings.batch.rollouts // size
@@ -217,3 +219,112 @@ def own_folder(folder: Path, world: World) -> Iterator[Path]:
                 if not file.name.startswith(("run.json", "rollouts")):
                     shutil.copy2(file, own / file.name)
         yield own
+
+
+_TOLD_BY_ENVIRONMENT = ("ACCELERATE_USE_FSDP", "FSDP_CPU_RAM_EFFICIENT_LOADING")
+"""Variables by which transformers and accelerate tell each other of a sharded policy."""
+
+
+def shards_policy(settings: GRPOSettings) -> bool:
+    """Return whether the policy of a run is sharded over its processes."""
+    return settings.parallel.policy == "fsdp2" or _launched_sharded()
+
+
+def is_sharded(model: Any) -> bool:
+    """Return whether this process holds but a part of a model's weights."""
+    from torch.distributed.fsdp import FSDPModule
+
+    return isinstance(model, FSDPModule)
+
+
+@contextlib.contextmanager
+def shared_out(settings: GRPOSettings, world: World) -> Iterator[None]:
+    """Check that the processes can share what the settings want; what sharding leaves ends with the block.
+
+    Raises `ConfigError` for groups that cannot be dealt out evenly and a policy that cannot be sharded.
+    """
+    world.together(lambda: _require_shared(settings, world))
+    before = {name: os.environ.get(name) for name in _TOLD_BY_ENVIRONMENT}
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+
+
+def sharding_arguments(settings: GRPOSettings) -> dict[str, Any]:
+    """Return the trainer arguments of a sharded policy; none where the launcher brings its own."""
+    if not shards_policy(settings) or _launched_sharded():
+        return {}
+    return {
+        "fsdp": True,
+        "fsdp_config": {
+            "version": 2,
+            "auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
+            "reshard_after_forward": True,
+            "state_dict_type": "FULL_STATE_DICT",
+        },
+    }
+
+
+def shard_on_any_device() -> None:
+    """Have the accelerator that is made next shard on CPUs too.
+
+    accelerate turns several processes on GPUs into sharding ones and leaves those on CPUs alone: so these
+    call themselves the former for the moment in which it decides.
+    """
+    from accelerate import PartialState
+    from accelerate.utils import DistributedType  # type: ignore[import-untyped]
+
+    if PartialState().distributed_type == DistributedType.MULTI_CPU:
+        PartialState._shared_state["distributed_type"] = DistributedType.MULTI_GPU
+
+
+def _launched_sharded() -> bool:
+    return _is_set("ACCELERATE_USE_FSDP")
+
+
+def _is_set(name: str) -> bool:
+    return os.environ.get(name, "false").lower() in ("1", "true", "yes")
+
+
+def _require_shared(settings: GRPOSettings, world: World) -> None:
+    batch = settings.batch
+    if batch.groups % world.size:
+        raise ConfigError(
+            f"{batch.groups} groups a step cannot be shared by {world.size} processes",
+            hint=f"make `batch.rollouts` a multiple of {world.size * batch.group_size}, "
+            "processes x group_size",
+        )
+    if not shards_policy(settings):
+        return
+    if world.size == 1:
+        raise ConfigError(
+            "a policy is sharded over several processes, and this is one",
+            hint="start them with `torchrun --standalone --nproc-per-node 2 -m wander_client train ...`",
+        )
+    if settings.model.lora_rank:
+        raise ConfigError(
+            "adapters (`model.lora_rank`) cannot be sharded: they leave nothing large to shard",
+            hint='set `parallel.policy = "replicated"`, or `model.lora_rank = 0`',
+        )
+    if not _launched_sharded():
+        return
+    if os.environ.get("FSDP_VERSION", "1") != "2":
+        raise ConfigError(
+            "the launcher shards by FSDP1, which is not supported",
+            hint="write `fsdp_version: 2` in its configuration",
+        )
+    if os.environ.get("FSDP_STATE_DICT_TYPE", "SHARDED_STATE_DICT") != "FULL_STATE_DICT":
+        raise ConfigError(
+            "the launcher's checkpoints would hold no weights that anything else can load",
+            hint="write `fsdp_state_dict_type: FULL_STATE_DICT` in its configuration",
+        )
+    if _is_set("FSDP_ACTIVATION_CHECKPOINTING"):
+        raise ConfigError(
+            "`fsdp_activation_checkpointing` of the launcher would give weights other names",
+            hint="leave it out, and set `model.gradient_checkpointing = true`",
+        )

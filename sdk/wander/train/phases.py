@@ -32,7 +32,7 @@ from wander.train.config import (
     checked_settings,
     settings_data,
 )
-from wander.train.schedule.evaluation import read_best
+from wander.train.records.outcome import read_best
 
 PHASE = "phase:"
 """Begins a model or rows that an earlier phase of the run made."""

@@ -20,7 +20,7 @@ from wander.garbage import fewer_collections
 from wander.handle import EnvironmentHandle
 from wander.models.policy import PolicyClient
 from wander.seeding import derived_rng, derived_seed
-from wander.train.play.environments import EnvironmentChoice, EnvironmentOpener, require_distinct
+from wander.train.rollouts.environments import EnvironmentChoice, EnvironmentOpener, require_distinct
 from wander.types import EnvironmentInfo, Example, Rollout, SamplingArgs, TurnTokens
 
 Result = TypeVar("Result")

@@ -20,9 +20,8 @@ from wander.errors import ConfigError
 from wander.evals.stats.intervals import clustered_wilson_interval, t_interval
 from wander.evals.stats.summary import is_number, summarise
 from wander.evals.store import jsonl
-from wander.train.play.environments import EnvironmentChoice, EnvironmentOpener
-from wander.train.processes import World
-from wander.train.records.outcome import BestCheckpoint
+from wander.train.distributed import World
+from wander.train.rollouts.environments import EnvironmentChoice, EnvironmentOpener
 from wander.types import Example, Record, Rollout, SamplingArgs, canonical_json, task_set_digest
 
 if TYPE_CHECKING:
@@ -31,7 +30,6 @@ if TYPE_CHECKING:
     from wander.train.config import EvaluationCell, GRPOSettings
 
 EVALUATIONS = "evaluations.jsonl"
-BEST = "best.json"
 
 Interval = tuple[float, float]
 
@@ -80,17 +78,6 @@ def write_evaluations(folder: Path, evaluations: Iterable[CellEvaluation]) -> No
     jsonl.write_records(folder / EVALUATIONS, evaluations)
 
 
-def read_best(folder: Path) -> BestCheckpoint | None:
-    """Return which weights a run kept as its best, if it did."""
-    file = folder / BEST
-    return BestCheckpoint.model_validate_json(file.read_bytes()) if file.is_file() else None
-
-
-def write_best(folder: Path, best: BestCheckpoint) -> None:
-    """Say which weights lie in `best`."""
-    jsonl.write_whole(folder / BEST, (best.model_dump_json(indent=1) + "\n").encode())
-
-
 def measured(evaluations: Sequence[CellEvaluation], name: str) -> float | None:
     """Return one value of the cells of a step; raises `ConfigError` for a name that they lack."""
     values = {key: value for one in evaluations for key, value in one.values().items()}
@@ -111,7 +98,7 @@ class Evaluator:
         settings: GRPOSettings,
         world: World | None = None,
     ) -> None:
-        from wander.train.play.rollouts import LoopThread
+        from wander.train.rollouts.source import LoopThread
 
         self.world = world or World()
         self.client = client

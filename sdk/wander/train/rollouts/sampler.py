@@ -1,20 +1,27 @@
 """Which example each group plays: in the dataset's order or shuffled, strata evenly, by difficulty.
 
-Everything is a function of the settings, the seed and what was drawn and observed before, and that is a small
-JSON value: a run that goes on from a checkpoint draws what it would have drawn.
+Several environments share a step in the proportion of their weights (`Mixture`). Everything is a function of
+the settings, the seed and what was drawn and observed before, and that is a small JSON value: a resumed run
+draws what it would have drawn (`SamplerCheckpoint`).
 
 A place in the training order is `epoch * length + row`, so an example that comes again meets new chances.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
+from transformers import TrainerCallback
+
+from wander.evals.store import jsonl
 from wander.seeding import derived_rng
 from wander.train.config import POOL_WEIGHTS, DataSection, Pool
+from wander.train.trainer import covered_steps
 
 
 @dataclass
@@ -59,7 +66,8 @@ class ExampleSampler:
         lane = self._draws % len(self._lanes)
         self._draws += 1
         if not self.adapts:
-            return self._next_in_order(lane)
+            epoch, row = self._walk(lane)
+            return epoch * (self.length or 0) + row
         row = self._row_by_difficulty(lane)
         seen = self._seen.setdefault(row, _Seen())
         place = seen.visits * (self.length or 0) + row
@@ -91,10 +99,6 @@ class ExampleSampler:
         self._draws, self._drawn = state["draws"], list(state["drawn"])
         self._seen = {int(row): _Seen(*values) for row, values in state["examples"].items()}
         self._busy.clear()
-
-    def _next_in_order(self, lane: int) -> int:
-        epoch, row = self._walk(lane)
-        return epoch * (self.length or 0) + row
 
     def _walk(self, lane: int) -> tuple[int, int]:
         """Return the next epoch and row of a stratum, and step past them."""
@@ -160,3 +164,84 @@ def _shuffled(seed: int, lane: int, epoch: int, count: int) -> list[int]:
     order = list(range(count))
     derived_rng(seed, "order", lane, epoch).shuffle(order)
     return order
+
+
+@dataclass(frozen=True)
+class Pick:
+    """What one group plays."""
+
+    environment: int
+    """Number of the environment in the mixture."""
+    position: int
+    """Place in its training order."""
+
+
+class Mixture:
+    """Draws what the groups of a step play.
+
+    Environments take turns by weight without chance, so every step holds each as evenly as its number of
+    groups allows.
+    """
+
+    def __init__(self, samplers: Sequence[ExampleSampler], weights: Sequence[float] = (1.0,)) -> None:
+        self.samplers = list(samplers)
+        self.weights = [weight / sum(weights) for weight in weights]
+        self._taken = [0] * len(self.samplers)
+
+    def draw(self, groups: int) -> list[Pick]:
+        """Return what the groups of a new step play."""
+        for sampler in self.samplers:
+            sampler.end_step()
+        picks = []
+        for _ in range(groups):
+            # The environment that is furthest behind its share has its turn.
+            total = sum(self._taken) + 1
+            behind = [share * total - taken for share, taken in zip(self.weights, self._taken, strict=True)]
+            number = behind.index(max(behind))
+            self._taken[number] += 1
+            picks.append(Pick(number, self.samplers[number].draw()))
+        return picks
+
+    def refill(self, environments: Sequence[int]) -> list[Pick]:
+        """Return what more groups of this step play, one for each environment named."""
+        return [Pick(number, self.samplers[number].draw()) for number in environments]
+
+    def observe(self, pick: Pick, rewards: Sequence[float]) -> None:
+        """Learn what a group's scored rollouts earned."""
+        self.samplers[pick.environment].observe(pick.position, rewards)
+
+    def state(self) -> dict[str, Any]:
+        """Return what a later `restore` needs, as JSON."""
+        return {"taken": list(self._taken), "samplers": [sampler.state() for sampler in self.samplers]}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Go on from where `state` was taken."""
+        self._taken = list(state["taken"])
+        for sampler, inner in zip(self.samplers, state["samplers"], strict=True):
+            sampler.restore(inner)
+
+
+SAMPLER = "sampler.json"
+
+
+class SamplerCheckpoint(TrainerCallback):  # type: ignore[misc]
+    """Writes what decides the next examples into every checkpoint, and goes on from what `begun` has.
+
+    `groups` is the number of groups of a step.
+    """
+
+    def __init__(self, mixture: Mixture, groups: int, begun: Path | None = None) -> None:
+        self.mixture = mixture
+        file = begun / SAMPLER if begun is not None else None
+        if file is not None and file.is_file():
+            mixture.restore(json.loads(file.read_bytes()))
+        else:
+            # A checkpoint without the file was made when examples came in their order only.
+            for _ in range(covered_steps(begun)):
+                mixture.draw(groups)
+
+    def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Write the state into the checkpoint that was just made."""
+        if args.process_index == 0:
+            file = Path(args.output_dir) / f"checkpoint-{state.global_step}" / SAMPLER
+            jsonl.write_whole(file, (json.dumps(self.mixture.state()) + "\n").encode())

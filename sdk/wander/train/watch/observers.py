@@ -13,8 +13,8 @@ from transformers import TrainerCallback
 
 from wander.errors import ConfigError
 from wander.train.config import AlertsSection, GRPOSettings, LoggingSection, OutputSection
-from wander.train.play.rollouts import Assignment, RolloutSource
 from wander.train.records.samples import append_samples, read_samples, write_samples
+from wander.train.rollouts.source import Assignment, RolloutSource
 from wander.train.trainer import StepLog, covered_steps
 from wander.train.watch.alerts import Alert, AlertWatch, write_alerts
 from wander.train.watch.trackers import Tracker, open_trackers, scalars

@@ -25,10 +25,10 @@ from wander.train.config import (
     StoppingSection,
 )
 from wander.train.grpo import train_grpo
-from wander.train.play.environments import EnvironmentOpener, PinSource
 from wander.train.records.reproduction import arithmetic, training_differences
 from wander.train.records.step_hash import STEPS, Part, StepHash, read_steps, weights_hash
-from wander.train.sft import Progress
+from wander.train.rollouts.environments import EnvironmentOpener, PinSource
+from wander.train.trainer import Progress
 from wander.types import Record
 from wander.wire import RunManifest
 

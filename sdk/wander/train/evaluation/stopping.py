@@ -17,8 +17,8 @@ from transformers import TrainerCallback
 from wander.errors import ConfigError
 from wander.train.config import StoppingSection
 from wander.train.data import OPERATORS, Condition
+from wander.train.evaluation.evaluator import CellEvaluation, measured
 from wander.train.records.outcome import Stopped
-from wander.train.schedule.evaluation import CellEvaluation, measured
 from wander.train.trainer import StepLog
 
 

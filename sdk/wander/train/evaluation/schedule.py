@@ -3,33 +3,27 @@
 from __future__ import annotations
 
 import contextlib
-import copy
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
 from typing import Any
 
-import torch
 from transformers import TrainerCallback
 
-from wander.models.loading import LoadedModel
 from wander.models.policy import PolicyClient
 from wander.train.config import GRPOSettings
-from wander.train.play.environments import EnvironmentOpener
-from wander.train.play.inference import save_policy
-from wander.train.processes import World
-from wander.train.records.outcome import BestCheckpoint, Outcome
-from wander.train.schedule.evaluation import (
+from wander.train.distributed import World
+from wander.train.evaluation.evaluator import (
     CellEvaluation,
     Evaluator,
     measured,
-    read_best,
     read_evaluations,
-    write_best,
     write_evaluations,
 )
-from wander.train.schedule.stopping import StoppingCallback
+from wander.train.evaluation.stopping import StoppingCallback
+from wander.train.records.outcome import BestCheckpoint, Outcome, read_best, write_best
+from wander.train.rollouts.environments import EnvironmentOpener
 from wander.train.trainer import StepLog, covered_steps
 
 SaveBest = Callable[[int, Path], str | None]
@@ -158,18 +152,3 @@ def scheduled(
         # An evaluation adds to the line that the log writes; stopping reads that line.
         before = [evaluation] if evaluation is not None else []
         yield Schedule([*before, log, stopping], stopping, evaluation)
-
-
-def save_copy(model: Any, loaded: LoadedModel, folder: Path) -> Path:
-    """Write the weights as they are in the middle of training; adapters are merged in a copy on the CPU.
-
-    Merging and taking apart again would change the last bits of the weights that go on learning.
-    """
-    if hasattr(model, "merge_and_unload"):
-        known: dict[int, Any] = {
-            id(tensor): torch.nn.Parameter(tensor.detach().cpu().clone(), requires_grad=tensor.requires_grad)
-            for tensor in model.parameters()
-        }
-        known |= {id(tensor): tensor.detach().cpu().clone() for tensor in model.buffers()}
-        model = copy.deepcopy(model, known)
-    return save_policy(model, loaded, folder)

@@ -10,13 +10,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import zip_longest
 from typing import Any
 
 from wander.errors import RunError
 from wander.train.config import GRPOSettings
-from wander.train.play.mixture import Mixture, Pick
-from wander.train.play.rollouts import Assignment, RolloutSource, StepRollouts, Trajectory
-from wander.train.play.sampler import ExampleSampler, has_signal
+from wander.train.rollouts.sampler import ExampleSampler, Mixture, Pick, has_signal
+from wander.train.rollouts.source import Assignment, RolloutSource, StepRollouts, Trajectory
 from wander.types import Example, Rollout
 
 Exchange = Callable[[list[Any]], list[Any]]
@@ -95,13 +95,17 @@ class StepPlayer:
         self.rank = rank
         self.exchange = exchange
 
-    def play(self, slots: Sequence[int]) -> PlayedStep:
-        """Play the groups in these slots of the next step; every process draws the same for all of them.
+    def draw(self, slots: Sequence[int]) -> list[Pick]:
+        """Draw the next step, every process the same, and return what the groups in these slots play."""
+        picks = self.mixture.draw(self.settings.batch.groups)
+        return [picks[slot] for slot in slots]
+
+    def play(self, picks: Sequence[Pick]) -> PlayedStep:
+        """Play groups of a step, and more in place of those that teach nothing.
 
         Raises `RunError` when every single rollout failed: then nothing can be learnt, and going on hides it.
         """
-        picks = self.mixture.draw(self.settings.batch.groups)
-        groups, call = self._play([picks[slot] for slot in slots])
+        groups, call = self._play(picks)
         step = PlayedStep(list(groups), list(groups), [], calls=[call])
         step.first_idle = len(self._idle(step))
         for _ in range(self.settings.data.refill_rounds):
@@ -218,3 +222,33 @@ def usable_reward(rollout: Rollout, trajectory: Trajectory | None) -> float | No
 
 def _assignments(pick: Pick, count: int) -> list[Assignment]:
     return [Assignment(pick.position, index, pick.environment) for index in range(count)]
+
+
+def merged_step(shares: Sequence[PlayedStep]) -> PlayedStep:
+    """Return the step of which each process played a share: groups in the order of their slots."""
+    if len(shares) == 1:
+        return shares[0]
+    rounds = zip_longest(*(share.calls for share in shares))
+    return PlayedStep(
+        groups=[group for share in shares for group in share.groups],
+        played=[group for share in shares for group in share.played],
+        rewards=[reward for share in shares for reward in share.rewards],
+        first_idle=sum(share.first_idle for share in shares),
+        refilled=sum(share.refilled for share in shares),
+        left_out=sum(share.left_out for share in shares),
+        calls=[_merged_round([call for call in calls if call is not None]) for calls in rounds],
+    )
+
+
+def _merged_round(calls: Sequence[StepRollouts]) -> StepRollouts:
+    tokens = sum(call.sampled_tokens for call in calls)
+    return StepRollouts(
+        rollouts=[rollout for call in calls for rollout in call.rollouts],
+        trajectories=[trajectory for call in calls for trajectory in call.trajectories],
+        # They play side by side, and wait for the slowest.
+        seconds=max(call.seconds for call in calls),
+        model_seconds=max(call.model_seconds for call in calls),
+        retried=sum(call.retried for call in calls),
+        sampled_tokens=tokens,
+        entropy=sum(call.entropy * call.sampled_tokens for call in calls) / tokens if tokens else 0.0,
+    )

@@ -1,0 +1,136 @@
+"""The policy's weights: adapters on them, their mean over the last steps, and how they are written."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import TrainerCallback
+
+from wander.errors import ConfigError
+from wander.models.engines.weights import whole_weights
+from wander.models.loading import LoadedModel
+from wander.models.quiet import quiet_libraries
+from wander.train.config import ModelSection
+from wander.train.distributed import is_beside_main, is_sharded
+from wander.train.trainer import replaced_folder
+
+
+def wrap_lora(model: Any, section: ModelSection) -> Any:
+    """Return the model with adapters as the settings say, or itself for rank 0.
+
+    `auto` asks the model for its linear layers, so each architecture's own names are found (LFM2: in_proj,
+    out_proj, w1, w2, w3 beside the projections of its attention); the output layer is never one of them.
+    """
+    if section.lora_rank == 0:
+        return model
+    from peft import LoraConfig, get_peft_model
+
+    adapters = LoraConfig(
+        r=section.lora_rank,
+        lora_alpha=section.lora_alpha or 4 * section.lora_rank,
+        target_modules="all-linear" if section.lora_targets == "auto" else list(section.lora_targets),
+        task_type="CAUSAL_LM",
+    )
+    try:
+        with quiet_libraries():
+            return get_peft_model(model, adapters)
+    except ValueError as error:
+        raise ConfigError(
+            f"`model.lora_targets`: {str(error).splitlines()[0]}", hint="`auto` finds the layers of any model"
+        ) from error
+
+
+MEAN = "mean.pt"
+
+
+class WeightMean(TrainerCallback):  # type: ignore[misc]
+    """Averages the trained weights over the last `steps` steps; each checkpoint has the mean so far.
+
+    What single steps added by chance is averaged out: every step moves a policy at random beside what it
+    learns, the more the fewer groups still disagree, and the mean over many steps moves much less. It takes
+    the policy's place after the last step, before anything evaluates or saves it; a run that ends before
+    keeps the weights that it has. Training itself is not changed.
+    """
+
+    def __init__(self, steps: int) -> None:
+        self.steps = steps
+        self.mean: dict[str, torch.Tensor] = {}
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Go on from the mean of the checkpoint that the run goes on from."""
+        if args.world_size > 1:
+            raise ConfigError(
+                "`algorithm.average_steps` needs a run in one process",
+                hint="leave it out, or start one process",
+            )
+        file = self._file(args, state)
+        if self._averaged(state) > 0 and file.is_file():
+            self.mean = torch.load(file, weights_only=True)
+
+    @torch.no_grad()
+    def on_step_end(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
+        """Add the weights after this step; after the last one the mean takes their place."""
+        count = self._averaged(state)
+        if count <= 0:
+            return
+        trained = {name: weight for name, weight in model.named_parameters() if weight.requires_grad}
+        for name, weight in trained.items():
+            if count == 1:
+                self.mean[name] = weight.detach().to("cpu", torch.float32, copy=True)
+            else:
+                self.mean[name] += (weight.detach().to("cpu", torch.float32) - self.mean[name]) / count
+            if state.global_step == state.max_steps:
+                weight.copy_(self.mean[name])
+
+    def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Write the mean so far into the checkpoint that was just made."""
+        if self.mean:
+            torch.save(self.mean, self._file(args, state))
+
+    def _averaged(self, state: Any) -> int:
+        """Return how many of the steps done so far are in the mean."""
+        return int(state.global_step - max(0, state.max_steps - self.steps))
+
+    def _file(self, args: Any, state: Any) -> Path:
+        return Path(args.output_dir) / f"checkpoint-{state.global_step}" / MEAN
+
+
+def save_model(model: Any, loaded: LoadedModel, folder: Path) -> Path:
+    """Write the model, adapters merged, with its tokenizer in Hugging Face form; whole or not at all."""
+    if hasattr(model, "merge_and_unload"):
+        model = model.merge_and_unload()
+    with replaced_folder(folder) as made:
+        model.save_pretrained(made)
+        loaded.tokenizer.save_pretrained(made)
+    return folder
+
+
+def save_policy(model: Any, loaded: LoadedModel, folder: Path) -> Path:
+    """Write the policy as every process sees it; a sharded one all of them gather, and the first writes."""
+    if not is_sharded(model):
+        return save_model(model, loaded, folder)
+    whole = {name: weight.to("cpu") for name, weight in whole_weights(model) if not is_beside_main()}
+    if is_beside_main():
+        return folder
+    with replaced_folder(folder) as made:
+        model.save_pretrained(made, state_dict=whole)
+        loaded.tokenizer.save_pretrained(made)
+    return folder
+
+
+def save_copy(model: Any, loaded: LoadedModel, folder: Path) -> Path:
+    """Write the weights as they are in the middle of training; adapters are merged in a copy on the CPU.
+
+    Merging and taking apart again would change the last bits of the weights that go on learning.
+    """
+    if hasattr(model, "merge_and_unload"):
+        known: dict[int, Any] = {
+            id(tensor): torch.nn.Parameter(tensor.detach().cpu().clone(), requires_grad=tensor.requires_grad)
+            for tensor in model.parameters()
+        }
+        known |= {id(tensor): tensor.detach().cpu().clone() for tensor in model.buffers()}
+        model = copy.deepcopy(model, known)
+    return save_policy(model, loaded, folder)
