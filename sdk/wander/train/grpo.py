@@ -57,7 +57,7 @@ from wander.train.distributed import (
 )
 from wander.train.engine import CurrentWeights, ServerOpener, attach, correction_arguments, opened_engine
 from wander.train.evaluation.schedule import BEST_MODEL, Listener, scheduled
-from wander.train.records.outcome import BestCheckpoint, Stopped, write_outcome
+from wander.train.records.outcome import BestCheckpoint, Outcome, Stopped, write_outcome
 from wander.train.records.record import METRICS, SavedByAll, TrainingRecord
 from wander.train.records.step_metrics import mean, rollout_metrics
 from wander.train.rollouts.environments import EnvironmentOpener, PinSource, choices_of
@@ -314,6 +314,23 @@ class GRPOResult:
     """Which weights lie in `best`, where it keeps them."""
 
 
+def result_of(folder: Path, log: StepLog, outcome: Outcome, seconds: float) -> GRPOResult:
+    """Return what the run in a folder made, as its metrics tell."""
+    rewards = [entry["reward"] for entry in log.entries if entry["reward"] is not None]
+    tenth = max(1, len(rewards) // 10)
+    return GRPOResult(
+        model=folder / "model",
+        steps=len(log.entries),
+        interrupted=not outcome.finished,
+        first_reward=mean(rewards[:tenth]),
+        final_reward=mean(rewards[-tenth:]),
+        rollouts=sum(int(entry.get("rollouts", 0)) for entry in log.entries),
+        seconds=seconds,
+        stopped=outcome.stopped,
+        best=outcome.best,
+    )
+
+
 def train_grpo(
     open_environment: EnvironmentOpener,
     settings: GRPOSettings,
@@ -331,16 +348,15 @@ def train_grpo(
     """Improve a model on an environment and write it to `folder/model`.
 
     `folder` becomes a run folder: manifest, metrics of every step, sample rollouts, learning curves. `pin`
-    tells, once the environment is open, how the manifest names it. With `resume` the run goes on from its
-    newest checkpoint, or that of the step `checkpoint`; what is not as it was begun with raises `RunError`,
-    or with `allow_changes` is recorded. `observers` are called after all else, `evaluated`
-    hear of every evaluation. `serve` starts a vLLM server where the settings want one and name none. Of
-    several processes the main one writes the folder and calls `observers`.
+    tells how the manifest names an open environment. `resume` goes on from the newest checkpoint, or that of
+    the step `checkpoint`; what differs from the beginning raises `RunError`, or is recorded
+    (`allow_changes`). `observers` are called after all else, `evaluated` hear of every evaluation. `serve`
+    starts a vLLM server where the settings want one and name none. Of several processes the main one writes
+    the folder and calls `observers`.
     """
     started = perf_counter()
     require_trackers(settings.logging.trackers)
-    section = settings.model
-    world = current_world(section.device)
+    section, world = settings.model, current_world(settings.model.device)
     loaded = world.together(lambda: load_model(section.path, device=section.device, dtype=section.dtype))
     torch.manual_seed(settings.schedule.seed)  # adapters begin with random numbers
     model = wrap_lora(loaded.model, section)
@@ -392,21 +408,9 @@ def train_grpo(
         if not interrupted:
             record.finish()
         write_outcome(own, outcome)
-    if world.is_main and not interrupted and settings.output.checkpoint_every == 0:
+    if world.is_main and outcome.finished and not settings.output.checkpoint_every:
         remove_checkpoints(folder)
-    rewards = [entry["reward"] for entry in log.entries if entry["reward"] is not None]
-    tenth = max(1, len(rewards) // 10)
-    return GRPOResult(
-        model=folder / "model",
-        steps=len(log.entries),
-        interrupted=interrupted,
-        first_reward=mean(rewards[:tenth]),
-        final_reward=mean(rewards[-tenth:]),
-        rollouts=sum(int(entry.get("rollouts", 0)) for entry in log.entries),
-        seconds=perf_counter() - started,
-        stopped=outcome.stopped,
-        best=outcome.best,
-    )
+    return result_of(folder, log, outcome, perf_counter() - started)
 
 
 def open_source(
