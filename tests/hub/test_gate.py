@@ -44,6 +44,7 @@ def test_a_bad_archive_is_refused_with_its_code(case):
     assert problem.detail.isprintable()
 
 
+@pytest.mark.full
 async def test_the_hub_answers_each_as_a_problem_and_keeps_nothing(hub):
     wrong = []
     for case in CORPUS:

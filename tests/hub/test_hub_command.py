@@ -62,6 +62,7 @@ def whoami(address: str, token: str) -> int:
     return httpx.get(f"{address}/api/v1/whoami", headers=headers, timeout=SECONDS).status_code
 
 
+@pytest.mark.full
 def test_a_second_hub_on_a_data_folder_is_refused_and_the_first_goes_on(tmp_path: Path) -> None:
     with serving(tmp_path / "data") as (process, address, _):
         second = run("serve", "--port", "0", "--data", str(tmp_path / "data"))

@@ -17,11 +17,14 @@ from sqlalchemy import func, select, text, update
 from wander_hub.database import Database, now
 from wander_hub.jobs import Job
 
-pytestmark = pytest.mark.parametrize(
-    ("database_kind", "dispatch"),
-    [("sqlite", "table"), ("postgresql", "table"), ("postgresql", "procrastinate")],
-    indirect=["database_kind"],
-)
+pytestmark = [
+    pytest.mark.full,
+    pytest.mark.parametrize(
+        ("database_kind", "dispatch"),
+        [("sqlite", "table"), ("postgresql", "table"), ("postgresql", "procrastinate")],
+        indirect=["database_kind"],
+    ),
+]
 
 LEASE_SECONDS = 2.0
 PATIENCE = 240

@@ -46,6 +46,7 @@ with database.write(HUB) as session:
 """
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("database_kind", "steps"),
     [("sqlite", ("rows", "pages", "commit")), ("postgresql", ("commit",))],

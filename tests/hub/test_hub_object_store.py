@@ -93,6 +93,7 @@ def test_an_address_of_a_private_file_is_good_for_a_minute_and_not_for_strangers
     assert httpx.get(answer.headers["location"].split("?")[0]).status_code == 403
 
 
+@pytest.mark.full
 def test_fsck_finds_and_mends_what_lies_in_a_bucket(remote, address, objects, make_wheel, monkeypatch):
     body = publish(remote, make_wheel(name="kept-safe"))
 
@@ -114,6 +115,7 @@ def test_fsck_finds_and_mends_what_lies_in_a_bucket(remote, address, objects, ma
     assert fsck().returncode == 0
 
 
+@pytest.mark.full
 async def test_a_store_that_does_not_answer_is_said(hub, make_wheel, objects, monkeypatch):
     for name, value in {**objects.variables, "AWS_SECRET_ACCESS_KEY": "wrong"}.items():
         monkeypatch.setenv(name, value)

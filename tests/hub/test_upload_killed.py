@@ -109,6 +109,7 @@ def version_files() -> dict[str, bytes]:
     return {WHEEL_NAME: wheel, SDIST_NAME: sdist, "pylock.toml": lock.encode()}
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("database_kind", ["sqlite", "postgresql"], indirect=True)
 async def test_a_killed_finalize_published_everything_or_nothing(hub, folder_alone):
     storage = hub.client._transport.app.state.storage
