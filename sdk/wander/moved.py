@@ -20,12 +20,29 @@ else:
     Loader = object  # `importlib.abc` loads two dozen modules, `tempfile` and `shutil` among them
 
 MOVED = {
+    "wander.answers": "wander.rubrics.boxed",
     "wander.clients.limiter": "wander.clients.rate_limit",
+    "wander.clients.policy": "wander.models.policy",
+    "wander.clients.response_cache": "wander.clients.cache",
+    "wander.clients.transformers": "wander.models.client",
     "wander.compat": "wander_compat",
     "wander.compat.taskset_harness": "wander_compat.tasksets.harness",  # exported task sets import it
+    "wander.envs.calls": "wander.rollout.calls",
+    "wander.envs.hooks": "wander.rollout.hooks",
+    "wander.envs.mcp_connection": "wander.envs.mcp.connection",
+    "wander.envs.stateful_tool": "wander.envs.tool.stateful",
+    "wander.envs.tool_schema": "wander.envs.tool.schema",
+    "wander.evals.agreement": "wander.evals.stats.agreement",
     "wander.evals.bootstrap": "wander.evals.stats.bootstrap",
+    "wander.evals.comparison": "wander.evals.stats.comparison",
+    "wander.evals.manifest": "wander.evals.store.manifest",
     "wander.evals.passes": "wander.evals.stats.pass_at_k",
+    "wander.evals.runner": "wander.evals.run.runner",
+    "wander.evals.statistics": "wander.evals.stats.summary",
     "wander.posting": "wander.wire.postings",
+    "wander.source_tree": "wander.wire.source_tree",
+    "wander.uploads": "wander.wire.uploads",
+    "wander.verification": "wander.wire.verification",
 }
 """New names by old ones. What lay below an old name lies below the new one, or has a row of its own."""
 

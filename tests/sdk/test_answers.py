@@ -8,8 +8,8 @@ import time
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from wander.boxed import boxed_answers, extract_boxed_answer, extract_hash_answer, extract_json_answer
 from wander.parsers import MaybeThinkParser
+from wander.rubrics.boxed import boxed_answers, extract_boxed_answer, extract_hash_answer, extract_json_answer
 
 MARKS = st.text(alphabet='\\{}[]"boxedf #`\n1a,:', max_size=60)
 JSON_VALUES = st.recursive(

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 
 import pytest
-from wander.garbage import fewer_collections
+from wander.rollout.garbage import fewer_collections
 
 
 @pytest.fixture(autouse=True)

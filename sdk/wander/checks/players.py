@@ -12,12 +12,12 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from wander.boxed import extract_boxed_answer
 from wander.clients.base import Client, ModelRequest, ModelResponse
 from wander.clients.scripted import Reply, Script, ScriptedClient
 from wander.environment import Environment
 from wander.errors import ModelError
 from wander.parsers import Parser, XMLParser, message_text
+from wander.rubrics.boxed import extract_boxed_answer
 from wander.types import Example, Messages
 
 MOST_TURNS = 64

@@ -25,8 +25,8 @@ from wander.clients.base import Client
 from wander.clients.replay import ReplayClient
 from wander.clients.transcript import TranscriptClient
 from wander.errors import NotRecorded, RunError
-from wander.garbage import fewer_collections
 from wander.handle import EnvironmentHandle
+from wander.rollout.garbage import fewer_collections
 from wander.seeding import derived_rng
 from wander.types import Example, Rollout, task_set_digest
 from wander.wire import RunManifest

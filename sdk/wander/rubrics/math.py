@@ -18,9 +18,9 @@ from contextlib import suppress
 from functools import partial
 from typing import Any
 
-from wander.boxed import extract_boxed_answer
 from wander.errors import MissingExtra, RubricError
 from wander.parsers import MaybeThinkParser, Parser
+from wander.rubrics.boxed import extract_boxed_answer
 from wander.rubrics.rubric import Rubric
 from wander.types import Messages
 

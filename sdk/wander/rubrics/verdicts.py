@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from wander.boxed import extract_json_answer
 from wander.parsers import tagged
+from wander.rubrics.boxed import extract_json_answer
 
 VerdictReader = Callable[[str], float]
 

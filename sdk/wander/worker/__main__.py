@@ -25,7 +25,7 @@ from typing import Any
 from websockets.asyncio.client import unix_connect
 
 from wander.errors import WanderError
-from wander.garbage import fewer_collections
+from wander.rollout.garbage import fewer_collections
 from wander.worker.channel import OPTIONS, Channel
 from wander.worker.child.guard import keep_from_children, take_no_interrupts
 from wander.worker.child.service import Service, load

@@ -28,8 +28,8 @@ from wander.evals.run.stopping import FailureWatch, StopRequest
 from wander.evals.stats.summary import RunningSummary, summarise
 from wander.evals.store.folder import RunFolder, run_folder
 from wander.evals.store.manifest import model_pin, new_manifest
-from wander.garbage import fewer_collections
 from wander.handle import EnvironmentHandle
+from wander.rollout.garbage import fewer_collections
 from wander.types import Example, Failure, Rollout, Usage
 from wander.wire import EndpointUse, EnvironmentPin, RunManifest, RunSummary
 

@@ -16,9 +16,9 @@ from dataclasses import dataclass, replace
 from time import perf_counter
 from typing import Any, TypeVar
 
-from wander.garbage import fewer_collections
 from wander.handle import EnvironmentHandle
 from wander.models.policy import PolicyClient
+from wander.rollout.garbage import fewer_collections
 from wander.seeding import derived_rng, derived_seed
 from wander.train.rollouts.environments import EnvironmentChoice, EnvironmentOpener, require_distinct
 from wander.types import EnvironmentInfo, Example, Rollout, SamplingArgs, TurnTokens
