@@ -99,7 +99,7 @@ def test_strata_and_shuffle_choose_the_examples(wander: Wander, folder: Path, ho
     manifest = json.loads((Path(shuffled.data["run_dir"]) / "run.json").read_text())
     assert manifest["choice"] == "shuffled"
     refused = wander("eval", "--resume", shuffled.data["run_dir"], "--strata", "--json")
-    assert refused.json["error"]["detail"] == "`--strata`: the run was begun without it"
+    assert refused.json["error"]["detail"] == "`--strata`: the run was started without it"
 
 
 def test_a_judge_is_named_by_options(wander: Wander, folder: Path) -> None:

@@ -10,8 +10,9 @@ import typer
 from command_line import Result, Wander
 from wander_client.commands.run.eval import app
 from wander_client.errors import UsageError
-from wander_client.evaluate.evaluation import EvaluationSettings, stored_settings
-from wander_client.evaluate.resume import changed_files, continued, source_digests
+from wander_client.evaluate.evaluation import stored_settings
+from wander_client.evaluate.settings import EvaluationSettings, resume_settings
+from wander_client.evaluate.sources import changed_files, source_digests
 from wander_client.terminal.command import typed_options
 
 Resume = Callable[..., Result]
@@ -44,12 +45,12 @@ def resume(wander: Wander, run_dir: Path) -> Resume:
         (["--seed", "7"], "`--seed 7`: the run has `--seed 0`"),
         (["--split", "train"], "`--split train`: the run has `--split eval`"),
         (["-t", "1"], "`-t 1.0`: the run has `-t 0.5`"),
-        (["--top-p", "0.9"], "`--top-p 0.9`: the run was begun without it"),
-        (["--max-tokens", "9"], "`--max-tokens 9`: the run was begun without it"),
-        (["--sampling", '{"min_p": 0.2}'], "`min_p` of `--sampling` is 0.2: the run has `min_p=0.1`"),
+        (["--top-p", "0.9"], "`--top-p 0.9`: the run was started without it"),
+        (["--max-tokens", "9"], "`--max-tokens 9`: the run was started without it"),
+        (["--sampling", '{"min_p": 0.2}'], "`--sampling min_p=0.2`: the run has `--sampling min_p=0.1`"),
         (["-m", SOLVER], f"`-m {SOLVER}`: the run has `-m scripted:say_env:breaks_on_three`"),
         (["-a", "size=7"], "`-a size=7`: the run has `-a size=6`"),
-        (["--args", '{"speed": 1}'], "`-a speed=1`: the run was begun without it"),
+        (["--args", '{"speed": 1}'], "`-a speed=1`: the run was started without it"),
         (["--out", "elsewhere"], "`--out elsewhere`: the run lies in"),
         (["."], "environment `.`: the run has"),
     ],
@@ -61,7 +62,7 @@ def test_an_option_that_contradicts_the_run_is_refused_by_its_name(
     with command.make_context("wander eval", [*words, "--resume", str(run_dir)]) as context:
         typed = typed_options(context)
     with pytest.raises(UsageError) as refused:
-        continued(stored_settings(run_dir), typed, run_dir, "wander eval --resume mine")
+        resume_settings(stored_settings(run_dir), typed, run_dir, "wander eval --resume mine")
     assert said in (refused.value.detail or "")
     assert "wander eval --resume mine" in (refused.value.hint or "")
 
@@ -91,11 +92,11 @@ def test_a_version_need_not_be_repeated() -> None:
     stored = EvaluationSettings(environment="acme/say@0.1.0", model="hf:a/b")
     run_dir = Path("mine")
     for environment in ("acme/say", "acme/say@0.1.0", "acme/say@latest", "acme/Say"):
-        settings = continued(stored, {"environment": environment, "model": ["a/b"]}, run_dir, "")
+        settings = resume_settings(stored, {"environment": environment, "model": ["a/b"]}, run_dir, "")
         assert settings == stored
     for environment in ("acme/say@0.2.0", "other/say", "."):
         with pytest.raises(UsageError):
-            continued(stored, {"environment": environment}, run_dir, "")
+            resume_settings(stored, {"environment": environment}, run_dir, "")
 
 
 def test_changed_code_is_told_and_allowed_by_an_option(resume: Resume, folder: Path) -> None:

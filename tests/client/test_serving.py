@@ -153,7 +153,7 @@ def test_a_missing_vllm_is_told_with_what_to_install(
     [
         (("--serve", "sglang"), "`--serve sglang` is unknown"),
         (("--serve", "vllm", "-b", "http://x/v1"), "`-b` names one that runs"),
-        (("--serve-arg=--x",), "`--serve-arg` is for a server"),
+        (("--serve-arg=--x",), "`--serve-arg` needs `--serve`"),
     ],
 )
 def test_what_makes_no_sense_is_refused(

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from command_line import Wander
-from wander_client.context import CommonOptions, Invocation, set_current
-from wander_client.evaluate.evaluation import EvaluationSettings
+from wander_client.evaluate.settings import EvaluationSettings
+from wander_client.settings import load_settings
 from wander_client.suites.file import read_suite
-from wander_client.terminal.output import Output
 
 STORED = Path(__file__).parent / "stored"
 
@@ -26,14 +24,6 @@ def stored(home: Path) -> Path:
         if path.suffix in (".json", ".toml"):
             path.write_text(path.read_text().replace("@HOME@", str(home)))
     return home
-
-
-@pytest.fixture
-def running(home: Path) -> Iterator[None]:
-    """What `main` sets up around a command."""
-    set_current(Invocation(CommonOptions(None, "never", False, None, False), Output("json"), None))
-    yield
-    set_current(None)
 
 
 def test_a_stopped_run_plays_what_is_missing(wander: Wander, stored: Path) -> None:
@@ -78,16 +68,16 @@ def test_a_stopped_suite_plays_what_is_missing(wander: Wander, stored: Path) -> 
     assert [each["summary"]["rollouts"] for each in result.data["runs"]] == [4, 4, 8]
 
 
-def test_a_suite_finds_its_runs_by_the_names_that_they_had(stored: Path, running: None) -> None:
+def test_a_suite_finds_its_runs_by_the_names_that_they_had(stored: Path) -> None:
     """They are made from the settings that change a rollout, the place of the environment included."""
     file = stored / "stopped.toml"
     file.write_text(file.read_text().replace("./say-env", "/tmp/mk/home/say-env"))
-    found = {each.folder for each in read_suite(file).planned}
+    found = {each.folder for each in read_suite(file, load_settings()).planned}
     assert found == {path.name for path in (stored / "suite").iterdir() if path.is_dir()}
 
 
-def test_every_key_of_a_suite_means_what_it_meant(running: None) -> None:
-    suite = read_suite(STORED / "every_key.toml")
+def test_every_key_of_a_suite_means_what_it_meant(home: Path) -> None:
+    suite = read_suite(STORED / "every_key.toml", load_settings())
     expected = json.loads((STORED / "every_key.json").read_text())
     planned = expected.pop("planned")
     assert expected == {name: getattr(suite, name) for name in expected}

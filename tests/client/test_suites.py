@@ -9,25 +9,15 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from chat_endpoint import chat_endpoint
 from command_line import Result, Wander
-from wander_client.context import CommonOptions, Invocation, set_current
+from wander_client.settings import load_settings
 from wander_client.suites.file import read_suite
-from wander_client.terminal.output import Output
 
 SOLVER, WRONG, BREAKS = (f"scripted:say_env:{name}" for name in ("solver", "wrong", "breaks_on_three"))
-
-
-@pytest.fixture
-def running(home: Path) -> Iterator[None]:
-    """What `main` sets up around a command."""
-    set_current(Invocation(CommonOptions(None, "never", False, None, False), Output("json"), None))
-    yield
-    set_current(None)
 
 
 def write(home: Path, text: str) -> Path:
@@ -93,9 +83,7 @@ def test_a_fault_is_told_with_its_key_before_anything_plays(
     assert not (home / "runs").exists()
 
 
-def test_lists_stand_for_every_combination_and_entries_win_over_models_over_defaults(
-    home: Path, running: None
-) -> None:
+def test_lists_stand_for_every_combination_and_entries_win_over_models_over_defaults(home: Path) -> None:
     suite = read_suite(
         write(
             home,
@@ -118,7 +106,8 @@ def test_lists_stand_for_every_combination_and_entries_win_over_models_over_defa
             arguments = { size = 3 }
             judge_model = "j"
             """,
-        )
+        ),
+        load_settings(),
     )
     assert len(suite.planned) == len({each.folder for each in suite.planned}) == 16
     first, last = suite.planned[0].settings, suite.planned[-1].settings
@@ -135,13 +124,13 @@ def test_lists_stand_for_every_combination_and_entries_win_over_models_over_defa
     assert suite.planned[0].name == "acme/one a temperature=0.0 seed=1"
 
 
-def test_an_endpoint_may_move_and_two_of_one_model_have_names(home: Path, running: None) -> None:
+def test_an_endpoint_may_move_and_two_of_one_model_have_names(home: Path) -> None:
     def folders(one: str, other: str) -> list[str]:
         models = (
             f'[models.x]\nmodel = "m"\nbase_url = "{one}"\n[models.y]\nmodel = "m"\nbase_url = "{other}"\n'
         )
         text = f'{models}[[eval]]\nenvironment = "acme/one"\nmodel = ["x", "y"]\n'
-        return [each.folder for each in read_suite(write(home, text)).planned]
+        return [each.folder for each in read_suite(write(home, text), load_settings()).planned]
 
     before = folders("http://a/v1", "http://b/v1")
     assert len(set(before)) == 2
@@ -241,9 +230,9 @@ def test_options_that_stand_in_the_file_are_refused_beside_it(
 ) -> None:
     file = write(home, one())
     result = wander("eval", str(file), "-n", "3", "--json")
-    assert result.json["error"]["message"] == "`--num-examples` stands in the suite's file, not beside it"
+    assert result.json["error"]["message"] == "`-n` belongs in the suite's file, not beside it"
     argument = wander("eval", str(file), "-a", "size=3", "--json").json["error"]["message"]
-    assert argument == "`-a` stands in the suite's file, not beside it"
+    assert argument == "`-a` belongs in the suite's file, not beside it"
     failed = wander("eval", str(file), "--resume", "x", "--only-failed", "--json").json["error"]["message"]
     assert failed == "`--only-failed` is for one run"
     assert wander("eval", str(file), "--resume", "--json").json["error"]["code"] == "no_suite"

@@ -252,7 +252,10 @@ async def _start_workers(
     log_path.parent.mkdir(parents=True, exist_ok=True)
     return await WorkerEnvironment.start(
         location.python,
-        workers.target(location),
+        # On another machine, exactly the version that is pinned here.
+        f"{location.target}@{location.installed.record.version}"
+        if workers.addresses and location.installed is not None
+        else location.target,
         arguments=arguments,
         path=location.folder,
         environ=pass_environ,

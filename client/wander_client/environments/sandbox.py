@@ -13,16 +13,14 @@ from wander_client.errors import UsageError
 if TYPE_CHECKING:
     from wander.sandbox import SandboxPolicy
 
-SandboxFlag = Annotated[
-    bool | None, typer.Option("--sandbox/--no-sandbox", help="confine the environment (Linux)")
-]
-SandboxLimits = Annotated[
-    list[str] | None, typer.Option("--sandbox-limit", help="KEY=VALUE: memory=2G, rollout=60, read=/data...")
-]
+SANDBOX = ("--sandbox/--no-sandbox", "confine the environment (Linux)")
+SANDBOX_LIMIT = ("--sandbox-limit", "KEY=VALUE: memory=2G, rollout=60, read=/data...")
+SandboxFlag = Annotated[bool | None, typer.Option(SANDBOX[0], help=SANDBOX[1])]
+SandboxLimits = Annotated[list[str] | None, typer.Option(SANDBOX_LIMIT[0], help=SANDBOX_LIMIT[1])]
 
 
 def chosen_policy(sandbox: bool | None, limits: list[str] | None) -> SandboxPolicy | None:
-    """Return the limits of the sandbox, or None for none; raises `ConfigError` for a limit that is none.
+    """Return the limits of the sandbox, or None for none; raises `ConfigError` if a limit is not valid.
 
     A limit asks for the sandbox; else `sandbox = true` in the settings file does, unless `--no-sandbox`.
     """

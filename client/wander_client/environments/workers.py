@@ -1,11 +1,11 @@
-"""In how many processes an environment runs, and on which machines: options of the command line."""
+"""In how many processes an environment runs, and on which machines."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING
 
 import typer
 
@@ -15,15 +15,14 @@ if TYPE_CHECKING:
     from wander.sandbox import SandboxPolicy
     from wander.worker.address import WorkerAddress
 
-    from wander_client.environments.location import Location
-
 AUTOMATIC = 0
 """As a number of workers: one for 256 rollouts at once, at most one a core."""
 MOST_WORKERS = 256
 """Each is a process; a machine that bears more is rare, and a slip of the finger is not."""
 
 
-def _count(word: str) -> int:
+def read_worker_count(word: str) -> int:
+    """Return a number of workers as the command line has it: `auto`, or a number."""
     if word == "auto":
         return AUTOMATIC
     if not word.isdigit() or not 1 <= int(word) <= MOST_WORKERS:
@@ -31,22 +30,9 @@ def _count(word: str) -> int:
     return int(word)
 
 
-def _absolute(word: str) -> str:
+def absolute_path(word: str) -> str:
+    """Return the path that a word names, to hold in any folder."""
     return str(Path(word).expanduser().resolve())
-
-
-WorkerCount = Annotated[
-    int, typer.Option("--workers", metavar="N|auto", parser=_count, help="processes of the environment")
-]
-WorkerAddresses = Annotated[
-    list[str] | None, typer.Option("--worker", metavar="tcp://HOST:PORT", help="a `wander worker` elsewhere")
-]
-TokenFile = Annotated[
-    str | None, typer.Option("--worker-token-file", parser=_absolute, help="holds the token of `--worker`")
-]
-RolloutTimeout = Annotated[
-    float | None, typer.Option(min=0.001, metavar="SECONDS", help="after which a rollout has failed")
-]
 
 
 @dataclass(frozen=True)
@@ -74,14 +60,8 @@ class WorkerChoice:
                     hint="`wander worker --help` tells what can be said there",
                 )
 
-    def target(self, location: Location) -> str:
-        """Return what the workers load: on another machine, exactly the version that is pinned here."""
-        if not self.addresses or location.installed is None:
-            return location.target
-        return f"{location.target}@{location.installed.record.version}"
 
-
-def chosen_workers(
+def choose_workers(
     count: int,
     addresses: Iterable[str],
     token_file: str | None,
@@ -104,15 +84,3 @@ def chosen_workers(
     if count < len(found):
         raise UsageError(f"`--workers {count}` is fewer than the {len(found)} of `--worker`")
     return WorkerChoice(count, found, rollout_timeout)
-
-
-def worker_fields(
-    count: int, addresses: list[str] | None, token_file: str | None, rollout_timeout: float | None
-) -> dict[str, Any]:
-    """Return the fields of `EvaluationSettings` that these options stand for."""
-    return {
-        "workers": count,
-        "worker_addresses": addresses or [],
-        "worker_token_file": token_file,
-        "rollout_timeout": rollout_timeout,
-    }

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import re
 import secrets
 import shlex
@@ -15,28 +14,24 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
-from pydantic import Field, ValidationError
-from wander.sandbox import SandboxPolicy
-from wander.types import Record, SamplingArgs
-from wander.wire import TokenPrices
+from pydantic import ValidationError
 
 from wander_client.context import current
 from wander_client.environments.location import Location, locate, open_environment
 from wander_client.environments.replay import begun_location
-from wander_client.environments.workers import WorkerChoice, chosen_workers
 from wander_client.errors import ClientError, Interrupted, NotFound, Unavailable, UsageError
+from wander_client.evaluate.settings import EvaluationSettings
+from wander_client.evaluate.sources import changed_files, environment_changed, source_digests
 from wander_client.models.pool import ModelPool
-from wander_client.models.reference import KEY_VARIABLE, require_model, require_servable
-from wander_client.models.server import ServeChoice
+from wander_client.models.reference import require_model, require_servable
 from wander_client.names import looks_like_path
 from wander_client.runs.lookup import require_kind
 
 if TYPE_CHECKING:
     from wander.clients.base import Client
     from wander.evals.run.budget import Share
-    from wander.evals.run.plan import EvaluationPlan
     from wander.evals.run.runner import EvaluationResult, Progress
     from wander.evals.run.stopping import StopRequest
     from wander.types import EnvironmentInfo
@@ -49,101 +44,6 @@ LOG_FILE = "environment.log"
 """What the environment printed."""
 SERVER_LOG_FILE = "server.log"
 """What a server that was started for the run printed."""
-
-
-class EvaluationSettings(Record):
-    """What `wander eval` was asked for."""
-
-    environment: str
-    """`owner/name@version`, exact, or the absolute path of a folder."""
-    model: str
-    base_url: str | None = None
-    key_variable: str = KEY_VARIABLE
-    arguments: dict[str, Any] = Field(default_factory=dict)
-    num_examples: int | None = 20
-    """None means all of the split."""
-    rollouts_per_example: int = 1
-    strata: bool = False
-    """Examples evenly from the strata that the environment declares."""
-    shuffle: bool = False
-    concurrency: int = 32
-    """Model calls in flight."""
-    max_rollouts: int | None = None
-    split: Literal["train", "eval"] = "eval"
-    seed: int = 0
-    sampling: SamplingArgs = Field(default_factory=SamplingArgs)
-    budget_tokens: int | None = None
-    budget_usd: float | None = None
-    prices: TokenPrices | None = None
-    cache: bool = False
-    """Keep the answers of endpoints, and answer from what is kept."""
-    call_timeout: float | None = None
-    """Seconds that one model call may take."""
-    serve: Literal["vllm"] | None = None
-    """Serve the model meanwhile."""
-    serve_args: list[str] = Field(default_factory=list)
-    serve_python: str | None = None
-    serve_timeout: float = 900.0
-    in_process: bool = False
-    pass_environ: list[str] = Field(default_factory=list)
-    """Names of the variables that the environment may see."""
-    sandbox: SandboxPolicy | None = None
-    """The limits of the sandbox that it runs in; None means in none."""
-    workers: int = 0
-    """Processes that play it; 0 means as many as suit the rollouts at once."""
-    worker_addresses: list[str] = Field(default_factory=list)
-    """Where they listen on other machines; empty starts them here."""
-    worker_token_file: str | None = None
-    rollout_timeout: float | None = None
-    """Seconds after which a rollout has failed."""
-    device: str | None = None
-    exhaustive: bool = False
-    """Walk every line of the environment's choices instead of playing examples."""
-    max_lines: int = 100_000
-    """Where such a walk ends."""
-    no_lock: bool = False
-    """With the packages of now, not those of the version's lock."""
-    rerun_of: str | None = None
-    """The run that is repeated."""
-    environment_files: dict[str, str] | None = None
-    """Digests of the files of a folder's environment; None in runs of a published one, and in older runs."""
-
-    def chosen_workers(self) -> WorkerChoice:
-        """Return the processes that play the environment."""
-        return chosen_workers(
-            self.workers,
-            self.worker_addresses,
-            self.worker_token_file,
-            self.rollout_timeout,
-            at_once=self.max_rollouts or 2 * self.concurrency,
-        )
-
-    def serve_choice(self) -> ServeChoice:
-        """Return with what the model is served."""
-        return ServeChoice(
-            self.serve or "vllm", tuple(self.serve_args), self.serve_python, self.serve_timeout
-        )
-
-    def plan(self, *, only_failed: bool = False, share: Share | None = None) -> EvaluationPlan:
-        """Return the plan for the evaluator."""
-        from wander.evals.run.budget import Budget
-        from wander.evals.run.plan import EvaluationPlan
-
-        return EvaluationPlan(
-            num_examples=self.num_examples,
-            rollouts_per_example=self.rollouts_per_example,
-            split=self.split,
-            seed=self.seed,
-            sampling=self.sampling,
-            concurrency=self.concurrency,
-            max_rollouts=self.max_rollouts,
-            strata=self.strata,
-            shuffle=self.shuffle,
-            budget=Budget(self.budget_tokens, self.budget_usd, self.prices),
-            share=share,
-            only_failed=only_failed,
-            rerun_of=self.rerun_of,
-        )
 
 
 def stored_settings(run_dir: Path) -> EvaluationSettings:
@@ -161,7 +61,7 @@ def stored_settings(run_dir: Path) -> EvaluationSettings:
         raise ClientError(f"`{path}` was changed and cannot be read", detail=str(error)) from error
 
 
-def settled(settings: EvaluationSettings, begun: Path | None = None) -> tuple[EvaluationSettings, Location]:
+def settle(settings: EvaluationSettings, begun: Path | None = None) -> tuple[EvaluationSettings, Location]:
     """Make the settings independent of the folder they were typed in and of newer versions.
 
     `begun` is the folder of a run that goes on.
@@ -253,8 +153,6 @@ async def begun_evaluation(
     """Yield the loaded environment, the model and what stops them, the settings written to the folder."""
     from wander.evals.run.stopping import StopRequest
 
-    from wander_client.evaluate.resume import source_digests
-
     logs = current().settings.cache_dir / "logs"
     log_path, server_log = logs / f"{run_dir.name}.log", logs / f"{run_dir.name}.server.log"
     require_settings(settings)
@@ -301,7 +199,7 @@ def opened(
         pass_environ=settings.pass_environ,
         log_path=log_path,
         sandbox=settings.sandbox,
-        workers=settings.chosen_workers(),
+        workers=settings.choose_workers(),
     )
 
 
@@ -333,8 +231,6 @@ async def _require_same_environment(
     from wander.evals.run.plan import planned_examples
     from wander.evals.store.folder import RunFolder
     from wander.types import task_set_digest
-
-    from wander_client.evaluate.resume import changed_files, environment_changed, source_digests
 
     folder = environment.location.folder
     if folder is None or settings.environment_files is None or not (run_dir / "run.json").exists():
@@ -437,27 +333,6 @@ def more_budget(result: EvaluationResult) -> str:
     if spending.budget_usd is not None and (spending.usd or 0.0) >= spending.budget_usd:
         command += f" --budget-usd {2 * (spending.usd or 0.0):.4g}"
     return command
-
-
-def sampling_of(given: dict[str, Any], extra: str | None) -> SamplingArgs:
-    """Return sampling arguments from options and a JSON object of further ones."""
-    more: Any = {}
-    if extra:
-        try:
-            more = json.loads(extra)
-        except ValueError as error:
-            raise UsageError(f"`--sampling` is no JSON: {error}") from error
-        if not isinstance(more, dict):
-            raise UsageError("`--sampling` is no JSON object", hint="write `--sampling '{\"min_p\": 0.1}'`")
-    try:
-        return SamplingArgs(**{**more, **{key: value for key, value in given.items() if value is not None}})
-    except ValidationError as error:
-        first = error.errors()[0]
-        name = ".".join(str(part) for part in first["loc"])
-        raise UsageError(
-            f"sampling argument `{name}`: {first['msg'].lower()}",
-            hint="`wander eval --help` lists the usual ones; others go to the endpoint as they are",
-        ) from error
 
 
 def _short(model: str) -> str:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from wander.evals.exhaustive import LineCount, WalkProgress, WalkResult
     from wander.types import Rollout
 
-    from wander_client.evaluate.evaluation import EvaluationSettings
+    from wander_client.evaluate.settings import EvaluationSettings
     from wander_client.terminal.output import Progress
 
 SHOWN = 20

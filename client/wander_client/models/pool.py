@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from wander.clients.rate_limit import CallLimiter
 
     from wander_client.environments.location import Location
-    from wander_client.evaluate.evaluation import EvaluationSettings
+    from wander_client.evaluate.settings import EvaluationSettings
 
 CACHE_FILE = "responses.sqlite"
 

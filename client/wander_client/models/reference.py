@@ -20,7 +20,6 @@ from wander_client.terminal.suggestions import did_you_mean
 
 if TYPE_CHECKING:
     from wander.clients.base import Client
-    from wander.wire import TokenPrices
 
     from wander_client.environments.location import Location
 
@@ -187,41 +186,9 @@ def servable(spec: str) -> str:
     return name
 
 
-def priced(word: str | None, model: str) -> TokenPrices | None:
-    """Return a model's prices: as typed (`0.15/0.60`), else from `[prices]` of the settings file."""
-    from pydantic import ValidationError
-    from wander.wire import TokenPrices
-
-    if word is None:
-        kept = current().settings.prices.get(model)
-        if kept is None:
-            return None
-        try:
-            return TokenPrices.model_validate(kept)
-        except ValidationError:
-            raise UsageError(
-                f"`prices.{model}` of the settings file is no price",
-                hint=f'write `"{model}" = {{ prompt = 0.15, completion = 0.60 }}`, in USD per million tokens',
-            ) from None
-    try:
-        prompt, completion = (float(part) for part in word.split("/"))
-        return TokenPrices(prompt=prompt, completion=completion)
-    except ValueError:
-        raise UsageError(
-            f"`--price {word}` is no price", hint="write it as `--price 0.15/0.60`, USD per million tokens"
-        ) from None
-
-
 def _scripted(spec: str, location: Location | None) -> Client:
     if location is None:
         raise UsageError("a scripted model needs its environment", hint="name the environment first")
     from wander_client.models.scripted import ScriptedProcessClient
 
     return ScriptedProcessClient(spec, location)
-
-
-def scripted_path(location: Location) -> list[str]:
-    """Return the folders in which a folder's own modules are found."""
-    if location.folder is None:
-        return []
-    return [str(place) for place in (location.folder, location.folder / "src") if place.is_dir()]

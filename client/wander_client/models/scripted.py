@@ -19,7 +19,6 @@ from wander.errors import ModelError
 from wander_client.environments.location import Location
 from wander_client.errors import NotFound, UsageError
 from wander_client.models import scripted_host
-from wander_client.models.reference import scripted_path
 
 _LINE_LIMIT = 64 * 1024 * 1024
 """Bytes of one message; conversations are resent whole every turn."""
@@ -90,11 +89,13 @@ class ScriptedProcessClient(Client):
 
     async def _start(self) -> None:
         environ = {name: os.environ[name] for name in _KEPT_VARIABLES if name in os.environ}
+        folder = self._location.folder
+        modules = () if folder is None else (folder, folder / "src")
         self._process = await asyncio.create_subprocess_exec(
             str(self._location.python),
             str(Path(scripted_host.__file__)),
             self.model,
-            *scripted_path(self._location),
+            *(str(place) for place in modules if place.is_dir()),
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             env={**environ, "PYTHONUNBUFFERED": "1"},

@@ -28,6 +28,8 @@ from wander_client.context import current
 from wander_client.errors import ClientError, Unavailable
 from wander_client.terminal.output import Progress
 
+START_SECONDS = 900.0
+"""How long a server may take to start, unless said."""
 _LOOK_SECONDS = 0.25
 _ENGINE = "vllm.entrypoints.openai.api_server"
 _LOG_LINES = 20
@@ -49,7 +51,7 @@ class ServeChoice:
     """Further ones of its command line."""
     python: str | None = None
     """The Python that has vLLM; None means `serve_python` of the settings, else this one."""
-    timeout: float = 900.0
+    timeout: float = START_SECONDS
     """Seconds that it may take to start."""
     environment: tuple[tuple[str, str], ...] = ()
     """Variables added to its environment."""

@@ -10,7 +10,7 @@ from wander_client.models.reference import is_local_model
 if TYPE_CHECKING:
     from wander.evals.run.budget import SharedBudget
 
-    from wander_client.evaluate.evaluation import EvaluationSettings
+    from wander_client.evaluate.settings import EvaluationSettings
     from wander_client.suites.file import Suite
     from wander_client.suites.play import Ready
 

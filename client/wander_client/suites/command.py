@@ -6,6 +6,7 @@ import asyncio
 import re
 import secrets
 import shlex
+from collections.abc import Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -13,8 +14,15 @@ from typing import TYPE_CHECKING, Any
 
 from wander_client.context import current
 from wander_client.errors import FAILED, OK, PARTIAL, Interrupted, UsageError
-from wander_client.evaluate.evaluation import EvaluationSettings, opened, require_settings
-from wander_client.evaluate.options import NEWEST
+from wander_client.evaluate.evaluation import opened, require_settings
+from wander_client.evaluate.schema import BESIDE, FILE, options_in
+from wander_client.evaluate.settings import (
+    NEWEST,
+    CommandFlags,
+    EvaluationSettings,
+    require_needed,
+    settings_for,
+)
 from wander_client.suites.budget import more_budget, shared_budget, spending_of
 from wander_client.suites.file import Suite, distinct, planned_run, read_suite
 from wander_client.suites.play import (
@@ -35,36 +43,28 @@ if TYPE_CHECKING:
     from wander.types import Example
 
     from wander_client.environments.location import Location, OpenedEnvironment
-    from wander_client.evaluate.options import EvalOptions
+    from wander_client.settings import Settings
     from wander_client.terminal.output import Cell
 
-_WITH_A_FILE = {
-    *("environment", "out", "resume", "dry_run", "allow_changed_code", "fail_under", "only_failed"),
-    *("budget_tokens", "budget_usd"),
-}
-"""What may be said beside a suite's file: the rest stands in it."""
-_OPTIONS = {"argument": "-a", "all_examples": "--all", "worker": "--worker"}
-"""Options that are called otherwise than their parameter."""
 
-
-def is_suite(options: EvalOptions) -> bool:
+def is_suite(said: Mapping[str, Any], flags: CommandFlags) -> bool:
     """Tell whether the command line means a suite."""
-    if options.resume is not None and (options.resume / SUITE_FILE).is_file():
+    if flags.resume is not None and (flags.resume / SUITE_FILE).is_file():
         return True
-    file = options.environment is not None and options.environment.endswith(".toml")
-    return file or (options.resume is None and len(options.model or []) > 1)
+    file = said.get("environment", "").endswith(".toml")
+    return file or (flags.resume is None and len(said.get("model", [])) > 1)
 
 
-def play(options: EvalOptions, typed: dict[str, Any]) -> int:
+def play(said: dict[str, Any], flags: CommandFlags) -> int:
     """Play the suite of a command line, or go on with it, and report."""
     output = current().output
-    suite, begun = _suite(options, typed)
-    folder = begun or options.out or _new_folder(suite)
+    suite, begun = _find_suite(said, flags)
+    folder = begun or flags.out or _new_folder(suite)
     if begun is None and (folder / SUITE_FILE).exists():
         raise UsageError(f"`{folder}` holds a suite already", hint=f"go on with `{_resume(folder)}`")
     ready = made_ready(suite, folder)
     budget = shared_budget(suite, ready)
-    if options.dry_run:
+    if flags.dry_run:
         return show_plans([(each.settings, each.location) for each in ready])
     write_suite(folder, suite, None if begun is None else stored_suite(begun).started_at)
     left = sum(each.finished is None for each in ready)
@@ -76,49 +76,54 @@ def play(options: EvalOptions, typed: dict[str, Any]) -> int:
     table = SuiteTable(output, [each.planned.name for each in ready])
     with table.shown():
         outcomes = asyncio.run(
-            play_suite(suite, ready, table, budget, allow_changed=options.allow_changed_code)
+            play_suite(suite, ready, table, budget, allow_changed=flags.allow_changed_code)
         )
-    return _report(suite, folder, outcomes, budget, options.fail_under)
+    return _report(suite, folder, outcomes, budget, flags.fail_under)
 
 
-def _suite(options: EvalOptions, typed: dict[str, Any]) -> tuple[Suite, Path | None]:
+def _find_suite(said: dict[str, Any], flags: CommandFlags) -> tuple[Suite, Path | None]:
     """Return the suite, and its folder where one goes on; a typed budget is that of all evaluations."""
-    suite, folder = _named(options, typed)
-    typed_budget = {name: typed[name] for name in ("budget_tokens", "budget_usd") if name in typed}
-    return replace(suite, **typed_budget), folder
+    suite, folder = _name_suite(said, flags)
+    budget = {name: said[name] for name in ("budget_tokens", "budget_usd") if name in said}
+    return replace(suite, **budget), folder
 
 
-def _named(options: EvalOptions, typed: dict[str, Any]) -> tuple[Suite, Path | None]:
-    word = options.environment or ""
+def _name_suite(said: dict[str, Any], flags: CommandFlags) -> tuple[Suite, Path | None]:
+    word = said.get("environment", "")
     file = Path(word) if word.endswith(".toml") else None
-    resumed = options.resume
+    user, resumed = current().settings, flags.resume
     if file is None and resumed is None:
-        return _of_models(options), None
-    if options.only_failed:
+        return _suite_of_models(said, user), None
+    if flags.only_failed:
         raise UsageError("`--only-failed` is for one run", hint="name it: `--resume RUN --only-failed`")
-    if others := sorted(typed.keys() - _WITH_A_FILE):
-        option = _OPTIONS.get(others[0], f"--{others[0].replace('_', '-')}")
+    options = options_in(EvaluationSettings, CommandFlags)
+    for option in (options[key] for key in said if BESIDE not in options[key].marks):
+        table = "at the top" if FILE in option.marks else "under `[defaults]`"
         raise UsageError(
-            f"`{option}` stands in the suite's file, not beside it", hint="write it under `[defaults]`"
+            f"`{option.word}` belongs in the suite's file, not beside it", hint=f"write it there, {table}"
         )
     if file is None:
         assert resumed is not None
         return suite_of(stored_suite(resumed), resumed), resumed
-    suite = read_suite(file)
+    suite = read_suite(file, user)
     if resumed is not None and str(resumed) == NEWEST:
         assert suite.file is not None
-        resumed = newest_suite(current().settings.runs_dir, suite.file)
+        resumed = newest_suite(user.runs_dir, suite.file)
     if resumed is not None:
         stored_suite(resumed)
     return suite, resumed
 
 
-def _of_models(options: EvalOptions) -> Suite:
-    if options.environment is None:
+def _suite_of_models(said: dict[str, Any], user: Settings) -> Suite:
+    if "environment" not in said:
         raise UsageError("the environment is missing", hint="run `wander eval --help` for examples")
-    alone = replace(options, budget_tokens=None, budget_usd=None)
-    planned = [planned_run(alone.settings(model), f"`-m {model}`") for model in options.model or []]
-    return Suite("models", options.concurrency, min(4, len(planned)), distinct(planned))
+    alone = {key: value for key, value in said.items() if key not in ("budget_tokens", "budget_usd")}
+    planned = []
+    for model in said["model"]:
+        settings = settings_for({**alone, "model": model}, user)
+        require_needed(settings, said)
+        planned.append(planned_run(settings, f"`-m {model}`"))
+    return Suite("models", settings.concurrency, min(4, len(planned)), distinct(planned))
 
 
 def _new_folder(suite: Suite) -> Path:

@@ -24,95 +24,53 @@ import hashlib
 import itertools
 import re
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any
 
-from pydantic import Field, ValidationError
+from pydantic import Field, ValidationError, create_model
 from wander.errors import ConfigError
 from wander.types import Record, SamplingArgs, canonical_json
 
-from wander_client.environments.sandbox import chosen_policy
 from wander_client.errors import NotFound, UsageError
-from wander_client.evaluate.evaluation import EvaluationSettings
-from wander_client.models.reference import priced
+from wander_client.evaluate.schema import settings_in, suite_keys
+from wander_client.evaluate.settings import EvaluationSettings, settings_for
 from wander_client.names import looks_like_path
 from wander_client.terminal.suggestions import did_you_mean
 
+if TYPE_CHECKING:
+    from wander_client.settings import Settings
 
-class ModelEntry(Record):
-    """A model under a name of the suite's own."""
 
+class _Model(Record):
     model: str
-    """As for `-m`."""
-    base_url: str | None = None
-    key_variable: str | None = None
-    price: str | None = Field(default=None, pattern=r"^[0-9.]+/[0-9.]+$")
-    """`PROMPT/COMPLETION`, USD per million tokens."""
-    device: str | None = None
-    serve: Literal["vllm"] | None = None
-    serve_args: list[str] | None = None
-    serve_python: str | None = None
-    serve_timeout: float | None = Field(default=None, gt=0)
 
 
-class Defaults(Record):
-    """What an entry may say; all optional."""
-
-    environment: str | list[str] | None = None
-    model: str | list[str] | None = None
-    base_url: str | None = None
-    key_variable: str | None = None
-    arguments: dict[str, Any] | None = None
-    judge_model: str | None = None
-    judge_base_url: str | None = None
-    num_examples: int | Literal["all"] | None = Field(default=None)
-    rollouts: int | None = Field(default=None, ge=1)
-    strata: bool | None = None
-    shuffle: bool | None = None
-    split: Literal["eval", "train"] | None = None
-    seed: int | list[int] | None = None
-    sampling: SamplingArgs | list[SamplingArgs] | None = None
-    max_rollouts: int | None = Field(default=None, ge=1)
-    budget_tokens: int | None = Field(default=None, ge=1)
-    budget_usd: float | None = Field(default=None, gt=0)
-    price: str | None = Field(default=None, pattern=r"^[0-9.]+/[0-9.]+$")
-    cache: bool | None = None
-    call_timeout: float | None = Field(default=None, gt=0)
-    rollout_timeout: float | None = Field(default=None, gt=0)
-    serve: Literal["vllm"] | None = None
-    serve_args: list[str] | None = None
-    serve_python: str | None = None
-    serve_timeout: float | None = Field(default=None, gt=0)
-    device: str | None = None
-    in_process: bool | None = None
-    no_lock: bool | None = None
-    pass_env: list[str] | None = None
-    sandbox: bool | None = None
-    workers: int | None = Field(default=None, ge=1)
-
-
-class Entry(Defaults):
-    """One `[[eval]]` table: the evaluations of every combination of its lists."""
-
+class _Entry(Record):
     name: str | None = None
     """Stands before the names of its runs."""
 
 
-class SuiteFile(Record):
-    """A whole suite."""
-
+class _File(Record):
     name: str | None = Field(default=None, pattern=r"^[A-Za-z0-9][A-Za-z0-9._ -]*$")
-    concurrency: int = Field(default=32, ge=1)
-    """Model calls at once, of each endpoint."""
     evaluations_at_once: int = Field(default=4, ge=1)
-    budget_tokens: int | None = Field(default=None, ge=1)
-    """Of all evaluations together."""
-    budget_usd: float | None = Field(default=None, gt=0)
-    defaults: Defaults = Field(default_factory=Defaults)
-    models: dict[str, ModelEntry] = Field(default_factory=dict)
-    eval: list[Entry] = Field(min_length=1)
+
+
+def _table(name: str, table: str, base: type[Record], **more: Any) -> Any:
+    """Return the model of a table, with the keys of an evaluation's schema and those of `base`."""
+    return create_model(name, __base__=base, **suite_keys(EvaluationSettings, table), **more)
+
+
+Defaults = _table("Defaults", "defaults", Record)
+ModelEntry = _table("ModelEntry", "models", _Model)
+Entry = _table("Entry", "eval", _Entry)
+SuiteFile = _table(
+    *("SuiteFile", "file", _File),
+    defaults=(Defaults, Field(default_factory=Defaults)),
+    models=(dict[str, ModelEntry], Field(default_factory=dict)),  # type: ignore[valid-type]  # made above
+    eval=(list[Entry], Field(min_length=1)),  # type: ignore[valid-type]
+)
 
 
 @dataclass(frozen=True)
@@ -141,8 +99,11 @@ class Suite:
     budget_usd: float | None = None
 
 
-def read_suite(path: Path) -> Suite:
-    """Return the evaluations of a file; raises `UsageError` with the key that is wrong."""
+def read_suite(path: Path, user: Settings) -> Suite:
+    """Return the evaluations of a file; raises `UsageError` with the key that is wrong.
+
+    `user` is the user's settings file, for what the suite does not say.
+    """
     try:
         data = tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -153,10 +114,15 @@ def read_suite(path: Path) -> Suite:
         suite = SuiteFile.model_validate(data)
     except ValidationError as error:
         raise _fault(path, error) from error
-    planned = [each for number, entry in enumerate(suite.eval, 1) for each in _of(path, suite, entry, number)]
+    concurrency = suite.concurrency or EvaluationSettings.model_fields["concurrency"].default
+    planned = [
+        each
+        for number, entry in enumerate(suite.eval, 1)
+        for each in _combine(path, suite, entry, number, concurrency, user)
+    ]
     return Suite(
         suite.name or path.stem,
-        suite.concurrency,
+        concurrency,
         suite.evaluations_at_once,
         distinct(planned),
         path.resolve(),
@@ -189,31 +155,21 @@ def planned_run(
     return Planned(name, f"{stem}--{_identity(settings, alias)}", settings, where)
 
 
-_FREE = {
-    *(
-        "base_url",
-        "concurrency",
-        "max_rollouts",
-        "workers",
-        "worker_addresses",
-        "worker_token_file",
-        "rollout_timeout",
-    ),
-    *("call_timeout", "budget_tokens", "budget_usd", "prices", "cache", "device", "pass_environ"),
-    *("serve_args", "serve_python", "serve_timeout", "environment_files", "in_process", "key_variable"),
-}
-"""Settings that change no rollout: with others of these it is the same evaluation."""
-
-
 def _identity(settings: EvaluationSettings, alias: str | None) -> str:
-    said = [alias, settings.model_dump(mode="json", exclude=_FREE)]
+    """Return the digest of what changes a rollout: with other free settings it is the same evaluation."""
+    free = {field.name for field in settings_in(EvaluationSettings).values() if field.free}
+    # In the digests of the first version, although no suite is exhaustive.
+    said = [alias, settings.model_dump(mode="json", exclude=free - {"max_lines"})]
     return hashlib.sha256(canonical_json(said).encode()).hexdigest()[:8]
 
 
-def _of(path: Path, suite: SuiteFile, entry: Entry, number: int) -> Iterator[Planned]:
+def _combine(
+    path: Path, suite: Any, entry: Any, number: int, concurrency: int, user: Settings
+) -> Iterator[Planned]:
     """Yield every combination of an entry's lists."""
     where = f"{path.name}: eval[{number}]"
-    said = {**_given(suite.defaults), **_given(entry)}
+    defaults, own = _given(suite.defaults), _given(entry)
+    said = {**defaults, **own}
     for name in ("environment", "model"):
         if not said.get(name):
             raise UsageError(f"{where}: `{name}` is missing", hint=f'write `{name} = "..."` there')
@@ -225,55 +181,19 @@ def _of(path: Path, suite: SuiteFile, entry: Entry, number: int) -> Iterator[Pla
     ):
         alias = model if model in suite.models else None
         named = {"model": model} if alias is None else _given(suite.models[alias])
-        whole = {
-            **_given(suite.defaults),
-            **named,
-            **{k: v for k, v in _given(entry).items() if k != "model"},
-        }
-        whole |= {"environment": environment, "model": named["model"], "sampling": sampling, "seed": seed}
+        whole = {**defaults, **named, **own, "model": named["model"], "sampling": sampling, "seed": seed}
         try:
-            settings = _settings(whole, path.parent, suite.concurrency)
+            settings = settings_for({**whole, "environment": environment, "concurrency": concurrency}, user)
+            settings = settings.model_copy(
+                update={
+                    "environment": _beside(environment, path.parent),
+                    "model": _beside(settings.model, path.parent),
+                }
+            )
+            settings.plan()
         except (UsageError, ConfigError) as error:
             raise UsageError(f"{where}: {error}", hint=error.hint) from error
         yield planned_run(settings, where, entry.name, alias)
-
-
-_SAME = (
-    *(
-        "base_url",
-        "key_variable",
-        "strata",
-        "shuffle",
-        "split",
-        "max_rollouts",
-        "budget_tokens",
-        "budget_usd",
-    ),
-    *("cache", "call_timeout", "rollout_timeout", "serve", "serve_args", "serve_python", "serve_timeout"),
-    *("device", "in_process", "no_lock", "workers", "seed", "sampling"),
-)
-"""Keys of a suite that are called as the settings they stand for."""
-
-
-def _settings(said: dict[str, Any], folder: Path, concurrency: int) -> EvaluationSettings:
-    """Return the settings that a flat table stands for; paths in it begin at the file's folder."""
-    judge: dict[str, Any] = {name: said[name] for name in ("judge_model", "judge_base_url") if name in said}
-    number = said.get("num_examples", 20)
-    model = _beside(said["model"], folder)
-    settings = EvaluationSettings(
-        environment=_beside(said["environment"], folder),
-        model=model,
-        arguments={**said.get("arguments", {}), **judge},
-        num_examples=None if number == "all" else number,
-        rollouts_per_example=said.get("rollouts", 1),
-        concurrency=concurrency,
-        prices=priced(said.get("price"), said["model"]),
-        pass_environ=said.get("pass_env", []),
-        sandbox=chosen_policy(said.get("sandbox"), None),
-        **{name: said[name] for name in _SAME if name in said},
-    )
-    settings.plan()
-    return settings
 
 
 def _beside(word: str, folder: Path) -> str:
@@ -298,9 +218,6 @@ def _short(word: str) -> str:
     return word.removeprefix("hf:").removeprefix("scripted:")
 
 
-_TABLES: Mapping[str, type[Record]] = {"defaults": Defaults, "models": ModelEntry, "eval": Entry}
-
-
 def _fault(path: Path, error: ValidationError) -> UsageError:
     """Return the first fault of a file, by its key, with what may have been meant."""
     first = next(iter(error.errors(include_url=False, include_input=False)))
@@ -310,14 +227,28 @@ def _fault(path: Path, error: ValidationError) -> UsageError:
     for part in place:
         key += f"[{part + 1}]" if isinstance(part, int) else f"{'.' if key else ''}{part}"
     if first["type"] == "extra_forbidden":
-        known = _TABLES.get(str(place[0]), SuiteFile) if len(place) > 1 else SuiteFile
-        meant = did_you_mean(str(place[-1]), known.model_fields)
-        names = ", ".join(f"`{name}`" for name in known.model_fields)
-        return UsageError(f"`{path}`: `{key}` is no setting of a suite", hint=meant or f"there are {names}")
+        return UsageError(f"`{path}`: `{key}` is no setting of a suite", hint=_hint(place))
     if first["type"] == "missing":
         return UsageError(f"`{path}`: `{key}` is missing", hint="`docs/evaluating.md` shows a whole suite")
     said = first["msg"][:1].lower() + first["msg"][1:]
     return UsageError(f"`{path}`: `{key}`: {said}", hint="correct the file; nothing was played")
 
 
+def _hint(place: list[Any]) -> str:
+    """Return where an unknown key belongs, else what it may have meant, else the keys that there are."""
+    word, models = str(place[-1]), {"defaults": Defaults, "models": ModelEntry, "eval": Entry}
+    right = [text for table, text in _PLACES.items() if word in suite_keys(EvaluationSettings, table)]
+    if right:
+        return f"`{word}` belongs {' or '.join(right)}"
+    known = models.get(str(place[0]), SuiteFile) if len(place) > 1 else SuiteFile
+    names = ", ".join(f"`{name}`" for name in known.model_fields)
+    return did_you_mean(word, known.model_fields) or f"there are {names}"
+
+
+_PLACES = {
+    "file": "at the top of the file",
+    "defaults": "under `[defaults]`",
+    "eval": "in `[[eval]]`",
+    "models": "in `[models]`",
+}
 _BRANCH = re.compile(r"str|int|bool|float|list\[.*\]|literal\[.*\]|SamplingArgs|dict\[.*\]")

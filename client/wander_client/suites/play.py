@@ -17,15 +17,15 @@ from wander_client.environments.sandbox import require_confined
 from wander_client.errors import ClientError, NotFound
 from wander_client.evaluate.evaluation import (
     COMMAND_FILE,
-    EvaluationSettings,
     Listeners,
     all_failed,
     require_settings,
     run_evaluation,
-    settled,
+    settle,
     stopping_on_signals,
     stored_settings,
 )
+from wander_client.evaluate.settings import EvaluationSettings
 from wander_client.failures import explain
 from wander_client.models.pool import ModelPool
 from wander_client.suites.file import Planned, Suite
@@ -176,7 +176,7 @@ def _ready(planned: Planned, run_dir: Path) -> Ready:
             settings = settings.model_copy(update=kept)
             location = begun_location(settings.environment, run_dir)
         else:
-            settings, location = settled(settings)
+            settings, location = settle(settings)
         require_confined(settings.sandbox, location, settings.model, in_process=settings.in_process)
     except Exception as error:
         explained = explain(error)

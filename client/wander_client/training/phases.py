@@ -188,11 +188,12 @@ class PhasedRun:
 
     def _play(self, phase: RolloutsPhase, folder: Path) -> Outcome:
         from wander_client.evaluate import evaluation as evaluations
+        from wander_client.evaluate.settings import EvaluationSettings
 
         players = phase.settings.rollouts
         sampling = SamplingArgs(temperature=players.temperature, max_tokens=players.max_tokens)
-        settings, location = evaluations.settled(
-            evaluations.EvaluationSettings(
+        settings, location = evaluations.settle(
+            EvaluationSettings(
                 environment=self.command.environment,
                 model=self._model(players.model or ""),
                 base_url=players.base_url,

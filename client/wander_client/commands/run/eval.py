@@ -7,21 +7,27 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import typer
+from typer.core import TyperCommand
 
 from wander_client.context import current
 from wander_client.environments.sandbox import require_confined
 from wander_client.errors import FAILED, OK, PARTIAL, UsageError
-from wander_client.evaluate.options import EvalCommand, EvalOptions, require_exhaustive, require_together
-from wander_client.terminal.command import command_app, typed_options
-from wander_client.terminal.option_groups import takes_options
+from wander_client.evaluate.schema import takes_options
+from wander_client.evaluate.settings import (
+    NEWEST,
+    CommandFlags,
+    EvaluationSettings,
+    require_needed,
+    resume_settings,
+    settings_for,
+)
+from wander_client.terminal.command import command_app
 from wander_client.terminal.output import counted
 
 if TYPE_CHECKING:
     from wander.evals.run.runner import EvaluationResult, Progress
 
     from wander_client.environments.location import Location, OpenedEnvironment
-    from wander_client.evaluate.evaluation import EvaluationSettings
 
 app = command_app()
 
@@ -29,9 +35,22 @@ LONG_STALL_SECONDS = 5.0
 """A stall of the event loop that is worth a warning; a busy machine makes shorter ones."""
 
 
+class EvalCommand(TyperCommand):
+    """Lets `--resume` stand without a value, which a suite's file does not need."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Parse the words; a bare `--resume` gets the value that stands for the newest."""
+        words = []
+        for place, word in enumerate(args):
+            following = args[place + 1] if place + 1 < len(args) else "-"
+            bare = word == "--resume" and following.startswith("-")
+            words.append(f"--resume={NEWEST}" if bare else word)
+        return super().parse_args(ctx, words)
+
+
 @app.command(name="eval", cls=EvalCommand)
-@takes_options(EvalOptions)
-def evaluate(context: typer.Context, options: EvalOptions) -> int:
+@takes_options(EvaluationSettings, CommandFlags)
+def evaluate(said: dict[str, Any]) -> int:
     """Evaluate a model on an environment, or a suite of both.
 
     \b
@@ -55,38 +74,47 @@ def evaluate(context: typer.Context, options: EvalOptions) -> int:
     """
     from wander_client.suites import command as suite_command
 
-    typed = typed_options(context)
-    require_together(options, typed)
-    require_exhaustive(options, typed)
-    if suite_command.is_suite(options) and not options.exhaustive:
-        return suite_command.play(options, typed)
-    if options.resume is not None:
-        return _go_on(options.resume, typed, options)
-    if options.environment is None or not options.model:
-        raise _missing("the environment" if options.environment is None else "`-m MODEL`")
-    settings = options.settings(options.model[0])
-    return _play(settings, options.out, options, exactly="num_examples" in typed)
+    flags = CommandFlags(**{name: said[name] for name in said.keys() & CommandFlags.model_fields.keys()})
+    _require_together(said, flags)
+    if suite_command.is_suite(said, flags) and not said.get("exhaustive"):
+        return suite_command.play(said, flags)
+    if flags.resume is not None:
+        return _resume(flags.resume, said, flags)
+    for key, what in (("environment", "the environment"), ("model", "`-m MODEL`")):
+        if key not in said:
+            raise UsageError(f"{what} is missing", hint="run `wander eval --help` for examples")
+    settings = settings_for({**said, "model": said["model"][0]}, current().settings)
+    require_needed(settings, said)
+    return _play(settings, flags.out, flags, exactly="num_examples" in said)
 
 
-def _missing(what: str) -> UsageError:
-    return UsageError(f"{what} is missing", hint="run `wander eval --help` for examples")
+def _require_together(said: dict[str, Any], flags: CommandFlags) -> None:
+    """Refuse options that contradict each other, or that stand alone."""
+    if flags.only_failed and flags.resume is None:
+        raise UsageError("`--only-failed` goes on with a run", hint="name it: `--resume RUN --only-failed`")
+    if str(flags.resume) == NEWEST and not said.get("environment", "").endswith(".toml"):
+        raise UsageError("`--resume` names no run", hint="`wander runs` lists the runs here")
+    if {"serve", "base_url"} <= said.keys():
+        raise UsageError(
+            "`--serve` starts a server, `-b` names one that runs", hint="leave one of the two out"
+        )
 
 
-def _go_on(run_dir: Path, typed: dict[str, Any], options: EvalOptions) -> int:
+def _resume(run_dir: Path, said: dict[str, Any], flags: CommandFlags) -> int:
     from wander_client.evaluate import evaluation as evaluations
-    from wander_client.evaluate.resume import continued
     from wander_client.runs.lookup import resumable_folder
 
     run_dir = resumable_folder(current(), run_dir)
     stored = evaluations.stored_settings(run_dir)
-    settings = continued(stored, typed, run_dir, evaluations.resume_command(run_dir))
-    return _play(settings, run_dir, options, resuming=True)
+    settings = resume_settings(stored, said, run_dir, evaluations.resume_command(run_dir))
+    require_needed(settings, said)
+    return _play(settings, run_dir, flags, resuming=True)
 
 
 def _play(
     settings: EvaluationSettings,
     out: Path | None,
-    options: EvalOptions,
+    flags: CommandFlags,
     *,
     resuming: bool = False,
     exactly: bool = False,
@@ -95,12 +123,12 @@ def _play(
     from wander_client.evaluate import evaluation as evaluations
 
     output = current().output
-    settings, location = evaluations.settled(settings, out if resuming else None)
+    settings, location = evaluations.settle(settings, out if resuming else None)
     for name in settings.pass_environ:
         if name not in os.environ:
             output.warn(f"`{name}` is not set, so the environment does not get it")
     require_confined(settings.sandbox, location, settings.model, in_process=settings.in_process)
-    if options.dry_run:
+    if flags.dry_run:
         from wander_client.suites.command import show_plans
 
         return show_plans([(settings, location)])
@@ -113,7 +141,7 @@ def _play(
         from wander_client.evaluate.exhaustive import walk_and_report
 
         return walk_and_report(
-            settings, location, run_dir, resume=resuming, allow_changed_code=options.allow_changed_code
+            settings, location, run_dir, resume=resuming, allow_changed_code=flags.allow_changed_code
         )
     with output.progress("evaluating", None, unit="rollouts") as bar:
 
@@ -132,8 +160,8 @@ def _play(
                 location,
                 run_dir,
                 resume=resuming,
-                allow_changed_code=options.allow_changed_code,
-                only_failed=options.only_failed,
+                allow_changed_code=flags.allow_changed_code,
+                only_failed=flags.only_failed,
                 listeners=evaluations.Listeners(on_start, on_progress),
             )
         )
@@ -144,7 +172,7 @@ def _play(
         output.warn(f"{held_up}; leave out `--in-process`, or make it asynchronous")
     if result.interrupted:
         raise evaluations.interrupted(result)
-    return _report(result, options.fail_under)
+    return _report(result, flags.fail_under)
 
 
 def _plan_line(

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from wander.wire.verification import Agreement
 
     from wander_client.environments.location import Location, OpenedEnvironment
-    from wander_client.evaluate.evaluation import EvaluationSettings
+    from wander_client.evaluate.settings import EvaluationSettings
     from wander_client.runs.found import FoundRun
     from wander_client.terminal.output import Output
 
@@ -94,7 +94,7 @@ def _settings(
     manifest: RunManifest, location: Location, model: str | None, base_url: str | None
 ) -> EvaluationSettings:
     """Return the settings of an evaluation that repeats a run."""
-    from wander_client.evaluate.evaluation import EvaluationSettings
+    from wander_client.evaluate.settings import EvaluationSettings
 
     exact = str(location.installed.name) if location.installed else str(location.folder)
     asked = model or manifest.model.name

@@ -1,0 +1,234 @@
+"""A schema whose fields say what they are called: options of the command line, keys of suites.
+
+Everything about a setting stands beside its field, and is derived from there wherever it is needed:
+
+    patience: Annotated[float, Option("--patience", "to wait", FREE, MODEL, metavar="SECONDS")] = 5.0
+
+is an option `--patience SECONDS`, a key `patience` of `[defaults]`, `[[eval]]` and `[models]`, and may change
+when a run goes on.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from enum import Enum
+from typing import Annotated, Any, Literal, get_args, get_origin
+
+import typer
+from pydantic import Field
+from wander.types import Record, SamplingArgs
+
+from wander_client.errors import UsageError
+from wander_client.terminal.command import typed_options
+
+
+class Mark(Enum):
+    """What is true of a setting, or of one of its options."""
+
+    FREE = "may change when a run goes on, as it changes no rollout"
+    EVAL = "is a key of `[defaults]` and `[[eval]]`"
+    MODEL = "is a key of `[defaults]`, `[[eval]]` and `[models]`"
+    FILE = "is a key at the top of a suite's file"
+    BESIDE = "may stand on the command line beside a suite's file"
+    SAMPLED = "means nothing where every line is played once, greedily"
+
+
+FREE, EVAL, MODEL, FILE, BESIDE, SAMPLED = Mark
+TABLES = {"file": {FILE}, "defaults": {EVAL, MODEL}, "eval": {EVAL, MODEL}, "models": {MODEL}}
+"""Which marks make a key of which table of a suite's file; `file` is its top."""
+
+
+class Option:
+    """An option of the command line, and a key of suites, that says a setting or a part of it.
+
+    `key` names its value, by default as the first long flag does. `kind` is the value's type on the command
+    line and `suite` that in a suite, by default that of the field; `shown` is the default in the help, by
+    default that of the field. `needs` names the setting without which it means nothing. The rest is typer's.
+    Without flags it is an argument.
+    """
+
+    def __init__(
+        self,
+        flags: str,
+        help: str | None = None,
+        *marks: Mark,
+        key: str = "",
+        kind: Any = None,
+        suite: Any = None,
+        shown: Any = None,
+        needs: str = "",
+        **more: Any,
+    ) -> None:
+        words = flags.split()
+        long = next((word[2:] for word in words if word.startswith("--")), "")
+        self.key = key or long.partition("/")[0].replace("-", "_")
+        self.word = words[0] if words else ""
+        self.marks, self.kind, self.suite, self.shown, self.needs = marks, kind, suite, shown, needs
+        self.least: float | None = more.get("min")
+        self.info: Any = (
+            typer.Option(*words, help=help, **more) if words else typer.Argument(help=help, **more)
+        )
+
+
+@dataclass(frozen=True)
+class Rule:
+    """How a field is read, written and compared where its value is not simply that of its option."""
+
+    read: Callable[[dict[str, Any]], Any] | None = None
+    """Returns its value from those of its options that were given, by key."""
+    write: Callable[[Any], str] | None = None
+    """Returns the words that ask for a value."""
+    same: Callable[[Any, Any], bool] = lambda asked, held: bool(asked == held)
+    """Tells whether the value that is asked for is the one that a run has."""
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A field of a schema with its options."""
+
+    name: str
+    kind: Any
+    default: Any
+    options: list[Option]
+    rule: Rule
+    free: bool
+    """Whether it may change when a run goes on."""
+
+    def read(self, said: Mapping[str, Any]) -> Any:
+        """Return the value that options say; raises `UsageError` for a word that it cannot be."""
+        given = {option.key: said[option.key] for option in self.options if option.key in said}
+        if self.rule.read is not None:
+            return self.rule.read(given)
+        (value,) = given.values()
+        choices = _literals(self.kind)
+        if choices and value not in (*choices, None):
+            word = self.options[0].word
+            allowed = " or ".join(f"`{word} {choice}`" for choice in choices)
+            raise UsageError(f"`{word} {value}` is unknown", hint=f"use {allowed}")
+        return value
+
+    def differences(self, said: Mapping[str, Any], held: Any) -> list[str]:
+        """Return a line for each value that is asked for and that a run does not have."""
+        asked = self.read(said)
+        if isinstance(asked, dict | SamplingArgs):
+            asked, held = (each if isinstance(each, dict) else each.given() for each in (asked, held))
+            return [
+                _difference(self._write(value, key), self._write(held[key], key) if key in held else None)
+                for key, value in asked.items()
+                if key not in held or held[key] != value
+            ]
+        lacking = (held is None or held is False) and self.rule.write is None
+        return [
+            _difference(self._write(value), None if lacking else self._write(held))
+            for value in (asked if isinstance(asked, list) else [asked])
+            if not self.rule.same(value, held)
+        ]
+
+    def _write(self, value: Any, part: str | None = None) -> str:
+        """Return the words that ask for a value, or for one value of a table."""
+        if self.rule.write is not None:
+            return self.rule.write(value)
+        words = {option.key: option.word for option in self.options}
+        if part is not None and (part == self.name or part not in words):
+            text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+            return f"`{words[self.name]} {part}={text}`"
+        word = words[part] if part else self.options[0].word
+        return f"`{word}`" if value is True else f"`{word} {value}`"
+
+
+def _difference(asked: str, held: str | None) -> str:
+    return f"{asked}: the run was started without it" if held is None else f"{asked}: the run has {held}"
+
+
+@functools.cache
+def settings_in(schema: type[Record]) -> dict[str, Setting]:
+    """Return the fields of a schema with what their annotations say, by name."""
+    found = {}
+    for name, field in schema.model_fields.items():
+        options = [each for each in field.metadata if isinstance(each, Option)]
+        for option in options:
+            option.key, option.kind = option.key or name, option.kind or _command_kind(field.annotation)
+        rule = next((each for each in field.metadata if isinstance(each, Rule)), Rule())
+        free = FREE in field.metadata or any(FREE in option.marks for option in options)
+        found[name] = Setting(name, field.annotation, field.default, options, rule, free)
+    return found
+
+
+def options_in(*schemas: type[Record]) -> dict[str, Option]:
+    """Return the options of schemas by key, in the order of their fields."""
+    fields = [field for schema in schemas for field in settings_in(schema).values()]
+    return {option.key: option for field in fields for option in field.options}
+
+
+def said_settings(schema: type[Record], said: Mapping[str, Any]) -> list[Setting]:
+    """Return the fields of which options, or keys of a suite, say something."""
+    fields = settings_in(schema).values()
+    return [field for field in fields if any(option.key in said for option in field.options)]
+
+
+def suite_keys(schema: type[Record], table: str) -> dict[str, Any]:
+    """Return the fields of a suite's table, all optional, as `pydantic.create_model` takes them."""
+    keys: dict[str, Any] = {}
+    for field in settings_in(schema).values():
+        for option in field.options:
+            if TABLES[table].intersection(option.marks):
+                kind = field.kind if len(field.options) == 1 else option.kind
+                # The command line allows a millisecond at least; a suite any time at all.
+                real = float in (kind, *get_args(kind))
+                bound = Field(gt=0) if real else Field(ge=option.least)
+                keys[option.key] = (option.suite or Annotated[kind, bound]) | None, None
+    return keys
+
+
+def takes_options(*schemas: type[Record]) -> Callable[[Callable[[dict[str, Any]], int]], Callable[..., int]]:
+    """Make a function a command whose options are those of schemas; it gets what was typed, by key."""
+
+    def decorate(function: Callable[[dict[str, Any]], int]) -> Callable[..., int]:
+        @functools.wraps(function)
+        def command(context: typer.Context, **_shown: Any) -> int:
+            return function(typed_options(context))
+
+        parameters = [inspect.Parameter("context", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context)]
+        for field in (field for schema in schemas for field in settings_in(schema).values()):
+            for option in field.options:
+                annotation: Any = Annotated[option.kind, option.info]
+                default = _shown_default(field, option)
+                parameters.append(
+                    inspect.Parameter(
+                        option.key, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation
+                    )
+                )
+        shown: Any = command
+        shown.__signature__ = inspect.Signature(parameters, return_annotation=int)
+        shown.__annotations__ = {each.name: each.annotation for each in parameters}
+        return command
+
+    return decorate
+
+
+def _shown_default(field: Setting, option: Option) -> Any:
+    """Return the default that the help shows; what was not typed is taken from the schema, not from here."""
+    if option.shown is not None:
+        return option.shown
+    if option is field.options[0] and isinstance(field.default, str | int | float):
+        return field.default
+    return False if option.kind is bool else None
+
+
+def _command_kind(kind: Any) -> Any:
+    """Return the type of a field's value on the command line, where a list may be left out."""
+    if get_origin(kind) is list:
+        return kind | None
+    if _literals(kind):
+        return str | None if type(None) in get_args(kind) else str
+    return kind
+
+
+def _literals(kind: Any) -> list[Any]:
+    """Return the words that a type allows; empty for one that allows any."""
+    literal = [each for each in (kind, *get_args(kind)) if get_origin(each) is Literal]
+    return [word for each in literal for word in get_args(each)]

@@ -1,0 +1,416 @@
+"""The settings of an evaluation, each of them described in one place: beside its field.
+
+`EvaluationSettings` is what a run's folder keeps (`command.json`), and what `wander eval` and suites ask for;
+`CommandFlags` are the options that hold for one command line. `wander_client.evaluate.schema` derives the
+command's options, the keys of suites and what may change when a run goes on.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from pydantic import ConfigDict, Field, ValidationError
+from wander.sandbox import SandboxPolicy
+from wander.types import Record, SamplingArgs
+from wander.wire import TokenPrices
+
+from wander_client.environments.location import parse_arguments
+from wander_client.environments.sandbox import SANDBOX, SANDBOX_LIMIT, chosen_policy
+from wander_client.environments.workers import (
+    AUTOMATIC,
+    WorkerChoice,
+    absolute_path,
+    choose_workers,
+    read_worker_count,
+)
+from wander_client.errors import UsageError
+from wander_client.evaluate.schema import (
+    BESIDE,
+    EVAL,
+    FILE,
+    FREE,
+    MODEL,
+    SAMPLED,
+    Option,
+    Rule,
+    options_in,
+    said_settings,
+)
+from wander_client.models.reference import KEY_VARIABLE
+from wander_client.models.server import START_SECONDS, ServeChoice
+from wander_client.names import parse_environment
+
+if TYPE_CHECKING:
+    from wander.evals.run.budget import Share
+    from wander.evals.run.plan import EvaluationPlan
+
+    from wander_client.settings import Settings
+
+NEWEST = "@newest"
+"""Stands for the value of `--resume` where none is given."""
+
+
+def _read_number(given: dict[str, Any]) -> int | None:
+    if given.get("all"):
+        if "num_examples" in given:
+            raise UsageError("`-n` and `--all` contradict each other", hint="pass one of the two")
+        return None
+    number = given.get("num_examples")
+    return None if number == "all" else number
+
+
+def _read_sampling(given: dict[str, Any]) -> SamplingArgs:
+    """Return sampling arguments from options and a table, or a JSON object, of further ones."""
+    more: Any = given.pop("sampling", None) or {}
+    if isinstance(more, str):
+        try:
+            more = json.loads(more)
+        except ValueError as error:
+            raise UsageError(f"`--sampling` is no JSON: {error}") from error
+    if isinstance(more, SamplingArgs):
+        return more
+    if not isinstance(more, dict):
+        raise UsageError("`--sampling` is no JSON object", hint="write `--sampling '{\"min_p\": 0.1}'`")
+    try:
+        return SamplingArgs(**{**more, **given})
+    except ValidationError as error:
+        first = error.errors()[0]
+        name = ".".join(str(part) for part in first["loc"])
+        raise UsageError(
+            f"sampling argument `{name}`: {first['msg'].lower()}",
+            hint="`wander eval --help` lists the usual ones; others go to the endpoint as they are",
+        ) from error
+
+
+def _read_arguments(given: dict[str, Any]) -> dict[str, Any]:
+    """Return the environment's arguments, those of a judge included."""
+    table = given.pop("arguments", None) or []
+    arguments = parse_arguments(table, given.pop("args", None)) if isinstance(table, list) else table
+    return {**arguments, **given}
+
+
+def _read_prices(given: dict[str, Any]) -> TokenPrices:
+    word = given["price"]
+    if isinstance(word, TokenPrices):
+        return word
+    try:
+        prompt, completion = (float(part) for part in word.split("/"))
+        return TokenPrices(prompt=prompt, completion=completion)
+    except ValueError:
+        raise UsageError(
+            f"`--price {word}` is no price", hint="write it as `--price 0.15/0.60`, USD per million tokens"
+        ) from None
+
+
+def _read_sandbox(given: dict[str, Any]) -> SandboxPolicy | None:
+    return chosen_policy(given.get("sandbox"), given.get("sandbox_limit"))
+
+
+def _write_sandbox(policy: SandboxPolicy | None) -> str:
+    if policy is None:
+        return "`--no-sandbox`"
+    limits = policy.model_dump(exclude_defaults=True).items()
+    return f"`{' '.join(['--sandbox', *(f'--sandbox-limit {key}={value}' for key, value in limits)])}`"
+
+
+def _same_environment(word: str, held: str) -> bool:
+    """Tell whether a word means the environment of a run; without a version it means any."""
+    wanted = parse_environment(word)
+    had = Path(held) if Path(held).is_absolute() else parse_environment(held)
+    if isinstance(wanted, Path) or isinstance(had, Path):
+        return wanted == had
+    return (wanted.owner, wanted.name) == (had.owner, had.name) and wanted.version in (None, had.version)
+
+
+def _same_model(word: str, held: str) -> bool:
+    if word.removeprefix("hf:") == held.removeprefix("hf:"):
+        return True
+    folder = Path(word.removeprefix("hf:")).expanduser()
+    return folder.is_dir() and str(folder.resolve()) == held
+
+
+class EvaluationSettings(Record):
+    """What an evaluation is asked for."""
+
+    model_config = ConfigDict(strict=True, frozen=True)
+
+    environment: Annotated[
+        str,
+        Option(
+            *("", "owner/name[@version], ./folder, FILE.toml", EVAL, BESIDE),
+            kind=str | None,
+            suite=str | list[str],
+        ),
+        Rule(same=_same_environment, write=lambda word: f"environment `{word}`"),
+    ]
+    """`owner/name@version`, exact, or the absolute path of a folder."""
+    model: Annotated[
+        str,
+        Option(
+            "-m --model", "see above; several: a suite", EVAL, kind=list[str] | None, suite=str | list[str]
+        ),
+        Rule(same=_same_model),
+    ]
+    base_url: Annotated[str | None, Option("-b --base-url", "OpenAI-compatible endpoint", FREE, MODEL)] = None
+    key_variable: Annotated[str, Option("--key-variable", "variable of the endpoint's key", FREE, MODEL)] = (
+        KEY_VARIABLE
+    )
+    num_examples: Annotated[
+        int | None,
+        Option(
+            *("-n --num-examples --limit", "examples to play", EVAL, SAMPLED),
+            kind=int,
+            suite=int | Literal["all"],
+            min=1,
+        ),
+        Option("--all", "play every example of the split", SAMPLED, kind=bool),
+        Rule(read=_read_number, write=lambda number: "`--all`" if number is None else f"`-n {number}`"),
+    ] = 20
+    """None means all of the split."""
+    rollouts_per_example: Annotated[
+        int, Option("-r --rollouts", "rollouts of each example", EVAL, SAMPLED, min=1)
+    ] = 1
+    strata: Annotated[bool, Option("--strata", "examples evenly from the strata", EVAL, SAMPLED)] = False
+    shuffle: Annotated[bool, Option("--shuffle", "examples drawn by the seed", EVAL, SAMPLED)] = False
+    concurrency: Annotated[int, Option("-c --concurrency", "model calls at once", FREE, FILE, min=1)] = 32
+    max_rollouts: Annotated[
+        int | None,
+        Option("--max-rollouts", "rollouts at once (default: twice the concurrency)", FREE, EVAL, min=1),
+    ] = None
+    split: Annotated[Literal["train", "eval"], Option("--split", "eval or train", EVAL, SAMPLED)] = "eval"
+    seed: Annotated[int, Option("--seed", "the run's seed", EVAL, suite=int | list[int])] = 0
+    sampling: Annotated[
+        SamplingArgs,
+        Option("-t --temperature", None, SAMPLED, kind=float | None, min=0.0),
+        Option("--top-p", kind=float | None),
+        Option("--max-tokens", "of one turn", kind=int | None, min=1),
+        Option(
+            *("--sampling", "further sampling arguments, a JSON object", EVAL),
+            kind=str | None,
+            suite=SamplingArgs | list[SamplingArgs],
+        ),
+        Rule(read=_read_sampling),
+    ] = Field(default_factory=SamplingArgs)
+    arguments: Annotated[
+        dict[str, Any],
+        Option(
+            *("-a --arg", "environment: KEY=VALUE", EVAL),
+            key="arguments",
+            kind=list[str] | None,
+            suite=dict[str, Any],
+        ),
+        Option("--args", "environment arguments, a JSON object", kind=str | None),
+        Option("--judge-model", "environment argument `judge_model`", EVAL, kind=str | None),
+        Option("--judge-base-url", "environment argument `judge_base_url`", EVAL, kind=str | None),
+        Rule(read=_read_arguments),
+    ] = Field(default_factory=dict)
+    budget_tokens: Annotated[
+        int | None,
+        Option(
+            *("--budget-tokens --max-tokens-total", "of the whole run", FREE, EVAL, FILE, BESIDE, SAMPLED),
+            min=1,
+        ),
+    ] = None
+    budget_usd: Annotated[
+        float | None, Option("--budget-usd", "needs prices", FREE, EVAL, FILE, BESIDE, SAMPLED, min=0.0)
+    ] = None
+    prices: Annotated[
+        TokenPrices | None,
+        Option(
+            *("--price", "USD per million tokens", FREE, MODEL),
+            kind=str | None,
+            suite=Annotated[str, Field(pattern=r"^[0-9.]+/[0-9.]+$")],
+            metavar="PROMPT/COMPLETION",
+        ),
+        Rule(read=_read_prices),
+    ] = None
+    cache: Annotated[bool, Option("--cache", "keep and reuse answers of endpoints", FREE, EVAL)] = False
+    call_timeout: Annotated[
+        float | None,
+        Option("--call-timeout", "of one model call (600)", FREE, EVAL, min=0.001, metavar="SECONDS"),
+    ] = None
+    rollout_timeout: Annotated[
+        float | None,
+        Option(
+            *("--rollout-timeout", "after which a rollout has failed", FREE, EVAL),
+            min=0.001,
+            metavar="SECONDS",
+        ),
+    ] = None
+    serve: Annotated[
+        Literal["vllm"] | None,
+        Option("--serve", "serve the model (a name or folder) meanwhile", MODEL, metavar="vllm"),
+    ] = None
+    serve_args: Annotated[
+        list[str],
+        Option(
+            *("--serve-arg", "for the server: --serve-arg=--dtype=half", FREE, MODEL),
+            key="serve_args",
+            needs="serve",
+        ),
+    ] = Field(default_factory=list)
+    serve_python: Annotated[
+        str | None, Option("--serve-python", "the Python that has vLLM", FREE, MODEL, needs="serve")
+    ] = None
+    serve_timeout: Annotated[
+        float, Option("--serve-timeout", "to start", FREE, MODEL, min=1.0, metavar="SECONDS")
+    ] = START_SECONDS
+    exhaustive: Annotated[
+        bool, Option("--exhaustive", "greedily against every reply, from every opening")
+    ] = False
+    max_lines: Annotated[
+        int,
+        Option(
+            *("--max-lines", "exhaustive: end there when the environment has more", FREE),
+            needs="exhaustive",
+            min=1,
+        ),
+    ] = 100_000
+    no_lock: Annotated[
+        bool, Option("--no-lock", "packages of now, not those of the version's lock", EVAL)
+    ] = False
+    in_process: Annotated[bool, Option("--in-process", "run a folder in this process", FREE, EVAL)] = False
+    pass_environ: Annotated[
+        list[str], Option("--pass-env", "variable that the environment may see", FREE, EVAL)
+    ] = Field(default_factory=list)
+    sandbox: Annotated[
+        SandboxPolicy | None,
+        Option(*SANDBOX, EVAL, kind=bool | None, suite=bool),
+        Option(*SANDBOX_LIMIT, kind=list[str] | None),
+        Rule(read=_read_sandbox, write=_write_sandbox),
+    ] = None
+    """The limits of the sandbox that the environment runs in; None means in none."""
+    workers: Annotated[
+        int,
+        Option(
+            *("--workers", "processes of the environment", FREE, EVAL),
+            suite=Annotated[int, Field(ge=1)],
+            shown="auto",
+            metavar="N|auto",
+            parser=read_worker_count,
+        ),
+    ] = AUTOMATIC
+    worker_addresses: Annotated[
+        list[str], Option("--worker", "a `wander worker` elsewhere", FREE, metavar="tcp://HOST:PORT")
+    ] = Field(default_factory=list)
+    worker_token_file: Annotated[
+        str | None,
+        Option("--worker-token-file", "holds the token of `--worker`", FREE, parser=absolute_path),
+    ] = None
+    device: Annotated[
+        str | None, Option("--device", "for a model in this process: cpu, cuda, mps", FREE, MODEL)
+    ] = None
+    rerun_of: str | None = None
+    """The run that is repeated."""
+    environment_files: Annotated[dict[str, str] | None, FREE] = None
+    """Digests of the files of a folder's environment; None in runs of a published one, and in older runs."""
+
+    def choose_workers(self) -> WorkerChoice:
+        """Return the processes that play the environment."""
+        return choose_workers(
+            self.workers,
+            self.worker_addresses,
+            self.worker_token_file,
+            self.rollout_timeout,
+            at_once=self.max_rollouts or 2 * self.concurrency,
+        )
+
+    def serve_choice(self) -> ServeChoice:
+        """Return what the model is served with."""
+        return ServeChoice(
+            self.serve or "vllm", tuple(self.serve_args), self.serve_python, self.serve_timeout
+        )
+
+    def plan(self, *, only_failed: bool = False, share: Share | None = None) -> EvaluationPlan:
+        """Return the plan for the evaluator; raises `ConfigError` for one that cannot be."""
+        from wander.evals.run.budget import Budget
+        from wander.evals.run.plan import EvaluationPlan
+
+        fields = {field.name for field in dataclasses.fields(EvaluationPlan)}
+        return EvaluationPlan(
+            **{name: getattr(self, name) for name in fields & type(self).model_fields.keys()},
+            budget=Budget(self.budget_tokens, self.budget_usd, self.prices),
+            share=share,
+            only_failed=only_failed,
+        )
+
+
+class CommandFlags(Record):
+    """What holds for one command line of `wander eval`, and is not kept with the run."""
+
+    out: Annotated[Path | None, Option("--out", "the run's folder, or the suite's", BESIDE)] = None
+    resume: Annotated[
+        Path | None, Option("--resume", "go on with this run, folder or id; needs no more", BESIDE)
+    ] = None
+    only_failed: Annotated[bool, Option("--only-failed", "resume: what failed, no more", BESIDE, SAMPLED)] = (
+        False
+    )
+    allow_changed_code: Annotated[
+        bool, Option("--allow-changed-code", "resume though files of ./folder changed", BESIDE)
+    ] = False
+    dry_run: Annotated[bool, Option("--dry-run", "show what would be played", BESIDE)] = False
+    fail_under: Annotated[
+        float | None, Option("--fail-under", "exit 1 when the reward is lower", BESIDE, SAMPLED)
+    ] = None
+
+
+def settings_for(said: Mapping[str, Any], user: Settings) -> EvaluationSettings:
+    """Return the settings that options, or keys of a suite, ask for; the user's file says what they do not.
+
+    `said` names one environment and one model. Raises `UsageError` for words that are wrong.
+    """
+    said, model = dict(said), said["model"]
+    if not said.keys() & {"sandbox", "sandbox_limit"} and user.sandbox:
+        said["sandbox"] = True
+    if "price" not in said and model in user.prices:
+        try:
+            said["price"] = TokenPrices.model_validate(user.prices[model])
+        except ValidationError:
+            raise UsageError(
+                f"`prices.{model}` of the settings file is no price",
+                hint=f'write `"{model}" = {{ prompt = 0.15, completion = 0.60 }}`, in USD per million tokens',
+            ) from None
+    values = {field.name: field.read(said) for field in said_settings(EvaluationSettings, said)}
+    return EvaluationSettings(**values)
+
+
+def require_needed(settings: EvaluationSettings, said: Mapping[str, Any]) -> None:
+    """Refuse options that mean nothing with the others."""
+    options = options_in(EvaluationSettings, CommandFlags)
+    for key in said:
+        option = options[key]
+        if option.needs and not getattr(settings, option.needs):
+            needed = options[option.needs]
+            whole = f"{needed.word} {needed.info.metavar or ''}".rstrip()
+            raise UsageError(f"`{option.word}` needs `{needed.word}`", hint=f"add `{whole}`")
+        if settings.exhaustive and SAMPLED in option.marks:
+            raise UsageError(
+                f"`{option.word}` means nothing with `--exhaustive`: every line is played once, greedily",
+                hint=f"leave `{option.word}` out",
+            )
+
+
+def resume_settings(
+    stored: EvaluationSettings, said: Mapping[str, Any], run_dir: Path, command: str
+) -> EvaluationSettings:
+    """Return the settings with which a run goes on; `said` holds the options that were typed, by key.
+
+    Raises `UsageError` when one of them asks for something else than the run was started with.
+    """
+    fields = said_settings(EvaluationSettings, said)
+    bound = [field for field in fields if not field.free]
+    changed = [line for field in bound for line in field.differences(said, getattr(stored, field.name))]
+    if "out" in said and Path(said["out"]).resolve() != run_dir.resolve():
+        changed.append(f"`--out {said['out']}`: the run lies in `{run_dir}`")
+    if changed:
+        raise UsageError(
+            f"cannot resume `{run_dir}`: these settings changed since it started",
+            detail="\n".join(changed),
+            hint=f"go on with `{command}` alone, or start a new run without `--resume`",
+            code="other_settings",
+        )
+    return stored.model_copy(update={field.name: field.read(said) for field in fields if field.free})
