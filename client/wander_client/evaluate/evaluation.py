@@ -162,7 +162,7 @@ async def begun_evaluation(
         _require_examples(environment.handle.info, settings.split)
         stack.callback(_keep_log, server_log, run_dir, SERVER_LOG_FILE)
         client = await stack.enter_async_context(
-            pool.client(settings, location, name=run_dir.name, log_path=server_log)
+            pool.client(settings.choose_model(), location, name=run_dir.name, log_path=server_log)
         )
         await client.check()  # before a folder is made for its run
         if resume:

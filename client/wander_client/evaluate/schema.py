@@ -66,7 +66,7 @@ class Option:
         words = flags.split()
         long = next((word[2:] for word in words if word.startswith("--")), "")
         self.key = key or long.partition("/")[0].replace("-", "_")
-        self.word = words[0] if words else ""
+        self.word = words[0].partition("/")[0] if words else ""
         self.marks, self.kind, self.suite, self.shown, self.needs = marks, kind, suite, shown, needs
         self.least: float | None = more.get("min")
         self.info: Any = (

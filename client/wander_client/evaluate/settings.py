@@ -40,6 +40,7 @@ from wander_client.evaluate.schema import (
     options_in,
     said_settings,
 )
+from wander_client.models.pool import ModelChoice
 from wander_client.models.reference import KEY_VARIABLE
 from wander_client.models.server import START_SECONDS, ServeChoice
 from wander_client.names import parse_environment
@@ -319,10 +320,19 @@ class EvaluationSettings(Record):
             at_once=self.max_rollouts or 2 * self.concurrency,
         )
 
-    def serve_choice(self) -> ServeChoice:
-        """Return what the model is served with."""
-        return ServeChoice(
+    def choose_model(self) -> ModelChoice:
+        """Return the model, and what it is served with."""
+        serve = ServeChoice(
             self.serve or "vllm", tuple(self.serve_args), self.serve_python, self.serve_timeout
+        )
+        return ModelChoice(
+            self.model,
+            self.base_url,
+            self.key_variable,
+            self.call_timeout,
+            self.device,
+            self.cache,
+            None if self.serve is None else serve,
         )
 
     def plan(self, *, only_failed: bool = False, share: Share | None = None) -> EvaluationPlan:

@@ -5,21 +5,35 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from wander_client.context import current
 from wander_client.models.reference import is_local_model, open_model, servable
-from wander_client.models.server import served
+from wander_client.models.server import ServeChoice, served
 
 if TYPE_CHECKING:
     from wander.clients.base import Client
     from wander.clients.rate_limit import CallLimiter
 
     from wander_client.environments.location import Location
-    from wander_client.evaluate.settings import EvaluationSettings
 
 CACHE_FILE = "responses.sqlite"
+
+
+@dataclass(frozen=True)
+class ModelChoice:
+    """A model as an evaluation asks for it."""
+
+    model: str
+    base_url: str | None
+    key_variable: str
+    call_timeout: float | None
+    device: str | None
+    cache: bool
+    serve: ServeChoice | None
+    """What it is served with meanwhile; None asks an endpoint, or loads it in this process."""
 
 
 class ModelPool:
@@ -40,31 +54,33 @@ class ModelPool:
 
     @contextlib.asynccontextmanager
     async def client(
-        self, settings: EvaluationSettings, location: Location, *, name: str, log_path: Path
+        self, choice: ModelChoice, location: Location, *, name: str, log_path: Path
     ) -> AsyncIterator[Client]:
         """Yield the client of an evaluation; `name` keeps its rollouts apart from those of others."""
         async with contextlib.AsyncExitStack() as stack:
-            if settings.serve is not None:
-                await stack.enter_async_context(self._machine.filled_by(_served_key(settings)))
-                client: Client = await self._served(settings, log_path)
+            if choice.serve is not None:
+                key: Any = (choice.model, choice.serve)
+                await stack.enter_async_context(self._machine.filled_by(key))
+                client: Client = await self._serve(key, choice.call_timeout, log_path)
                 stack.push_async_callback(client.close)
-            elif settings.base_url is None and is_local_model(settings.model):
-                await stack.enter_async_context(self._machine.filled_by(_local_key(settings)))
-                client = await self._local(settings)
+            elif choice.base_url is None and is_local_model(choice.model):
+                key = ("local", choice.model, choice.device)
+                await stack.enter_async_context(self._machine.filled_by(key))
+                client = await self._load(key)
             else:
                 client = open_model(
-                    settings.model,
-                    base_url=settings.base_url,
-                    key_variable=settings.key_variable,
+                    choice.model,
+                    base_url=choice.base_url,
+                    key_variable=choice.key_variable,
                     location=location,
-                    timeout=settings.call_timeout,
+                    timeout=choice.call_timeout,
                 )
                 stack.push_async_callback(client.close)
             self._share(client, name)
-            if settings.cache and client.limiter is not None:
+            if choice.cache and client.limiter is not None:
                 client = self._cached(client, stack)
-            elif settings.cache:
-                current().output.warn(f"`--cache` keeps answers of endpoints; `{settings.model}` has none")
+            elif choice.cache:
+                current().output.warn(f"`--cache` keeps answers of endpoints; `{choice.model}` has none")
             yield client
 
     async def close(self) -> None:
@@ -89,27 +105,27 @@ class ModelPool:
         stack.callback(cache.close)
         return CachingClient(client, cache)
 
-    async def _local(self, settings: EvaluationSettings) -> Client:
-        key = _local_key(settings)
+    async def _load(self, key: tuple[str, str, str | None]) -> Client:
         if self._held is None or self._held[0] != key:
             await self._let_go()
-            client = open_model(settings.model, device=settings.device)
+            client = open_model(key[1], device=key[2])
             self._stack.push_async_callback(client.close)
             self._held = (key, client)
         loaded: Client = self._held[1]
         return loaded
 
-    async def _served(self, settings: EvaluationSettings, log_path: Path) -> Client:
-        choice, key = settings.serve_choice(), _served_key(settings)
-        if self._held is None or self._held[0] != key:
-            await self._let_go()
-            model = await asyncio.to_thread(servable, settings.model)
-            server = await self._stack.enter_async_context(served(model, choice, log_path=log_path))
-            self._held = (key, (server, await asyncio.to_thread(_digest, Path(model))))
-        server, digest = self._held[1]
+    async def _serve(
+        self, key: tuple[str, ServeChoice], call_timeout: float | None, log_path: Path
+    ) -> Client:
         from wander.clients.served import ServedClient
 
-        return ServedClient(server.model, server.base_url, server.described, digest, settings.call_timeout)
+        if self._held is None or self._held[0] != key:
+            await self._let_go()
+            model = await asyncio.to_thread(servable, key[0])
+            server = await self._stack.enter_async_context(served(model, key[1], log_path=log_path))
+            self._held = (key, (server, await asyncio.to_thread(_digest_weights, Path(model))))
+        server, digest = self._held[1]
+        return ServedClient(server.model, server.base_url, server.described, digest, call_timeout)
 
     async def _let_go(self) -> None:
         await self.close()
@@ -149,15 +165,7 @@ class _Machine:
             self._waiting.pop(place)[1].set_result(None)
 
 
-def _local_key(settings: EvaluationSettings) -> Any:
-    return ("local", settings.model, settings.device)
-
-
-def _served_key(settings: EvaluationSettings) -> Any:
-    return (settings.model, settings.serve_choice())
-
-
-def _digest(model: Path) -> str | None:
+def _digest_weights(model: Path) -> str | None:
     """Return the digest of a checkpoint's weights; None for a model that the server fetches itself."""
     from wander.models.loading import weights_digest
 
