@@ -28,7 +28,7 @@ from wander.rollout.calls import ModelCalls
 from wander.rollout.hooks import described
 from wander.rollout.outside_calls import ROLLOUT
 from wander.rubrics.rubric import Rubric
-from wander.rubrics.score import Score, checked_reward
+from wander.rubrics.score import Score
 from wander.seeding import derived_seed
 from wander.types import Example, RewardFunctionInfo, State
 
@@ -227,11 +227,7 @@ def _score(played: ClassicState, state: State, weights: Mapping[str, float]) -> 
     outside = next((name for name, error in raised.items() if is_outside(error)), None)
     if outside is not None:
         return Score(reward=None, metrics=metrics, error=RubricError(noted[outside]))
-    try:
-        checked = {name: checked_reward(value, name) for name, value in metrics.items()}
-        return Score(reward=checked_reward(played.get("reward") or 0.0, "reward"), metrics=checked)
-    except RubricError as error:
-        return Score(reward=None, error=error)
+    return Score.of(played.get("reward") or 0.0, metrics)
 
 
 def is_outside(error: BaseException) -> bool:

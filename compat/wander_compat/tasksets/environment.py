@@ -31,7 +31,7 @@ from wander.parsers import Parser
 from wander.rollout.calls import ModelCalls
 from wander.rollout.outside_calls import ROLLOUT
 from wander.rubrics.rubric import Rubric
-from wander.rubrics.score import Score, checked_reward
+from wander.rubrics.score import Score
 from wander.seeding import derived_seed
 from wander.types import Example, RewardFunctionInfo, State
 from wander.worker.openai_proxy import BASE_VARIABLE
@@ -299,11 +299,7 @@ class EpisodeRubric(Rubric):
             return Score(reward=None, error=RubricError(f"`{missing[0]}` gave no reward"))
         scores = {name: reward.score for name, reward in played.rewards.items()}
         metrics = {name: value for name, value in played.metrics.items() if value is not None}
-        try:
-            checked = {name: checked_reward(value, name) for name, value in {**metrics, **scores}.items()}
-            return Score(reward=checked_reward(played.reward, "reward"), metrics=checked)
-        except RubricError as error:
-            return Score(reward=None, error=error)
+        return Score.of(played.reward, {**metrics, **scores})
 
     async def score_group(self, states: Sequence[State], parser: Parser | None = None) -> list[Score]:
         """Score finished rollouts one by one: nothing in the library compares episodes."""

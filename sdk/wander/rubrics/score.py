@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from numbers import Real
 from typing import Any
@@ -20,6 +21,15 @@ class Score:
     """Raw value of every function that gave one."""
     error: RubricError | None = None
     """The first failure."""
+
+    @classmethod
+    def of(cls, reward: Any, metrics: Mapping[str, Any]) -> Score:
+        """Return the score of values computed elsewhere; one that is no finite number is its error."""
+        try:
+            checked = {name: checked_reward(value, name) for name, value in metrics.items()}
+            return cls(checked_reward(reward, "reward"), checked)
+        except RubricError as error:
+            return cls(None, error=error)
 
 
 def checked_reward(value: Any, name: str) -> float:
