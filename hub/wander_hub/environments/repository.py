@@ -24,7 +24,11 @@ def readable(session: Session) -> ColumnElement[bool]:
 
     A session that was opened for nobody sees what is public, so forgetting the caller shows too little.
     """
-    reader: Identity | None = session.info.get(READER)
+    return readable_by(session.info.get(READER))
+
+
+def readable_by(reader: Identity | None) -> ColumnElement[bool]:
+    """Return the condition on environments that holds for those somebody may see; None is the public."""
     if reader is None:
         return Environment.private.is_(False)
     mine = [Environment.owner_id.in_(reader.roles) | Environment.id.in_(reader.grants)]

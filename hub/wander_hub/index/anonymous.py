@@ -12,32 +12,19 @@ import sqlite3
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, TypeAlias
 
-from sqlalchemy import BindParameter, ColumnElement, Select, bindparam, func, null, select
+from sqlalchemy import Select
 from sqlalchemy.dialects import sqlite
 from starlette.concurrency import run_in_threadpool
 
-from wander_hub.accounts.models import Owner
 from wander_hub.database import Database
-from wander_hub.environments.models import Environment, File, Version
-from wander_hub.index import rendering, service
-from wander_hub.index.models import IndexPage
-from wander_hub.index.namespaces import namespace_owner, namespaces_of
+from wander_hub.index import rendering, repository, service
 from wander_hub.index.negotiation import JSON_V1
-from wander_hub.index.schemas import etag_of
+from wander_hub.index.schemas import Page, Place
 
 Statement: TypeAlias = Select[*tuple[Any, ...]]
 Row: TypeAlias = tuple[Any, ...]
 _BUSY_MILLISECONDS = 50
 """The loop waits no longer for a locked database (readers of WAL hardly ever do); then the routes wait."""
-
-
-class PublicPage(NamedTuple):
-    """A stored page in the encoding that was asked for, where it is stored in that."""
-
-    body: bytes
-    etag: str
-    """Without quotes; each encoding has its own."""
-    encoded: bool
 
 
 class PublicFile(NamedTuple):
@@ -47,35 +34,6 @@ class PublicFile(NamedTuple):
     size: int
     core_metadata: str | None
     core_metadata_sha256: str | None
-
-
-class Place(NamedTuple):
-    """A project of an owner's index, or with no owner of the combined one."""
-
-    owner: str | None
-    project: str
-    """Normalised; empty for the owner's list of projects."""
-
-    @property
-    def shape(self) -> int:
-        """Return what the statement depends on: how many owners may have the name, 0 for a given one."""
-        return 0 if self.owner is not None else self.project.count("-") + 1
-
-    def values(self) -> dict[str, str]:
-        """Return the values of the statement."""
-        if self.owner is not None:
-            return {"project": self.project, "owner": self.owner}
-        spaces = {f"space{number}": name for number, name in enumerate(namespaces_of(self.project))}
-        return {"project": self.project, **spaces}
-
-
-def anybody_reads() -> tuple[ColumnElement[bool], ...]:
-    """Return the conditions on an environment under which those without a token may install from it.
-
-    The one place for the short way; `readable` is that of everything else, and a test holds the two together.
-    """
-    public, present = Environment.private.is_(False), Environment.deleted_at.is_(None)
-    return public, present, Environment.quarantine_reason.is_(None)
 
 
 class AnonymousReader:
@@ -89,25 +47,21 @@ class AnonymousReader:
         self._changes: sqlite3.Cursor | None = None
         self._statements: dict[Any, str | Statement] = {}
 
-    async def page(self, place: Place, media_type: str, encoding: str | None) -> PublicPage | None:
+    async def page(self, place: Place, media_type: str, encoding: str | None) -> Page | None:
         """Return a page; None when not everybody may see it."""
         key = ("page" if place.project else "list", place.shape, media_type == JSON_V1, encoding)
         values = place.values() if place.project else {**place.values(), "nothing": rendering.root_json([])}
-        found = await self._one(key, lambda: _page(*key), values)
-        if found is None:
-            return None
-        body, etag, encoded = found
-        return PublicPage(body, etag_of(etag, encoding) if encoded else etag, encoded)
+        found = await self._one(key, lambda: repository.page_query(place, media_type, encoding), values)
+        return Page.of(found, media_type, encoding) if found is not None else None
 
-    async def combined_root(self, media_type: str) -> PublicPage:
+    async def combined_root(self, media_type: str) -> Page:
         """Return the list of the combined index as the public sees it, made from rows."""
 
-        def made() -> PublicPage:
+        def make() -> Page:
             with self._database.read() as session:
-                page = service.combined_root(session, media_type)
-            return PublicPage(page.body, page.etag, encoded=False)
+                return service.combined_root(session, media_type)
 
-        return await run_in_threadpool(made)
+        return await run_in_threadpool(make)
 
     def last_change(self) -> int | None:
         """Return what is another number after any change of the database; None where nobody knows."""
@@ -124,7 +78,7 @@ class AnonymousReader:
     async def file(self, place: Place, filename: str) -> PublicFile | None:
         """Return a distribution file that anybody may download."""
         values = place.values() | {"filename": filename}
-        found = await self._one(("file", place.shape), lambda: _file(place.shape), values)
+        found = await self._one(("file", place.shape), lambda: repository.file_query(place), values)
         return PublicFile(*found) if found else None
 
     def close(self) -> None:
@@ -166,30 +120,3 @@ class AnonymousReader:
         with self._database.engine.connect() as connection:
             row = connection.execute(statement, values).first()
         return tuple(row) if row is not None else None
-
-
-def _page(kind: str, shape: int, is_json: bool, encoding: str | None) -> Statement:
-    name = "json" if is_json else "html"
-    plain, etag = getattr(IndexPage, name), getattr(IndexPage, f"{name}_etag")
-    encoded = getattr(IndexPage, f"{name}_{encoding}") if encoding else null()
-    shown = func.coalesce(encoded, plain) if encoding else plain
-    query = select(shown, etag, encoded.is_not(None)).join(Owner, IndexPage.owner_id == Owner.id)
-    query = query.where(IndexPage.project == bindparam("project"), _owner(shape))
-    if kind == "list":  # it names what is public; where that is nothing, the answer depends on who asks
-        return query.where(IndexPage.environment_id.is_(None), IndexPage.json != bindparam("nothing"))
-    query = query.join(Environment, IndexPage.environment_id == Environment.id)
-    return query.where(*anybody_reads())
-
-
-def _file(shape: int) -> Statement:
-    query = select(File.sha256, File.size, File.core_metadata, File.core_metadata_sha256).join(File.version)
-    query = query.join(Environment, File.environment_id == Environment.id).join(Environment.owner)
-    asked = (Environment.name == bindparam("project"), File.filename == bindparam("filename"))
-    return query.where(*asked, _owner(shape), Version.deleted_at.is_(None), *anybody_reads())
-
-
-def _owner(shape: int) -> ColumnElement[bool]:
-    if not shape:
-        return Owner.name == bindparam("owner")
-    spaces: list[BindParameter[str]] = [bindparam(f"space{number}") for number in range(shape)]
-    return Owner.id == namespace_owner(spaces).scalar_subquery()

@@ -15,12 +15,14 @@ from typing import NamedTuple, TypeAlias
 from starlette.concurrency import run_in_threadpool
 from starlette.types import Message, Scope, Send
 
+from wander_hub.environments.models import File
 from wander_hub.http.answers import holds, send_object, sent_by_another, wanted_range
 from wander_hub.http.middleware import BROWSER_HEADERS, REQUEST_ID_HEADER, fresh_id, usable_id
 from wander_hub.http.problems import HubProblem
-from wander_hub.index.anonymous import AnonymousReader, Place, PublicFile, PublicPage
+from wander_hub.index.anonymous import AnonymousReader, PublicFile
 from wander_hub.index.caching import PAGE_HEADERS, file_caching
 from wander_hub.index.negotiation import PLAIN_HTML, encoding_for, negotiated
+from wander_hub.index.schemas import Page, Place
 from wander_hub.settings import Settings
 from wander_hub.storage import Storage
 
@@ -114,32 +116,28 @@ class DirectIndex:
 
     async def _answer(self, path: str, media_type: str | None, encoding: str | None) -> Answer | None:
         if path == "/simple/" and media_type:
-            return _answer_of(await self._reader.combined_root(media_type), media_type, None)
+            return page_answer(await self._reader.combined_root(media_type))
         if found := _PAGE.fullmatch(path):
             owner, project, listed = found.groups()
-            place = Place(listed or owner, project or "")
-            return await self._page(place, media_type, encoding) if media_type else None
+            if media_type is None:
+                return None
+            page = await self._reader.page(Place(listed or owner, project or ""), media_type, encoding)
+            return page_answer(page) if page is not None else None
         if found := _FILE.fullmatch(path):
             owner, project, filename, metadata = found.groups()
             return await self._file(Place(owner, project), filename, metadata)
         return None
 
-    async def _page(self, place: Place, media_type: str, encoding: str | None) -> Answer | None:
-        page = await self._reader.page(place, media_type, encoding)
-        return _answer_of(page, media_type, encoding) if page is not None else None
-
     async def _file(self, place: Place, filename: str, metadata: str | None) -> Answer | None:
         file = await self._reader.file(place, filename)
         if file is None or (metadata and file.core_metadata is None):
             return None
-        etag = f'"{file.core_metadata_sha256 if metadata else file.sha256}"'
-        caching = file_caching(place.owner, place.project).encode()
-        unchanged = [*_FILE_HEADERS, (b"etag", etag.encode()), (b"cache-control", caching)]
-        if metadata and file.core_metadata is not None:
-            body = file.core_metadata.encode()
-            return Answer(etag, unchanged, [*unchanged, _BYTES, _length(len(body))], body)
+        caching = file_caching(place.owner, place.project)
+        if metadata:
+            return metadata_answer(file, caching)
         if self._storage.local_path(file.sha256) is None:
             return None  # an object store may have to be asked for an address first
+        etag, unchanged = _unchanged(file.sha256, caching)
         unchanged.append((b"accept-ranges", b"bytes"))
         headers = [*unchanged, _BYTES]
         if (elsewhere := sent_by_another(self._settings, self._storage, file.sha256, "GET")) is None:
@@ -210,13 +208,29 @@ def _asked(scope: Scope) -> Asked | None:
     return found
 
 
-def _answer_of(page: PublicPage, media_type: str, encoding: str | None) -> Answer:
-    content_type = f"{media_type}; charset=utf-8" if media_type == PLAIN_HTML else media_type
-    unchanged = [*_PAGE_HEADERS, (b"etag", f'"{page.etag}"'.encode())]
-    headers = [*unchanged, (b"content-type", content_type.encode()), _length(len(page.body))]
-    if page.encoded and encoding:
-        headers.append((b"content-encoding", encoding.encode()))
-    return Answer(f'"{page.etag}"', unchanged, headers, page.body)
+def page_answer(page: Page) -> Answer:
+    """Return how a page is answered."""
+    kind = f"{page.media_type}; charset=utf-8" if page.media_type == PLAIN_HTML else page.media_type
+    etag = f'"{page.etag}"'
+    unchanged = [*_PAGE_HEADERS, (b"etag", etag.encode())]
+    headers = [*unchanged, (b"content-type", kind.encode()), _length(len(page.body))]
+    if page.encoding:
+        headers.append((b"content-encoding", page.encoding.encode()))
+    return Answer(etag, unchanged, headers, page.body)
+
+
+def metadata_answer(file: PublicFile | File, caching: str) -> Answer | None:
+    """Return how the METADATA of a wheel is answered; None for a file that is served without."""
+    if file.core_metadata is None:
+        return None
+    body = file.core_metadata.encode()
+    etag, unchanged = _unchanged(file.core_metadata_sha256 or "", caching)
+    return Answer(etag, unchanged, [*unchanged, _BYTES, _length(len(body))], body)
+
+
+def _unchanged(digest: str, caching: str) -> tuple[str, Headers]:
+    etag = f'"{digest}"'
+    return etag, [*_FILE_HEADERS, (b"etag", etag.encode()), (b"cache-control", caching.encode())]
 
 
 def _length(size: int) -> tuple[bytes, bytes]:

@@ -17,7 +17,6 @@ import os
 import shutil
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import NamedTuple
 
 from sqlalchemy import Select, event, select
 from sqlalchemy.exc import SQLAlchemyError
@@ -26,24 +25,17 @@ from sqlalchemy.orm import Session
 from wander_hub import names
 from wander_hub.accounts.models import Owner
 from wander_hub.database import PUBLIC_FILES, Database
-from wander_hub.environments.models import Environment, File, Version
+from wander_hub.environments.models import Environment, File
 from wander_hub.identity import HUB
 from wander_hub.index import repository
-from wander_hub.index.anonymous import anybody_reads
 from wander_hub.index.namespaces import covers, namespaces_of
+from wander_hub.index.schemas import Place
 from wander_hub.names import BUNDLED_OWNER
 from wander_hub.storage import Storage
 
 logger = logging.getLogger("wander_hub")
 
 FOLDER = "public"
-
-
-class Place(NamedTuple):
-    """A project of an owner's index, or with no owner of the combined one, whose files lie in one folder."""
-
-    owner: str | None
-    project: str
 
 
 class PublicFiles:
@@ -183,5 +175,5 @@ def _rows(environment_id: int | None = None) -> Select[str, str, str, int]:
     """Return every file that anybody may download, but for the hub's own packages, which are replaced."""
     query = select(Owner.name, File.filename, File.sha256, Environment.id).join(File.version)
     query = query.join(Environment, File.environment_id == Environment.id).join(Environment.owner)
-    query = query.where(Version.deleted_at.is_(None), Owner.name != BUNDLED_OWNER, *anybody_reads())
+    query = query.where(Owner.name != BUNDLED_OWNER, *repository.offered())
     return query if environment_id is None else query.where(Environment.id == environment_id)

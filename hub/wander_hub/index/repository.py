@@ -1,27 +1,69 @@
-"""Reads and writes stored pages."""
+"""Queries on pages and the files that they list; who may see what stands here, for every way to ask."""
 
 from __future__ import annotations
 
+import gzip
 import hashlib
 from collections.abc import Sequence
+from typing import Any
 
-from sqlalchemy import or_, select
+import zstandard
+from sqlalchemy import BindParameter, ColumnElement, Select, bindparam, func, null, or_, select
 from sqlalchemy.orm import Session, load_only
 
 from wander_hub.accounts.models import Owner
-from wander_hub.environments.models import Environment
-from wander_hub.environments.repository import readable
-from wander_hub.index.compression import compressed
+from wander_hub.environments.models import Environment, File, Version
+from wander_hub.environments.repository import readable, readable_by
+from wander_hub.identity import Identity
 from wander_hub.index.models import IndexPage
 from wander_hub.index.namespaces import namespace_owner
+from wander_hub.index.negotiation import JSON_V1
+from wander_hub.index.schemas import Place
+
+_SMALL = 1024
+"""Below this a page fits into one packet anyhow."""
+_GZIP_LEVEL, _ZSTD_LEVEL = 2, 1
+"""A page is mostly digests: higher levels take twice the time, with every upload, to save a tenth."""
 
 
-def stored_page(session: Session, owner: str, project: str) -> IndexPage | None:
-    """Return the stored page of a project that the caller may read, or with an empty name of the owner."""
-    query = select(IndexPage).join(Owner, IndexPage.owner_id == Owner.id)
-    query = query.outerjoin(Environment, IndexPage.environment_id == Environment.id)
-    seen = or_(IndexPage.environment_id.is_(None), readable(session))
-    return session.scalar(query.where(Owner.name == owner, IndexPage.project == project, seen))
+def page_query(
+    place: Place, media_type: str, encoding: str | None, reader: Identity | None = None
+) -> Select[*tuple[Any, ...]]:
+    """Return the query for body, plain tag, and whether it is encoded, of a page that somebody may read.
+
+    An owner's list is the public's; it must not be `nothing`, since then the answer depends on who asks.
+    """
+    name = "json" if media_type == JSON_V1 else "html"
+    plain, etag = getattr(IndexPage, name), getattr(IndexPage, f"{name}_etag")
+    encoded = getattr(IndexPage, f"{name}_{encoding}") if encoding else null()
+    shown = func.coalesce(encoded, plain) if encoding else plain
+    query = select(shown, etag, encoded.is_not(None)).join(Owner, IndexPage.owner_id == Owner.id)
+    query = query.where(IndexPage.project == bindparam("project"), _has_owner(place))
+    if not place.project:
+        return query.where(IndexPage.environment_id.is_(None), IndexPage.json != bindparam("nothing"))
+    query = query.join(Environment, IndexPage.environment_id == Environment.id)
+    return query.where(readable_by(reader))
+
+
+def file_query(place: Place) -> Select[*tuple[Any, ...]]:
+    """Return the query for digest, size, metadata and its digest of a file that anybody may have."""
+    query = select(File.sha256, File.size, File.core_metadata, File.core_metadata_sha256).join(File.version)
+    query = query.join(Environment, File.environment_id == Environment.id).join(Environment.owner)
+    named = (Environment.name == bindparam("project"), File.filename == bindparam("filename"))
+    return query.where(*named, _has_owner(place), *offered())
+
+
+def offered(reader: Identity | None = None) -> tuple[ColumnElement[bool], ...]:
+    """Return the conditions on environment and version under which somebody may have their files."""
+    present = (Version.deleted_at.is_(None), Environment.deleted_at.is_(None))
+    return readable_by(reader), *present, Environment.quarantine_reason.is_(None)
+
+
+def _has_owner(place: Place) -> ColumnElement[bool]:
+    if not place.shape:
+        return Owner.name == bindparam("owner")
+    spaces: list[BindParameter[str]] = [bindparam(f"space{number}") for number in range(place.shape)]
+    return Owner.id == namespace_owner(spaces).scalar_subquery()
 
 
 def projects_of(session: Session, owner: str) -> Sequence[str]:
@@ -35,8 +77,7 @@ def projects_of(session: Session, owner: str) -> Sequence[str]:
 def public_projects_of(session: Session, owner_id: int) -> Sequence[str]:
     """Return what everybody may read of an owner's list, whoever asks."""
     query = select(IndexPage.project).join(Environment, IndexPage.environment_id == Environment.id)
-    public = (Environment.deleted_at.is_(None), Environment.private.is_(False))
-    query = query.where(IndexPage.owner_id == owner_id, *public)
+    query = query.where(IndexPage.owner_id == owner_id, Environment.deleted_at.is_(None), readable_by(None))
     return session.scalars(query.order_by(IndexPage.project)).all()
 
 
@@ -87,11 +128,19 @@ def store_page(
     page.environment_id = environment_id
     page.html, page.html_etag = html, etag_of(html)
     page.json, page.json_etag = json, etag_of(json)
-    page.html_gzip, page.html_zstd = compressed(html)
-    page.json_gzip, page.json_zstd = compressed(json)
+    page.html_gzip, page.html_zstd = _compress(html)
+    page.json_gzip, page.json_zstd = _compress(json)
     return is_new
 
 
 def etag_of(body: bytes) -> str:
     """Return the entity tag of a page's bytes."""
     return hashlib.sha256(body).hexdigest()[:32]
+
+
+def _compress(body: bytes) -> tuple[bytes | None, bytes | None]:
+    """Return a page under gzip and under zstd, the same bytes for the same page; None for a small one."""
+    if len(body) < _SMALL:
+        return None, None
+    zstd = zstandard.ZstdCompressor(level=_ZSTD_LEVEL).compress(body)
+    return gzip.compress(body, _GZIP_LEVEL, mtime=0), zstd

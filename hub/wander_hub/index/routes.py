@@ -17,13 +17,14 @@ from wander_hub import names
 from wander_hub.database import Database
 from wander_hub.environments import service as environment_service
 from wander_hub.environments.models import File
-from wander_hub.http.answers import not_modified, stored_object
+from wander_hub.http.answers import holds, stored_object
 from wander_hub.http.boundary import HubDatabase, HubStorage, optional_identity
 from wander_hub.http.problems import HubProblem, documented
 from wander_hub.index import service
-from wander_hub.index.caching import PAGE_HEADERS, file_caching
-from wander_hub.index.negotiation import HTML_V1, JSON_V1, negotiated
-from wander_hub.index.schemas import NamespaceInfo, StoredPage
+from wander_hub.index.caching import file_caching
+from wander_hub.index.direct import Answer, metadata_answer, page_answer
+from wander_hub.index.negotiation import HTML_V1, JSON_V1, encoding_for, negotiated
+from wander_hub.index.schemas import NamespaceInfo, Place
 from wander_hub.storage import Storage
 
 router = APIRouter(tags=["index"])
@@ -76,7 +77,8 @@ def list_combined(request: Request, database: HubDatabase, format: Format = None
     """List what every owner offers in its own namespace: `alice` and `alice-*` of the owner `alice`."""
     media_type = _media_type(request, format)
     with database.read(optional_identity(request)) as session:
-        return _conditional(request, service.combined_root(session, media_type))
+        page = service.combined_root(session, media_type)
+    return _answer(request, page_answer(page))
 
 
 @router.get(
@@ -87,7 +89,7 @@ def list_combined_files(
     request: Request, database: HubDatabase, project: str, format: Format = None
 ) -> Response:
     """List the files of a project that lies in its owner's namespace: the page of the owner's index."""
-    return _project_page(request, database, None, project, format)
+    return _project_page(request, database, Place(None, project), format)
 
 
 @router.get(
@@ -99,8 +101,8 @@ def list_projects(request: Request, database: HubDatabase, owner: str, format: F
     media_type = _media_type(request, format)
     with database.read(optional_identity(request)) as session:
         environment_service.require_owner(session, owner)
-        page = service.root(session, owner, media_type)
-    return _conditional(request, page)
+        page = service.root(session, owner, media_type, _encoding(request))
+    return _answer(request, page_answer(page))
 
 
 @router.get(
@@ -117,13 +119,13 @@ def list_files(
     format: Format = None,
 ) -> Response:
     """List the files of a project (PEP 503, 592, 629, 658, 691, 700, 714, 792)."""
-    return _project_page(request, database, owner, project, format)
+    return _project_page(request, database, Place(owner, project), format)
 
 
 @router.api_route("/{owner}/legacy/+simple/{project}/", methods=["GET", "HEAD"], include_in_schema=False)
 def list_files_for_hatch(request: Request, database: HubDatabase, owner: str, project: str) -> Response:
     """List what is uploaded already, where `hatch publish` looks for it."""
-    return _project_page(request, database, owner, project, None)
+    return _project_page(request, database, Place(owner, project), None)
 
 
 @router.get(
@@ -136,7 +138,7 @@ def get_combined_core_metadata(
     request: Request, database: HubDatabase, project: str, filename: FileName
 ) -> Response:
     """Send the METADATA of a wheel of the combined index."""
-    return _core_metadata(request, database, None, project, filename)
+    return _core_metadata(request, database, Place(None, project), filename)
 
 
 @router.get(
@@ -149,7 +151,7 @@ def get_core_metadata(
     request: Request, database: HubDatabase, owner: str, project: str, filename: FileName
 ) -> Response:
     """Send a wheel's METADATA byte for byte (PEP 658)."""
-    return _core_metadata(request, database, owner, project, filename)
+    return _core_metadata(request, database, Place(owner, project), filename)
 
 
 @router.get(
@@ -162,7 +164,7 @@ def get_combined_file(
     request: Request, database: HubDatabase, storage: HubStorage, project: str, filename: FileName
 ) -> Response:
     """Send a distribution file of the combined index."""
-    return _distribution(request, database, storage, None, project, filename)
+    return _distribution(request, database, storage, Place(None, project), filename)
 
 
 @router.get(
@@ -180,54 +182,40 @@ def get_file(
     filename: FileName,
 ) -> Response:
     """Send a distribution file; ranges and conditional requests work."""
-    return _distribution(request, database, storage, owner, project, filename)
+    return _distribution(request, database, storage, Place(owner, project), filename)
 
 
-def _project_page(
-    request: Request, database: Database, owner: str | None, project: str, wanted: str | None
-) -> Response:
-    if names.normalise_environment(project) != project:
-        return _redirect(request, _index_path(owner, project))
+def _project_page(request: Request, database: Database, place: Place, wanted: str | None) -> Response:
+    if names.normalise_environment(place.project) != place.project:
+        return _redirect(request, _index_path(*place))
     media_type = _media_type(request, wanted)
     with database.read(optional_identity(request)) as session:
-        if owner is None:
-            page = service.combined_project(session, project, media_type)
-        else:
-            page = service.project(session, owner, project, media_type)
-    return _conditional(request, page)
+        page = service.page(session, place, media_type, _encoding(request))
+    return _answer(request, page_answer(page))
 
 
-def _core_metadata(
-    request: Request, database: Database, owner: str | None, project: str, filename: str
-) -> Response:
-    file, caching, _private = _file(request, database, owner, project, filename)
-    if file.core_metadata is None:
+def _core_metadata(request: Request, database: Database, place: Place, filename: str) -> Response:
+    file, caching, _private = _file(request, database, place, filename)
+    answer = metadata_answer(file, caching)
+    if answer is None:
         raise HubProblem(404, "file_not_found", f"`{filename}` is served without separate metadata")
-    headers = {"ETag": f'"{file.core_metadata_sha256}"', "Cache-Control": caching}
-    same = not_modified(request, headers["ETag"], headers)
-    body = file.core_metadata.encode()
-    return same or Response(body, media_type="application/octet-stream", headers=headers)
+    return _answer(request, answer)
 
 
 def _distribution(
-    request: Request, database: Database, storage: Storage, owner: str | None, project: str, filename: str
+    request: Request, database: Database, storage: Storage, place: Place, filename: str
 ) -> Response:
-    file, caching, private = _file(request, database, owner, project, filename)
+    file, caching, private = _file(request, database, place, filename)
     what = (file.sha256, file.size, "application/octet-stream", {"Cache-Control": caching})
     return stored_object(request, storage, *what, private=private)
 
 
-def _file(
-    request: Request, database: Database, owner: str | None, project: str, filename: str
-) -> tuple[File, str, bool]:
+def _file(request: Request, database: Database, place: Place, filename: str) -> tuple[File, str, bool]:
     """Return a file that may be had, how long its bytes may be kept by whom, and whether it is private."""
     with database.read(optional_identity(request)) as session:
-        if owner is None:
-            file, environment = service.combined_file(session, project, filename)
-        else:
-            file, environment = service.file(session, owner, project, filename)
+        file, environment = service.file_at(session, place, filename)
     private = environment.private
-    return file, file_caching(environment.owner.name, project, private=private), private
+    return file, file_caching(environment.owner.name, place.project, private=private), private
 
 
 def _media_type(request: Request, wanted: str | None) -> str:
@@ -238,13 +226,15 @@ def _media_type(request: Request, wanted: str | None) -> str:
     return media_type
 
 
-def _conditional(request: Request, page: StoredPage) -> Response:
-    body, etag, encoding = page.encoded_for(request.headers.get("accept-encoding"))
-    headers = {**PAGE_HEADERS, "ETag": f'"{etag}"'}
-    same = not_modified(request, headers["ETag"], headers)
-    if encoding is not None:
-        headers["Content-Encoding"] = encoding
-    return same or Response(body, headers={**headers, "Content-Type": page.media_type})
+def _encoding(request: Request) -> str | None:
+    return encoding_for(request.headers.get("accept-encoding"))
+
+
+def _answer(request: Request, answer: Answer) -> Response:
+    same = holds(request.headers.get("if-none-match"), answer.etag)
+    response = Response(b"" if same else answer.body, 304 if same else 200)
+    response.raw_headers = list(answer.unchanged if same else answer.headers)
+    return response
 
 
 def _index_path(owner: str | None, project: str | None) -> str:

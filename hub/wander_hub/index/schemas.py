@@ -1,37 +1,50 @@
-"""One stored page as a route sends it, and a namespace as PEP 752 describes one."""
+"""A project's place, a page as it is sent, and a namespace as PEP 752 describes one."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 from pydantic import BaseModel, Field
 
-from wander_hub.index.negotiation import encoding_for
+from wander_hub.index.namespaces import namespaces_of
 
 
-@dataclass(frozen=True)
-class StoredPage:
-    """Bytes, their media type and their strong entity tag."""
+class Place(NamedTuple):
+    """A project of an owner's index, or with no owner of the combined one."""
+
+    owner: str | None
+    project: str
+    """Normalised; empty for the owner's list of projects."""
+
+    @property
+    def shape(self) -> int:
+        """Return what its query depends on: how many owners may have the name, 0 for a given one."""
+        return 0 if self.owner is not None else self.project.count("-") + 1
+
+    def values(self) -> dict[str, str]:
+        """Return the values of its query."""
+        if self.owner is not None:
+            return {"project": self.project, "owner": self.owner}
+        spaces = {f"space{number}": name for number, name in enumerate(namespaces_of(self.project))}
+        return {"project": self.project, **spaces}
+
+
+class Page(NamedTuple):
+    """The bytes of a page as they are sent."""
 
     body: bytes
     media_type: str
     etag: str
-    """Without quotes, of the plain bytes."""
-    gzip: bytes | None = None
-    zstd: bytes | None = None
+    """Strong and without quotes: that of the plain bytes, and their encoding."""
+    encoding: str | None = None
 
-    def encoded_for(self, accept_encoding: str | None) -> tuple[bytes, str, str | None]:
-        """Return the body, its entity tag and its encoding, for a client that accepts these."""
-        encoding = encoding_for(accept_encoding)
-        body = {"gzip": self.gzip, "zstd": self.zstd}.get(encoding or "")
-        if body is None:
-            return self.body, self.etag, None
-        return body, etag_of(self.etag, encoding), encoding
-
-
-def etag_of(etag: str, encoding: str | None) -> str:
-    """Return the entity tag of a page in an encoding: strong tags tell every two bodies apart."""
-    return f"{etag}-{encoding}" if encoding else etag
+    @classmethod
+    def of(cls, row: tuple[Any, ...], media_type: str, encoding: str | None) -> Page:
+        """Return a page from a row of `page_query`."""
+        body, etag, encoded = row
+        return (
+            cls(body, media_type, f"{etag}-{encoding}", encoding) if encoded else cls(body, media_type, etag)
+        )
 
 
 class NamespaceInfo(BaseModel):

@@ -21,9 +21,8 @@ from wander_hub.environments.models import Environment, File
 from wander_hub.http.problems import HubProblem, Moved
 from wander_hub.identity import Identity
 from wander_hub.index import namespaces, rendering, repository
-from wander_hub.index.models import IndexPage
-from wander_hub.index.negotiation import JSON_V1, PLAIN_HTML
-from wander_hub.index.schemas import NamespaceInfo, StoredPage
+from wander_hub.index.negotiation import JSON_V1
+from wander_hub.index.schemas import NamespaceInfo, Page, Place
 from wander_hub.rights.repository import is_closed_to
 
 CHALLENGE = {"WWW-Authenticate": 'Basic realm="wander"'}
@@ -117,28 +116,38 @@ def write_root(session: Session, owner: Owner) -> None:
     )
 
 
-def root(session: Session, owner: str, media_type: str) -> StoredPage:
+def page(session: Session, place: Place, media_type: str, encoding: str | None) -> Page:
+    """Return the page of a project as it is stored, or say why there is none for this caller."""
+    reader: Identity | None = session.info.get(READER)
+    query = repository.page_query(place, media_type, encoding, reader)
+    row = session.execute(query, place.values()).first()
+    if row is not None:
+        return Page.of(tuple(row), media_type, encoding)
+    owner = place.owner or owner_of(session, place.project)
+    with _in_namespace(owner, place):
+        raise_if_moved(session, owner, place.project)
+    raise missing(session, owner, f"`{owner}` offers no project `{place.project}`", "project_not_found")
+
+
+def root(session: Session, owner: str, media_type: str, encoding: str | None) -> Page:
     """Return the owner's list of projects: stored for the public, made for who may see more."""
-    if session.info.get(READER) is not None:
-        projects = repository.projects_of(session, owner)
-        if not projects:
-            _refuse_strangers(session, owner)
-        return _fresh(owner, list(projects), media_type)
-    stored = repository.stored_page(session, owner, "")
-    if stored is None:
-        return _fresh(owner, [], media_type)
-    if stored.json == rendering.root_json([]):
+    if session.info.get(READER) is None:
+        place = Place(owner, "")
+        values = {**place.values(), "nothing": rendering.root_json([])}
+        row = session.execute(repository.page_query(place, media_type, encoding), values).first()
+        if row is not None:
+            return Page.of(tuple(row), media_type, encoding)
+    projects = repository.projects_of(session, owner)
+    if not projects:
         _refuse_strangers(session, owner)
-    return _stored(stored, media_type)
+    return _fresh(owner, list(projects), media_type)
 
 
-def project(session: Session, owner: str, name: str, media_type: str) -> StoredPage:
-    """Return the stored page of a project."""
-    stored = repository.stored_page(session, owner, name)
-    if stored is None:
-        raise_if_moved(session, owner, name)
-        raise missing(session, owner, f"`{owner}` offers no project `{name}`", "project_not_found")
-    return _stored(stored, media_type)
+def file_at(session: Session, place: Place, filename: str) -> tuple[File, Environment]:
+    """Return a file that may be had at a place, and its environment."""
+    owner = place.owner or owner_of(session, place.project)
+    with _in_namespace(owner, place):
+        return file(session, owner, place.project, filename)
 
 
 def file(session: Session, owner: str, project: str, filename: str) -> tuple[File, Environment]:
@@ -169,31 +178,19 @@ def owner_of(session: Session, project: str) -> str:
     return owner
 
 
-def combined_project(session: Session, name: str, media_type: str) -> StoredPage:
-    """Return the page of a project of the combined index: its owner's, whose addresses are relative."""
-    owner = owner_of(session, name)
-    with _in_namespace(owner, name):
-        return project(session, owner, name, media_type)
-
-
-def combined_file(session: Session, name: str, filename: str) -> tuple[File, Environment]:
-    """Return a file of a project of the combined index: its owner's."""
-    owner = owner_of(session, name)
-    with _in_namespace(owner, name):
-        return file(session, owner, name, filename)
-
-
 @contextmanager
-def _in_namespace(owner: str, name: str) -> Iterator[None]:
-    """Answer with a 404 for what left its namespace: nobody else can have the name there."""
+def _in_namespace(owner: str, place: Place) -> Iterator[None]:
+    """Answer with a 404 for what left its namespace: nobody else can have the name in the combined index."""
     try:
         yield
     except Moved as moved:
-        detail = f"`{name}` is `{moved.owner}/{moved.name}` now, outside of the namespace `{owner}`"
+        if place.owner is not None:
+            raise
+        detail = f"`{place.project}` is `{moved.owner}/{moved.name}` now, outside of the namespace `{owner}`"
         raise HubProblem(404, "project_not_found", detail) from moved
 
 
-def combined_root(session: Session, media_type: str) -> StoredPage:
+def combined_root(session: Session, media_type: str) -> Page:
     """Return the list of the combined index, made from rows: few want it, every change alters it."""
     return _fresh("all namespaces", [name for name, _ in _combined(session)], media_type)
 
@@ -261,19 +258,7 @@ def _refuse_strangers(session: Session, owner: str) -> None:
         )
 
 
-def _fresh(owner: str, projects: list[str], media_type: str) -> StoredPage:
-    if media_type == JSON_V1:
-        body = rendering.root_json(projects)
-        return StoredPage(body, JSON_V1, repository.etag_of(body))
-    body = rendering.root_html(owner, projects)
-    return StoredPage(body, _html_type(media_type), repository.etag_of(body))
-
-
-def _stored(page: IndexPage, media_type: str) -> StoredPage:
-    if media_type == JSON_V1:
-        return StoredPage(page.json, JSON_V1, page.json_etag, page.json_gzip, page.json_zstd)
-    return StoredPage(page.html, _html_type(media_type), page.html_etag, page.html_gzip, page.html_zstd)
-
-
-def _html_type(media_type: str) -> str:
-    return f"{media_type}; charset=utf-8" if media_type == PLAIN_HTML else media_type
+def _fresh(owner: str, projects: list[str], media_type: str) -> Page:
+    is_json = media_type == JSON_V1
+    body = rendering.root_json(projects) if is_json else rendering.root_html(owner, projects)
+    return Page(body, media_type, repository.etag_of(body))
