@@ -33,7 +33,7 @@ class Rule:
 FORM = (
     Rule(
         "bad_form",
-        "the form is no upload of one file",
+        "the form does not upload exactly one file",
         "send it with twine, `uv publish` or `wander publish`",
         400,
     ),
@@ -44,7 +44,7 @@ FORM = (
     ),
     Rule(
         "bad_filename",
-        "the file name is not that of a wheel or of a source archive as PEP 427 and PEP 625 have it",
+        "the file name is not one that PEP 427 or PEP 625 allows for a wheel or a source archive",
         "keep the name that `python -m build` or `uv build` gave the file",
     ),
     Rule("empty_file", "the file has no bytes", REBUILD),
@@ -56,18 +56,18 @@ FORM = (
     ),
     Rule(
         "digest_mismatch",
-        "a digest in the form (md5, sha256 or blake2b) is not that of the bytes that came",
+        "a digest in the form (md5, sha256 or blake2b) is not that of the bytes that arrived",
         "the file changed on its way; send it again",
     ),
 )
 ZIP = (
-    Rule("not_a_wheel", "the file is no zip archive, or ends too early", REBUILD),
+    Rule("not_a_wheel", "the file is not a zip archive, or ends too early", REBUILD),
     Rule(
         "zip_framing",
         "bytes before, between or after the records, an unknown record, or an end record that counts wrongly",
         REBUILD,
     ),
-    Rule("zip_mismatch", "a local header and the central directory do not say the same", REBUILD),
+    Rule("zip_mismatch", "a local header and the central directory disagree", REBUILD),
     Rule("zip_comment", "the archive or a member has a comment", "write the archive without comments"),
     Rule(
         "zip_extra_field",
@@ -84,7 +84,7 @@ ZIP = (
         "a member's size stands after its bytes",
         "write the archive to a file on disk and not to a pipe",
     ),
-    Rule("bad_flags", "a member has a flag that a wheel has no use for", REBUILD),
+    Rule("bad_flags", "a member has a flag that no wheel needs", REBUILD),
     Rule("bad_name_encoding", "a member's name is neither ASCII nor marked, valid UTF-8", REBUILD),
     Rule("encrypted_member", "a member is encrypted", "write the archive without a password"),
     Rule("bad_compression", "a member is neither stored nor deflated", "compress with deflate"),
@@ -97,7 +97,7 @@ ZIP = (
 TAR = (
     Rule(
         "not_an_sdist",
-        "the file is no gzip stream of a tar archive, or ends too early, or its CRC is wrong",
+        "the file is not a gzip stream of a tar archive, ends too early, or has a wrong CRC",
         REBUILD,
     ),
     Rule("tar_framing", "a tar header is malformed, or something follows the end of the archive", REBUILD),
@@ -116,10 +116,10 @@ MEMBERS = (
         "rename the file: no `..`, backslash, drive, control character, reserved name, final dot or space",
     ),
     Rule("path_too_long", "a member's path is too long or too deep", "shorten the path"),
-    Rule("duplicate_member", "two members have one name", REBUILD),
+    Rule("duplicate_member", "two members have the same name", REBUILD),
     Rule(
         "colliding_members",
-        "two members would be one file: by case, by Unicode form, or through the `.data` folder",
+        "two members would become one file: by case, by Unicode form, or through the `.data` folder",
         "rename one of the two files",
     ),
     Rule("file_and_folder", "one path is both a file and a folder", "rename one of the two"),
@@ -172,7 +172,7 @@ WHEEL = (
     ),
     Rule(
         "unsafe_script",
-        "a script has a name that is a path, is there twice, or is `python`, `pip` or `activate`",
+        "a script's name is a path, occurs twice, or is `python`, `pip` or `activate`",
         "letters, digits, `.`, `-` and `_` make a script's name",
     ),
 )
@@ -185,14 +185,14 @@ SDIST = (
     ),
     Rule(
         "bad_generated",
-        "`generated` under `[tool.wander]` is no list of patterns, or covers too many files of the wheel",
+        "`generated` under `[tool.wander]` is not a list of patterns, or covers too many files of the wheel",
         'write `generated = ["package/_version.py"]` for what only the build makes',
     ),
 )
 VERSION = (
     Rule(
         "wheel_differs_from_source",
-        "a Python file (or `.pth`, `.start`) of the wheel is not in the source archive, or with other bytes",
+        "a Python file (or `.pth`, `.start`) of the wheel is not in the source archive, or differs there",
         "build the wheel from the source archive, as `uv build` does; name what the build itself makes "
         "under `generated` of `[tool.wander]` in pyproject.toml",
     ),
@@ -214,7 +214,7 @@ METADATA = (
         "a `License-File` is not in the archive",
         "add the file, or take it off `license-files`",
     ),
-    Rule("name_mismatch", "file name, metadata and form do not give one name and version", REBUILD),
+    Rule("name_mismatch", "file name, metadata and form do not give the same name and version", REBUILD),
     Rule(
         "version_mismatch",
         "the form gives another version than the file",
@@ -250,7 +250,7 @@ POLICY = (
     ),
     Rule(
         "data_scripts",
-        "`.data/scripts` puts files that were not made from entry points among the commands",
+        "`.data/scripts` puts files among the commands that were not made from entry points",
         "use `[project.scripts]`",
         default="flag",
         optional=True,

@@ -68,7 +68,7 @@ def test_labels_are_unique_and_every_rule_has_its_archives():
 def test_the_gate_and_the_table_name_the_same_codes():
     """No check refuses under a code that is not in the table, and no row of it is idle."""
     named: set[str] = set()
-    for path in Path(wander_hub.upload.__file__).parent.glob("*.py"):
+    for path in Path(wander_hub.upload.__file__).parent.rglob("*.py"):
         if path.name == "rules.py":
             continue
         for node in ast.walk(ast.parse(path.read_text())):
