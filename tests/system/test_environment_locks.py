@@ -165,7 +165,7 @@ def test_one_run_leaves_the_lock_aside_and_the_next_takes_it(
     assert (pin["unlocked"], reward) == (None, 1.0), "it was left aside for that run alone"
     evaluated(machine, "say-env", "again", "--no-lock")
     assert machine.wander("list")[-1]["lock_sha256"] == pin["lock_sha256"]
-    assert "was begun without it" in machine.refused(
+    assert "was started without it" in machine.refused(
         2, "eval", "--resume", machine.home / "with", "--no-lock"
     )
 
