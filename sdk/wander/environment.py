@@ -12,13 +12,12 @@ import difflib
 import inspect
 import random
 import time
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, ClassVar, TypeVar
 
-from wander.clients.base import Client
 from wander.clients.choices import PENDING, ChoicePending, choose
 from wander.clients.transcript import transcript_of
 from wander.dataset import Dataset, ProceduralRows, Rows
@@ -31,11 +30,11 @@ from wander.errors import (
     ModelError,
     RubricError,
 )
-from wander.handle import Split
+from wander.handle import EnvironmentHandle, Player, RolloutRequest, Split
 from wander.parsers import Parser
 from wander.rollout.calls import ModelCalls
-from wander.rollout.faults import is_fault
-from wander.rollout.hooks import CLEANUP, TEARDOWN, call_hook, described, marked_methods
+from wander.rollout.faults import Blame
+from wander.rollout.hooks import CLEANUP, TEARDOWN, call_hook, marked_methods
 from wander.rubrics import Rubric, Score
 from wander.seeding import Key, derived_rng
 from wander.types import (
@@ -43,7 +42,6 @@ from wander.types import (
     Example,
     Messages,
     Rollout,
-    SamplingArgs,
     State,
     Usage,
     canonical_json,
@@ -53,7 +51,7 @@ from wander.types import (
 Option = TypeVar("Option")
 
 
-class Environment(ABC):
+class Environment(Player):
     """Base of every environment; authors subclass `SingleTurnEnv` or `MultiTurnEnv`.
 
     - `dataset`, `eval_dataset`: rows (see `wander.dataset`); one of the two is enough, and a split that is
@@ -244,90 +242,48 @@ class Environment(ABC):
         What it raises becomes the rollout's failure.
         """
 
-    async def rollout(
-        self,
-        client: Client,
-        example: Example,
-        *,
-        index: int = 0,
-        run_seed: int = 0,
-        sampling: SamplingArgs | None = None,
-        rollout_id: str | None = None,
-    ) -> Rollout:
-        """Play one episode to its end and score it.
+    async def play_request(self, request: RolloutRequest) -> list[Rollout]:
+        """Play one episode an index, at the same time, and score them: together where that was asked for.
 
-        Never raises for a failed rollout: the failure is in the record, and such a rollout is not scored.
-        Raises only `CancelledError`, after the cleanup hooks have run.
+        Failed rollouts are not scored, so they are left out of the group that is scored together.
         """
-        episode = await self._episode(client, example, index, run_seed, sampling, rollout_id)
-        scoring = time.perf_counter()
-        if episode.state["failure"] is None:
-            await self._scored(episode.state)
-        return episode.record(scoring_seconds=time.perf_counter() - scoring)
-
-    async def rollout_group(
-        self,
-        client: Client,
-        example: Example,
-        *,
-        indices: Sequence[int],
-        run_seed: int = 0,
-        sampling: SamplingArgs | None = None,
-        rollout_ids: Sequence[str] | None = None,
-    ) -> list[Rollout]:
-        """Play several episodes of one example at the same time and score them together.
-
-        Returns one rollout an index, in order. Failed rollouts are left out of the group that is scored.
-        This is how rollouts are played when `info.group_rewards` is true; otherwise it is the same as
-        playing them one by one.
-        """
-        ids = rollout_ids or [f"{example.example_id}/{index}" for index in indices]
-        episodes = await asyncio.gather(
-            *(
-                self._episode(client, example, index, run_seed, sampling, rollout_id)
-                for index, rollout_id in zip(indices, ids, strict=True)
-            )
-        )
+        pairs = zip(request.indices, request.rollout_ids, strict=True)
+        if len(request.indices) == 1:  # without a task of its own, which costs time
+            episodes = [await self._play_episode(request, *pair) for pair in pairs]
+        else:
+            episodes = await asyncio.gather(*(self._play_episode(request, *pair) for pair in pairs))
         scoring = time.perf_counter()
         played = [each.state for each in episodes if each.state["failure"] is None]
-        if self.rubric.has_group_functions:
-            await self._scored_together(played)
+        if request.together and self.rubric.has_group_functions:
+            await self._score_together(played)
         else:
             for state in played:
-                await self._scored(state)
+                await self._score(state)
         seconds = (time.perf_counter() - scoring) / max(1, len(episodes))
         return [episode.record(scoring_seconds=seconds) for episode in episodes]
 
-    async def _episode(
-        self,
-        client: Client,
-        example: Example,
-        index: int,
-        run_seed: int,
-        sampling: SamplingArgs | None,
-        rollout_id: str | None,
-    ) -> _Episode:
+    async def _play_episode(self, request: RolloutRequest, index: int, rollout_id: str) -> _Episode:
         """Play one episode to its end, unscored."""
         started_at = datetime.now(UTC).isoformat(timespec="milliseconds")
         started = time.perf_counter()
-        state = self.init_state(example, index=index, run_seed=run_seed)
-        rollout_id = rollout_id or f"{example.example_id}/{index}"
-        if (transcript := transcript_of(client, rollout_id)) is not None:
+        state = self.init_state(request.example, index=index, run_seed=request.run_seed)
+        if (transcript := transcript_of(request.client, rollout_id)) is not None:
             _restore(state, transcript)
             return _Episode(state, started_at, 0.0)
-        calls = ModelCalls(client, state, sampling or SamplingArgs(), rollout_id)
+        calls = ModelCalls(request.client, state, request.sampling, rollout_id)
         try:
-            await self._played(state, calls)
+            await self._begin_and_play(state, calls)
         finally:
-            _ended(calls, state)
-            await self._cleaned_up(state)
+            _end_calls(calls, state)
+            await self._clean_up(state)
         return _Episode(state, started_at, time.perf_counter() - started)
 
-    async def _played(self, state: State, calls: ModelCalls) -> None:
+    async def _begin_and_play(self, state: State, calls: ModelCalls) -> None:
         """Announce the rollout to the client, play it, and keep what went wrong."""
         try:
-            calls.begin()
-            await self.play(state, calls)
+            with Blame(EnvironmentFault, "play", passing=BoundaryError):
+                calls.begin()
+                await self.play(state, calls)
         except ChoicePending:
             state["stop_reason"] = PENDING
         except ContextOverflow:
@@ -335,12 +291,8 @@ class Environment(ABC):
             state["stop_reason"] = "context_overflow"
         except BoundaryError as error:
             _fail(state, error)
-        except BaseException as error:
-            if not is_fault(error):
-                raise
-            _fail(state, EnvironmentFault(described(error, "play")))
 
-    async def _cleaned_up(self, state: State) -> None:
+    async def _clean_up(self, state: State) -> None:
         """Run every cleanup hook, also after one of them raised; the first failure is the one on record."""
         for _, hook in self._cleanups:
             try:
@@ -348,22 +300,20 @@ class Environment(ABC):
             except BoundaryError as error:
                 _fail(state, error)
 
-    async def _scored(self, state: State) -> None:
+    async def _score(self, state: State) -> None:
         try:
-            score = await self.rubric.score(state, self.parser)
-        except BaseException as error:  # a rubric may override `score`
-            if not is_fault(error):
-                raise
-            score = Score(reward=None, error=RubricError(described(error, "score")))
+            with Blame(RubricError, "score"):  # a rubric may override `score`
+                score = await self.rubric.score(state, self.parser)
+        except RubricError as error:
+            score = Score(reward=None, error=error)
         _keep_score(state, score)
 
-    async def _scored_together(self, states: Sequence[State]) -> None:
+    async def _score_together(self, states: Sequence[State]) -> None:
         try:
-            scores = await self.rubric.score_group(states, self.parser)
-        except BaseException as error:  # a rubric may override `score_group`
-            if not is_fault(error):
-                raise
-            scores = [Score(reward=None, error=RubricError(described(error, "score_group"))) for _ in states]
+            with Blame(RubricError, "score_group"):  # a rubric may override `score_group`
+                scores = await self.rubric.score_group(states, self.parser)
+        except RubricError as error:
+            scores = [Score(reward=None, error=error) for _ in states]
         for state, score in zip(states, scores, strict=True):
             _keep_score(state, score)
 
@@ -383,7 +333,7 @@ class Environment(ABC):
             raise first
 
 
-class LocalEnvironment:
+class LocalEnvironment(EnvironmentHandle):
     """An environment in this process, behind the port that hosts use (`wander.handle.EnvironmentHandle`)."""
 
     def __init__(self, env: Environment) -> None:
@@ -410,35 +360,9 @@ class LocalEnvironment:
         """Return an example for every opening; empty where the environment declares none."""
         return self.env.opening_examples()
 
-    async def rollout(
-        self,
-        client: Client,
-        example: Example,
-        *,
-        index: int = 0,
-        run_seed: int = 0,
-        sampling: SamplingArgs | None = None,
-        rollout_id: str | None = None,
-    ) -> Rollout:
-        """Play one episode to its end and score it; a failure is in the record."""
-        return await self.env.rollout(
-            client, example, index=index, run_seed=run_seed, sampling=sampling, rollout_id=rollout_id
-        )
-
-    async def rollout_group(
-        self,
-        client: Client,
-        example: Example,
-        *,
-        indices: Sequence[int],
-        run_seed: int = 0,
-        sampling: SamplingArgs | None = None,
-        rollout_ids: Sequence[str] | None = None,
-    ) -> list[Rollout]:
-        """Play several episodes of one example at the same time and score them together."""
-        return await self.env.rollout_group(
-            client, example, indices=indices, run_seed=run_seed, sampling=sampling, rollout_ids=rollout_ids
-        )
+    async def play_request(self, request: RolloutRequest) -> list[Rollout]:
+        """Play and score what is asked for; a failure is in the record."""
+        return await request.send(self.env)
 
     async def close(self) -> None:
         """Run the environment's teardown."""
@@ -454,7 +378,7 @@ def _restore(state: State, transcript: Rollout) -> None:
     state["public"], state["recorded"] = copied_json(transcript.info), copied_json(transcript.info)
 
 
-def _ended(calls: ModelCalls, state: State) -> None:
+def _end_calls(calls: ModelCalls, state: State) -> None:
     """Tell the client that the rollout is over, whatever became of it."""
     try:
         calls.end()

@@ -6,42 +6,83 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Literal, Protocol
+from dataclasses import dataclass
+from typing import Literal
 
 from wander.clients.base import Client
 from wander.types import EnvironmentInfo, Example, Rollout, SamplingArgs
 
+__all__ = ["EnvironmentHandle", "Player", "RolloutRequest", "Split"]
+
 Split = Literal["train", "eval"]
 
 
-class EnvironmentHandle(Protocol):
-    """A loaded environment."""
+@dataclass(frozen=True)
+class RolloutRequest:
+    """What to play: one rollout of an example, or a group that is scored together."""
 
-    @property
-    def info(self) -> EnvironmentInfo:
-        """What the environment says about itself."""
-        ...
+    client: Client
+    example: Example
+    indices: tuple[int, ...]
+    """Exactly one where `together` is false."""
+    rollout_ids: tuple[str, ...]
+    """One beside each index."""
+    run_seed: int
+    sampling: SamplingArgs
+    together: bool
 
-    @property
-    def lost_reason(self) -> str | None:
-        """Why its process ended and is not back, told more fully than a public record should; else None."""
-        ...
+    @classmethod
+    def of(
+        cls,
+        client: Client,
+        example: Example,
+        indices: Sequence[int],
+        *,
+        run_seed: int = 0,
+        sampling: SamplingArgs | None = None,
+        rollout_ids: Sequence[str] | None = None,
+        together: bool,
+    ) -> RolloutRequest:
+        """Return a request; the ids are `example_id/index` unless given."""
+        ids = rollout_ids or [f"{example.example_id}/{index}" for index in indices]
+        given = sampling or SamplingArgs()
+        return cls(client, example, tuple(indices), tuple(ids), run_seed, given, together)
 
-    async def examples(self, split: Split, start: int = 0, count: int | None = None) -> list[Example]:
-        """Return `count` examples from position `start` of the stored order; None means to the end.
+    async def send(self, player: Player, example: Example | None = None) -> list[Rollout]:
+        """Have a player play this, or the same of another example, by the methods that authors override."""
+        example = example or self.example
+        if self.together:
+            return await player.rollout_group(
+                self.client,
+                example,
+                indices=self.indices,
+                run_seed=self.run_seed,
+                sampling=self.sampling,
+                rollout_ids=self.rollout_ids,
+            )
+        return [
+            await player.rollout(
+                self.client,
+                example,
+                index=self.indices[0],
+                run_seed=self.run_seed,
+                sampling=self.sampling,
+                rollout_id=self.rollout_ids[0],
+            )
+        ]
 
-        An endless dataset with count None raises `DatasetError`. A split that the environment lacks falls
-        back to the other one, as `Example.split` then says.
+
+class Player(ABC):
+    """What plays rollouts: an environment, or a host's handle to one."""
+
+    @abstractmethod
+    async def play_request(self, request: RolloutRequest) -> list[Rollout]:
+        """Play and score what is asked for; one rollout an index, in order.
+
+        Never raises for a failed rollout: the failure is in the record. Raises only `CancelledError`.
         """
-        ...
-
-    async def openings(self) -> list[Example]:
-        """Return an example for every position in which an episode may begin, in a fixed order.
-
-        Empty where the environment does not declare that its choices can be walked exhaustively.
-        """
-        ...
 
     async def rollout(
         self,
@@ -55,9 +96,20 @@ class EnvironmentHandle(Protocol):
     ) -> Rollout:
         """Play one episode to its end and score it.
 
-        Never raises for a failed rollout: the failure is in the record. Raises only `CancelledError`.
+        Never raises for a failed rollout: the failure is in the record, and such a rollout is not scored.
+        Raises only `CancelledError`, after the cleanup hooks have run.
         """
-        ...
+        request = RolloutRequest.of(
+            client,
+            example,
+            [index],
+            run_seed=run_seed,
+            sampling=sampling,
+            rollout_ids=None if rollout_id is None else [rollout_id],
+            together=False,
+        )
+        (rollout,) = await self.play_request(request)
+        return rollout
 
     async def rollout_group(
         self,
@@ -71,12 +123,50 @@ class EnvironmentHandle(Protocol):
     ) -> list[Rollout]:
         """Play one episode an index, at the same time, and score them together; in the indices' order.
 
-        Hosts play the rollouts of one example this way when `info.group_rewards` is true. `rollout_ids`
-        stand beside the indices. Never raises for a failed rollout: the failure is in its record, and it
-        is left out of the group that is scored.
+        Hosts play the rollouts of one example this way when `info.group_rewards` is true; otherwise it is the
+        same as playing them one by one. `rollout_ids` stand beside the indices. Never raises for a failed
+        rollout: the failure is in its record, and it is left out of the group that is scored.
         """
-        ...
+        request = RolloutRequest.of(
+            client,
+            example,
+            indices,
+            run_seed=run_seed,
+            sampling=sampling,
+            rollout_ids=rollout_ids,
+            together=True,
+        )
+        return await self.play_request(request)
 
+
+class EnvironmentHandle(Player):
+    """A loaded environment."""
+
+    @property
+    @abstractmethod
+    def info(self) -> EnvironmentInfo:
+        """What the environment says about itself."""
+
+    @property
+    @abstractmethod
+    def lost_reason(self) -> str | None:
+        """Why its process ended and is not back, told more fully than a public record should; else None."""
+
+    @abstractmethod
+    async def examples(self, split: Split, start: int = 0, count: int | None = None) -> list[Example]:
+        """Return `count` examples from position `start` of the stored order; None means to the end.
+
+        An endless dataset with count None raises `DatasetError`. A split that the environment lacks falls
+        back to the other one, as `Example.split` then says.
+        """
+
+    @abstractmethod
+    async def openings(self) -> list[Example]:
+        """Return an example for every position in which an episode may begin, in a fixed order.
+
+        Empty where the environment does not declare that its choices can be walked exhaustively.
+        """
+
+    @abstractmethod
     async def close(self) -> None:
         """Run the environment's teardown and free its resources."""
-        ...

@@ -14,9 +14,9 @@ ROOT = Path(__file__).resolve().parents[2]
 RECORD = ROOT / "tests/house/public_names.txt"
 NAMESPACES = (
     *("wander", "wander.checks", "wander.clients", "wander.data_sources", "wander.envs", "wander.errors"),
-    *("wander.evals", "wander.integrations", "wander.models", "wander.parsers", "wander.rubrics"),
-    *("wander.sandbox", "wander.seeding", "wander.train", "wander.types", "wander.wire"),
-    *("wander.wire.postings", "wander.worker", "wander_client"),
+    *("wander.evals", "wander.handle", "wander.integrations", "wander.models", "wander.parsers"),
+    *("wander.rubrics", "wander.sandbox", "wander.seeding", "wander.train", "wander.types"),
+    *("wander.wire", "wander.wire.postings", "wander.worker", "wander_client"),
 )
 """Whatever docs name; `docs/api` shows them to readers."""
 HOMES = {"wander": ROOT / "sdk", "wander_client": ROOT / "client"}

@@ -31,6 +31,7 @@ from wander.evals.run.runner import EvaluationPlan, EvaluationResult, Progress, 
 from wander.evals.run.stopping import StopRequest
 from wander.evals.stats.summary import summarise
 from wander.evals.store.folder import RunFolder
+from wander.handle import RolloutRequest
 from wander.types import Failure
 from wander.wire import EnvironmentPin
 
@@ -149,9 +150,9 @@ class Handle(LocalEnvironment):
         super().__init__(echo_environment().env)
         self.behaviour = behaviour
 
-    async def rollout(self, client: Client, example: Example, **options: Any) -> Rollout:
-        self.behaviour(example)
-        return await super().rollout(client, example, **options)
+    async def play_request(self, request: RolloutRequest) -> list[Rollout]:
+        self.behaviour(request.example)
+        return await super().play_request(request)
 
 
 @pytest.mark.parametrize("error", [ValueError("broken"), SystemExit(3)])
@@ -494,11 +495,12 @@ async def test_an_endpoint_that_dies_ends_the_run_and_keeps_its_rollouts(
 
 async def test_an_environment_that_cannot_come_back_ends_the_run() -> None:
     class Gone(LocalEnvironment):
-        async def rollout(self, client: Client, example: Example, **options: Any) -> Rollout:
+        async def play_request(self, request: RolloutRequest) -> list[Rollout]:
             failure = Failure(boundary="environment", type="WorkerLost", message="killed by SIGKILL")
-            return Rollout(
-                example_id=example.example_id, index=0, seed=0, prompt=[], completion=[], failure=failure
-            )
+            example_id = request.example.example_id
+            return [
+                Rollout(example_id=example_id, index=0, seed=0, prompt=[], completion=[], failure=failure)
+            ]
 
     with pytest.raises(EnvironmentFault, match="SIGKILL"):
         await run(None, environment=Gone(echo_environment().env))

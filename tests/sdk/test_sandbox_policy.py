@@ -17,8 +17,7 @@ from wander.sandbox.clock import OwnTime
 from wander.sandbox.groups import NoGroup, ScopeGroup, new_group
 from wander.sandbox.seccomp import MACHINES
 from wander.sandbox.visible import outermost, visible
-from wander.worker.process.output import CappedLog
-from wander.worker.process.sandboxed import size_in_words
+from wander.worker.process.sandboxed import CappedLog, size_in_words
 
 Kernel = namedtuple("Kernel", "machine release")
 

@@ -142,7 +142,7 @@ async def test_descriptors_that_are_no_connections_are_not_taken(tmp_path):
         """
         assert await answered(environment, textwrap.dedent(code)) == "sent"
         assert await answered(environment, "answer = 2") == 2
-        assert not environment._endpoint._taking
+        assert not environment._proxy._taking
 
 
 REPL = """

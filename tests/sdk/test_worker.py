@@ -254,16 +254,16 @@ FOREIGN = BODY.replace(
     """
 from wander import LocalEnvironment
 from wander.worker.child import service
-honest = LocalEnvironment.rollout
+honest = LocalEnvironment.play_request
 
-async def forged(self, client, example, **options):
-    rollout = await honest(self, client, example, **options)
+async def forged(self, request):
+    (rollout,) = await honest(self, request)
     said = rollout.completion[0]["content"]
     if said == "garbage":
         service.Played.model_dump_json = lambda self, **_: '{"type": "nonsense"}'
-    return rollout.model_copy(update={"example_id": "3"}) if said == "forge" else rollout
+    return [rollout.model_copy(update={"example_id": "3"}) if said == "forge" else rollout]
 
-LocalEnvironment.rollout = forged
+LocalEnvironment.play_request = forged
 
 def load_environment(""",
 )

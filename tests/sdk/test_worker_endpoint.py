@@ -21,10 +21,10 @@ from wander.clients.replay import ReplayClient
 from wander.clients.scripted import ScriptedClient
 from wander.errors import LoadError
 from wander.rollout.outside_calls import HEADER, PUBLIC_KEY
-from wander.worker import tunnel
-from wander.worker.address import WorkerAddress
 from wander.worker.host.environment import WorkerEnvironment
 from wander.worker.protocol import OutsideAnswer, OutsideCall
+from wander.worker.remote import tunnel
+from wander.worker.remote.address import WorkerAddress
 
 JUDGED = '''
 import os
@@ -135,11 +135,11 @@ async def test_a_record_that_lacks_the_request_is_told_apart(worker, chat_server
 
 @pytest.mark.parametrize("worker", ["beside the host"], indirect=True)
 async def test_the_endpoint_refuses_whoever_is_not_its_worker(worker):
-    address = worker._endpoint.variables["OPENAI_BASE_URL"]
+    address = worker._proxy.variables["OPENAI_BASE_URL"]
     async with aiohttp.ClientSession() as session:
         async with session.post(f"{address}/chat/completions", json={}) as answer:
             assert answer.status == 401
-        headers = {"Authorization": f"Bearer {worker._endpoint.variables['OPENAI_API_KEY']}"}
+        headers = {"Authorization": f"Bearer {worker._proxy.variables['OPENAI_API_KEY']}"}
         async with session.post(f"{address}/files", json={}, headers=headers) as answer:
             assert answer.status == 404
         streamed = {"model": "m", "messages": [], "stream": True}
@@ -256,7 +256,7 @@ async def test_a_host_answers_so_many_calls_at_once_and_no_more(monkeypatch):
             raise RuntimeError("the-hosts-own-key")
         return 200, body.decode()
 
-    end = tunnel.FarEnd(wire, answer)
+    end = tunnel.HostEnd(wire, answer)
     for number in (1, 2, 3):
         call = OutsideCall(id=number, method="POST", path="/v1/x", body=str(number), rollout_id="")
         end.received(call.model_dump_json())
@@ -273,7 +273,7 @@ async def test_a_host_answers_so_many_calls_at_once_and_no_more(monkeypatch):
 async def test_nobody_waits_for_ever_for_a_host(monkeypatch):
     monkeypatch.setattr(tunnel, "MOST_CONNECTIONS", 1)
     wire = Wire()
-    end = await tunnel.NearEnd.open(wire)
+    end = await tunnel.WorkerEnd.open(wire)
     url = f"{end.variables['OPENAI_BASE_URL']}/embeddings"
     headers = {"Authorization": f"Bearer {end.variables['OPENAI_API_KEY']}", HEADER: "0/1"}
     async with aiohttp.ClientSession(headers=headers) as session:

@@ -19,12 +19,12 @@ from wander import LocalEnvironment, Rollout, ScriptedClient
 from wander.clients.base import Client, ModelRequest, ModelResponse
 from wander.errors import ConfigError, LoadError
 from wander.loading import load_path
-from wander.worker import heartbeat as worker_heartbeat
-from wander.worker.address import WorkerAddress, is_loopback, parse_listen, read_token
-from wander.worker.host import remote as worker_remote
 from wander.worker.host import session as worker_session
 from wander.worker.host.environment import WorkerEnvironment
 from wander.worker.protocol import PROTOCOL
+from wander.worker.remote import heartbeat as worker_heartbeat
+from wander.worker.remote import link as worker_remote
+from wander.worker.remote.address import WorkerAddress, is_loopback, parse_listen, read_token
 from websockets.asyncio.client import connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
@@ -359,7 +359,7 @@ async def test_a_host_that_vanishes_leaves_no_worker(tmp_path: Path) -> None:
 import asyncio, os, signal
 from pathlib import Path
 from wander import ScriptedClient
-from wander.worker.address import WorkerAddress
+from wander.worker.remote.address import WorkerAddress
 from wander.worker.host.environment import WorkerEnvironment
 
 async def main():

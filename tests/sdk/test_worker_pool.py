@@ -51,7 +51,7 @@ def plain(rollout: Rollout) -> dict[str, Any]:
 async def pids(environment: WorkerEnvironment) -> list[int]:
     """Play one rollout in every worker at the same time, and return their processes."""
     (example,) = await environment.examples("eval", 0, 1)
-    count = len(environment._seats)
+    count = len(environment._pool.slots)
     together = asyncio.Barrier(count)
 
     class Together(ScriptedClient):
@@ -118,7 +118,7 @@ async def test_rollouts_go_to_the_worker_that_plays_the_fewest(tmp_path: Path) -
         plays = [asyncio.create_task(environment.rollout(client, example, index=i)) for i in range(12)]
         for _ in plays:
             await arrived.acquire()
-        assert [seat.under_way for seat in environment._seats] == [4, 4, 4]
+        assert [slot.under_way for slot in environment._pool.slots] == [4, 4, 4]
         go_on.set()
         where = Counter(each.completion[1]["content"] for each in await asyncio.gather(*plays))
     assert sorted(where.values()) == [4, 4, 4]
@@ -161,7 +161,7 @@ async def test_the_death_of_one_worker_is_that_workers_alone(tmp_path: Path) -> 
         assert (failure.type, failure.retryable) == ("WorkerLost", True)
         assert len(others) == 2
         # It comes back by itself, with nobody asking for a rollout.
-        await until(lambda: all(seat.session is not None for seat in environment._seats))
+        await until(lambda: all(slot.session is not None for slot in environment._pool.slots))
         assert not any(play.done() for play in others)
         for play in others:
             play.cancel()

@@ -13,7 +13,7 @@ from wander_client.errors import UsageError
 
 if TYPE_CHECKING:
     from wander.sandbox import SandboxPolicy
-    from wander.worker.address import WorkerAddress
+    from wander.worker.remote.address import WorkerAddress
 
 AUTOMATIC = 0
 """As a number of workers: one for 256 rollouts at once, at most one a core."""
@@ -70,8 +70,8 @@ def choose_workers(
     at_once: int,
 ) -> WorkerChoice:
     """Return the processes that suit so many rollouts at once; raises `ConfigError` for a wrong address."""
-    from wander.worker.address import WorkerAddress, read_token
     from wander.worker.host.environment import automatic_workers
+    from wander.worker.remote.address import WorkerAddress, read_token
 
     token = None if token_file is None else read_token(Path(token_file))
     found = tuple(WorkerAddress.parse(each, token) for each in addresses)

@@ -25,7 +25,7 @@ from wander.errors import (
 from wander.handle import Split
 from wander.parsers import Parser, XMLParser
 from wander.rollout.calls import ModelCalls
-from wander.rollout.hooks import described
+from wander.rollout.faults import describe_fault
 from wander.rollout.outside_calls import ROLLOUT
 from wander.rubrics.rubric import Rubric
 from wander.rubrics.score import Score
@@ -129,7 +129,7 @@ class AdaptedEnvironment(Environment):
         try:
             await self.classic._teardown()
         except Exception as error:
-            raise EnvironmentFault(described(error, "teardown")) from error
+            raise EnvironmentFault(describe_fault(error, "teardown")) from error
 
 
 class ClassicRows(Dataset):
@@ -221,7 +221,7 @@ def _score(played: ClassicState, state: State, weights: Mapping[str, float]) -> 
         for name, value in (played.get("metrics") or {}).items()
         if name not in raised or weights.get(name, 1.0) != 0
     }
-    noted = {name: described(error, name) for name, error in raised.items()}
+    noted = {name: describe_fault(error, name) for name, error in raised.items()}
     if noted:
         state["public"][REWARD_ERRORS] = noted
     outside = next((name for name, error in raised.items() if is_outside(error)), None)
@@ -241,7 +241,7 @@ def boundary_error(error: BaseException, client: HostClient) -> BoundaryError:
     """Return a classic rollout's error as ours, of the boundary that broke."""
     if isinstance(error, classic.ModelError) and client.failure is not None:
         return client.failure
-    text = described(error, "rollout")
+    text = describe_fault(error, "rollout")
     if isinstance(error, classic.ToolError):
         return ToolError(text)
     if isinstance(error, classic.InfraError):

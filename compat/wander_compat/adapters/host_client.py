@@ -10,7 +10,7 @@ from pydantic import ValidationError
 from wander.clients.base import ModelRequest, ModelResponse
 from wander.errors import ContextOverflow, ModelError
 from wander.rollout.calls import ModelCalls
-from wander.rollout.hooks import described
+from wander.rollout.faults import describe_fault
 from wander.seeding import derived_seed
 from wander.types import SamplingArgs, Turn, TurnTokens
 
@@ -94,7 +94,7 @@ class HostClient(Client):
             raise
         except Exception as error:
             where = f"{type(self._calls.client).__name__}.complete"
-            raise ModelError(described(error, where)) from error
+            raise ModelError(describe_fault(error, where)) from error
 
     def _response(self, number: int, answer: ModelResponse) -> Response:
         cut = answer.finish_reason == "length"

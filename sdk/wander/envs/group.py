@@ -6,17 +6,16 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
-from wander.clients.base import Client
 from wander.dataset import ProceduralRows
 from wander.environment import Environment
 from wander.envs.mixture import Mixture
 from wander.errors import BoundaryError, ConfigError
-from wander.handle import Split
+from wander.handle import RolloutRequest, Split
 from wander.parsers import Parser
 from wander.rollout.calls import ModelCalls
 from wander.rollout.hooks import call_hook, teardown
 from wander.rubrics import Rubric, Score
-from wander.types import Example, RewardFunctionInfo, Rollout, SamplingArgs, State
+from wander.types import Example, RewardFunctionInfo, Rollout, State
 
 COLUMN = "member"
 """The column of a group's example that says whose example it is, and what that member calls it."""
@@ -76,36 +75,18 @@ class EnvGroup(Environment):
         state["example"] = own
         await self.members[name].play(state, model)
 
-    async def rollout(
-        self,
-        client: Client,
-        example: Example,
-        *,
-        index: int = 0,
-        run_seed: int = 0,
-        sampling: SamplingArgs | None = None,
-        rollout_id: str | None = None,
-    ) -> Rollout:
-        """Have the member play and score one episode; the record has the group's example id and names."""
-        (rollout,) = await self._played_by_member(
-            client, example, [index], run_seed, sampling, [rollout_id] if rollout_id else None, together=False
-        )
-        return rollout
-
-    async def rollout_group(
-        self,
-        client: Client,
-        example: Example,
-        *,
-        indices: Sequence[int],
-        run_seed: int = 0,
-        sampling: SamplingArgs | None = None,
-        rollout_ids: Sequence[str] | None = None,
-    ) -> list[Rollout]:
-        """Have the member play several episodes of one example and score them together."""
-        return await self._played_by_member(
-            client, example, indices, run_seed, sampling, rollout_ids, together=True
-        )
+    async def play_request(self, request: RolloutRequest) -> list[Rollout]:
+        """Have the member play and score its example; the records have the group's example id and names."""
+        name, own = routed(request.example)
+        return [
+            rollout.model_copy(
+                update={
+                    "example_id": request.example.example_id,
+                    "metrics": _prefixed(name, rollout.metrics),
+                }
+            )
+            for rollout in await request.send(self.members[name], own)
+        ]
 
     @teardown
     async def close_members(self) -> None:
@@ -118,38 +99,6 @@ class EnvGroup(Environment):
                 first = first or error
         if first is not None:
             raise first
-
-    async def _played_by_member(
-        self,
-        client: Client,
-        example: Example,
-        indices: Sequence[int],
-        run_seed: int,
-        sampling: SamplingArgs | None,
-        rollout_ids: Sequence[str] | None,
-        *,
-        together: bool,
-    ) -> list[Rollout]:
-        name, own = routed(example)
-        member = self.members[name]
-        ids = rollout_ids or [f"{example.example_id}/{index}" for index in indices]
-        if together:
-            played = await member.rollout_group(
-                client, own, indices=indices, run_seed=run_seed, sampling=sampling, rollout_ids=ids
-            )
-        else:
-            played = [
-                await member.rollout(
-                    client, own, index=index, run_seed=run_seed, sampling=sampling, rollout_id=rollout_id
-                )
-                for index, rollout_id in zip(indices, ids, strict=True)
-            ]
-        return [
-            rollout.model_copy(
-                update={"example_id": example.example_id, "metrics": _prefixed(name, rollout.metrics)}
-            )
-            for rollout in played
-        ]
 
     def _rows(self, split: Split) -> Any:
         """Return a function that makes the rows, so that nothing is read before it is needed."""

@@ -25,7 +25,7 @@ from wander.clients.base import Client
 from wander.clients.replay import ReplayClient
 from wander.clients.transcript import TranscriptClient
 from wander.errors import NotRecorded, RunError
-from wander.handle import EnvironmentHandle
+from wander.handle import EnvironmentHandle, RolloutRequest
 from wander.rollout.garbage import fewer_collections
 from wander.seeding import derived_rng
 from wander.types import Example, Rollout, task_set_digest
@@ -252,7 +252,16 @@ class _Replay:
         self._recorded += 1
 
     async def _compare(self, client: Client, example: Example, recorded: list[Rollout]) -> None:
-        again = await self._played(client, example, [each.index for each in recorded])
+        again = await self._environment.play_request(
+            RolloutRequest.of(
+                client,
+                example,
+                [each.index for each in recorded],
+                run_seed=self._manifest.seed,
+                sampling=self._manifest.sampling,
+                together=self._environment.info.group_rewards,
+            )
+        )
         compared = RESCORED if self._method == "rescore" else COMPARED
         for one, other in zip(recorded, again, strict=True):
             self._replayed += 1
@@ -268,17 +277,6 @@ class _Replay:
                     self._divergences.append(divergence)
         if self._on_replayed is not None:
             self._on_replayed(self._replayed, self._differing)
-
-    async def _played(self, client: Client, example: Example, indices: list[int]) -> list[Rollout]:
-        manifest = self._manifest
-        if self._environment.info.group_rewards:
-            return await self._environment.rollout_group(
-                client, example, indices=indices, run_seed=manifest.seed, sampling=manifest.sampling
-            )
-        rollout = await self._environment.rollout(
-            client, example, index=indices[0], run_seed=manifest.seed, sampling=manifest.sampling
-        )
-        return [rollout]
 
 
 def _needs_playing(rescored: Rollout) -> bool:

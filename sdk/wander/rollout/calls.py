@@ -8,7 +8,7 @@ from typing import Any
 
 from wander.clients.base import Client, ModelRequest, ModelResponse
 from wander.errors import BoundaryError, ModelError
-from wander.rollout.hooks import described
+from wander.rollout.faults import describe_fault
 from wander.seeding import derived_seed
 from wander.types import Messages, SamplingArgs, State, Turn
 
@@ -37,7 +37,9 @@ class ModelCalls:
         except ModelError:
             raise
         except Exception as error:
-            raise ModelError(described(error, f"{type(self.client).__name__}.{tell.__name__}")) from error
+            raise ModelError(
+                describe_fault(error, f"{type(self.client).__name__}.{tell.__name__}")
+            ) from error
 
     async def complete(self, tools: list[dict[str, Any]] | None = None) -> ModelResponse:
         """Ask for the next completion of the conversation and append it to the state.
@@ -81,4 +83,4 @@ class ModelCalls:
         except BoundaryError:
             raise
         except Exception as error:
-            raise ModelError(described(error, f"{type(self.client).__name__}.complete")) from error
+            raise ModelError(describe_fault(error, f"{type(self.client).__name__}.complete")) from error

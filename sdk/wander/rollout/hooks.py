@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import inspect
-import traceback
 from collections.abc import Callable
-from pathlib import PurePath
 from typing import Any, TypeVar, overload
 
 from wander.errors import BoundaryError, EnvironmentFault
-from wander.rollout.faults import is_fault
+from wander.rollout.faults import Blame
 from wander.types import Message, Messages, canonical_json
 
 Hook = TypeVar("Hook", bound=Callable[..., Any])
@@ -84,29 +82,11 @@ async def call_hook(hook: Callable[..., Any], *arguments: Any) -> Any:
 
     Hooks run on the event loop itself: a thread hop would cost more than most of them do.
     """
-    try:
+    with Blame(EnvironmentFault, getattr(hook, "__name__", "hook"), passing=BoundaryError):
         result = hook(*arguments)
         if type(result) not in PLAIN and inspect.isawaitable(result):
             result = await result
-    except BoundaryError:
-        raise
-    except BaseException as error:
-        if not is_fault(error):
-            raise
-        raise EnvironmentFault(described(error, getattr(hook, "__name__", "hook"))) from error
     return result
-
-
-def described(error: BaseException, where: str) -> str:
-    """Say what was raised, where: type, message and the innermost frames, without folder names.
-
-    Folders are left out so that two machines record the same failure in the same words.
-    """
-    frames = traceback.extract_tb(error.__traceback__)[-3:]
-    trail = " > ".join(f"{PurePath(frame.filename).name}:{frame.lineno} {frame.name}" for frame in frames)
-    text = str(error)
-    raised = f"`{type(error).__name__}: {text}`" if text else f"`{type(error).__name__}`"
-    return f"`{where}` raised {raised} ({trail})"
 
 
 def checked_messages(value: Any, where: str) -> Messages:

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from typing import Any, get_origin
 
 from wander.errors import ConfigError, RubricError
-from wander.rollout.faults import is_fault
-from wander.rollout.hooks import PLAIN, described
+from wander.rollout.faults import Blame
+from wander.rollout.hooks import PLAIN
 from wander.rubrics.score import checked_reward
 
 RewardResult = float | Awaitable[float]
@@ -97,16 +97,10 @@ class RewardFunction:
                 hint="play the example with `rollout_group`",
             )
         arguments = self.arguments(values)
-        try:
+        with Blame(RubricError, self.name, passing=RubricError):
             result = self.function(**arguments)
             if type(result) not in PLAIN and inspect.isawaitable(result):
                 result = await result
-        except RubricError:
-            raise
-        except BaseException as error:
-            if not is_fault(error):
-                raise
-            raise RubricError(described(error, self.name)) from error
         return checked_reward(result, self.name)
 
 

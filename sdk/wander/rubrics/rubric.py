@@ -12,8 +12,7 @@ from typing import Any
 
 from wander.errors import ConfigError, RubricError
 from wander.parsers import Parser
-from wander.rollout.faults import is_fault
-from wander.rollout.hooks import described
+from wander.rollout.faults import Blame
 from wander.rubrics.reward_function import PLURALS, RewardFunction
 from wander.rubrics.score import Score, checked_reward
 from wander.types import RewardFunctionInfo, State
@@ -173,17 +172,11 @@ async def _group_values(
 async def _call(function: RewardFunction, group: Sequence[Mapping[str, Any]]) -> list[Any]:
     """Call a group function; raises `RubricError` when it raises or gives no list of the group's length."""
     arguments = function.arguments(_lists_of(group))
-    try:
+    with Blame(RubricError, function.name, passing=RubricError):
         result = function.function(**arguments)
         if inspect.isawaitable(result):
             result = await result
         items = None if isinstance(result, str | bytes | Mapping) else list(result)
-    except RubricError:
-        raise
-    except BaseException as error:
-        if not is_fault(error):
-            raise
-        raise RubricError(described(error, function.name)) from error
     if items is None or len(items) != len(group):
         raise RubricError(
             f"reward function `{function.name}` returned `{result!r:.80}` for {len(group)} rollouts",

@@ -19,19 +19,19 @@ import socket
 import sys
 import threading
 import time
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from websockets.asyncio.client import unix_connect
 
-from wander.errors import WanderError
+from wander.errors import ConfigError, WanderError
+from wander.rollout.faults import without_keyboard
 from wander.rollout.garbage import fewer_collections
 from wander.worker.channel import OPTIONS, Channel
-from wander.worker.child.guard import keep_from_children, take_no_interrupts
 from wander.worker.child.service import Service, load
-from wander.worker.command import listen_options, listened
+from wander.worker.note import NOTE_FILE, new_note
 from wander.worker.protocol import Load
-from wander.worker.running import RUNNING, new_note
 
 _LAST_SECONDS = 6.0
 """How long an orphaned worker may tear down before it is ended."""
@@ -47,19 +47,19 @@ def main() -> int:
     host = parser.add_mutually_exclusive_group(required=True)
     host.add_argument("--socket", help="Unix socket on which the host listens")
     host.add_argument("--fd", type=int, help="inherited descriptor of a socket that is connected to the host")
-    parser.add_argument("--note", type=int, help="with --fd: descriptor of the file of `running.py`")
+    parser.add_argument("--note", type=int, help="with --fd: descriptor of the file of `note.py`")
     host.add_argument("--listen", metavar="HOST:PORT", help="serve hosts on other machines")
     parser.add_argument("--lifeline", type=int, help="descriptor of a pipe that closes when the host ends")
-    listen_options(parser.add_argument_group("with --listen"))
+    _add_listen_options(parser.add_argument_group("with --listen"))
     given = parser.parse_args()
     if given.listen is not None:
-        return listened(given)
+        return _listen(given)
     if given.lifeline is not None:
         threading.Thread(target=_watch, args=(given.lifeline,), name="lifeline", daemon=True).start()
-    take_no_interrupts()
+    _take_no_interrupts()
     loop = asyncio.new_event_loop()
     asyncio.set_event_loop(loop)
-    service, asked = loop.run_until_complete(_greeted(given.socket, given.fd, given.lifeline, given.note))
+    service, asked = loop.run_until_complete(_greet(given.socket, given.fd, given.lifeline, given.note))
     if asked is None:
         return 1
     # Outside of the running loop, since environments are known to call `asyncio.run` while they load.
@@ -79,15 +79,15 @@ def main() -> int:
     return 0
 
 
-async def _greeted(
+async def _greet(
     path: str | None, fd: int | None, lifeline: int | None, note: int | None
 ) -> tuple[Service, Load | None]:
     where: dict[str, Any] = {"path": path} if fd is None else {"sock": socket.socket(fileno=fd)}
     connection = await unix_connect(uri="ws://localhost/", proxy=None, **where, **OPTIONS)
     own = connection.transport.get_extra_info("socket").fileno()
-    keep_from_children([own] if lifeline is None else [own, lifeline])
+    _keep_from_children([own] if lifeline is None else [own, lifeline])
     if path is not None:
-        note = new_note(Path(path).with_name(RUNNING))
+        note = new_note(Path(path).with_name(NOTE_FILE))
     elif note is not None:
         os.set_inheritable(note, False)
     service = Service(Channel(connection), note)
@@ -107,6 +107,75 @@ def _end_group() -> None:
         with contextlib.suppress(OSError):
             os.killpg(0, signal.SIGKILL)
     os._exit(1)
+
+
+def _take_no_interrupts() -> None:
+    """Take a `KeyboardInterrupt` for the author's: the terminal's Ctrl-C is the host's to handle."""
+    with contextlib.suppress(ValueError):  # not the main thread
+        # A handler, since an ignored signal would stay ignored in the programs that the environment starts.
+        signal.signal(signal.SIGINT, lambda *_: None)
+    without_keyboard()
+
+
+def _keep_from_children(descriptors: Iterable[int]) -> None:
+    """Cut forked children off from the host: they must neither speak to it nor keep its connections open."""
+    kept = tuple(descriptors)
+    for descriptor in kept:
+        os.set_inheritable(descriptor, False)
+
+    def cut() -> None:
+        nothing = os.open(os.devnull, os.O_RDWR)
+        for descriptor in kept:
+            # The number stays taken, so that nothing else comes to stand under it.
+            with contextlib.suppress(OSError):
+                os.dup2(nothing, descriptor, inheritable=False)
+        os.close(nothing)
+
+    os.register_at_fork(after_in_child=cut)
+
+
+def _add_listen_options(group: argparse._ArgumentGroup) -> None:
+    """Add the options that belong to `--listen`."""
+    add = group.add_argument
+    add("--token-file", type=Path, metavar="FILE", help="holds the token that hosts must give")
+    add(
+        "--environment",
+        metavar="NAME|FOLDER",
+        help="serve this one alone; a folder is served in no other way",
+    )
+    add("--workers", type=int, default=os.cpu_count() or 1, help="processes at a time (default: one a core)")
+    add("--pass-env", action="append", default=[], metavar="NAME", help="variable the environment may see")
+    add("--log", type=Path, default=Path("wander-worker.log"), help="takes what the environments print")
+
+
+def _listen(given: argparse.Namespace) -> int:
+    """Serve hosts until a signal; return the exit status."""
+    from wander.worker.listener import ListenerOptions, listen  # costs what a single worker does not need
+    from wander.worker.remote.address import parse_listen, read_token
+
+    try:
+        host, port = parse_listen(given.listen)
+        options = ListenerOptions(
+            host,
+            port,
+            token=None if given.token_file is None else read_token(given.token_file),
+            log_path=given.log.expanduser().resolve(),
+            serves=given.environment,
+            most=given.workers,
+            environ=tuple(given.pass_env),
+        )
+        asyncio.run(listen(options, _say))
+    except ConfigError as error:
+        _say(f"error: {error}")
+        if error.hint:
+            _say(f"hint: {error.hint}")
+        return 2
+    return 0
+
+
+def _say(line: str) -> None:
+    sys.stderr.write(f"{line}\n")
+    sys.stderr.flush()
 
 
 if __name__ == "__main__":

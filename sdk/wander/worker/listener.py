@@ -31,13 +31,13 @@ from websockets.http11 import Request, Response
 from websockets.protocol import State
 
 from wander.errors import ConfigError, LoadError, WanderError
-from wander.worker.address import is_loopback
 from wander.worker.channel import FRAME, OPTIONS, parts
-from wander.worker.heartbeat import HOST_PING_SECONDS, HOST_SILENT_PINGS, heartbeat, keep_alive
 from wander.worker.host.link import LocalLink, WorkerOptions
 from wander.worker.host.session import CLOSE_SECONDS, EXIT_SECONDS
 from wander.worker.protocol import PROTOCOL, Fault, LastWords, Load, LoadFailed, Refused, to_worker
-from wander.worker.tunnel import NearEnd
+from wander.worker.remote.address import is_loopback
+from wander.worker.remote.heartbeat import HOST_PING_SECONDS, HOST_SILENT_PINGS, heartbeat, keep_alive
+from wander.worker.remote.tunnel import WorkerEnd
 
 _REASON_BYTES = 120
 """A websocket's close frame holds a reason of at most 123 bytes."""
@@ -143,7 +143,7 @@ class Listener:
     async def _worker(self, host: ServerConnection) -> str:
         """Run a worker for the host; return how it ended by itself, or "" when the host ended it."""
         options = self._options
-        calls = await NearEnd.open(host)
+        calls = await WorkerEnd.open(host)
         # An environment that is given a key or address of this machine talks to that endpoint itself.
         found = {} if calls.variables.keys() & set(options.environ) else calls.variables
         started = WorkerOptions(
@@ -155,7 +155,7 @@ class Listener:
         finally:
             await calls.close()
 
-    async def _until_over(self, host: ServerConnection, link: LocalLink, calls: NearEnd) -> str:
+    async def _until_over(self, host: ServerConnection, link: LocalLink, calls: WorkerEnd) -> str:
         passing = asyncio.create_task(self._pass_on(host, link, calls))
         exited = asyncio.create_task(link.process.wait())
         gone = asyncio.create_task(host.wait_closed())
@@ -182,7 +182,7 @@ class Listener:
         told = {"ending": link.process.ending(), "where": words.where[:_WHERE_LETTERS]}
         return words.model_copy(update=told).model_dump_json(exclude_defaults=True)
 
-    async def _pass_on(self, host: ServerConnection, link: LocalLink, calls: NearEnd) -> None:
+    async def _pass_on(self, host: ServerConnection, link: LocalLink, calls: WorkerEnd) -> None:
         """Hand messages over in both directions, until one side closes its connection."""
         worker = await link.connected()
 

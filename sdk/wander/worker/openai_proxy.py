@@ -70,7 +70,7 @@ class _Record:
     """That of the rollout's own model: its calls and these are bounded together."""
 
 
-class HostEndpoint:
+class OpenAIProxy:
     """Serves one worker; made by `open`, ended by `close`. The web server starts when it is first needed."""
 
     def __init__(self, listening: socket.socket, upstream: Upstream) -> None:
@@ -87,7 +87,7 @@ class HostEndpoint:
         self.count = CallCount()
 
     @classmethod
-    def open(cls, upstream: Upstream | None = None) -> HostEndpoint:
+    def open(cls, upstream: Upstream | None = None) -> OpenAIProxy:
         """Listen on a free port of loopback; must be called inside a running loop."""
         listening = socket.socket()
         listening.bind(("127.0.0.1", 0))

@@ -21,6 +21,7 @@ from wander.envs.rlm.repl import Repl, ReplLimits
 from wander.envs.rlm.repl_command import Sandbox
 from wander.envs.rlm.session import ReplSession, SubCaller, SubCallLimits
 from wander.errors import ConfigError, EnvironmentFault
+from wander.handle import RolloutRequest
 from wander.parsers import Parser
 from wander.rollout.calls import ModelCalls
 from wander.rollout.hooks import cleanup, stop
@@ -146,13 +147,9 @@ class RLMEnv(MultiTurnEnv):
         }
         await session.repl.close()
 
-    async def rollout(self, *args: Any, **kwargs: Any) -> Rollout:
-        """Play one episode to its end and score it; the tokens of sub-calls are in its usage."""
-        return _with_all_usage(await super().rollout(*args, **kwargs))
-
-    async def rollout_group(self, *args: Any, **kwargs: Any) -> list[Rollout]:
-        """Play several episodes of one example; the tokens of sub-calls are in their usage."""
-        return [_with_all_usage(each) for each in await super().rollout_group(*args, **kwargs)]
+    async def play_request(self, request: RolloutRequest) -> list[Rollout]:
+        """Play and score what is asked for; the tokens of sub-calls are in the usage."""
+        return [_with_all_usage(each) for each in await super().play_request(request)]
 
     def _context_of(self, example: Example) -> Any:
         context = example.columns.get(self.context_column, example.info.get(self.context_column))

@@ -13,8 +13,8 @@ from wander.envs.tool.calls import ToolCall, read_calls, tool_calls, with_calls
 from wander.envs.tool.results import encodable, tool_content
 from wander.envs.tool.schema import FunctionTool, Tool, ToolCallError, UnknownTool
 from wander.errors import BoundaryError, ConfigError, EnvironmentFault, ToolError
-from wander.rollout.faults import is_fault
-from wander.rollout.hooks import call_hook, described, stop
+from wander.rollout.faults import describe_fault, is_fault
+from wander.rollout.hooks import call_hook, stop
 from wander.types import Message, Messages, State
 
 
@@ -127,7 +127,7 @@ class ToolEnv(MultiTurnEnv):
             if not is_fault(error):
                 raise
             if isinstance(error, self.stop_errors):
-                raise ToolError(described(error, call.name)) from error
+                raise ToolError(describe_fault(error, call.name)) from error
             state["public"]["tool_errors"] = state["public"].get("tool_errors", 0) + 1
             content = encodable(self.error_formatter(error))
         return {"role": "tool", "tool_call_id": call.call_id, "content": content}

@@ -28,7 +28,7 @@ from wander.evals.run.stopping import FailureWatch, StopRequest
 from wander.evals.stats.summary import RunningSummary, summarise
 from wander.evals.store.folder import RunFolder, run_folder
 from wander.evals.store.manifest import model_pin, new_manifest
-from wander.handle import EnvironmentHandle
+from wander.handle import EnvironmentHandle, RolloutRequest
 from wander.rollout.garbage import fewer_collections
 from wander.types import Example, Failure, Rollout, Usage
 from wander.wire import EndpointUse, EnvironmentPin, RunManifest, RunSummary
@@ -342,25 +342,18 @@ class _Evaluation:
 
     async def _attempt(self, example: Example, indices: range) -> list[Rollout]:
         try:
-            if self.environment.info.group_rewards:
-                return await self.environment.rollout_group(
+            return await self.environment.play_request(
+                RolloutRequest.of(
                     self.client,
                     example,
-                    indices=indices,
+                    indices,
                     run_seed=self.plan.seed,
                     sampling=self.plan.sampling,
+                    together=self.environment.info.group_rewards,
                 )
-            rollout = await self.environment.rollout(
-                self.client,
-                example,
-                index=indices[0],
-                run_seed=self.plan.seed,
-                sampling=self.plan.sampling,
-                rollout_id=f"{example.example_id}/{indices[0]}",
             )
         except (Exception, SystemExit) as error:  # noqa: BLE001 - a handle that breaks its promise fails here
             return [_broken(example, index, error) for index in indices]
-        return [rollout]
 
     def _record(self, rollout: Rollout) -> None:
         if self.ended:

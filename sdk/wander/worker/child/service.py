@@ -17,13 +17,15 @@ from wander.clients.base import ModelRequest, ModelResponse
 from wander.clients.proxy import ProxyClient
 from wander.environment import LocalEnvironment
 from wander.errors import DatasetError, EnvironmentFault, LoadError, WanderError
+from wander.handle import RolloutRequest
 from wander.loading import load_environment, load_path
 from wander.rollout.outside_calls import ROLLOUT, attribute_openai_calls
 from wander.types import Boundary, Example, Failure, Rollout
 from wander.version import __version__
 from wander.worker.channel import Channel
-from wander.worker.child.guard import log_line, log_trace
+from wander.worker.child.log import log_line, log_trace
 from wander.worker.child.watch import Watch
+from wander.worker.note import PLAY, Note
 from wander.worker.protocol import (
     PAGE_BYTES,
     PROTOCOL,
@@ -47,7 +49,6 @@ from wander.worker.protocol import (
     Refused,
     to_worker,
 )
-from wander.worker.running import PLAY, Running
 
 _TEARDOWN_SECONDS = 5.0
 
@@ -141,16 +142,16 @@ class Service:
         self._asking.discard(play)
 
     def _watch(self, end: Callable[[], None], playing_limit: float | None) -> None:
-        running = Running(self._note)
+        note = Note(self._note)
 
         def with_last_words(words: LastWords) -> None:
-            running.leave(words)
+            note.leave(words)
             end()
 
-        running.follow()
+        note.follow()
         Watch(
             asyncio.get_running_loop(),
-            running,
+            note,
             self._begun,
             with_last_words,
             limits=(self._load.rollout_timeout, playing_limit),
@@ -174,9 +175,18 @@ class Service:
         attribute_openai_calls()
         ROLLOUT.set(asked.rollout_ids[0])
         limit = asyncio.timeout(self._load.rollout_timeout)
+        request = RolloutRequest.of(
+            client,
+            asked.example,
+            asked.indices,
+            run_seed=asked.run_seed,
+            sampling=asked.sampling,
+            rollout_ids=asked.rollout_ids,
+            together=asked.group,
+        )
         try:
             async with limit:
-                rollouts = await _rollouts(environment, client, asked)
+                rollouts = await environment.play_request(request)
             self._send_played(asked, rollouts)
         except BaseException as error:
             if asked.id in self._cancelled:
@@ -296,28 +306,6 @@ def load(asked: Load) -> LocalEnvironment:
         with contextlib.suppress(Exception):
             sys.stdout.flush()
             sys.stderr.flush()
-
-
-async def _rollouts(environment: LocalEnvironment, client: ProxyClient, asked: Play) -> list[Rollout]:
-    """Play what was asked for."""
-    if asked.group:
-        return await environment.rollout_group(
-            client,
-            asked.example,
-            indices=asked.indices,
-            run_seed=asked.run_seed,
-            sampling=asked.sampling,
-            rollout_ids=asked.rollout_ids,
-        )
-    rollout = await environment.rollout(
-        client,
-        asked.example,
-        index=asked.indices[0],
-        run_seed=asked.run_seed,
-        sampling=asked.sampling,
-        rollout_id=asked.rollout_ids[0],
-    )
-    return [rollout]
 
 
 def _failure(error: BaseException) -> Failure:

@@ -18,9 +18,9 @@ from pathlib import Path
 from types import FrameType
 
 from wander.types import Boundary
-from wander.worker.child.guard import log_line
+from wander.worker.child.log import log_line
+from wander.worker.note import Note
 from wander.worker.protocol import LastWords
-from wander.worker.running import Running
 
 _TELL_SECONDS = 30.0
 """After so long without a turn of the loop the log is told where it stands."""
@@ -32,7 +32,7 @@ class Watch:
     def __init__(
         self,
         loop: asyncio.AbstractEventLoop,
-        running: Running,
+        note: Note,
         begun: Mapping[int, float],
         end: Callable[[LastWords], None],
         *,
@@ -45,7 +45,7 @@ class Watch:
         """
         self._loop = loop
         self._thread = threading.get_ident()
-        self._running = running
+        self._note = note
         self._begun = begun
         self._end = end
         self._whole, self._unscored = limits
@@ -83,7 +83,7 @@ class Watch:
         if stood > _TELL_SECONDS and self._told != self._turned:
             self._told = self._turned
             self._tell(frames, f"nothing else has gone on here for {stood:.0f} s, while this ran:")
-        play = self._running.current or None
+        play = self._note.current or None
         boundary = _boundary(frames)
         begun = self._begun.get(play) if play is not None else min(list(self._begun.values()), default=None)
         limits = [each for each in (self._whole, boundary != "rubric" and self._unscored) if each]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import math
 import os
 from collections.abc import Iterable, Sequence
@@ -11,24 +10,23 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
-from wander.clients.base import Client
-from wander.errors import ConfigError, DatasetError, EnvironmentFault, LoadError, SandboxError
-from wander.handle import Split
+from wander.errors import ConfigError, DatasetError, EnvironmentFault, SandboxError
+from wander.handle import EnvironmentHandle, RolloutRequest, Split
 from wander.sandbox import SandboxPolicy
-from wander.types import EnvironmentInfo, Example, Rollout, SamplingArgs
-from wander.worker.address import WorkerAddress
+from wander.types import EnvironmentInfo, Example, Rollout
 from wander.worker.host.link import WorkerOptions
-from wander.worker.host.seat import Seat
-from wander.worker.host.session import WorkerLost, WorkerSession, failed_rollouts, lost_rollouts
-from wander.worker.openai_proxy import CallCount, HostEndpoint
+from wander.worker.host.pool import WorkerPool
+from wander.worker.host.session import WorkerLost, failed_rollouts, lost_rollouts
+from wander.worker.openai_proxy import CallCount, OpenAIProxy
 from wander.worker.protocol import MESSAGE_LIMIT, Load
-from wander.worker.tunnel import AnswerCall
+from wander.worker.remote.address import WorkerAddress
+from wander.worker.remote.tunnel import AnswerCall
 
 _PAGE = 500
 """Examples a message: a page of long rows still makes a message of moderate size."""
 
 
-class WorkerEnvironment:
+class WorkerEnvironment(EnvironmentHandle):
     """An environment in one or several workers, behind the port that hosts use
     (`wander.handle.EnvironmentHandle`).
 
@@ -39,14 +37,10 @@ class WorkerEnvironment:
     evaluation.
     """
 
-    def __init__(
-        self, seats: Sequence[Seat], info: EnvironmentInfo, log: Path, endpoint: HostEndpoint
-    ) -> None:
-        self._seats = list(seats)
-        self._info = info
+    def __init__(self, pool: WorkerPool, log: Path, proxy: OpenAIProxy) -> None:
+        self._pool = pool
         self._log_path = log
-        self._endpoint = endpoint
-        self._closed = False
+        self._proxy = proxy
 
     @classmethod
     async def start(
@@ -103,34 +97,33 @@ class WorkerEnvironment:
             message_limit=message_limit,
         )
         passed = tuple(environ)
-        endpoint = HostEndpoint.open()
+        proxy = OpenAIProxy.open()
         # An environment that is given the user's own key or address talks to that endpoint itself.
-        own = sandbox is not None or not endpoint.variables.keys() & set(passed)
+        own = sandbox is not None or not proxy.variables.keys() & set(passed)
         options = WorkerOptions(
-            python, load, passed, log_path, startup_timeout, variables=endpoint.variables if own else {}
+            python, load, passed, log_path, startup_timeout, variables=proxy.variables if own else {}
         )
         options = replace(options, hash_seed=hash_seed)
         if sandbox is not None:
             from wander.worker.process.sandboxed import Sandbox
 
-            options = replace(options, sandbox=Sandbox(sandbox, endpoint.take, endpoint.address))
+            options = replace(options, sandbox=Sandbox(sandbox, proxy.take, proxy.address))
         try:
-            sessions = await _started(_each(options, workers, addresses, endpoint.answer))
+            pool = await WorkerPool.start(_each(options, workers, addresses, proxy.answer), restarts)
         except BaseException:
-            await endpoint.close()
+            await proxy.close()
             raise
-        seats = [Seat(session.options, session, restarts) for session in sessions]
-        return cls(seats, sessions[0].info, log_path, endpoint)
+        return cls(pool, log_path, proxy)
 
     @property
     def info(self) -> EnvironmentInfo:
         """What the environment says about itself."""
-        return self._info
+        return self._pool.info
 
     @property
     def outside_calls(self) -> CallCount:
         """What the environment's code asked of other models through the host."""
-        return self._endpoint.count
+        return self._proxy.count
 
     @property
     def log_path(self) -> Path:
@@ -140,14 +133,14 @@ class WorkerEnvironment:
     @property
     def lost_reason(self) -> str | None:
         """How a worker ended that is not back, with the end of its log and the log's path; else None."""
-        return next((seat.lost_reason for seat in self._seats if seat.lost_reason), None)
+        return self._pool.lost_reason
 
     async def examples(self, split: Split, start: int = 0, count: int | None = None) -> list[Example]:
         """Return `count` examples from position `start` of the stored order; None means to the end."""
-        size = self._info.eval_examples if split == "eval" else self._info.train_examples
+        size = self.info.eval_examples if split == "eval" else self.info.train_examples
         if count is None and size is None:
             raise DatasetError(
-                f"the `{split}` split of `{self._info.name}` is endless", hint="say how many examples to take"
+                f"the `{split}` split of `{self.info.name}` is endless", hint="say how many examples to take"
             )
         wanted = size if size is not None else start + (count or 0)
         end = wanted if count is None else min(wanted, start + count)
@@ -163,7 +156,7 @@ class WorkerEnvironment:
         """Return examples from `start` to `end`, or to the last that there is, a page at a time."""
         found: list[Example] = []
         try:
-            _, session = await self._least_loaded()
+            _, session = await self._pool.least_loaded()
             while end is None or start + len(found) < end:
                 first = start + len(found)
                 count = _PAGE if end is None else min(_PAGE, end - first)
@@ -177,104 +170,36 @@ class WorkerEnvironment:
             ) from error
         return found
 
-    async def rollout(
-        self,
-        client: Client,
-        example: Example,
-        *,
-        index: int = 0,
-        run_seed: int = 0,
-        sampling: SamplingArgs | None = None,
-        rollout_id: str | None = None,
-    ) -> Rollout:
-        """Play one episode to its end and score it; a failure, also the worker's death, is in the record."""
-        name = rollout_id or f"{example.example_id}/{index}"
-        (rollout,) = await self._play(client, example, [index], [name], run_seed, sampling, group=False)
-        return rollout
-
-    async def rollout_group(
-        self,
-        client: Client,
-        example: Example,
-        *,
-        indices: Sequence[int],
-        run_seed: int = 0,
-        sampling: SamplingArgs | None = None,
-        rollout_ids: Sequence[str] | None = None,
-    ) -> list[Rollout]:
-        """Play several episodes of one example at the same time and score them together."""
-        names = list(rollout_ids or (f"{example.example_id}/{index}" for index in indices))
-        return await self._play(client, example, list(indices), names, run_seed, sampling, group=True)
-
-    async def _play(
-        self,
-        client: Client,
-        example: Example,
-        indices: list[int],
-        names: list[str],
-        run_seed: int,
-        sampling: SamplingArgs | None,
-        *,
-        group: bool,
-    ) -> list[Rollout]:
-        for name in names:
+    async def play_request(self, request: RolloutRequest) -> list[Rollout]:
+        """Play and score what is asked for; a failure, also the worker's death, is in the record."""
+        client, example, indices = request.client, request.example, request.indices
+        for name in request.rollout_ids:
             client.begin(name)
-            self._endpoint.begin(name, client.recorded(name), client.limiter)
+            self._proxy.begin(name, client.recorded(name), client.limiter)
         rollouts: list[Rollout] = []
         try:
-            seat, session = await self._least_loaded()
-            seat.under_way += len(indices)
+            slot, session = await self._pool.least_loaded()
+            slot.under_way += len(indices)
             try:
-                rollouts = await session.play(
-                    client,
-                    example,
-                    indices=indices,
-                    rollout_ids=names,
-                    run_seed=run_seed,
-                    sampling=sampling or SamplingArgs(),
-                    group=group,
-                )
+                rollouts = await session.play(request)
             finally:
-                seat.under_way -= len(indices)
+                slot.under_way -= len(indices)
         except WorkerLost as error:
             return lost_rollouts(example, indices, str(error), retryable=False)
         except SandboxError as error:
             return failed_rollouts(example, indices, type(error).__name__, str(error), boundary="sandbox")
         finally:
-            for name, rollout in zip_longest(names, rollouts):
+            for name, rollout in zip_longest(request.rollout_ids, rollouts):
                 client.end(name)
-                self._endpoint.end(name, rollout)
+                self._proxy.end(name, rollout)
         if rollouts[0].failure is None:
-            seat.finished()
+            slot.count_finished()
         return rollouts
 
     async def close(self) -> None:
         """Tear the environment down and end its processes and all that they started."""
-        self._closed = True
-        await asyncio.gather(*(seat.close() for seat in self._seats))
-        await self._endpoint.close()
-
-    async def _least_loaded(self) -> tuple[Seat, WorkerSession]:
-        """Return the live worker that plays the fewest rollouts, waiting for one that is being started.
-
-        Raises `WorkerLost` when there is none and will be none; `SandboxError` where that is the sandbox's.
-        """
-        while not self._closed:
-            best: tuple[Seat, WorkerSession] | None = None
-            for seat in self._seats:
-                session = seat.session
-                if session is not None and (best is None or seat.under_way < best[0].under_way):
-                    best = seat, session
-            if best is not None:
-                return best
-            filling = [seat.filling for seat in self._seats if seat.filling is not None]
-            if not filling:
-                break
-            await asyncio.wait(filling, return_when=asyncio.FIRST_COMPLETED)
-        for seat in self._seats:
-            if seat.unconfined is not None:
-                raise SandboxError(str(seat.unconfined), hint=seat.unconfined.hint)
-        raise WorkerLost(self._seats[0].lost)
+        await self._pool.close()
+        await self._proxy.close()
 
 
 def automatic_workers(concurrency: int) -> int:
@@ -300,29 +225,6 @@ def _each(
     load = options.load.model_copy(update={"path": None if path is None else Path(path).name})
     places = [replace(options, load=load, address=address, answer_call=answer) for address in addresses]
     return [places[number % len(places)] for number in range(max(workers, len(places)))]
-
-
-async def _started(options: Sequence[WorkerOptions]) -> list[WorkerSession]:
-    """Start a session for each; all of them live, or none does and the first error is raised.
-
-    The first one is alone: what it downloads and prepares, the others find, and what is wrong is said once.
-    """
-    first = await WorkerSession.start(options[0])
-    others = [asyncio.create_task(WorkerSession.start(each)) for each in options[1:]]
-    try:
-        sessions = [first, *await asyncio.gather(*others)]
-        if any(each.info != first.info for each in sessions):
-            raise LoadError(
-                "the workers loaded different environments", hint="install the same version for each of them"
-            )
-    except BaseException:
-        for task in others:
-            task.cancel()
-        ended = await asyncio.gather(*others, return_exceptions=True)
-        live = [each for each in ended if isinstance(each, WorkerSession)]
-        await asyncio.gather(*(each.close() for each in (first, *live)))
-        raise
-    return sessions
 
 
 def _absolute(path: Path) -> str:

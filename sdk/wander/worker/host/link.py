@@ -15,17 +15,17 @@ from websockets.asyncio.connection import Connection
 from websockets.asyncio.server import Server, ServerConnection, unix_serve
 
 from wander.errors import LoadError
-from wander.worker.address import WorkerAddress
 from wander.worker.channel import FRAME, OPTIONS
 from wander.worker.host.leftovers import MARK, end_marked
 from wander.worker.host.socket_folder import SocketFolder
+from wander.worker.note import NOTE_FILE, read_note
 from wander.worker.process.start import WorkerProcess
 from wander.worker.protocol import LastWords, Load
-from wander.worker.running import RUNNING, read_note
+from wander.worker.remote.address import WorkerAddress
 
 if TYPE_CHECKING:
     from wander.worker.process.sandboxed import Sandbox
-    from wander.worker.tunnel import AnswerCall
+    from wander.worker.remote.tunnel import AnswerCall
 
 T = TypeVar("T")
 
@@ -119,7 +119,7 @@ class LocalLink:
         note = self.process.note()
         if note is None:
             try:
-                note = (self._folder.path / RUNNING).read_bytes()
+                note = (self._folder.path / NOTE_FILE).read_bytes()
             except OSError:
                 return None
         play, words = read_note(note)

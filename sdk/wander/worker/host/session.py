@@ -12,9 +12,9 @@ from pydantic import ValidationError
 from wander.clients.base import Client, ModelRequest
 from wander.clients.transcript import transcript_of
 from wander.errors import LoadError, ModelError
-from wander.handle import Split
+from wander.handle import RolloutRequest, Split
 from wander.sandbox.clock import OwnTime
-from wander.types import Boundary, EnvironmentInfo, Example, Failure, Rollout, SamplingArgs
+from wander.types import Boundary, EnvironmentInfo, Example, Failure, Rollout
 from wander.version import __version__
 from wander.worker.channel import Channel
 from wander.worker.host.link import (
@@ -25,7 +25,6 @@ from wander.worker.host.link import (
     unless_ended,
     until_ended,
 )
-from wander.worker.host.remote import RemoteLink
 from wander.worker.process.start import WorkerProcess
 from wander.worker.protocol import (
     PROTOCOL,
@@ -48,6 +47,7 @@ from wander.worker.protocol import (
     Refused,
     to_host,
 )
+from wander.worker.remote.link import RemoteLink
 
 CLOSE_SECONDS = 8.0
 """How long a worker may tear its environment down."""
@@ -138,32 +138,23 @@ class WorkerSession:
         finally:
             del self._examples[number]
 
-    async def play(
-        self,
-        client: Client,
-        example: Example,
-        *,
-        indices: list[int],
-        rollout_ids: list[str],
-        run_seed: int,
-        sampling: SamplingArgs,
-        group: bool,
-    ) -> list[Rollout]:
+    async def play(self, request: RolloutRequest) -> list[Rollout]:
         """Play one rollout, or a group, in the worker.
 
         When the worker ends, the rollouts are failed and retryable. Raises `WorkerLost` when it had ended
         before.
         """
+        client, names = request.client, list(request.rollout_ids)
         asked = Play.model_construct(
             id=self._number(),
-            example=example,
-            group=group,
-            indices=indices,
-            rollout_ids=rollout_ids,
-            recorded=[client.recorded(rollout_id) for rollout_id in rollout_ids],
-            transcripts=[each for name in rollout_ids if (each := transcript_of(client, name)) is not None],
-            run_seed=run_seed,
-            sampling=sampling,
+            example=request.example,
+            group=request.together,
+            indices=list(request.indices),
+            rollout_ids=names,
+            recorded=[client.recorded(name) for name in names],
+            transcripts=[each for name in names if (each := transcript_of(client, name)) is not None],
+            run_seed=request.run_seed,
+            sampling=request.sampling,
             model=client.model,
         )
         loop = asyncio.get_running_loop()

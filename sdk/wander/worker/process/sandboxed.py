@@ -1,4 +1,4 @@
-"""A worker's process in the sandbox."""
+"""A worker's process in the sandbox, what it prints, and the connections that its code opens to the host."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ import json
 import os
 import signal
 import socket
+import stat
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,12 +24,16 @@ from wander.sandbox.policy import SandboxPolicy
 from wander.sandbox.seccomp import compiled
 from wander.sandbox.support import FIRST_UID, Support, explained, require_support
 from wander.sandbox.visible import INSIDE, Visible, visible
-from wander.worker.process.calls import CallSockets, TakeCall
-from wander.worker.process.output import CappedLog
+from wander.worker.note import NOTE_BYTES
 from wander.worker.process.start import FROM_OUTSIDE, WorkerProcess, own_variables
-from wander.worker.running import NOTE_BYTES
 
+TakeCall = Callable[[socket.socket], None]
+"""Takes over a connected socket and speaks HTTP on it."""
 _LAUNCHER = Path(launcher.__file__)
+_CHUNK = 1 << 16
+_HEAD = 4096
+_PAUSE = 0.05
+"""Once the log is full: between two reads, so that a flood costs the sandbox time and not this process."""
 _LAST_OUTPUT_SECONDS = 2.0
 _GROUP_ROUNDS, _GROUP_PAUSE = 100, 0.02
 
@@ -260,3 +265,112 @@ def size_in_words(size: float) -> str:
             break
         size /= 1024
     return f"{size:.4g} {unit}"
+
+
+class CallSockets:
+    """Receives descriptors over a pair of sockets, as `inside.py` sends them, and hands good ones on."""
+
+    def __init__(self, take: TakeCall) -> None:
+        self._take = take
+        self._host, self.inside = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._host.setblocking(False)
+        self._loop = asyncio.get_running_loop()
+        self._loop.add_reader(self._host, self._received)
+
+    def close(self) -> None:
+        """Take no more; safe to call twice."""
+        if self._host.fileno() >= 0:
+            self._loop.remove_reader(self._host)
+        self._host.close()
+        self.inside.close()
+
+    def _received(self) -> None:
+        try:
+            word, descriptors, _, _ = socket.recv_fds(self._host, 1, 1)
+        except BlockingIOError:
+            return
+        except OSError:
+            word, descriptors = b"", []
+        if not word and not descriptors:
+            self.close()
+        for descriptor in descriptors:
+            os.set_inheritable(descriptor, False)
+            if _is_stream(descriptor):
+                self._take(socket.socket(fileno=descriptor))
+            else:
+                os.close(descriptor)
+
+
+def _is_stream(descriptor: int) -> bool:
+    """Only a pair of stream sockets is taken: the other side may be hostile."""
+    if not stat.S_ISSOCK(os.fstat(descriptor).st_mode):
+        return False
+    probe = socket.socket(fileno=os.dup(descriptor))
+    with probe:
+        return (probe.family, probe.type) == (socket.AF_UNIX, socket.SOCK_STREAM)
+
+
+class CappedLog:
+    """Appends what comes from a pipe to a file, until the file is full; goes on reading then, slowly."""
+
+    def __init__(self, pipe: int, path: Path, limit: int) -> None:
+        """Take the pipe over. `limit` is the file's size in bytes, the note at its end left aside."""
+        self._pipe = pipe
+        self._file = path.open("ab")
+        self._room = max(0, limit - self._file.tell())
+        self._full = False
+        self._limit = limit
+        self._loop = asyncio.get_running_loop()
+        self._later: asyncio.TimerHandle | None = None
+        self._ended = asyncio.Event()
+        self.head = b""
+        """The first bytes."""
+        os.set_blocking(pipe, False)
+        self._loop.add_reader(pipe, self._read)
+
+    async def ended(self, seconds: float) -> None:
+        """Wait until nobody can write any more, but not for ever, and close the log."""
+        try:
+            async with asyncio.timeout(seconds):
+                await self._ended.wait()
+        except TimeoutError:
+            pass
+        finally:
+            self.close()
+
+    def close(self) -> None:
+        """Stop reading; safe to call twice."""
+        if self._pipe < 0:
+            return
+        self._loop.remove_reader(self._pipe)
+        if self._later is not None:
+            self._later.cancel()
+        os.close(self._pipe)
+        self._pipe = -1
+        self._file.close()
+        self._ended.set()
+
+    def _read(self) -> None:
+        try:
+            found = os.read(self._pipe, _CHUNK)
+        except BlockingIOError:
+            return
+        if not found:
+            self.close()
+            return
+        if len(self.head) < _HEAD:
+            self.head += found[: _HEAD - len(self.head)]
+        self._write(found)
+        if self._full:
+            self._loop.remove_reader(self._pipe)
+            self._later = self._loop.call_later(_PAUSE, self._loop.add_reader, self._pipe, self._read)
+
+    def _write(self, found: bytes) -> None:
+        if self._full:
+            return
+        self._file.write(found[: self._room])
+        self._room -= len(found)
+        if self._room < 0:
+            self._full = True
+            self._file.write(f"\n[the log is full at {self._limit} bytes; the rest is dropped]\n".encode())
+        self._file.flush()

@@ -85,7 +85,7 @@ class WorkerProcess:
         return code is not None and -code not in FROM_OUTSIDE
 
     def note(self) -> bytes | None:
-        """Return what the child noted (`wander.worker.running`) where that is not beside its socket."""
+        """Return what the child noted (`wander.worker.note`) where that is not beside its socket."""
         return None
 
     async def wait(self) -> None:

@@ -10,17 +10,17 @@ from websockets.asyncio.connection import Connection
 from websockets.exceptions import InvalidHandshake, InvalidStatus
 
 from wander.errors import LoadError, WorkerRefusedToken, WorkerUnreachable
-from wander.worker.address import WorkerAddress
 from wander.worker.channel import FRAME, OPTIONS
-from wander.worker.heartbeat import PING_SECONDS, SILENT_PINGS, heartbeat, keep_alive
 from wander.worker.process.start import WorkerProcess
 from wander.worker.protocol import LastWords
-from wander.worker.tunnel import AnswerCall, FarEnd
+from wander.worker.remote.address import WorkerAddress
+from wander.worker.remote.heartbeat import PING_SECONDS, SILENT_PINGS, heartbeat, keep_alive
+from wander.worker.remote.tunnel import AnswerCall, HostEnd
 
 _CONNECT_SECONDS = 20.0
 
 
-class RemoteWorker(WorkerProcess):
+class RemoteProcess(WorkerProcess):
     """Stands for the process on the other machine: it lives as long as the connection."""
 
     def __init__(self, connection: ClientConnection, address: WorkerAddress) -> None:
@@ -78,8 +78,8 @@ class RemoteLink:
         self, connection: ClientConnection, address: WorkerAddress, answer: AnswerCall | None
     ) -> None:
         self._connection = connection
-        self.process = RemoteWorker(connection, address)
-        self._calls = None if answer is None else FarEnd(connection, answer)
+        self.process = RemoteProcess(connection, address)
+        self._calls = None if answer is None else HostEnd(connection, answer)
         self.aside = None if self._calls is None else self._calls.received
         """Takes text frames: what the listener asks itself."""
         self._heart = asyncio.create_task(self._beat())

@@ -36,7 +36,7 @@ _SECONDS = 1800.0
 """How long a request may wait for the host: it asks within 600 s, but its own limits may keep it waiting."""
 
 
-class NearEnd:
+class WorkerEnd:
     """The port on the worker's machine. Made by `open`, ended by `close`."""
 
     def __init__(self, host: Connection) -> None:
@@ -48,7 +48,7 @@ class NearEnd:
         self._listening: asyncio.Server
 
     @classmethod
-    async def open(cls, host: Connection) -> NearEnd:
+    async def open(cls, host: Connection) -> WorkerEnd:
         """Listen on a free port of loopback."""
         from aiohttp import web
 
@@ -120,7 +120,7 @@ class NearEnd:
             del self._waiting[call.id]
 
 
-class FarEnd:
+class HostEnd:
     """The host's side of one connection: has its endpoint answer. Ended by `close`."""
 
     def __init__(self, worker: Connection, answer: AnswerCall) -> None:

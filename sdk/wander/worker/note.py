@@ -23,15 +23,15 @@ from wander.worker.protocol import LastWords
 
 PLAY: ContextVar[int] = ContextVar("wander_play", default=0)
 """The id of the `Play` whose code runs; ids begin with 1. Every task that a play starts inherits it."""
-RUNNING = "running"
+NOTE_FILE = "running"
 """Name of the file beside the worker's socket."""
 NOTE_BYTES = 4096
 """Size of the file."""
 _NUMBER = struct.Struct("<Q")
 
 
-class Running:
-    """Notes the play of the callback that runs; `current` is 0 between callbacks, and in those of no play."""
+class Note:
+    """Holds the play of the callback that runs; `current` is 0 between callbacks, and in those of no play."""
 
     def __init__(self, descriptor: int | None) -> None:
         """Share the note in the file behind a descriptor, which is not kept; None: nobody reads it."""
