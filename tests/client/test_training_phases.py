@@ -96,6 +96,7 @@ def phases(home: Path) -> Path:
     return home / "phases.toml"
 
 
+@pytest.mark.full
 def test_phases_run_one_after_the_other_and_go_on_where_they_stopped(
     wander: Wander, home: Path, phases: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

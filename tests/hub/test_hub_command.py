@@ -127,6 +127,7 @@ def test_a_token_file_on_an_existing_hub_is_never_passed_over_in_silence(
     assert capsys.readouterr() == ("", "")
 
 
+@pytest.mark.full
 def test_a_new_token_works_beside_the_old_one(database: Database, tmp_path: Path) -> None:
     first, second = tmp_path / "first", tmp_path / "second"
     first_token.hand_out(database, first, new=False)

@@ -78,6 +78,7 @@ def test_first_start_prints_a_token_once_and_ends_well(tmp_path):
         assert process.stdout.read() == ""
 
 
+@pytest.mark.full
 def test_token_file_is_private(tmp_path):
     file = tmp_path / "keys" / "token"
     with served(tmp_path / "data", "--token-file", str(file)) as (_process, address):
@@ -91,6 +92,7 @@ def run(*words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([*COMMAND, *words], capture_output=True, text=True, timeout=60, check=False)
 
 
+@pytest.mark.full
 def test_a_taken_port_is_said_and_leaves_no_data(tmp_path):
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
@@ -103,6 +105,7 @@ def test_a_taken_port_is_said_and_leaves_no_data(tmp_path):
     assert not (tmp_path / "data").exists()
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("kind", ["file", "broken database"])
 def test_an_unusable_data_folder_is_said(tmp_path, kind):
     data = tmp_path / "data"
@@ -152,6 +155,7 @@ while hub.poll() is None and "listens on" not in open(sys.argv[1]).read():
 """
 
 
+@pytest.mark.full
 def test_the_hub_ends_with_the_process_that_started_it(tmp_path, monkeypatch):
     monkeypatch.setenv("WANDER_HUB_BUNDLED_PACKAGES", "false")
     log = tmp_path / "log"
