@@ -1,11 +1,11 @@
 """Open an environment for evaluation, training or play: installed from the hub, or from a folder.
 
-    async with open_environment("acme/wordle", {"words": 5}) as opened:
+    async with open_environment(context, "acme/wordle", {"words": 5}) as opened:
         opened.handle     # EnvironmentHandle: examples, rollout
         opened.pin        # EnvironmentPin for the manifest
 
 `owner/name[@version]` is installed first when it is absent. It runs in a process and a virtual environment of
-its own; a folder runs in a process of its own with this interpreter; `in_process=True` runs either here.
+its own; a folder runs in a process of its own with this interpreter; `in_process=True` runs either context.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from wander_client.context import current
 from wander_client.environments.workers import WorkerChoice
 from wander_client.errors import ClientError, NotFound, Unavailable, UsageError
 from wander_client.names import EnvironmentName, parse_environment
@@ -28,6 +27,7 @@ if TYPE_CHECKING:
     from wander.sandbox import SandboxPolicy
     from wander.wire import EnvironmentPin
 
+    from wander_client.context import Invocation
     from wander_client.packages.store import Installed
 
 
@@ -65,7 +65,7 @@ class OpenedEnvironment:
     location: Location
 
 
-def locate(spec: str, *, no_lock: bool | None = None) -> Location:
+def locate(context: Invocation, spec: str, *, no_lock: bool | None = None) -> Location:
     """Find what a word means, installing `owner/name` when it is absent.
 
     `no_lock` leaves the version's lock aside, or takes it; None takes what was chosen last.
@@ -75,7 +75,7 @@ def locate(spec: str, *, no_lock: bool | None = None) -> Location:
         _require_something(found, spec)
         return Location(spec, str(found), Path(sys.executable), folder=found)
     try:
-        return installed_location(spec, ensure_installed(found, no_lock=no_lock))
+        return installed_location(spec, ensure_installed(context, found, no_lock=no_lock))
     except ClientError as error:
         if os.path.isdir(spec):  # False too for what no path can be
             error.hint = f"to mean the folder of that name, write `./{spec}`"
@@ -99,37 +99,35 @@ def _require_something(folder: Path, given: str) -> None:
         )
 
 
-def installed_here(name: EnvironmentName) -> list[Installed]:
+def installed_here(context: Invocation, name: EnvironmentName) -> list[Installed]:
     """Return what is installed of an environment from this hub, what was chosen last at the end."""
     from wander_client.packages.store import EnvironmentStore
 
-    here = current()
-    store = EnvironmentStore(here.settings.data_dir, here.output.warn)
+    store = EnvironmentStore(context.settings.data_dir, context.output.warn)
     # A virtual environment dies with the Python it was made from; such a one is made again.
-    return [one for one in store.find(name, here.settings.hub) if one.python.exists()]
+    return [one for one in store.find(name, context.settings.hub) if one.python.exists()]
 
 
-def ensure_installed(name: EnvironmentName, *, no_lock: bool | None = None) -> Installed:
+def ensure_installed(context: Invocation, name: EnvironmentName, *, no_lock: bool | None = None) -> Installed:
     """Return the installed environment; asks the hub only when that is needed."""
     from wander_client.packages.install import install
     from wander_client.packages.store import NEVER, EnvironmentStore
 
-    here = current()
-    store = EnvironmentStore(here.settings.data_dir, here.output.warn)
-    chosen_at = {one.path: one.chosen_at for one in installed_here(name)}
+    store = EnvironmentStore(context.settings.data_dir, context.output.warn)
+    chosen_at = {one.path: one.chosen_at for one in installed_here(context, name)}
     # What was installed for one run without its lock is not what the others mean.
     present = [
         one
-        for one in installed_here(name)
+        for one in installed_here(context, name)
         if one.record.fits(no_lock) and (no_lock is not None or one.is_chosen)
     ]
     if name.version is not None and present:
         store.virtualenvs.mark_used(present[-1].record.virtualenv)
         return present[-1]
     try:
-        with here.hub() as hub:
+        with context.hub() as hub:
             installed, fresh = install(
-                hub, store, here.settings.cache_dir, name, no_lock=no_lock, warn=here.output.warn
+                hub, store, context.settings.cache_dir, name, no_lock=no_lock, warn=context.output.warn
             )
     except Unavailable as error:
         # Installed from the hub under another address: what runs is known by its digest all the same.
@@ -138,19 +136,22 @@ def ensure_installed(name: EnvironmentName, *, no_lock: bool | None = None) -> I
             raise
         used = (present or elsewhere)[-1]
         doubts = "" if name.version else ", which may not be the newest"
-        here.output.warn(f"{error}; using the installed {used.name} of {used.record.hub}{doubts}")
+        context.output.warn(f"{error}; using the installed {used.name} of {used.record.hub}{doubts}")
         return used
     if no_lock and installed.record.unlocked == "chosen":
         # Left aside for this run alone: what the version means here stays.
         store.set_chosen_at(installed, chosen_at.get(installed.path, NEVER))
     if fresh:
         record = installed.record
-        here.output.note(f"installed {installed.name} (sha256:{record.wheel_sha256[:12]}) from {record.hub}")
+        context.output.note(
+            f"installed {installed.name} (sha256:{record.wheel_sha256[:12]}) from {record.hub}"
+        )
     return installed
 
 
 @contextlib.asynccontextmanager
 async def open_environment(
+    context: Invocation,
     spec: str | Location,
     arguments: Mapping[str, Any] | None = None,
     *,
@@ -167,7 +168,7 @@ async def open_environment(
     prints (by default a file in the cache folder); `sandbox` confines it, or raises `SandboxError`; `workers`
     says in how many processes it runs, and on which machines; `hash_seed` is that of processes started here.
     """
-    location = locate(spec) if isinstance(spec, str) else spec
+    location = locate(context, spec) if isinstance(spec, str) else spec
     given = dict(arguments or {})
     workers = workers or WorkerChoice()
     workers.require_together(in_process=in_process, pass_environ=pass_environ, sandbox=sandbox)
@@ -175,7 +176,7 @@ async def open_environment(
         if in_process:
             handle = _start_here(location, given)
         else:
-            log = log_path or default_log(location)
+            log = log_path or default_log(context, location)
             handle = await _start_workers(location, given, pass_environ, log, sandbox, workers, hash_seed)
     try:
         pin = environment_pin(location, handle, given)
@@ -232,9 +233,9 @@ def _blaming_arguments(given: Mapping[str, Any]) -> Iterator[None]:
         raise UsageError(str(error), hint=hint or None, code="bad_arguments") from error
 
 
-def default_log(location: Location) -> Path:
+def default_log(context: Invocation, location: Location) -> Path:
     """Return where the environment's prints go when no run has a folder for them."""
-    folder = current().settings.cache_dir / "logs"
+    folder = context.settings.cache_dir / "logs"
     return folder / f"{location.label.replace('/', '--')}.log"
 
 
@@ -252,7 +253,7 @@ async def _start_workers(
     log_path.parent.mkdir(parents=True, exist_ok=True)
     return await WorkerEnvironment.start(
         location.python,
-        # On another machine, exactly the version that is pinned here.
+        # On another machine, exactly the version that is pinned context.
         f"{location.target}@{location.installed.record.version}"
         if workers.addresses and location.installed is not None
         else location.target,

@@ -1,4 +1,4 @@
-"""Play a run again from its record, in the environment that its manifest pins."""
+"""Play a run again from its record, in the very environment that its manifest pins: version and lock."""
 
 from __future__ import annotations
 
@@ -7,9 +7,16 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from wander_client.environments.location import Location, installed_location, locate, open_environment
-from wander_client.environments.pin import pinned_installation
-from wander_client.errors import NotFound, UsageError
+from wander_client.environments.location import (
+    Location,
+    ensure_installed,
+    installed_here,
+    installed_location,
+    locate,
+    open_environment,
+)
+from wander_client.errors import ClientError, NotFound, UsageError
+from wander_client.names import EnvironmentName
 
 if TYPE_CHECKING:
     from wander.sandbox import SandboxPolicy
@@ -17,20 +24,25 @@ if TYPE_CHECKING:
     from wander.wire import EnvironmentPin, RunManifest
     from wander.wire.verification import LevelSought, ReplayReport, VerifiedWith
 
+    from wander_client.context import Invocation
+    from wander_client.packages.store import Installed
+
 
 HASH_SEED = 1
-"""Of the process that plays again, other than of the one that was recorded: what depends on the order of sets
-comes out otherwise."""
+"""Hash seed of the process that plays again. It differs from that of the recorded process, so that what
+depends on the order of sets shows."""
 
 
-def pinned_location(pin: EnvironmentPin, *, folder: Path | None = None, no_lock: bool = False) -> Location:
+def locate_pinned(
+    context: Invocation, pin: EnvironmentPin, *, folder: Path | None = None, no_lock: bool = False
+) -> Location:
     """Return the very environment that a run used, installing it when it is absent.
 
     `folder` takes the place of what is pinned, for authors who look at what a change does; `no_lock` leaves
     the run's lock aside. Raises `ClientError` when the hub's files or lock are others than those of the run.
     """
     if folder is not None:
-        return locate(str(folder.expanduser().resolve()))
+        return locate(context, str(folder.expanduser().resolve()))
     if pin.owner is None:
         if pin.path is None or not Path(pin.path).exists():
             raise NotFound(
@@ -38,12 +50,12 @@ def pinned_location(pin: EnvironmentPin, *, folder: Path | None = None, no_lock:
                 hint="give the folder of the same source with `--env FOLDER`",
                 code="environment_not_found",
             )
-        return locate(pin.path)
-    installed = pinned_installation(pin, no_lock=no_lock)
+        return locate(context, pin.path)
+    installed = _install_pinned(context, pin, no_lock=no_lock)
     return installed_location(str(installed.name), installed)
 
 
-def begun_location(spec: str, run_dir: Path) -> Location:
+def locate_begun(context: Invocation, spec: str, run_dir: Path) -> Location:
     """Return the environment that a run was begun with, in the very installation that it used.
 
     `spec` is what it was begun with by name, for a folder that holds no run yet.
@@ -53,11 +65,70 @@ def begun_location(spec: str, run_dir: Path) -> Location:
     if (run_dir / "run.json").exists():
         pin = RunFolder.open(run_dir).manifest.environment
         if pin.owner is not None:
-            return pinned_location(pin)
-    return locate(spec)
+            return locate_pinned(context, pin)
+    return locate(context, spec)
 
 
-async def replayed(
+def _install_pinned(context: Invocation, pin: EnvironmentPin, *, no_lock: bool = False) -> Installed:
+    """Return the installed environment that a run's pin means, installing it when it is absent.
+
+    A run that used its version's lock gets that lock or `ClientError`, unless `no_lock` leaves it aside. Of
+    other runs the packages are looked for here; where others run in their place, a warning says so.
+    """
+    assert pin.owner is not None
+    name = EnvironmentName(pin.owner, pin.name, pin.version)
+    installed = _find_installed(context, name, pin, no_lock=no_lock)
+    record = installed.record
+    if pin.wheel_sha256 is not None and record.wheel_sha256 != pin.wheel_sha256:
+        raise ClientError(
+            f"`{name}` is another file here than the run used: sha256 {record.wheel_sha256[:16]}..., "
+            f"the run's is {pin.wheel_sha256[:16]}...",
+            hint="the run belongs to another hub, or its record was changed",
+            code="other_environment",
+        )
+    if not _used_lock(pin):
+        if pin.packages_sha256 not in (None, record.packages_sha256):
+            context.output.warn(f"the run used no lock, and `{name}` has other packages here than it had")
+    elif no_lock:
+        same = record.packages_sha256 == pin.packages_sha256
+        found = "the same as it used" if same else "others than it used"
+        context.output.warn(
+            f"the run's lock is left aside: the packages are {found}, at least by their versions"
+        )
+    elif record.lock_sha256 != pin.lock_sha256:
+        raise _other_lock(name, pin, record.lock_sha256)
+    return installed
+
+
+def _find_installed(
+    context: Invocation, name: EnvironmentName, pin: EnvironmentPin, *, no_lock: bool
+) -> Installed:
+    if no_lock:
+        return ensure_installed(context, name, no_lock=True)
+    present = installed_here(context, name)
+    if _used_lock(pin):
+        same = [one for one in present if one.record.lock_sha256 == pin.lock_sha256]
+        return same[-1] if same else ensure_installed(context, name, no_lock=False)
+    same = [one for one in present if pin.packages_sha256 in (None, one.record.packages_sha256)]
+    return same[-1] if same else ensure_installed(context, name, no_lock=True)
+
+
+def _used_lock(pin: EnvironmentPin) -> bool:
+    """Tell whether a run used its version's lock; older records name what was resolved in its place."""
+    return pin.lock_sha256 is not None and pin.packages_sha256 is not None
+
+
+def _other_lock(name: EnvironmentName, pin: EnvironmentPin, found: str | None) -> ClientError:
+    has = f"has sha256 {found[:16]}... as its lock" if found else "has no lock"
+    return ClientError(
+        f"`{name}` {has} here, the run's is {str(pin.lock_sha256)[:16]}...",
+        hint="the run belongs to another hub, or its record was changed; `--no-lock` leaves the lock aside",
+        code="other_lock",
+    )
+
+
+async def replay_in(
+    context: Invocation,
     location: Location,
     manifest: RunManifest,
     rollouts: Iterable[Rollout],
@@ -81,7 +152,7 @@ async def replayed(
     arguments = manifest.environment.arguments
     async with contextlib.AsyncExitStack() as stack:
         opening = open_environment(
-            location, arguments, in_process=in_process, sandbox=sandbox, hash_seed=HASH_SEED
+            context, location, arguments, in_process=in_process, sandbox=sandbox, hash_seed=HASH_SEED
         )
         try:
             opened = await stack.enter_async_context(opening)

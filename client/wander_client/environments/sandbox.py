@@ -6,12 +6,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from wander_client.context import current
 from wander_client.environments.location import Location
 from wander_client.errors import UsageError
 
 if TYPE_CHECKING:
     from wander.sandbox import SandboxPolicy
+
+    from wander_client.context import Invocation
 
 SANDBOX = ("--sandbox/--no-sandbox", "confine the environment (Linux)")
 SANDBOX_LIMIT = ("--sandbox-limit", "KEY=VALUE: memory=2G, rollout=60, read=/data...")
@@ -19,10 +20,12 @@ SandboxFlag = Annotated[bool | None, typer.Option(SANDBOX[0], help=SANDBOX[1])]
 SandboxLimits = Annotated[list[str] | None, typer.Option(SANDBOX_LIMIT[0], help=SANDBOX_LIMIT[1])]
 
 
-def chosen_policy(sandbox: bool | None, limits: list[str] | None) -> SandboxPolicy | None:
+def choose_policy(
+    sandbox: bool | None, limits: list[str] | None, *, default: bool = False
+) -> SandboxPolicy | None:
     """Return the limits of the sandbox, or None for none; raises `ConfigError` if a limit is not valid.
 
-    A limit asks for the sandbox; else `sandbox = true` in the settings file does, unless `--no-sandbox`.
+    A limit asks for the sandbox; `default` holds where neither is said: `sandbox` of the settings file.
     """
     from wander.sandbox import parse_limits
 
@@ -30,13 +33,13 @@ def chosen_policy(sandbox: bool | None, limits: list[str] | None) -> SandboxPoli
         raise UsageError(
             "`--no-sandbox` and `--sandbox-limit` contradict each other", hint="pass one of them"
         )
-    if sandbox is None and not limits and not current().settings.sandbox:
+    if sandbox is None and not limits and not default:
         return None
     return None if sandbox is False else parse_limits(limits or [])
 
 
 def require_confined(
-    policy: SandboxPolicy | None, location: Location, model: str, *, in_process: bool
+    context: Invocation, policy: SandboxPolicy | None, location: Location, model: str, *, in_process: bool
 ) -> None:
     """Refuse what would run the environment's code outside of the sandbox that was asked for."""
     if policy is None:
@@ -47,4 +50,4 @@ def require_confined(
         said = f"`{model}` is code of the environment's package and runs outside of the sandbox"
         if location.installed is not None:
             raise UsageError(said, hint="play another model, or pass `--no-sandbox`")
-        current().output.warn(said)
+        context.output.warn(said)

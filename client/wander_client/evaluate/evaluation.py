@@ -14,13 +14,12 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from pydantic import ValidationError
 
-from wander_client.context import current
 from wander_client.environments.location import Location, locate, open_environment
-from wander_client.environments.replay import begun_location
+from wander_client.environments.replay import locate_begun
 from wander_client.errors import ClientError, Interrupted, NotFound, Unavailable, UsageError
 from wander_client.evaluate.settings import EvaluationSettings
 from wander_client.evaluate.sources import changed_files, environment_changed, source_digests
@@ -36,6 +35,7 @@ if TYPE_CHECKING:
     from wander.evals.run.stopping import StopRequest
     from wander.types import EnvironmentInfo
 
+    from wander_client.context import Invocation
     from wander_client.environments.location import OpenedEnvironment
 
 COMMAND_FILE = "command.json"
@@ -61,15 +61,17 @@ def stored_settings(run_dir: Path) -> EvaluationSettings:
         raise ClientError(f"`{path}` was changed and cannot be read", detail=str(error)) from error
 
 
-def settle(settings: EvaluationSettings, begun: Path | None = None) -> tuple[EvaluationSettings, Location]:
+def settle(
+    context: Invocation, settings: EvaluationSettings, begun: Path | None = None
+) -> tuple[EvaluationSettings, Location]:
     """Make the settings independent of the folder they were typed in and of newer versions.
 
     `begun` is the folder of a run that goes on.
     """
     if begun is None:
-        location = locate(settings.environment, no_lock=settings.no_lock or None)
+        location = locate(context, settings.environment, no_lock=settings.no_lock or None)
     else:
-        location = begun_location(settings.environment, begun)
+        location = locate_begun(context, settings.environment, begun)
     if settings.no_lock and location.folder is not None:
         raise UsageError("a folder has no lock that could be left aside", hint="leave out `--no-lock`")
     exact = str(location.installed.name) if location.installed else str(location.folder)
@@ -88,6 +90,33 @@ def new_run_dir(runs_dir: Path, location: Location, model: str) -> Path:
 
 
 @dataclass(frozen=True)
+class Evaluation:
+    """An evaluation that is about to play: what is asked for, of which environment, and where it is saved."""
+
+    context: Invocation
+    settings: EvaluationSettings
+    location: Location
+    run_dir: Path
+    resume: bool = False
+    """Whether the folder holds a part of it."""
+    allow_changed_code: bool = False
+    """Whether it may go on although files of a folder's environment changed."""
+
+    def open(self, log_path: Path) -> AbstractAsyncContextManager[OpenedEnvironment]:
+        """Open its environment."""
+        return open_environment(
+            self.context,
+            self.location,
+            self.settings.arguments,
+            in_process=self.settings.in_process,
+            pass_environ=self.settings.pass_environ,
+            log_path=log_path,
+            sandbox=self.settings.sandbox,
+            workers=self.settings.choose_workers(),
+        )
+
+
+@dataclass(frozen=True)
 class Listeners:
     """Who is told how an evaluation goes."""
 
@@ -96,15 +125,11 @@ class Listeners:
 
 
 async def run_evaluation(
-    settings: EvaluationSettings,
-    location: Location,
-    run_dir: Path,
-    *,
-    resume: bool,
-    allow_changed_code: bool = False,
-    only_failed: bool = False,
-    pool: ModelPool,
+    evaluation: Evaluation,
     listeners: Listeners,
+    *,
+    pool: ModelPool,
+    only_failed: bool = False,
     stop: StopRequest | None = None,
     share: Share | None = None,
 ) -> EvaluationResult:
@@ -114,24 +139,15 @@ async def run_evaluation(
     """
     from wander.evals.run.runner import evaluate
 
-    begun = begun_evaluation(
-        settings,
-        location,
-        run_dir,
-        resume=resume,
-        allow_changed_code=allow_changed_code,
-        pool=pool,
-        on_start=listeners.on_start,
-        stop=stop,
-    )
+    begun = begin(evaluation, pool, on_start=listeners.on_start, stop=stop)
     async with begun as (environment, client, stopping):
         return await evaluate(
             environment.handle,
             client,
-            settings.plan(only_failed=only_failed, share=share),
-            run_dir,
+            evaluation.settings.plan(only_failed=only_failed, share=share),
+            evaluation.run_dir,
             environment.pin,
-            resume=resume,
+            resume=evaluation.resume,
             checked=True,
             on_progress=listeners.on_progress,
             stop=stopping,
@@ -139,37 +155,34 @@ async def run_evaluation(
 
 
 @contextlib.asynccontextmanager
-async def begun_evaluation(
-    settings: EvaluationSettings,
-    location: Location,
-    run_dir: Path,
-    *,
-    resume: bool,
-    allow_changed_code: bool = False,
+async def begin(
+    evaluation: Evaluation,
     pool: ModelPool,
+    *,
     on_start: Callable[[OpenedEnvironment], None],
     stop: StopRequest | None = None,
 ) -> AsyncIterator[tuple[OpenedEnvironment, Client, StopRequest]]:
     """Yield the loaded environment, the model and what stops them, the settings written to the folder."""
     from wander.evals.run.stopping import StopRequest
 
-    logs = current().settings.cache_dir / "logs"
+    settings, location, run_dir = evaluation.settings, evaluation.location, evaluation.run_dir
+    logs = evaluation.context.settings.cache_dir / "logs"
     log_path, server_log = logs / f"{run_dir.name}.log", logs / f"{run_dir.name}.server.log"
     require_settings(settings)
     async with contextlib.AsyncExitStack() as stack:
         stack.callback(_keep_log, log_path, run_dir, LOG_FILE)
-        environment = await stack.enter_async_context(opened(settings, location, log_path))
+        environment = await stack.enter_async_context(evaluation.open(log_path))
         _require_examples(environment.handle.info, settings.split)
         stack.callback(_keep_log, server_log, run_dir, SERVER_LOG_FILE)
         client = await stack.enter_async_context(
             pool.client(settings.choose_model(), location, name=run_dir.name, log_path=server_log)
         )
         await client.check()  # before a folder is made for its run
-        if resume:
-            await _require_same_environment(settings, environment, run_dir, allow=allow_changed_code)
+        if evaluation.resume:
+            await _require_same_environment(evaluation, environment)
         on_start(environment)
         files = source_digests(location.folder) if location.folder else None
-        write_settings(run_dir, settings.model_copy(update={"environment_files": files}))
+        _write_settings(run_dir, settings.model_copy(update={"environment_files": files}))
         stack.callback(_forget_unbegun, run_dir)
         if stop is None:
             stop = StopRequest()
@@ -178,29 +191,11 @@ async def begun_evaluation(
 
 
 async def run_alone(
-    settings: EvaluationSettings, location: Location, run_dir: Path, **how: Any
+    evaluation: Evaluation, listeners: Listeners, *, only_failed: bool = False
 ) -> EvaluationResult:
     """Play one evaluation as `run_evaluation` does; the first Ctrl-C ends it in order."""
-    pool = ModelPool()
-    try:
-        return await run_evaluation(settings, location, run_dir, pool=pool, **how)
-    finally:
-        await pool.close()
-
-
-def opened(
-    settings: EvaluationSettings, location: Location, log_path: Path
-) -> AbstractAsyncContextManager[OpenedEnvironment]:
-    """Open the environment of an evaluation."""
-    return open_environment(
-        location,
-        settings.arguments,
-        in_process=settings.in_process,
-        pass_environ=settings.pass_environ,
-        log_path=log_path,
-        sandbox=settings.sandbox,
-        workers=settings.choose_workers(),
-    )
+    async with ModelPool(evaluation.context) as pool:
+        return await run_evaluation(evaluation, listeners, pool=pool, only_failed=only_failed)
 
 
 def require_settings(settings: EvaluationSettings) -> None:
@@ -224,15 +219,13 @@ def _require_examples(info: EnvironmentInfo, split: str) -> None:
     raise UsageError(f"the {split} split of `{info.name}` has no examples", hint=hint, code="no_examples")
 
 
-async def _require_same_environment(
-    settings: EvaluationSettings, environment: OpenedEnvironment, run_dir: Path, *, allow: bool
-) -> None:
-    """Refuse to go on with other code than the run's, unless it has the same examples and `allow` is true."""
+async def _require_same_environment(evaluation: Evaluation, environment: OpenedEnvironment) -> None:
+    """Refuse to go on with other code, unless that is allowed and the examples are the same."""
     from wander.evals.run.plan import planned_examples
     from wander.evals.store.folder import RunFolder
     from wander.types import task_set_digest
 
-    folder = environment.location.folder
+    settings, run_dir, folder = evaluation.settings, evaluation.run_dir, evaluation.location.folder
     if folder is None or settings.environment_files is None or not (run_dir / "run.json").exists():
         return
     changed = changed_files(settings.environment_files, source_digests(folder))
@@ -240,11 +233,12 @@ async def _require_same_environment(
         return
     examples = await planned_examples(environment.handle, settings.plan())
     same = task_set_digest(examples) == RunFolder.open(run_dir).manifest.task_set_sha256
-    if not same or not allow:
+    if not same or not evaluation.allow_changed_code:
         raise environment_changed(
             changed, examples_changed=not same, folder=shlex.quote(str(folder)), model=settings.model
         )
-    current().output.warn(f"the environment's files changed since this run began: {', '.join(changed[:5])}")
+    warn = evaluation.context.output.warn
+    warn(f"the environment's files changed since this run began: {', '.join(changed[:5])}")
 
 
 def _forget_unbegun(run_dir: Path) -> None:
@@ -268,7 +262,7 @@ def _keep_log(log_path: Path, run_dir: Path, name: str) -> None:
         log_path.unlink()
 
 
-def write_settings(run_dir: Path, settings: EvaluationSettings) -> None:
+def _write_settings(run_dir: Path, settings: EvaluationSettings) -> None:
     """Put the settings into the run's folder, whole or not at all."""
     run_dir.mkdir(parents=True, exist_ok=True)
     work = run_dir / f".{COMMAND_FILE}"

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import asdict
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from wander_client.context import current
-from wander_client.environments.location import Location, OpenedEnvironment
 from wander_client.errors import OK, PARTIAL, ClientError, Interrupted
-from wander_client.evaluate import evaluation as evaluations
+from wander_client.evaluate.evaluation import Evaluation, begin, resume_command
 from wander_client.models.pool import ModelPool
 from wander_client.terminal.output import counted
 
@@ -20,8 +17,8 @@ if TYPE_CHECKING:
     from wander.evals.exhaustive import LineCount, WalkProgress, WalkResult
     from wander.types import Rollout
 
-    from wander_client.evaluate.settings import EvaluationSettings
-    from wander_client.terminal.output import Progress
+    from wander_client.environments.location import OpenedEnvironment
+    from wander_client.terminal.output import Output, Progress
 
 SHOWN = 20
 """Most lines that are printed move by move; `--json` and `wander view` have all."""
@@ -29,38 +26,25 @@ BOARD_WIDTH = 24
 """Widest message that stands beside others of its line."""
 
 
-def walk_and_report(
-    settings: EvaluationSettings,
-    location: Location,
-    run_dir: Path,
-    *,
-    resume: bool,
-    allow_changed_code: bool,
-) -> int:
+def walk_and_report(evaluation: Evaluation) -> int:
     """Walk every line, record them in the folder, and print what was lost."""
-    output = current().output
+    output = evaluation.context.output
     with output.progress("walking", None, unit="lines") as bar:
-        result = asyncio.run(_walked(settings, location, run_dir, resume, allow_changed_code, bar))
+        result = asyncio.run(_walk(evaluation, bar))
     if result.interrupted:
         raise Interrupted(
-            f"interrupted; {counted(result.count.lines, 'line')} are kept in `{run_dir}`",
-            hint=f"go on with `{evaluations.resume_command(run_dir)}`",
+            f"interrupted; {counted(result.count.lines, 'line')} are kept in `{evaluation.run_dir}`",
+            hint=f"go on with `{resume_command(evaluation.run_dir)}`",
         )
     if result.count.failed == result.count.lines:
         raise _all_failed(result)
-    return _report(result)
+    return _report(result, output)
 
 
-async def _walked(
-    settings: EvaluationSettings,
-    location: Location,
-    run_dir: Path,
-    resume: bool,
-    allow_changed_code: bool,
-    bar: Progress,
-) -> WalkResult:
+async def _walk(evaluation: Evaluation, bar: Progress) -> WalkResult:
     from wander.evals.exhaustive import WalkPlan, walk
 
+    settings, output = evaluation.settings, evaluation.context.output
     plan = WalkPlan(
         seed=settings.seed,
         sampling=settings.sampling,
@@ -70,39 +54,29 @@ async def _walked(
 
     def on_start(opened: OpenedEnvironment) -> None:
         version = f" {opened.pin.version}" if opened.pin.version else ""
-        current().output.note(
-            f"walking every line of {location.label}{version} with {settings.model}, greedily\n"
-            f"saving to {run_dir}"
+        output.note(
+            f"walking every line of {evaluation.location.label}{version} with {settings.model}, greedily\n"
+            f"saving to {evaluation.run_dir}"
         )
 
     def on_progress(progress: WalkProgress) -> None:
         # How many lines there are shows only at the end.
         bar.update(progress.lines, f"{progress.conversations:,} conversations  {progress.lost} lost")
 
-    pool = ModelPool()
-    try:
-        begun = evaluations.begun_evaluation(
-            settings,
-            location,
-            run_dir,
-            resume=resume,
-            allow_changed_code=allow_changed_code,
-            pool=pool,
-            on_start=on_start,
+    async with (
+        ModelPool(evaluation.context) as pool,
+        begin(evaluation, pool, on_start=on_start) as (environment, client, stop),
+    ):
+        return await walk(
+            environment.handle,
+            client,
+            plan,
+            evaluation.run_dir,
+            environment.pin,
+            resume=evaluation.resume,
+            on_progress=on_progress,
+            stop=stop,
         )
-        async with begun as (environment, client, stop):
-            return await walk(
-                environment.handle,
-                client,
-                plan,
-                run_dir,
-                environment.pin,
-                resume=resume,
-                on_progress=on_progress,
-                stop=stop,
-            )
-    finally:
-        await pool.close()
 
 
 def _all_failed(result: WalkResult) -> ClientError:
@@ -110,13 +84,12 @@ def _all_failed(result: WalkResult) -> ClientError:
     assert failure is not None
     return ClientError(
         f"no line could be played: {failure.boundary}: {failure.message}",
-        hint=f"mend the cause, then go on with `{evaluations.resume_command(result.run_dir)}`",
+        hint=f"mend the cause, then go on with `{resume_command(result.run_dir)}`",
         code="all_failed",
     )
 
 
-def _report(result: WalkResult) -> int:
-    output = current().output
+def _report(result: WalkResult, output: Output) -> int:
     data = {
         "run_id": result.manifest.run_id,
         "run_dir": str(result.run_dir),
@@ -129,7 +102,7 @@ def _report(result: WalkResult) -> int:
         "openings": {name: asdict(count) for name, count in result.by_opening.items()},
         "bad_lines": [_line_data(rollout) for rollout in result.bad],
     }
-    output.answer(data, lambda: _show(result))
+    output.answer(data, lambda: _show(result, output))
     if result.unexplored:
         output.warn(
             f"the walk ended at {counted(result.count.lines, 'line')}; at least "
@@ -163,8 +136,7 @@ def _line_data(rollout: Rollout) -> dict[str, Any]:
     }
 
 
-def _show(result: WalkResult) -> None:
-    output = current().output
+def _show(result: WalkResult, output: Output) -> None:
     count = result.count
     output.line(_in_words(count), style="bold")
     output.line(f"{result.conversations:,} conversations were asked; each line is one sequence of replies")

@@ -19,7 +19,7 @@ from wander.types import Record, SamplingArgs
 from wander.wire import TokenPrices
 
 from wander_client.environments.location import parse_arguments
-from wander_client.environments.sandbox import SANDBOX, SANDBOX_LIMIT, chosen_policy
+from wander_client.environments.sandbox import SANDBOX, SANDBOX_LIMIT, choose_policy
 from wander_client.environments.workers import (
     AUTOMATIC,
     WorkerChoice,
@@ -108,7 +108,7 @@ def _read_prices(given: dict[str, Any]) -> TokenPrices:
 
 
 def _read_sandbox(given: dict[str, Any]) -> SandboxPolicy | None:
-    return chosen_policy(given.get("sandbox"), given.get("sandbox_limit"))
+    return choose_policy(given.get("sandbox"), given.get("sandbox_limit"))
 
 
 def _write_sandbox(policy: SandboxPolicy | None) -> str:

@@ -7,9 +7,8 @@ import contextlib
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
-from wander_client.context import current
 from wander_client.models.reference import is_local_model, open_model, servable
 from wander_client.models.server import ServeChoice, served
 
@@ -17,6 +16,7 @@ if TYPE_CHECKING:
     from wander.clients.base import Client
     from wander.clients.rate_limit import CallLimiter
 
+    from wander_client.context import Invocation
     from wander_client.environments.location import Location
 
 CACHE_FILE = "responses.sqlite"
@@ -44,7 +44,8 @@ class ModelPool:
     the model that is loaded before the others.
     """
 
-    def __init__(self, concurrency: int | None = None) -> None:
+    def __init__(self, context: Invocation, concurrency: int | None = None) -> None:
+        self._context = context
         self._concurrency = concurrency
         self._limiters: dict[str, CallLimiter] = {}
         self._machine = _Machine()
@@ -69,6 +70,7 @@ class ModelPool:
                 client = await self._load(key)
             else:
                 client = open_model(
+                    self._context,
                     choice.model,
                     base_url=choice.base_url,
                     key_variable=choice.key_variable,
@@ -80,10 +82,13 @@ class ModelPool:
             if choice.cache and client.limiter is not None:
                 client = self._cached(client, stack)
             elif choice.cache:
-                current().output.warn(f"`--cache` keeps answers of endpoints; `{choice.model}` has none")
+                self._context.output.warn(f"`--cache` keeps answers of endpoints; `{choice.model}` has none")
             yield client
 
-    async def close(self) -> None:
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
         """End what is left: the model in this process, or the server."""
         self._held = None
         await self._stack.aclose()
@@ -101,14 +106,14 @@ class ModelPool:
     def _cached(self, client: Client, stack: contextlib.AsyncExitStack) -> Client:
         from wander.clients.cache import CachingClient, ResponseCache
 
-        cache = ResponseCache(current().settings.cache_dir / CACHE_FILE)
+        cache = ResponseCache(self._context.settings.cache_dir / CACHE_FILE)
         stack.callback(cache.close)
         return CachingClient(client, cache)
 
     async def _load(self, key: tuple[str, str, str | None]) -> Client:
         if self._held is None or self._held[0] != key:
             await self._let_go()
-            client = open_model(key[1], device=key[2])
+            client = open_model(self._context, key[1], device=key[2])
             self._stack.push_async_callback(client.close)
             self._held = (key, client)
         loaded: Client = self._held[1]
@@ -122,13 +127,15 @@ class ModelPool:
         if self._held is None or self._held[0] != key:
             await self._let_go()
             model = await asyncio.to_thread(servable, key[0])
-            server = await self._stack.enter_async_context(served(model, key[1], log_path=log_path))
+            server = await self._stack.enter_async_context(
+                served(self._context, model, key[1], log_path=log_path)
+            )
             self._held = (key, (server, await asyncio.to_thread(_digest_weights, Path(model))))
         server, digest = self._held[1]
         return ServedClient(server.model, server.base_url, server.described, digest, call_timeout)
 
     async def _let_go(self) -> None:
-        await self.close()
+        await self.__aexit__()
         self._stack = contextlib.AsyncExitStack()
 
 

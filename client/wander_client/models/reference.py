@@ -13,7 +13,6 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from wander_client.context import current
 from wander_client.errors import LoginRequired, NotFound, UsageError
 from wander_client.names import looks_like_path
 from wander_client.terminal.suggestions import did_you_mean
@@ -21,6 +20,7 @@ from wander_client.terminal.suggestions import did_you_mean
 if TYPE_CHECKING:
     from wander.clients.base import Client
 
+    from wander_client.context import Invocation
     from wander_client.environments.location import Location
 
 KEY_VARIABLE = "OPENAI_API_KEY"
@@ -38,6 +38,7 @@ _OPENAI_SCHEME = "ft"
 
 
 def open_model(
+    context: Invocation,
     spec: str,
     *,
     base_url: str | None = None,
@@ -56,7 +57,7 @@ def open_model(
     if base_url is not None:
         return _endpoint(spec, base_url, key_variable, timeout)
     if is_local_model(spec):
-        current().output.note(f"loading {spec}")
+        context.output.note(f"loading {spec}")
         from wander.models.client import TransformersClient
 
         return TransformersClient(_local(spec), device=device)

@@ -1,6 +1,6 @@
 """`--serve vllm`: a server for a model that lives as long as the evaluation.
 
-    async with served("./checkpoint", ServeChoice(), log_path=path) as server:
+    async with served(context, "./checkpoint", ServeChoice(), log_path=path) as server:
         server.base_url, server.model
 
 It listens on a free port of loopback, in a session of its own behind a guard
@@ -20,13 +20,15 @@ import sys
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import httpx
 
-from wander_client.context import current
 from wander_client.errors import ClientError, Unavailable
-from wander_client.terminal.output import Progress
+from wander_client.terminal.output import Output, Progress
+
+if TYPE_CHECKING:
+    from wander_client.context import Invocation
 
 START_SECONDS = 900.0
 """How long a server may take to start, unless said."""
@@ -56,11 +58,6 @@ class ServeChoice:
     environment: tuple[tuple[str, str], ...] = ()
     """Variables added to its environment."""
 
-    @property
-    def interpreter(self) -> str:
-        """The Python to run it with."""
-        return self.python or current().settings.serve_python or sys.executable
-
 
 @dataclass(frozen=True)
 class ModelServer:
@@ -75,35 +72,38 @@ class ModelServer:
 
 
 @contextlib.asynccontextmanager
-async def served(model: str, choice: ServeChoice, *, log_path: Path) -> AsyncIterator[ModelServer]:
+async def served(
+    context: Invocation, model: str, choice: ServeChoice, *, log_path: Path
+) -> AsyncIterator[ModelServer]:
     """Serve a checkpoint folder or a model's name while the block runs.
 
     Raises `ClientError` when vLLM is missing or the server ends before it answers, with the end of its log,
     and `Unavailable` when it takes too long.
     """
-    versions = await vllm_versions(choice)
+    python = choice.python or context.settings.serve_python or sys.executable
+    versions = await _find_vllm(python)
     name = _served_name(model)
     port = _free_port()
-    command = [choice.interpreter, "-m", _ENGINE, "--model", model]
+    command = [python, "-m", _ENGINE, "--model", model]
     # Ours come last, where they win.
     command += [*choice.arguments, "--served-model-name", name, "--host", "127.0.0.1", "--port", str(port)]
     log_path.parent.mkdir(parents=True, exist_ok=True)
     process = await _Guarded.start(command, log_path, dict(choice.environment))
     try:
-        await _until_healthy(process, port, choice, name, log_path)
+        await _wait_until_healthy(context.output, process, port, choice, name, log_path)
         described = {"engine": choice.engine, "versions": versions, "arguments": list(choice.arguments)}
         yield ModelServer(f"http://127.0.0.1:{port}/v1", name, described, log_path)
         if process.ended:
-            current().output.warn(f"the server of `{name}` ended early; its log: `{log_path}`")
+            context.output.warn(f"the server of `{name}` ended early; its log: `{log_path}`")
     finally:
         await process.stop()
 
 
-async def vllm_versions(choice: ServeChoice) -> dict[str, str]:
-    """Return the distributions that bring vLLM to the chosen Python, with their versions."""
+async def _find_vllm(python: str) -> dict[str, str]:
+    """Return the distributions that bring vLLM to a Python, with their versions."""
     try:
         asked = await asyncio.create_subprocess_exec(
-            choice.interpreter,
+            python,
             "-c",
             _ASK_VERSION,
             stdin=asyncio.subprocess.DEVNULL,
@@ -112,7 +112,7 @@ async def vllm_versions(choice: ServeChoice) -> dict[str, str]:
         )
     except OSError as error:
         raise ClientError(
-            f"cannot run `{choice.interpreter}`: {error.strerror}",
+            f"cannot run `{python}`: {error.strerror}",
             hint="name the Python that has vLLM: `--serve-python /path/to/venv/bin/python`",
             code="no_server",
         ) from error
@@ -121,14 +121,14 @@ async def vllm_versions(choice: ServeChoice) -> dict[str, str]:
         found, versions = json.loads(out.splitlines()[-1])
     except (ValueError, IndexError):
         raise ClientError(
-            f"`{choice.interpreter}` is no Python that works", detail=err.decode("utf-8", "replace")[-1000:]
+            f"`{python}` is no Python that works", detail=err.decode("utf-8", "replace")[-1000:]
         ) from None
     if found:
         return {str(name): str(version) for name, version in versions.items()}
-    own = choice.interpreter == sys.executable
-    install = "pip install 'wander-sdk[vllm]'" if own else f"{choice.interpreter} -m pip install vllm"
+    own = python == sys.executable
+    install = "pip install 'wander-sdk[vllm]'" if own else f"{python} -m pip install vllm"
     raise ClientError(
-        f"`--serve vllm` needs vLLM, which `{choice.interpreter}` does not have",
+        f"`--serve vllm` needs vLLM, which `{python}` does not have",
         hint=f"run `{install}`, or name another Python by `--serve-python`",
         code="missing_extra",
     )
@@ -183,15 +183,15 @@ class _Guarded:
         await asyncio.shield(self._process.wait())
 
 
-async def _until_healthy(
-    process: _Guarded, port: int, choice: ServeChoice, name: str, log_path: Path
+async def _wait_until_healthy(
+    output: Output, process: _Guarded, port: int, choice: ServeChoice, name: str, log_path: Path
 ) -> None:
     """Wait until the server answers, and show what it last said meanwhile."""
     loop = asyncio.get_running_loop()
     began = loop.time()
     title = f"starting {choice.engine} for {name}"
-    current().output.note(f"{title}; its log: {log_path}")
-    with current().output.progress(title, None, unit="s") as bar:
+    output.note(f"{title}; its log: {log_path}")
+    with output.progress(title, None, unit="s") as bar:
         async with httpx.AsyncClient(trust_env=False, timeout=5.0) as http:
             while not await _healthy(http, port):
                 seconds = loop.time() - began
@@ -205,7 +205,7 @@ async def _until_healthy(
                     )
                 _show(bar, seconds, log_path)
                 await asyncio.sleep(_LOOK_SECONDS)
-    current().output.note(f"{choice.engine} answers after {loop.time() - began:.0f} s")
+    output.note(f"{choice.engine} answers after {loop.time() - began:.0f} s")
 
 
 def _show(bar: Progress, seconds: float, log_path: Path) -> None:

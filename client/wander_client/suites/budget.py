@@ -25,10 +25,14 @@ def shared_budget(suite: Suite, ready: list[Ready]) -> SharedBudget | None:
     if suite.budget_tokens is None and suite.budget_usd is None:
         return None
     for each in ready:
-        if suite.budget_usd is not None and each.settings.prices is None and _is_paid(each.settings):
+        if (
+            suite.budget_usd is not None
+            and each.evaluation.settings.prices is None
+            and _is_paid(each.evaluation.settings)
+        ):
             raise UsageError(
                 f"{each.planned.where}: a budget of the suite in USD needs the prices of "
-                f"`{each.settings.model}`",
+                f"`{each.evaluation.settings.model}`",
                 hint="give them in USD per million tokens: `--price 0.15/0.60`; in a suite `price`",
             )
     earlier = {each.planned.folder: _spent_before(each) for each in ready}
@@ -68,10 +72,10 @@ def _spent_before(ready: Ready) -> tuple[int, float]:
     from wander.evals.store.folder import RunFolder
     from wander.types import Usage
 
-    if not (ready.run_dir / "run.json").exists():
+    if not (ready.evaluation.run_dir / "run.json").exists():
         return 0, 0.0
-    folder = RunFolder.open(ready.run_dir)
+    folder = RunFolder.open(ready.evaluation.run_dir)
     spending = folder.manifest.spending
-    meter = Meter(ready.settings.plan().budget, Usage() if spending is None else spending.usage)
+    meter = Meter(ready.evaluation.settings.plan().budget, Usage() if spending is None else spending.usage)
     meter.at_least(sum((asked_for(one.turns) for one in folder.rollouts()), Usage()))
     return meter.tokens, meter.usd or 0.0

@@ -12,9 +12,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from wander_client.context import current
 from wander_client.errors import FAILED, OK, PARTIAL, Interrupted, UsageError
-from wander_client.evaluate.evaluation import opened, require_settings
+from wander_client.evaluate.evaluation import Evaluation, require_settings
 from wander_client.evaluate.schema import BESIDE, FILE, options_in
 from wander_client.evaluate.settings import (
     NEWEST,
@@ -28,9 +27,9 @@ from wander_client.suites.file import Suite, distinct, planned_run, read_suite
 from wander_client.suites.play import (
     SUITE_FILE,
     Outcome,
-    made_ready,
     newest_suite,
     play_suite,
+    prepare,
     stored_suite,
     suite_of,
     write_suite,
@@ -42,9 +41,10 @@ if TYPE_CHECKING:
     from wander.evals.run.budget import SharedBudget
     from wander.types import Example
 
-    from wander_client.environments.location import Location, OpenedEnvironment
+    from wander_client.context import Invocation
+    from wander_client.environments.location import OpenedEnvironment
     from wander_client.settings import Settings
-    from wander_client.terminal.output import Cell
+    from wander_client.terminal.output import Cell, Output
 
 
 def is_suite(said: Mapping[str, Any], flags: CommandFlags) -> bool:
@@ -55,17 +55,17 @@ def is_suite(said: Mapping[str, Any], flags: CommandFlags) -> bool:
     return file or (flags.resume is None and len(said.get("model", [])) > 1)
 
 
-def play(said: dict[str, Any], flags: CommandFlags) -> int:
+def play(context: Invocation, said: dict[str, Any], flags: CommandFlags) -> int:
     """Play the suite of a command line, or go on with it, and report."""
-    output = current().output
-    suite, begun = _find_suite(said, flags)
-    folder = begun or flags.out or _new_folder(suite)
+    output = context.output
+    suite, begun = _find_suite(context.settings, said, flags)
+    folder = begun or flags.out or _new_folder(context.settings.runs_dir, suite)
     if begun is None and (folder / SUITE_FILE).exists():
         raise UsageError(f"`{folder}` holds a suite already", hint=f"go on with `{_resume(folder)}`")
-    ready = made_ready(suite, folder)
+    ready = prepare(context, suite, folder, allow_changed_code=flags.allow_changed_code)
     budget = shared_budget(suite, ready)
     if flags.dry_run:
-        return show_plans([(each.settings, each.location) for each in ready])
+        return show_plans([each.evaluation for each in ready], output)
     write_suite(folder, suite, None if begun is None else stored_suite(begun).started_at)
     left = sum(each.finished is None for each in ready)
     output.note(
@@ -75,23 +75,21 @@ def play(said: dict[str, Any], flags: CommandFlags) -> int:
     )
     table = SuiteTable(output, [each.planned.name for each in ready])
     with table.shown():
-        outcomes = asyncio.run(
-            play_suite(suite, ready, table, budget, allow_changed=flags.allow_changed_code)
-        )
-    return _report(suite, folder, outcomes, budget, flags.fail_under)
+        outcomes = asyncio.run(play_suite(context, suite, ready, table, budget))
+    return _report(suite, folder, outcomes, budget, flags.fail_under, output)
 
 
-def _find_suite(said: dict[str, Any], flags: CommandFlags) -> tuple[Suite, Path | None]:
+def _find_suite(user: Settings, said: dict[str, Any], flags: CommandFlags) -> tuple[Suite, Path | None]:
     """Return the suite, and its folder where one goes on; a typed budget is that of all evaluations."""
-    suite, folder = _name_suite(said, flags)
+    suite, folder = _name_suite(user, said, flags)
     budget = {name: said[name] for name in ("budget_tokens", "budget_usd") if name in said}
     return replace(suite, **budget), folder
 
 
-def _name_suite(said: dict[str, Any], flags: CommandFlags) -> tuple[Suite, Path | None]:
+def _name_suite(user: Settings, said: dict[str, Any], flags: CommandFlags) -> tuple[Suite, Path | None]:
     word = said.get("environment", "")
     file = Path(word) if word.endswith(".toml") else None
-    user, resumed = current().settings, flags.resume
+    resumed = flags.resume
     if file is None and resumed is None:
         return _suite_of_models(said, user), None
     if flags.only_failed:
@@ -126,10 +124,10 @@ def _suite_of_models(said: dict[str, Any], user: Settings) -> Suite:
     return Suite("models", settings.concurrency, min(4, len(planned)), distinct(planned))
 
 
-def _new_folder(suite: Suite) -> Path:
+def _new_folder(runs_dir: Path, suite: Suite) -> Path:
     stamp = datetime.now(UTC).strftime("%Y%m%d-%H%M%S")
     name = re.sub(r"[^A-Za-z0-9._=-]+", "-", suite.name).strip("-.")
-    return current().settings.runs_dir / f"{name}--{stamp}-{secrets.token_hex(2)}"
+    return runs_dir / f"{name}--{stamp}-{secrets.token_hex(2)}"
 
 
 def _resume(folder: Path) -> str:
@@ -145,8 +143,8 @@ def _report(
     outcomes: list[Outcome],
     budget: SharedBudget | None,
     fail_under: float | None,
+    output: Output,
 ) -> int:
-    output = current().output
     data = {
         "name": suite.name,
         "suite_dir": str(folder),
@@ -240,10 +238,9 @@ def _data(outcome: Outcome) -> dict[str, Any]:
     }
 
 
-def show_plans(plans: list[tuple[EvaluationSettings, Location]]) -> int:
+def show_plans(evaluations: list[Evaluation], output: Output) -> int:
     """Show what would be played, without asking a model: examples, rollouts, and the calls they take."""
-    output = current().output
-    data = asyncio.run(_plans(plans))
+    data = asyncio.run(_plan_all(evaluations))
     columns = ["environment", "version", "model", "examples", "rollouts", "calls"]
     rows: list[list[Cell]] = [
         [
@@ -261,16 +258,15 @@ def show_plans(plans: list[tuple[EvaluationSettings, Location]]) -> int:
     return OK
 
 
-async def _plans(plans: list[tuple[EvaluationSettings, Location]]) -> list[dict[str, Any]]:
+async def _plan_all(evaluations: list[Evaluation]) -> list[dict[str, Any]]:
     from wander.evals.run.plan import planned_examples
 
     shown = []
-    for settings, location in plans:
-        require_settings(settings)
-        log_path = current().settings.cache_dir / "logs" / "dry-run.log"
-        async with opened(settings, location, log_path) as environment:
-            examples = await planned_examples(environment.handle, settings.plan())
-            shown.append(_plan(settings, environment, examples))
+    for each in evaluations:
+        require_settings(each.settings)
+        async with each.open(each.context.settings.cache_dir / "logs" / "dry-run.log") as environment:
+            examples = await planned_examples(environment.handle, each.settings.plan())
+            shown.append(_plan(each.settings, environment, examples))
     return shown
 
 

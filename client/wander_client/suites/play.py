@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Literal
 from pydantic import Field, ValidationError
 from wander.types import Record
 
-from wander_client.environments.location import Location
-from wander_client.environments.replay import begun_location
+from wander_client.environments.replay import locate_begun
 from wander_client.environments.sandbox import require_confined
 from wander_client.errors import ClientError, NotFound
 from wander_client.evaluate.evaluation import (
     COMMAND_FILE,
+    Evaluation,
     Listeners,
     all_failed,
     require_settings,
@@ -36,6 +36,9 @@ if TYPE_CHECKING:
     from wander.evals.run.runner import EvaluationResult
     from wander.evals.run.stopping import StopRequest
     from wander.wire import RunManifest, RunSummary
+
+    from wander_client.context import Invocation
+    from wander_client.environments.location import Location
 
 SUITE_FILE = "suite.json"
 
@@ -81,9 +84,7 @@ class Ready:
     """An evaluation whose environment is at hand."""
 
     planned: Planned
-    settings: EvaluationSettings
-    location: Location
-    run_dir: Path
+    evaluation: Evaluation
     finished: tuple[RunManifest, RunSummary] | None
     """Of a run that is complete and without failures: it is not played again."""
 
@@ -96,7 +97,6 @@ class Common:
     slots: asyncio.Semaphore
     stop: StopRequest
     budget: SharedBudget | None
-    allow_changed: bool
 
 
 def write_suite(folder: Path, suite: Suite, started_at: datetime | None = None) -> None:
@@ -160,39 +160,45 @@ def newest_suite(runs_dir: Path, file: Path) -> Path:
     return max(found)[1]
 
 
-def made_ready(suite: Suite, folder: Path) -> list[Ready]:
+def prepare(context: Invocation, suite: Suite, folder: Path, *, allow_changed_code: bool) -> list[Ready]:
     """Find, and install where needed, every environment; raises for the first that is not to be had."""
-    return [_ready(each, folder / each.folder) for each in suite.planned]
+    ready = []
+    for planned in suite.planned:
+        run_dir = folder / planned.folder
+        try:
+            settings, location = _settle(context, planned.settings, run_dir)
+        except Exception as error:
+            explained = explain(error)
+            said = f"{planned.where}: {explained}"
+            raise type(explained)(
+                said, hint=explained.hint, code=explained.code, detail=explained.detail
+            ) from error
+        resume = (run_dir / "run.json").exists()
+        evaluation = Evaluation(context, settings, location, run_dir, resume, allow_changed_code)
+        ready.append(Ready(planned, evaluation, _finished(run_dir) if resume else None))
+    return ready
 
 
-def _ready(planned: Planned, run_dir: Path) -> Ready:
-    settings = planned.settings
-    try:
-        require_settings(settings)
-        if (run_dir / COMMAND_FILE).exists():
-            # The version that the run was begun with, though there may be a newer one now.
-            begun = stored_settings(run_dir)
-            kept = {"environment": begun.environment, "environment_files": begun.environment_files}
-            settings = settings.model_copy(update=kept)
-            location = begun_location(settings.environment, run_dir)
-        else:
-            settings, location = settle(settings)
-        require_confined(settings.sandbox, location, settings.model, in_process=settings.in_process)
-    except Exception as error:
-        explained = explain(error)
-        said = f"{planned.where}: {explained}"
-        raise type(explained)(
-            said, hint=explained.hint, code=explained.code, detail=explained.detail
-        ) from error
-    return Ready(planned, settings, location, run_dir, _finished(run_dir))
+def _settle(
+    context: Invocation, settings: EvaluationSettings, run_dir: Path
+) -> tuple[EvaluationSettings, Location]:
+    require_settings(settings)
+    if (run_dir / COMMAND_FILE).exists():
+        # The version that the run was begun with, though there may be a newer one now.
+        begun = stored_settings(run_dir)
+        kept = {"environment": begun.environment, "environment_files": begun.environment_files}
+        settings = settings.model_copy(update=kept)
+        location = locate_begun(context, settings.environment, run_dir)
+    else:
+        settings, location = settle(context, settings)
+    require_confined(context, settings.sandbox, location, settings.model, in_process=settings.in_process)
+    return settings, location
 
 
 def _finished(run_dir: Path) -> tuple[RunManifest, RunSummary] | None:
     from wander.evals.stats.summary import summarise
     from wander.evals.store.folder import RunFolder
 
-    if not (run_dir / "run.json").exists():
-        return None
     folder = RunFolder.open(run_dir)
     if folder.manifest.ended_at is None:
         return None
@@ -201,7 +207,7 @@ def _finished(run_dir: Path) -> tuple[RunManifest, RunSummary] | None:
 
 
 async def play_suite(
-    suite: Suite, ready: list[Ready], table: SuiteTable, budget: SharedBudget | None, *, allow_changed: bool
+    context: Invocation, suite: Suite, ready: list[Ready], table: SuiteTable, budget: SharedBudget | None
 ) -> list[Outcome]:
     """Play what is not finished and what the budget allows; what breaks one evaluation stops no other.
 
@@ -210,13 +216,11 @@ async def play_suite(
     from wander.evals.run.stopping import StopRequest
 
     stop = StopRequest()
-    pool = ModelPool(suite.concurrency)
-    common = Common(pool, asyncio.Semaphore(suite.at_once), stop, budget, allow_changed)
-    try:
+    async with ModelPool(context, suite.concurrency) as pool:
+        common = Common(pool, asyncio.Semaphore(suite.at_once), stop, budget)
         with stopping_on_signals(stop):
             playing = [
-                asyncio.create_task(_outcome(each, number, table, common))
-                for number, each in enumerate(ready)
+                asyncio.create_task(_play(each, number, table, common)) for number, each in enumerate(ready)
             ]
             watching = asyncio.create_task(_end_what_waits(stop, playing, table))
             try:
@@ -226,8 +230,6 @@ async def play_suite(
                 for task in playing:
                     task.cancel()
                 await asyncio.gather(*playing, watching, return_exceptions=True)
-    finally:
-        await pool.close()
 
 
 async def _end_what_waits(stop: StopRequest, playing: list[asyncio.Task[Outcome]], table: SuiteTable) -> None:
@@ -238,8 +240,8 @@ async def _end_what_waits(stop: StopRequest, playing: list[asyncio.Task[Outcome]
             task.cancel()
 
 
-async def _outcome(ready: Ready, number: int, table: SuiteTable, common: Common) -> Outcome:
-    planned, run_dir = ready.planned, ready.run_dir
+async def _play(ready: Ready, number: int, table: SuiteTable, common: Common) -> Outcome:
+    planned, run_dir = ready.planned, ready.evaluation.run_dir
     if ready.finished is not None:
         table.changed(number, "kept", "complete already")
         return Outcome(planned, run_dir, "kept", *ready.finished)
@@ -253,15 +255,11 @@ async def _outcome(ready: Ready, number: int, table: SuiteTable, common: Common)
                 return Outcome(planned, run_dir, "partial")
             table.changed(number, "starting")
             result = await run_evaluation(
-                ready.settings,
-                ready.location,
-                run_dir,
-                resume=(run_dir / "run.json").exists(),
-                allow_changed_code=common.allow_changed,
+                ready.evaluation,
+                Listeners(on_progress=lambda progress: table.progressed(number, progress)),
                 pool=common.pool,
                 stop=common.stop,
                 share=None if common.budget is None else Share(common.budget, planned.folder),
-                listeners=Listeners(on_progress=lambda progress: table.progressed(number, progress)),
             )
         outcome = _of(planned, run_dir, result)
     except asyncio.CancelledError:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from wander.sandbox import SandboxPolicy
 
 from wander_client.environments.location import OpenedEnvironment, locate, open_environment
-from wander_client.environments.replay import begun_location
+from wander_client.environments.replay import locate_begun
 from wander_client.environments.workers import WorkerChoice
 
 if TYPE_CHECKING:
@@ -48,9 +48,13 @@ class TrainingEnvironments:
     @contextlib.asynccontextmanager
     async def open(self, choice: EnvironmentChoice) -> AsyncIterator[EnvironmentHandle]:
         """Open an environment, in the very version that the run was begun with."""
-        location = begun_location(self._spec, self._run) if choice.name is None else locate(choice.name)
+        location = (
+            locate_begun(self._context, self._spec, self._run)
+            if choice.name is None
+            else locate(self._context, choice.name)
+        )
         async with open_environment(
-            location, choice.arguments, sandbox=self._sandbox, workers=self._workers
+            self._context, location, choice.arguments, sandbox=self._sandbox, workers=self._workers
         ) as environment:
             self._opened.append((choice, environment))
             yield environment.handle

@@ -87,7 +87,7 @@ def new_command(
             hint="leave it out, or remove the phases that make the model",
         )
     require_alone(f"`{config}` has phases, which")
-    location = locate(environment)
+    location = locate(context, environment)
     return PhasedCommand(
         environment=exact_name(location),
         label=location.label,
@@ -193,6 +193,7 @@ class PhasedRun:
         players = phase.settings.rollouts
         sampling = SamplingArgs(temperature=players.temperature, max_tokens=players.max_tokens)
         settings, location = evaluations.settle(
+            self._context,
             EvaluationSettings(
                 environment=self.command.environment,
                 model=self._model(players.model or ""),
@@ -214,15 +215,11 @@ class PhasedRun:
                 bar.total = progress.total
                 bar.update(progress.done)
 
-            result = asyncio.run(
-                evaluations.run_alone(
-                    settings,
-                    location,
-                    folder,
-                    resume=(folder / "run.json").exists(),
-                    listeners=evaluations.Listeners(on_progress=on_progress),
-                )
+            evaluation = evaluations.Evaluation(
+                self._context, settings, location, folder, resume=(folder / "run.json").exists()
             )
+            listeners = evaluations.Listeners(on_progress=on_progress)
+            result = asyncio.run(evaluations.run_alone(evaluation, listeners))
         if result.interrupted:
             raise self._interrupted(f"{result.summary.rollouts} of {result.summary.expected} rollouts")
         if result.summary.failed == result.summary.rollouts:

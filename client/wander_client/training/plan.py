@@ -82,14 +82,14 @@ def show_plan(
 async def _planned(
     context: Invocation, environment: str, phases: Sequence[Phase], sandbox: SandboxPolicy | None
 ) -> list[PlannedWork]:
-    location = locate(environment)
+    location = locate(context, environment)
     turns: dict[tuple[str | None, str], int | None] = {}
 
     async def most_turns(name: str | None, arguments: Mapping[str, Any]) -> int | None:
         key = (name, json.dumps(arguments, sort_keys=True))
         if key not in turns:
-            place = location if name is None else locate(name)
-            async with open_environment(place, arguments, sandbox=sandbox) as opened:
+            place = location if name is None else locate(context, name)
+            async with open_environment(context, place, arguments, sandbox=sandbox) as opened:
                 turns[key] = turns_of(opened.handle.info)
         return turns[key]
 

@@ -71,7 +71,7 @@ def new_command(
         )
     settings = settings.model_copy(update={"environment": section})
     settings = with_model(exactly_named(context, settings), model_path(settings.model.path))
-    location = locate(environment)
+    location = locate(context, environment)
     return TrainingCommand(
         environment=exact_name(location), label=location.label, settings=settings, sandbox=sandbox
     )
@@ -80,7 +80,7 @@ def new_command(
 def exactly_named(context: Invocation, settings: GRPOSettings) -> GRPOSettings:
     """Return settings whose mixed environments have their exact names."""
     mixed = [
-        each.model_copy(update={"name": exact_name(locate(each.name))}) if each.name else each
+        each.model_copy(update={"name": exact_name(locate(context, each.name))}) if each.name else each
         for each in settings.environments
     ]
     return settings.model_copy(update={"environments": mixed})
@@ -126,7 +126,7 @@ def fresh_run_dir(context: Invocation, environment: str, what: str) -> Path:
     """Return a fresh folder under the runs folder, named after environment and what is trained."""
     from wander_client.evaluate.evaluation import new_run_dir
 
-    return new_run_dir(context.settings.runs_dir, locate(environment), what)
+    return new_run_dir(context.settings.runs_dir, locate(context, environment), what)
 
 
 def model_path(name: str) -> str:

@@ -27,7 +27,7 @@ def training_server(context: Invocation, checkpoint: Path, section: InferenceSec
         arguments=server_arguments(section), python=section.python, environment=tuple(DEV_MODE.items())
     )
     thread = LoopThread()
-    serving = served(str(checkpoint), choice, log_path=checkpoint.parent / "server.log")
+    serving = served(context, str(checkpoint), choice, log_path=checkpoint.parent / "server.log")
     try:
         server = thread.run(serving.__aenter__())
         try:

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from wander.evals.run.runner import EvaluationResult, Progress
 
     from wander_client.environments.location import Location, OpenedEnvironment
+    from wander_client.terminal.output import Output
 
 app = command_app()
 
@@ -77,7 +78,7 @@ def evaluate(said: dict[str, Any]) -> int:
     flags = CommandFlags(**{name: said[name] for name in said.keys() & CommandFlags.model_fields.keys()})
     _require_together(said, flags)
     if suite_command.is_suite(said, flags) and not said.get("exhaustive"):
-        return suite_command.play(said, flags)
+        return suite_command.play(current(), said, flags)
     if flags.resume is not None:
         return _resume(flags.resume, said, flags)
     for key, what in (("environment", "the environment"), ("model", "`-m MODEL`")):
@@ -122,17 +123,21 @@ def _play(
     """Play and report; `exactly` says that the number of examples is the user's own."""
     from wander_client.evaluate import evaluation as evaluations
 
-    output = current().output
-    settings, location = evaluations.settle(settings, out if resuming else None)
+    context = current()
+    output = context.output
+    settings, location = evaluations.settle(context, settings, out if resuming else None)
     for name in settings.pass_environ:
         if name not in os.environ:
             output.warn(f"`{name}` is not set, so the environment does not get it")
-    require_confined(settings.sandbox, location, settings.model, in_process=settings.in_process)
+    require_confined(context, settings.sandbox, location, settings.model, in_process=settings.in_process)
+    run_dir = out or evaluations.new_run_dir(context.settings.runs_dir, location, settings.model)
+    evaluation = evaluations.Evaluation(
+        context, settings, location, run_dir, resuming, flags.allow_changed_code
+    )
     if flags.dry_run:
         from wander_client.suites.command import show_plans
 
-        return show_plans([(settings, location)])
-    run_dir = out or evaluations.new_run_dir(current().settings.runs_dir, location, settings.model)
+        return show_plans([evaluation], output)
     if not resuming and (run_dir / "run.json").exists():
         raise UsageError(
             f"`{run_dir}` holds a run already", hint=f"go on with `{evaluations.resume_command(run_dir)}`"
@@ -140,9 +145,7 @@ def _play(
     if settings.exhaustive:
         from wander_client.evaluate.exhaustive import walk_and_report
 
-        return walk_and_report(
-            settings, location, run_dir, resume=resuming, allow_changed_code=flags.allow_changed_code
-        )
+        return walk_and_report(evaluation)
     with output.progress("evaluating", None, unit="rollouts") as bar:
 
         def on_start(opened: OpenedEnvironment) -> None:
@@ -154,17 +157,8 @@ def _play(
             bar.total = progress.total
             bar.update(progress.done, _progress_note(progress))
 
-        result = asyncio.run(
-            evaluations.run_alone(
-                settings,
-                location,
-                run_dir,
-                resume=resuming,
-                allow_changed_code=flags.allow_changed_code,
-                only_failed=flags.only_failed,
-                listeners=evaluations.Listeners(on_start, on_progress),
-            )
-        )
+        listeners = evaluations.Listeners(on_start, on_progress)
+        result = asyncio.run(evaluations.run_alone(evaluation, listeners, only_failed=flags.only_failed))
     if result.torn:
         output.warn(result.torn)
     if settings.in_process and result.longest_stall > LONG_STALL_SECONDS:
@@ -172,7 +166,7 @@ def _play(
         output.warn(f"{held_up}; leave out `--in-process`, or make it asynchronous")
     if result.interrupted:
         raise evaluations.interrupted(result)
-    return _report(result, flags.fail_under)
+    return _report(result, flags.fail_under, output)
 
 
 def _plan_line(
@@ -220,11 +214,10 @@ def _fewer(settings: EvaluationSettings, opened: OpenedEnvironment) -> str | Non
     return f"the {settings.split} split has {counted(available, 'example')}, not {wanted}: all are played"
 
 
-def _report(result: EvaluationResult, fail_under: float | None) -> int:
+def _report(result: EvaluationResult, fail_under: float | None, output: Output) -> int:
     from wander_client.evaluate.evaluation import all_failed, more_budget
     from wander_client.runs.text import failure_reasons, show_summary
 
-    output = current().output
     summary, manifest = result.summary, result.manifest
     data: dict[str, Any] = {
         "run_id": manifest.run_id,
@@ -262,14 +255,13 @@ def _report(result: EvaluationResult, fail_under: float | None) -> int:
             output.line(f"cost    {manifest.spending.usd:.4g} USD")
 
     output.answer(data, show)
-    _show_next(result, more_budget(result) if result.spent is not None else None)
+    _show_next(result, more_budget(result) if result.spent is not None else None, output)
     if below:
         return FAILED
     return PARTIAL if summary.failed or missing else OK
 
 
-def _show_next(result: EvaluationResult, go_on: str | None) -> None:
-    output = current().output
+def _show_next(result: EvaluationResult, go_on: str | None, output: Output) -> None:
     if result.summary.failed:
         output.next(f"wander view {result.run_dir} --failed")
     if go_on is not None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from wander_client.context import current
-from wander_client.environments.sandbox import SandboxFlag, SandboxLimits, chosen_policy
+from wander_client.environments.sandbox import SandboxFlag, SandboxLimits, choose_policy
 from wander_client.errors import FAILED, Interrupted, NotFound, UsageError
 from wander_client.terminal.command import command_app
 
@@ -97,7 +97,7 @@ def play(
         base_url,
         out,
         parse_arguments(argument or [], args),
-        chosen_policy(sandbox, sandbox_limit),
+        choose_policy(sandbox, sandbox_limit, default=current().settings.sandbox),
     )
     rollout, folder = asyncio.run(_play(game))
     if rollout is None or folder is None:
@@ -137,12 +137,12 @@ async def _play(game: _Game) -> tuple[Rollout | None, Path | None]:
     from wander_client.models.reference import open_model
 
     async with contextlib.AsyncExitStack() as stack:
-        opening = open_environment(game.environment, game.arguments, sandbox=game.sandbox)
+        opening = open_environment(current(), game.environment, game.arguments, sandbox=game.sandbox)
         opened = await stack.enter_async_context(opening)
         name = game.against or game.hints
         model: Client | None = None
         if name is not None:
-            model = open_model(name, base_url=game.base_url, location=opened.location)
+            model = open_model(current(), name, base_url=game.base_url, location=opened.location)
             stack.push_async_callback(model.close)
         if game.against is not None and model is not None:
             return await _play_environment(game, opened, model)

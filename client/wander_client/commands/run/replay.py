@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from wander_client.context import current
-from wander_client.environments.sandbox import SandboxFlag, SandboxLimits, chosen_policy, require_confined
+from wander_client.environments.sandbox import SandboxFlag, SandboxLimits, choose_policy, require_confined
 from wander_client.errors import FAILED, OK, PARTIAL
 from wander_client.terminal.command import command_app
 
@@ -58,20 +58,21 @@ def replay(
     Messages, metrics and rewards must come out the same, bit for bit. Exit status 1 means that they do
     not, or that the environment cannot be replayed; 6 that rollouts are missing or failed.
     """
-    from wander_client.environments.replay import pinned_location, replayed
+    from wander_client.environments.replay import locate_pinned, replay_in
     from wander_client.runs.lookup import find_run
 
     output = current().output
     sought = level_sought(level)
     found = find_run(current(), run)
-    location = pinned_location(found.manifest.environment, folder=env, no_lock=no_lock)
-    policy = chosen_policy(sandbox, sandbox_limit)
-    require_confined(policy, location, "replay", in_process=in_process)
+    location = locate_pinned(current(), found.manifest.environment, folder=env, no_lock=no_lock)
+    policy = choose_policy(sandbox, sandbox_limit, default=current().settings.sandbox)
+    require_confined(current(), policy, location, "replay", in_process=in_process)
     total = found.manifest.expected_rollouts
     with output.progress("replaying", total, unit="rollouts") as bar:
         told = _Telling(bar, output, total, stream=stream)
         report, made_with = asyncio.run(
-            replayed(
+            replay_in(
+                current(),
                 location,
                 found.manifest,
                 found.rollouts(),

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from wander_client.context import current
-from wander_client.environments.sandbox import SandboxFlag, SandboxLimits, chosen_policy, require_confined
+from wander_client.environments.sandbox import SandboxFlag, SandboxLimits, choose_policy, require_confined
 from wander_client.errors import FAILED, OK, PARTIAL, ClientError, UsageError
 from wander_client.models.reference import KEY_VARIABLE
 from wander_client.terminal.command import command_app
@@ -65,21 +65,21 @@ def rerun(
     from wander.evals.stats.agreement import agreement
     from wander.evals.store.folder import RunFolder
 
-    from wander_client.environments.replay import pinned_location
+    from wander_client.environments.replay import locate_pinned
     from wander_client.runs.lookup import find_run
 
     found = find_run(current(), run)
     if found.manifest.kind != "evaluation":
         raise UsageError(f"`{found.place}` is a training run", hint="evaluate a checkpoint of it instead")
-    location = pinned_location(found.manifest.environment, folder=env)
+    location = locate_pinned(current(), found.manifest.environment, folder=env)
     settings = _settings(found.manifest, location, model, base_url).model_copy(
         update={
             "key_variable": key_variable,
             "concurrency": concurrency,
-            "sandbox": chosen_policy(sandbox, sandbox_limit),
+            "sandbox": choose_policy(sandbox, sandbox_limit, default=current().settings.sandbox),
         }
     )
-    require_confined(settings.sandbox, location, settings.model, in_process=False)
+    require_confined(current(), settings.sandbox, location, settings.model, in_process=False)
     result = _played(found.manifest, settings, location, out)
     assert result.run_dir is not None
     again = RunFolder.open(result.run_dir)
@@ -137,15 +137,9 @@ def _played(
             mean = "" if progress.reward_mean is None else f"reward {progress.reward_mean:.3f}"
             bar.update(progress.done, mean)
 
-        result = asyncio.run(
-            evaluations.run_alone(
-                settings,
-                location,
-                run_dir,
-                resume=False,
-                listeners=evaluations.Listeners(on_start, on_progress),
-            )
-        )
+        evaluation = evaluations.Evaluation(here, settings, location, run_dir)
+        listeners = evaluations.Listeners(on_start, on_progress)
+        result = asyncio.run(evaluations.run_alone(evaluation, listeners))
     if result.interrupted:
         raise evaluations.interrupted(result)
     if result.summary.failed == result.summary.rollouts:

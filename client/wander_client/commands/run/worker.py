@@ -43,8 +43,8 @@ def worker(
     """
     from wander_client.environments.location import default_log, locate
 
-    location = locate(environment)
-    log_path = (log or default_log(location)).expanduser().resolve()
+    location = locate(current(), environment)
+    log_path = (log or default_log(current(), location)).expanduser().resolve()
     words = [
         *(str(location.python), "-P", "-m", "wander.worker", "--listen", listen),
         *("--environment", location.target, "--workers", str(workers or os.cpu_count() or 1)),

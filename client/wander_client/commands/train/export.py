@@ -39,7 +39,7 @@ def export(
             f"`--to {to}` is unknown", hint=f"use {' or '.join(f'`{name}`' for name in TRAINERS)}"
         )
     here = current()
-    location = locate(environment)
+    location = locate(here, environment)
     owner = location.installed.record.owner if location.installed else "OWNER"
     index = f"{here.settings.hub.rstrip('/')}/{owner}/simple/"
     written = write_adapter(location, parse_arguments(argument or [], args), to, out, index)

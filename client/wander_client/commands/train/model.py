@@ -157,14 +157,17 @@ async def _played(
     from wander.models.transcripts import babbling_client, play_transcripts
 
     from wander_client.environments.location import locate, open_environment, parse_arguments
-    from wander_client.environments.sandbox import chosen_policy
+    from wander_client.environments.sandbox import choose_policy
     from wander_client.models.reference import open_model
 
-    location = locate(environment)
-    client = open_model(player, location=location) if player else babbling_client(seed)
-    given, policy = parse_arguments(arguments, None), chosen_policy(None, None)
+    location = locate(current(), environment)
+    client = open_model(current(), player, location=location) if player else babbling_client(seed)
+    given, policy = (
+        parse_arguments(arguments, None),
+        choose_policy(None, None, default=current().settings.sandbox),
+    )
     try:
-        async with open_environment(location, given, sandbox=policy) as opened:
+        async with open_environment(current(), location, given, sandbox=policy) as opened:
             return await play_transcripts(opened.handle, client, episodes, seed=seed)
     finally:
         await client.close()

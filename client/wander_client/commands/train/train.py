@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from wander_client.context import current
-from wander_client.environments.sandbox import SandboxFlag, SandboxLimits, chosen_policy
+from wander_client.environments.sandbox import SandboxFlag, SandboxLimits, choose_policy
 from wander_client.errors import OK, ClientError, Interrupted, NotFound, UsageError
 from wander_client.terminal.command import command_app, typed_options
 
@@ -98,7 +98,7 @@ def train(
     overrides = [*(setting or []), *([f"schedule.steps={steps}"] if steps else [])]
     overrides += [f"logging.trackers={json.dumps(_trackers(log))}"] if log else []
     model = training.begun_model(here, model, started_from)
-    policy = chosen_policy(sandbox, sandbox_limit)
+    policy = choose_policy(sandbox, sandbox_limit, default=here.settings.sandbox)
     asked = (here, environment, config, model, overrides, argument or [], policy)
     if phased := training_phases.new_command(*asked):
         return _begin_phases(phased, out, steps, dry_run=dry_run)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from wander_client.context import current
-from wander_client.environments.sandbox import SandboxFlag, SandboxLimits, chosen_policy
+from wander_client.environments.sandbox import SandboxFlag, SandboxLimits, choose_policy
 from wander_client.errors import FAILED, OK, UsageError
 from wander_client.terminal.command import command_app
 
@@ -48,9 +48,9 @@ def check(
     from wander_client.environments.location import locate, parse_arguments
 
     output = current().output
-    location = locate(environment)
+    location = locate(current(), environment)
     arguments = parse_arguments(argument or [], args)
-    policy = chosen_policy(sandbox, sandbox_limit)
+    policy = choose_policy(sandbox, sandbox_limit, default=current().settings.sandbox)
     report = check_environment(
         location.folder or location.target,
         arguments,
