@@ -48,12 +48,19 @@ def test_the_reference_shows_every_namespace(root):
     assert sorted(shown) == sorted(NAMESPACES)
 
 
-def test_docs_import_public_names_alone(root):
-    pages = [root / "README.md", *sorted((root / "docs").glob("*.md"))]
+IMPORT = re.compile(r"(?m)^ *from (wander(?:_client)?(?:\.[a-z_.]+)?) import ([^#\n(]+)")
+
+
+def test_what_users_read_imports_public_names_alone(root):
+    """The docs, the packages that `wander new` and `wander export` write, and the bundled environments."""
+    texts = [root / "README.md", *sorted((root / "docs").glob("*.md"))]
+    texts += sorted((root / "client/wander_client/templates").rglob("*.txt"))
+    texts += sorted((root / "environments").glob("*/*/*.py"))
     private = [
-        f"{page.name}: from {module} import {name}"
-        for page in pages
-        for module, names in re.findall(r"(?m)^ *from (wander[a-z_.]*) import ([^#\n(]+)", page.read_text())
+        f"{text.relative_to(root)}: from {module} import {name}"
+        for text in texts
+        if "tests" not in text.parts
+        for module, names in IMPORT.findall(text.read_text())
         for name in re.split(r",\s*", names.strip())
         if module not in NAMESPACES or name not in exported(module)
     ]
