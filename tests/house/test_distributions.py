@@ -128,6 +128,11 @@ def test_every_declared_distribution_is_locked(members, root):
     ours = {canonicalize_name(member.name) for member in members}
     for member in members:
         assert declared(member) - ours - locked - UNLOCKED == set(), f"run `make lock` ({member.name})"
+    groups = tomllib.loads((root / "pyproject.toml").read_text())["dependency-groups"]
+    assert set(groups) == {"dev", "site"}
+    for name, rows in groups.items():
+        unlocked = {canonicalize_name(Requirement(row).name) for row in rows} - locked
+        assert unlocked == set(), f"run `make lock` ({name})"
 
 
 @pytest.mark.parametrize("pattern", ["sdk", "client", "hub", "compat", "compat/shim", "environments/*"])
