@@ -15,6 +15,8 @@ from collections.abc import Sequence
 from types import ModuleType
 from typing import Any
 
+from wander.moved import AliasLoader
+
 NAME = "verifiers"
 HOME = "wander_compat.verifiers"
 
@@ -110,17 +112,7 @@ class VerifiersFinder(importlib.abc.MetaPathFinder):
 
 
 def _spec(name: str, home: str) -> importlib.machinery.ModuleSpec:
-    return importlib.machinery.ModuleSpec(name, _AliasLoader(home), is_package=name == NAME)
-
-
-class _AliasLoader(importlib.abc.Loader):
-    """Puts one of our modules in the place of the one that was asked for."""
-
-    def __init__(self, home: str) -> None:
-        self._home = home
-
-    def exec_module(self, module: ModuleType) -> None:
-        sys.modules[module.__name__] = importlib.import_module(self._home)
+    return importlib.machinery.ModuleSpec(name, AliasLoader(home), is_package=name == NAME)
 
 
 class _PackageLoader(importlib.abc.Loader):

@@ -67,19 +67,21 @@ class MovedFinder:
         if not fullname.startswith("wander.") or (new := new_name(fullname)) is None:
             return None
         warnings.warn(f"`{fullname}` has moved: import `{new}`", DeprecationWarning, stacklevel=2)
-        return importlib.machinery.ModuleSpec(fullname, _MovedLoader(new))
+        return importlib.machinery.ModuleSpec(fullname, AliasLoader(new))
 
 
-class _MovedLoader(Loader):
-    """Puts the module of the new name in the place of the old one."""
+class AliasLoader(Loader):
+    """Puts a module in the place of another name."""
 
     def __init__(self, new: str) -> None:
         self._new = new
 
     def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType | None:
+        """Leave the making of a module to Python."""
         return None
 
     def exec_module(self, module: ModuleType) -> None:
+        """Import the module that has the new name, and drop the one that was made."""
         sys.modules[module.__name__] = importlib.import_module(self._new)
 
 

@@ -12,7 +12,7 @@ from wander.errors import ContextOverflow, ModelError
 from wander.rollout.calls import ModelCalls
 from wander.rollout.faults import describe_fault
 from wander.seeding import derived_seed
-from wander.types import SamplingArgs, Turn, TurnTokens
+from wander.types import SamplingArgs, Turn
 
 from wander_compat.adapters.global_random import settle
 from wander_compat.verifiers.clients import Client
@@ -97,23 +97,26 @@ class HostClient(Client):
             raise ModelError(describe_fault(error, where)) from error
 
     def _response(self, number: int, answer: ModelResponse) -> Response:
-        cut = answer.finish_reason == "length"
-        tokens = None if answer.tokens is None else _tokens(answer.tokens)
+        tokens = None
+        if answer.tokens is not None:
+            tokens = ResponseTokens(
+                prompt_ids=answer.tokens.prompt_ids,
+                prompt_mask=[0] * len(answer.tokens.prompt_ids),
+                completion_ids=answer.tokens.completion_ids,
+                completion_mask=[1] * len(answer.tokens.completion_ids),
+                completion_logprobs=answer.tokens.logprobs,
+            )
         return Response(
             id=f"{self._calls.rollout_id}/{number}",
             created=0,
             model=self._calls.client.model,
-            usage=Usage(
-                prompt_tokens=answer.usage.prompt_tokens,
-                completion_tokens=answer.usage.completion_tokens,
-                total_tokens=answer.usage.prompt_tokens + answer.usage.completion_tokens,
-            ),
+            usage=Usage(**_usage(answer)),
             message=ResponseMessage(
                 content=answer.message.get("content"),
                 reasoning_content=answer.message.get("reasoning_content"),
                 tool_calls=answer.message.get("tool_calls"),
                 finish_reason=answer.finish_reason,
-                is_truncated=cut,
+                is_truncated=answer.finish_reason == "length",
                 tokens=tokens,
             ),
         )
@@ -135,11 +138,7 @@ class HostClient(Client):
             "created": 0,
             "model": self._calls.client.model,
             "choices": [{"index": 0, "message": message, "finish_reason": answer.finish_reason}],
-            "usage": {
-                "prompt_tokens": answer.usage.prompt_tokens,
-                "completion_tokens": answer.usage.completion_tokens,
-                "total_tokens": answer.usage.prompt_tokens + answer.usage.completion_tokens,
-            },
+            "usage": _usage(answer),
         }
 
     def with_options(self, **_: Any) -> HostClient:
@@ -166,11 +165,7 @@ def merge_sampling(host: SamplingArgs, environment: dict[str, Any]) -> SamplingA
         ) from error
 
 
-def _tokens(tokens: TurnTokens) -> ResponseTokens:
-    return ResponseTokens(
-        prompt_ids=tokens.prompt_ids,
-        prompt_mask=[0] * len(tokens.prompt_ids),
-        completion_ids=tokens.completion_ids,
-        completion_mask=[1] * len(tokens.completion_ids),
-        completion_logprobs=tokens.logprobs,
-    )
+def _usage(answer: ModelResponse) -> dict[str, int]:
+    prompt, completion = answer.usage.prompt_tokens, answer.usage.completion_tokens
+    total = prompt + completion
+    return {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": total}

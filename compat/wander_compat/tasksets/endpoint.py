@@ -10,17 +10,15 @@ from __future__ import annotations
 import hmac
 import json
 import secrets
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from aiohttp import web
 from wander.errors import AuthenticationFailed, EnvironmentFault, RateLimited
 
 from wander_compat.adapters.host_client import HostClient
 from wander_compat.verifiers.errors import ModelError as ClassicModelError
 from wander_compat.verifiers.errors import OverlongPromptError
 from wander_compat.verifiers.messages.conversion import wire_messages
-
-if TYPE_CHECKING:
-    from aiohttp import web
 
 SESSION_HEADER = "X-Session-ID"
 """The header in which the library names the trace."""
@@ -49,8 +47,6 @@ class HostModel:
             self._clients.pop(trace_id, None)
 
     async def __aenter__(self) -> HostModel:
-        from aiohttp import web
-
         runner = web.ServerRunner(web.Server(self._answer), shutdown_timeout=0.5)
         await runner.setup()
         try:
@@ -91,7 +87,7 @@ class HostModel:
         except ClassicModelError as error:
             return _refusal(_status(client), str(error))
         completion = client.completion(number, answer)
-        return await _stream(request, completion) if body.get("stream") else _json(200, completion)
+        return await _stream(request, completion) if body.get("stream") else web.json_response(completion)
 
 
 def _status(client: HostClient) -> int:
@@ -102,8 +98,6 @@ def _status(client: HostClient) -> int:
 
 async def _stream(request: web.BaseRequest, completion: dict[str, Any]) -> web.StreamResponse:
     """Send a whole answer as a stream: the message, its end, the usage."""
-    from aiohttp import web
-
     response = web.StreamResponse(headers={"content-type": "text/event-stream"})
     await response.prepare(request)
     common = {**completion, "object": "chat.completion.chunk"}
@@ -122,10 +116,5 @@ async def _stream(request: web.BaseRequest, completion: dict[str, Any]) -> web.S
 
 
 def _refusal(status: int, message: str) -> web.StreamResponse:
-    return _json(status, {"error": {"message": message, "type": "wander_host", "code": None}})
-
-
-def _json(status: int, value: Any) -> web.StreamResponse:
-    from aiohttp import web
-
-    return web.json_response(value, status=status)
+    error = {"message": message, "type": "wander_host", "code": None}
+    return web.json_response({"error": error}, status=status)

@@ -14,23 +14,8 @@ BOXED_SYSTEM_PROMPT = "Please reason step by step, and put your final answer wit
 THINK_BOXED_SYSTEM_PROMPT = "Think step-by-step inside <think>...</think> tags. \
     Then, give your final answer inside \\boxed{}."
 
+RowMaker = Callable[[dict[str, Any]], dict[str, Any]]
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
-
-EXAMPLE_DATASETS: dict[str, tuple[str, tuple[str | None, ...], str]] = {
-    "aime2024": ("HuggingFaceH4/aime_2024", (None,), "train"),
-    "aime2025": ("opencompass/AIME2025", ("AIME2025-I", "AIME2025-II"), "test"),
-    "amc2023": ("knoveleng/AMC-23", (None,), "train"),
-    "gpqa_diamond": ("Idavidrein/gpqa", ("gpqa_diamond",), "train"),
-    "gpqa_main": ("Idavidrein/gpqa", ("gpqa_main",), "train"),
-    "gsm8k": ("openai/gsm8k", ("main",), "test"),
-    "math": ("chiayewken/competition_math", (None,), "train"),
-    "math500": ("HuggingFaceH4/MATH-500", (None,), "test"),
-    "mmlu": ("cais/mmlu", ("all",), "validation"),
-    "mmlu_pro": ("TIGER-Lab/MMLU-Pro", (None,), "validation"),
-    "openbookqa": ("allenai/openbookqa", ("main",), "train"),
-    "openrs": ("knoveleng/open-rs", (None,), "train"),
-}
-"""Where the named example data sets are: repository, configurations that follow one another, split."""
 
 
 def extract_boxed_answer(text: str, strict: bool = False) -> str:
@@ -65,11 +50,10 @@ def load_example_dataset(
     Raises `ValueError` for an unknown name and `RuntimeError` where the data cannot be had, as on a machine
     without a network.
     """
-    if name not in EXAMPLE_DATASETS:
-        raise ValueError(f"there is no example data set `{name}`; there are {', '.join(EXAMPLE_DATASETS)}")
+    make = get_preprocess_fn(name)
     from datasets import concatenate_datasets, load_dataset
 
-    repository, configurations, usual = EXAMPLE_DATASETS[name]
+    repository, configurations, usual, _ = EXAMPLE_DATASETS[name]
     try:
         parts = [load_dataset(repository, each, split=split or usual) for each in configurations]
     except Exception as error:
@@ -79,23 +63,20 @@ def load_example_dataset(
             "that access, or a copy of the data set in its cache"
         ) from error
     rows = parts[0] if len(parts) == 1 else concatenate_datasets(parts)
-    rows = rows.map(get_preprocess_fn(name), remove_columns=rows.column_names)
+    rows = rows.map(make, remove_columns=rows.column_names)
     if n is not None and n > 0:
         rows = rows.shuffle(seed=seed).select(range(min(n, len(rows))))
     return rows
 
 
-def get_preprocess_fn(name: str) -> Callable[[dict[str, Any]], dict[str, Any]]:
+def get_preprocess_fn(name: str) -> RowMaker:
     """Return what turns a row of a named data set into `question` and `answer`."""
-    made = _ROW_MAKERS.get(name)
-    if made is None:
-        raise ValueError(f"there is no example data set `{name}`")
-    return made
+    if name not in EXAMPLE_DATASETS:
+        raise ValueError(f"there is no example data set `{name}`; there are {', '.join(EXAMPLE_DATASETS)}")
+    return EXAMPLE_DATASETS[name][3]
 
 
-def _question(
-    question: str, answer: str, read: Callable[[str], str] = str
-) -> Callable[[dict[str, Any]], dict[str, Any]]:
+def _question(question: str, answer: str, read: Callable[[str], str] = str) -> RowMaker:
     def made(row: dict[str, Any]) -> dict[str, Any]:
         return {"question": row[question], "answer": read(str(row[answer]))}
 
@@ -130,17 +111,28 @@ def _openbookqa(row: dict[str, Any]) -> dict[str, Any]:
     return {"question": question, "answer": row["answerKey"]}
 
 
-_ROW_MAKERS: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
-    "aime2024": _question("problem", "answer"),
-    "aime2025": _question("question", "answer", strip_non_numeric),
-    "amc2023": _question("problem", "answer"),
-    "gpqa_diamond": _gpqa,
-    "gpqa_main": _gpqa,
-    "gsm8k": _question("question", "answer", extract_hash_answer),
-    "math": _question("problem", "solution", extract_boxed_answer),
-    "math500": _question("problem", "answer"),
-    "mmlu": _mmlu,
-    "mmlu_pro": _mmlu_pro,
-    "openbookqa": _openbookqa,
-    "openrs": _question("problem", "answer"),
+EXAMPLE_DATASETS: dict[str, tuple[str, tuple[str | None, ...], str, RowMaker]] = {
+    "aime2024": ("HuggingFaceH4/aime_2024", (None,), "train", _question("problem", "answer")),
+    "aime2025": (
+        "opencompass/AIME2025",
+        ("AIME2025-I", "AIME2025-II"),
+        "test",
+        _question("question", "answer", strip_non_numeric),
+    ),
+    "amc2023": ("knoveleng/AMC-23", (None,), "train", _question("problem", "answer")),
+    "gpqa_diamond": ("Idavidrein/gpqa", ("gpqa_diamond",), "train", _gpqa),
+    "gpqa_main": ("Idavidrein/gpqa", ("gpqa_main",), "train", _gpqa),
+    "gsm8k": ("openai/gsm8k", ("main",), "test", _question("question", "answer", extract_hash_answer)),
+    "math": (
+        "chiayewken/competition_math",
+        (None,),
+        "train",
+        _question("problem", "solution", extract_boxed_answer),
+    ),
+    "math500": ("HuggingFaceH4/MATH-500", (None,), "test", _question("problem", "answer")),
+    "mmlu": ("cais/mmlu", ("all",), "validation", _mmlu),
+    "mmlu_pro": ("TIGER-Lab/MMLU-Pro", (None,), "validation", _mmlu_pro),
+    "openbookqa": ("allenai/openbookqa", ("main",), "train", _openbookqa),
+    "openrs": ("knoveleng/open-rs", (None,), "train", _question("problem", "answer")),
 }
+"""Where the named data sets are (repository, configurations, split), and what makes a row of theirs ours."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -104,6 +104,12 @@ def timed_call(spans: TimeSpans) -> Iterator[None]:
     spans.spans.append(span)
     with timed(span):
         yield
+
+
+def timing_of(state: Mapping[str, Any] | None) -> RolloutTiming:
+    """Return the timing of a state; one that nobody reads where the state has none of ours."""
+    found = None if state is None else state.get("timing")
+    return found if isinstance(found, RolloutTiming) else RolloutTiming()
 
 
 def shown_timing(timing: Any) -> dict[str, Any]:

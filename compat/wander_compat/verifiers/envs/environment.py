@@ -27,7 +27,7 @@ from wander_compat.verifiers.messages.models import Response, Tool
 from wander_compat.verifiers.parsers import Parser
 from wander_compat.verifiers.rubrics.rubric import Rubric
 from wander_compat.verifiers.rubrics.rubric_group import RubricGroup
-from wander_compat.verifiers.timing import RolloutTiming, timed_call
+from wander_compat.verifiers.timing import RolloutTiming, timed_call, timing_of
 from wander_compat.verifiers.types import SamplingArgs, State, response_of
 
 if TYPE_CHECKING:
@@ -254,9 +254,7 @@ class Environment(GenerationRuns, ABC):
             tools=tools_of(tools),
             state=state,
         )
-        if state is None or not isinstance(state.get("timing"), RolloutTiming):
-            return response_of(await asked)
-        with timed_call(state["timing"].model):
+        with timed_call(timing_of(state).model):
             return response_of(await asked)
 
     async def is_completed(self, *args: Any, **kwargs: Any) -> bool:

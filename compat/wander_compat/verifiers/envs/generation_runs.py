@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import asyncio
 import os
-import threading
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractAsyncContextManager
 from datetime import datetime
 from itertools import groupby
@@ -26,7 +26,7 @@ from wander_compat.verifiers.outputs import (
     state_to_output,
 )
 from wander_compat.verifiers.rubrics.rubric import score_states
-from wander_compat.verifiers.timing import RolloutTiming, timed
+from wander_compat.verifiers.timing import timed, timing_of
 from wander_compat.verifiers.types import GenerateOutputs, RolloutOutput, SamplingArgs, State
 
 if TYPE_CHECKING:
@@ -94,7 +94,8 @@ class GenerationRuns:
         if not independent_scoring:
             groups = [list(group) for _, group in groupby(rows, key=lambda row: row["example_id"])]
         limit = await maybe_semaphore(max_concurrent)
-        folder = Path(results_path) if results_path else _results_folder(self.env_id, model)
+        run_name = f"{self.env_id or 'environment'}--{model.replace('/', '--')}"
+        folder = Path(results_path or Path("outputs", "evals", run_name, os.urandom(4).hex()))
         started = time.time()
         outputs: list[list[RolloutOutput]] = [[] for _ in groups]
         resolved = resolve_client(client)
@@ -242,8 +243,7 @@ async def score_example(env: Any, states: Sequence[State]) -> None:
     if not env.score_rollouts:
         await env.rubric.dummy_score_group(played)
     elif played:
-        timing = played[0].get("timing")
-        with timed((timing if isinstance(timing, RolloutTiming) else RolloutTiming()).scoring):
+        with timed(timing_of(played[0]).scoring):
             await score_states(env.rubric, played)
     for state in states:
         await env.rubric.cleanup(state)
@@ -262,11 +262,6 @@ def rows_of(inputs: Any) -> list[dict[str, Any]]:
     return rows
 
 
-def _results_folder(env_id: str, model: str) -> Path:
-    run = os.urandom(4).hex()
-    return Path("outputs") / "evals" / f"{env_id or 'environment'}--{model.replace('/', '--')}" / run
-
-
 def run_blocking(work: Callable[[], Coroutine[Any, Any, T] | Awaitable[T]]) -> T:
     """Run async work from code that is not; in a thread of its own where a loop already runs."""
 
@@ -277,18 +272,5 @@ def run_blocking(work: Callable[[], Coroutine[Any, Any, T] | Awaitable[T]]) -> T
         asyncio.get_running_loop()
     except RuntimeError:
         return asyncio.run(done())
-    found: list[Any] = []
-
-    def run() -> None:
-        try:
-            found.append((True, asyncio.run(done())))
-        except BaseException as error:  # noqa: BLE001 - raised again in the caller's thread
-            found.append((False, error))
-
-    thread = threading.Thread(target=run)
-    thread.start()
-    thread.join()
-    succeeded, value = found[0]
-    if not succeeded:
-        raise value
-    return value  # type: ignore[no-any-return]
+    with ThreadPoolExecutor(1) as executor:
+        return executor.submit(asyncio.run, done()).result()

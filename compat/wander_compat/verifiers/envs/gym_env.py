@@ -119,13 +119,10 @@ class GymEnv(MultiTurnEnv):
     def _episodes(self, seeds: range) -> Any:
         from datasets import Dataset
 
-        started = self._made() if seeds else None
+        started = self.env_cls(**self.env_kwargs) if seeds else None
         questions = [self.obs_to_text(self._reset(started, seed)[0]) for seed in seeds]
         _close(started)
         return Dataset.from_dict({"question": questions, "answer": [str(seed) for seed in seeds]})
-
-    def _made(self) -> Any:
-        return self.env_cls(**self.env_kwargs)
 
     def _reset(self, env: Any, seed: int) -> tuple[Any, dict[str, Any]]:
         try:
@@ -135,7 +132,7 @@ class GymEnv(MultiTurnEnv):
 
     async def setup_state(self, state: State, **kwargs: Any) -> State:
         """Start the row's episode."""
-        state["gym_env"] = self._made()
+        state["gym_env"] = self.env_cls(**self.env_kwargs)
         state["gym_done"] = False
         self._reset(state["gym_env"], int(state["answer"] or 0))
         return state

@@ -14,7 +14,7 @@ from wander_compat.verifiers.errors import Error, OverlongPromptError
 from wander_compat.verifiers.messages.conversion import AnyMessage, as_message, field_of
 from wander_compat.verifiers.messages.models import Response
 from wander_compat.verifiers.rubrics.tool_rubric import MultiTurnMonitorRubric
-from wander_compat.verifiers.timing import RolloutTiming, timed, timed_call
+from wander_compat.verifiers.timing import timed, timed_call, timing_of
 from wander_compat.verifiers.types import SamplingArgs, State, TrajectoryStep, completion_fields
 
 
@@ -215,22 +215,19 @@ class MultiTurnEnv(Environment):
             return bool(await self.is_completed(state))
         if state.get("error") is not None or state.get("prompt_too_long"):
             return bool(await Environment.is_completed(self, state))
-        if state["trajectory"] and await self._decides_over(state):
-            state["is_completed"] = True
-            return True
+        if state["trajectory"]:
+            asked = [self._conversation(state)] if self.generation.messages_first else []
+            if await maybe_await(self.is_completed, *asked, state):
+                state["is_completed"] = True
+                return True
         if await self.max_turns_reached(state) or await self.has_final_env_response(state):
             return bool(await Environment.is_completed(self, state))
         return False
 
-    async def _decides_over(self, state: State) -> bool:
-        decide: Any = self.is_completed
-        if self.generation.messages_first:
-            return bool(await maybe_await(decide, self._conversation(state), state))
-        return bool(await maybe_await(decide, state))
-
     async def _env_answer(self, conversation: list[AnyMessage], state: State) -> list[AnyMessage]:
         """Return the environment's answer, given in the form of any generation."""
-        answer = await self._timed_response(conversation, state)
+        with timed_call(timing_of(state).env):
+            answer = await maybe_await(self.env_response, conversation, state)
         if isinstance(answer, tuple) and len(answer) == 2:
             answer, changed = answer
             if isinstance(changed, Mapping) and changed is not state:
@@ -239,13 +236,6 @@ class MultiTurnEnv(Environment):
         if self.generation.first and isinstance(state.get("completion"), list):
             state["completion"].extend(messages)
         return messages
-
-    async def _timed_response(self, conversation: list[AnyMessage], state: State) -> Any:
-        timing = state.get("timing")
-        if not isinstance(timing, RolloutTiming):
-            return await maybe_await(self.env_response, conversation, state)
-        with timed_call(timing.env):
-            return await maybe_await(self.env_response, conversation, state)
 
     def _conversation(self, state: State) -> list[AnyMessage]:
         """Return the messages up to and with the last completion."""
