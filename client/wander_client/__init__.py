@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from wander.lazy import lazy_names
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from wander_client.errors import (
@@ -33,4 +31,14 @@ __all__ = [
     "open_hub",
 ]
 
-__getattr__, __dir__ = lazy_names(__name__)
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module `{__name__}` has no attribute `{name}`")
+    from wander.lazy import lazy_names  # here, because `wander --help` shall not load the SDK
+
+    return lazy_names(__name__)[0](name)
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *__all__])

@@ -47,14 +47,14 @@ def main(argv: Sequence[str] | None = None, *, transport: httpx.BaseTransport | 
         return 1
     except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001 - the one place that catches everything
         from wander_client.failures import explain
-        from wander_client.training.launcher import told_elsewhere
+        from wander_client.training.launcher import is_told_elsewhere
 
         if debug:
             import traceback
 
             traceback.print_exc()
         explained = explain(error, output.command)
-        if not told_elsewhere():
+        if not is_told_elsewhere():
             output.error(explained)
         return explained.status
     finally:

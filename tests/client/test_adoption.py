@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from wander_client.errors import ClientError, NotFound, UsageError
 from wander_client.packages.origins.adoption import adopt
-from wander_client.packages.origins.source import Origin, brought, origin_in
-from wander_client.packages.publish import built
+from wander_client.packages.origins.source import Origin, bring_project, origin_in
+from wander_client.packages.publish import build_package
 
 LOADER = "import verifiers as vf\n\ndef load_environment(**kwargs):\n    return vf.SingleTurnEnv(**kwargs)\n"
 FIRST = "class E(vf.MultiTurnEnv):\n    def env_response(self, messages, state):\n        return [], state\n"
@@ -83,7 +83,7 @@ def test_generations_are_told_apart(tmp_path, module, text, generation):
 def test_a_bare_folder_of_code_gets_a_project_that_builds(tmp_path):
     folder = project(tmp_path / "my-env", text=None)
     adopt(folder, HERE)
-    with built(folder) as package:
+    with build_package(folder) as package:
         assert package.name == "my-env"
         assert "my_env.py" in [name for name, _ in package.members]
         assert not [text for text in package.warnings if "depend" in text]
@@ -93,7 +93,7 @@ def test_a_bare_folder_of_code_gets_a_project_that_builds(tmp_path):
 def test_a_wheel_is_unpacked_into_a_project_that_builds_the_same_code(tmp_path):
     source = project(tmp_path / "my-env", text=PROJECT + "[tool.hatch.build]\ninclude = ['my_env.py']\n")
     adopt(source, HERE)
-    with built(source) as package:
+    with build_package(source) as package:
         kept = tmp_path / package.wheel.path.name
         kept.write_bytes(package.wheel.path.read_bytes())
         sdist = tmp_path / package.sdist.path.name
@@ -101,10 +101,10 @@ def test_a_wheel_is_unpacked_into_a_project_that_builds_the_same_code(tmp_path):
     for origin in (kept, sdist):
         work = tmp_path / f"work-{origin.suffix}"
         work.mkdir()
-        folder, whence = brought(str(origin), work)
+        folder, whence = bring_project(str(origin), work)
         assert whence.source == origin.name
         assert adopt(folder, whence).target == "my_env:load_environment"
-        with built(folder) as again, zipfile.ZipFile(again.wheel.path) as archive:
+        with build_package(folder) as again, zipfile.ZipFile(again.wheel.path) as archive:
             assert archive.read("my_env.py").decode() == LOADER
             assert again.version == "1.0"
 
@@ -118,10 +118,10 @@ def test_a_wheel_keeps_its_entry_points_and_keywords(tmp_path):
     )
     source = project(tmp_path / "my-env", LOADER + "other = load_environment\n", text)
     adopt(source, HERE)
-    with built(source) as package:
+    with build_package(source) as package:
         work = tmp_path / "work"
         work.mkdir()
-        folder, origin = brought(str(package.wheel.path), work)
+        folder, origin = bring_project(str(package.wheel.path), work)
         assert origin.sha256 == package.wheel.sha256
     found = read(folder)["project"]
     assert found["scripts"] == {"say": "my_env:say"}
@@ -137,7 +137,7 @@ def test_a_project_described_by_setup_py_goes_on_as_its_wheel(tmp_path):
     )
     work = tmp_path / "work"
     work.mkdir()
-    brought_to, _ = brought(str(folder), work)
+    brought_to, _ = bring_project(str(folder), work)
     adopted = adopt(brought_to, HERE)
     assert adopted.target == "my_env:load_environment"
     found = read(brought_to)["project"]
@@ -153,7 +153,7 @@ def test_a_task_set_is_entered_by_its_class(tmp_path):
     (folder / "adder" / "__init__.py").write_text("from adder.taskset import Adder\n__all__ = ['Adder']\n")
     adopted = adopt(folder, HERE)
     assert (adopted.library, adopted.generation, adopted.target) == ("verifiers.v1", None, "adder:Adder")
-    with built(folder) as package:
+    with build_package(folder) as package:
         assert package.name == "adder"
 
 
@@ -185,11 +185,11 @@ def test_archives_that_reach_outside_are_refused(tmp_path):
         archive.writestr("../outside.py", "x")
         archive.writestr("evil-1.dist-info/METADATA", "Name: evil\nVersion: 1\n")
     with pytest.raises(ClientError, match="outside"):
-        brought(str(evil), tmp_path / "work")
+        bring_project(str(evil), tmp_path / "work")
     sdist = tmp_path / "evil-1.tar.gz"
     with tarfile.open(sdist, "w:gz") as archive:
         archive.add(evil, arcname="../../outside")
     with pytest.raises(ClientError):
-        brought(str(sdist), tmp_path / "work2")
+        bring_project(str(sdist), tmp_path / "work2")
     with pytest.raises(NotFound):
-        brought("nothing-here", tmp_path / "work3")
+        bring_project("nothing-here", tmp_path / "work3")

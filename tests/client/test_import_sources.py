@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 from wander_client.errors import ClientError, NotFound, Unavailable, UsageError
-from wander_client.packages.origins.git import cloned, parsed_address
-from wander_client.packages.origins.prime import pulled
+from wander_client.packages.origins.git import clone_project, parse_address
+from wander_client.packages.origins.prime import fetch_environment
 
 LOADER = "import verifiers as vf\n\ndef load_environment(**kwargs):\n    return vf.SingleTurnEnv(**kwargs)\n"
 PROJECT = '[project]\nname = "my-env"\nversion = "1.0"\n'
@@ -50,7 +50,7 @@ def repository(tmp_path: Path) -> Path:
 
 def brought(text: str, work: Path) -> tuple[str, str | None]:
     work.mkdir()
-    folder, origin = cloned(text, work)
+    folder, origin = clone_project(text, work)
     return (folder / "pyproject.toml").read_text().split('"')[-2], origin.revision
 
 
@@ -71,7 +71,7 @@ def test_a_branch_a_tag_and_a_commit_are_fetched(repository, tmp_path):
         assert found == (version, commit), revision
     work = tmp_path / "plain"
     work.mkdir()
-    folder, origin = cloned(f"{repository}@v1{inner}", work)
+    folder, origin = clone_project(f"{repository}@v1{inner}", work)
     assert origin.source == f"git+file://{repository}#subdirectory=environments/my-env"
     assert not (folder / ".git").exists()
 
@@ -105,7 +105,7 @@ def test_no_hook_runs_and_no_submodule_comes(repository, tmp_path, monkeypatch):
     monkeypatch.setenv("GIT_TEMPLATE_DIR", str(hook.parents[1]))
     work = tmp_path / "work"
     work.mkdir()
-    folder, _ = cloned(f"file://{repository}@main", work)
+    folder, _ = clone_project(f"file://{repository}@main", work)
     assert (folder / ".gitmodules").is_file()
     assert not list((folder / "inner").iterdir())
     assert not marker.exists()
@@ -118,7 +118,7 @@ def test_a_link_out_of_a_repository_is_refused(repository, tmp_path):
     git(clone, "add", ".")
     git(clone, "commit", "-q", "-m", "three")
     git(clone, "push", "-q", "origin", "main")
-    with pytest.raises(ClientError, match="leads out"):
+    with pytest.raises(ClientError, match="leaves the repository"):
         brought(f"file://{repository}", tmp_path / "work")
 
 
@@ -134,7 +134,7 @@ def test_a_link_out_of_a_repository_is_refused(repository, tmp_path):
     ],
 )
 def test_addresses_are_taken_apart(text, url, revision, subdirectory):
-    found = parsed_address(text)
+    found = parse_address(text)
     assert (found.url, found.revision, found.subdirectory) == (url, revision, subdirectory)
     assert "secret" not in found.shown
 
@@ -144,7 +144,7 @@ def test_addresses_are_taken_apart(text, url, revision, subdirectory):
 )
 def test_what_is_no_address_is_refused(text):
     with pytest.raises(UsageError):
-        parsed_address(text)
+        parse_address(text)
 
 
 def archive() -> bytes:
@@ -193,7 +193,7 @@ def prime_hub(monkeypatch) -> Iterator[list[tuple[str, str | None]]]:
 
 
 def test_an_environment_of_prime_is_downloaded_by_its_name(prime_hub, tmp_path):
-    folder, origin = pulled("will/my-env", tmp_path)
+    folder, origin = fetch_environment("will/my-env", tmp_path)
     assert (folder / "my_env.py").read_text() == LOADER
     assert (origin.source, origin.revision) == ("prime:will/my-env", "1.0")
     assert len(origin.sha256) == 64
@@ -203,11 +203,11 @@ def test_an_environment_of_prime_is_downloaded_by_its_name(prime_hub, tmp_path):
 
 def test_what_prime_does_not_give_is_told(prime_hub, tmp_path):
     with pytest.raises(NotFound, match="not public"):
-        pulled("will/nothing@2.0", tmp_path)
+        fetch_environment("will/nothing@2.0", tmp_path)
     with pytest.raises(ClientError, match="no archive"):
-        pulled("will/empty", tmp_path)
+        fetch_environment("will/empty", tmp_path)
     with pytest.raises(UsageError):
-        pulled("./nothing", tmp_path)
+        fetch_environment("./nothing", tmp_path)
 
 
 def test_what_prime_env_pull_wrote_says_where_it_is_from(tmp_path):
@@ -219,10 +219,10 @@ def test_what_prime_env_pull_wrote_says_where_it_is_from(tmp_path):
     (folder / ".prime" / ".env-metadata.json").write_text(json.dumps(note))
     work = tmp_path / "work"
     work.mkdir()
-    copy, origin = pulled(str(folder), work)
+    copy, origin = fetch_environment(str(folder), work)
     assert (origin.source, origin.revision) == ("prime:will/my-env", "1.0")
     assert not (copy / ".prime").exists()
     (folder / ".prime" / ".env-metadata.json").write_text("not JSON")
     other = tmp_path / "other"
     other.mkdir()
-    assert pulled(str(folder), other)[1].source == "my_env"
+    assert fetch_environment(str(folder), other)[1].source == "my_env"

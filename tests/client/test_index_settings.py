@@ -60,7 +60,7 @@ def test_an_empty_configuration_says_nothing() -> None:
 def test_a_broken_configuration_is_named(tmp_path: Path) -> None:
     path = tmp_path / "pip.conf"
     path.write_text("no section\n")
-    with pytest.raises(ClientError, match="no pip configuration"):
+    with pytest.raises(ClientError, match="not a pip configuration"):
         pip_options({"PIP_CONFIG_FILE": str(path), "HOME": str(tmp_path)})
 
 

@@ -42,7 +42,7 @@ def portable(package: dict[str, Any], keep: tuple[str, ...] = (), wheels: tuple[
     hosts = {*lock._PUBLIC_HOSTS, *keep, "hub.example:8600"}
     data = {"lock-version": "1.0", "requires-python": ">=3.11", "packages": [package]}
     made = lock._portable(data, Needs(list(wheels)), hosts)
-    text = lock._written(made)
+    text = lock._write(made)
     assert tomllib.loads(text) == made, "what is written is what was meant"
     Pylock.from_dict(tomllib.loads(text))
     return made["packages"][0]
@@ -112,7 +112,7 @@ def test_the_hubs_wheels_stand_in_the_lock_at_the_hub(tmp_path: Path) -> None:
 
 def locked(*packages: dict[str, Any], **more: Any) -> Pylock:
     data = {"lock-version": "1.0", "created-by": "wander", "packages": list(packages), **more}
-    return lock.read_lock(lock._written(data).encode())
+    return lock.read_lock(lock._write(data).encode())
 
 
 def test_installers_are_told_digests_and_the_index_finds_the_files(hub: HubApi, tmp_path: Path) -> None:
@@ -174,7 +174,7 @@ def test_what_is_no_lock_is_said() -> None:
         b"lock-version = '1.0'",
         b"lock-version = '9.0'\ncreated-by='x'\npackages=[]",
     ):
-        with pytest.raises(ClientError, match=r"no `pylock\.toml`"):
+        with pytest.raises(ClientError, match=r"not a `pylock\.toml`"):
             lock.read_lock(content)
 
 

@@ -13,7 +13,7 @@ import pytest
 from chat_endpoint import chat_endpoint
 from command_line import Wander
 from wander.loading import load_path
-from wander_client.packages.kinds import KINDS
+from wander_client.packages.scaffold import KINDS
 
 NEEDS = {"mcp": "mcp"}
 """The module that the extra of a kind brings."""

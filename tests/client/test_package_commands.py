@@ -39,7 +39,7 @@ def test_check_ends_with_status_1_for_a_fault(wander: Wander, folder: Path) -> N
 def inspected(wheel: Path) -> BuiltPackage:
     content = wheel.read_bytes()
     built = Distribution(wheel, "wheel", hashlib.sha256(content).hexdigest(), len(content))
-    return publish._inspected(built, built)
+    return publish._inspect(built, built)
 
 
 def test_what_is_published_is_read_from_the_wheel(tmp_path: Path) -> None:
@@ -131,7 +131,7 @@ def test_the_requirements_of_this_machine_count() -> None:
         ["Wander_SDK>=0.1", "x; python_version < '3'", "y; extra == 'dev'", "z==2"], "acme/b 1.0"
     )
     assert {name: str(specifier) for name, specifier in found.items()} == {"wander-sdk": ">=0.1", "z": "==2"}
-    with pytest.raises(ClientError, match="names nothing"):
+    with pytest.raises(ClientError, match="is not a valid requirement"):
         needs.requirements_of(["!!"], "acme/b 1.0")
 
 
@@ -228,11 +228,11 @@ def test_a_damaged_record_is_named_and_the_others_are_listed(wander: Wander, hom
         result = wander(*command, "--json")
         assert result.status == 0
         (warning,) = result.json["warnings"]
-        assert f"`{place / RECORD}` is no record" in warning
+        assert f"`{place / RECORD}` is not the record" in warning
         assert f"remove the folder `{place}`" in warning
     assert [one["version"] for one in wander("list", "--json").data] == ["1.0"]
     assert wander("uninstall", "acme/wordle").out == "uninstalled acme/wordle@1.0\n"
-    with pytest.raises(ClientError, match="is no record"):
+    with pytest.raises(ClientError, match="is not the record"):
         store.all()  # whoever has nobody to warn is not left in the dark
 
 

@@ -164,7 +164,7 @@ def test_sign_with_a_key_that_stays_here(published: HubRoom, run: Path, home: Pa
     assert posted.data["signature"]["fingerprint"] == made.data["fingerprint"]
     assert "laptop" in published.wander("key", "list").out
     late = published.wander("post", str(run), "--private", "--json")
-    assert "posted before, for all to see" in late.json["warnings"][0]
+    assert "already posted publicly" in late.json["warnings"][0]
     removed = published.wander("key", "remove", made.data["fingerprint"][:12])
     assert removed.status == 0, removed.err
     assert not file.exists()

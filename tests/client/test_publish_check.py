@@ -82,7 +82,7 @@ def test_a_broken_environment_is_not_published_unless_asked(publisher: HubRoom, 
     assert "say_env.py" in refused.err, "what would have been sent is shown"
     assert "dataset.stable: " in refused.err
     assert f"`wander check {package}`" in refused.err
-    assert "`--no-check` publishes all the same" in refused.err
+    assert "`--no-check` publishes anyway" in refused.err
     error = publisher.wander("publish", str(package), "--dry-run", "--json").json["error"]
     assert (error["code"], "dataset.stable: " in error["detail"]) == ("check_failed", True)
     assert publisher.http.get("/api/v1/environments").json()["data"] == []
@@ -106,7 +106,7 @@ def test_other_bytes_are_refused_before_a_check_is_run(publisher: HubRoom, packa
     (package / "say_env.py").write_text(ENVIRONMENT + "\n")
     refused = publisher.wander("publish", str(package))
     assert (refused.status, "checking" in refused.err) == (1, False)
-    assert "exists with other bytes" in refused.err
+    assert "exists with other content" in refused.err
 
 
 def test_no_message_is_too_long_or_too_strange_for_the_hub() -> None:

@@ -78,10 +78,10 @@ def test_diff_of_a_run_with_itself_finds_nothing(wander: Wander, pair: list[str]
 
 
 def test_diff_warns_where_one_id_may_be_two_examples(wander: Wander, home: Path, pair: list[str]) -> None:
-    assert "may ask something else" not in wander("runs", "diff", *pair).err
+    assert "of the same id may differ" not in wander("runs", "diff", *pair).err
     other = write_run(home / "runs" / "harder", rewards=[0.0] * 4, arguments={"level": 2})
     shown = wander("runs", "diff", pair[0], str(other))
-    assert "the runs differ in arguments: examples of one id may ask something else" in shown.err
+    assert "the runs differ in arguments: examples of the same id may differ" in shown.err
 
 
 def test_diff_says_what_one_run_alone_has(wander: Wander, home: Path, pair: list[str]) -> None:

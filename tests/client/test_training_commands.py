@@ -108,7 +108,7 @@ def test_sft_holds_back_and_goes_on(wander: Wander, games: Path, tiny: Path, hom
     assert wander("sft", "rows.jsonl").status == wander("sft", "--out", "x").status == 2
     (home / "rows.jsonl").write_text("")
     changed = wander("sft", "--resume", "sft")
-    assert "not those that the run was begun with" in changed.err
+    assert "not those that the run was started with" in changed.err
 
 
 def test_a_model_is_made_from_an_environment_alone(wander: Wander, home: Path) -> None:

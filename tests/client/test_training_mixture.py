@@ -71,4 +71,4 @@ def test_environments_are_mixed_by_weight_and_all_of_them_pinned(wander: Wander,
         assert "environments/reverse/rewards/won" not in entry
     refused = wander(*typed[:-1], "other", "-a", "num_examples=4")
     assert refused.status == 2
-    assert "each has its own arguments" in refused.err
+    assert "each of `[[environments]]` has its own arguments" in refused.err

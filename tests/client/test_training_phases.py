@@ -225,10 +225,10 @@ def test_phases_run_in_one_process(
 ) -> None:
     monkeypatch.setenv("WORLD_SIZE", "2")
     refused = wander("train", TICTACTOE, "phases.toml", "--out", "run")
-    assert (refused.status, "`phases.toml` has phases, which one process runs" in refused.err) == (2, True)
+    assert (refused.status, "`phases.toml` has phases and needs a single process" in refused.err) == (2, True)
     assert not (home / "run").exists()
-    assert "`--verify` repeats a run, which one process runs" in wander("train", "--verify", ".").err
-    assert "fine-tuning is a run that one process runs" in wander("sft", "rows.jsonl", "--out", "run").err
+    assert "`--verify` needs a single process" in wander("train", "--verify", ".").err
+    assert "fine-tuning needs a single process" in wander("sft", "rows.jsonl", "--out", "run").err
 
 
 def test_a_mixture_of_a_phase_names_its_environments_exactly(wander: Wander, home: Path) -> None:
@@ -266,6 +266,6 @@ def test_what_does_not_go_together_is_said(wander: Wander, home: Path, phases: P
     arguments = wander("train", TICTACTOE, "phases.toml", "-a", "seed=3")
     assert (arguments.status, "environment.arguments.KEY" in arguments.err) == (2, True)
     unused = wander("train", TICTACTOE, "phases.toml", "-m", "smollm2")
-    assert (unused.status, "no phase of `phases.toml` begins with" in unused.err) == (2, True)
+    assert (unused.status, "no phase of `phases.toml` starts from" in unused.err) == (2, True)
     nowhere = wander("train", TICTACTOE, "phases.toml", "--from", "nowhere")
     assert nowhere.status == 3

@@ -27,7 +27,7 @@ from wander.train.grpo import train_grpo
 from wander.train.records.record import read_metrics
 from wander_client.context import CommonOptions, Invocation, set_current
 from wander_client.terminal.output import Output
-from wander_client.training.server import training_server
+from wander_client.training.run import training_server
 
 pytestmark = pytest.mark.xdist_group("torch")
 

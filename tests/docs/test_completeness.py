@@ -14,7 +14,7 @@ from wander.types import Rollout
 from wander.wire import RunManifest, RunSummary
 from wander_client.commands import COMMANDS
 from wander_client.errors import EXIT_CODES
-from wander_client.packages.kinds import KINDS
+from wander_client.packages.scaffold import KINDS
 from wander_client.settings import load_settings
 from wander_hub.settings import Settings
 

@@ -26,8 +26,8 @@ from wander.wire import EnvironmentDetail, FileInfo, LockInfo, Unlocked, Version
 from wander_client.errors import ClientError, NotFound
 from wander_client.hub.api import HubApi
 from wander_client.names import EnvironmentName
-from wander_client.packages.lock import compiled, install_lines, metadata_of, read_lock
-from wander_client.packages.needs import Needs, Wheel, fetched, needs_of
+from wander_client.packages.lock import compile_lock, install_lines, metadata_of, read_lock
+from wander_client.packages.needs import Needs, Wheel, fetch_file, needs_of
 from wander_client.packages.store import LOCK, RECORD, EnvironmentStore, Installed, InstalledRecord
 from wander_client.packages.uv import index_arguments, run_uv
 from wander_client.packages.virtualenvs import VirtualEnvironments, key_of, staged
@@ -47,7 +47,7 @@ def exact_version(
         if latest.yanked:
             raise NotFound(
                 f"every version of `{name}` is yanked",
-                hint=f"name one exactly if you must: `{name}@{latest.version}`",
+                hint=f"if you need one, name it exactly: `{name}@{latest.version}`",
                 code="yanked",
                 detail=latest.yanked_reason,
             )
@@ -86,7 +86,7 @@ def install(
     if no_lock is None:
         last = [one for one in store.find(exact, hub.url) if one.is_chosen][-1:]
         no_lock = bool(last) and last[0].record.unlocked == "chosen"
-    unlocked = _unlocked(detail, no_lock=no_lock)
+    unlocked = _why_unlocked(detail, no_lock=no_lock)
     place = store.place(exact, listed.sha256, locked=unlocked != "chosen")
     with store.locked(exact), _with_a_way_out(exact, unlocked):
         present = None if force else _present(store, exact, hub.url, place, detail.lock, unlocked)
@@ -94,10 +94,10 @@ def install(
             store.choose(present)
             return present, False
         # An environment may have been renamed since; its wheels keep the name that they were built under.
-        wheel = fetched(hub, cache_dir, parse_wheel_filename(listed.filename)[0], listed)
+        wheel = fetch_file(hub, cache_dir, parse_wheel_filename(listed.filename)[0], listed)
         with staged(place) as work:
             contents = _contents(hub, cache_dir, detail, wheel, unlocked, warn)
-            with _filled(store.virtualenvs, contents, str(exact), force=force) as virtualenv:
+            with _fill(store.virtualenvs, contents, str(exact), force=force) as virtualenv:
                 record = _record(hub, detail, wheel, contents, virtualenv)
                 (work / LOCK).write_bytes(contents.lock)
                 (work / RECORD).write_text(record.model_dump_json(indent=1), encoding="utf-8")
@@ -130,7 +130,7 @@ class _Contents:
     unlocked: Unlocked | None = None
 
 
-def _unlocked(detail: VersionDetail, *, no_lock: bool) -> Unlocked | None:
+def _why_unlocked(detail: VersionDetail, *, no_lock: bool) -> Unlocked | None:
     """Return why a version is installed without its lock, None where it is not."""
     if detail.lock is None:
         return "none_published"
@@ -164,22 +164,22 @@ def _contents(
 ) -> _Contents:
     """Read the version's lock, or resolve what the wheel needs now."""
     if detail.lock is not None and unlocked is None:
-        content = _fetched_lock(hub, cache_dir, detail.lock)
+        content = _fetch_lock(hub, cache_dir, detail.lock)
         lines = install_lines(hub, cache_dir, read_lock(content), wheel)
         key = hashlib.sha256(f"{detail.lock.sha256}\n{wheel.sha256}\n".encode()).hexdigest()
         return _Contents(content, key, lines, locked=True)
     needs = needs_of(hub, cache_dir, wheel, detail.requires_dist, warn)
-    return _resolved_now(needs, f"{detail.owner}/{detail.name}@{detail.version}", unlocked)
+    return _resolve_now(needs, f"{detail.owner}/{detail.name}@{detail.version}", unlocked)
 
 
-def _resolved_now(needs: Needs, what: str, unlocked: Unlocked | None = None) -> _Contents:
-    here = compiled(needs, what, ["--python", sys.executable])
+def _resolve_now(needs: Needs, what: str, unlocked: Unlocked | None = None) -> _Contents:
+    here = compile_lock(needs, what, ["--python", sys.executable])
     portable = _with_urls(here, needs.wheels).encode()
     key = hashlib.sha256(portable).hexdigest()
     return _Contents(portable, key, here, locked=False, unlocked=unlocked)
 
 
-def _fetched_lock(hub: HubApi, cache_dir: Path, lock: LockInfo) -> bytes:
+def _fetch_lock(hub: HubApi, cache_dir: Path, lock: LockInfo) -> bytes:
     """Return a version's lock from the cache, downloading it first when it is not there."""
     target = cache_dir / "locks" / lock.sha256 / LOCK
     if target.is_file() and hashlib.sha256(target.read_bytes()).hexdigest() != lock.sha256:
@@ -203,8 +203,8 @@ def try_out(
     required = [str(each) for each in metadata.get_all("Requires-Dist") or []]
     needs = needs_of(hub, cache_dir, this, required, warn)
     what = f"{project} {this.version}"
-    contents = _resolved_now(needs, what)
-    with _filled(VirtualEnvironments(work), contents, what) as virtualenv:
+    contents = _resolve_now(needs, what)
+    with _fill(VirtualEnvironments(work), contents, what) as virtualenv:
         lock = work / LOCK
         lock.write_bytes(contents.lock)
         return virtualenv / "bin" / "python", lock
@@ -237,7 +237,7 @@ def _record(
 
 
 @contextmanager
-def _filled(
+def _fill(
     virtualenvs: VirtualEnvironments, contents: _Contents, what: str, *, force: bool = False
 ) -> Iterator[Path]:
     """Yield the virtual environment of what is to be installed, made where there is none yet."""

@@ -42,7 +42,7 @@ from packaging.version import Version
 
 from wander_client.errors import ClientError, Unavailable
 from wander_client.hub.api import HubApi
-from wander_client.packages.needs import HUB_OWNER, HUB_PACKAGES, Needs, Wheel, needs_of, served
+from wander_client.packages.needs import HUB_OWNER, HUB_PACKAGES, Needs, Wheel, find_served, needs_of
 from wander_client.packages.uv import index_arguments, run_uv
 
 Source = PackageWheel | PackageSdist | PackageArchive | PackageVcs | PackageDirectory
@@ -99,24 +99,24 @@ def resolve_lock(
     newer = ["--exclude-newer", exclude_newer] if exclude_newer else []
     everywhere = ["--universal", "--python-version", str(_oldest_python(metadata["Requires-Python"]))]
     try:
-        text, whole = compiled(needs, what, [*everywhere, *newer]), True
+        text, whole = compile_lock(needs, what, [*everywhere, *newer]), True
     except Unavailable:
         raise
     except ClientError as error:
         try:
-            text, whole = compiled(needs, what, ["--python", sys.executable, *newer]), False
+            text, whole = compile_lock(needs, what, ["--python", sys.executable, *newer]), False
         except ClientError:
             error.hint = f"correct what the package requires, or look at your package index; {_NO_LOCK}"
             raise error from None
         reason = (error.detail or "").strip().partition("\n")[0].removeprefix("error: ")
         here = _here_in_words()
-        warn(f"the lock holds for {here} alone; your package index lacks what others need: {reason}")
+        warn(f"the lock is valid for {here} only; your package index lacks what others need: {reason}")
     hosts = {*_PUBLIC_HOSTS, *keep_hosts, urlsplit(hub.url).netloc}
     data = _portable(tomllib.loads(text), needs, hosts)
     if not whole:
         data["requires-python"] = f">={_minor()}"
         data["environments"] = [_here()]
-    content = _written(data).encode()
+    content = _write(data).encode()
     return ResolvedLock(content, len(read_lock(content).packages), whole)
 
 
@@ -127,7 +127,7 @@ def metadata_of(wheel: Path) -> Message:
         return BytesParser().parsebytes(archive.read(name))
 
 
-def compiled(needs: Needs, what: str, options: Sequence[str]) -> str:
+def compile_lock(needs: Needs, what: str, options: Sequence[str]) -> str:
     """Return the lock that uv makes of the hub's wheels and all they need; paths are this machine's."""
     with tempfile.TemporaryDirectory(prefix="wander-lock-") as name:
         work = Path(name)
@@ -151,7 +151,7 @@ def read_lock(content: bytes) -> Pylock:
     try:
         return Pylock.from_dict(tomllib.loads(content.decode()))
     except (UnicodeDecodeError, tomllib.TOMLDecodeError, PylockValidationError) as error:
-        raise ClientError("this is no `pylock.toml`", code="bad_lock", detail=str(error)) from error
+        raise ClientError("this is not a `pylock.toml`", code="bad_lock", detail=str(error)) from error
 
 
 def install_lines(hub: HubApi, cache_dir: Path, lock: Pylock, own: Wheel) -> str:
@@ -181,7 +181,7 @@ def _install_line(hub: HubApi, cache_dir: Path, package: Package, file: Source) 
     parts = urlsplit(file.url)
     filename = unquote(parts.path.rpartition("/")[2])
     if _is_of_hub(package.name, parts.path):
-        wheel = served(hub, cache_dir, package.name, filename, digest)
+        wheel = find_served(hub, cache_dir, package.name, filename, digest)
         return f"{package.name} @ {wheel.path.as_uri()} --hash=sha256:{digest}"
     if isinstance(file, PackageArchive) or f"{parts.scheme}://{parts.netloc}" != _PYPI_FILES:
         return f"{package.name} @ {file.url} --hash=sha256:{digest}"
@@ -273,7 +273,7 @@ def _without_secrets(url: str, name: str) -> str:
     return urlunsplit((parts.scheme, host, parts.path, "", ""))
 
 
-def _written(lock: Mapping[str, Any]) -> str:
+def _write(lock: Mapping[str, Any]) -> str:
     """Return the text of a lock, one line a file."""
     import tomlkit
 

@@ -74,7 +74,7 @@ def needs_of(
         if files is None:
             warn(f"`{hub.url}` does not serve `{project}`: it comes from your package index")
             continue
-        own.append(fetched(hub, cache_dir, project, newest(project, files, wanted.get(project))))
+        own.append(fetch_file(hub, cache_dir, project, newest(project, files, wanted.get(project))))
     sdk = next((each.version for each in own if each.project == SDK), None)
     compat = _newest_served(hub, cache_dir, classic.COMPAT, sdk)
     first = []
@@ -98,7 +98,7 @@ def _newest_served(hub: HubApi, cache_dir: Path, project: str, version: str | No
     """Return the newest wheel, or that of a version, of a package that this hub may not serve."""
     files = hub.index_files(HUB_OWNER, project) or []
     fitting = [file for file in files if version is None or f"-{version}-" in file["filename"]]
-    return fetched(hub, cache_dir, project, newest(project, fitting, None)) if fitting else None
+    return fetch_file(hub, cache_dir, project, newest(project, fitting, None)) if fitting else None
 
 
 def requirements_of(requires_dist: list[str], what: str) -> dict[str, SpecifierSet]:
@@ -109,7 +109,7 @@ def requirements_of(requires_dist: list[str], what: str) -> dict[str, SpecifierS
             requirement = Requirement(text)
         except InvalidRequirement as error:
             raise ClientError(
-                f"`{what}` requires `{text}`, which names nothing",
+                f"`{what}` requires `{text}`, which is not a valid requirement",
                 hint="ask its owner to publish a corrected version",
             ) from error
         if requirement.marker is None or requirement.marker.evaluate({"extra": ""}):
@@ -131,7 +131,7 @@ def newest(project: str, files: list[dict[str, Any]], wanted: SpecifierSet | Non
         served = ", ".join(str(file["filename"]) for file in files) or "nothing"
         raise ClientError(
             f"the hub serves no `{project}` that fits `{wanted}`",
-            hint="the environment was written for another version of Wander than this hub's",
+            hint="the environment was written for a different version of Wander than this hub has",
             code="incompatible_sdk",
             detail=f"served: {served}",
         )
@@ -154,7 +154,7 @@ def _file_info(file: dict[str, Any]) -> FileInfo:
     )
 
 
-def served(hub: HubApi, cache_dir: Path, project: str, filename: str, sha256: str) -> Wheel:
+def find_served(hub: HubApi, cache_dir: Path, project: str, filename: str, sha256: str) -> Wheel:
     """Return the very wheel that a lock names of the hub's own packages; raises where it is not served."""
     target = cache_dir / "wheels" / sha256 / filename
     url = hub.absolute(f"/{HUB_OWNER}/files/{project}/{filename}")
@@ -162,7 +162,7 @@ def served(hub: HubApi, cache_dir: Path, project: str, filename: str, sha256: st
         return Wheel(project, str(parse_wheel_filename(filename)[1]), target.resolve(), url, sha256)
     for file in hub.index_files(HUB_OWNER, project) or []:
         if file.get("hashes", {}).get("sha256") == sha256:
-            return fetched(hub, cache_dir, project, _file_info(file))
+            return fetch_file(hub, cache_dir, project, _file_info(file))
     raise ClientError(
         f"the lock names a `{filename}` that `{hub.url}` does not serve",
         code="lock_unserved",
@@ -170,12 +170,12 @@ def served(hub: HubApi, cache_dir: Path, project: str, filename: str, sha256: st
     )
 
 
-def fetched(hub: HubApi, cache_dir: Path, project: str, file: FileInfo) -> Wheel:
+def fetch_file(hub: HubApi, cache_dir: Path, project: str, file: FileInfo) -> Wheel:
     """Return a file of the hub from the cache, downloading it first when it is not there."""
     try:
         version = parse_wheel_filename(file.filename)[1]
     except InvalidWheelFilename as error:
-        raise ClientError(f"the hub lists `{file.filename}`, which is no wheel") from error
+        raise ClientError(f"the hub lists `{file.filename}`, which is not a wheel") from error
     target = cache_dir / "wheels" / file.sha256 / file.filename
     if target.is_file() and hashlib.sha256(target.read_bytes()).hexdigest() != file.sha256:
         shutil.rmtree(target.parent)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import glob
 import hashlib
 import json
+import tarfile
 import tomllib
 import zipfile
 from collections.abc import Callable, Iterator, Mapping
@@ -20,12 +21,11 @@ from typing import Any, BinaryIO, Literal
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name, parse_wheel_filename
 from wander.wire import CheckSummary, VersionDetail
-from wander.wire.source_tree import tree_digest
+from wander.wire.source_tree import TreeEntry, is_source, tree_digest
 from wander.wire.uploads import NewUpload, UploadFile
 
 from wander_client.errors import ClientError, NotFound, UsageError
 from wander_client.hub.api import HubApi
-from wander_client.packages.source_tree import made_by_the_build, source_tree
 from wander_client.packages.staged_upload import Publication, Told, publish_files
 from wander_client.packages.uv import index_arguments, run_uv
 
@@ -60,7 +60,7 @@ class BuiltPackage:
 
 
 @contextmanager
-def built(folder: Path) -> Iterator[BuiltPackage]:
+def build_package(folder: Path) -> Iterator[BuiltPackage]:
     """Build the wheel and the source distribution of a project; both are gone after the block."""
     require_project(folder)
     with TemporaryDirectory(prefix="wander-build-") as out:
@@ -72,7 +72,7 @@ def built(folder: Path) -> Iterator[BuiltPackage]:
         if len(wheels) != 1 or len(sdists) != 1:
             made = "\n".join(path.name for path in sorted(Path(out).iterdir()))
             raise ClientError(f"building `{folder}` gave no wheel with its source", detail=made)
-        package = _inspected(_distribution(wheels[0], "wheel"), _distribution(sdists[0], "sdist"))
+        package = _inspect(_distribution(wheels[0], "wheel"), _distribution(sdists[0], "sdist"))
         yield _with_source(package, folder)
 
 
@@ -81,7 +81,7 @@ def _with_source(package: BuiltPackage, folder: Path) -> BuiltPackage:
     entries = source_tree(package.sdist.path)
     warnings = [
         f"the source archive has `{path}` as the build wrote it, not as it is in `{folder.name}`"
-        for path in made_by_the_build(folder, entries)
+        for path in files_of_the_build(folder, entries)
     ]
     return replace(package, tree_sha256=tree_digest(entries), warnings=[*package.warnings, *warnings])
 
@@ -112,7 +112,7 @@ def published_version(hub: HubApi, owner: str, package: BuiltPackage) -> Version
         return None
 
 
-def missing_files(hub: HubApi, owner: str, package: BuiltPackage) -> list[Distribution]:
+def find_missing_files(hub: HubApi, owner: str, package: BuiltPackage) -> list[Distribution]:
     """Return the files that the hub does not have yet; raises when it has other bytes under their names."""
     known = published_version(hub, owner, package)
     return _missing(known, owner, package)
@@ -125,7 +125,7 @@ def _missing(known: VersionDetail | None, owner: str, package: BuiltPackage) -> 
         there = present.get(file.path.name, file.sha256)
         if there != file.sha256:
             raise ClientError(
-                f"`{owner}/{canonicalize_name(package.name)}` {package.version} exists with other bytes",
+                f"`{owner}/{canonicalize_name(package.name)}` {package.version} exists with other content",
                 hint="versions never change: raise `version` in `pyproject.toml` and publish again",
                 code="version_exists",
                 detail=f"{file.path.name}\nhub:  sha256:{there}\nhere: sha256:{file.sha256}",
@@ -203,9 +203,9 @@ def attestations_in(folder: Path, package: BuiltPackage) -> dict[str, list[dict[
             try:
                 stated = json.loads(path.read_bytes())
             except ValueError as error:
-                raise UsageError(f"`{path}` is no attestation: it is no JSON") from error
+                raise UsageError(f"`{path}` is not an attestation: it is not JSON") from error
             if not isinstance(stated, dict):
-                raise UsageError(f"`{path}` is no attestation: it is no JSON object")
+                raise UsageError(f"`{path}` is not an attestation: it is not JSON object")
             found.setdefault(name, []).append(stated)
         if name not in found:
             raise UsageError(
@@ -220,7 +220,7 @@ def _distribution(path: Path, kind: Literal["wheel", "sdist"]) -> Distribution:
     return Distribution(path, kind, hashlib.sha256(content).hexdigest(), len(content))
 
 
-def _inspected(wheel: Distribution, sdist: Distribution) -> BuiltPackage:
+def _inspect(wheel: Distribution, sdist: Distribution) -> BuiltPackage:
     """Read what was built; raises when it holds no environment."""
     version = str(parse_wheel_filename(wheel.path.name)[1])
     with zipfile.ZipFile(wheel.path) as archive:
@@ -250,7 +250,7 @@ def _entry_point(archive: zipfile.ZipFile, members: list[tuple[str, int]]) -> st
     targets = [value.strip() for _, value in parser.items(ENTRY_POINT_GROUP)]
     if len(targets) != 1:
         raise ClientError(
-            f"the package declares {len(targets)} environments", hint="publish one package an environment"
+            f"the package declares {len(targets)} environments", hint="publish one package per environment"
         )
     return targets[0]
 
@@ -291,3 +291,35 @@ def _warnings(metadata: Message, wheel: Distribution) -> list[str]:
         f"`{text}` points to a place outside the package index" for text in requirements if " @ " in text
     ]
     return found
+
+
+def source_tree(sdist: Path) -> list[TreeEntry]:
+    """Return the files of a source archive as a hub counts them."""
+    entries = []
+    with tarfile.open(sdist) as archive:
+        for member in archive:
+            if not member.isfile():
+                continue
+            path = member.name.partition("/")[2]
+            content = archive.extractfile(member)
+            if content is None or not is_source(path):
+                continue
+            digest = hashlib.file_digest(content, "sha256").digest()  # type: ignore[arg-type]
+            entries.append(TreeEntry(path, bool(member.mode & 0o100), digest))
+    return entries
+
+
+def files_of_the_build(folder: Path, entries: list[TreeEntry]) -> list[str]:
+    """Return the files of an archive that the folder lacks or has with other bytes.
+
+    A `.gitignore` that the folder lacks is the repository's, which build backends put into the archive.
+    """
+    made = [one.path for one in entries if _digest(folder / one.path) != one.sha256]
+    return [path for path in made if path != ".gitignore" or (folder / path).exists()]
+
+
+def _digest(path: Path) -> bytes | None:
+    if not path.is_file():
+        return None
+    with path.open("rb") as content:
+        return hashlib.file_digest(content, "sha256").digest()

@@ -29,8 +29,8 @@ def require_sound(folder: Path, given: Path) -> CheckReport:
         return report
     looked = sum(each.status != "skip" for each in report.checks)
     raise ClientError(
-        f"{len(report.failed)} of {looked} checks failed, so `{folder.name}` is not published",
-        hint=f"`wander check {given}` says how to pass them; `--no-check` publishes all the same",
+        f"{len(report.failed)} of {looked} checks failed, so `{folder.name}` was not published",
+        hint=f"`wander check {given}` says how to pass them; `--no-check` publishes anyway",
         code="check_failed",
         detail="\n".join(line_of(each) for each in report.failed),
     )

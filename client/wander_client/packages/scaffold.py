@@ -7,6 +7,7 @@ import shutil
 import sys
 import tempfile
 import tomllib
+from dataclasses import dataclass
 from importlib.resources import files
 from importlib.resources.abc import Traversable
 from pathlib import Path
@@ -14,7 +15,50 @@ from pathlib import Path
 from packaging.utils import canonicalize_name, is_normalized_name
 
 from wander_client.errors import ClientError, UsageError
-from wander_client.packages.kinds import KINDS
+
+
+@dataclass(frozen=True)
+class Kind:
+    """What one kind is, and what its example environment does."""
+
+    line: str
+    """One line of help."""
+    summary: str
+    """Description of the package that is written."""
+    extra: str = ""
+    """Extra of wander-sdk that it needs."""
+
+    options: str = ""
+    """What `wander eval` needs beside the environment and the model."""
+
+    @property
+    def requirement(self) -> str:
+        """The requirement on the SDK, as it stands in the package's dependencies."""
+        return f"wander-sdk[{self.extra}]>=0.1" if self.extra else "wander-sdk>=0.1"
+
+
+JUDGE = " --judge-model NAME --judge-base-url URL"
+KINDS = {
+    "single-turn": Kind("one question, one answer", "Add two numbers."),
+    "multi-turn": Kind("a game or a conversation, turn by turn", "Guess a number that is higher or lower."),
+    "tool": Kind("the model calls Python functions", "Look prices up and add them."),
+    "stateful-tool": Kind(
+        "tools that work on the rollout's own state", "Move money until all have the same."
+    ),
+    "mcp": Kind("the tools of an MCP server", "Ask a library about its books over MCP.", "mcp"),
+    "rlm": Kind("a context too long to read, worked on with code", "Count what a long log reports."),
+    "group": Kind("several environments mixed by weight", "Add numbers and spell words backwards."),
+    "judge": Kind(
+        "free text that a judge model scores", "Answer why, and let a judge compare.", options=JUDGE
+    ),
+}
+
+
+def kinds_help() -> str:
+    """Return the kinds, one a line, aligned."""
+    width = max(map(len, KINDS))
+    return "\n".join(f"  {name:<{width}}  {kind.line}" for name, kind in KINDS.items())
+
 
 _WELL_KNOWN = """
 accelerate aiohttp anthropic click datasets django fastapi flask gymnasium httpx huggingface_hub jax
@@ -55,7 +99,7 @@ def write_package(folder: Path, kind: str) -> list[Path]:
         for relative, template in content.items():
             target = work / relative
             target.parent.mkdir(exist_ok=True)
-            target.write_text(_filled(template.read_text(encoding="utf-8"), words), encoding="utf-8")
+            target.write_text(_fill(template.read_text(encoding="utf-8"), words), encoding="utf-8")
         if folder.exists():
             folder.rmdir()
         work.rename(folder)
@@ -112,7 +156,7 @@ def _owner_of(module: str) -> str | None:
     return None
 
 
-def _filled(text: str, words: dict[str, str]) -> str:
+def _fill(text: str, words: dict[str, str]) -> str:
     for key, value in words.items():
         text = text.replace(f"@{key}@", value)
     return text

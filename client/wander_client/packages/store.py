@@ -12,9 +12,12 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import shutil
 from collections.abc import Callable, Iterator
-from datetime import datetime
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Literal
 
 from packaging.version import Version
 from pydantic import ValidationError
@@ -23,7 +26,7 @@ from wander.wire import Unlocked
 
 from wander_client.errors import ClientError
 from wander_client.names import EnvironmentName
-from wander_client.packages.virtualenvs import VirtualEnvironments, discard, stale_in
+from wander_client.packages.virtualenvs import Space, VirtualEnvironments, discard, space_of, stale_in
 
 RECORD = "installed.json"
 LOCK = "pylock.toml"
@@ -175,10 +178,10 @@ class EnvironmentStore:
             with contextlib.suppress(OSError):  # other versions or environments are still there
                 folder.rmdir()
         key = installed.record.virtualenv
-        if key and key not in self.referenced():
+        if key and key not in self.list_referenced():
             self.virtualenvs.remove(key)
 
-    def referenced(self) -> set[str]:
+    def list_referenced(self) -> set[str]:
         """Return the names of the virtual environments that an installed environment uses."""
         return {one.record.virtualenv for one in self.all()}
 
@@ -202,7 +205,7 @@ class EnvironmentStore:
             raise
         except (ValidationError, OSError) as error:
             raise ClientError(
-                f"`{path}` is no record of an installed environment",
+                f"`{path}` is not the record of an installed environment",
                 hint=f"remove the folder `{path.parent}` and install again",
                 code="damaged",
             ) from error
@@ -210,3 +213,82 @@ class EnvironmentStore:
 
 def _order(one: Installed) -> tuple[str, str, Version, float]:
     return one.record.owner, one.record.name, Version(one.record.version), one.chosen_at
+
+
+State = Literal["ok", "broken", "unreferenced", "unfinished"]
+_SETTLED = timedelta(minutes=10)
+"""An installation that runs now has used its virtual environment within this time."""
+
+
+@dataclass(frozen=True)
+class Cached:
+    """One virtual environment, or what an installation left that was killed."""
+
+    path: Path
+    state: State
+    """`broken`: its Python is gone; `unreferenced`: nothing uses it; `unfinished`: a killed build."""
+    space: Space
+    last_used: datetime
+    users: tuple[Installed, ...] = ()
+    """The installed environments that run in it."""
+
+
+def list_cached(store: EnvironmentStore) -> list[Cached]:
+    """Return everything in the store, the most recently used first; killed builds come last."""
+    users: dict[str, list[Installed]] = {}
+    for one in store.all():
+        users.setdefault(one.record.virtualenv, []).append(one)
+    found = [_measure(store, key, users.pop(key, [])) for key in store.virtualenvs.names()]
+    found += [_lost(one) for ones in users.values() for one in ones]
+    stale = [
+        Cached(path, "unfinished", space_of(path), datetime.fromtimestamp(path.stat().st_mtime, UTC))
+        for path in store.stale()
+    ]
+    return sorted(found, key=lambda each: each.last_used, reverse=True) + stale
+
+
+def _measure(store: EnvironmentStore, key: str, users: list[Installed]) -> Cached:
+    state: State = "ok" if users else "unreferenced"
+    if not store.virtualenvs.works(key):
+        state = "broken"
+    path = store.virtualenvs.root / key
+    return Cached(path, state, space_of(path), store.virtualenvs.last_used(key), tuple(users))
+
+
+def _lost(one: Installed) -> Cached:
+    """Return an installed environment whose virtual environment is not there."""
+    return Cached(one.path, "broken", space_of(one.path), one.record.installed_at, (one,))
+
+
+def prunable(found: list[Cached], unused_for: timedelta | None, now: datetime) -> list[Cached]:
+    """Return what can go: broken, unfinished, unreferenced, and with `unused_for` what was not used so long.
+
+    A virtual environment that nothing uses yet may belong to an installation that runs now: it stays a while.
+    """
+    return [
+        each
+        for each in found
+        if each.state in ("broken", "unfinished")
+        or (each.state == "unreferenced" and now - each.last_used > _SETTLED)
+        or (unused_for is not None and now - each.last_used > unused_for)
+    ]
+
+
+def prune(store: EnvironmentStore, chosen: list[Cached]) -> list[Cached]:
+    """Remove what was chosen, with the environments installed in it; returns what went.
+
+    What an installation holds at this moment stays.
+    """
+    gone = []
+    for each in chosen:
+        if each.state == "unfinished":
+            shutil.rmtree(each.path, ignore_errors=True)
+        else:
+            for one in each.users:
+                with store.locked(one.name), contextlib.suppress(FileNotFoundError):
+                    store.remove(one)
+            if each.path.parent == store.virtualenvs.root and each.path.exists():
+                store.virtualenvs.remove(each.path.name)
+        if not each.path.exists():
+            gone.append(each)
+    return gone

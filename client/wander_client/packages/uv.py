@@ -56,7 +56,7 @@ def run_uv(arguments: Sequence[str], *, doing: str, environ: Mapping[str, str] |
             code="index_unreachable",
             detail=said,
         )
-    raise ClientError(f"{doing} failed", detail=said, code="uv_failed", hint="uv's own words are above")
+    raise ClientError(f"{doing} failed", detail=said, code="uv_failed", hint="see the output of uv above")
 
 
 def index_arguments(environ: Mapping[str, str] | None = None) -> list[str]:
@@ -89,7 +89,7 @@ def pip_options(environ: Mapping[str, str]) -> dict[str, list[str]]:
             parser.read(path, encoding="utf-8")
         except (configparser.Error, UnicodeDecodeError) as error:
             raise ClientError(
-                f"`{path}` is no pip configuration", hint="correct it", detail=str(error)
+                f"`{path}` is not a pip configuration", hint="correct it", detail=str(error)
             ) from error
     for section in ("global", "install"):
         if parser.has_section(section):

@@ -55,7 +55,7 @@ class Opponent:
             if line["position"]:
                 self._output.line()
                 self._output.line(line["position"])
-            if not await self._decided(line["pending"]):
+            if not await self._decide(line["pending"]):
                 return None
 
     async def _played(self) -> Rollout:
@@ -72,7 +72,7 @@ class Opponent:
             show_message(message, self._output)
         self._shown = len(messages)
 
-    async def _decided(self, options: list[Any]) -> bool:
+    async def _decide(self, options: list[Any]) -> bool:
         """Ask until a choice was made or taken back; False when the person left."""
         by_word = {str(option): option for option in options}
         self._output.line(f"your choice: {', '.join(by_word)}", style="bold")

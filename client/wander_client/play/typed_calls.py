@@ -87,7 +87,7 @@ def parse_call(line: str, tools: Sequence[Schema]) -> TypedCall:
     if not known:
         raise UsageError("this environment offers no tools", hint="type your answer")
     if not name:
-        raise UsageError("`/call` names no tool", hint=f"write `{example_call(tools[0])}`")
+        raise UsageError("`/call` needs the name of a tool", hint=f"write `{example_call(tools[0])}`")
     if name not in known:
         raise UsageError(
             f"there is no tool `{name}`",
@@ -117,10 +117,10 @@ def _json_object(text: str) -> dict[str, Any]:
         found = json.loads(text)
     except ValueError as error:
         raise UsageError(
-            f"the arguments are no JSON: {error}", hint='write `{"name": "value"}`, or `name=value` words'
+            f"the arguments are not JSON: {error}", hint='write `{"name": "value"}`, or `name=value` words'
         ) from error
     if not isinstance(found, dict):
-        raise UsageError("the arguments are no JSON object", hint='write `{"name": "value"}`')
+        raise UsageError("the arguments are not a JSON object", hint='write `{"name": "value"}`')
     return found
 
 
@@ -137,7 +137,8 @@ def _pair(word: str, fields: Mapping[str, Any], tool: Schema) -> tuple[str, Any]
     key, equals, value = word.partition("=")
     if not equals or not key:
         raise UsageError(
-            f"`{word}` is not name=value", hint=f"write `{example_call(tool)}`; text with spaces in quotes"
+            f"`{word}` is not of the form name=value",
+            hint=f"write `{example_call(tool)}`; text with spaces in quotes",
         )
     if type_name(fields.get(key, {})) == "string":
         return key, value

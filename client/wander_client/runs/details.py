@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 _BLOCK = 1 << 20
 
 
-def pinned(manifest: RunManifest) -> Iterator[tuple[str, str]]:
+def list_pinned(manifest: RunManifest) -> Iterator[tuple[str, str]]:
     """Yield what a run pinned as (name, value), the unset left out."""
     environment, model = manifest.environment, manifest.model
     yield "kind", manifest.kind
@@ -105,7 +105,7 @@ def file_rows(files: list[dict[str, Any]]) -> list[list[Cell]]:
     return rows + inner_rows
 
 
-def standing(found: FoundRun) -> dict[str, Any]:
+def describe_standing(found: FoundRun) -> dict[str, Any]:
     """Return digest and place of a run, and of one on the hub its level, why, by whom and where."""
     from wander_client.errors import NotFound
     from wander_client.hub.posting import files_of, packed

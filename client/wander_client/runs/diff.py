@@ -57,7 +57,7 @@ class RunDiff:
     """Rollouts that the second run does not have."""
     only_after: int = 0
     other_questions: list[str] = field(default_factory=list)
-    """Of split and arguments those that differ: then examples of one id may ask something else."""
+    """Of split and arguments those that differ: then examples of the same id may differ."""
     changed: list[RewardChange] = field(default_factory=list)
     """Sorted: the largest loss first."""
     first_key: Key | None = None

@@ -81,7 +81,7 @@ def posted_rows(context: Invocation, environment: str | None) -> Iterator[dict[s
                 return
 
 
-def run_sorted(rows: list[dict[str, Any]], word: str) -> list[dict[str, Any]]:
+def sort_runs(rows: list[dict[str, Any]], word: str) -> list[dict[str, Any]]:
     """Return rows by a field of `SORTED_BY`; `-reward` means the highest first, and nothing comes last."""
     name = word.removeprefix("-")
     if name not in SORTED_BY:
@@ -105,7 +105,7 @@ def moment(text: str) -> datetime:
     return when if when.tzinfo else when.replace(tzinfo=UTC)
 
 
-def checked_level(word: str) -> str:
+def require_level(word: str) -> str:
     """Return a verification level; raise a `UsageError` for another word."""
     from wander.wire import VerificationLevel
 

@@ -222,9 +222,9 @@ class Output:
             asked = question.rstrip(":? ")
             if flag == "--yes":  # a question that wants to be confirmed is a sentence, not a thing
                 raise UsageError(
-                    f"nobody can be asked here: {asked[:1].lower()}{asked[1:]}", hint=f"pass `{flag}`"
+                    f"there is no terminal to ask on: {asked[:1].lower()}{asked[1:]}", hint=f"pass `{flag}`"
                 )
-            raise UsageError(f"{asked} is needed and this is no terminal", hint=f"pass `{flag}`")
+            raise UsageError(f"{asked} is needed and there is no terminal to ask on", hint=f"pass `{flag}`")
         if secret:
             from getpass import getpass
 

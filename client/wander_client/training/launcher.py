@@ -16,12 +16,12 @@ if TYPE_CHECKING:
     from wander.train.config import GRPOSettings
 
 
-def told_elsewhere() -> bool:
+def is_told_elsewhere() -> bool:
     """Return whether the first process tells of the failure that ends this one, once it has."""
     return joined_world().outlast_main()
 
 
-def agreed_folder(folder: Path, settings: GRPOSettings) -> Path:
+def agree_on_folder(folder: Path, settings: GRPOSettings) -> Path:
     """Return the first process's folder: each made a name of its own, from its own clock."""
     if not is_launched():
         return folder
@@ -32,6 +32,6 @@ def require_alone(what: str) -> None:
     """Raise `UsageError` for what one process runs: `what` begins the sentence."""
     if is_launched():
         raise UsageError(
-            f"{what} one process runs",
+            f"{what} needs a single process",
             hint="run it without `torchrun` or `accelerate launch`; several processes share one run of GRPO",
         )

@@ -79,14 +79,14 @@ def new_command(
         return None
     if parse_arguments(list(arguments), None):
         raise UsageError(
-            "phases have their arguments in the file", hint="write `--set environment.arguments.KEY=VALUE`"
+            "phases take their arguments from the file", hint="write `--set environment.arguments.KEY=VALUE`"
         )
     if model and given["model"]["path"] not in {_begins_with(phase) for phase in phases}:
         raise UsageError(
-            f"no phase of `{config}` begins with a model from elsewhere",
+            f"no phase of `{config}` starts from a model that you give",
             hint="leave it out, or remove the phases that make the model",
         )
-    require_alone(f"`{config}` has phases, which")
+    require_alone(f"`{config}` has phases and")
     location = locate(context, environment)
     return PhasedCommand(
         environment=exact_name(location),
@@ -118,7 +118,7 @@ def _full_path(model: str) -> str:
     return model if model.startswith(PHASE) else model_path(model)
 
 
-def stored_command(folder: Path) -> PhasedCommand | None:
+def read_command(folder: Path) -> PhasedCommand | None:
     """Return the command that a run with phases was started with; None for a run without."""
     path = folder / COMMAND_FILE
     if not path.is_file() or b'"phases"' not in path.read_bytes():
@@ -171,7 +171,7 @@ class PhasedRun:
 
     def _run_phase(self, phase: Phase, title: str) -> Outcome:
         folder = self.folders[phase.name]
-        self._context.output.note(f"{title}: {described(phase)}\nsaving to {folder}")
+        self._context.output.note(f"{title}: {describe_phase(phase)}\nsaving to {folder}")
         if isinstance(phase, RolloutsPhase):
             return self._play(phase, folder)
         if isinstance(phase, ModelPhase):
@@ -221,11 +221,11 @@ class PhasedRun:
             listeners = evaluations.Listeners(on_progress=on_progress)
             result = asyncio.run(evaluations.run_alone(evaluation, listeners))
         if result.interrupted:
-            raise self._interrupted(f"{result.summary.rollouts} of {result.summary.expected} rollouts")
+            raise self._interruption(f"{result.summary.rollouts} of {result.summary.expected} rollouts")
         if result.summary.failed == result.summary.rollouts:
             raise evaluations.all_failed(result)
         self._keep_rows(phase, folder)
-        return self._finished(folder, 0)
+        return self._finish(folder, 0)
 
     def _keep_rows(self, phase: RolloutsPhase, folder: Path) -> None:
         from wander.evals.store.folder import RunFolder
@@ -244,7 +244,7 @@ class PhasedRun:
         dropped = ", ".join(f"{count} {reason}" for reason, count in sorted(report.dropped.items()))
         if not rows:
             raise ClientError(
-                f"nothing is left of the {report.rollouts} rollouts of phase `{phase.name}`: {dropped}",
+                f"the filter dropped all {report.rollouts} rollouts of phase `{phase.name}`: {dropped}",
                 hint=f"`wander view {folder}` shows them; ask for less in `[phases.filter]`",
             )
         write_rows(rows, folder / ROWS)
@@ -264,7 +264,7 @@ class PhasedRun:
         size = TinySize.of_width(tiny.hidden, tiny.layers, tiny.vocabulary, characters=tiny.characters)
         shutil.rmtree(folder / "model", ignore_errors=True)  # of a phase that was killed before it ended
         create_tiny(texts, folder / "model", seed=tiny.seed, size=size)
-        return self._finished(folder, 0)
+        return self._finish(folder, 0)
 
     def _tune(self, phase: SFTPhase, folder: Path) -> Outcome:
         from wander.train.data import read_rows
@@ -285,11 +285,11 @@ class PhasedRun:
                 resume=resume,
             )
         if result.interrupted:
-            raise self._interrupted(f"{result.steps} steps of phase `{phase.name}`")
+            raise self._interruption(f"{result.steps} steps of phase `{phase.name}`")
         if result.too_long:
             most = settings.batch.max_length
             self._context.output.warn(f"{result.too_long} rows exceed {most} tokens and were left out")
-        return self._finished(folder, result.steps)
+        return self._finish(folder, result.steps)
 
     def _train(self, phase: GRPOPhase, folder: Path) -> Outcome:
         settings = with_model(phase.settings, self._model(phase.settings.model.path))
@@ -304,18 +304,18 @@ class PhasedRun:
                 self._context, command, folder, display.show, resume=(folder / "run.json").exists()
             )
         if result.interrupted:
-            raise self._interrupted(f"{result.steps} steps of phase `{phase.name}`")
+            raise self._interruption(f"{result.steps} steps of phase `{phase.name}`")
         draw_curves(folder, command, self._context.output)
         outcome = read_outcome(folder)
         assert outcome is not None
         return outcome
 
-    def _finished(self, folder: Path, steps: int) -> Outcome:
+    def _finish(self, folder: Path, steps: int) -> Outcome:
         outcome = Outcome(steps=steps, finished=True)
         write_outcome(folder, outcome)
         return outcome
 
-    def _interrupted(self, kept: str) -> Interrupted:
+    def _interruption(self, kept: str) -> Interrupted:
         return Interrupted(
             f"interrupted; {kept} are kept in `{self.folder}`", hint=f"go on with `{self.resume_command}`"
         )
@@ -329,7 +329,7 @@ class PhasedRun:
             return
         model = made_model(self.folders[makers[-1].name])
         with replaced_folder(self.folder / "model") as made:
-            shutil.copytree(model, made, dirs_exist_ok=True, copy_function=_linked)
+            shutil.copytree(model, made, dirs_exist_ok=True, copy_function=_link)
 
     @property
     def last_folder(self) -> Path:
@@ -343,7 +343,7 @@ class PhasedRun:
         return made if made.is_dir() else None
 
 
-def _linked(source: str, target: str) -> None:
+def _link(source: str, target: str) -> None:
     """Give a file a second name, which costs no space; copy it where that cannot be."""
     try:
         os.link(source, target)
@@ -351,7 +351,7 @@ def _linked(source: str, target: str) -> None:
         shutil.copy2(source, target)
 
 
-def described(phase: Phase) -> str:
+def describe_phase(phase: Phase) -> str:
     """Return what a phase is about to do, in words."""
     if isinstance(phase, RolloutsPhase):
         players = phase.settings.rollouts

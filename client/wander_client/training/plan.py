@@ -43,7 +43,7 @@ def show_plan(
     context: Invocation, environment: str, phases: Sequence[Phase], sandbox: SandboxPolicy | None
 ) -> None:
     """Load the environment with the arguments of each phase, and print what would be done."""
-    planned = asyncio.run(_planned(context, environment, phases, sandbox))
+    planned = asyncio.run(_plan(context, environment, phases, sandbox))
     tokens = [each.tokens_at_most for each in planned]
     rollouts = sum(each.rollouts + each.evaluation_rollouts for each in planned)
     limit = None if None in tokens else sum(each or 0 for each in tokens)
@@ -79,7 +79,7 @@ def show_plan(
     output.answer(data, show)
 
 
-async def _planned(
+async def _plan(
     context: Invocation, environment: str, phases: Sequence[Phase], sandbox: SandboxPolicy | None
 ) -> list[PlannedWork]:
     location = locate(context, environment)
@@ -93,7 +93,7 @@ async def _planned(
                 turns[key] = turns_of(opened.handle.info)
         return turns[key]
 
-    return [await _planned_phase(phase, most_turns) for phase in phases]
+    return [await _plan_phase(phase, most_turns) for phase in phases]
 
 
 def turns_of(info: EnvironmentInfo) -> int | None:
@@ -101,7 +101,7 @@ def turns_of(info: EnvironmentInfo) -> int | None:
     return 1 if info.kind == "single_turn" else info.max_turns if (info.max_turns or 0) > 0 else None
 
 
-async def _planned_phase(phase: Phase, most_turns: Any) -> PlannedWork:
+async def _plan_phase(phase: Phase, most_turns: Any) -> PlannedWork:
     settings = phase.settings.model_dump(mode="json")
     if isinstance(phase, RolloutsPhase):
         players = phase.settings.rollouts
@@ -114,11 +114,11 @@ async def _planned_phase(phase: Phase, most_turns: Any) -> PlannedWork:
         steps = phase.settings.schedule.steps or None
         return PlannedWork(phase.name, phase.kind, phase.settings.model.path, steps, 0, 0, 0, settings)
     if isinstance(phase, GRPOPhase):
-        return await _planned_grpo(phase, settings, most_turns)
+        return await _plan_grpo(phase, settings, most_turns)
     return PlannedWork(phase.name, phase.kind, "nothing", 0, 0, 0, 0, settings)
 
 
-async def _planned_grpo(phase: GRPOPhase, shown: dict[str, Any], most_turns: Any) -> PlannedWork:
+async def _plan_grpo(phase: GRPOPhase, shown: dict[str, Any], most_turns: Any) -> PlannedWork:
     from wander.train.rollouts.environments import choices_of
 
     settings = phase.settings
@@ -129,7 +129,7 @@ async def _planned_grpo(phase: GRPOPhase, shown: dict[str, Any], most_turns: Any
     if (whole := settings.sampling.max_rollout_tokens) is not None:
         per_rollout = min(per_rollout or whole, whole)
     tokens = _product(rollouts, per_rollout)
-    evaluated, evaluation_tokens = await _planned_evaluations(settings, most_turns)
+    evaluated, evaluation_tokens = await _plan_evaluations(settings, most_turns)
     return PlannedWork(
         phase.name,
         phase.kind,
@@ -142,7 +142,7 @@ async def _planned_grpo(phase: GRPOPhase, shown: dict[str, Any], most_turns: Any
     )
 
 
-async def _planned_evaluations(settings: GRPOSettings, most_turns: Any) -> tuple[int, int | None]:
+async def _plan_evaluations(settings: GRPOSettings, most_turns: Any) -> tuple[int, int | None]:
     """Return how many rollouts the evaluations play, and their tokens at most."""
     section = settings.evaluation
     if section.every == 0:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -18,10 +18,12 @@ from wander.types import Record
 from wander_client.environments.location import Location, locate, parse_arguments
 from wander_client.errors import ClientError, NotFound, UsageError
 from wander_client.models.reference import require_no_slip
+from wander_client.models.server import ServeChoice, served
 from wander_client.runs.lookup import require_kind, resumable_folder
 from wander_client.training.environments import TrainingEnvironments
 
 if TYPE_CHECKING:
+    from wander.train.config import InferenceSection
     from wander.train.grpo import GRPOResult
     from wander.train.records.outcome import Stopped
     from wander.train.rollouts.environments import EnvironmentChoice
@@ -67,7 +69,7 @@ def new_command(
     )
     if settings.environments and arguments:
         raise UsageError(
-            "with `[[environments]]` each has its own arguments", hint="write them there instead of `--arg`"
+            "each of `[[environments]]` has its own arguments", hint="write them there instead of `--arg`"
         )
     settings = settings.model_copy(update={"environment": section})
     settings = with_model(exactly_named(context, settings), model_path(settings.model.path))
@@ -97,14 +99,14 @@ def exact_name(location: Location) -> str:
     return str(location.installed.name) if location.installed else str(location.folder)
 
 
-def stored_command(folder: Path) -> TrainingCommand:
+def read_command(folder: Path) -> TrainingCommand:
     """Return the command a run was started with."""
     path = folder / COMMAND_FILE
     try:
         return TrainingCommand.model_validate_json(path.read_bytes())
     except FileNotFoundError:
         raise NotFound(
-            f"`{folder}` is no training run of `wander train`",
+            f"`{folder}` is not a run of `wander train`",
             hint="`wander runs` lists the runs here",
             code="no_run",
         ) from None
@@ -138,16 +140,16 @@ def model_path(name: str) -> str:
     return name.removeprefix("hf:")
 
 
-def begun_model(context: Invocation, model: str | None, started_from: str | None) -> str | None:
+def choose_model(context: Invocation, model: str | None, started_from: str | None) -> str | None:
     """Return the model that `--model` or `--from` names; raises `UsageError` when both do."""
     if started_from is None:
         return model
     if model is not None:
-        raise UsageError("`--from` and `--model` both name the weights to begin with: pass one")
-    return started_model(context, started_from)
+        raise UsageError("`--from` and `--model` both name the weights to start from: pass only one")
+    return find_weights(context, started_from)
 
 
-def started_model(context: Invocation, word: str) -> str:
+def find_weights(context: Invocation, word: str) -> str:
     """Return the weights that `--from RUN[@STEP]` means: a checkpoint's, or those that the run ended with.
 
     `RUN` alone is its best where it kept one, `RUN@last` always those of its end.
@@ -193,7 +195,7 @@ def require_unfinished(folder: Path) -> None:
     if outcome is not None and outcome.finished:
         raise UsageError(
             f"`{folder}` is finished: it has {outcome.steps} steps",
-            hint=f"train on from its weights with `wander train ENVIRONMENT CONFIG --from {folder}`",
+            hint=f"continue from its weights with `wander train ENVIRONMENT CONFIG --from {folder}`",
             code="finished",
         )
 
@@ -210,8 +212,6 @@ def run_training(
 ) -> GRPOResult:
     """Train, with the environment in a process of its own."""
     from wander.train.grpo import train_grpo
-
-    from wander_client.training.server import training_server
 
     environments = TrainingEnvironments(
         context,
@@ -280,3 +280,37 @@ class StepLines:
         self._bar.total = entry["steps"]
         known = [name for name in self.metrics if isinstance(entry.get(name), int | float)]
         self._bar.update(entry["step"], "  ".join(f"{name} {entry[name]:.3f}" for name in known))
+
+
+DEV_MODE = {"VLLM_SERVER_DEV_MODE": "1"}
+"""Opens the endpoints that take weights; the server listens on loopback only."""
+
+
+@contextlib.contextmanager
+def training_server(context: Invocation, checkpoint: Path, section: InferenceSection) -> Iterator[str]:
+    """Serve a checkpoint until the block ends, and yield the server's address."""
+    from wander.train.rollouts.source import LoopThread
+
+    choice = ServeChoice(
+        arguments=server_arguments(section), python=section.python, environment=tuple(DEV_MODE.items())
+    )
+    thread = LoopThread()
+    serving = served(context, str(checkpoint), choice, log_path=checkpoint.parent / "server.log")
+    try:
+        server = thread.run(serving.__aenter__())
+        try:
+            yield server.base_url
+        finally:
+            thread.run(serving.__aexit__(None, None, None))
+    finally:
+        thread.close()
+
+
+def server_arguments(section: InferenceSection) -> tuple[str, ...]:
+    """Return what a server is started with so that it can be trained with; the settings' own come last."""
+    arguments = ["--logprobs-mode", "processed_logprobs", "--enable-prompt-tokens-details"]
+    if section.sync == "nccl":
+        arguments += ["--weight-transfer-config", '{"backend": "nccl"}']
+    if section.sleep:
+        arguments += ["--enable-sleep-mode", "--gpu-memory-utilization", str(section.memory)]
+    return (*arguments, *section.arguments)

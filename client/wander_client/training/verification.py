@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from wander_client.errors import FAILED, OK, PARTIAL
 from wander_client.training.environments import TrainingEnvironments
 from wander_client.training.launcher import require_alone
-from wander_client.training.run import StepLines, stored_command
+from wander_client.training.run import StepLines, read_command
 
 if TYPE_CHECKING:
     from wander.train.verify import TrainingVerification
@@ -27,8 +27,8 @@ def verify_run(context: Invocation, run: Path, steps: int | None) -> int:
     """
     from wander.train.verify import verify_training
 
-    require_alone("`--verify` repeats a run, which")
-    command = stored_command(run)
+    require_alone("`--verify`")
+    command = read_command(run)
     environments = TrainingEnvironments(
         context,
         command.environment,

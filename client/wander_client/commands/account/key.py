@@ -20,7 +20,7 @@ app = command_app(
 
 @app.command()
 def new(
-    name: Annotated[str | None, typer.Option(help="what to call it  [default: this machine's name]")] = None,
+    name: Annotated[str | None, typer.Option(help="name of the key  [default: this machine's name]")] = None,
 ) -> None:
     """Make this machine's key, if it has none, and register it on the hub.
 
@@ -74,9 +74,9 @@ def list_keys() -> None:
 
 @app.command()
 def remove(
-    fingerprint: Annotated[str, typer.Argument(help="its beginning, as `wander key list` shows it")],
+    fingerprint: Annotated[str, typer.Argument(help="first characters, as `wander key list` shows them")],
 ) -> None:
-    """Revoke a key on the hub: it signs nothing any more, and runs that it signed say so.
+    """Revoke a key on the hub. It can sign no more runs, and the runs it signed say that it was revoked.
 
     \b
     wander key remove 1f0c2d3e

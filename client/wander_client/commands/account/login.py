@@ -29,10 +29,10 @@ def login(
         Path | None, typer.Option("--token-file", help="read the token from a file")
     ] = None,
     wait: Annotated[
-        float, typer.Option(min=0, help="seconds to wait for the file and for a hub that is starting")
+        float, typer.Option(min=0, help="seconds to wait for the file and for a hub that is starting up")
     ] = 0,
 ) -> None:
-    """Store a hub's token, checked at once.
+    """Store a hub's token after checking it.
 
     \b
     wander login
@@ -44,7 +44,9 @@ def login(
     here = current()
     hub = here.settings.hub
     if token_stdin and token_file is not None:
-        raise UsageError("the token comes from one place", hint="pass `--token-stdin` or `--token-file FILE`")
+        raise UsageError(
+            "the token can come from one place only", hint="pass `--token-stdin` or `--token-file FILE`"
+        )
     if token_file is not None:
         token, who = _from_file(token_file, time.monotonic() + wait)
     else:
@@ -53,18 +55,18 @@ def login(
         token = (
             sys.stdin.readline().strip() if token_stdin else here.output.ask(asked, flag=flags, secret=True)
         )
-        who = _checked(token)
+        who = _check(token)
     store = here.credentials
     store.set(hub, token)
     place = str(store.path)
     here.output.answer(
         {"hub": hub, "user": who.user, "owners": who.owners, "stored_in": place},
-        f"logged in to {hub} as {who.user} (may publish as {', '.join(who.owners) or 'nobody yet'})",
+        f"logged in to {hub} as {who.user} (may publish as {', '.join(who.owners) or 'no owner yet'})",
     )
     here.output.note(f"token stored in {place}, readable by you alone")
 
 
-def _checked(token: str) -> Whoami:
+def _check(token: str) -> Whoami:
     """Return whose token it is, as the hub says."""
     here = current()
     if not token:
@@ -87,7 +89,7 @@ def _from_file(path: Path, deadline: float) -> tuple[str, Whoami]:
                     code="file_not_found",
                 )
             token = path.read_text(encoding="utf-8", errors="replace").strip()
-            return token, _checked(token)
+            return token, _check(token)
         except ClientError:  # also a token of the hub that was here before
             if time.monotonic() >= deadline:
                 raise

@@ -46,10 +46,10 @@ def list_members(target: Target) -> None:
 @app.command()
 def add(
     target: Target,
-    user: Annotated[str, typer.Argument(help="whom")],
+    user: Annotated[str, typer.Argument(help="user name")],
     role: Annotated[str, typer.Option(help="reader, maintainer or owner")] = "maintainer",
 ) -> None:
-    """Give somebody a role, or another one.
+    """Give somebody a role, or change it.
 
     \b
     wander owner add acme ada --role owner
@@ -64,8 +64,8 @@ def add(
 
 
 @app.command()
-def remove(target: Target, user: Annotated[str, typer.Argument(help="whom")]) -> None:
-    """Take somebody's role.
+def remove(target: Target, user: Annotated[str, typer.Argument(help="user name")]) -> None:
+    """Remove somebody's role.
 
     \b
     wander owner remove acme ada
@@ -80,8 +80,8 @@ def remove(target: Target, user: Annotated[str, typer.Argument(help="whom")]) ->
 @app.command()
 def transfer(
     environment: Environment,
-    owner: Annotated[str, typer.Argument(help="the new owner, where you may publish")],
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="do not ask")] = False,
+    owner: Annotated[str, typer.Argument(help="new owner, for whom you may publish")],
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="do not ask for confirmation")] = False,
 ) -> None:
     """Give an environment to another owner. The old address leads to the new one.
 
@@ -98,7 +98,7 @@ def transfer(
 def rename(
     environment: Environment,
     name: Annotated[str, typer.Argument(help="the new name")],
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="do not ask")] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="do not ask for confirmation")] = False,
 ) -> None:
     """Give an environment another name. The old address leads to the new one.
 
@@ -127,7 +127,7 @@ def visibility(
 
     here = current()
     if choice not in ("private", "public"):
-        raise UsageError(f"`{choice}` is no visibility", hint="write `private` or `public`")
+        raise UsageError(f"`{choice}` is not a visibility", hint="write `private` or `public`")
     private = choice == "private"
     with here.hub(login=True) as hub:
         if "/" not in target:
@@ -164,7 +164,7 @@ def _role(word: str) -> Role:
         "owner": "owner",
     }
     if word not in roles:
-        raise UsageError(f"`{word}` is no role", hint=f"write one of {', '.join(roles)}")
+        raise UsageError(f"`{word}` is not a role", hint=f"write one of {', '.join(roles)}")
     return roles[word]
 
 

@@ -26,14 +26,14 @@ DEFAULT_DAYS = 90
 
 @app.command()
 def new(
-    name: Annotated[str, typer.Argument(help="what it is for")],
+    name: Annotated[str, typer.Argument(help="what the token is for")],
     scope: Annotated[
         list[str] | None, typer.Option(help="read, results, publish or manage (repeatable)  [default: read]")
     ] = None,
     target: Annotated[
-        str | None, typer.Option("--for", help="owner or owner/name it is good for  [default: all of yours]")
+        str | None, typer.Option("--for", help="owner or owner/name it is valid for  [default: all of yours]")
     ] = None,
-    days: Annotated[int, typer.Option(min=1, max=3650, help="until it expires")] = DEFAULT_DAYS,
+    days: Annotated[int, typer.Option(min=1, max=3650, help="days until it expires")] = DEFAULT_DAYS,
     never_expires: Annotated[bool, typer.Option("--never-expires", help="until it is revoked")] = False,
 ) -> None:
     """Make a token and print it, once.
@@ -54,7 +54,7 @@ def new(
     words = scope or ["read"]
     scopes = [one for one in TOKEN_SCOPES if one in words]
     if unknown := sorted(set(words) - set(scopes)):
-        raise UsageError(f"`{unknown[0]}` is no scope", hint=f"choose from {', '.join(TOKEN_SCOPES)}")
+        raise UsageError(f"`{unknown[0]}` is not a scope", hint=f"choose from {', '.join(TOKEN_SCOPES)}")
     try:
         wanted = NewToken(name=name, scopes=scopes, target=target, days=None if never_expires else days)
     except ValidationError as error:
@@ -99,7 +99,7 @@ def list_tokens() -> None:
 
 @app.command()
 def revoke(
-    prefix: Annotated[str, typer.Argument(help="its beginning, as `wander token list` shows it")],
+    prefix: Annotated[str, typer.Argument(help="first characters, as `wander token list` shows them")],
 ) -> None:
     """End a token at once.
 

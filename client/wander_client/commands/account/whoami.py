@@ -10,7 +10,7 @@ app = command_app()
 
 @app.command()
 def whoami() -> None:
-    """Say whose token is in use, on which hub.
+    """Show whose token is in use, and on which hub.
 
     \b
     wander whoami
@@ -24,7 +24,7 @@ def whoami() -> None:
 
     def show() -> None:
         here.output.line(f"{who.user} on {here.settings.hub}" + (" (administrator)" if who.admin else ""))
-        here.output.line(f"may publish as: {', '.join(who.owners) or 'nobody yet'}")
+        here.output.line(f"may publish as: {', '.join(who.owners) or 'no owner yet'}")
         here.output.line(f"token: {who.token.name} ({who.token.prefix}...) from {origin}")
         target = f" on {who.token.target}" if who.token.target else ""
         until = f", until {who.token.expires_at:%Y-%m-%d}" if who.token.expires_at else ""

@@ -12,7 +12,7 @@ from wander_client.terminal.command import command_app
 if TYPE_CHECKING:
     from datetime import datetime
 
-    from wander_client.packages.disk_use import Cached
+    from wander_client.packages.store import Cached
 
 app = command_app(help="See and prune the virtual environments of installed environments.", group=True)
 
@@ -28,11 +28,10 @@ def list_cached() -> None:
     Environments that are locked to the same packages share one. `frees` is what removing it gives back: most
     files are links into the cache of uv, which `uv cache prune` empties.
     """
-    from wander_client.packages.disk_use import cached_in
-    from wander_client.packages.store import EnvironmentStore
+    from wander_client.packages.store import EnvironmentStore, list_cached
 
     here = current()
-    found = cached_in(EnvironmentStore(here.settings.data_dir, here.output.warn))
+    found = list_cached(EnvironmentStore(here.settings.data_dir, here.output.warn))
     if not found and here.output.human:
         here.output.note("nothing is installed")
         here.output.next("wander search")
@@ -52,9 +51,10 @@ def list_cached() -> None:
 @app.command()
 def prune(
     unused_for: Annotated[
-        float | None, typer.Option("--unused-for", min=0, help="also what was not used for so many days")
+        float | None,
+        typer.Option("--unused-for", min=0, help="also remove what was unused for this many days"),
     ] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="show what would go")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="show what would be removed")] = False,
 ) -> None:
     """Remove broken builds and virtual environments that nothing uses.
 
@@ -62,19 +62,18 @@ def prune(
     wander cache prune --dry-run
     wander cache prune --unused-for 30
 
-    With `--unused-for` environments go that were not used for so long; they are installed again when they
-    are needed. Runs stay, and so does what is being installed now.
+    `--unused-for` also removes environments that were not used for that many days; they are installed again
+    when they are needed. Runs stay, and so does what is being installed at the moment.
     """
     from datetime import UTC, datetime, timedelta
 
-    from wander_client.packages import disk_use as cached
-    from wander_client.packages.store import EnvironmentStore
+    from wander_client.packages import store as packages
 
     here = current()
-    store = EnvironmentStore(here.settings.data_dir, here.output.warn)
+    store = packages.EnvironmentStore(here.settings.data_dir, here.output.warn)
     age = None if unused_for is None else timedelta(days=unused_for)
-    chosen = cached.prunable(cached.cached_in(store), age, datetime.now(UTC))
-    gone = chosen if dry_run else cached.prune(store, chosen)
+    chosen = packages.prunable(packages.list_cached(store), age, datetime.now(UTC))
+    gone = chosen if dry_run else packages.prune(store, chosen)
     freed = sum(each.space.frees for each in gone)
 
     def show() -> None:

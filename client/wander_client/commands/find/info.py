@@ -20,7 +20,7 @@ app = command_app()
 @app.command()
 def info(
     environment: Annotated[str, typer.Argument(help="owner/name or owner/name@version")],
-    readme: Annotated[bool, typer.Option("--readme", help="print the README and nothing else")] = False,
+    readme: Annotated[bool, typer.Option("--readme", help="print only the README")] = False,
 ) -> None:
     """Show one environment or version.
 

@@ -17,10 +17,15 @@ app = command_app()
 
 @app.command()
 def install(
-    environments: Annotated[list[str], typer.Argument(help="owner/name or owner/name@version, one or more")],
-    force: Annotated[bool, typer.Option("--force", help="install again even if it is there")] = False,
+    environments: Annotated[
+        list[str], typer.Argument(help="one or more of owner/name or owner/name@version")
+    ],
+    force: Annotated[bool, typer.Option("--force", help="reinstall even if it is installed")] = False,
     no_lock: Annotated[
-        bool, typer.Option("--no-lock", help="take the packages of now; runs will say so")
+        bool,
+        typer.Option(
+            "--no-lock", help="use the newest packages instead of the locked ones (recorded in the run)"
+        ),
     ] = False,
 ) -> None:
     """Install environments, each into a virtual environment of its own.

@@ -14,11 +14,13 @@ app = command_app()
 
 @app.command()
 def search(
-    query: Annotated[str, typer.Argument(help="words to look for; none lists everything")] = "",
-    owner: Annotated[str | None, typer.Option(help="only of this owner")] = None,
-    tag: Annotated[str | None, typer.Option(help="only with this tag")] = None,
+    query: Annotated[str, typer.Argument(help="search words; without any, everything is listed")] = "",
+    owner: Annotated[str | None, typer.Option(help="only environments of this owner")] = None,
+    tag: Annotated[str | None, typer.Option(help="only environments with this tag")] = None,
     limit: Annotated[int, typer.Option(min=1, max=200, help="rows to show")] = 50,
-    cursor: Annotated[str | None, typer.Option(help="go on where `next` of the last page says")] = None,
+    cursor: Annotated[
+        str | None, typer.Option(help="cursor of the next page, from `next` of the last one")
+    ] = None,
 ) -> None:
     """Find environments on the hub.
 

@@ -28,7 +28,9 @@ app = command_app(
 )
 
 Environment = Annotated[str, typer.Argument(help="owner/name or owner/name@version")]
-Board = Annotated[str, typer.Argument(help="its name, as `wander board list` shows it, or the beginning")]
+Board = Annotated[
+    str, typer.Argument(help="name of the board, as `wander board list` shows it, or its first characters")
+]
 RunId = Annotated[str, typer.Argument(help="a run on the hub: its id, or the folder here")]
 
 
@@ -54,7 +56,7 @@ def list_boards(environment: Environment) -> None:
             f"and {more} with fewer runs; `wander leaderboard {environment} --board NAME` finds one"
         )
     if not boards:
-        here.output.note(f"{first.owner}/{first.name} {first.version} has no complete run, so no board")
+        here.output.note(f"{first.owner}/{first.name} {first.version} has no complete run and so no board")
 
 
 @app.command()
@@ -64,10 +66,11 @@ def edit(
     title: Annotated[str | None, typer.Option(help="up to 100 characters")] = None,
     description: Annotated[str | None, typer.Option(help="up to 2,000 characters")] = None,
     columns: Annotated[
-        str | None, typer.Option(help="in this order, with commas between; `usual` for the usual ones")
+        str | None,
+        typer.Option(help="columns in this order, separated by commas; `usual` for the default ones"),
     ] = None,
     pin: Annotated[
-        bool | None, typer.Option("--pin/--no-pin", help="show it first of its version's boards")
+        bool | None, typer.Option("--pin/--no-pin", help="show it before the version's other boards")
     ] = None,
 ) -> None:
     """Change a board's title, description, columns or pin; what is not named stays.
@@ -103,7 +106,7 @@ def edit(
 
 @app.command()
 def reset(environment: Environment, board: Board) -> None:
-    """Take a board's title, description, columns and pin away.
+    """Reset a board's title, description, columns and pin.
 
     \b
     wander board reset acme/wordle 1f3a5c7e
@@ -124,8 +127,8 @@ def reset(environment: Environment, board: Board) -> None:
 
 
 @app.command()
-def hide(run: RunId, reason: Annotated[str, typer.Option(help="why; shown to all")]) -> None:
-    """Keep a run off its board.
+def hide(run: RunId, reason: Annotated[str, typer.Option(help="reason, shown to everybody")]) -> None:
+    """Hide a run from its board.
 
     \b
     wander board hide RUN --reason "its author found the answers in the prompt"
@@ -163,16 +166,16 @@ def unhide(run: RunId) -> None:
 @app.command()
 def clear(
     run: RunId,
-    reason: Annotated[str | None, typer.Option(help="why it is no copy; shown to all")] = None,
-    undo: Annotated[bool, typer.Option("--undo", help="give it its mark back")] = False,
+    reason: Annotated[str | None, typer.Option(help="why it is not a copy, shown to everybody")] = None,
+    undo: Annotated[bool, typer.Option("--undo", help="restore the mark")] = False,
 ) -> None:
-    """Take the mark of a duplicate off a run, which then has the level that the hub's replays gave it.
+    """Remove a run's duplicate mark; it then has the level that the hub's replays gave it.
 
     \b
     wander board clear RUN --reason "the task has one right answer, word by word"
     wander board clear RUN --undo
 
-    Nobody clears a run of their own but the hub's administrators.
+    Only the hub's administrators may clear a run of their own.
     """
     from wander.wire.verification import ClearanceReason, RunEvidence
 
@@ -180,7 +183,7 @@ def clear(
 
     if undo == (reason is not None):
         raise UsageError(
-            "a mark is taken off with a reason, or given back", hint="write `--reason WHY`, or `--undo`"
+            "either remove the mark with a reason, or restore it", hint="write `--reason WHY`, or `--undo`"
         )
     here = current()
     with here.hub(login=True) as hub:

@@ -22,7 +22,7 @@ app = command_app()
 def compare(
     before: Annotated[str, typer.Argument(help="folder or run id: the baseline")],
     after: Annotated[str, typer.Argument(help="folder or run id")],
-    limit: Annotated[int, typer.Option(min=0, help="examples to list of each side")] = 5,
+    limit: Annotated[int, typer.Option(min=0, help="examples to list for each run")] = 5,
 ) -> None:
     """Tell whether one run does better than another, example by example.
 

@@ -65,16 +65,18 @@ def leaderboard(
     environment: Annotated[str, typer.Argument(help="owner/name or owner/name@version")],
     task_set: Annotated[str | None, typer.Option(help="digest of another task set")] = None,
     board: Annotated[str | None, typer.Option(help="another board of the version, by its name")] = None,
-    all_runs: Annotated[bool, typer.Option("--all", help="all runs, not the best of each model")] = False,
-    level: Annotated[Level | None, typer.Option(help="at least this level")] = None,
-    model: Annotated[str | None, typer.Option(help="part of the model's name")] = None,
-    since: Annotated[str | None, typer.Option(help="posted on this day (UTC) or later")] = None,
-    until: Annotated[str | None, typer.Option(help="posted before this day (UTC)")] = None,
-    sort: Annotated[Sort | None, typer.Option(help="what comes first: best, newest, least")] = None,
+    all_runs: Annotated[
+        bool, typer.Option("--all", help="all runs instead of the best of each model")
+    ] = False,
+    level: Annotated[Level | None, typer.Option(help="only runs of at least this level")] = None,
+    model: Annotated[str | None, typer.Option(help="only models whose name contains this")] = None,
+    since: Annotated[str | None, typer.Option(help="only runs posted on or after this day (UTC)")] = None,
+    until: Annotated[str | None, typer.Option(help="only runs posted before this day (UTC)")] = None,
+    sort: Annotated[Sort | None, typer.Option(help="sort order: best, newest or least first")] = None,
     limit: Annotated[int, typer.Option("-n", min=1, help="rows to show")] = 50,
-    metrics: Annotated[bool, typer.Option("--metrics", help="also every metric, and pass@k")] = False,
+    metrics: Annotated[bool, typer.Option("--metrics", help="also show every metric and pass@k")] = False,
     as_csv: Annotated[
-        str | None, typer.Option("--csv", help="write all rows to this file, or to `-`")
+        str | None, typer.Option("--csv", help="write all rows to this file (`-`: stdout)")
     ] = None,
 ) -> None:
     """Show an environment's leaderboard.
@@ -102,7 +104,7 @@ def leaderboard(
         "sort": sort.value if sort else None,
     }
     most = None if as_csv else limit
-    shown = _fetched(name.owner, name.name, name.version, task_set, board, wanted, most)
+    shown = _fetch(name.owner, name.name, name.version, task_set, board, wanted, most)
     if as_csv:
         _write_csv(shown, as_csv)
     elif here.output.json:
@@ -115,7 +117,7 @@ def leaderboard(
         here.output.next(f"wander eval {name.owner}/{name.name} -m MODEL")
 
 
-def _fetched(
+def _fetch(
     owner: str,
     name: str,
     version: str | None,

@@ -48,14 +48,20 @@ class _Game:
 @app.command()
 def play(
     environment: Annotated[str, typer.Argument(help="owner/name[@version], or ./folder")],
-    example: Annotated[int | None, typer.Option("-e", "--example", min=0, help="its position (0)")] = None,
+    example: Annotated[
+        int | None, typer.Option("-e", "--example", min=0, help="position of the example (0)")
+    ] = None,
     split: Annotated[str, typer.Option(help="eval or train")] = "eval",
-    seed: Annotated[int, typer.Option(help="the run's seed")] = 0,
-    against: Annotated[str | None, typer.Option(metavar="MODEL", help="take the environment's side")] = None,
-    opening: Annotated[str | None, typer.Option(help="against: its name (the first)")] = None,
-    hints: Annotated[str | None, typer.Option(metavar="MODEL", help="what answers `/hint`")] = None,
+    seed: Annotated[int, typer.Option(help="seed of the run")] = 0,
+    against: Annotated[
+        str | None, typer.Option(metavar="MODEL", help="model to play against, from the environment's side")
+    ] = None,
+    opening: Annotated[
+        str | None, typer.Option(help="with --against: name of the opening (the first)")
+    ] = None,
+    hints: Annotated[str | None, typer.Option(metavar="MODEL", help="model that answers `/hint`")] = None,
     base_url: Annotated[str | None, typer.Option("-b", "--base-url", help="of the model")] = None,
-    wrap: Annotated[str | None, typer.Option(help="put what you type into this text, at {}")] = None,
+    wrap: Annotated[str | None, typer.Option(help="text around what you type, which replaces {}")] = None,
     out: Annotated[Path | None, typer.Option(help="folder for the record of the game")] = None,
     argument: Annotated[list[str] | None, typer.Option("-a", "--arg", help="environment: KEY=VALUE")] = None,
     args: Annotated[str | None, typer.Option("--args", help="environment arguments, a JSON object")] = None,
@@ -164,7 +170,7 @@ async def _play_model(
         if client.left:
             return None, None
         if not client.undone:
-            return rollout, _kept(game, opened, client, rows[0], rollout)
+            return rollout, _keep(game, opened, client, rows[0], rollout)
         client.again()
 
 
@@ -192,10 +198,10 @@ async def _play_environment(
         rollout = await Opponent(opened.handle, memo, chosen, output, seed=game.seed).play()
     finally:
         await memo.settle()
-    return (None, None) if rollout is None else (rollout, _kept(game, opened, model, chosen, rollout))
+    return (None, None) if rollout is None else (rollout, _keep(game, opened, model, chosen, rollout))
 
 
-def _kept(game: _Game, opened: OpenedEnvironment, client: Client, example: Example, rollout: Rollout) -> Path:
+def _keep(game: _Game, opened: OpenedEnvironment, client: Client, example: Example, rollout: Rollout) -> Path:
     """Keep the game as a run of one rollout, and return its folder."""
     from wander.evals.exhaustive import WalkPlan
     from wander.evals.stats.summary import summarise

@@ -22,11 +22,16 @@ app = command_app()
 def post(
     run: Annotated[str | None, typer.Argument(help="folder, run id, or nothing for the newest run")] = None,
     private: Annotated[
-        bool, typer.Option("--private", help="for you and those with a role on the environment, on no board")
+        bool,
+        typer.Option(
+            "--private", help="visible only to you and those with a role on the environment; on no board"
+        ),
     ] = False,
-    sign: Annotated[bool, typer.Option("--sign", help="with this machine's key (`wander key new`)")] = False,
+    sign: Annotated[
+        bool, typer.Option("--sign", help="sign with this machine's key (`wander key new`)")
+    ] = False,
     incomplete: Annotated[
-        bool, typer.Option("--incomplete", help="post it though rollouts are missing")
+        bool, typer.Option("--incomplete", help="post even though rollouts are missing")
     ] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="show what would be sent")] = False,
 ) -> None:
@@ -72,9 +77,9 @@ def post(
             return
         detail, new = _send(parcel, private=private, sign=sign)
     if private and not detail.private:
-        here.output.warn("this run was posted before, for all to see; `wander runs withdraw` removes it")
+        here.output.warn("this run was already posted publicly; `wander runs withdraw` removes it")
     if sign and detail.signature is None:
-        here.output.warn("this run was posted before, without a signature")
+        here.output.warn("this run was already posted without a signature")
     here.output.answer(
         {**data, **detail.model_dump(mode="json", by_alias=True), "new": new}, _lines(detail, new=new)
     )

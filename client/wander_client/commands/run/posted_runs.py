@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 def publish(
     run: Annotated[str, typer.Argument(help="a private run on the hub: its id, or the folder here")],
 ) -> None:
-    """Show a private run of yours to everybody, on its leaderboard too; never back.
+    """Make a private run of yours public, on its leaderboard too. This cannot be undone.
 
     \b
     wander runs publish RUN
@@ -33,10 +33,10 @@ def publish(
 
 def withdraw(
     run: Annotated[str, typer.Argument(help="a run on the hub: its id, or the folder here")],
-    reason: Annotated[str, typer.Option(help="why; shown to all")],
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="do not ask")] = False,
+    reason: Annotated[str, typer.Option(help="reason, shown to everybody")],
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="do not ask for confirmation")] = False,
 ) -> None:
-    """Remove the rollouts of a run that you posted, for good; its manifest, digests and the reason stay.
+    """Remove the rollouts of a run you posted for good; its manifest, its digests and the reason stay.
 
     \b
     wander runs withdraw RUN --reason "evaluated with the wrong prompt"

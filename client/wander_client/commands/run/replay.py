@@ -27,10 +27,10 @@ app = command_app()
 def replay(
     run: Annotated[str | None, typer.Argument(help="folder, run id, or nothing for the newest run")] = None,
     level: Annotated[
-        str, typer.Option(help="replayed, rescored, or the highest that the environment allows")
+        str, typer.Option(help="replayed, rescored or highest (what the environment allows)")
     ] = "replayed",
     sample: Annotated[
-        int | None, typer.Option("--sample", min=1, help="play only so many rollouts, drawn at random")
+        int | None, typer.Option("--sample", min=1, help="replay only this many rollouts, drawn at random")
     ] = None,
     seed: Annotated[int, typer.Option(help="draws the sample")] = 0,
     env: Annotated[

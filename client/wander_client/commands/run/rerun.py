@@ -153,8 +153,8 @@ def _require_same_examples(original: RunManifest, run_dir: Path) -> None:
 
     if RunFolder.open(run_dir).manifest.task_set_sha256 != original.task_set_sha256:
         raise ClientError(
-            "the environment gives other examples here than it gave the run",
-            hint="`wander replay` says whether its record can be derived again at all",
+            "the environment gives different examples here than in the run",
+            hint="`wander replay` tells whether its record can be reproduced at all",
             code="other_examples",
         )
 

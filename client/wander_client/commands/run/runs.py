@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
 from wander_client.commands.run.posted_runs import publish, withdraw
-from wander_client.commands.run.run_plots import plot
 from wander_client.context import current
 from wander_client.errors import NotFound, UsageError
 from wander_client.terminal.command import command_app
 
 if TYPE_CHECKING:
     from wander.evals.export import Format
+    from wander.train.watch.plots import Across
 
     from wander_client.runs.diff import MessageDifference, RunDiff
     from wander_client.runs.found import FoundRun
@@ -36,9 +36,9 @@ def list_runs(
     ] = None,
     model: Annotated[str | None, typer.Option("--model", "-m", help="part of its name, or a pattern")] = None,
     since: Annotated[str | None, typer.Option(help="7d, 36h, 2w, or a day: 2026-01-31")] = None,
-    posted: Annotated[bool, typer.Option("--posted", help="runs on the hub instead")] = False,
+    posted: Annotated[bool, typer.Option("--posted", help="list the runs on the hub instead")] = False,
     level: Annotated[
-        list[str] | None, typer.Option(help="of this verification level, on the hub; may be repeated")
+        list[str] | None, typer.Option(help="with --posted: only of this verification level; repeatable")
     ] = None,
     sort: Annotated[
         str, typer.Option(help="started, reward, model, environment, rollouts; -reward: highest first")
@@ -57,30 +57,32 @@ def list_runs(
     from wander_client.runs.listing import (
         SORTED_BY,
         RunFilter,
-        checked_level,
         local_rows,
         moment,
         posted_rows,
-        run_sorted,
+        require_level,
+        sort_runs,
     )
 
     here = current()
     posted = posted or bool(level)
     if folder is not None and posted:
-        raise UsageError("a folder holds no posted runs", hint="leave the folder or `--posted` out")
+        raise UsageError(
+            "`--posted` lists runs of the hub, not of a folder", hint="leave the folder or `--posted` out"
+        )
     if folder is not None and not folder.is_dir():
         raise NotFound(f"there is no folder `{folder}`", hint="`wander runs` lists those of this folder")
     wanted = RunFilter(
-        environment, model, moment(since) if since else None, frozenset(map(checked_level, level or []))
+        environment, model, moment(since) if since else None, frozenset(map(require_level, level or []))
     )
     if sort.removeprefix("-") not in SORTED_BY:
-        run_sorted([], sort)  # says so before anything is read
+        sort_runs([], sort)  # says so before anything is read
     place = folder or here.settings.runs_dir
     every = posted_rows(here, environment) if posted else local_rows(place, here.output)
     rows = (row for row in every if wanted.takes(row))
-    data = list(islice(rows, limit)) if sort == "-started" else run_sorted(list(rows), sort)[:limit]
+    data = list(islice(rows, limit)) if sort == "-started" else sort_runs(list(rows), sort)[:limit]
     if not data and here.output.human:
-        here.output.note("no run on the hub is like that" if posted else f"there is no run in `{place}`")
+        here.output.note("no run on the hub matches" if posted else f"there is no run in `{place}`")
         if wanted == RunFilter():
             here.output.next("wander eval OWNER/NAME -m MODEL")
         return
@@ -125,7 +127,7 @@ def _show_list(data: list[dict[str, Any]], posted: bool) -> None:
 Run = Annotated[str | None, typer.Argument(help="folder, run id, or nothing for the newest run")]
 Runs = Annotated[list[str], typer.Argument(help="folders or run ids")]
 PassThreshold = Annotated[
-    float | None, typer.Option(help="reward from which a rollout passes, for pass@k and pass^k")
+    float | None, typer.Option(help="least reward of a rollout that passes, for pass@k and pass^k")
 ]
 
 
@@ -140,7 +142,7 @@ def show(run: Run = None, pass_threshold: PassThreshold = None) -> None:
     """
     from wander.evals.stats.breakdown import break_down
 
-    from wander_client.runs.details import file_rows, files_of, pinned, standing
+    from wander_client.runs.details import describe_standing, file_rows, files_of, list_pinned
     from wander_client.runs.found import LocalRun
     from wander_client.runs.lookup import find_run
     from wander_client.training.text import evaluation_rows, training_facts, training_lines
@@ -151,7 +153,7 @@ def show(run: Run = None, pass_threshold: PassThreshold = None) -> None:
     if found.manifest.kind == "training" and isinstance(found, LocalRun):
         training = training_facts(Path(found.place))
     breakdown = break_down(found.manifest, found.rollouts(), pass_threshold=pass_threshold, shown=0)
-    facts, files = standing(found), files_of(found)
+    facts, files = describe_standing(found), files_of(found)
     data = {
         "run_id": found.manifest.run_id,
         **facts,
@@ -174,7 +176,7 @@ def show(run: Run = None, pass_threshold: PassThreshold = None) -> None:
                 output.line()
                 output.table(*evaluation_rows(training))
         output.line()
-        for name, value in pinned(found.manifest):
+        for name, value in list_pinned(found.manifest):
             output.line(f"{name:<12} {value}")
         output.line()
         for name, value in facts.items():
@@ -223,7 +225,7 @@ def diff(
     }
     if found.other_questions:
         differ = " and ".join(found.other_questions)
-        output.warn(f"the runs differ in {differ}: examples of one id may ask something else")
+        output.warn(f"the runs differ in {differ}: examples of the same id may differ")
     output.answer(data, lambda: _show_diff(found, message, example, limit))
 
 
@@ -274,9 +276,9 @@ def export_runs(
         Path, typer.Option("--out", "-o", help="a `.jsonl` or `.parquet` file, or a new folder for a dataset")
     ],
     format: Annotated[
-        str | None, typer.Option(help="jsonl, parquet, hf; by default what the name says")
+        str | None, typer.Option(help="jsonl, parquet or hf  [default: by the file name]")
     ] = None,
-    tokens: Annotated[bool, typer.Option("--tokens", help="also token ids and log-probabilities")] = False,
+    tokens: Annotated[bool, typer.Option("--tokens", help="include token ids and log-probabilities")] = False,
 ) -> None:
     """Write rollouts as rows for other tools: JSON Lines, Parquet, or a Hugging Face dataset folder.
 
@@ -320,11 +322,9 @@ def _format(word: str | None) -> Format | None:
 @app.command()
 def report(
     runs: Runs,
-    html: Annotated[
-        Path | None, typer.Option(help="write a page with charts, which needs no network")
-    ] = None,
+    html: Annotated[Path | None, typer.Option(help="write a page with charts that needs no network")] = None,
     markdown: Annotated[bool, typer.Option("--markdown", help="print Markdown")] = False,
-    examples: Annotated[int, typer.Option(min=0, help="rollouts of either end on the page")] = 3,
+    examples: Annotated[int, typer.Option(min=0, help="best and worst rollouts to show on the page")] = 3,
     pass_threshold: PassThreshold = None,
 ) -> None:
     """Report on a run, or on several side by side, each compared with the first.
@@ -374,6 +374,53 @@ def schema(
     current().output.answer(found, json.dumps(found, indent=2, ensure_ascii=False))
 
 
-app.command()(plot)
+ACROSS = ("step", "rollouts", "hours")
+
+
+@app.command()
+def plot(
+    runs: Annotated[list[str], typer.Argument(help="folders or ids of training runs, or NAME=RUN")],
+    out: Annotated[
+        list[Path] | None, typer.Option("-o", "--out", help="a .svg, .png, .html or .json file; repeatable")
+    ] = None,
+    metric: Annotated[
+        list[str] | None, typer.Option(help="draw only this metric, such as `rewards/won`; repeatable")
+    ] = None,
+    across: Annotated[str, typer.Option("-x", help="step, rollouts or hours")] = "step",
+) -> None:
+    """Draw the curves of training runs: one in detail, or several on the same axes.
+
+    \b
+    wander runs plot runs/RUN
+    wander runs plot small=runs/A large=runs/B -o comparison.html
+    wander runs plot runs/A runs/B --metric reward --metric entropy -x rollouts -o two.png
+    """
+    from wander.train.watch.plots import draw_runs, read_plotted
+
+    from wander_client.runs.lookup import run_folder
+
+    output = current().output
+    if across not in ACROSS:
+        raise UsageError(f"`-x {across}` is unknown", hint=f"use one of {', '.join(ACROSS)}")
+    plotted, folders = [], []
+    for word in runs:
+        name, named, place = word.partition("=")
+        folder = run_folder(current(), place if named else word).path
+        folders.append(folder)
+        plotted.append(read_plotted(folder, name if named else None))
+    names = [one.name for one in plotted]
+    if twice := sorted({name for name in names if names.count(name) > 1}):
+        raise UsageError(f"two runs are called `{twice[0]}`", hint="name them: `first=RUN second=RUN`")
+    files = out or [folders[0] / "learning_curve.svg" if len(runs) == 1 else Path("comparison.svg")]
+    title = f"training run {names[0]}" if len(names) == 1 else f"{len(names)} training runs"
+    drawn = draw_runs(plotted, files, title=title, across=cast("Across", across), metrics=metric or [])
+    if not drawn:
+        output.note("there is nothing to draw yet: a curve needs two steps")
+    output.answer(
+        {"runs": names, "plots": [str(file) for file in drawn]},
+        "\n".join(str(file) for file in drawn) if drawn else None,
+    )
+
+
 app.command()(publish)
 app.command()(withdraw)

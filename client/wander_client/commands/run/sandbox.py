@@ -20,7 +20,7 @@ app = command_app("See whether the sandbox holds on this machine.", group=True)
 @app.command()
 def check(
     everything: Annotated[
-        bool, typer.Option("--all", help="list the attempts that were stopped too")
+        bool, typer.Option("--all", help="also list the attempts that were blocked")
     ] = False,
 ) -> int:
     """Make a sandbox and try to get out of it in some 150 ways.

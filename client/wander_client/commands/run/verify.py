@@ -29,15 +29,13 @@ _LONGEST_PAUSE = 5.0
 def verify(
     run: Annotated[str | None, typer.Argument(help="folder, run id, or nothing for the newest run")] = None,
     sample: Annotated[
-        int | None, typer.Option("--sample", min=1, help="play only so many rollouts, drawn at random")
+        int | None, typer.Option("--sample", min=1, help="replay only this many rollouts, drawn at random")
     ] = None,
     level: Annotated[
-        str, typer.Option(help="replayed, rescored, or the highest that the environment allows")
+        str, typer.Option(help="replayed, rescored or highest (what the environment allows)")
     ] = "highest",
-    cancel: Annotated[
-        bool, typer.Option("--cancel", help="call off what waits or runs for this run")
-    ] = False,
-    wait: Annotated[bool, typer.Option("--wait/--no-wait", help="wait until it has done so")] = True,
+    cancel: Annotated[bool, typer.Option("--cancel", help="cancel the verification of this run")] = False,
+    wait: Annotated[bool, typer.Option("--wait/--no-wait", help="wait for the result")] = True,
 ) -> int:
     """Have the hub play a posted run again from its record, in its sandbox.
 
@@ -60,16 +58,16 @@ def verify(
     here = current()
     wanted = VerificationRequest(sample=sample, level=level_sought(level))
     run_id = find_run(here, run).manifest.run_id
-    with here.hub(login=True) as hub, _posted_first(run_id, run):
+    with here.hub(login=True) as hub, _require_posted(run_id, run):
         if cancel:
-            return _called_off(hub, run_id, here.output)
+            return _cancel(hub, run_id, here.output)
         found = hub.request_verification(run_id, wanted)
         if wait:
-            found = _waited(hub, found, here.output)
+            found = _wait_for(hub, found, here.output)
         detail = hub.run(run_id)
     if found.state in ("failed", "cancelled"):
         raise ClientError(
-            f"the hub could not play `{run_id}` again: {found.error or 'it was called off'}",
+            f"the hub could not replay `{run_id}`: {found.error or 'it was cancelled'}",
             hint=f"`wander replay {run_id}` does so on this machine",
             code="verification_failed",
         )
@@ -81,7 +79,7 @@ def verify(
 
 
 @contextlib.contextmanager
-def _posted_first(run_id: str, given: str | None) -> Iterator[None]:
+def _require_posted(run_id: str, given: str | None) -> Iterator[None]:
     """Say of a run that the hub does not know that it has to be posted."""
     try:
         yield
@@ -95,12 +93,12 @@ def _posted_first(run_id: str, given: str | None) -> Iterator[None]:
         ) from error
 
 
-def _called_off(hub: HubApi, run_id: str, output: Output) -> int:
+def _cancel(hub: HubApi, run_id: str, output: Output) -> int:
     """Cancel every verification of a run that waits or runs."""
     waiting = [one for one in hub.verifications(run_id) if one.state in ("queued", "running")]
     if not waiting:
         raise NotFound(
-            f"no verification of `{run_id}` waits or runs",
+            f"no verification of `{run_id}` is pending",
             hint=f"`wander verify {run_id}` asks for one",
             code="verification_not_found",
         )
@@ -110,7 +108,7 @@ def _called_off(hub: HubApi, run_id: str, output: Output) -> int:
     return OK
 
 
-def _waited(hub: HubApi, found: VerificationInfo, output: Output) -> VerificationInfo:
+def _wait_for(hub: HubApi, found: VerificationInfo, output: Output) -> VerificationInfo:
     pause = 0.25
     try:
         with output.progress("the hub is replaying", None, unit="rollouts") as bar:

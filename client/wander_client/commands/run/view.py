@@ -27,19 +27,21 @@ SORTED_BY = {"reward": "reward", "turns": "turns", "seconds": "seconds", "tokens
 @app.command()
 def view(
     run: Annotated[str | None, typer.Argument(help="folder, run id, or nothing for the newest run")] = None,
-    rollout: Annotated[str | None, typer.Option(help="show one: its number, or EXAMPLE/INDEX")] = None,
-    failed: Annotated[bool, typer.Option("--failed", help="only those that failed")] = False,
+    rollout: Annotated[
+        str | None, typer.Option(help="show one rollout, by its number or EXAMPLE/INDEX")
+    ] = None,
+    failed: Annotated[bool, typer.Option("--failed", help="only failed rollouts")] = False,
     where: Annotated[
-        list[str] | None, typer.Option(help="only with this metric, like `lost==1`; may repeat")
+        list[str] | None, typer.Option(help="only rollouts with this metric, such as `lost==1`; repeatable")
     ] = None,
     step: Annotated[
-        int | None, typer.Option(min=0, help="of a training run: only after so many steps")
+        int | None, typer.Option(min=0, help="of a training run: only rollouts of this step")
     ] = None,
     sort: Annotated[
         str | None, typer.Option(help="reward, turns, seconds, tokens; -reward: highest first")
     ] = None,
     limit: Annotated[int, typer.Option(min=1, help="rows of the list")] = 30,
-    listed: Annotated[bool, typer.Option("--list", help="print the list, also on a terminal")] = False,
+    listed: Annotated[bool, typer.Option("--list", help="print the list even on a terminal")] = False,
 ) -> None:
     """Read the rollouts of a run, here or on the hub; on a terminal by keys (`?` tells which).
 
@@ -70,9 +72,9 @@ def view(
     if failed:
         rows = [row for row in rows if row.failure is not None]
     if where:
-        rows = _meeting(found, rows, where)
+        rows = _select_meeting(found, rows, where)
     if sort is not None:
-        rows = _sorted(rows, sort)
+        rows = _sort(rows, sort)
     shown = rows[:limit]
     data = {
         "run_id": found.manifest.run_id,
@@ -95,7 +97,7 @@ def _browse(found: FoundRun, failed: bool, sort: str | None) -> None:
     from wander_client.runs.viewer import RunViewer
 
     if sort is not None:
-        _sorted([], sort)  # refuses what rows do not have
+        _sort([], sort)  # refuses what rows do not have
         name = sort.removeprefix("-")
         sort = sort[: -len(name)] + SORTED_BY[name]
     if not current().output.color_out:
@@ -105,7 +107,7 @@ def _browse(found: FoundRun, failed: bool, sort: str | None) -> None:
         raise KeyboardInterrupt
 
 
-def _meeting(found: FoundRun, rows: list[RolloutRow], where: list[str]) -> list[RolloutRow]:
+def _select_meeting(found: FoundRun, rows: list[RolloutRow], where: list[str]) -> list[RolloutRow]:
     """Return the rows whose rollouts were scored and meet every condition."""
     from wander.train.data import Condition
 
@@ -139,7 +141,7 @@ def _number_of(found: FoundRun, word: str) -> int:
     )
 
 
-def _sorted(rows: list[RolloutRow], word: str) -> list[RolloutRow]:
+def _sort(rows: list[RolloutRow], word: str) -> list[RolloutRow]:
     name = word.removeprefix("-")
     if name not in SORTED_BY:
         raise UsageError(f"rows have no `{name}`", hint=f"sort by one of {', '.join(SORTED_BY)}")

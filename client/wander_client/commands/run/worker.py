@@ -18,15 +18,18 @@ app = command_app()
 @app.command()
 def worker(
     environment: Annotated[str, typer.Argument(help="owner/name[@version], or ./folder")],
-    listen: Annotated[str, typer.Option(metavar="HOST:PORT", help="where hosts connect")] = "127.0.0.1:7100",
-    token_file: Annotated[Path | None, typer.Option(help="holds the token that hosts must give")] = None,
+    listen: Annotated[
+        str, typer.Option(metavar="HOST:PORT", help="address that hosts connect to")
+    ] = "127.0.0.1:7100",
+    token_file: Annotated[Path | None, typer.Option(help="file with the token that hosts must send")] = None,
     workers: Annotated[
-        int | None, typer.Option(min=1, help="processes at a time (default: one a core)")
+        int | None, typer.Option(min=1, help="processes at once  [default: one per core]")
     ] = None,
     pass_env: Annotated[
-        list[str] | None, typer.Option("--pass-env", help="variable that the environment may see")
+        list[str] | None,
+        typer.Option("--pass-env", help="variable that the environment may read; repeatable"),
     ] = None,
-    log: Annotated[Path | None, typer.Option(help="takes what the environment prints")] = None,
+    log: Annotated[Path | None, typer.Option(help="file for what the environment prints")] = None,
 ) -> None:
     """Play an environment on this machine for `wander eval --worker` on another one.
 

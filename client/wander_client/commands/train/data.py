@@ -24,18 +24,31 @@ app = command_app()
 @app.command()
 def data(
     runs: Annotated[list[str], typer.Argument(help="folders or ids of runs, here or on the hub")],
-    out: Annotated[Path, typer.Option("-o", "--out", help="the file of rows")],
-    min_reward: Annotated[float | None, typer.Option(help="drop rollouts with less")] = None,
+    out: Annotated[Path, typer.Option("-o", "--out", help="file to write the rows to")],
+    min_reward: Annotated[float | None, typer.Option(help="drop rollouts with a lower reward")] = None,
     where: Annotated[
-        list[str] | None, typer.Option(help="a condition on a measure, like `lost==0`; may repeat")
+        list[str] | None,
+        typer.Option(help="keep rollouts that meet a condition, such as `lost==0`; repeatable"),
     ] = None,
-    stop_reason: Annotated[list[str] | None, typer.Option(help="keep what ended so; may repeat")] = None,
+    stop_reason: Annotated[
+        list[str] | None, typer.Option(help="keep rollouts with this stop reason; repeatable")
+    ] = None,
     whole: Annotated[bool, typer.Option("--whole", help="drop truncated rollouts")] = False,
-    near: Annotated[bool, typer.Option("--near", help="drop near repeats: the same words")] = False,
-    keep_repeats: Annotated[bool, typer.Option("--keep-repeats", help="keep equal conversations")] = False,
-    per_example: Annotated[int | None, typer.Option(min=1, help="the best so many of each example")] = None,
-    per_stratum: Annotated[int | None, typer.Option(min=1, help="the best so many of each stratum")] = None,
-    show_dropped: Annotated[int, typer.Option(min=0, help="print so many of each reason")] = 0,
+    near: Annotated[
+        bool, typer.Option("--near", help="drop near duplicates: rollouts of the same words")
+    ] = False,
+    keep_repeats: Annotated[
+        bool, typer.Option("--keep-repeats", help="keep duplicate conversations")
+    ] = False,
+    per_example: Annotated[
+        int | None, typer.Option(min=1, help="keep only this many of each example, the best")
+    ] = None,
+    per_stratum: Annotated[
+        int | None, typer.Option(min=1, help="keep only this many of each stratum, the best")
+    ] = None,
+    show_dropped: Annotated[
+        int, typer.Option(min=0, help="print this many dropped rollouts for each reason")
+    ] = 0,
 ) -> int | None:
     """Turn the rollouts of runs into training rows, and say what was dropped and why.
 

@@ -17,7 +17,7 @@ app = command_app()
 @app.command()
 def export(
     environment: Annotated[str, typer.Argument(help="owner/name[@version], or ./folder")],
-    to: Annotated[str, typer.Option("--to", metavar="prime-rl|skyrl|tinker", help="the trainer")],
+    to: Annotated[str, typer.Option("--to", metavar="prime-rl|skyrl|tinker", help="trainer to write for")],
     out: Annotated[Path, typer.Option("-o", "--out", help="folder for the adapter's package")],
     argument: Annotated[list[str] | None, typer.Option("-a", "--arg", help="environment: KEY=VALUE")] = None,
     args: Annotated[str | None, typer.Option("--args", help="environment arguments, a JSON object")] = None,

@@ -28,18 +28,18 @@ def new_model(
         str | None, typer.Option("-e", "--environment", help="owner/name[@version], or ./folder")
     ] = None,
     transcripts: Annotated[
-        list[str] | None, typer.Option("--transcripts", help="a run to take transcripts from; may repeat")
+        list[str] | None, typer.Option("--transcripts", help="run to take transcripts from; repeatable")
     ] = None,
     player: Annotated[
-        str | None, typer.Option(help="scripted:MODULE:FUNCTION that plays for the transcripts")
+        str | None, typer.Option(help="scripted:MODULE:FUNCTION that plays the transcripts")
     ] = None,
     episodes: Annotated[int, typer.Option(min=1, help="games to play for transcripts")] = 200,
     seed: Annotated[int, typer.Option(help="seeds the weights and the games")] = 0,
     hidden: Annotated[int, typer.Option(min=8, help="width")] = 128,
     layers: Annotated[int, typer.Option(min=1)] = 4,
-    vocabulary: Annotated[int, typer.Option(min=300, help="most tokens")] = 512,
+    vocabulary: Annotated[int, typer.Option(min=300, help="largest number of tokens")] = 512,
     characters: Annotated[
-        bool, typer.Option("--characters", help="spell words, a token for each letter")
+        bool, typer.Option("--characters", help="spell words, one token per letter")
     ] = False,
     argument: Annotated[list[str] | None, typer.Option("-a", "--arg", help="environment: KEY=VALUE")] = None,
 ) -> None:
@@ -61,9 +61,9 @@ def new_model(
         )
     output = current().output
     if environment is None:
-        texts: Sequence[Sequence[Message]] = _recorded(transcripts or [])
+        texts: Sequence[Sequence[Message]] = _read_transcripts(transcripts or [])
     else:
-        texts = asyncio.run(_played(environment, player, episodes, seed, argument or []))
+        texts = asyncio.run(_play_transcripts(environment, player, episodes, seed, argument or []))
     size = TinySize.of_width(hidden, layers, vocabulary, characters=characters)
     output.note(f"making a model from {len(texts)} transcripts")
     create_tiny(texts, out, seed=seed, size=size)
@@ -140,7 +140,7 @@ def _facts(folder: Path) -> dict[str, Any]:
     }
 
 
-def _recorded(runs: list[str]) -> list[list[Message]]:
+def _read_transcripts(runs: list[str]) -> list[list[Message]]:
     from itertools import islice
 
     from wander.models.transcripts import ENOUGH_TRANSCRIPTS
@@ -151,7 +151,7 @@ def _recorded(runs: list[str]) -> list[list[Message]]:
     return [[*rollout.prompt, *rollout.completion] for rollout in islice(rollouts, ENOUGH_TRANSCRIPTS)]
 
 
-async def _played(
+async def _play_transcripts(
     environment: str, player: str | None, episodes: int, seed: int, arguments: list[str]
 ) -> list[list[Message]]:
     from wander.models.transcripts import babbling_client, play_transcripts

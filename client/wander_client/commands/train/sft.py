@@ -32,9 +32,11 @@ def sft(
     model: Annotated[str | None, typer.Option("-m", "--model", help="smollm2, or a folder")] = None,
     steps: Annotated[int | None, typer.Option(min=1)] = None,
     setting: Annotated[
-        list[str] | None, typer.Option("--set", help="section.field=value; may repeat")
+        list[str] | None, typer.Option("--set", help="section.field=value; repeatable")
     ] = None,
-    resume: Annotated[Path | None, typer.Option(help="go on with this folder's run; needs no more")] = None,
+    resume: Annotated[
+        Path | None, typer.Option(help="resume the run in this folder; no other option is needed")
+    ] = None,
 ) -> None:
     """Fine-tune a model on filtered rollouts; only the model's own tokens are learnt.
 
@@ -50,12 +52,12 @@ def sft(
     from wander_client.training.launcher import require_alone
     from wander_client.training.run import model_path
 
-    require_alone("fine-tuning is a run that")
+    require_alone("fine-tuning")
     if resume is not None:
         given = (rows, out, config, model, steps, setting)
         if any(one is not None for one in given):
             raise UsageError("`--resume` goes on with what the run was begun with", hint="give it alone")
-        rows, settings = _begun(resume)
+        rows, settings = _read_begun(resume)
         _tune(rows, settings, resume, resume=True)
         return
     if rows is None or out is None:
@@ -90,7 +92,7 @@ def _remember(rows: Path, settings: SFTSettings, out: Path) -> None:
     write_whole(out / RECORD, json.dumps(asked, indent=1).encode() + b"\n")
 
 
-def _begun(folder: Path) -> tuple[Path, SFTSettings]:
+def _read_begun(folder: Path) -> tuple[Path, SFTSettings]:
     """Return what a run was asked for; raises when it is none or its rows are others now."""
     from wander.train.config import SFTSettings
 
@@ -98,13 +100,13 @@ def _begun(folder: Path) -> tuple[Path, SFTSettings]:
         asked = json.loads((folder / RECORD).read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise NotFound(
-            f"`{folder}` holds no fine-tuning run", hint="`wander sft ROWS --out FOLDER` begins one"
+            f"`{folder}` holds no fine-tuning run", hint="`wander sft ROWS --out FOLDER` starts one"
         ) from None
     rows = Path(asked["rows"])
     if not rows.is_file() or _sha256(rows) != asked["rows_sha256"]:
         raise ClientError(
-            f"the rows in `{rows}` are not those that the run was begun with",
-            hint="restore them, or begin a new run",
+            f"the rows in `{rows}` are not those that the run was started with",
+            hint="restore them, or start a new run",
             code="other_rows",
         )
     return rows, SFTSettings.model_validate(asked["settings"])

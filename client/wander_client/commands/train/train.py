@@ -34,29 +34,30 @@ def train(
     model: Annotated[str | None, typer.Option("-m", "--model", help="smollm2, or a folder")] = None,
     steps: Annotated[int | None, typer.Option(min=1)] = None,
     setting: Annotated[
-        list[str] | None, typer.Option("--set", help="section.field=value; may repeat")
+        list[str] | None, typer.Option("--set", help="section.field=value; repeatable")
     ] = None,
     argument: Annotated[list[str] | None, typer.Option("-a", "--arg", help="environment: KEY=VALUE")] = None,
     out: Annotated[Path | None, typer.Option("-o", "--out", help="the run's folder")] = None,
     log: Annotated[
-        list[str] | None, typer.Option(help="tensorboard, trackio or wandb, beside metrics.jsonl; may repeat")
+        list[str] | None,
+        typer.Option(help="tensorboard, trackio or wandb, in addition to metrics.jsonl; repeatable"),
     ] = None,
     started_from: Annotated[
         str | None,
         typer.Option("--from", metavar="RUN[@STEP]", help="start from the weights of a run or checkpoint"),
     ] = None,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="say what would be done, and how much at most")
+        bool, typer.Option("--dry-run", help="print what would be done, and at most how much")
     ] = False,
-    resume: Annotated[Path | None, typer.Option(help="go on with this run; needs nothing else")] = None,
+    resume: Annotated[Path | None, typer.Option(help="resume this run; no other option is needed")] = None,
     checkpoint: Annotated[
-        int | None, typer.Option(min=0, help="with --resume: from this step's checkpoint; 0 begins again")
+        int | None, typer.Option(min=0, help="with --resume: start at this step's checkpoint; 0 starts over")
     ] = None,
     allow_changes: Annotated[
-        bool, typer.Option("--allow-changes", help="with --resume: whatever changed, which is recorded")
+        bool, typer.Option("--allow-changes", help="with --resume: accept what changed, and record it")
     ] = False,
     verify: Annotated[
-        Path | None, typer.Option(help="train the first --steps of this run again, and compare")
+        Path | None, typer.Option(help="repeat the first --steps of this run and compare")
     ] = None,
     sandbox: SandboxFlag = None,
     sandbox_limit: SandboxLimits = None,
@@ -83,7 +84,7 @@ def train(
 
     here = current()
     if verify is not None:
-        _alone(context, "--verify", {"verify", "steps"})
+        _require_alone(context, "--verify", {"verify", "steps"})
         from wander_client.training.verification import verify_run
 
         return verify_run(here, resumable_folder(here, verify), steps)
@@ -97,7 +98,7 @@ def train(
     _require_startable(environment, config, None if dry_run else out)
     overrides = [*(setting or []), *([f"schedule.steps={steps}"] if steps else [])]
     overrides += [f"logging.trackers={json.dumps(_trackers(log))}"] if log else []
-    model = training.begun_model(here, model, started_from)
+    model = training.choose_model(here, model, started_from)
     policy = choose_policy(sandbox, sandbox_limit, default=here.settings.sandbox)
     asked = (here, environment, config, model, overrides, argument or [], policy)
     if phased := training_phases.new_command(*asked):
@@ -120,7 +121,7 @@ def _begin_phases(command: PhasedCommand, out: Path | None, steps: int | None, *
 
     if steps is not None:
         setting = f"phases.{command.phases[-1].name}.schedule.steps={steps}"
-        raise UsageError("`--steps` does not say of which phase", hint=f"write `--set {setting}`")
+        raise UsageError("`--steps` does not say which phase it is for", hint=f"write `--set {setting}`")
     if dry_run:
         return _dry_run(command.environment, command.phases, command.sandbox)
     return _run_phases(command, out or fresh_run_dir(current(), command.environment, "phases"))
@@ -130,11 +131,11 @@ def _go_on(folder: Path, checkpoint: int | None, *, allow_changes: bool) -> int:
     from wander_client.training import phases as training_phases
     from wander_client.training import run as training
 
-    phased = training_phases.stored_command(folder)
+    phased = training_phases.read_command(folder)
     if phased is None:
         if checkpoint is None:
             training.require_unfinished(folder)
-        command = training.stored_command(folder)
+        command = training.read_command(folder)
         return _run(command, folder, resuming=True, checkpoint=checkpoint, allow_changes=allow_changes)
     if checkpoint is not None or allow_changes:
         raise UsageError(
@@ -164,13 +165,13 @@ def _same_settings(context: typer.Context, resume: Path) -> None:
     others = sorted(typed_options(context).keys() - {"resume", "checkpoint", "allow_changes"})
     if others:
         raise UsageError(
-            f"a run goes on with the settings it was begun with: {', '.join(others)} cannot change",
+            f"a run resumes with the settings it was started with: {', '.join(others)} cannot change",
             hint=f"go on with `wander train --resume {resume}` alone, or leave `--resume` out",
             code="other_settings",
         )
 
 
-def _alone(context: typer.Context, option: str, allowed: set[str]) -> None:
+def _require_alone(context: typer.Context, option: str, allowed: set[str]) -> None:
     others = sorted(typed_options(context).keys() - allowed)
     if others:
         raise UsageError(f"`{option}` takes the run's settings: leave {', '.join(others)} out")
@@ -199,7 +200,7 @@ def _trackers(log: list[str]) -> list[str]:
     for word in log:
         if word not in known:
             hint = did_you_mean(word, known) or f"there are {', '.join(f'`{one}`' for one in known)}"
-            raise UsageError(f"`--log {word}` is no tracker", hint=hint)
+            raise UsageError(f"`--log {word}` is not a tracker", hint=hint)
     return log
 
 
@@ -228,12 +229,12 @@ def _run(
     from wander.train.distributed import is_beside_main
 
     from wander_client.training import run as training
-    from wander_client.training.launcher import agreed_folder
+    from wander_client.training.launcher import agree_on_folder
     from wander_client.training.panel import training_display
 
     output = current().output
     settings = command.settings
-    folder = agreed_folder(folder, settings)
+    folder = agree_on_folder(folder, settings)
     output.note(
         f"training {settings.model.path} on {command.environment}: {settings.schedule.steps} steps of "
         f"{settings.batch.groups} examples x {settings.batch.group_size} rollouts\nsaving to {folder}"

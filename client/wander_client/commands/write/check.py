@@ -28,7 +28,7 @@ def check(
     environment: Annotated[str, typer.Argument(help="./folder, or owner/name[@version]")] = ".",
     argument: Annotated[list[str] | None, typer.Option("-a", "--arg", help="environment: KEY=VALUE")] = None,
     args: Annotated[str | None, typer.Option("--args", help="environment arguments, a JSON object")] = None,
-    strict: Annotated[bool, typer.Option("--strict", help="warnings are faults")] = False,
+    strict: Annotated[bool, typer.Option("--strict", help="treat warnings as faults")] = False,
     sandbox: SandboxFlag = None,
     sandbox_limit: SandboxLimits = None,
 ) -> int:
@@ -66,12 +66,12 @@ def check(
     looked = [each for each in report.checks if each.status != "skip"]
     said = f"{len(faults)} of {len(looked)} checks failed" if faults else f"{len(looked)} checks passed"
     data = {**report.model_dump(mode="json", by_alias=True), "passed": not faults}
-    made_with = _made_with(location, policy)
+    made_with = _construct(location, policy)
     output.answer({**data, "made_with": made_with.model_dump(mode="json")}, said)
     return FAILED if faults else OK
 
 
-def _made_with(location: Location, policy: SandboxPolicy | None) -> CheckedWith:
+def _construct(location: Location, policy: SandboxPolicy | None) -> CheckedWith:
     """Return what says which files were checked, and how they were confined."""
     import platform
 

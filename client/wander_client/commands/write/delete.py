@@ -16,8 +16,8 @@ app = command_app()
 @app.command()
 def delete(
     environment: Annotated[str, typer.Argument(help="owner/name@version, or owner/name for all of it")],
-    reason: Annotated[str | None, typer.Option(help="why, shown to everybody")] = None,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="do not ask")] = False,
+    reason: Annotated[str | None, typer.Option(help="reason, shown to everybody")] = None,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="do not ask for confirmation")] = False,
 ) -> None:
     """Delete a version's files from the hub, or a whole environment; neither number nor name comes back.
 

@@ -19,11 +19,11 @@ app = command_app()
 @app.command()
 def deprecate(
     environment: Annotated[str, typer.Argument(help="owner/name")],
-    reason: Annotated[str | None, typer.Option(help="why, shown to everybody")] = None,
+    reason: Annotated[str | None, typer.Option(help="reason, shown to everybody")] = None,
     successor: Annotated[str | None, typer.Option(help="owner/name to use instead")] = None,
-    archive: Annotated[bool, typer.Option("--archive", help="keep it as it is: no more uploads")] = False,
+    archive: Annotated[bool, typer.Option("--archive", help="archive it: accept no more uploads")] = False,
     quarantine: Annotated[
-        bool, typer.Option("--quarantine", help="offer no files either (administrators)")
+        bool, typer.Option("--quarantine", help="serve no files either (administrators only)")
     ] = False,
     undo: Annotated[bool, typer.Option("--undo", help="make it active again")] = False,
 ) -> None:

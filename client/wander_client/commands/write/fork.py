@@ -15,7 +15,7 @@ app = command_app()
 @app.command()
 def fork(
     environment: Annotated[str, typer.Argument(help="owner/name, or owner/name@version")],
-    owner: Annotated[str | None, typer.Option(help="whose the copy is  [default: you]")] = None,
+    owner: Annotated[str | None, typer.Option(help="owner of the copy  [default: you]")] = None,
 ) -> None:
     """Begin an environment of your own with a version of another's; its page names where it came from.
 

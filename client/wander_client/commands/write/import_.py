@@ -28,11 +28,13 @@ app = command_app(help="Bring in environments and results of other libraries.", 
 Owner = Annotated[str | None, typer.Option(help="publish under this owner")]
 Out = Annotated[Path | None, typer.Option(help="keep the completed project in this folder")]
 EntryPoint = Annotated[
-    str | None, typer.Option("--entry-point", help="MODULE:FUNCTION, where there are several")
+    str | None, typer.Option("--entry-point", help="MODULE:FUNCTION, if there are several")
 ]
-Argument = Annotated[list[str] | None, typer.Option("-a", "--arg", help="for loading it: KEY=VALUE")]
+Argument = Annotated[
+    list[str] | None, typer.Option("-a", "--arg", help="argument to load it with: KEY=VALUE")
+]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="do everything but publish")]
-NoCheck = Annotated[bool, typer.Option("--no-check", help="neither install nor load nor check it")]
+NoCheck = Annotated[bool, typer.Option("--no-check", help="do not install, load or check it")]
 
 
 @app.command()
@@ -55,9 +57,12 @@ def path(
     point, build system, dependency, README, a note of origin). Builds it, installs it into a virtual
     environment of its own, loads and checks it there, and publishes it with what the check found.
     """
-    from wander_client.packages.origins.source import brought
+    from wander_client.packages.origins.source import bring_project
 
-    _import(lambda work: brought(source, work), _Wishes(owner, out, entry_point, argument, dry_run, no_check))
+    _import(
+        lambda work: bring_project(source, work),
+        _Wishes(owner, out, entry_point, argument, dry_run, no_check),
+    )
 
 
 @app.command()
@@ -78,9 +83,11 @@ def git(
 
     One revision is fetched (branch, tag or commit), without submodules, hooks and filters.
     """
-    from wander_client.packages.origins.git import cloned
+    from wander_client.packages.origins.git import clone_project
 
-    _import(lambda work: cloned(url, work), _Wishes(owner, out, entry_point, argument, dry_run, no_check))
+    _import(
+        lambda work: clone_project(url, work), _Wishes(owner, out, entry_point, argument, dry_run, no_check)
+    )
 
 
 @app.command()
@@ -101,9 +108,12 @@ def prime(
 
     Public environments need no key; `PRIME_API_KEY` is sent to their hub where it is set.
     """
-    from wander_client.packages.origins.prime import pulled
+    from wander_client.packages.origins.prime import fetch_environment
 
-    _import(lambda work: pulled(name, work), _Wishes(owner, out, entry_point, argument, dry_run, no_check))
+    _import(
+        lambda work: fetch_environment(name, work),
+        _Wishes(owner, out, entry_point, argument, dry_run, no_check),
+    )
 
 
 @app.command()
@@ -128,7 +138,7 @@ def results(
     here = current()
     source = folder.expanduser().resolve()
     target = out or here.settings.runs_dir / f"imported-{source.name}"
-    run = import_results(source, target, None if environment is None else _published(environment))
+    run = import_results(source, target, None if environment is None else _publish(environment))
     summary = run.summary()
     pin = run.manifest.environment
     known = pin.owner is not None
@@ -148,7 +158,7 @@ def results(
     here.output.next(f"wander post {target}" if known else f"wander view {target}")
 
 
-def _published(environment: str) -> PublishedName:
+def _publish(environment: str) -> PublishedName:
     """Return the exact version that a name on the hub means."""
     from wander.evals.imports import PublishedName
 
@@ -184,7 +194,7 @@ class _Tried:
 def _import(bring: Callable[[Path], tuple[Path, Origin]], wishes: _Wishes) -> None:
     """Bring a package, complete it, build it, try it out, publish it."""
     from wander_client.packages.origins.adoption import adopt
-    from wander_client.packages.publish import built, upload
+    from wander_client.packages.publish import build_package, upload
 
     here = current()
     owner, importer = _owner(wishes)
@@ -195,17 +205,17 @@ def _import(bring: Callable[[Path], tuple[Path, Origin]], wishes: _Wishes) -> No
         adopted = adopt(folder, origin, wishes.entry_point)
         _show(adopted)
         here.output.note(f"building {adopted.name}")
-        with built(adopted.folder) as package:
+        with build_package(adopted.folder) as package:
             for warning in package.warnings:
                 here.output.warn(warning)
-            tried = None if wishes.no_check else _tried(package, wishes)
+            tried = None if wishes.no_check else _try(package, wishes)
             _keep(adopted, tried, wishes.out)
             sent: frozenset[str] = frozenset()
             if owner is not None and not wishes.dry_run:
                 here.output.note(f"uploading to {here.settings.hub}")
                 with here.hub(login=True) as hub:
                     check = None if tried is None else tried.check
-                    lock = _locked(hub, owner, package)
+                    lock = _lock(hub, owner, package)
                     sent = upload(hub, owner, package, check, lock=lock, warn=here.output.warn).sent
             _answer(adopted, origin, package, tried, owner, sent=bool(sent), dry_run=wishes.dry_run)
 
@@ -234,7 +244,7 @@ def _require_empty(out: Path | None) -> None:
         raise ClientError(f"`{out}` is not empty", hint="choose another folder")
 
 
-def _tried(package: BuiltPackage, wishes: _Wishes) -> _Tried:
+def _try(package: BuiltPackage, wishes: _Wishes) -> _Tried:
     """Install a built package into a virtual environment of its own, load it there and check it."""
     import asyncio
 
@@ -268,14 +278,14 @@ def _tried(package: BuiltPackage, wishes: _Wishes) -> _Tried:
         return _Tried(info, summary, lock.read_text(encoding="utf-8"))
 
 
-def _locked(hub: HubApi, owner: str, package: BuiltPackage) -> bytes | None:
+def _lock(hub: HubApi, owner: str, package: BuiltPackage) -> bytes | None:
     """Lock what it runs with; a package of somebody else's is published also where that cannot be done."""
     from wander_client.errors import ClientError, Unavailable
     from wander_client.packages.lock import resolve_lock
-    from wander_client.packages.publish import missing_files
+    from wander_client.packages.publish import find_missing_files
 
     here = current()
-    if not missing_files(hub, owner, package):
+    if not find_missing_files(hub, owner, package):
         return None
     here.output.note("locking the packages that it runs with")
     try:

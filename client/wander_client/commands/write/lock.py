@@ -40,15 +40,21 @@ class _Locked:
 @app.command()
 def lock(
     environment: Annotated[str, typer.Argument(help="./folder, or owner/name@version on the hub")] = ".",
-    owner: Annotated[str | None, typer.Option(help="of a folder: whose environment it will be")] = None,
+    owner: Annotated[str | None, typer.Option(help="with a folder: owner of the future environment")] = None,
     exclude_newer: Annotated[
-        str | None, typer.Option("--exclude-newer", metavar="DATE", help="nothing that indexes took later")
+        str | None,
+        typer.Option("--exclude-newer", metavar="DATE", help="ignore packages uploaded after this time"),
     ] = None,
     keep_host: Annotated[
-        list[str] | None, typer.Option("--keep-host", help="an index that all reach: its addresses stay")
+        list[str] | None,
+        typer.Option("--keep-host", help="index that everybody can reach; its addresses stay in the lock"),
     ] = None,
-    out: Annotated[Path | None, typer.Option("--out", "-o", help="write it there, not to stdout")] = None,
-    attach: Annotated[bool, typer.Option("--attach", help="give it to the version on the hub")] = False,
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", help="write the lock to this file instead of stdout")
+    ] = None,
+    attach: Annotated[
+        bool, typer.Option("--attach", help="attach the lock to the version on the hub")
+    ] = False,
 ) -> None:
     """Resolve every package that an environment runs with, each pinned by the digests of its files.
 
@@ -70,7 +76,7 @@ def lock(
             "a folder has no version on the hub", hint="write `wander lock owner/name@version --attach`"
         )
     with here.hub(login=attach) as hub:
-        wanted = _built(found, owner or "owner") if isinstance(found, Path) else _published(hub, found)
+        wanted = _build(found, owner or "owner") if isinstance(found, Path) else _lock_published(hub, found)
         with wanted as this:
             here.output.note(f"resolving what {this.label} needs")
             made = resolve_lock(
@@ -90,25 +96,25 @@ def lock(
 
 
 @contextlib.contextmanager
-def _built(folder: Path, owner: str) -> Iterator[_Locked]:
+def _build(folder: Path, owner: str) -> Iterator[_Locked]:
     from packaging.utils import canonicalize_name
 
-    from wander_client.packages.publish import built
+    from wander_client.packages.publish import build_package
 
     current().output.note(f"building {folder.name}")
-    with built(folder) as package:
+    with build_package(folder) as package:
         yield _Locked(owner, canonicalize_name(package.name), package.version, package.wheel.path)
 
 
 @contextlib.contextmanager
-def _published(hub: HubApi, name: EnvironmentName) -> Iterator[_Locked]:
+def _lock_published(hub: HubApi, name: EnvironmentName) -> Iterator[_Locked]:
     from packaging.utils import canonicalize_name
 
     from wander_client.packages.install import exact_version, wheel_file
-    from wander_client.packages.needs import fetched
+    from wander_client.packages.needs import fetch_file
 
     detail = exact_version(hub, name)
-    wheel = fetched(hub, current().settings.cache_dir, canonicalize_name(detail.name), wheel_file(detail))
+    wheel = fetch_file(hub, current().settings.cache_dir, canonicalize_name(detail.name), wheel_file(detail))
     yield _Locked(detail.owner, detail.name, detail.version, wheel.path)
 
 

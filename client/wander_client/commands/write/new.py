@@ -9,7 +9,7 @@ import typer
 
 from wander_client.context import current
 from wander_client.errors import UsageError
-from wander_client.packages.kinds import KINDS, kinds_help
+from wander_client.packages.scaffold import KINDS, kinds_help
 from wander_client.terminal.command import command_app
 
 app = command_app()
@@ -29,7 +29,7 @@ Kinds:
 
 @app.command(help=HELP)
 def new(
-    path: Annotated[Path, typer.Argument(help="the folder to make; its name names the package")],
+    path: Annotated[Path, typer.Argument(help="folder to create; the package is named after it")],
     kind: Annotated[str, typer.Option(help="one of the kinds above")] = "single-turn",
 ) -> None:
     """Start an environment package that runs at once."""

@@ -31,21 +31,25 @@ TOLD_BY_THE_BUILD = {"package.license", "package.sdk"}
 def publish(
     path: Annotated[Path, typer.Argument(help="the environment's folder")] = Path(),
     owner: Annotated[str | None, typer.Option(help="publish under this owner")] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="build, check and show, send nothing")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="build, check and show, but send nothing")
+    ] = False,
     private: Annotated[
-        bool, typer.Option("--private", help="a new environment is only for those with a role")
+        bool, typer.Option("--private", help="make a new environment visible only to those with a role")
     ] = False,
     no_check: Annotated[bool, typer.Option("--no-check", help="publish without `wander check`")] = False,
     no_lock: Annotated[bool, typer.Option("--no-lock", help="publish without locking its packages")] = False,
     exclude_newer: Annotated[
-        str | None, typer.Option("--exclude-newer", metavar="DATE", help="lock nothing that came later")
+        str | None,
+        typer.Option("--exclude-newer", metavar="DATE", help="ignore packages uploaded after this time"),
     ] = None,
     keep_host: Annotated[
         list[str] | None,
-        typer.Option("--keep-host", help="an index that all reach: its addresses stay in the lock"),
+        typer.Option("--keep-host", help="index that everybody can reach; its addresses stay in the lock"),
     ] = None,
     attestations: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="send what was signed of wheel and source (PEP 740)")
+        Path | None,
+        typer.Option(metavar="DIR", help="folder with signed attestations of wheel and source (PEP 740)"),
     ] = None,
 ) -> None:
     """Build an environment, check it and upload it.
@@ -71,23 +75,23 @@ def publish(
     publishing.require_project(folder)
     under = owner if dry_run else _owner(owner)
     here.output.note(f"building {folder.name}")
-    with publishing.built(folder) as package:
+    with publishing.build_package(folder) as package:
         for warning in package.warnings:
             here.output.warn(warning)
         _show_contents(package)
         to_send = under is None or dry_run or _is_new(under, package)
-        check = _checked(folder, path) if to_send and not no_check else None
+        check = _check(folder, path) if to_send and not no_check else None
         lock = None
         if under is not None and not dry_run and to_send and not no_lock:
-            lock = _locked(package, under, exclude_newer, keep_host or [])
+            lock = _lock(package, under, exclude_newer, keep_host or [])
         published = None
         if under is not None and not dry_run:
             signed = None if attestations is None else publishing.attestations_in(attestations, package)
-            published = _published(package, under, check, lock, signed, private=private)
+            published = _publish(package, under, check, lock, signed, private=private)
         _answer(package, under, published, check, lock, dry_run=dry_run)
 
 
-def _published(
+def _publish(
     package: BuiltPackage,
     owner: str,
     check: CheckSummary | None,
@@ -159,13 +163,13 @@ def _show_contents(package: BuiltPackage) -> None:
 
 def _is_new(owner: str, package: BuiltPackage) -> bool:
     """Tell whether the hub lacks a file, before the seconds that a check takes; raises for other bytes."""
-    from wander_client.packages.publish import missing_files
+    from wander_client.packages.publish import find_missing_files
 
     with current().hub(login=True) as hub:
-        return bool(missing_files(hub, owner, package))
+        return bool(find_missing_files(hub, owner, package))
 
 
-def _checked(folder: Path, given: Path) -> CheckSummary:
+def _check(folder: Path, given: Path) -> CheckSummary:
     """Check what is about to be sent and show the outcome in one line, with one more for each warning."""
     from wander_client.packages.publish_check import line_of, require_sound, summary_of
 
@@ -180,7 +184,7 @@ def _checked(folder: Path, given: Path) -> CheckSummary:
     return summary
 
 
-def _locked(package: BuiltPackage, owner: str, exclude_newer: str | None, hosts: list[str]) -> ResolvedLock:
+def _lock(package: BuiltPackage, owner: str, exclude_newer: str | None, hosts: list[str]) -> ResolvedLock:
     """Resolve every package that the environment will run with."""
     from wander_client.packages.lock import resolve_lock
 

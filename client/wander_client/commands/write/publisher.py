@@ -27,17 +27,15 @@ app = command_app(
 @app.command()
 def add(
     target: Annotated[str, typer.Argument(help="owner/name, which need not exist yet, or an owner")],
-    repository: Annotated[str, typer.Argument(help="owner/repository; for `oidc` the whole claim `sub`")],
+    repository: Annotated[str, typer.Argument(help="owner/repository; for `oidc` the whole `sub` claim")],
     workflow: Annotated[
         str | None, typer.Option(help="file of the workflow, such as release.yml (GitLab: its path)")
     ] = None,
     kind: Annotated[str, typer.Option(help="github, gitlab or oidc")] = "github",
     deployment: Annotated[
-        str | None, typer.Option(help="environment of the service that the job must run in")
+        str | None, typer.Option(help="deployment environment that the job must run in")
     ] = None,
-    issuer: Annotated[
-        str | None, typer.Option(help="who signs, where it is not github.com or gitlab.com")
-    ] = None,
+    issuer: Annotated[str | None, typer.Option(help="issuer, if it is not github.com or gitlab.com")] = None,
 ) -> None:
     """Trust a workflow to publish one environment, or all of an owner's.
 

@@ -16,8 +16,8 @@ app = command_app()
 @app.command()
 def yank(
     environment: Annotated[str, typer.Argument(help="owner/name@version")],
-    reason: Annotated[str | None, typer.Option(help="why, shown to everybody")] = None,
-    undo: Annotated[bool, typer.Option("--undo", help="offer it again")] = False,
+    reason: Annotated[str | None, typer.Option(help="reason, shown to everybody")] = None,
+    undo: Annotated[bool, typer.Option("--undo", help="undo: offer the version again")] = False,
 ) -> None:
     """Have installers pass a version over unless its exact number is asked for.
 

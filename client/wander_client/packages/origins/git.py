@@ -48,7 +48,7 @@ class GitAddress:
         return f"git+{url}" + (f"#subdirectory={self.subdirectory}" if self.subdirectory else "")
 
 
-def parsed_address(text: str) -> GitAddress:
+def parse_address(text: str) -> GitAddress:
     """Return the parts of an address; raises `UsageError`. A local path means `file://`."""
     address, _, fragment = text.removeprefix("git+").partition("#")
     parts = _PARTS.fullmatch(address)
@@ -57,11 +57,11 @@ def parsed_address(text: str) -> GitAddress:
         url = Path(url).expanduser().resolve().as_uri()
     if not _ADDRESS.match(url):
         raise UsageError(
-            f"`{text}` is no address of a repository",
+            f"`{text}` is not the address of a repository",
             hint="give one like `https://example.org/envs.git@main#subdirectory=environments/wordle`",
         )
     if revision is not None and (not revision or revision.startswith("-")):
-        raise UsageError(f"`{revision}` is no revision", hint="give a branch, a tag or a commit after `@`")
+        raise UsageError(f"`{revision}` is not a revision", hint="give a branch, a tag or a commit after `@`")
     return GitAddress(url, revision, _subdirectory(fragment))
 
 
@@ -70,12 +70,12 @@ def _subdirectory(fragment: str) -> str | None:
     return found[1].strip("/") if found else None
 
 
-def cloned(text: str, work: Path) -> tuple[Path, Origin]:
+def clone_project(text: str, work: Path) -> tuple[Path, Origin]:
     """Fetch one revision of a repository; returns the project's folder and its origin.
 
     Raises `NotFound`, `UsageError`, `Unavailable`, `ClientError`.
     """
-    address = parsed_address(text)
+    address = parse_address(text)
     name = PurePosixPath(urlsplit(address.url).path or "checkout").name.removesuffix(".git") or "checkout"
     target = work / name
     _git("init", "--quiet", "--template=", str(target))
@@ -117,7 +117,7 @@ def _require_within(folder: Path) -> None:
     root = folder.resolve()
     for path in folder.rglob("*"):
         if path.is_symlink() and not path.resolve().is_relative_to(root):
-            raise ClientError(f"`{path.relative_to(folder)}` is a link that leads out of the repository")
+            raise ClientError(f"`{path.relative_to(folder)}` is a link that leaves the repository")
 
 
 def _git(*arguments: str) -> str:

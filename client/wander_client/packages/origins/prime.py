@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from wander_client.errors import ClientError, NotFound, Unavailable, UsageError
-from wander_client.packages.origins.source import Origin, brought, project_in, unpacked_source
+from wander_client.packages.origins.source import Origin, bring_project, project_in, unpack_source
 
 USUAL_BASE = "https://api.primeintellect.ai"
 METADATA = Path(".prime", ".env-metadata.json")
@@ -23,22 +23,22 @@ _NAME = re.compile(r"([\w.-]+)/([\w.-]+?)(?:@([\w.+-]+))?")
 _SECONDS = 60.0
 
 
-def pulled(source: str, work: Path) -> tuple[Path, Origin]:
+def fetch_environment(source: str, work: Path) -> tuple[Path, Origin]:
     """Return the project's folder and its origin; raises `NotFound`, `UsageError`, `Unavailable`."""
     path = Path(source).expanduser()
     if path.is_dir():
-        folder, origin = brought(source, work)
-        return folder, _stated(path, origin)
+        folder, origin = bring_project(source, work)
+        return folder, _read_stated(path, origin)
     name = _NAME.fullmatch(source)
     if name is None or source.startswith((".", "/", "~")):
         raise UsageError(
             f"`{source}` is neither an environment of that hub nor a folder",
             hint="write `owner/name` or `owner/name@version`, or give what `prime env pull` wrote",
         )
-    return _downloaded(name[1], name[2], name[3] or "latest", work)
+    return _download(name[1], name[2], name[3] or "latest", work)
 
 
-def _stated(folder: Path, origin: Origin) -> Origin:
+def _read_stated(folder: Path, origin: Origin) -> Origin:
     """Return the origin that the folder's own note gives, where `prime env pull` left one."""
     try:
         said = json.loads((folder / METADATA).read_text(encoding="utf-8"))
@@ -53,7 +53,7 @@ def _stated(folder: Path, origin: Origin) -> Origin:
     return replace(origin, source=f"prime:{owner}/{name}", revision=str(version) if version else None)
 
 
-def _downloaded(owner: str, name: str, version: str, work: Path) -> tuple[Path, Origin]:
+def _download(owner: str, name: str, version: str, work: Path) -> tuple[Path, Origin]:
     import httpx
 
     base = os.environ.get("PRIME_API_BASE_URL") or os.environ.get("PRIME_BASE_URL") or USUAL_BASE
@@ -66,7 +66,7 @@ def _downloaded(owner: str, name: str, version: str, work: Path) -> tuple[Path, 
             answer = client.get(url, headers=headers)
             if answer.status_code in (401, 403, 404):
                 raise NotFound(
-                    f"`{what}` is not there, or not public",
+                    f"`{what}` does not exist or is not public",
                     hint="set `PRIME_API_KEY`, or run `prime env pull` and give the folder that it wrote",
                 )
             answer.raise_for_status()
@@ -81,14 +81,14 @@ def _downloaded(owner: str, name: str, version: str, work: Path) -> tuple[Path, 
             hint="run `prime env pull` and give the folder that it wrote",
         ) from error
     except ValueError as error:
-        raise ClientError(f"`{base}` answered with no JSON", hint="check `PRIME_API_BASE_URL`") from error
+        raise ClientError(f"`{base}` did not answer with JSON", hint="check `PRIME_API_BASE_URL`") from error
     path = work / f"{name}.tar.gz"
     path.write_bytes(archive.content)
     folder = work / name
     folder.mkdir()
     digest = hashlib.sha256(archive.content).hexdigest()
     origin = Origin(f"prime:{owner}/{name}", revision=detail["version"] or version, sha256=digest)
-    return project_in(unpacked_source(path, folder)), origin
+    return project_in(unpack_source(path, folder)), origin
 
 
 def _detail(answer: Any, what: str) -> dict[str, str]:

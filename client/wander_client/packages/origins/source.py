@@ -71,26 +71,28 @@ def origin_in(readme: str) -> str | None:
     return found[-1].replace("`", "") if found else None
 
 
-def brought(source: str, work: Path) -> tuple[Path, Origin]:
+def bring_project(source: str, work: Path) -> tuple[Path, Origin]:
     """Copy a folder, an sdist or a wheel into `work`; returns the project's folder and its origin.
 
     Raises `NotFound`, `UsageError`, `ClientError`.
     """
     path = Path(source).expanduser().resolve()
     if path.is_dir():
-        copy = copied(path, work)
+        copy = copy_project(path, work)
         return project_in(copy), Origin(path.name, sha256=folder_digest(copy))
     if not path.is_file():
         raise NotFound(f"`{source}` does not exist", hint="give a folder, an sdist or a wheel")
     origin = Origin(path.name, sha256=hashlib.sha256(path.read_bytes()).hexdigest())
     if path.suffix == ".whl":
-        return unpacked_wheel(path, work), origin
+        return unpack_wheel(path, work), origin
     if path.name.endswith((".tar.gz", ".tgz", ".zip")):
-        return project_in(unpacked_source(path, work)), origin
-    raise UsageError(f"`{source}` is no package", hint="give a folder, an sdist (.tar.gz) or a wheel (.whl)")
+        return project_in(unpack_source(path, work)), origin
+    raise UsageError(
+        f"`{source}` is not a package", hint="give a folder, an sdist (.tar.gz) or a wheel (.whl)"
+    )
 
 
-def copied(folder: Path, work: Path) -> Path:
+def copy_project(folder: Path, work: Path) -> Path:
     """Copy a project's folder, without what builds and tools left in it."""
     return Path(shutil.copytree(folder, work / folder.name, ignore=_LEFT_OUT, symlinks=True))
 
@@ -127,10 +129,10 @@ def project_in(folder: Path) -> Path:
         )
         work = folder.parent / f"{folder.name}-unpacked"
         work.mkdir()
-        return unpacked_wheel(next(Path(out).glob("*.whl")), work)
+        return unpack_wheel(next(Path(out).glob("*.whl")), work)
 
 
-def unpacked_source(path: Path, work: Path) -> Path:
+def unpack_source(path: Path, work: Path) -> Path:
     """Unpack an archive of sources; returns the folder with the project, its own or one folder in it."""
     try:
         if path.suffix == ".zip":
@@ -144,24 +146,24 @@ def unpacked_source(path: Path, work: Path) -> Path:
         return work
     folders = [each for each in work.iterdir() if each.is_dir()]
     if len(folders) != 1:
-        raise ClientError(f"`{path.name}` is no source distribution: it holds {len(folders)} folders")
+        raise ClientError(f"`{path.name}` is not a source distribution: it holds {len(folders)} folders")
     return folders[0]
 
 
-def unpacked_wheel(path: Path, work: Path) -> Path:
+def unpack_wheel(path: Path, work: Path) -> Path:
     """Unpack a wheel and write the `pyproject.toml` that its metadata means."""
     folder = work / path.name.split("-")[0]
     try:
         with zipfile.ZipFile(path) as archive:
             names = [name for name in archive.namelist() if not name.endswith("/")]
             if any(PurePosixPath(name).is_absolute() or ".." in PurePosixPath(name).parts for name in names):
-                raise ClientError(f"`{path.name}` holds files that would land outside of it")
+                raise ClientError(f"`{path.name}` holds files that would land outside of its folder")
             information = next((name for name in names if name.endswith(".dist-info/METADATA")), None)
             if information is None:
                 raise ClientError(f"`{path.name}` has no metadata")
             archive.extractall(folder)  # noqa: S202 - the names were looked at
     except (zipfile.BadZipFile, OSError) as error:
-        raise ClientError(f"`{path.name}` is no wheel: {error}") from error
+        raise ClientError(f"`{path.name}` is not a wheel: {error}") from error
     info = folder / information.split("/")[0]
     metadata = BytesParser().parsebytes((info / "METADATA").read_bytes())
     groups = _entry_points(info / "entry_points.txt")
