@@ -62,7 +62,7 @@ class ClientError(Exception):
 
 
 class UsageError(ClientError):
-    """Wrong arguments, or a prompt that nobody can answer."""
+    """The arguments are wrong, or nobody can answer a prompt."""
 
     status: ClassVar[int] = USAGE
     default_code: ClassVar[str] = "usage"
@@ -83,7 +83,7 @@ class LoginRequired(ClientError):
 
 
 class Unavailable(ClientError):
-    """Network or server trouble; a retry may help."""
+    """The network or the server failed; a retry may help."""
 
     status: ClassVar[int] = UNAVAILABLE
     default_code: ClassVar[str] = "unavailable"

@@ -172,7 +172,7 @@ class Environment(Player):
         return 1 + max((example.stratum or 0 for example in dataset), default=-1)
 
     def gold(self, example: Example) -> Any:
-        """Return completions that earn a high reward: text, a list with one a turn, or a script.
+        """Return completions that earn a high reward: text, a list with one for each turn, or a script.
 
         A script is a function from `ModelRequest` to a reply, as `ScriptedClient` takes it. Only
         `wander check` asks. None, unless overridden: then the answer, as the parser writes it, stands in.
@@ -195,7 +195,7 @@ class Environment(Player):
         return None
 
     def opening_examples(self) -> list[Example]:
-        """Return the examples of `openings`; empty where the environment declares none."""
+        """Return the examples of `openings`; empty when the environment declares none."""
         rows = self.openings()
         if rows is None:
             return []
@@ -243,7 +243,7 @@ class Environment(Player):
         """
 
     async def play_request(self, request: RolloutRequest) -> list[Rollout]:
-        """Play one episode an index, at the same time, and score them: together where that was asked for.
+        """Play one episode for each index, all at once, and score them, together if the request asks for it.
 
         Failed rollouts are not scored, so they are left out of the group that is scored together.
         """
@@ -357,11 +357,11 @@ class LocalEnvironment(EnvironmentHandle):
         return self.env.dataset(split).examples(start, count)
 
     async def openings(self) -> list[Example]:
-        """Return an example for every opening; empty where the environment declares none."""
+        """Return an example for every opening; empty when the environment declares none."""
         return self.env.opening_examples()
 
     async def play_request(self, request: RolloutRequest) -> list[Rollout]:
-        """Play and score what is asked for; a failure is in the record."""
+        """Play and score the request; record a failure in its rollout."""
         return await request.send(self.env)
 
     async def close(self) -> None:

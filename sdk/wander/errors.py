@@ -65,7 +65,7 @@ class WanderError(Exception):
 
 
 class LoadError(WanderError):
-    """A package or module that gives no usable environment."""
+    """A package or module has no usable environment."""
 
 
 class WorkerUnreachable(LoadError):
@@ -73,19 +73,19 @@ class WorkerUnreachable(LoadError):
 
 
 class WorkerRefusedToken(LoadError):
-    """A worker on another machine that does not take the token."""
+    """A worker on another machine refused the token."""
 
 
 class DatasetError(WanderError):
-    """Rows that cannot become examples."""
+    """Rows cannot become examples."""
 
 
 class ConfigError(WanderError):
-    """Arguments or settings that contradict each other."""
+    """Arguments or settings are wrong or contradict each other."""
 
 
 class RunError(WanderError):
-    """A run folder that cannot be read, resumed or written."""
+    """A run folder cannot be read, resumed or written."""
 
 
 class ArgumentsRefused(LoadError, ConfigError):
@@ -97,7 +97,7 @@ class ArgumentsUnfit(ArgumentsRefused):
 
 
 class ModelNotFound(ConfigError):
-    """A model's name that leads nowhere."""
+    """No model has this name."""
 
 
 class MissingExtra(WanderError):
@@ -170,7 +170,7 @@ class RubricError(BoundaryError):
 
 
 class NotRecorded(RubricError):
-    """A record that is scored again does not hold what its rubric was told by others."""
+    """The record lacks what other models told its rubric, so it cannot be scored again."""
 
 
 class SandboxError(BoundaryError):

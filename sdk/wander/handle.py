@@ -79,7 +79,7 @@ class Player(ABC):
 
     @abstractmethod
     async def play_request(self, request: RolloutRequest) -> list[Rollout]:
-        """Play and score what is asked for; one rollout an index, in order.
+        """Play and score the request; return one rollout for each index, in order.
 
         Never raises for a failed rollout: the failure is in the record. Raises only `CancelledError`.
         """
@@ -121,7 +121,7 @@ class Player(ABC):
         sampling: SamplingArgs | None = None,
         rollout_ids: Sequence[str] | None = None,
     ) -> list[Rollout]:
-        """Play one episode an index, at the same time, and score them together; in the indices' order.
+        """Play one episode for each index, all at once, and score them together; keep the indices' order.
 
         Hosts play the rollouts of one example this way when `info.group_rewards` is true; otherwise it is the
         same as playing them one by one. `rollout_ids` stand beside the indices. Never raises for a failed

@@ -132,7 +132,7 @@ class XMLParser(Parser):
             raise ValueError(f"field names must be unique, got {', '.join(names)}")
 
     def parse(self, text: str, strip: bool = True, last: bool = False) -> SimpleNamespace:
-        """Return an object with one attribute a tag name: the field's text, or None where it is missing.
+        """Return an object with one attribute for each tag: the field's text, or None when it is missing.
 
         Takes the first occurrence of a field, or with `last` the last one. A field whose closing tag is
         missing counts as missing.

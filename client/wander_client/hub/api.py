@@ -142,7 +142,7 @@ class HubApi:
         return self._parse(self._send("PUT", path, content=content, headers=headers), VersionDetail)
 
     def download(self, url: str, target: Path, sha256: str | None) -> str:
-        """Save a file, checking its digest before it gets its name; returns the digest."""
+        """Save a file and return its digest, which is checked before the file gets its name."""
         target.parent.mkdir(parents=True, exist_ok=True)
         handle, name = tempfile.mkstemp(dir=target.parent, prefix=".download-")
         digest = hashlib.sha256()
@@ -164,7 +164,7 @@ class HubApi:
         return found
 
     def absolute(self, url: str) -> str:
-        """Return a URL of an answer in full; the hub may write them relative to itself."""
+        """Return the full form of a URL in an answer, which may be relative to the hub."""
         return str(httpx.URL(self.url + "/").join(url))
 
     def run(self, run_id: str) -> RunDetail:
@@ -179,7 +179,7 @@ class HubApi:
         return self._get("/api/v1/runs", RunPage, params)
 
     def rollout_rows(self, run_id: str) -> Iterator[RolloutRow]:
-        """Yield the thin rows of a posted run's rollouts, page by page."""
+        """Yield the rows of a posted run's rollouts, without messages, page by page."""
         offset = 0
         while True:
             path = f"/api/v1/runs/{_part(run_id)}/rollouts"
@@ -200,7 +200,7 @@ class HubApi:
                 yield Rollout.model_validate_json(line)
 
     def request_verification(self, run_id: str, wanted: VerificationRequest) -> VerificationInfo:
-        """Have the hub play a run again; returns the one under way where there is one."""
+        """Ask the hub to replay a run; return the verification under way if there is one."""
         path = f"/api/v1/runs/{_part(run_id)}/verifications"
         return self._parse(self._send("POST", path, json=wanted.model_dump()), VerificationInfo)
 
@@ -209,11 +209,11 @@ class HubApi:
         return self._get(f"/api/v1/runs/{_part(run_id)}/verifications", VerificationList).data
 
     def cancel_verification(self, number: int) -> VerificationInfo:
-        """Call a verification off."""
+        """Cancel a verification."""
         return self._parse(self._send("DELETE", f"/api/v1/verifications/{number}"), VerificationInfo)
 
     def verification(self, number: int) -> VerificationInfo:
-        """Return how far a verification is, or what came out."""
+        """Return the progress of a verification, or its result."""
         return self._get(f"/api/v1/verifications/{number}", VerificationInfo)
 
     def leaderboard(
@@ -236,7 +236,7 @@ class HubApi:
         return self._get(path, Leaderboard, chosen | wanted)
 
     def read(self, path: str, model: type[Model]) -> Model:
-        """Return what a route answers; `path` is quoted already."""
+        """Return the answer of a route; `path` is already quoted."""
         return self._get(path, model)
 
     @overload
@@ -264,7 +264,7 @@ class HubApi:
         *,
         params: Mapping[str, Any] | None = None,
     ) -> Model | None:
-        """Send a change and return the answer, None where there is none; `path` is quoted already."""
+        """Send a change and return the answer, or None when it has no body; `path` is already quoted."""
         json = body.model_dump(mode="json") if body is not None else None
         response = self._send(method, path, json=json, params=_given(params or {}))
         return self._parse(response, model) if model is not None else None
@@ -272,7 +272,7 @@ class HubApi:
     def send_bytes(
         self, method: str, path: str, content: bytes, model: type[Model], headers: Mapping[str, str]
     ) -> Model:
-        """Send a change whose body is plain bytes and return the answer; `path` is quoted already."""
+        """Send a change whose body is plain bytes and return the answer; `path` is already quoted."""
         kind = {"Content-Type": "application/octet-stream"}
         return self._parse(self._send(method, path, content=content, headers={**kind, **headers}), model)
 

@@ -104,7 +104,7 @@ class WrappedClient(Client):
         self._client.end(rollout_id)
 
     def recorded(self, rollout_id: str) -> dict[str, Any] | None:
-        """Return what the client has on record of a rollout."""
+        """Return what the client has recorded of a rollout."""
         return self._client.recorded(rollout_id)
 
     async def check(self) -> None:

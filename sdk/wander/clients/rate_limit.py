@@ -49,7 +49,7 @@ class CallLimiter:
 
     @contextmanager
     def at_most(self, calls: int) -> Iterator[None]:
-        """Bound the calls in flight for the length of a block; of several bounds the lowest counts."""
+        """Bound the calls in flight for the length of a block; the lowest of several bounds counts."""
         self._bounds.append(calls)
         try:
             yield
@@ -102,7 +102,7 @@ class CallLimiter:
                 left.set_exception(error)
 
     def use(self) -> EndpointUse:
-        """Return what was asked through this limiter since it was made."""
+        """Return the use of endpoints through this limiter since it was made."""
         now = monotonic()
         paused = sum(each.paused_seconds - max(0.0, each.held_until - now) for each in self._paces.values())
         return EndpointUse(
@@ -113,7 +113,7 @@ class CallLimiter:
         )
 
     def status(self) -> LimiterStatus:
-        """Return what is in flight and what keeps calls back."""
+        """Return what is in flight and what delays calls."""
         now = monotonic()
         rates = [rate for pace in self._paces.values() if (rate := pace.rate(now)) is not None]
         return LimiterStatus(

@@ -65,7 +65,7 @@ class EnvGroup(Environment):
         return None if None in limits else max(limit for limit in limits if limit is not None)
 
     def gold(self, example: Example) -> Any:
-        """Return what the member gives."""
+        """Return the gold completions of the example's member."""
         name, own = routed(example)
         return self.members[name].gold(own)
 
@@ -90,7 +90,7 @@ class EnvGroup(Environment):
 
     @teardown
     async def close_members(self) -> None:
-        """Tear every member down, also after one failed."""
+        """Tear down every member, even after one failed."""
         first: BoundaryError | None = None
         for member in self.members.values():
             try:

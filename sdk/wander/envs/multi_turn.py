@@ -68,7 +68,7 @@ class MultiTurnEnv(Environment):
         return None if self.max_turns == -1 else self.max_turns
 
     def setup_state(self, state: State) -> Any:
-        """Prepare the state of a new rollout, in place; may be async. Override where needed."""
+        """Prepare the state of a new rollout, in place; may be async and overridden."""
 
     @abstractmethod
     def env_response(self, messages: Messages, state: State) -> Any:

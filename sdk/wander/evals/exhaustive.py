@@ -108,7 +108,7 @@ class WalkProgress:
 
 @dataclass(frozen=True)
 class WalkResult:
-    """What a walk came to."""
+    """The result of a walk."""
 
     manifest: RunManifest
     summary: RunSummary

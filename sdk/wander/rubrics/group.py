@@ -42,13 +42,13 @@ class RubricGroup(Rubric):
         return super().has_group_functions or any(each.has_group_functions for each in self.members.values())
 
     async def score(self, state: State, parser: Parser | None = None) -> Score:
-        """Score with every member, also after one failed."""
+        """Score with every member, even after one failed."""
         own = await super().score(state, parser)
         scores = {key: await member.score(state, parser) for key, member in self.members.items()}
         return self._merged({**scores, "": own})
 
     async def score_group(self, states: Sequence[State], parser: Parser | None = None) -> list[Score]:
-        """Score a whole group with every member, also after one failed."""
+        """Score a whole group with every member, even after one failed."""
         own = await super().score_group(states, parser)
         scores = {key: await member.score_group(states, parser) for key, member in self.members.items()}
         scores[""] = own

@@ -210,7 +210,7 @@ class Judge:
 async def judge_score(
     prompt: Messages, completion: Messages, answer: Any, state: State, judge: Judge
 ) -> float:
-    """The judge's verdict on the answer, from 0 to 1."""
+    """Return the judge's verdict on the answer, from 0 to 1."""
     return await judge.verdict(prompt, completion, answer, state)
 
 

@@ -30,7 +30,7 @@ from wander.types import Example, Message, Messages, Rollout, SamplingArgs, Stat
 
 
 class RLMEnv(MultiTurnEnv):
-    """An environment whose model works on a long context with code, and may ask itself about pieces of it.
+    """An environment whose model works on a long context with code, and may ask itself about parts of it.
 
     The context is a column of the row (`context`, text or JSON) and never enters the prompt: it is a
     variable of a Python REPL. The model writes code in ```repl blocks (`interface="code_block"`) or by
@@ -148,7 +148,7 @@ class RLMEnv(MultiTurnEnv):
         await session.repl.close()
 
     async def play_request(self, request: RolloutRequest) -> list[Rollout]:
-        """Play and score what is asked for; the tokens of sub-calls are in the usage."""
+        """Play and score the request; count the tokens of sub-calls in the usage."""
         return [_with_all_usage(each) for each in await super().play_request(request)]
 
     def _context_of(self, example: Example) -> Any:

@@ -12,7 +12,7 @@ from wander.types import Messages, State
 
 
 class StatefulToolEnv(ToolEnv):
-    """A tool environment that fills arguments in from its state.
+    """A tool environment that fills in arguments from its state.
 
     Parameters named in `args_to_skip` are left out of the schema, refused when the model gives them, and
     filled in by `update_tool_args`.

@@ -45,7 +45,7 @@ STOP_GRACE_SECONDS = 10.0
 
 @dataclass(frozen=True)
 class Progress:
-    """How far an evaluation is."""
+    """The progress of an evaluation."""
 
     done: int
     """Rollouts on record, those of a resumed run included."""
@@ -69,7 +69,7 @@ class Progress:
 
 @dataclass(frozen=True)
 class EvaluationResult:
-    """What an evaluation came to."""
+    """The result of an evaluation."""
 
     manifest: RunManifest
     summary: RunSummary

@@ -84,7 +84,7 @@ class RunFolder:
 
     @classmethod
     def create(cls, path: Path, manifest: RunManifest) -> RunFolder:
-        """Make the folder of a new run, manifest written; refuses a folder that holds a run already."""
+        """Make the folder of a new run and write its manifest; refuse a folder that already holds a run."""
         if (path / MANIFEST).exists() or _rollouts_file(path) is not None:
             raise RunError(
                 f"`{path}` holds a run already",
@@ -159,7 +159,7 @@ class RunFolder:
         return rollout
 
     def sync(self) -> None:
-        """Force what was appended to the disk; does nothing when that is done already."""
+        """Force what was appended to the disk, unless that is done already."""
         if self._file is not None and self._dirty:
             self._dirty = False
             self._synced_at = monotonic()
@@ -167,7 +167,7 @@ class RunFolder:
                 os.fsync(self._file)
 
     def rollouts(self) -> Iterator[Rollout]:
-        """Yield one rollout a key, in the order of the file; of a key's lines the last one counts.
+        """Yield one rollout for each key, in the order of the file; the last line of a key counts.
 
         Reads the file twice and keeps one number per key. A line that is no rollout, or that repeats one
         without need, raises `RunError` with its number; a torn last line is left out (`torn` tells of it).
@@ -209,20 +209,20 @@ class RunFolder:
         self.close()
 
     def add_use(self, use: EndpointUse) -> None:
-        """Add to the manifest how a part of the run asked its endpoints."""
+        """Record in the manifest how a part of the run used its endpoints."""
         before = self.manifest.endpoints or EndpointUse()
         self.manifest = self.manifest.model_copy(update={"endpoints": before + use})
         with _disk_errors(self.path):
             self._write_manifest()
 
     def set_spending(self, spending: Spending) -> None:
-        """Put into the manifest what the run has spent."""
+        """Record in the manifest what the run has spent."""
         self.manifest = self.manifest.model_copy(update={"spending": spending})
         with _disk_errors(self.path):
             self._write_manifest()
 
     def set_reproduction(self, reproduction: Reproduction) -> None:
-        """Put into the manifest with what a training run goes on."""
+        """Record in the manifest what a resumed training run continues with."""
         self.manifest = self.manifest.model_copy(update={"reproduction": reproduction})
         with _disk_errors(self.path):
             self._write_manifest()
@@ -234,7 +234,7 @@ class RunFolder:
             return (self.path / ROLLOUTS).stat().st_size
 
     def cut(self, length: int) -> None:
-        """Take back what was appended after `rollouts.jsonl` was so long; the run plays it again.
+        """Remove what was appended after `rollouts.jsonl` had this length; the run plays it again.
 
         Raises `RunError` where the file is shorter.
         """
@@ -255,7 +255,7 @@ class RunFolder:
             jsonl.write_whole(self.path / SUMMARY, summary.model_dump_json(indent=2).encode() + b"\n")
 
     def summary(self) -> RunSummary | None:
-        """Return the stored aggregates, or None where none were written."""
+        """Return the stored aggregates, or None when there are none."""
         try:
             return RunSummary.model_validate_json((self.path / SUMMARY).read_bytes())
         except FileNotFoundError:

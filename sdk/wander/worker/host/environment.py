@@ -122,12 +122,12 @@ class WorkerEnvironment(EnvironmentHandle):
 
     @property
     def outside_calls(self) -> CallCount:
-        """What the environment's code asked of other models through the host."""
+        """Calls that the environment's code made to other models through the host."""
         return self._proxy.count
 
     @property
     def log_path(self) -> Path:
-        """Where everything goes that the environment prints."""
+        """File that gets everything the environment prints."""
         return self._log_path
 
     @property
@@ -147,7 +147,7 @@ class WorkerEnvironment(EnvironmentHandle):
         return await self._pages(split, start, end)
 
     async def openings(self) -> list[Example]:
-        """Return an example for every opening; empty where the environment declares none."""
+        """Return an example for every opening; empty when the environment declares none."""
         return await self._pages("eval", 0, None, openings=True)
 
     async def _pages(
@@ -171,7 +171,7 @@ class WorkerEnvironment(EnvironmentHandle):
         return found
 
     async def play_request(self, request: RolloutRequest) -> list[Rollout]:
-        """Play and score what is asked for; a failure, also the worker's death, is in the record."""
+        """Play and score the request; record a failure, even the worker's death, in its rollout."""
         client, example, indices = request.client, request.example, request.indices
         for name in request.rollout_ids:
             client.begin(name)
