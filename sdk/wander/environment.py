@@ -19,7 +19,6 @@ from datetime import UTC, datetime
 from typing import Any, ClassVar, TypeVar
 
 from wander.clients.choices import PENDING, ChoicePending, choose
-from wander.clients.transcript import transcript_of
 from wander.dataset import Dataset, ProceduralRows, Rows
 from wander.errors import (
     BoundaryError,
@@ -267,7 +266,7 @@ class Environment(Player):
         started_at = datetime.now(UTC).isoformat(timespec="milliseconds")
         started = time.perf_counter()
         state = self.init_state(request.example, index=index, run_seed=request.run_seed)
-        if (transcript := transcript_of(request.client, rollout_id)) is not None:
+        if (transcript := request.client.transcript(rollout_id)) is not None:
             _restore(state, transcript)
             return _Episode(state, started_at, 0.0)
         calls = ModelCalls(request.client, state, request.sampling, rollout_id)

@@ -16,8 +16,7 @@ from aiohttp import web
 from wander import LocalEnvironment, MultiTurnEnv, Rubric, SingleTurnEnv
 from wander.clients.base import ModelRequest
 from wander.clients.openai import OpenAIClient
-from wander.clients.pace import Pace, shown_rate
-from wander.clients.rate_limit import CallLimiter
+from wander.clients.rate_limit import CallLimiter, Pace, shown_rate
 from wander.errors import RateLimited
 from wander.evals.run.runner import EvaluationPlan, EvaluationResult, Progress, evaluate
 from wander.evals.run.stopping import StopRequest

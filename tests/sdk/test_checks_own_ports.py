@@ -6,7 +6,7 @@ import socket
 import subprocess
 import sys
 
-from wander.checks.own_ports import is_own_port
+from wander.checks.sources import is_own_port
 
 
 def test_a_port_is_own_while_this_process_listens_on_it():

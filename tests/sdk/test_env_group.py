@@ -12,8 +12,7 @@ from wander.clients.replay import ReplayClient
 from wander.clients.scripted import ScriptedClient
 from wander.dataset import ProceduralRows
 from wander.environment import LocalEnvironment
-from wander.envs.group import EnvGroup
-from wander.envs.mixture import Mixture
+from wander.envs.group import EnvGroup, Mixture
 from wander.envs.multi_turn import MultiTurnEnv
 from wander.envs.single_turn import SingleTurnEnv
 from wander.errors import ConfigError, DatasetError, EnvironmentFault

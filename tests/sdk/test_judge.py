@@ -12,9 +12,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from wander import ReplayClient, Rubric, ScriptedClient, SingleTurnEnv, XMLParser
 from wander.errors import ConfigError, ModelError
-from wander.rubrics.judge import AGAIN, PUBLIC_KEY, Judge, JudgeRubric, judge_score
+from wander.rubrics.judge import (
+    AGAIN,
+    PUBLIC_KEY,
+    Judge,
+    JudgeRubric,
+    judge_score,
+    read_verdict,
+    verdict_range,
+)
 from wander.rubrics.judge_cache import JudgeCache
-from wander.rubrics.verdicts import read_verdict, verdict_range
 from wander.types import Rollout, SamplingArgs
 from wander.worker.host.environment import WorkerEnvironment
 

@@ -96,8 +96,7 @@ class ModelPool:
     def _share(self, client: Client, name: str) -> None:
         if self._concurrency is None or client.limiter is None:
             return
-        from wander.clients.rate_limit import CallLimiter
-        from wander.clients.shared_limiter import SharedLimiter
+        from wander.clients.rate_limit import CallLimiter, SharedLimiter
 
         address = str(client.describe().get("base_url"))
         whole = self._limiters.setdefault(address, CallLimiter(self._concurrency))
@@ -122,7 +121,7 @@ class ModelPool:
     async def _serve(
         self, key: tuple[str, ServeChoice], call_timeout: float | None, log_path: Path
     ) -> Client:
-        from wander.clients.served import ServedClient
+        from wander.clients.openai import ServedClient
 
         if self._held is None or self._held[0] != key:
             await self._let_go()

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import Field
 
-from wander.types import Message, Record, SamplingArgs, TurnTokens, Usage
+from wander.types import Message, Record, Rollout, SamplingArgs, TurnTokens, Usage
 
 if TYPE_CHECKING:
     from wander.clients.rate_limit import CallLimiter
@@ -69,6 +69,10 @@ class Client(ABC):
         """
         return None
 
+    def transcript(self, rollout_id: str) -> Rollout | None:
+        """Return the recorded rollout that is only to be scored again; None: it is to be played."""
+        return None
+
     async def check(self) -> None:  # noqa: B027 - an optional hook
         """Find out cheaply whether the model can be used, before anything is played.
 
@@ -106,6 +110,10 @@ class WrappedClient(Client):
     def recorded(self, rollout_id: str) -> dict[str, Any] | None:
         """Return what the client has recorded of a rollout."""
         return self._client.recorded(rollout_id)
+
+    def transcript(self, rollout_id: str) -> Rollout | None:
+        """Return the recorded rollout that the client wants scored again."""
+        return self._client.transcript(rollout_id)
 
     async def check(self) -> None:
         """Find out whether the client can be used."""

@@ -15,8 +15,7 @@ from urllib.parse import urlsplit
 
 from wander.clients.base import Client, ModelRequest, ModelResponse
 from wander.clients.http_errors import completion_of, error_of, lacks_model, listed_models, unlisted
-from wander.clients.pace import REFUSALS
-from wander.clients.rate_limit import CallLimiter
+from wander.clients.rate_limit import REFUSALS, CallLimiter
 from wander.clients.retries import Attempts
 from wander.clients.transport import (
     AiohttpTransport,
@@ -32,6 +31,7 @@ from wander.types import Message
 
 if TYPE_CHECKING:
     from openai import AsyncOpenAI
+
 
 _DEFAULT_URL = "https://api.openai.com/v1"
 _COMPLETIONS = "/chat/completions"
@@ -233,3 +233,34 @@ def _without_reasoning(message: Message) -> Message:
     if "reasoning_content" not in message:
         return message
     return {name: value for name, value in message.items() if name != "reasoning_content"}
+
+
+_SECONDS = 600.0
+
+
+class ServedClient(OpenAIClient):
+    """Asks a server whose address means nothing once it has ended; what it is made of stands in its place.
+
+    `server` says engine, version and arguments; `weights_sha256` is the digest of a local checkpoint.
+    """
+
+    def __init__(
+        self,
+        model: str,
+        base_url: str,
+        server: dict[str, Any],
+        weights_sha256: str | None = None,
+        timeout: float | None = None,
+    ) -> None:
+        super().__init__(model, base_url, "", timeout=timeout or _SECONDS)
+        self._server = server
+        self._weights_sha256 = weights_sha256
+
+    def describe(self) -> dict[str, Any]:
+        """Return model, weights and server; the kind is that of any endpoint."""
+        return {
+            "kind": OpenAIClient.__name__,
+            "model": self.model,
+            "weights_sha256": self._weights_sha256,
+            "server": self._server,
+        }

@@ -1,4 +1,10 @@
-"""A client that hands back recorded completions, so that a stored rollout can be played again."""
+"""Clients that hand back what was recorded.
+
+`ReplayClient` gives recorded completions, so that a stored rollout is played again. `TranscriptClient` gives
+whole recorded rollouts, so that they are only scored again. That is for environments that cannot play a
+rollout twice, since outside observations enter it: their rubric runs on the transcript, with what judges and
+other models answered taken from the record.
+"""
 
 from __future__ import annotations
 
@@ -69,3 +75,24 @@ def _recorded_end(rollout: Rollout, request: ModelRequest) -> ModelError:
         f"rollout `{request.rollout_id}` was recorded with {len(rollout.turns)} turns "
         f"and now asks for number {request.turn + 1}"
     )
+
+
+class TranscriptClient(Client):
+    """Gives stored rollouts, found by the id `example_id/index`."""
+
+    def __init__(self, rollouts: Iterable[Rollout], model: str = "transcript") -> None:
+        self.model = model
+        self._rollouts = {f"{each.example_id}/{each.index}": each for each in rollouts}
+
+    async def complete(self, request: ModelRequest) -> ModelResponse:
+        """Raise `ModelError`: what is only scored again asks no model."""
+        raise ModelError(f"rollout `{request.rollout_id}` is scored from its transcript, not played")
+
+    def recorded(self, rollout_id: str) -> dict[str, Any] | None:
+        """Return what the recorded rollout published."""
+        rollout = self._rollouts.get(rollout_id)
+        return None if rollout is None else rollout.info
+
+    def transcript(self, rollout_id: str) -> Rollout | None:
+        """Return the recorded rollout that is to be scored again."""
+        return self._rollouts.get(rollout_id)

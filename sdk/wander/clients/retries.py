@@ -9,8 +9,7 @@ from time import monotonic
 from typing import Any
 
 from wander.clients.http_errors import complaint
-from wander.clients.pace import REFUSALS, Pace
-from wander.clients.rate_limit import CallLimiter
+from wander.clients.rate_limit import REFUSALS, CallLimiter, Pace
 from wander.clients.transport import Answer, Transport, TransportError, retry_after
 from wander.errors import RateLimited
 
@@ -26,7 +25,7 @@ class Attempts:
       after pauses that double.
     - 429, 503 and 529 say that the endpoint is asked too much, unless they come now and then, without
       `Retry-After`, from one that takes nearly all calls. They hold back everybody who asks it (see
-      `wander.clients.pace`) and are tried again as long as the endpoint takes other calls, and then for
+      `wander.clients.rate_limit`) and are tried again as long as the endpoint takes other calls, and then for
       `patience` seconds more. `Retry-After` is honoured.
     """
 

@@ -22,8 +22,7 @@ from itertools import groupby, islice
 from typing import Any
 
 from wander.clients.base import Client
-from wander.clients.replay import ReplayClient
-from wander.clients.transcript import TranscriptClient
+from wander.clients.replay import ReplayClient, TranscriptClient
 from wander.errors import NotRecorded, RunError
 from wander.handle import EnvironmentHandle, RolloutRequest
 from wander.rollout.garbage import fewer_collections

@@ -18,12 +18,19 @@ from typing import Any
 
 from wander.clients.base import Client, ModelRequest
 from wander.errors import ConfigError, ModelError, NotRecorded, RubricError
-from wander.parsers import Parser, message_text
+from wander.parsers import Parser, message_text, tagged
+from wander.rubrics.boxed import extract_json_answer
 from wander.rubrics.judge_cache import JudgeCache
 from wander.rubrics.rubric import Rubric
-from wander.rubrics.verdicts import VerdictReader, read_verdict
 from wander.seeding import derived_seed
 from wander.types import Messages, SamplingArgs, State, canonical_json
+
+VerdictReader = Callable[[str], float]
+"""Reads a number from 0 to 1 from what a judge wrote. It raises `ValueError` for anything that is no verdict:
+a judge that rambles is asked again and does not count as a 0."""
+
+KEYS = ("verdict", "score", "correct")
+WORDS = {"yes": 1.0, "true": 1.0, "correct": 1.0, "no": 0.0, "false": 0.0, "incorrect": 0.0}
 
 PUBLIC_KEY = "judge_answers"
 """Where in `state["public"]` the judge's answers stand: a list of objects with `digest` (of the request),
@@ -51,6 +58,50 @@ _PLACES = re.compile(r"\{(?:question|answer|response)\}")
 
 AGAIN = "That was no verdict that can be read. Reply with the verdict only, in the form that was asked for."
 """What the judge is told when its answer could not be read."""
+
+
+def read_verdict(text: str, lowest: float = 0.0, highest: float = 1.0) -> float:
+    """Return the verdict in a judge's answer, as a share of the range from `lowest` to `highest`.
+
+    Understood are a JSON object with the key `verdict`, `score` or `correct`; the last `<verdict>`, `<score>`
+    or `<correct>` tag; and an answer that is nothing but the verdict. The verdict is a number of the range,
+    or yes, no, true, false, correct or incorrect.
+    """
+    answer = extract_json_answer(text)
+    if isinstance(answer, dict) and (keys := [key for key in KEYS if key in answer]):
+        return _number(answer[keys[0]], lowest, highest)
+    for key in KEYS:
+        found = list(tagged(text, key))
+        if found:
+            return _number(found[-1], lowest, highest)
+    return _number(text, lowest, highest)
+
+
+def verdict_range(lowest: float, highest: float) -> VerdictReader:
+    """Return a reader for a judge that gives numbers from `lowest` to `highest`, such as 1 to 10."""
+    if not lowest < highest:
+        raise ValueError(f"a range from {lowest} to {highest} holds no verdicts")
+    return lambda text: read_verdict(text, lowest, highest)
+
+
+def _number(value: Any, lowest: float, highest: float) -> float:
+    if isinstance(value, bool):
+        return float(value)
+    if isinstance(value, str):
+        word = value.strip().strip("*`'\"").rstrip(".*`'\"").lower()
+        if word in WORDS:
+            return WORDS[word]
+        value = _parsed(word)
+    if not isinstance(value, int | float) or not lowest <= value <= highest:
+        raise ValueError(f"`{value!r:.80}` is no verdict from {lowest:g} to {highest:g}")
+    return (value - lowest) / (highest - lowest)
+
+
+def _parsed(word: str) -> float:
+    try:
+        return float(word)
+    except ValueError:
+        raise ValueError(f"`{word:.80}` is neither a number nor yes or no") from None
 
 
 class JudgeRubric(Rubric):

@@ -196,7 +196,7 @@ def _rate_limit(progress: Progress) -> str:
         return f"  rate-limited: waiting {progress.paused_seconds:.0f} s"
     if progress.rate is None:
         return ""
-    from wander.clients.pace import shown_rate
+    from wander.clients.rate_limit import shown_rate
 
     return f"  rate-limited: {shown_rate(progress.rate)}"
 

@@ -10,7 +10,6 @@ from typing import Any
 from pydantic import ValidationError
 
 from wander.clients.base import Client, ModelRequest
-from wander.clients.transcript import transcript_of
 from wander.errors import LoadError, ModelError
 from wander.handle import RolloutRequest, Split
 from wander.sandbox.clock import OwnTime
@@ -152,7 +151,7 @@ class WorkerSession:
             indices=list(request.indices),
             rollout_ids=names,
             recorded=[client.recorded(name) for name in names],
-            transcripts=[each for name in names if (each := transcript_of(client, name)) is not None],
+            transcripts=[each for name in names if (each := client.transcript(name)) is not None],
             run_seed=request.run_seed,
             sampling=request.sampling,
             model=client.model,
