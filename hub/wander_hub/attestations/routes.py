@@ -34,7 +34,7 @@ def get_provenance(
     version: Annotated[str, Path(max_length=100)],
     filename: Annotated[str, Path(max_length=255)],
 ) -> Response:
-    """Send who attested a file, with the attestations themselves."""
+    """Send the provenance of a file: who attested it, with the attestations."""
     if not accepts(request.headers.get("accept"), INTEGRITY_V1, "application/json"):
         raise HubProblem(406, "not_acceptable", f"provenance is served as `{INTEGRITY_V1}`")
     with database.read(optional_identity(request)) as session:

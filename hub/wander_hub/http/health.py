@@ -18,7 +18,7 @@ router = APIRouter(tags=["health"])
     responses={503: {"model": HealthStatus, "description": "Database or storage does not answer"}},
 )
 def health(database: HubDatabase, storage: HubStorage) -> Response:
-    """Tell whether the hub can serve: 200 when all is well, else 503."""
+    """Tell whether the hub can serve: 200 when all is well, otherwise 503."""
     database_answers, storage_answers = database.healthy(), storage.healthy()
     well = database_answers and storage_answers
     status = HealthStatus(

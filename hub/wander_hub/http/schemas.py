@@ -16,7 +16,7 @@ _HEADERS = {"Cache-Control": REVALIDATE, "Access-Control-Allow-Origin": "*"}
 
 @router.get("")
 def list_schemas(base_url: BaseUrl) -> dict[str, str]:
-    """Name the schemas of the run record, each with its address."""
+    """List the schemas of the run record, each with its address."""
     return {part: f"{base_url}{schema_path(part)}" for part in PARTS}
 
 

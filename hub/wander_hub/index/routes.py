@@ -48,7 +48,7 @@ Format = Annotated[str | None, Query(alias="format", max_length=80, description=
 
 @router.get("/simple/namespaces", response_model=list[NamespaceInfo], responses=documented(401))
 def list_namespaces(request: Request, database: HubDatabase) -> list[NamespaceInfo]:
-    """List the namespaces that the combined index offers something of (PEP 752)."""
+    """List the namespaces that have projects in the combined index (PEP 752)."""
     with database.read(optional_identity(request)) as session:
         return service.namespaces_offered(session)
 

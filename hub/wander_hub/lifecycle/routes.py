@@ -40,7 +40,7 @@ def yank_version(
     version: str,
     body: Reason,
 ) -> VersionDetail:
-    """Make installers pass a version over unless its exact number is asked for (PEP 592)."""
+    """Have installers skip a version unless its exact number is asked for (PEP 592)."""
     environment, found = life.yank(session, caller, owner, name, version, body.reason)
     return service.version_detail(environment, found, base_url)
 
@@ -65,7 +65,7 @@ def delete_version(
     version: str,
     reason: Why = None,
 ) -> VersionDetail:
-    """Delete the files of a version for good; its number and file names are never given again."""
+    """Delete the files of a version for good; its number and file names are never reused."""
 
     def record(session: Session) -> tuple[VersionDetail, list[str]]:
         environment, found, digests = life.delete_version(session, caller, owner, name, version, reason)
@@ -85,7 +85,7 @@ def delete_environment(
     name: str,
     reason: Why = None,
 ) -> Response:
-    """Delete an environment with all files for good; its name is never given again, its runs are kept."""
+    """Delete an environment with all files for good; its name is never reused, its runs are kept."""
 
     def record(session: Session) -> list[str]:
         return life.delete_environment(session, caller, owner, name, reason)
@@ -98,7 +98,7 @@ def delete_environment(
 def set_status(
     session: WriteSession, caller: Publisher, base_url: BaseUrl, owner: str, name: str, body: NewStatus
 ) -> EnvironmentDetail:
-    """Deprecate, archive or (administrators) quarantine an environment (PEP 792), or take that back."""
+    """Deprecate, archive or (administrators) quarantine an environment (PEP 792), or undo that."""
     return _detail(session, life.set_status(session, caller, owner, name, body), base_url)
 
 
@@ -114,7 +114,7 @@ def set_visibility(
 def transfer_environment(
     session: WriteSession, caller: Manager, base_url: BaseUrl, owner: str, name: str, body: NewPlace
 ) -> EnvironmentDetail:
-    """Give an environment another owner or name; what used the old ones is redirected."""
+    """Give an environment another owner or name; the old ones redirect to it."""
     return _detail(session, life.move(session, caller, owner, name, body), base_url)
 
 
@@ -122,7 +122,7 @@ def transfer_environment(
 def fork_environment(
     database: HubDatabase, caller: Publisher, base_url: BaseUrl, owner: str, name: str, body: NewPlace
 ) -> EnvironmentDetail:
-    """Begin an environment of another owner with one version of this one."""
+    """Start an environment under another owner from one version of this one."""
 
     def record(session: Session) -> EnvironmentDetail:
         database.lock_objects(session, exclusive=False)

@@ -180,7 +180,7 @@ def drop_posting(caller: Poster, database: HubDatabase, storage: HubStorage, sha
 
 @router.get("/keys", response_model=KeyList, responses=documented(401))
 def list_keys(session: ReadSession, caller: Caller) -> KeyList:
-    """List one's keys that sign runs."""
+    """List your keys that sign runs."""
     return signing.keys_of(session, caller.user_id)
 
 
@@ -194,7 +194,7 @@ def list_keys(session: ReadSession, caller: Caller) -> KeyList:
     },
 )
 def add_key(session: WriteSession, caller: Manager, body: NewKey) -> Response:
-    """Register a public key, with which one signs runs from now on."""
+    """Register a public key that you sign runs with."""
     key, created = signing.add_key(session, body, caller)
     return Response(key.model_dump_json(), 201 if created else 200, media_type="application/json")
 
@@ -203,7 +203,7 @@ def add_key(session: WriteSession, caller: Manager, body: NewKey) -> Response:
 def revoke_key(
     session: WriteSession, caller: Manager, fingerprint: Annotated[str, Path(min_length=6, max_length=64)]
 ) -> KeyInfo:
-    """Take a key back: it signs nothing any more, and runs that it signed say so."""
+    """Revoke a key: it signs nothing any more, and runs that it signed say so."""
     return signing.revoke_key(session, fingerprint, caller)
 
 

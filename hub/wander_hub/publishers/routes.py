@@ -51,13 +51,13 @@ def add_publisher(
 def remove_publisher(
     session: WriteSession, caller: Manager, owner: str, publisher: Annotated[int, Path(ge=1, le=2**31 - 1)]
 ) -> PublisherInfo:
-    """Trust a workflow no more."""
+    """Stop trusting a workflow."""
     return service.remove(session, caller, owner, publisher)
 
 
 @router.get("/_/oidc/audience", response_model=Audience, responses=documented(404))
 def audience(settings: HubSettings) -> Audience:
-    """Tell whom an identity token must be made for."""
+    """Return the audience that an identity token must be made for."""
     return Audience(audience=_audience(settings.audience))
 
 

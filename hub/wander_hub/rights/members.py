@@ -41,7 +41,7 @@ def set_role_on_owner(session: Session, caller: Identity, name: str, user: str, 
 
 
 def remove_from_owner(session: Session, caller: Identity, name: str, user: str) -> list[Member]:
-    """Take somebody's role on an owner."""
+    """Remove somebody's role on an owner."""
     owner = rights.owner_for(session, caller, "manage", name)
     accounts.lock_owner(session, owner)
     membership = session.get(Membership, (owner.id, _user(session, user).id))
@@ -91,7 +91,7 @@ def set_role_on_environment(
 def remove_from_environment(
     session: Session, caller: Identity, owner: str, name: str, user: str
 ) -> list[Member]:
-    """Take somebody's role on one environment."""
+    """Remove somebody's role on one environment."""
     environment = rights.environment_for(session, caller, "manage", owner, name)
     grant = session.get(Grant, (environment.id, _user(session, user).id))
     if grant is None:

@@ -42,7 +42,7 @@ def list_tokens(session: ReadSession, caller: Caller) -> TokenList:
 def revoke_token(
     session: WriteSession, caller: Manager, prefix: Annotated[str, Path(max_length=40)]
 ) -> TokenInfo:
-    """End a token of yours at once."""
+    """Revoke one of your tokens at once."""
     return members.revoke(session, caller, prefix)
 
 
@@ -62,7 +62,7 @@ def set_owner_role(
 
 @router.delete(_OWNER + "/members/{user}", response_model=MemberList, responses=_REFUSALS)
 def remove_owner_role(session: WriteSession, caller: Manager, owner: str, user: User) -> MemberList:
-    """Take somebody's role on an owner."""
+    """Remove somebody's role on an owner."""
     return MemberList(data=members.remove_from_owner(session, caller, owner, user))
 
 
@@ -93,5 +93,5 @@ def set_environment_role(
 def remove_environment_role(
     session: WriteSession, caller: Manager, owner: str, name: str, user: User
 ) -> MemberList:
-    """Take somebody's role on one environment."""
+    """Remove somebody's role on one environment."""
     return MemberList(data=members.remove_from_environment(session, caller, owner, name, user))

@@ -44,13 +44,13 @@ def list_runs(
 
 @router.get("/{run_id}", response_model=RunDetail, responses=documented(404, 422))
 def get_run(session: ReadSession, base_url: BaseUrl, run_id: RunId) -> RunDetail:
-    """Show one run with its manifest and the hub's summary; the beginning of its id will do."""
+    """Show one run with its manifest and the hub's summary; the first characters of its id are enough."""
     return service.detail_of(service.meant(session, run_id), base_url)
 
 
 @router.get("/{run_id}/links", response_model=RunLinks, responses=documented(404, 422))
 def get_links(session: ReadSession, run_id: RunId) -> RunLinks:
-    """Show the evaluations of what a training run made, or the training runs behind an evaluation."""
+    """Show the evaluations of a training run's weights, or the training runs behind an evaluation."""
     return service.links(session, service.find(session, run_id))
 
 

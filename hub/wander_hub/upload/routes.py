@@ -89,7 +89,7 @@ async def upload_file(
     storage: HubStorage,
     settings: HubSettings,
 ) -> Response:
-    """Publish one distribution file; the same bytes again are a 200, other bytes a 409."""
+    """Publish one distribution file; the same bytes again get 200, other bytes 409."""
     async with multipart_form(request, max_bytes=settings.max_upload_bytes, max_files=8) as form:
         body, created = await run_in_threadpool(
             _publish, form, owner, caller, database, storage, settings, base_url_of(request)

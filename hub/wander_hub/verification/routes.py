@@ -38,7 +38,7 @@ Number = Annotated[int, Path(ge=1, le=2**31 - 1)]
 
 @router.get("/runs/{run_id}/verifications", response_model=VerificationList, responses=documented(404, 422))
 def list_verifications(session: ReadSession, run_id: RunId) -> VerificationList:
-    """List every time that the hub played a run again, the newest first."""
+    """List the verifications of a run, newest first."""
     return service.listing(session, run_id)
 
 
@@ -62,7 +62,7 @@ def request_verification(
     run_id: RunId,
     body: VerificationRequest,
 ) -> Response:
-    """Have the hub play a run again from its record, in a sandbox, and compare every rollout.
+    """Ask the hub to replay a run from its record, in a sandbox, and compare every rollout.
 
     Of a sample the hub draws the rollouts when it begins, so that nobody knows before which ones; the
     report then tells the seed.
@@ -87,7 +87,7 @@ def get_evidence(session: ReadSession, run_id: RunId) -> RunEvidence:
     responses=documented(400, 401, 403, 404, 422),
 )
 def clear_run(session: WriteSession, caller: Manager, run_id: RunId, body: ClearanceReason) -> RunEvidence:
-    """Take the mark of a duplicate off a run, with a reason that everybody can read; it ranks again."""
+    """Clear the duplicate mark of a run, with a reason that everybody can read; it ranks again."""
     duplicates.clear(session, caller, run_id, body.reason)
     return evidence.settled(session, run_id)
 
@@ -98,7 +98,7 @@ def clear_run(session: WriteSession, caller: Manager, run_id: RunId, body: Clear
     responses=documented(401, 403, 404, 422),
 )
 def mark_run_again(session: WriteSession, caller: Manager, run_id: RunId) -> RunEvidence:
-    """Give a cleared run its mark back."""
+    """Mark a cleared run as a duplicate again."""
     duplicates.take_back(session, caller, run_id)
     return evidence.settled(session, run_id)
 
@@ -109,13 +109,13 @@ def mark_run_again(session: WriteSession, caller: Manager, run_id: RunId) -> Run
     responses=documented(404, 422),
 )
 def get_check(session: ReadSession, owner: str, name: str, version: str) -> HubCheck:
-    """Show what the hub's own checks of a version came to, beside what its publisher stated."""
+    """Show the result of the hub's own checks of a version, beside what its publisher stated."""
     return version_checks.check_of(session, owner, name, version)
 
 
 @router.get("/verifications/{number}", response_model=VerificationInfo, responses=documented(404, 422))
 def get_verification(session: ReadSession, number: Number) -> VerificationInfo:
-    """Show one verification: how far it is, or what came out."""
+    """Show the progress of a verification, or its result."""
     return service.info_of(service.find(session, number))
 
 
@@ -128,7 +128,7 @@ def list_divergences(
     offset: Annotated[int, Query(ge=0, le=2**31)] = 0,
     limit: Annotated[int, Query(ge=1, le=1000)] = 100,
 ) -> DivergencePage:
-    """List the rollouts that came out otherwise, each with what differs first."""
+    """List the rollouts that came out differently, each with its first difference."""
     return service.divergence_page(session, number, offset, limit)
 
 
@@ -140,5 +140,5 @@ def list_divergences(
 def cancel_verification(
     request: Request, session: WriteSession, caller: Poster, number: Number
 ) -> VerificationInfo:
-    """Call a verification off. What it found before is not kept."""
+    """Cancel a verification. What it found so far is not kept."""
     return service.cancel(session, request.app.state.jobs, number, caller)
