@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import sys
 import tempfile
 import time
@@ -38,9 +39,9 @@ def explain(error: BaseException, command: str = "wander") -> ClientError:
     if isinstance(error, KeyboardInterrupt):
         return Interrupted("interrupted")
     if hasattr(error, "format_message"):  # click's and typer's usage errors share only this method
-        return UsageError(
-            _usage_message(error.format_message()), hint=f"run `{_line(error, command)} --help`"
-        )
+        text = error.format_message().strip().rstrip(".").replace("'", "`").replace("Value error, ", "")
+        path = getattr(getattr(error, "ctx", None), "command_path", None)  # a sub-command's included
+        return UsageError(text[:1].lower() + text[1:], hint=f"run `{path or f'wander {command}'} --help`")
     explained = _from_sdk(error) or _from_httpx(error)
     if explained is not None:
         return explained
@@ -53,17 +54,6 @@ def explain(error: BaseException, command: str = "wander") -> ClientError:
         where = f": `{error.filename}`" if error.filename else ""
         return ClientError(f"{(error.strerror or 'system error').lower()}{where}", hint=hint, code=code)
     return _unexpected(error)
-
-
-def _line(error: BaseException, command: str) -> str:
-    """Return the words of the command that was used wrongly, a sub-command's included."""
-    path = getattr(getattr(error, "ctx", None), "command_path", None)
-    return path or f"wander {command}"
-
-
-def _usage_message(message: str) -> str:
-    text = message.strip().rstrip(".").replace("'", "`").replace("Value error, ", "")
-    return text[:1].lower() + text[1:]
 
 
 def _from_sdk(error: BaseException) -> ClientError | None:
@@ -84,7 +74,8 @@ def _from_sdk(error: BaseException) -> ClientError | None:
     for theirs, ours in kinds:
         if isinstance(error, theirs):
             hint = getattr(error, "hint", None)
-            return ours(str(error), hint=hint, code=_snake_case(type(error).__name__))
+            code = re.sub(r"(?<!^)(?=[A-Z])", "_", type(error).__name__).lower()
+            return ours(str(error), hint=hint, code=code)
     return None
 
 
@@ -96,10 +87,6 @@ def _from_httpx(error: BaseException) -> ClientError | None:
     if not isinstance(error, httpx.HTTPError | httpx.InvalidURL | httpx.StreamError):
         return None
     return Unavailable(f"the request failed: {error or type(error).__name__}", hint="try again in a moment")
-
-
-def _snake_case(name: str) -> str:
-    return "".join(f"_{c.lower()}" if c.isupper() else c for c in name).lstrip("_")
 
 
 def _unexpected(error: BaseException) -> ClientError:

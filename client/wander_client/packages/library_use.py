@@ -50,13 +50,13 @@ def library_of(trees: Iterable[ast.Module]) -> Library | None:
         return "verifiers"
     if any(_is_within(name, "wander") for name in imported):
         return "wander"
-    by_name = any(_names_module(tree, "verifiers") and defines_loader(tree) for tree in trees)
+    # A source that has the module's name as a text may import it by that.
+    by_name = any(
+        defines_loader(tree)
+        and any(isinstance(node, ast.Constant) and node.value == "verifiers" for node in ast.walk(tree))
+        for tree in trees
+    )
     return "verifiers" if by_name else None
-
-
-def _names_module(tree: ast.Module, module: str) -> bool:
-    """Tell whether a source has a module's name as a text, by which it may import it."""
-    return any(isinstance(node, ast.Constant) and node.value == module for node in ast.walk(tree))
 
 
 def _is_within(name: str, module: str) -> bool:

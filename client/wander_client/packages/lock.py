@@ -180,7 +180,8 @@ def _install_line(hub: HubApi, cache_dir: Path, package: Package, file: Source) 
     digest = file.hashes["sha256"]
     parts = urlsplit(file.url)
     filename = unquote(parts.path.rpartition("/")[2])
-    if _is_of_hub(package.name, parts.path):
+    # A package that hubs serve themselves, on whichever hub.
+    if package.name in HUB_PACKAGES and f"/{HUB_OWNER}/files/{package.name}/" in parts.path:
         wheel = find_served(hub, cache_dir, package.name, filename, digest)
         return f"{package.name} @ {wheel.path.as_uri()} --hash=sha256:{digest}"
     if isinstance(file, PackageArchive) or f"{parts.scheme}://{parts.netloc}" != _PYPI_FILES:
@@ -189,11 +190,6 @@ def _install_line(hub: HubApi, cache_dir: Path, package: Package, file: Source) 
     digests += [package.sdist.hashes["sha256"]] if package.sdist is not None else []
     hashes = " ".join(f"--hash=sha256:{each}" for each in digests)
     return f"{package.name}=={package.version} {hashes}"
-
-
-def _is_of_hub(name: str, path: str) -> bool:
-    """Tell whether an address is that of a package which hubs serve themselves, on whichever hub."""
-    return name in HUB_PACKAGES and f"/{HUB_OWNER}/files/{name}/" in path
 
 
 def _oldest_python(requires_python: str | None) -> Version:

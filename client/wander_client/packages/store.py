@@ -125,7 +125,10 @@ class EnvironmentStore:
                 continue
             except ClientError as error:
                 self._pass_over(path, error)
-        return sorted(found, key=_order)
+        return sorted(
+            found,
+            key=lambda one: (one.record.owner, one.record.name, Version(one.record.version), one.chosen_at),
+        )
 
     def find(self, name: EnvironmentName, hub: str | None) -> list[Installed]:
         """Return the installed versions of a hub's environment that the name allows, oldest first.
@@ -211,10 +214,6 @@ class EnvironmentStore:
             ) from error
 
 
-def _order(one: Installed) -> tuple[str, str, Version, float]:
-    return one.record.owner, one.record.name, Version(one.record.version), one.chosen_at
-
-
 State = Literal["ok", "broken", "unreferenced", "unfinished"]
 _SETTLED = timedelta(minutes=10)
 """An installation that runs now has used its virtual environment within this time."""
@@ -239,7 +238,11 @@ def list_cached(store: EnvironmentStore) -> list[Cached]:
     for one in store.all():
         users.setdefault(one.record.virtualenv, []).append(one)
     found = [_measure(store, key, users.pop(key, [])) for key in store.virtualenvs.names()]
-    found += [_lost(one) for ones in users.values() for one in ones]
+    found += [  # those whose virtual environment is not there
+        Cached(one.path, "broken", space_of(one.path), one.record.installed_at, (one,))
+        for ones in users.values()
+        for one in ones
+    ]
     stale = [
         Cached(path, "unfinished", space_of(path), datetime.fromtimestamp(path.stat().st_mtime, UTC))
         for path in store.stale()
@@ -253,11 +256,6 @@ def _measure(store: EnvironmentStore, key: str, users: list[Installed]) -> Cache
         state = "broken"
     path = store.virtualenvs.root / key
     return Cached(path, state, space_of(path), store.virtualenvs.last_used(key), tuple(users))
-
-
-def _lost(one: Installed) -> Cached:
-    """Return an installed environment whose virtual environment is not there."""
-    return Cached(one.path, "broken", space_of(one.path), one.record.installed_at, (one,))
 
 
 def prunable(found: list[Cached], unused_for: timedelta | None, now: datetime) -> list[Cached]:

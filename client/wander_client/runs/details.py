@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from wander_client.runs.found import FoundRun
     from wander_client.terminal.output import Cell
 
-_BLOCK = 1 << 20
-
 
 def list_pinned(manifest: RunManifest) -> Iterator[tuple[str, str]]:
     """Yield what a run pinned as (name, value), the unset left out."""
@@ -137,8 +135,5 @@ def _given(*rows: tuple[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def _sha256(path: Path) -> str:
-    whole = hashlib.sha256()
     with path.open("rb") as file:
-        while block := file.read(_BLOCK):
-            whole.update(block)
-    return whole.hexdigest()
+        return hashlib.file_digest(file, "sha256").hexdigest()

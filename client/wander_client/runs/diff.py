@@ -98,7 +98,8 @@ def diff_runs(first: FoundRun, second: FoundRun) -> RunDiff:
         if before.messages != after.messages and found.first_key is None:
             found.first_key = rollout.key
         if (before.reward, before.failed) != (after.reward, after.failed):
-            found.changed.append(_change(rollout.key, before, after))
+            change = RewardChange(*rollout.key, before.reward, after.reward, before.failed, after.failed)
+            found.changed.append(change)
         elif before.messages != after.messages:
             found.said_otherwise += 1
         else:
@@ -158,10 +159,6 @@ class _Essence:
         text = canonical_json([rollout.prompt, rollout.completion])
         digest = hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest()
         return cls(rollout.reward, rollout.failure.boundary if rollout.failure else None, digest)
-
-
-def _change(key: Key, before: _Essence, after: _Essence) -> RewardChange:
-    return RewardChange(*key, before.reward, after.reward, before.failed, after.failed)
 
 
 def _loss(change: RewardChange) -> tuple[bool, float, str, int]:

@@ -52,7 +52,8 @@ class RunFilter:
             name = name if "/" in self.environment else name.rpartition("/")[2]
             if not fnmatchcase(name, self.environment):
                 return False
-        if self.model is not None and not _fits(str(row["model"]), self.model):
+        model = str(row["model"])
+        if self.model and not (fnmatchcase(model, self.model) or self.model.lower() in model.lower()):
             return False
         if self.since is not None and row["started_at"] < self.since:
             return False
@@ -153,7 +154,3 @@ def _posted_row(run: RunDetail) -> dict[str, Any]:
 
 def _name(pin: EnvironmentPin) -> str:
     return f"{pin.owner}/{pin.name}" if pin.owner else pin.name
-
-
-def _fits(name: str, wanted: str) -> bool:
-    return fnmatchcase(name, wanted) or wanted.lower() in name.lower()

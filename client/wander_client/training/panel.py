@@ -235,7 +235,9 @@ def panel_lines(state: TrainingState, width: int, height: int, *, plain: bool = 
         waiting = "ended before the first step" if state.ended else "waiting for the first step"
         return [_cut(line, width) for line in [*head, Text(waiting, "dim")]][:height]
     first, functions, rest = _metric_rows(state)
-    foot = [*_time_lines(state, width, plain), *_evaluation_lines(state, width), *_checkpoint_lines(state)]
+    foot = [*_time_lines(state, width, plain), *_evaluation_lines(state, width)]
+    if state.checkpoint is not None:
+        foot.append(Text(f"checkpoint of step {state.checkpoint}", "dim"))
     alerts = [Text(f"! step {one.step}: {one.message}", "yellow bold") for one in state.alerts[-3:]]
     rows = [*first, *functions, *rest]
     room = height - len(head) - len(foot) - len(alerts)
@@ -388,10 +390,6 @@ def _evaluation_lines(state: TrainingState, width: int) -> list[Text]:
             top = max(known, key=lambda one: one.reward or 0.0)
             lines.append(Text(f"best {cell} {_score(top.reward or 0.0)} at step {top.step}", "dim"))
     return lines
-
-
-def _checkpoint_lines(state: TrainingState) -> list[Text]:
-    return [] if state.checkpoint is None else [Text(f"checkpoint of step {state.checkpoint}", "dim")]
 
 
 def evaluation_text(one: CellEvaluation) -> str:

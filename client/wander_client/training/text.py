@@ -25,7 +25,10 @@ def training_facts(folder: Path) -> dict[str, Any]:
 
     outcome = read_outcome(folder)
     return {
-        "steps": [_numbers(line) for line in _lines(folder / "metrics.jsonl")],
+        "steps": [
+            {name: value for name, value in line.items() if value is None or isinstance(value, int | float)}
+            for line in _lines(folder / "metrics.jsonl")
+        ],
         "outcome": outcome.model_dump(mode="json") if outcome else None,
         "checkpoints": [one.model_dump(mode="json") for one in read_saved(folder)],
         "evaluations": [one.model_dump(mode="json") for one in read_evaluations(folder)],
@@ -86,10 +89,6 @@ def _ended(outcome: Outcome | None, steps: Sequence[dict[str, Any]]) -> str:
 
 def _line(label: str, text: str) -> str:
     return f"{label:<{_LABEL}}{text}"
-
-
-def _numbers(line: dict[str, Any]) -> dict[str, float | None]:
-    return {name: value for name, value in line.items() if value is None or isinstance(value, int | float)}
 
 
 def _lines(file: Path) -> list[dict[str, Any]]:

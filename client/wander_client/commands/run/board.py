@@ -90,7 +90,8 @@ def edit(
     given = {"title": title, "description": description, "pinned": pin}
     changes: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
     if columns is not None:
-        changes["columns"] = _columns(columns)
+        named = [one.strip() for one in columns.split(",") if one.strip()]
+        changes["columns"] = None if columns == "usual" else named
     if not changes:
         raise UsageError(
             "nothing to change", hint="write `--title`, `--description`, `--columns`, `--pin` or `--no-pin`"
@@ -210,10 +211,6 @@ def _valid(kind: type[Body], given: dict[str, Any]) -> Body:
 
 
 _HELP = "`wander board --help` shows what there is"
-
-
-def _columns(text: str) -> list[str] | None:
-    return None if text == "usual" else [one.strip() for one in text.split(",") if one.strip()]
 
 
 def _show_list(boards: list[BoardInfo]) -> None:

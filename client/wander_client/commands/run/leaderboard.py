@@ -207,7 +207,14 @@ def _show_to_programs(board: Leaderboard, *, metrics: bool) -> None:
         *(f"pass@{k}" for k in rates),
         *(f"{one}{end}" for one in names for end in ("", "_low", "_high")),
     ]
-    rows = [[*_row(row), *_metric_numbers(row, rates, names)] for row in board.rows]
+    rows = [
+        [
+            *_row(row),
+            *_pass_cells(row, rates),
+            *(_number(value) for name in names for value in (row.metrics.get(name), *row.interval(name))),
+        ]
+        for row in board.rows
+    ]
     current().output.table([*COLUMNS, *titles], rows)
 
 
@@ -264,7 +271,9 @@ def _people_columns(board: Leaderboard, *, metrics: bool) -> list[str]:
 def _cell(row: LeaderboardRow, column: str) -> Cell:
     kind, colon, name = column.partition(":")
     if colon:
-        return _metric(row, name)
+        low, high = row.interval(name)
+        mean = _number(row.metrics.get(name))
+        return f"{mean} ({low:.2f} to {high:.2f})" if low is not None and high is not None else mean
     if kind.startswith("pass@"):
         return _number({f"pass@{one.k}": one.pass_at_k for one in row.pass_rates}.get(kind))
     cells: dict[str, Cell] = {
@@ -292,19 +301,6 @@ def _tokens(row: LeaderboardRow) -> Cell:
 
 def _usd(row: LeaderboardRow) -> Cell:
     return f"{row.usd_per_rollout:.3g}" if row.usd_per_rollout is not None else ""
-
-
-def _metric(row: LeaderboardRow, name: str) -> str:
-    """Return a metric's mean with its interval."""
-    low, high = row.interval(name)
-    mean = _number(row.metrics.get(name))
-    return f"{mean} ({low:.2f} to {high:.2f})" if low is not None and high is not None else mean
-
-
-def _metric_numbers(row: LeaderboardRow, rates: list[int], names: list[str]) -> list[Cell]:
-    """Return pass@k and the metrics, with each number in a column of its own."""
-    values = [value for name in names for value in (row.metrics.get(name), *row.interval(name))]
-    return [*_pass_cells(row, rates), *map(_number, values)]
 
 
 def _pass_cells(row: LeaderboardRow, rates: list[int]) -> list[Cell]:

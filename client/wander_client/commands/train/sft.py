@@ -48,6 +48,7 @@ def sft(
     The result is a Hugging Face folder, OUT/model. Ctrl-C finishes the step and keeps a checkpoint.
     """
     from wander.train.config import SFTSettings, read_settings
+    from wander.train.data import read_rows
 
     from wander_client.training.launcher import require_alone
     from wander_client.training.run import model_path
@@ -68,15 +69,9 @@ def sft(
     overrides = [*(setting or []), *([f"schedule.steps={steps}"] if steps else [])]
     chosen = {"model": {"path": model_path(model)}} if model else {}
     settings = read_settings(SFTSettings, config, overrides, **chosen)
-    _require_rows(rows)
+    next(read_rows(rows), None)  # says what is wrong with the file before anything is written
     _remember(rows, settings, out)
     _tune(rows, settings, out, resume=False)
-
-
-def _require_rows(rows: Path) -> None:
-    from wander.train.data import read_rows
-
-    next(read_rows(rows), None)
 
 
 def _remember(rows: Path, settings: SFTSettings, out: Path) -> None:

@@ -12,7 +12,7 @@ from wander_client.errors import FAILED, OK, UsageError
 from wander_client.terminal.command import command_app
 
 if TYPE_CHECKING:
-    from wander.checks import CheckReport, CheckResult
+    from wander.checks import CheckResult
     from wander.sandbox import SandboxPolicy
     from wander.wire.verification import CheckedWith
 
@@ -57,8 +57,8 @@ def check(
         python=location.python,
         sandbox=policy,
     )
-    if arguments:
-        _blame_arguments(report)
+    if arguments and (refused := report.unfit_arguments):  # which is no fault of the environment
+        raise UsageError(refused.message, hint=refused.hint, code="bad_arguments")
     for each in report.checks:
         _show(each)
     bad = {"fail", "warn"} if strict else {"fail"}
@@ -91,13 +91,6 @@ def _construct(location: Location, policy: SandboxPolicy | None) -> CheckedWith:
         lock_sha256=record.lock_sha256 if record else None,
         sandbox=pin,
     )
-
-
-def _blame_arguments(report: CheckReport) -> None:
-    """Raise when the environment refused the arguments, which is no fault of it."""
-    refused = report.unfit_arguments
-    if refused is not None:
-        raise UsageError(refused.message, hint=refused.hint, code="bad_arguments")
 
 
 def _show(check: CheckResult) -> None:

@@ -62,12 +62,8 @@ def parse_address(text: str) -> GitAddress:
         )
     if revision is not None and (not revision or revision.startswith("-")):
         raise UsageError(f"`{revision}` is not a revision", hint="give a branch, a tag or a commit after `@`")
-    return GitAddress(url, revision, _subdirectory(fragment))
-
-
-def _subdirectory(fragment: str) -> str | None:
-    found = re.search(r"(?:^|&)subdirectory=([^&]+)", fragment)
-    return found[1].strip("/") if found else None
+    inner = re.search(r"(?:^|&)subdirectory=([^&]+)", fragment)
+    return GitAddress(url, revision, inner[1].strip("/") if inner else None)
 
 
 def clone_project(text: str, work: Path) -> tuple[Path, Origin]:
