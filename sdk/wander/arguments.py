@@ -25,14 +25,14 @@ def require_fitting(name: str, factory: Callable[..., Any], arguments: Mapping[s
     try:
         signature.bind(**arguments)
     except TypeError as error:
-        why = _unbound(signature, arguments, error)
+        why = _explain_unbound(signature, arguments, error)
         raise ArgumentsUnfit(f"environment `{name}`: {why}", hint=taken) from error
     for key, annotation in _annotations(factory, signature):
         if key not in arguments or (arguments[key] is None and signature.parameters[key].default is None):
             continue
         problem = _misfit(annotation, arguments[key])
         if problem is not None:
-            kind = _written(signature.parameters[key])
+            kind = _write_annotation(signature.parameters[key])
             raise ArgumentsUnfit(
                 f"environment `{name}`: `{key}` must be `{kind}`, not `{_json(arguments[key])}` ({problem})",
                 hint=taken,
@@ -41,7 +41,7 @@ def require_fitting(name: str, factory: Callable[..., Any], arguments: Mapping[s
 
 def accepted(signature: inspect.Signature) -> str:
     """Return what a factory takes, in words: ``it takes `size: int = 3`, `level``` ."""
-    shown = ", ".join(f"`{_shown(parameter)}`" for parameter in signature.parameters.values())
+    shown = ", ".join(f"`{_show_parameter(parameter)}`" for parameter in signature.parameters.values())
     return f"it takes {shown}" if shown else "it takes no arguments"
 
 
@@ -54,7 +54,7 @@ def cause(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}"
 
 
-def _unbound(signature: inspect.Signature, arguments: Mapping[str, Any], error: TypeError) -> str:
+def _explain_unbound(signature: inspect.Signature, arguments: Mapping[str, Any], error: TypeError) -> str:
     """Say what does not bind: the unknown names, each with the one that it looks like, or what is missing."""
     parameters = signature.parameters
     unknown = [key for key in arguments if key not in parameters]
@@ -91,16 +91,16 @@ def _misfit(annotation: Any, value: Any) -> str | None:
     return None
 
 
-def _shown(parameter: inspect.Parameter) -> str:
+def _show_parameter(parameter: inspect.Parameter) -> str:
     name = str(parameter.replace(annotation=inspect.Parameter.empty, default=inspect.Parameter.empty))
-    kind = _written(parameter)
+    kind = _write_annotation(parameter)
     default = "" if parameter.default is inspect.Parameter.empty else repr(parameter.default)
     if kind:
         return f"{name}: {kind}" + (f" = {default}" if default else "")
     return f"{name}={default}" if default else name
 
 
-def _written(parameter: inspect.Parameter) -> str:
+def _write_annotation(parameter: inspect.Parameter) -> str:
     """Return an annotation as its author wrote it; postponed ones are texts already."""
     if parameter.annotation is inspect.Parameter.empty:
         return ""

@@ -47,20 +47,20 @@ class JsonlRows(Sequence[Plain]):
     def __getitem__(self, index: slice) -> list[Plain]: ...
     def __getitem__(self, index: int | slice) -> Plain | list[Plain]:
         places = self._index()
-        with _opened(self.path) as file:
+        with _open(self.path) as file:
             if isinstance(index, slice):
                 return [self._read(file, *place) for place in places[index]]
             return self._read(file, *places[index])
 
     def __iter__(self) -> Iterator[Plain]:
-        with _opened(self.path) as file:
+        with _open(self.path) as file:
             for place in self._index():
                 yield self._read(file, *place)
 
     def _index(self) -> list[tuple[int, int]]:
         if self._offsets is None:
             offsets, offset = [], 0
-            with _opened(self.path) as file:
+            with _open(self.path) as file:
                 for number, line in enumerate(file, start=1):
                     if line.strip():
                         offsets.append((number, offset))
@@ -162,7 +162,7 @@ class CsvRows(Sequence[Plain]):
     def _read(self) -> list[Plain]:
         if self._rows is None:
             csv.field_size_limit(2**31 - 1)
-            with _opened(self.path) as raw, io.TextIOWrapper(raw, encoding="utf-8-sig", newline="") as file:
+            with _open(self.path) as raw, io.TextIOWrapper(raw, encoding="utf-8-sig", newline="") as file:
                 lines = csv.reader(file, delimiter=self.delimiter, strict=True)
                 try:
                     header = next(lines, [])
@@ -280,7 +280,7 @@ class _MappedRows(Sequence[Plain]):
         return self._change(self._rows[index])
 
 
-def _opened(path: Path) -> BinaryIO:
+def _open(path: Path) -> BinaryIO:
     try:
         return path.open("rb")
     except OSError as error:
@@ -296,7 +296,7 @@ def _parquet_file(path: Path) -> Any:
         from pyarrow.parquet import ParquetFile
     except ImportError as error:
         raise MissingExtra("data", needed_for=f"reading `{path}`") from error
-    with _opened(path):
+    with _open(path):
         pass
     try:
         return ParquetFile(path)

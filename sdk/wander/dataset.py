@@ -122,7 +122,7 @@ class Dataset:
         row = reader.row(index)
         if row is None:
             return None
-        example = self._normalised(row, index)
+        example = self._normalise(row, index)
         first = self._positions.setdefault(example.example_id, index)
         if first != index:
             raise DatasetError(
@@ -134,7 +134,7 @@ class Dataset:
             self._examples[index] = example
         return example
 
-    def _normalised(self, row: Any, index: int) -> Example:
+    def _normalise(self, row: Any, index: int) -> Example:
         where = f"row {index} of the {self.split} dataset"
         values = _json_row(row, where)
         example_id = str(values["example_id"]) if values.get("example_id") is not None else str(index)
@@ -167,7 +167,7 @@ class Dataset:
             opening = [*shots, {"role": "user", "content": str(question)}]
         elif isinstance(opening, str):
             opening = [{"role": "user", "content": opening}]
-        messages = _checked_prompt(opening, where)
+        messages = _check_prompt(opening, where)
         if self.system_prompt and not any(message["role"] == "system" for message in messages):
             return [{"role": "system", "content": self.system_prompt}, *messages]
         return messages
@@ -297,7 +297,7 @@ def _info(value: Any, where: str) -> dict[str, Any]:
     return value
 
 
-def _checked_prompt(messages: Any, where: str) -> list[Message]:
+def _check_prompt(messages: Any, where: str) -> list[Message]:
     if not isinstance(messages, list) or not messages:
         raise DatasetError(f"{where}: `prompt` must be text or a non-empty list of messages")
     for position, message in enumerate(messages):

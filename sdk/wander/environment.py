@@ -103,10 +103,10 @@ class Environment(Player):
         self.reward_bounds = reward_bounds
         self.arguments: dict[str, Any] = {}
         """The arguments of `load_environment`, filled in by the loader."""
-        self._datasets = self._bound(dataset, eval_dataset)
+        self._datasets = self._bind_datasets(dataset, eval_dataset)
         self._cleanups = marked_methods(self, CLEANUP)
 
-    def _bound(
+    def _bind_datasets(
         self, dataset: Rows | ProceduralRows | None, eval_dataset: Rows | ProceduralRows | None
     ) -> dict[Split, Dataset]:
         """Bind the given rows to their splits."""

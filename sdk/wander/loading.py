@@ -54,7 +54,7 @@ class Factory:
 
     def made(self, arguments: dict[str, Any]) -> Environment:
         """Call the function and name the environment it returns; raises `LoadError`."""
-        return _made(self.name, self.function, arguments)
+        return _make_environment(self.name, self.function, arguments)
 
 
 def find_factory(name: str) -> Factory:
@@ -171,7 +171,7 @@ def _factory(module: ModuleType, attribute: str) -> Callable[..., Any]:
     return factory
 
 
-def _made(name: str, factory: Callable[..., Any], arguments: dict[str, Any]) -> Environment:
+def _make_environment(name: str, factory: Callable[..., Any], arguments: dict[str, Any]) -> Environment:
     """Call the factory and name the environment it returns."""
     require_fitting(name, factory, arguments)
     try:

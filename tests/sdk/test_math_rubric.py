@@ -85,7 +85,7 @@ async def test_an_expression_that_kills_every_process_is_an_error(processes, mon
     def died(*_):
         raise math_rubric._Died
 
-    monkeypatch.setattr(math_rubric, "_exchanged", died)
+    monkeypatch.setattr(math_rubric, "_exchange", died)
     with pytest.raises(RubricError, match="killed two processes"):
         await processes.equal("1", "2")
 

@@ -333,14 +333,14 @@ async def test_a_worker_that_computes_is_not_taken_for_gone(
 ) -> None:
     monkeypatch.setattr(worker_remote, "PING_SECONDS", 0.5)
     beats = 0
-    answered = worker_heartbeat._answered
+    answered = worker_heartbeat._wait_for_pong
 
     async def counted(connection: Any) -> None:
         nonlocal beats
         await answered(connection)
         beats += 1
 
-    monkeypatch.setattr(worker_heartbeat, "_answered", counted)
+    monkeypatch.setattr(worker_heartbeat, "_wait_for_pong", counted)
     gate = tmp_path / "gate"
     async with listener(tmp_path) as far, remote(far.address, folder=tmp_path) as environment:
         blocked = asyncio.create_task(play(environment, f"block {gate}"))

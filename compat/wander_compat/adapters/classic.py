@@ -79,7 +79,7 @@ class AdaptedEnvironment(Environment):
             deterministic=not asks_outside(classic_env),
         )
 
-    def _bound(
+    def _bind_datasets(
         self, dataset: Rows | ProceduralRows | None, eval_dataset: Rows | ProceduralRows | None
     ) -> dict[Split, Dataset]:
         found: dict[Split, Any] = {
@@ -152,7 +152,7 @@ class ClassicRows(Dataset):
         own = {"prompt": example.prompt, "answer": example.answer, "info": example.info, "example_id": number}
         return {**example.columns, **own}
 
-    def _normalised(self, row: Any, index: int) -> Example:
+    def _normalise(self, row: Any, index: int) -> Example:
         example_id = self._ids[index]
         known = {"prompt", "answer", "info", "example_id"}
         info = row.get("info")

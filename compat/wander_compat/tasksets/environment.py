@@ -122,7 +122,7 @@ class TasksetEnvironment(Environment):
             deterministic=not any(each.EXECUTES_CODE for each in harnesses),
         )
 
-    def _bound(
+    def _bind_datasets(
         self, dataset: Rows | ProceduralRows | None, eval_dataset: Rows | ProceduralRows | None
     ) -> dict[Split, Dataset]:
         return {"eval": TaskRows(self.library.taskset)}
@@ -236,7 +236,7 @@ class TaskRows(Dataset):
 
     def task(self, example: Example) -> Any:
         """Return the task of an example; raises `EnvironmentFault` for one of another set."""
-        if self._normalised(self._task_at(example.index), example.index).example_id != example.example_id:
+        if self._normalise(self._task_at(example.index), example.index).example_id != example.example_id:
             raise EnvironmentFault(f"the task set has no task `{example.example_id}` at {example.index}")
         return self._tasks[example.index]
 
@@ -245,7 +245,7 @@ class TaskRows(Dataset):
             self._tasks.append(next(self._stream))
         return self._tasks[index]
 
-    def _normalised(self, row: Any, index: int) -> Example:
+    def _normalise(self, row: Any, index: int) -> Example:
         example_id = str(row.data.idx) if self._named else str(index)
         data = row.data.model_dump(mode="json", exclude_defaults=True)
         return Example.model_construct(

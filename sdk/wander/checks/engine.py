@@ -94,15 +94,15 @@ def _two_processes(
     if first.trouble is not None and first.trouble.type == ArgumentsUnfit.__name__:
         report.unfit_arguments = first.trouble
     found.update({each.id: each for each in findings_of_first(first)})
-    _timed(found, "load.works", took)
+    _set_seconds(found, "load.works", took)
     if first.info is None or first.trouble is not None:
         return
     second = processes.run(request.model_copy(update={"watch": False, "recorded": first.plays}), 1)
     found.update({each.id: each for each in findings_of_second(first, second)})
-    _timed(found, "dataset.stable", time.monotonic() - began - took)
+    _set_seconds(found, "dataset.stable", time.monotonic() - began - took)
 
 
-def _timed(found: dict[str, CheckResult], check: str, seconds: float) -> None:
+def _set_seconds(found: dict[str, CheckResult], check: str, seconds: float) -> None:
     if check in found:
         found[check] = found[check].model_copy(update={"seconds": seconds})
 

@@ -21,10 +21,10 @@ _JUDGED = "not compared: its judge is not asked here"
 def findings_of_first(first: ProbeResult) -> Iterator[CheckResult]:
     """Judge the process that was watched and played."""
     if first.lost_while is not None and first.lost_while.startswith("playing"):
-        yield result("rollout.stops", "fail", _said(first), example_id=_quoted(first.lost_while))
+        yield result("rollout.stops", "fail", _describe_trouble(first), example_id=_quoted(first.lost_while))
         return
     if first.trouble is not None:
-        yield result("load.works", "fail", _said(first))
+        yield result("load.works", "fail", _describe_trouble(first))
         return
     yield result("load.works", "pass", f"in {first.import_seconds + first.load_seconds:.2f} s")
     yield _light(first)
@@ -34,14 +34,16 @@ def findings_of_first(first: ProbeResult) -> Iterator[CheckResult]:
         yield _faults(first)
         yield _stops(first)
         yield from reward_findings(first)
-        yield _declared(first)
+        yield _check_declaration(first)
 
 
 def findings_of_second(first: ProbeResult, second: ProbeResult) -> Iterator[CheckResult]:
     """Compare the process that played again with the first one."""
     if second.trouble is not None:
         check = "rollout.stops" if (second.lost_while or "").startswith("playing") else "load.works"
-        yield result(check, "fail", f"in a second process with another hash seed: {_said(second)}")
+        yield result(
+            check, "fail", f"in a second process with another hash seed: {_describe_trouble(second)}"
+        )
         return
     if second.import_seconds > SLOW_IMPORT and not first.heavy:
         yield result("load.light", "warn", f"importing it took {second.import_seconds:.1f} s")
@@ -59,7 +61,7 @@ def findings_of_second(first: ProbeResult, second: ProbeResult) -> Iterator[Chec
     yield _same("determinism.group", second.plays, second.siblings)
 
 
-def _said(probe: ProbeResult) -> str:
+def _describe_trouble(probe: ProbeResult) -> str:
     trouble = probe.trouble
     if trouble is None:
         return ""
@@ -78,7 +80,7 @@ def _quoted(doing: str) -> str | None:
 
 def _light(first: ProbeResult) -> CheckResult:
     if first.heavy:
-        return result("load.light", "fail", f"importing it imports {_listed(first.heavy)}")
+        return result("load.light", "fail", f"importing it imports {_list(first.heavy)}")
     return result("load.light", "pass")
 
 
@@ -165,7 +167,7 @@ def _stops(first: ProbeResult) -> CheckResult:
     return result("rollout.stops", "pass")
 
 
-def _declared(first: ProbeResult) -> CheckResult:
+def _check_declaration(first: ProbeResult) -> CheckResult:
     assert first.info is not None
     network = [use for use in first.uses if use.kind == "network" and use.phase == "rollout"]
     if not first.info.deterministic:
@@ -225,7 +227,7 @@ def _who(play: PlayRecord) -> str:
     return f"player `{play.player}`"
 
 
-def _listed(names: Iterable[str]) -> str:
+def _list(names: Iterable[str]) -> str:
     return ", ".join(f"`{name}`" for name in names)
 
 

@@ -71,7 +71,7 @@ class Probe:
         if self.request.watch:
             self.watch.start()
         try:
-            self._checked()
+            self._probe()
         except Exception as error:  # noqa: BLE001 - the result tells
             self.result.trouble = Trouble.of(error)
         finally:
@@ -79,8 +79,8 @@ class Probe:
                 self.watch.stop()
         return self.result
 
-    def _checked(self) -> None:
-        factory = self._imported()
+    def _probe(self) -> None:
+        factory = self._import_factory()
         self._tell("calling `load_environment`")
         started = time.perf_counter()
         env = factory.made(dict(self.request.arguments))
@@ -91,14 +91,14 @@ class Probe:
         self._tell("reading its rows")
         self._read_rows(env, factory)
         self.watch.phase = "rollout"
-        asyncio.run(self._played(env))
+        asyncio.run(self._play_all(env))
         self.result.uses = self.watch.uses(_own_place(self.request, factory))
 
     def _tell(self, doing: str) -> None:
         """Leave a note of what is being done, for whoever finds this process dead or hanging."""
         self._note(doing)
 
-    def _imported(self) -> Factory:
+    def _import_factory(self) -> Factory:
         self._tell("importing its module")
         before = set(sys.modules)
         started = time.perf_counter()
@@ -117,7 +117,7 @@ class Probe:
             expected = {row.index: row.digest for row in rows}
             self.result.moved += [row for row in backwards if row.digest != expected[row.index]]
 
-    async def _played(self, env: Environment) -> None:
+    async def _play_all(self, env: Environment) -> None:
         try:
             if self.request.recorded is None:
                 await self._play(env)

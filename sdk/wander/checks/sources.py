@@ -76,12 +76,12 @@ class SourceWatch:
     def start(self) -> None:
         """Begin to watch this thread and those that it starts."""
         self._active = True
-        sys.addaudithook(self._audited)  # cannot be removed: it does nothing after `stop`
+        sys.addaudithook(self._on_audit_event)  # cannot be removed: it does nothing after `stop`
         for name in _CALENDAR:
             self._wrap(time, name, "clock", f"time.{name}", self._reads_clock(name))
         self._wrap_numpy()
-        threading.setprofile(self._profiled)
-        sys.setprofile(self._profiled)
+        threading.setprofile(self._on_call)
+        sys.setprofile(self._on_call)
 
     def stop(self) -> None:
         """Watch no more."""
@@ -95,7 +95,7 @@ class SourceWatch:
         """Return what the code under the path `own` (a folder or a file) read, also through libraries."""
         found: dict[tuple[Kind, str, str, str | None, str], SourceUse] = {}
         for (kind, name, phase, stack), count in self._seen.items():
-            place = _attributed(stack, own, everything=kind == "network")
+            place = _attribute(stack, own, everything=kind == "network")
             if place is None:
                 continue
             where, library = place
@@ -114,16 +114,16 @@ class SourceWatch:
             )
         return sorted(found.values(), key=lambda use: (use.kind, use.phase, use.where, use.name))
 
-    def _profiled(self, frame: FrameType, event: str, argument: Any) -> None:
+    def _on_call(self, frame: FrameType, event: str, argument: Any) -> None:
         """Look at every call; this runs for each, so the common case leaves at once."""
         if event == "c_call":
             named = self._functions.get(id(argument)) or _bound(argument)
             if named is not None:
                 self._read(*named, frame)
         elif event == "call" and frame.f_code is _SEED:
-            self._seeded(frame)
+            self._on_seed(frame)
 
-    def _seeded(self, frame: FrameType) -> None:
+    def _on_seed(self, frame: FrameType) -> None:
         """Look at a generator that is being seeded."""
         generator = frame.f_locals.get("self")
         if generator is _GLOBAL:
@@ -131,7 +131,7 @@ class SourceWatch:
         elif frame.f_locals.get("a") is None and not isinstance(generator, random.SystemRandom):
             self._read("entropy", "random.Random() without a seed", frame)
 
-    def _audited(self, event: str, arguments: tuple[Any, ...]) -> None:
+    def _on_audit_event(self, event: str, arguments: tuple[Any, ...]) -> None:
         if not self._active or event not in _NETWORK:
             return
         peer = arguments[0] if event in ("socket.getaddrinfo", "socket.gethostbyname") else arguments[1]
@@ -141,7 +141,7 @@ class SourceWatch:
             return  # a Unix socket stays on this machine
         if event == "socket.connect" and is_own_port(peer):
             return  # what this process serves to itself
-        self._read("network", f"{event} to {_shown(peer)}", sys._getframe(1))
+        self._read("network", f"{event} to {_show_peer(peer)}", sys._getframe(1))
 
     def _read(self, kind: Kind, name: str, frame: FrameType | None) -> None:
         if not self._active:
@@ -282,7 +282,7 @@ def _inside(file: str, folder: str) -> bool:
     return file == folder or file.startswith(folder.rstrip("/") + "/")
 
 
-def _attributed(stack: Stack, own: str, *, everything: bool) -> tuple[str, str | None] | None:
+def _attribute(stack: Stack, own: str, *, everything: bool) -> tuple[str, str | None] | None:
     """Return (place in the environment's code, library in between), or None when it is not its doing.
 
     With `everything` a read outside its code counts too, since the process has no other reason for it.
@@ -305,7 +305,7 @@ def _library(file: str) -> str:
     return Path(file).stem
 
 
-def _shown(peer: Any) -> str:
+def _show_peer(peer: Any) -> str:
     return ":".join(str(part) for part in peer[:2]) if isinstance(peer, tuple) else str(peer)
 
 

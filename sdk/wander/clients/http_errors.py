@@ -171,7 +171,7 @@ def complaint(answer: Answer) -> str:
     try:
         data = from_json(answer.body)
     except ValueError:
-        return _shown(answer.body)
+        return _show(answer.body)
     error = data.get("error", data) if isinstance(data, dict) else data
     if isinstance(error, dict):
         said = error.get("message") or error.get("detail") or error
@@ -184,11 +184,11 @@ def _not_json(answer: Answer, base_url: str, error: ValueError) -> InvalidRespon
     start = answer.body[:200].lstrip().lower()
     if start.startswith((b"<!doctype", b"<html")):
         return InvalidResponse(
-            f"`{base_url}` answered with a web page: {_shown(answer.body)}",
+            f"`{base_url}` answered with a web page: {_show(answer.body)}",
             hint="correct the base URL: it usually ends in `/v1`",
         )
     return InvalidResponse(
-        f"`{base_url}` answered with broken JSON ({error}): {_shown(answer.body)}",
+        f"`{base_url}` answered with broken JSON ({error}): {_show(answer.body)}",
         hint="look at the server's log",
         retryable=True,
     )
@@ -204,7 +204,7 @@ def _not_a_completion(data: Any, base_url: str) -> InvalidResponse:
     )
 
 
-def _shown(body: bytes) -> str:
+def _show(body: bytes) -> str:
     text = body[:4000].decode("utf-8", "replace")
     if "<html" in text.lower() or "<!doctype" in text.lower():
         text = html.unescape(re.sub(r"(?s)<(script|style).*?</\1>|<[^>]+>", " ", text))

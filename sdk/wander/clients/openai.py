@@ -124,7 +124,7 @@ class OpenAIClient(Client):
         none, for one token. An endpoint that is asked too much at the moment (429) passes: a rollout waits
         for it. Raises `ModelNotFound` with the names that were meant when the endpoint has no such model.
         """
-        answer = await self._checked(None)
+        answer = await self._ask_twice(None)
         if answer.status in (401, 403):
             raise error_of(answer, self.base_url, self.model)
         listed = listed_models(answer)
@@ -134,7 +134,7 @@ class OpenAIClient(Client):
 
     async def _probe(self, listed: list[str]) -> None:
         payload = {"model": self.model, "messages": [{"role": "user", "content": "hi"}], "max_tokens": 1}
-        answer = await self._checked(payload)
+        answer = await self._ask_twice(payload)
         if listed and lacks_model(answer, self.model):
             raise unlisted(self.model, listed, self.base_url)
         # Endpoints refuse odd requests (400, 422) for many reasons; a rollout will tell. These are certain.
@@ -162,7 +162,7 @@ class OpenAIClient(Client):
             payload["seed"] = derived_seed(payload["seed"], request.seed) >> 33
         return payload
 
-    async def _checked(self, payload: dict[str, Any] | None) -> Answer:
+    async def _ask_twice(self, payload: dict[str, Any] | None) -> Answer:
         """Ask for the models, or for a completion, and once more where that may help."""
         pause = self.attempts.pause(0)
         for last in (False, True):

@@ -48,7 +48,7 @@ class ScriptedClient(Client):
     async def complete(self, request: ModelRequest) -> ModelResponse:
         """Return the script's next reply; raises `ModelError` when there is none, or the function raises."""
         if callable(self.replies):
-            return _response(await self._called(self.replies, request))
+            return _response(await self._call_script(self.replies, request))
         position = self._positions.get(request.rollout_id, 0)
         if position >= len(self.replies):
             raise ModelError(
@@ -58,7 +58,7 @@ class ScriptedClient(Client):
         self._positions[request.rollout_id] = position + 1
         return _response(self.replies[position])
 
-    async def _called(self, script: Script, request: ModelRequest) -> Any:
+    async def _call_script(self, script: Script, request: ModelRequest) -> Any:
         try:
             reply = script(request)
             return await reply if inspect.isawaitable(reply) else reply
@@ -86,7 +86,7 @@ def scripted_client_from_spec(spec: str) -> ScriptedClient:
     if not callable(script):
         raise LoadError(f"`{module_name}` has no function `{function_name}`")
     if is_factory:
-        script = _made_by_factory(script, query, spec)
+        script = _call_factory(script, query, spec)
     return ScriptedClient(script, model=f"scripted:{spec.removeprefix('scripted:')}")
 
 
@@ -102,9 +102,9 @@ def _script_module(name: str) -> ModuleType:
         ) from error
 
 
-def _made_by_factory(factory: Callable[..., Any], query: str, spec: str) -> Script:
+def _call_factory(factory: Callable[..., Any], query: str, spec: str) -> Script:
     """Call a factory with the arguments of a spec's query."""
-    arguments = {key: _argument(value) for key, value in parse_qsl(query, keep_blank_values=True)}
+    arguments = {key: _parse_argument(value) for key, value in parse_qsl(query, keep_blank_values=True)}
     try:
         script = factory(**arguments)
     except Exception as error:
@@ -114,7 +114,7 @@ def _made_by_factory(factory: Callable[..., Any], query: str, spec: str) -> Scri
     return script  # type: ignore[no-any-return]
 
 
-def _argument(text: str) -> Any:
+def _parse_argument(text: str) -> Any:
     try:
         return json.loads(text)
     except ValueError:

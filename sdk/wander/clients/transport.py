@@ -167,11 +167,11 @@ class AiohttpTransport:
                 raise TransportError("the answer cannot be decompressed", "garbled") from error
             raise TransportError("the connection broke in the middle of the answer") from error
         except aiohttp.ClientSSLError as error:
-            raise TransportError(self._described(error), "untrusted") from error
+            raise TransportError(self._describe(error), "untrusted") from error
         except aiohttp.ClientResponseError as error:
-            raise TransportError(f"that is no HTTP: {self._described(error)}", "garbled") from error
+            raise TransportError(f"that is no HTTP: {self._describe(error)}", "garbled") from error
         except (aiohttp.ClientError, OSError, ValueError) as error:
-            raise TransportError(self._described(error)) from error
+            raise TransportError(self._describe(error)) from error
 
     async def _body(self, response: aiohttp.ClientResponse) -> bytes:
         """Read the answer, secrets taken out, and no more of it than one can be long."""
@@ -187,7 +187,7 @@ class AiohttpTransport:
                 raise TransportError(f"the answer is longer than {most:,} bytes", "garbled")
         return self._secrets.removed(b"".join(parts))
 
-    def _described(self, error: BaseException) -> str:
+    def _describe(self, error: BaseException) -> str:
         text = str(error) or type(error).__name__
         return self._secrets.removed(text.encode("utf-8", "replace")).decode("utf-8", "replace")
 

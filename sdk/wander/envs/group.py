@@ -45,7 +45,7 @@ class EnvGroup(Environment):
         weights: Mapping[str, float] | Sequence[float] | None = None,
         **kwargs: Any,
     ) -> None:
-        self.members = _named(envs, env_names)
+        self.members = _name_members(envs, env_names)
         self.weights = _weights(weights, list(self.members))
         members = list(self.members.values())
         kinds = {type(member.parser) for member in members}
@@ -84,7 +84,7 @@ class EnvGroup(Environment):
             rollout.model_copy(
                 update={
                     "example_id": request.example.example_id,
-                    "metrics": _prefixed(name, rollout.metrics),
+                    "metrics": _prefix(name, rollout.metrics),
                 }
             )
             for rollout in await request.send(self.members[name], own)
@@ -143,7 +143,7 @@ class GroupRubric(Rubric):
         """Score with the member's rubric and parser; `parser` is not used."""
         name, own = routed(state.example)
         member = self.members[name]
-        return _renamed(name, await member.rubric.score(State({**state, "example": own}), member.parser))
+        return _rename(name, await member.rubric.score(State({**state, "example": own}), member.parser))
 
     async def score_group(self, states: Sequence[State], parser: Parser | None = None) -> list[Score]:
         """Score the rollouts of one example with its member's rubric and parser."""
@@ -154,7 +154,7 @@ class GroupRubric(Rubric):
         scores = await member.rubric.score_group(
             [State({**state, "example": own}) for state in states], member.parser
         )
-        return [_renamed(name, score) for score in scores]
+        return [_rename(name, score) for score in scores]
 
 
 def group_row(name: str, example: Example) -> dict[str, Any]:
@@ -189,7 +189,7 @@ def routed(example: Example) -> tuple[str, Example]:
     return origin["name"], own
 
 
-def _named(
+def _name_members(
     envs: Mapping[str, Environment] | Sequence[Environment], env_names: Sequence[str] | None
 ) -> dict[str, Environment]:
     members = list(envs.values()) if isinstance(envs, Mapping) else list(envs)
@@ -241,12 +241,12 @@ def _bounds(member: Environment) -> tuple[float, float]:
     return sum(min(weight, 0.0) for weight in weights), sum(max(weight, 0.0) for weight in weights)
 
 
-def _prefixed(name: str, metrics: Mapping[str, float]) -> dict[str, float]:
+def _prefix(name: str, metrics: Mapping[str, float]) -> dict[str, float]:
     return {f"{name}.{metric}": value for metric, value in metrics.items()}
 
 
-def _renamed(name: str, score: Score) -> Score:
-    return Score(score.reward, _prefixed(name, score.metrics), score.error)
+def _rename(name: str, score: Score) -> Score:
+    return Score(score.reward, _prefix(name, score.metrics), score.error)
 
 
 class Mixture:

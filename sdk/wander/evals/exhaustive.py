@@ -324,7 +324,7 @@ class _Walk:
         wave = [self._line(opening, ()) for opening in openings]
         while wave and not self._stop.requested.is_set():
             played = await self._play_together(wave)
-            self._told()
+            self._tell()
             if self._watch.verdict is not None:
                 raise self._watch.verdict
             wave = [line for one, rollout in played for line in self._branches(one, rollout)]
@@ -410,10 +410,10 @@ class _Walk:
         self._keep(rollout)
         if self._watch.add(rollout):
             self._stop.requested.set()
-        self._told()
+        self._tell()
         return rollout
 
-    def _told(self) -> None:
+    def _tell(self) -> None:
         if self._on_progress is not None:
             known = self._known.total()
             self._on_progress(WalkProgress(len(self._played), known, self._memo.conversations, self._lost))

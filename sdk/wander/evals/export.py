@@ -151,7 +151,7 @@ def _write_folder(
         written = 0
         while (first := next(rows, None)) is not None:
             shard = temporary / "data" / f"rollouts-{written // _SHARD:05}.parquet"
-            here = _chained(first, islice(rows, _SHARD - 1))
+            here = _chain(first, islice(rows, _SHARD - 1))
             before = written
             for done in _write_parquet(here, shard, table):
                 written = before + done
@@ -164,7 +164,7 @@ def _write_folder(
         shutil.rmtree(temporary, ignore_errors=True)
 
 
-def _chained(first: Row, others: Iterator[Row]) -> Iterator[Row]:
+def _chain(first: Row, others: Iterator[Row]) -> Iterator[Row]:
     yield first
     yield from others
 

@@ -92,7 +92,7 @@ async def replay_run(
     contradicted = refused is not None
     if refused is None and not deterministic and method == "replay":
         refused = f"`{environment.info.name}` declares that it is not deterministic"
-    chosen = None if refused else _sampled(manifest, environment.info.group_rewards, sample, sample_seed)
+    chosen = None if refused else _sample(manifest, environment.info.group_rewards, sample, sample_seed)
     with fewer_collections(_CHUNK):
         for chunk in _chunks(rollouts, whole=environment.info.group_rewards):
             await replay.add(chunk, examples, chosen, compare=refused is None)
@@ -165,7 +165,7 @@ class _Replay:
     async def examples(self) -> dict[str, Example]:
         """Return the manifest's examples by id, in its order, without those that the environment lacks."""
         found: dict[str, Example] = {}
-        async for example in _read(self._environment, self._manifest):
+        async for example in _read_examples(self._environment, self._manifest):
             if example.example_id in self._wanted:
                 found[example.example_id] = example
                 if len(found) == len(self._wanted):
@@ -284,7 +284,7 @@ def _needs_playing(rescored: Rollout) -> bool:
     return failure is not None and failure.boundary == "rubric" and failure.type != NotRecorded.__name__
 
 
-async def _read(environment: EnvironmentHandle, manifest: RunManifest) -> AsyncIterator[Example]:
+async def _read_examples(environment: EnvironmentHandle, manifest: RunManifest) -> AsyncIterator[Example]:
     """Yield the examples of the manifest's split, in pages; of an endless one as many as the run can name."""
     if manifest.kind == "exhaustive" or manifest.lines is not None:
         for example in await environment.openings():
@@ -301,7 +301,7 @@ async def _read(environment: EnvironmentHandle, manifest: RunManifest) -> AsyncI
             return
 
 
-def _sampled(manifest: RunManifest, groups: bool, size: int | None, seed: int) -> set[tuple[str, int]] | None:
+def _sample(manifest: RunManifest, groups: bool, size: int | None, seed: int) -> set[tuple[str, int]] | None:
     """Draw the keys to play again: whole groups where rewards compare them; None means all."""
     if size is None or size >= manifest.expected_rollouts or manifest.kind == "exhaustive":
         return None  # the keys of lines are known from the rollouts alone

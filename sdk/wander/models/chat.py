@@ -58,7 +58,7 @@ class ChatFormat:
         self.tokenizer = tokenizer
         self.end_ids = end_ids
         self.template: str = _template_text(tokenizer)
-        self._ids_of = lru_cache(maxsize=_REMEMBERED)(self._tokenised)
+        self._ids_of = lru_cache(maxsize=_REMEMBERED)(self._tokenise)
         self._opened: tuple[list[Message], Conversation] | None = None
         """The conversation opened last, where all of it is text: the rollouts of a group open alike."""
 
@@ -84,9 +84,9 @@ class ChatFormat:
 
     def encode(self, text: str) -> list[int]:
         """Return the ids of a text that already holds its special tokens."""
-        return list(self._ids_of(text) if len(text) <= _REMEMBERED else self._tokenised(text))
+        return list(self._ids_of(text) if len(text) <= _REMEMBERED else self._tokenise(text))
 
-    def _tokenised(self, text: str) -> tuple[int, ...]:
+    def _tokenise(self, text: str) -> tuple[int, ...]:
         return tuple(self.tokenizer.encode(text, add_special_tokens=False))
 
     def decode(self, ids: list[int]) -> str:

@@ -70,15 +70,15 @@ class KeyValueLayer(CacheLayerMixin):  # type: ignore[misc]
     def focus(self, rows: torch.Tensor | None) -> None:
         """Compute only these rows from now on; None means all rows again."""
         self.rows = rows
-        self.focus_keys = None if rows is None else self._selected(self.keys, rows)
-        self.focus_values = None if rows is None else self._selected(self.values, rows)
+        self.focus_keys = None if rows is None else self._select(self.keys, rows)
+        self.focus_values = None if rows is None else self._select(self.values, rows)
 
     def select(self, rows: torch.Tensor) -> None:
         """Keep only these rows, in this order; a row may be repeated."""
         self.focus(None)
-        self.keys, self.values = self._selected(self.keys, rows), self._selected(self.values, rows)
+        self.keys, self.values = self._select(self.keys, rows), self._select(self.values, rows)
 
-    def _selected(self, states: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+    def _select(self, states: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
         """Copy the columns in use of the rows into a new buffer.
 
         Zeros elsewhere: rows out of focus have columns that nobody writes, and a NaN spoils sums even where

@@ -24,14 +24,14 @@ class ModelCalls:
 
     def begin(self) -> None:
         """Tell the client that the rollout starts, and learn what a record of it holds."""
-        self._told(self.client.begin)
-        self.state["recorded"] = self._told(self.client.recorded)
+        self._tell(self.client.begin)
+        self.state["recorded"] = self._tell(self.client.recorded)
 
     def end(self) -> None:
         """Tell the client that the rollout makes no more calls."""
-        self._told(self.client.end)
+        self._tell(self.client.end)
 
-    def _told(self, tell: Callable[[str], Any]) -> Any:
+    def _tell(self, tell: Callable[[str], Any]) -> Any:
         try:
             return tell(self.rollout_id)
         except ModelError:

@@ -66,17 +66,17 @@ def extract_json_answer(text: str, default: Any = None) -> Any:
     stands anywhere in it. Numbers that JSON does not know (`NaN`, `Infinity`) make it no JSON.
     """
     for block in reversed(_FENCE.findall(text)):
-        value = _parsed(block)
+        value = _parse(block)
         if value is not None:
             return value
-    value = _parsed(text)
+    value = _parse(text)
     if value is not None:
         return value
     values = list(_json_values(text))
     return values[-1] if values else default
 
 
-def _parsed(text: str) -> Any | None:
+def _parse(text: str) -> Any | None:
     """Return the object or array that a whole text is, or None."""
     try:
         value = json.loads(text, parse_constant=_refused)
@@ -92,7 +92,7 @@ def _refused(constant: str) -> Any:
 def _json_values(text: str) -> Iterator[Any]:
     """Yield the JSON objects and arrays that stand in a text, in order; of nested ones the outermost."""
     for start, end in _closed_spans(text):
-        value = _parsed(text[start:end])
+        value = _parse(text[start:end])
         if value is not None:
             yield value
 

@@ -34,7 +34,7 @@ class RubricGroup(Rubric):
     def describe(self) -> list[RewardFunctionInfo]:
         """Return name and weight of every function, member by member, under the names that are reported."""
         names = self._reported()
-        return [info.model_copy(update={"name": names[key, info.name]}) for key, info in self._described()]
+        return [info.model_copy(update={"name": names[key, info.name]}) for key, info in self._pairs()]
 
     @property
     def has_group_functions(self) -> bool:
@@ -45,7 +45,7 @@ class RubricGroup(Rubric):
         """Score with every member, even after one failed."""
         own = await super().score(state, parser)
         scores = {key: await member.score(state, parser) for key, member in self.members.items()}
-        return self._merged({**scores, "": own})
+        return self._merge({**scores, "": own})
 
     async def score_group(self, states: Sequence[State], parser: Parser | None = None) -> list[Score]:
         """Score a whole group with every member, even after one failed."""
@@ -53,7 +53,7 @@ class RubricGroup(Rubric):
         scores = {key: await member.score_group(states, parser) for key, member in self.members.items()}
         scores[""] = own
         return [
-            self._merged({key: each[position] for key, each in scores.items()})
+            self._merge({key: each[position] for key, each in scores.items()})
             for position in range(len(states))
         ]
 
@@ -62,18 +62,18 @@ class RubricGroup(Rubric):
         for member in self.members.values():
             await member.close()
 
-    def _described(self) -> list[tuple[str, RewardFunctionInfo]]:
+    def _pairs(self) -> list[tuple[str, RewardFunctionInfo]]:
         """Return every function with its member's name; the group's own have none."""
         described = [(key, info) for key, member in self.members.items() for info in member.describe()]
         return [*described, *(("", info) for info in super().describe())]
 
     def _reported(self) -> dict[tuple[str, str], str]:
         """Return under which name each (member, function) is reported."""
-        pairs = [(key, info.name) for key, info in self._described()]
+        pairs = [(key, info.name) for key, info in self._pairs()]
         count = Counter(name for _, name in pairs)
         return {(key, name): f"{key}.{name}" if key and count[name] > 1 else name for key, name in pairs}
 
-    def _merged(self, scores: Mapping[str, Score]) -> Score:
+    def _merge(self, scores: Mapping[str, Score]) -> Score:
         names = self._reported()
         merged = Score(reward=0.0)
         for key, score in scores.items():

@@ -91,13 +91,13 @@ def _number(value: Any, lowest: float, highest: float) -> float:
         word = value.strip().strip("*`'\"").rstrip(".*`'\"").lower()
         if word in WORDS:
             return WORDS[word]
-        value = _parsed(word)
+        value = _parse_word(word)
     if not isinstance(value, int | float) or not lowest <= value <= highest:
         raise ValueError(f"`{value!r:.80}` is no verdict from {lowest:g} to {highest:g}")
     return (value - lowest) / (highest - lowest)
 
 
-def _parsed(word: str) -> float:
+def _parse_word(word: str) -> float:
     try:
         return float(word)
     except ValueError:
@@ -186,7 +186,7 @@ class Judge:
         self, prompt: Messages | str, completion: Messages | str, answer: Any, state: State
     ) -> str:
         """Return the text that the judge answers with, whatever it is; raises `RubricError`."""
-        return await self._asked(self.question(prompt, completion, answer), state)
+        return await self._ask(self.question(prompt, completion, answer), state)
 
     async def verdict(
         self, prompt: Messages | str, completion: Messages | str, answer: Any, state: State
@@ -197,7 +197,7 @@ class Judge:
         """
         messages = self.question(prompt, completion, answer)
         for _ in range(self.attempts):
-            text = await self._asked(messages, state)
+            text = await self._ask(messages, state)
             try:
                 return self.read(text)
             except ValueError as error:
@@ -221,13 +221,13 @@ class Judge:
         asked = (self.parser or Parser()).parse_answer(completion)
         places = {
             "{question}": _question_text(prompt),
-            "{answer}": _shown(answer),
-            "{response}": "" if asked is None else _shown(asked),
+            "{answer}": _show(answer),
+            "{response}": "" if asked is None else _show(asked),
         }
         text = _PLACES.sub(lambda place: places[place.group()], self.prompt)
         return [{"role": "user", "content": text}]
 
-    async def _asked(self, messages: Messages, state: State) -> str:
+    async def _ask(self, messages: Messages, state: State) -> str:
         """Return the answer to a request: from the record that is played again, the cache, or the judge."""
         model = self.client.model
         key = {"model": model, "messages": messages, "sampling": self.sampling.given()}
@@ -272,7 +272,7 @@ def _question_text(prompt: Messages | str) -> str:
     return message_text(asked[-1]) if asked else ""
 
 
-def _shown(value: Any) -> str:
+def _show(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
 
 

@@ -36,13 +36,13 @@ class JudgeCache:
             return self._held[digest]
         task = self._asked.get(digest)
         if task is None or task.get_loop() is not asyncio.get_running_loop():
-            task = asyncio.create_task(self._fetched(digest, ask))
+            task = asyncio.create_task(self._fetch(digest, ask))
             self._asked[digest] = task
             task.add_done_callback(lambda done: self._forget(digest, done))
         # Shielded: whoever is cancelled here may not be the only one who waits.
         return await asyncio.shield(task)
 
-    async def _fetched(self, digest: str, ask: Callable[[], Awaitable[str]]) -> str:
+    async def _fetch(self, digest: str, ask: Callable[[], Awaitable[str]]) -> str:
         text = await ask()
         self._keep(digest, text)
         if self.path is not None:

@@ -96,7 +96,7 @@ class MathProcesses:
             self._threads = ThreadPoolExecutor(self.count, thread_name_prefix="wander-math")
         request = {"answer": answer, "response": response}
         loop = asyncio.get_running_loop()
-        reply = await loop.run_in_executor(self._threads, self._asked, request)
+        reply = await loop.run_in_executor(self._threads, self._ask, request)
         if "error" in reply:
             raise RubricError(
                 f"math-verify cannot compare `{response:.80}` with `{answer:.80}`: {reply['error']}"
@@ -110,7 +110,7 @@ class MathProcesses:
             self._threads = None
         _end_all(self._idle)
 
-    def _asked(self, request: dict[str, str]) -> dict[str, Any]:
+    def _ask(self, request: dict[str, str]) -> dict[str, Any]:
         """Ask an idle process, or a new one; it is idle again once it has answered.
 
         A process that dies is replaced once: it may have been killed for reasons of its own.
@@ -118,7 +118,7 @@ class MathProcesses:
         for _ in range(2):
             process = self._living()
             try:
-                reply = _exchanged(process, request, self.timeout_seconds)
+                reply = _exchange(process, request, self.timeout_seconds)
             except _Died:
                 _end(process)
                 continue
@@ -136,14 +136,14 @@ class MathProcesses:
                 if process.poll() is None:
                     return process
                 _end(process)
-        return _started()
+        return _start()
 
 
 class _Died(Exception):
     """The process ended instead of answering."""
 
 
-def _started() -> subprocess.Popen[bytes]:
+def _start() -> subprocess.Popen[bytes]:
     """Start a process and wait until it has loaded the library."""
     process = subprocess.Popen(
         [sys.executable, "-m", "wander.rubrics.math_worker"],
@@ -163,7 +163,7 @@ def _started() -> subprocess.Popen[bytes]:
     return process
 
 
-def _exchanged(process: subprocess.Popen[bytes], request: dict[str, str], seconds: float) -> dict[str, Any]:
+def _exchange(process: subprocess.Popen[bytes], request: dict[str, str], seconds: float) -> dict[str, Any]:
     assert process.stdin is not None
     try:
         process.stdin.write(json.dumps(request).encode() + b"\n")

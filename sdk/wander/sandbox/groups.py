@@ -147,7 +147,7 @@ def _version_2(policy: SandboxPolicy, root: Path, own: str | None) -> FolderGrou
         with contextlib.suppress(OSError):
             handed_on = set((parent / "cgroup.subtree_control").read_text().split())
             if {"memory", "pids"} <= handed_on:
-                return _made([parent], [settings], 2)
+                return _make([parent], [settings], 2)
     return None
 
 
@@ -158,11 +158,11 @@ def _version_1(policy: SandboxPolicy, root: Path, own: dict[str, str]) -> Folder
         return None
     memory = {"memory.limit_in_bytes": policy.memory, "memory.memsw.limit_in_bytes": policy.memory}
     with contextlib.suppress(OSError):
-        return _made(parents, [memory, {"pids.max": policy.processes + 8}], 1)
+        return _make(parents, [memory, {"pids.max": policy.processes + 8}], 1)
     return None
 
 
-def _made(parents: list[Path], settings: list[dict[str, int]], version: Literal[1, 2]) -> FolderGroup:
+def _make(parents: list[Path], settings: list[dict[str, int]], version: Literal[1, 2]) -> FolderGroup:
     """Make one folder a parent with its settings; raises `OSError`, leaving none."""
     name = f"{_PREFIX}{os.getpid()}-{next(_numbers)}"
     folders: list[Path] = []

@@ -299,14 +299,14 @@ def _a_file_too_long(bait: dict[str, Any]) -> object:
 
 
 def _more_than_tmp_holds(bait: dict[str, Any]) -> object:
-    return _filled("/tmp", bait["tmp_limit"], bait["file_limit"])  # noqa: S108
+    return _fill("/tmp", bait["tmp_limit"], bait["file_limit"])  # noqa: S108
 
 
 def _more_than_shm_holds(bait: dict[str, Any]) -> object:
-    return _filled("/dev/shm", bait["shm_limit"], bait["file_limit"])  # noqa: S108
+    return _fill("/dev/shm", bait["shm_limit"], bait["file_limit"])  # noqa: S108
 
 
-def _filled(folder: str, size: int, most: int) -> object:
+def _fill(folder: str, size: int, most: int) -> object:
     """Write more than a folder holds, in files that are not too long."""
     block, written = b"\0" * (1 << 20), 0
     names: list[str] = []
@@ -378,7 +378,7 @@ def _outcome(probe: Probe, bait: dict[str, Any]) -> dict[str, Any]:
     reading, writing = os.pipe()
     child = os.fork()
     if child == 0:
-        for line in _told(probe, bait):
+        for line in _tell(probe, bait):
             os.write(writing, line.encode())
         os._exit(0)
     os.close(writing)
@@ -396,7 +396,7 @@ def _outcome(probe: Probe, bait: dict[str, Any]) -> dict[str, Any]:
     return {"held": True, "how": f"killed by {signal.Signals(os.WTERMSIG(status)).name}"}
 
 
-def _told(probe: Probe, bait: dict[str, Any]) -> Iterator[str]:
+def _tell(probe: Probe, bait: dict[str, Any]) -> Iterator[str]:
     try:
         got = probe(bait)
         yield json.dumps({"held": False, "how": f"got {got!r}"[:200]})

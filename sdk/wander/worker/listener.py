@@ -91,7 +91,7 @@ class Listener:
                 self._serve,
                 options.host,
                 options.port,
-                process_request=self._admitted,
+                process_request=self._admit,
                 # A page in somebody's browser may not connect to this machine.
                 origins=[None],
                 logger=quiet,
@@ -106,7 +106,7 @@ class Listener:
             self._say(f"listening on tcp://{_place(server)}")
             await stop.wait()
 
-    def _admitted(self, connection: ServerConnection, request: Request) -> Response | None:
+    def _admit(self, connection: ServerConnection, request: Request) -> Response | None:
         """Refuse who does not know the token, or when all workers are in use; None admits."""
         given = " ".join(request.headers.get_all("Authorization")).removeprefix("Bearer ")
         token = self._options.token
@@ -229,7 +229,7 @@ class Listener:
         served, wanted = self._options.serves, asked.target
         if served is None:
             if wanted is None:
-                return _failed(
+                return _failure(
                     "a folder is not sent to another machine",
                     hint="start the worker there with the folder: `wander worker FOLDER --listen ...`",
                 )
@@ -240,16 +240,18 @@ class Listener:
             named = asked.target or (Path(asked.path).name if asked.path else None)
             if named is not None and (asked.target or named != place.resolve().name):
                 said = f"this worker serves the folder `{place.name}`, not `{named}`"
-                return _failed(said, hint="ask for the one it serves")
+                return _failure(said, hint="ask for the one it serves")
             found = asked.model_copy(update={"target": None, "path": str(place.resolve())})
             return found.model_dump_json().encode()
         if wanted is None and asked.path is not None:
             said = f"this worker serves `{served}`, not the folder `{Path(asked.path).name}`"
-            return _failed(
+            return _failure(
                 said, hint="ask for the one it serves by name, or start the worker with the folder"
             )
         if wanted is not None and _plain(wanted) != _plain(served):
-            return _failed(f"this worker serves `{served}`, not `{wanted}`", hint="ask for the one it serves")
+            return _failure(
+                f"this worker serves `{served}`, not `{wanted}`", hint="ask for the one it serves"
+            )
         return asked.model_copy(update={"target": wanted or served, "path": None}).model_dump_json().encode()
 
 
@@ -267,7 +269,7 @@ async def _send(connection: Connection, frame: bytes) -> None:
     await connection.send(frame if len(frame) <= 2 * FRAME else parts(frame))
 
 
-def _failed(message: str, hint: str) -> LoadFailed:
+def _failure(message: str, hint: str) -> LoadFailed:
     return LoadFailed(fault=Fault(type="LoadError", message=message, hint=hint))
 
 

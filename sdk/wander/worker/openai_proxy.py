@@ -94,7 +94,7 @@ class OpenAIProxy:
         listening.listen(128)
         listening.setblocking(False)
         endpoint = cls(listening, upstream or Upstream.of_environment())
-        asyncio.get_running_loop().add_reader(listening, endpoint._connected)
+        asyncio.get_running_loop().add_reader(listening, endpoint._start_serving)
         return endpoint
 
     @property
@@ -111,7 +111,7 @@ class OpenAIProxy:
     def take(self, connection: socket.socket) -> None:
         """Serve a connected socket as well, for a worker that can reach no address."""
         if self._starting is None:
-            self._connected()
+            self._start_serving()
         task = asyncio.get_running_loop().create_task(self._serve(connection))
         self._taking.add(task)
         task.add_done_callback(self._taking.discard)
@@ -159,7 +159,7 @@ class OpenAIProxy:
             await self._runner.cleanup()
         self._socket.close()
 
-    def _connected(self) -> None:
+    def _start_serving(self) -> None:
         """Start the web server, which takes the connection that waits."""
         loop = asyncio.get_running_loop()
         loop.remove_reader(self._socket)
@@ -168,7 +168,7 @@ class OpenAIProxy:
     async def _start(self) -> None:
         from aiohttp import web
 
-        self._runner = web.ServerRunner(web.Server(self._answered), shutdown_timeout=0.5)
+        self._runner = web.ServerRunner(web.Server(self._handle_request), shutdown_timeout=0.5)
         await self._runner.setup()
         await web.SockSite(self._runner, self._socket).start()
 
@@ -181,7 +181,7 @@ class OpenAIProxy:
             return
         await asyncio.get_running_loop().connect_accepted_socket(server, connection)
 
-    async def _answered(self, request: web.BaseRequest) -> web.StreamResponse:
+    async def _handle_request(self, request: web.BaseRequest) -> web.StreamResponse:
         given = request.headers.get("authorization", "").removeprefix("Bearer ")
         if not hmac.compare_digest(given.encode(), self._token.encode()):
             return as_response(401, TOKEN_REFUSED)
@@ -201,14 +201,14 @@ class OpenAIProxy:
             call = kept.pop(0) if len(kept) > 1 else kept[0]
         else:
             limiter = record.limiter if record is not None else None
-            status, response = await self._asked(path, body, limiter or self._limiter, rollout_id)
+            status, response = await self._ask_upstream(path, body, limiter or self._limiter, rollout_id)
             call = {"digest": digest, "path": path, "request": body, "status": status, "response": response}
         if record is not None:
             record.made.append(call)
-        self._counted(call)
+        self._count(call)
         return int(call["status"]), call["response"]
 
-    async def _asked(
+    async def _ask_upstream(
         self, path: str, body: dict[str, Any], limiter: CallLimiter, rollout_id: str
     ) -> tuple[int, Any]:
         """Ask upstream; what cannot be reached is an answer too, with status 502."""
@@ -245,7 +245,7 @@ class OpenAIProxy:
         # The code that asks has a client of its own, which tries again after faults.
         return Attempts(transport, max_retries=0)
 
-    def _counted(self, call: dict[str, Any]) -> None:
+    def _count(self, call: dict[str, Any]) -> None:
         response = call["response"]
         usage = response.get("usage") if isinstance(response, dict) else None
         if int(call["status"]) >= 400:

@@ -184,7 +184,7 @@ class MCPConnection:
         async with AsyncExitStack() as stack:
             transport = await self._transport(stack)
             client = await stack.enter_async_context(Client(transport, mode=self._protocol))
-            self.tools = await _listed(client)
+            self.tools = await _list(client)
             self._client = client
             self._ready.set()
             await self._closing.wait()
@@ -311,7 +311,7 @@ def _text_part(text: str) -> dict[str, Any]:
     return {"type": "text", "text": encodable(text)}
 
 
-async def _listed(client: Client) -> list[ServerTool]:
+async def _list(client: Client) -> list[ServerTool]:
     tools: list[ServerTool] = []
     cursor: str | None = None
     for _ in range(MAX_PAGES):

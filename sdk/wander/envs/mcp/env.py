@@ -72,7 +72,7 @@ class MCPEnv(ToolEnv):
 
         The tools are there when `setup_state` runs, so it may call them: `self.offered(state)["reset"]`.
         """
-        connections = await self._connected(state)
+        connections = await self._connect(state)
         state["mcp_tools"] = {**self._tools, **named_tools(connections, taken=set(self._tools))}
         await super().play(state, model)
 
@@ -87,7 +87,7 @@ class MCPEnv(ToolEnv):
         shared, self._shared = self._shared, []
         await _close_all(shared)
 
-    async def _connected(self, state: State) -> list[MCPConnection]:
+    async def _connect(self, state: State) -> list[MCPConnection]:
         if self.session == "rollout":
             connections: list[MCPConnection] = []
             state["mcp_connections"] = connections
@@ -124,14 +124,14 @@ def named_tools(connections: Sequence[MCPConnection], taken: set[str]) -> dict[s
         if connection.server.tools is None or tool.name in connection.server.tools
     ]
     _check_wanted(connections)
-    counts = Counter(_accepted(tool.name) for _, tool in offered)
+    counts = Counter(_accept(tool.name) for _, tool in offered)
     named: dict[str, Tool] = {}
     for connection, tool in offered:
-        name = _accepted(tool.name)
+        name = _accept(tool.name)
         if counts[name] > 1 or name in taken:
-            name = _accepted(f"{connection.server.name}_{tool.name}")
+            name = _accept(f"{connection.server.name}_{tool.name}")
         while name in named or name in taken:
-            name = _accepted(f"{name[:62]}_2")
+            name = _accept(f"{name[:62]}_2")
         named[name] = MCPTool(connection, tool, name)
     return named
 
@@ -147,7 +147,7 @@ def _check_wanted(connections: Sequence[MCPConnection]) -> None:
             )
 
 
-def _accepted(name: str) -> str:
+def _accept(name: str) -> str:
     """Return a name of the characters and the length that endpoints accept."""
     return re.sub(r"[^a-zA-Z0-9_-]", "_", name)[:64] or "tool"
 

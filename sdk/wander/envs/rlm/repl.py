@@ -110,7 +110,7 @@ class Repl:
         Never raises for what the code does. Raises `SandboxError` when no process can be had, and whatever
         `answer` raises.
         """
-        running = await self._started()
+        running = await self._start()
         try:
             ended, final = await self._finished(running, code, answer)
         except (ReplGone, TimeoutError) as error:
@@ -136,7 +136,7 @@ class Repl:
 
     async def value(self, name: str) -> str | None:
         """Return a variable as text, or None when there is none of that name."""
-        running = await self._started()
+        running = await self._start()
         try:
             answer = await asyncio.wait_for(running.ask({"op": "value", "name": name}), GRACE_SECONDS)
         except (ReplGone, TimeoutError):
@@ -157,7 +157,7 @@ class Repl:
         await self.close()
         return CellResult(output, length, ended, restarted=True)
 
-    async def _started(self) -> _Running:
+    async def _start(self) -> _Running:
         if self._running is None:
             self._running = await _Running.start(self)
             for name, value in self.loaded.items():
@@ -200,7 +200,7 @@ class _Running:
         arguments = [str(each) for each in (child.fileno(), limits.memory_mb, limits.file_mb, repl.seed)]
         try:
             how = launch(repl.sandbox, repl.python, folder, arguments, disk_mb=limits.file_mb * 4)
-            process = await _spawned(how, folder, output, child)
+            process = await _spawn(how, folder, output, child)
         except BaseException:
             parent.close()
             os.close(output)
@@ -210,13 +210,13 @@ class _Running:
             child.close()
         running = cls(process, folder, output, parent)
         try:
-            await running._greeted()
+            await running._greet()
         except BaseException:
             await running.close()
             raise
         return running
 
-    async def _greeted(self) -> None:
+    async def _greet(self) -> None:
         self._reader, self._writer = await asyncio.open_connection(sock=self._parent)
         try:
             await asyncio.wait_for(self.receive(), START_SECONDS)
@@ -287,7 +287,7 @@ class _Running:
             await self.process.wait()
 
 
-async def _spawned(how: Launch, folder: Path, output: int, child: socket.socket) -> Process:
+async def _spawn(how: Launch, folder: Path, output: int, child: socket.socket) -> Process:
     taken_on: dict[str, Any] = {}
     if how.user is not None:
         taken_on = {"user": how.user, "group": how.user, "extra_groups": []}

@@ -120,7 +120,7 @@ class Session:
 
     def llm_query(self, prompt: object, context: object = None) -> str:
         """Ask the model one question; with `context`, about that piece of text or data."""
-        return self._asked([{"prompt": str(prompt), "context": context}])[0]
+        return self._ask([{"prompt": str(prompt), "context": context}])[0]
 
     def llm_query_batched(self, prompts: Any, contexts: Any = None) -> list[str]:
         """Ask the model several questions at the same time; the answers keep their order."""
@@ -128,14 +128,14 @@ class Session:
         contexts = [None] * len(prompts) if contexts is None else list(contexts)
         if len(contexts) != len(prompts):
             raise ValueError(f"{len(prompts)} prompts but {len(contexts)} contexts")
-        return self._asked(
+        return self._ask(
             [
                 {"prompt": prompt, "context": context}
                 for prompt, context in zip(prompts, contexts, strict=True)
             ]
         )
 
-    def _asked(self, queries: list[dict[str, Any]]) -> list[str]:
+    def _ask(self, queries: list[dict[str, Any]]) -> list[str]:
         """Send queries to the host; the cell's time stands still while the model answers."""
         if threading.current_thread() is not threading.main_thread():
             raise RuntimeError("ask from the main thread; `llm_query_batched` asks several things at once")

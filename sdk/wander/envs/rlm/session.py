@@ -69,7 +69,7 @@ class ReplSession:
         """Run the code of a message; return the message as it can be kept, and the answer to it."""
         if self.interface == "tool" and tool_calls(message):
             calls = read_calls(message, turn)
-            answers = [await self._called(call) for call in calls]
+            answers = [await self._call(call) for call in calls]
             return with_calls(message, calls), answers
         text = message_text(message)
         reports = await self._run_blocks(code_blocks(text) if self.interface == "code_block" else [])
@@ -94,7 +94,7 @@ class ReplSession:
         self.spelled_out = self.final is not None
         return None
 
-    async def _called(self, call: ToolCall) -> Message:
+    async def _call(self, call: ToolCall) -> Message:
         try:
             code = call.checked_arguments().get("code")
             if call.name != "repl":
@@ -187,7 +187,7 @@ class SubCaller:
         paths = [(*parent, first + position) for position in range(len(queries))]
         if any(self._gets_repl(query, path) for query, path in zip(queries, paths, strict=True)):
             # One after the other: what they ask themselves must meet the budget in the same order each time.
-            return [await self._checked_one(query, path) for query, path in zip(queries, paths, strict=True)]
+            return [await self._check_one(query, path) for query, path in zip(queries, paths, strict=True)]
         slots = asyncio.Semaphore(self.limits.concurrent)
         answers = await asyncio.gather(
             *(self._in_turn(slots, query, path) for query, path in zip(queries, paths, strict=True)),
@@ -202,7 +202,7 @@ class SubCaller:
         async with slots:
             return await self._one(query, path)
 
-    async def _checked_one(self, query: Query, path: tuple[int, ...]) -> str:
+    async def _check_one(self, query: Query, path: tuple[int, ...]) -> str:
         self._check_budget(1)
         return await self._one(query, path)
 

@@ -98,9 +98,9 @@ class ToolEnv(MultiTurnEnv):
         calls = read_calls(state.completion[-1], turn=len(state.turns) - 1)
         state.completion[-1] = messages[-1] = with_calls(state.completion[-1], calls)
         if not self.concurrent_calls:
-            return [await self._answered(call, messages, state) for call in calls]
+            return [await self._answer_call(call, messages, state) for call in calls]
         answers = await asyncio.gather(
-            *(self._answered(call, messages, state) for call in calls), return_exceptions=True
+            *(self._answer_call(call, messages, state) for call in calls), return_exceptions=True
         )
         return [_raised_or_returned(answer) for answer in answers]
 
@@ -114,12 +114,12 @@ class ToolEnv(MultiTurnEnv):
         """Call a tool with its final arguments and return the content of the tool message."""
         return tool_content(await tool.call(arguments), tool.name)
 
-    async def _answered(self, call: ToolCall, messages: Messages, state: State) -> Message:
+    async def _answer_call(self, call: ToolCall, messages: Messages, state: State) -> Message:
         """Return the tool message of one call; raises `ToolError` for `stop_errors` only."""
         try:
-            tool = self._named(call.name, state)
+            tool = self._find_tool(call.name, state)
             arguments = tool.checked(call.checked_arguments())
-            arguments = await self._updated(tool, arguments, messages, state)
+            arguments = await self._update_arguments(tool, arguments, messages, state)
             content = await self.call_tool(tool, arguments, state)
         except BoundaryError:
             raise
@@ -132,7 +132,7 @@ class ToolEnv(MultiTurnEnv):
             content = encodable(self.error_formatter(error))
         return {"role": "tool", "tool_call_id": call.call_id, "content": content}
 
-    async def _updated(
+    async def _update_arguments(
         self, tool: Tool, arguments: dict[str, Any], messages: Messages, state: State
     ) -> dict[str, Any]:
         updated = await call_hook(self.update_tool_args, tool.name, arguments, messages, state)
@@ -142,7 +142,7 @@ class ToolEnv(MultiTurnEnv):
             )
         return updated
 
-    def _named(self, name: str, state: State) -> Tool:
+    def _find_tool(self, name: str, state: State) -> Tool:
         offered = self.offered(state)
         if name not in offered:
             raise UnknownTool(f"there is no tool `{name}`; the tools are {', '.join(offered) or 'none'}")

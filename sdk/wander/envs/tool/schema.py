@@ -104,7 +104,7 @@ class FunctionTool(Tool):
         try:
             valid = self._model.model_validate(arguments)
         except ValidationError as first:
-            valid = self._checked_again(arguments, first)
+            valid = self._check_again(arguments, first)
         except RecursionError as error:
             raise InvalidArguments("the arguments are nested too deeply") from error
         given = {
@@ -120,16 +120,16 @@ class FunctionTool(Tool):
         result = self.function(**arguments)
         return await result if inspect.isawaitable(result) else result
 
-    def _checked_again(self, arguments: Mapping[str, Any], first: ValidationError) -> BaseModel:
+    def _check_again(self, arguments: Mapping[str, Any], first: ValidationError) -> BaseModel:
         """Validate once more with the failing texts decoded from JSON."""
         decoded = dict(arguments)
         for name in {error["loc"][0] for error in first.errors(include_url=False) if error["loc"]}:
             if isinstance(name, str) and isinstance(decoded.get(name), str):
-                decoded[name] = _unwrapped(decoded[name])
+                decoded[name] = _unwrap(decoded[name])
         try:
             return self._model.model_validate(decoded)
         except (ValidationError, RecursionError):
-            raise InvalidArguments(_explained(first, self.name)) from first
+            raise InvalidArguments(_explain(first, self.name)) from first
 
 
 def parsed_arguments(raw: Any) -> dict[str, Any]:
@@ -324,7 +324,7 @@ def without_titles(schema: Any) -> None:
             without_titles(value)
 
 
-def _unwrapped(text: str) -> Any:
+def _unwrap(text: str) -> Any:
     try:
         return json.loads(text, parse_constant=_refused_constant)
     except (ValueError, RecursionError):
@@ -341,7 +341,7 @@ def _reason(error: Exception) -> str:
     return str(error).splitlines()[0] if str(error) else type(error).__name__
 
 
-def _explained(error: ValidationError, name: str) -> str:
+def _explain(error: ValidationError, name: str) -> str:
     """Say in one line per fault what is wrong with the arguments."""
     lines = []
     for fault in error.errors(include_url=False):

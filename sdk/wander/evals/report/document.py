@@ -28,7 +28,7 @@ def report_markdown(report: RunReport) -> str:
     """Return a whole report as Markdown."""
     parts = [markdown(run.manifest, run.breakdown.summary, run.breakdown) for run in report.runs]
     if report.contrasts:
-        title = f"## Compared with {_escaped(report.runs[0].label)}, example by example\n"
+        title = f"## Compared with {_escape(report.runs[0].label)}, example by example\n"
         parts.append("\n".join([title, *_markdown_table(("run", *_CONTRAST), _contrast_rows(report))]) + "\n")
     return "\n".join(parts)
 
@@ -45,8 +45,8 @@ def text_lines(manifest: RunManifest, summary: RunSummary, breakdown: Breakdown 
 
 def markdown(manifest: RunManifest, summary: RunSummary, breakdown: Breakdown | None = None) -> str:
     """Return the report as a Markdown section."""
-    parts = [f"## {_escaped(title(manifest))}", "", "| | |", "|---|---|"]
-    parts += [f"| {name} | {_escaped(value)} |" for name, value in facts(manifest, summary, breakdown)]
+    parts = [f"## {_escape(title(manifest))}", "", "| | |", "|---|---|"]
+    parts += [f"| {name} | {_escape(value)} |" for name, value in facts(manifest, summary, breakdown)]
     for heading, rows in _tables(summary, breakdown):
         parts += ["", *_markdown_table(heading, rows)]
     if histogram := histogram_lines(summary):
@@ -163,7 +163,7 @@ def _table(heading: Sequence[str], rows: Sequence[Sequence[str]], *, left: int) 
 
 def _markdown_table(heading: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
     lines = ["| " + " | ".join(heading) + " |", "|" + "---|" * len(heading)]
-    return lines + ["| " + " | ".join(map(_escaped, row)) + " |" for row in rows]
+    return lines + ["| " + " | ".join(map(_escape, row)) + " |" for row in rows]
 
 
 def facts(
@@ -247,7 +247,7 @@ def _shares(counts: dict[str, int]) -> str:
     return ", ".join(f"{name[:_REASON]} {count}" for name, count in ordered)
 
 
-def _escaped(text: str) -> str:
+def _escape(text: str) -> str:
     """Keep text from outside (names of models, metrics, stops) inside its table cell."""
     plain = " ".join(text.split())
     for character in "\\`*_[]<>|#":

@@ -59,7 +59,7 @@ def html_report(report: RunReport) -> str:
     from jinja2 import Environment, StrictUndefined
 
     specs: dict[str, charts.Spec] = {}
-    shared = _placed(charts.shared_charts(report), "shared", specs)
+    shared = _place(charts.shared_charts(report), "shared", specs)
     sections = [_section(run, number, specs) for number, run in enumerate(report.runs)]
     scripts = [_libraries(), _inline(_DRAW)]
     environment = Environment(
@@ -101,15 +101,15 @@ def _section(run: ReportedRun, number: int, specs: dict[str, charts.Spec]) -> di
         "facts": words.facts(run.manifest, summary, breakdown),
         "tables": tables,
         "failures": words.failure_table(breakdown)[1],
-        "charts": _placed(charts.run_charts(run), f"run{number}", specs),
+        "charts": _place(charts.run_charts(run), f"run{number}", specs),
         "ends": [
-            ("Highest rewards", [_shown(one) for one in breakdown.best]),
-            ("Lowest rewards", [_shown(one) for one in breakdown.worst]),
+            ("Highest rewards", [_show(one) for one in breakdown.best]),
+            ("Lowest rewards", [_show(one) for one in breakdown.worst]),
         ],
     }
 
 
-def _placed(
+def _place(
     found: dict[str, tuple[str, charts.Spec]], place: str, specs: dict[str, charts.Spec]
 ) -> list[tuple[str, str]]:
     """Put charts among the page's and return (id, title) of each."""
@@ -117,13 +117,13 @@ def _placed(
     return [(f"{place}-{name}", title) for name, (title, _) in found.items()]
 
 
-def _shown(rollout: Rollout) -> dict[str, Any]:
+def _show(rollout: Rollout) -> dict[str, Any]:
     return {
         "name": f"{rollout.example_id} / {rollout.index}",
         "reward": "none" if rollout.reward is None else f"{rollout.reward:.4f}",
         "ended": (rollout.stop_reason or "")[:_REASON],
         "truncated": rollout.truncated,
-        "answer": "" if rollout.answer in ("", None) else _cut(str(rollout.answer)),
+        "answer": "" if rollout.answer in ("", None) else _shorten(str(rollout.answer)),
         "metrics": ", ".join(f"{name} {value:.4g}" for name, value in rollout.metrics.items()),
         "messages": [_message(one) for one in [*rollout.prompt, *rollout.completion]],
     }
@@ -134,13 +134,13 @@ def _message(message: Message) -> dict[str, Any]:
     functions = [call.get("function", {}) for call in calls if isinstance(call, dict)] if calls else []
     return {
         "role": str(message.get("role", "?")),
-        "reasoning": _cut(str(message.get("reasoning_content") or "")),
-        "text": _cut(message_text(message)),
-        "calls": [_cut(f"{one.get('name')}({one.get('arguments')})") for one in functions],
+        "reasoning": _shorten(str(message.get("reasoning_content") or "")),
+        "text": _shorten(message_text(message)),
+        "calls": [_shorten(f"{one.get('name')}({one.get('arguments')})") for one in functions],
     }
 
 
-def _cut(text: str) -> str:
+def _shorten(text: str) -> str:
     if len(text) <= LONGEST:
         return text
     return f"{text[:LONGEST]}\n... {len(text) - LONGEST:,} more characters"

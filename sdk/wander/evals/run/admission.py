@@ -33,19 +33,19 @@ class Admission:
     def leave(self, rollout_ids: list[str]) -> None:
         """Count rollouts as ended."""
         for rollout_id in rollout_ids:
-            self._asked(rollout_id)
+            self._ask(rollout_id)
 
     def asks(self, rollout_id: str) -> None:
         """Count a rollout that begins a call."""
         self._asking += 1
-        self._asked(rollout_id)
+        self._ask(rollout_id)
 
     def asked(self) -> None:
         """Count a call that ended."""
         self._asking -= 1
         self._next()
 
-    def _asked(self, rollout_id: str) -> None:
+    def _ask(self, rollout_id: str) -> None:
         if rollout_id in self._unasked:
             self._unasked.discard(rollout_id)
             self._asking -= 1

@@ -145,7 +145,7 @@ async def evaluate(
             folder.close()
 
 
-def _broken(example: Example, index: int, error: BaseException) -> Rollout:
+def _record_broken(example: Example, index: int, error: BaseException) -> Rollout:
     """Record what an environment handle raised although it never should."""
     kind = type(error).__name__
     return Rollout(
@@ -219,7 +219,7 @@ class _Evaluation:
             try:
                 await self._until_done(tasks)
             finally:
-                await self._cancelled(tasks)
+                await self._cancel(tasks)
                 self.ended = True
         self._tell(force=True)
         for task in tasks:
@@ -313,7 +313,7 @@ class _Evaluation:
                 return
             self.in_flight += len(indices)
             try:
-                rollouts = await self._played(example, indices)
+                rollouts = await self._play_with_retries(example, indices)
             finally:
                 self.in_flight -= len(indices)
                 self.admission.leave(rollout_ids)
@@ -328,7 +328,7 @@ class _Evaluation:
         self.spent = self.spent or self.meter.spent
         return self.spent is not None
 
-    async def _played(self, example: Example, indices: range) -> list[Rollout]:
+    async def _play_with_retries(self, example: Example, indices: range) -> list[Rollout]:
         """Play a rollout or a group, again while a failure is retryable and retries are left."""
         for attempt in range(self.plan.max_retries + 1):
             rollouts = await self._attempt(example, indices)
@@ -353,7 +353,7 @@ class _Evaluation:
                 )
             )
         except (Exception, SystemExit) as error:  # noqa: BLE001 - a handle that breaks its promise fails here
-            return [_broken(example, index, error) for index in indices]
+            return [_record_broken(example, index, error) for index in indices]
 
     def _record(self, rollout: Rollout) -> None:
         if self.ended:
@@ -401,7 +401,7 @@ class _Evaluation:
         finally:
             asked.cancel()
 
-    async def _cancelled(self, tasks: set[asyncio.Task[None]]) -> None:
+    async def _cancel(self, tasks: set[asyncio.Task[None]]) -> None:
         """Cancel what is in flight and wait for it: a bounded time, or not at all once that is urgent."""
         pending = [task for task in tasks if not task.done()]
         for task in pending:

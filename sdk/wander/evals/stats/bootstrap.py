@@ -58,7 +58,7 @@ def bootstrap_interval(
     bias = _bias(found, statistic(clusters))
     acceleration = _acceleration(clusters, statistic)
     tail = (1 - confidence) / 2
-    low, high = (_corrected(share, bias, acceleration) for share in (tail, 1 - tail))
+    low, high = (_correct(share, bias, acceleration) for share in (tail, 1 - tail))
     return _quantile(found, low), _quantile(found, high)
 
 
@@ -99,7 +99,7 @@ def _acceleration(clusters: Sequence[Cluster], statistic: Callable[[Sequence[Clu
     return sum((mean - one) ** 3 for one in left) / (6 * squares**1.5) if squares > 0 else 0.0
 
 
-def _corrected(share: float, bias: float, acceleration: float) -> float:
+def _correct(share: float, bias: float, acceleration: float) -> float:
     z = bias + _NORMAL.inv_cdf(share)
     return _NORMAL.cdf(bias + z / (1 - acceleration * z))
 

@@ -25,7 +25,7 @@ def blocks(path: Path) -> Iterator[bytes]:
     """
     with path.open("rb") as source:
         if path.suffix == ".zst":
-            yield from _unpacked(path, source)
+            yield from _unpack(path, source)
             return
         while block := source.read(_BLOCK):
             yield block
@@ -115,7 +115,7 @@ def write_all(file: int, data: bytes) -> None:
         view = view[os.write(file, view) :]
 
 
-def _unpacked(path: Path, source: IO[bytes]) -> Iterator[bytes]:
+def _unpack(path: Path, source: IO[bytes]) -> Iterator[bytes]:
     """Unpack every frame of a zstd file; unlike the library's stream reader, notice a cut last frame."""
     context = zstandard.ZstdDecompressor()
     frame = context.decompressobj()

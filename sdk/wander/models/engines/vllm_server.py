@@ -54,8 +54,8 @@ class VLLMServer:
 
         Raises `ConfigError` when nothing answers there, or a server that cannot be trained with.
         """
-        models = self._asked("GET", "/v1/models")["data"]
-        served = self._asked("GET", "/server_info?config_format=json")["vllm_config"]
+        models = self._ask("GET", "/v1/models")["data"]
+        served = self._ask("GET", "/server_info?config_format=json")["vllm_config"]
         mode = served["model_config"]["logprobs_mode"]
         if mode != "processed_logprobs":
             raise ConfigError(
@@ -66,7 +66,7 @@ class VLLMServer:
 
     def reload(self, folder: Path) -> None:
         """Load the checkpoint of a folder in the place of the current weights, and forget cached prefixes."""
-        self._asked(
+        self._ask(
             "POST",
             "/collective_rpc",
             {"method": "reload_weights", "kwargs": {"weights_path": str(folder)}},
@@ -75,21 +75,21 @@ class VLLMServer:
 
     def forget_prefixes(self) -> None:
         """Drop the keys and values that the earlier weights computed."""
-        answer = self._asked("POST", "/reset_prefix_cache")
+        answer = self._ask("POST", "/reset_prefix_cache")
         if answer.get("success") is False:
             raise ConfigError(f"the server at `{self.url}` is busy: its prefix cache cannot be cleared")
 
     def sleep(self) -> None:
         """Give the weights' and the cache's memory back."""
-        self._asked("POST", "/sleep?level=2")
+        self._ask("POST", "/sleep?level=2")
 
     def wake(self, part: str) -> None:
         """Take memory again for `weights` or `kv_cache`."""
-        self._asked("POST", f"/wake_up?tags={part}")
+        self._ask("POST", f"/wake_up?tags={part}")
 
-    def _asked(self, method: str, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
+    def _ask(self, method: str, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
         try:
-            answer = _now(self._sent(method, path, body))
+            answer = _now(self._send(method, path, body))
         except TransportError as error:
             raise ConfigError(
                 f"no vLLM server answers at `{self.url}`: {error}",
@@ -105,7 +105,7 @@ class VLLMServer:
         found: dict[str, Any] = json.loads(answer.body) if answer.body.strip() else {}
         return found
 
-    async def _sent(self, method: str, path: str, body: dict[str, Any] | None) -> Answer:
+    async def _send(self, method: str, path: str, body: dict[str, Any] | None) -> Answer:
         transport = AiohttpTransport(
             self.url, {}, timeout=CONTROL_SECONDS, connect_timeout=10, max_connections=1
         )
@@ -186,7 +186,7 @@ class VLLMServerEngine(Engine):
         if answer.status != 200:
             where = self._transport.base_url
             raise ModelError(f"the vLLM server at `{where}` answered {answer.status}: {_message(answer)}")
-        sample = self._sampled(json.loads(answer.body))
+        sample = self._sample(json.loads(answer.body))
         self.count(request, sample)
         return sample
 
@@ -212,7 +212,7 @@ class VLLMServerEngine(Engine):
             "return_token_ids": True,
         }
 
-    def _sampled(self, answer: dict[str, Any]) -> Sample:
+    def _sample(self, answer: dict[str, Any]) -> Sample:
         try:
             choice = answer["choices"][0]
             ids, logprobs = choice["token_ids"], choice["logprobs"]["token_logprobs"]

@@ -104,7 +104,7 @@ class Service:
         async for line in self._lines:
             message = to_worker.validate_json(line)
             if isinstance(message, Completed):
-                self._completed(message)
+                self._complete(message)
             elif isinstance(message, Play):
                 self._start_play(environment, message)
             elif isinstance(message, Cancel):
@@ -196,7 +196,7 @@ class Service:
             else:
                 log_trace()
                 failure = _failure(error)
-            self._send_played(asked, _failed(asked, failure))
+            self._send_played(asked, _fail_all(asked, failure))
 
     def _overdue(self, play: int) -> Failure:
         boundary: Boundary = "model" if play in self._asking else "environment"
@@ -207,7 +207,7 @@ class Service:
         text = Played.model_construct(id=asked.id, rollouts=rollouts).model_dump_json()
         if self._too_long(text):
             failure = _failure(self._oversize("the record of this rollout", text))
-            text = Played(id=asked.id, rollouts=_failed(asked, failure)).model_dump_json()
+            text = Played(id=asked.id, rollouts=_fail_all(asked, failure)).model_dump_json()
         self._channel.send(text)
 
     def _too_long(self, text: str) -> bool:
@@ -236,7 +236,7 @@ class Service:
         finally:
             del self._calls[call]
 
-    def _completed(self, message: Completed) -> None:
+    def _complete(self, message: Completed) -> None:
         answer = self._calls.get(message.id)
         if answer is None or answer.done():
             return  # the rollout that asked was cancelled meanwhile
@@ -314,7 +314,7 @@ def _failure(error: BaseException) -> Failure:
     return Failure(boundary="environment", type=kind, message=str(error) or kind)
 
 
-def _failed(asked: Play, failure: Failure) -> list[Rollout]:
+def _fail_all(asked: Play, failure: Failure) -> list[Rollout]:
     return [
         Rollout(
             example_id=asked.example.example_id,

@@ -18,7 +18,7 @@ def end_marked(mark: str) -> None:
     The worker's process group is ended before. This finds children that left it, as daemons do.
     """
     for _ in range(_ROUNDS):
-        found = _marked(f"{MARK}={mark}".encode())
+        found = _find_marked(f"{MARK}={mark}".encode())
         if not found:
             return
         for pid in found:
@@ -26,7 +26,7 @@ def end_marked(mark: str) -> None:
                 os.kill(pid, signal.SIGKILL)
 
 
-def _marked(entry: bytes) -> list[int]:
+def _find_marked(entry: bytes) -> list[int]:
     found: list[int] = []
     for folder in Path("/proc").glob("[0-9]*"):
         # Gone meanwhile, or another user's. What was killed and not reaped yet has no variables any more.

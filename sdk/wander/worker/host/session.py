@@ -218,7 +218,7 @@ class WorkerSession:
             limit = self.options.load.rollout_timeout
             watching = [] if limit is None else [asyncio.create_task(self._watch(limit))]
             if self.options.sandbox is not None:
-                watching.append(asyncio.create_task(self._bound(self.options.sandbox.policy.rollout)))
+                watching.append(asyncio.create_task(self._limit_time(self.options.sandbox.policy.rollout)))
             try:
                 await until_ended(self._process, self._read())
                 if self._channel.too_long:
@@ -231,14 +231,14 @@ class WorkerSession:
                     each.cancel()
                 self._channel.stop()
                 await self._process.end(grace=0 if ending else EXIT_SECONDS)
-                self._ended(ending, link.last_words())
+                self._answer_all(ending, link.last_words())
                 await link.close()
 
         self._spawn(serve())
 
     async def _read(self) -> None:
         async for line in self._lines:
-            self._received(line)
+            self._handle(line)
 
     async def _watch(self, limit: float) -> None:
         """End a worker that cannot even end itself: its code keeps its other threads from running too."""
@@ -261,7 +261,7 @@ class WorkerSession:
                 self._process.kill()
                 return
 
-    async def _bound(self, limit: float) -> None:
+    async def _limit_time(self, limit: float) -> None:
         """End a sandboxed worker that takes too long over a rollout or over examples, whatever it answers."""
         own = OwnTime(limit)
         while not self._late:
@@ -273,14 +273,14 @@ class WorkerSession:
         self._too_long = f"its code took more than {limit:g} s, which the sandbox does not allow"
         self._process.kill()
 
-    def _received(self, line: bytes) -> None:
+    def _handle(self, line: bytes) -> None:
         message = to_host.validate_json(line)
         if isinstance(message, Complete):
             self._start_call(message)
         elif isinstance(message, Played):
             running = self._playing.get(message.id)
             if running is not None and not running.result.done():
-                running.result.set_result(_checked(running.asked, message.rollouts))
+                running.result.set_result(_check_answer(running.asked, message.rollouts))
         elif isinstance(message, PartEnded):
             running = self._playing.get(message.play)
             if running is not None and message.rollout_id in running.asked.rollout_ids:
@@ -324,7 +324,7 @@ class WorkerSession:
             text = Completed(id=number, fault=Fault(type="ModelError", message=message)).model_dump_json()
         self._channel.send(text)
 
-    def _ended(self, ending: str | None, words: LastWords | None) -> None:
+    def _answer_all(self, ending: str | None, words: LastWords | None) -> None:
         """Answer everything that waits: the process has ended."""
         if self._held_up or (words is not None and words.seconds):
             ending = "was ended, since the code of a rollout past its time let nothing else go on"
@@ -374,7 +374,7 @@ async def _link(options: WorkerOptions) -> LocalLink | RemoteLink:
     )
 
 
-def _checked(asked: Play, rollouts: list[Rollout]) -> list[Rollout]:
+def _check_answer(asked: Play, rollouts: list[Rollout]) -> list[Rollout]:
     """Return the worker's answer if it is for what was asked: a worker must not write others' rollouts."""
     wanted = [(asked.example.example_id, index) for index in asked.indices]
     if [rollout.key for rollout in rollouts] == wanted:

@@ -55,7 +55,7 @@ def remove_left(place: Path) -> None:
     """Remove the folders in `place` that this user's hosts have left when they were killed."""
     for path in place.glob(f"{PREFIX}*"):
         # Gone meanwhile, in use, another user's, or on a file system without locks.
-        with contextlib.suppress(OSError), _opened(path) as folder:
+        with contextlib.suppress(OSError), _open(path) as folder:
             found = os.fstat(folder)
             if found.st_uid == os.geteuid() and stat.S_IMODE(found.st_mode) == 0o700:
                 fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -63,7 +63,7 @@ def remove_left(place: Path) -> None:
 
 
 @contextlib.contextmanager
-def _opened(path: Path) -> Iterator[int]:
+def _open(path: Path) -> Iterator[int]:
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
         yield descriptor

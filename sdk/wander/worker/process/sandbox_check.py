@@ -74,7 +74,7 @@ def check(policy: SandboxPolicy | None = None) -> CheckReport:
     begun = time.monotonic()
     try:
         with bait(limits) as prepared:
-            found = _probed(limits, prepared, group, support)
+            found = _probe(limits, prepared, group, support)
     finally:
         for _ in range(100):
             if group.close():
@@ -136,9 +136,7 @@ def _listening(secret: str) -> Iterator[int]:
         thread.join()
 
 
-def _probed(
-    policy: SandboxPolicy, prepared: dict[str, Any], group: Group, support: Support
-) -> dict[str, Any]:
+def _probe(policy: SandboxPolicy, prepared: dict[str, Any], group: Group, support: Support) -> dict[str, Any]:
     # By standard input: among the arguments the secret would be found.
     plan = {"module": "wander.sandbox.probes", "arguments": ["probes"]}
     confined = confine(policy, support, visible(None, None, policy.read), group, plan, {})

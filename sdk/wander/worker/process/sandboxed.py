@@ -275,7 +275,7 @@ class CallSockets:
         self._host, self.inside = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._host.setblocking(False)
         self._loop = asyncio.get_running_loop()
-        self._loop.add_reader(self._host, self._received)
+        self._loop.add_reader(self._host, self._receive)
 
     def close(self) -> None:
         """Take no more; safe to call twice."""
@@ -284,7 +284,7 @@ class CallSockets:
         self._host.close()
         self.inside.close()
 
-    def _received(self) -> None:
+    def _receive(self) -> None:
         try:
             word, descriptors, _, _ = socket.recv_fds(self._host, 1, 1)
         except BlockingIOError:

@@ -36,12 +36,12 @@ class WorkerAddress:
         return cls(host, port, token)
 
     def __str__(self) -> str:
-        return f"tcp://{_bracketed(self.host)}:{self.port}"
+        return f"tcp://{_bracket(self.host)}:{self.port}"
 
     @property
     def url(self) -> str:
         """The same for a websocket."""
-        return f"ws://{_bracketed(self.host)}:{self.port}/"
+        return f"ws://{_bracket(self.host)}:{self.port}/"
 
 
 def read_token(path: Path) -> str:
@@ -82,5 +82,5 @@ def is_loopback(host: str) -> bool:
         return False
 
 
-def _bracketed(host: str) -> str:
+def _bracket(host: str) -> str:
     return f"[{host}]" if ":" in host else host

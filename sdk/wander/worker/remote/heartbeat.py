@@ -52,7 +52,7 @@ async def heartbeat(connection: Connection, seconds: float, silent: int) -> None
     try:
         while missed < silent:
             if answer is None or answer.done():
-                answer, missed = asyncio.create_task(_answered(connection)), 0
+                answer, missed = asyncio.create_task(_wait_for_pong(connection)), 0
             await asyncio.sleep(seconds)
             missed = 0 if answer.done() else missed + 1
         connection.transport.abort()
@@ -62,6 +62,6 @@ async def heartbeat(connection: Connection, seconds: float, silent: int) -> None
             await asyncio.gather(answer, return_exceptions=True)
 
 
-async def _answered(connection: Connection) -> None:
+async def _wait_for_pong(connection: Connection) -> None:
     with contextlib.suppress(ConnectionClosed):
         await (await connection.ping())

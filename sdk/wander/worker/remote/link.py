@@ -104,7 +104,7 @@ class RemoteLink:
                 **{**OPTIONS, **most},
             )
         except InvalidStatus as error:
-            raise _refused(address, error) from error
+            raise _refusal(address, error) from error
         except (InvalidHandshake, EOFError) as error:
             said = f"what answers at `{address}` is no worker: {error}"
             raise LoadError(said, hint=_start(address)) from error
@@ -138,7 +138,7 @@ class RemoteLink:
         self.process.silent = True
 
 
-def _refused(address: WorkerAddress, error: InvalidStatus) -> LoadError:
+def _refusal(address: WorkerAddress, error: InvalidStatus) -> LoadError:
     """Return the error for an answer that is no websocket's."""
     status, body = error.response.status_code, bytes(error.response.body or b"").decode("utf-8", "replace")
     said = body.strip().partition("\n")[0][:200]

@@ -53,7 +53,7 @@ class WorkerEnd:
         from aiohttp import web
 
         end = cls(host)
-        end._server = web.Server(end._answered)
+        end._server = web.Server(end._handle)
         loop = asyncio.get_running_loop()
         end._listening = await loop.create_server(end._protocol, "127.0.0.1", 0)
         return end
@@ -79,14 +79,14 @@ class WorkerEnd:
         self._listening.close()
         for number, waiting in self._waiting.items():
             if not waiting.done():
-                waiting.set_result(_failed(number, 502, "the host is gone"))
+                waiting.set_result(_failure(number, 502, "the host is gone"))
         await self._server.shutdown(2.0)
 
     def _protocol(self) -> asyncio.Protocol:
         full = len(self._server.connections) >= MOST_CONNECTIONS
         return _Refusing() if full else self._server()
 
-    async def _answered(self, request: web.BaseRequest) -> web.StreamResponse:
+    async def _handle(self, request: web.BaseRequest) -> web.StreamResponse:
         given = request.headers.get("authorization", "").removeprefix("Bearer ")
         if not hmac.compare_digest(given.encode(), self._token.encode()):
             return as_response(401, TOKEN_REFUSED)
@@ -102,10 +102,10 @@ class WorkerEnd:
             body=body,
             rollout_id=_sendable(request.headers.get(HEADER, "")),
         )
-        answer = await self._asked(call)
+        answer = await self._ask(call)
         return as_response(answer.status, answer.body)
 
-    async def _asked(self, call: OutsideCall) -> OutsideAnswer:
+    async def _ask(self, call: OutsideCall) -> OutsideAnswer:
         waiting: asyncio.Future[OutsideAnswer] = asyncio.get_running_loop().create_future()
         self._waiting[call.id] = waiting
         try:
@@ -113,9 +113,9 @@ class WorkerEnd:
             async with asyncio.timeout(_SECONDS):
                 return await waiting
         except ConnectionClosed:
-            return _failed(call.id, 502, "the host is gone")
+            return _failure(call.id, 502, "the host is gone")
         except TimeoutError:
-            return _failed(call.id, 504, f"the host gave no answer within {_SECONDS:g} s")
+            return _failure(call.id, 504, f"the host gave no answer within {_SECONDS:g} s")
         finally:
             del self._waiting[call.id]
 
@@ -131,7 +131,7 @@ class HostEnd:
     def received(self, text: str) -> None:
         """Begin to answer a request; raises `ValidationError` for what is none."""
         asked = OutsideCall.model_validate_json(text)
-        call = asyncio.create_task(self._answered(asked, full=len(self._calls) >= MOST_CONNECTIONS))
+        call = asyncio.create_task(self._handle(asked, full=len(self._calls) >= MOST_CONNECTIONS))
         self._calls.add(call)
         call.add_done_callback(self._calls.discard)
 
@@ -141,17 +141,17 @@ class HostEnd:
             call.cancel()
         await asyncio.gather(*self._calls, return_exceptions=True)
 
-    async def _answered(self, asked: OutsideCall, *, full: bool) -> None:
+    async def _handle(self, asked: OutsideCall, *, full: bool) -> None:
         try:
             if full:
-                answer = _failed(asked.id, 503, f"more than {MOST_CONNECTIONS} calls at once")
+                answer = _failure(asked.id, 503, f"more than {MOST_CONNECTIONS} calls at once")
             else:
                 said = await self._answer(asked.method, asked.path, asked.body.encode(), asked.rollout_id)
                 answer = OutsideAnswer(id=asked.id, status=said[0], body=said[1])
         except Exception as error:
             # Whoever asked must not wait for ever. In full it is the host's alone: who knows what it holds.
             logging.getLogger(__name__).exception("a call of a worker's code could not be answered")
-            answer = _failed(asked.id, 500, f"the host's endpoint raised `{type(error).__name__}`")
+            answer = _failure(asked.id, 500, f"the host's endpoint raised `{type(error).__name__}`")
         try:
             await send_text(self._worker, answer.model_dump_json())
         except ConnectionClosed:
@@ -176,5 +176,5 @@ def _sendable(text: str) -> str:
     return text.encode("utf-8", "replace").decode()
 
 
-def _failed(number: int, status: int, message: str) -> OutsideAnswer:
+def _failure(number: int, status: int, message: str) -> OutsideAnswer:
     return OutsideAnswer(id=number, status=status, body=refusal(message))
