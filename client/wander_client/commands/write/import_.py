@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from wander.wire import CheckSummary
 
     from wander_client.hub.api import HubApi
-    from wander_client.packages.origins.adoption import Adoption
+    from wander_client.packages.origins.conversion import ConvertedProject
     from wander_client.packages.origins.source import Origin
     from wander_client.packages.publish import BuiltPackage
 
@@ -193,7 +193,7 @@ class _Tried:
 
 def _import(bring: Callable[[Path], tuple[Path, Origin]], wishes: _Wishes) -> None:
     """Bring a package, complete it, build it, try it out, publish it."""
-    from wander_client.packages.origins.adoption import adopt
+    from wander_client.packages.origins.conversion import convert_project
     from wander_client.packages.publish import build_package, upload
 
     here = current()
@@ -202,14 +202,14 @@ def _import(bring: Callable[[Path], tuple[Path, Origin]], wishes: _Wishes) -> No
         _require_empty(wishes.out)
         folder, origin = bring(Path(work))
         origin = replace(origin, importer=importer)
-        adopted = adopt(folder, origin, wishes.entry_point)
-        _show(adopted)
-        here.output.note(f"building {adopted.name}")
-        with build_package(adopted.folder) as package:
+        converted = convert_project(folder, origin, wishes.entry_point)
+        _show(converted)
+        here.output.note(f"building {converted.name}")
+        with build_package(converted.folder) as package:
             for warning in package.warnings:
                 here.output.warn(warning)
             tried = None if wishes.no_check else _try(package, wishes)
-            _keep(adopted, tried, wishes.out)
+            _keep(converted, tried, wishes.out)
             sent: frozenset[str] = frozenset()
             if owner is not None and not wishes.dry_run:
                 here.output.note(f"uploading to {here.settings.hub}")
@@ -217,7 +217,7 @@ def _import(bring: Callable[[Path], tuple[Path, Origin]], wishes: _Wishes) -> No
                     check = None if tried is None else tried.check
                     lock = _lock(hub, owner, package)
                     sent = upload(hub, owner, package, check, lock=lock, warn=here.output.warn).sent
-            _answer(adopted, origin, package, tried, owner, sent=bool(sent), dry_run=wishes.dry_run)
+            _answer(converted, origin, package, tried, owner, sent=bool(sent), dry_run=wishes.dry_run)
 
 
 def _owner(wishes: _Wishes) -> tuple[str | None, str | None]:
@@ -299,30 +299,30 @@ def _lock(hub: HubApi, owner: str, package: BuiltPackage) -> bytes | None:
         return None
 
 
-def _keep(adopted: Adoption, tried: _Tried | None, out: Path | None) -> None:
+def _keep(converted: ConvertedProject, tried: _Tried | None, out: Path | None) -> None:
     """Keep the completed project, with the lock of what it was tried with."""
     import shutil
 
     if out is None:
         return
-    shutil.copytree(adopted.folder, out, dirs_exist_ok=True)
+    shutil.copytree(converted.folder, out, dirs_exist_ok=True)
     if tried is not None:
         (out / "pylock.toml").write_text(tried.lock, encoding="utf-8")
     current().output.note(f"kept in {out}")
 
 
-def _show(adopted: Adoption) -> None:
+def _show(converted: ConvertedProject) -> None:
     output = current().output
-    kind: str = adopted.library
-    if adopted.generation is not None:
-        kind = f"{kind}, generation {adopted.generation}"
-    output.note(f"{adopted.name}: an environment of {kind}, loaded by `{adopted.target}`")
-    if adopted.written:
-        output.note(f"written: {', '.join(adopted.written)}")
+    kind: str = converted.library
+    if converted.generation is not None:
+        kind = f"{kind}, generation {converted.generation}"
+    output.note(f"{converted.name}: an environment of {kind}, loaded by `{converted.target}`")
+    if converted.written:
+        output.note(f"written: {', '.join(converted.written)}")
 
 
 def _answer(
-    adopted: Adoption,
+    converted: ConvertedProject,
     origin: Origin,
     package: BuiltPackage,
     tried: _Tried | None,
@@ -336,18 +336,18 @@ def _answer(
     from packaging.utils import canonicalize_name
 
     here = current()
-    name = canonicalize_name(adopted.name)
+    name = canonicalize_name(converted.name)
     full = f"{owner}/{name}" if owner else name
     data = {
         "environment": full,
         "version": package.version,
-        "library": adopted.library,
-        "generation": adopted.generation,
+        "library": converted.library,
+        "generation": converted.generation,
         "kind": None if tried is None else tried.info.kind,
         "examples": None if tried is None else tried.info.eval_examples,
-        "entry_point": adopted.target,
+        "entry_point": converted.target,
         "origin": asdict(origin),
-        "written": adopted.written,
+        "written": converted.written,
         "check": None if tried is None else tried.check,
         "dry_run": dry_run,
         "sent": sent,

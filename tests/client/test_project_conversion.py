@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from wander_client.errors import ClientError, NotFound, UsageError
-from wander_client.packages.origins.adoption import adopt
+from wander_client.packages.origins.conversion import convert_project
 from wander_client.packages.origins.source import Origin, bring_project, origin_in
 from wander_client.packages.publish import build_package
 
@@ -35,9 +35,9 @@ def read(folder: Path) -> dict:
 def test_what_is_missing_is_written_and_the_rest_left(tmp_path):
     folder = project(tmp_path / "my-env")
     origin = Origin("git+https://x/y.git", revision="abc", sha256="d1", importer="ann")
-    adopted = adopt(folder, origin)
-    assert (adopted.library, adopted.generation) == ("verifiers", 2)
-    assert adopted.target == "my_env:load_environment"
+    converted = convert_project(folder, origin)
+    assert (converted.library, converted.generation) == ("verifiers", 2)
+    assert converted.target == "my_env:load_environment"
     found = read(folder)
     assert found["project"]["entry-points"]["wander.environments"] == {"my-env": "my_env:load_environment"}
     assert found["project"]["dependencies"] == ["verifiers>=0.1.5"]
@@ -45,7 +45,7 @@ def test_what_is_missing_is_written_and_the_rest_left(tmp_path):
     readme = (folder / "README.md").read_text()
     assert origin_in(readme) == "git+https://x/y.git, revision abc, sha256 d1, by ann"
     assert (folder / "my_env.py").read_text() == LOADER
-    again = adopt(folder, origin)
+    again = convert_project(folder, origin)
     assert again.written == []
 
 
@@ -55,7 +55,7 @@ def test_only_the_projects_own_tables_are_written_to(tmp_path):
         "version = '1.0'  # kept too\n\n[project.entry-points.other]\nx = 'y:z'\n"
     )
     folder = project(tmp_path / "my-env", text=text)
-    adopt(folder, HERE)
+    convert_project(folder, HERE)
     found = read(folder)
     assert found["tool"]["hatch"]["envs"]["default"]["dependencies"] == ["pytest"]
     assert found["project"]["dependencies"] == ["verifiers"]
@@ -77,12 +77,12 @@ def test_a_readme_without_a_note_tells_no_origin():
     ],
 )
 def test_generations_are_told_apart(tmp_path, module, text, generation):
-    assert adopt(project(tmp_path / "my-env", module, text), HERE).generation == generation
+    assert convert_project(project(tmp_path / "my-env", module, text), HERE).generation == generation
 
 
 def test_a_bare_folder_of_code_gets_a_project_that_builds(tmp_path):
     folder = project(tmp_path / "my-env", text=None)
-    adopt(folder, HERE)
+    convert_project(folder, HERE)
     with build_package(folder) as package:
         assert package.name == "my-env"
         assert "my_env.py" in [name for name, _ in package.members]
@@ -92,7 +92,7 @@ def test_a_bare_folder_of_code_gets_a_project_that_builds(tmp_path):
 @pytest.mark.full
 def test_a_wheel_is_unpacked_into_a_project_that_builds_the_same_code(tmp_path):
     source = project(tmp_path / "my-env", text=PROJECT + "[tool.hatch.build]\ninclude = ['my_env.py']\n")
-    adopt(source, HERE)
+    convert_project(source, HERE)
     with build_package(source) as package:
         kept = tmp_path / package.wheel.path.name
         kept.write_bytes(package.wheel.path.read_bytes())
@@ -103,7 +103,7 @@ def test_a_wheel_is_unpacked_into_a_project_that_builds_the_same_code(tmp_path):
         work.mkdir()
         folder, whence = bring_project(str(origin), work)
         assert whence.source == origin.name
-        assert adopt(folder, whence).target == "my_env:load_environment"
+        assert convert_project(folder, whence).target == "my_env:load_environment"
         with build_package(folder) as again, zipfile.ZipFile(again.wheel.path) as archive:
             assert archive.read("my_env.py").decode() == LOADER
             assert again.version == "1.0"
@@ -117,7 +117,7 @@ def test_a_wheel_keeps_its_entry_points_and_keywords(tmp_path):
         + "[tool.hatch.build]\ninclude = ['my_env.py']\n"
     )
     source = project(tmp_path / "my-env", LOADER + "other = load_environment\n", text)
-    adopt(source, HERE)
+    convert_project(source, HERE)
     with build_package(source) as package:
         work = tmp_path / "work"
         work.mkdir()
@@ -126,7 +126,7 @@ def test_a_wheel_keeps_its_entry_points_and_keywords(tmp_path):
     found = read(folder)["project"]
     assert found["scripts"] == {"say": "my_env:say"}
     assert found["keywords"] == ["a", "b"]
-    assert adopt(folder, HERE).target == "my_env:other"
+    assert convert_project(folder, HERE).target == "my_env:other"
 
 
 def test_a_project_described_by_setup_py_goes_on_as_its_wheel(tmp_path):
@@ -138,8 +138,8 @@ def test_a_project_described_by_setup_py_goes_on_as_its_wheel(tmp_path):
     work = tmp_path / "work"
     work.mkdir()
     brought_to, _ = bring_project(str(folder), work)
-    adopted = adopt(brought_to, HERE)
-    assert adopted.target == "my_env:load_environment"
+    converted = convert_project(brought_to, HERE)
+    assert converted.target == "my_env:load_environment"
     found = read(brought_to)["project"]
     assert (found["version"], found["dependencies"]) == ("2.1", ["verifiers>=0.1.9", "numpy"])
     assert sorted(path.name for path in folder.iterdir()) == ["my_env.py", "setup.py"]
@@ -151,8 +151,12 @@ def test_a_task_set_is_entered_by_its_class(tmp_path):
     (folder / "pyproject.toml").write_text("[project]\nname = 'adder'\nversion = '1'\n")
     (folder / "adder" / "taskset.py").write_text(TASKSET.rpartition("\n__all__")[0])
     (folder / "adder" / "__init__.py").write_text("from adder.taskset import Adder\n__all__ = ['Adder']\n")
-    adopted = adopt(folder, HERE)
-    assert (adopted.library, adopted.generation, adopted.target) == ("verifiers.v1", None, "adder:Adder")
+    converted = convert_project(folder, HERE)
+    assert (converted.library, converted.generation, converted.target) == (
+        "verifiers.v1",
+        None,
+        "adder:Adder",
+    )
     with build_package(folder) as package:
         assert package.name == "adder"
 
@@ -162,8 +166,8 @@ def test_several_loaders_need_a_choice(tmp_path):
     for name in ("one", "two"):
         (folder / f"{name}.py").write_text(LOADER)
     with pytest.raises(UsageError, match="one, two"):
-        adopt(folder, HERE)
-    assert adopt(folder, HERE, "two:load_environment").target == "two:load_environment"
+        convert_project(folder, HERE)
+    assert convert_project(folder, HERE, "two:load_environment").target == "two:load_environment"
 
 
 @pytest.mark.parametrize(
@@ -176,7 +180,7 @@ def test_several_loaders_need_a_choice(tmp_path):
 )
 def test_what_is_no_environment_of_ours_is_refused(tmp_path, module, error):
     with pytest.raises(error):
-        adopt(project(tmp_path / "my-env", module), HERE)
+        convert_project(project(tmp_path / "my-env", module), HERE)
 
 
 def test_archives_that_reach_outside_are_refused(tmp_path):

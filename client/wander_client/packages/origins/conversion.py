@@ -1,7 +1,7 @@
-"""Turn a package of somebody else's into one that a hub takes: see what it is, write what it lacks.
+"""Convert somebody else's package into one that a hub accepts: find out what it is, add what it lacks.
 
-Only a copy is changed, and of it only `pyproject.toml` and the README. What an environment is, is read from
-its source; nothing of it runs here.
+Only `pyproject.toml` and the README of a copy are changed. What the environment is, is read from its source;
+none of its code runs here.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _SKIPPED = {"tests", "test", "docs", "examples", "scripts", "setup.py", "conftes
 
 
 @dataclass
-class Adoption:
+class ConvertedProject:
     """What a package is, and what was written so that it can be published."""
 
     folder: Path
@@ -52,8 +52,8 @@ class Adoption:
     """What was added, in words."""
 
 
-def adopt(folder: Path, origin: Origin, target: str | None = None) -> Adoption:
-    """See what a project folder holds and complete it in place; raises `ClientError` and its kinds.
+def convert_project(folder: Path, origin: Origin, target: str | None = None) -> ConvertedProject:
+    """Find out what a project folder holds and complete it in place; raises `ClientError` and its kinds.
 
     `target` names its `module:function`, where it declares none and there are several; of a task set it is
     `module:class`.
@@ -80,9 +80,9 @@ def adopt(folder: Path, origin: Origin, target: str | None = None) -> Adoption:
     generation = generation_of(trees) if library == "verifiers" else None
     if generation == 2 and _asks_for_models(project):
         generation = 3
-    adopted = Adoption(folder, name, target, library, generation, written)
-    _complete(adopted, path, origin)
-    return adopted
+    converted = ConvertedProject(folder, name, target, library, generation, written)
+    _complete(converted, path, origin)
+    return converted
 
 
 def _project(text: str, path: Path) -> dict[str, Any]:
@@ -182,7 +182,7 @@ def _asks_for_models(project: dict[str, Any]) -> bool:
     return any(bound >= Version("0.1.11.dev0") for bound in lowest)
 
 
-def _complete(adopted: Adoption, path: Path, origin: Origin) -> None:
+def _complete(converted: ConvertedProject, path: Path, origin: Origin) -> None:
     """Write what the project lacks: build system, entry point, dependency, README, the note of origin."""
     document = tomlkit.parse(path.read_text(encoding="utf-8"))
     project: Any = document["project"]
@@ -190,26 +190,26 @@ def _complete(adopted: Adoption, path: Path, origin: Origin) -> None:
         system = tomlkit.table()
         system.update(BUILD_SYSTEM)
         document["build-system"] = system
-        adopted.written.append("`[build-system]`")
+        converted.written.append("`[build-system]`")
     if GROUP not in project.get("entry-points", {}):
         groups = project.setdefault("entry-points", tomlkit.table(is_super_table=True))
-        groups[GROUP] = {canonicalize_name(adopted.name): adopted.target}
-        adopted.written.append("the entry point")
-    needed = "wander-sdk" if adopted.library == "wander" else "verifiers"
+        groups[GROUP] = {canonicalize_name(converted.name): converted.target}
+        converted.written.append("the entry point")
+    needed = "wander-sdk" if converted.library == "wander" else "verifiers"
     if needed not in _dependencies(project):
         project.setdefault("dependencies", tomlkit.array()).insert(0, needed)
-        adopted.written.append(f"the dependency on `{needed}`")
-    readme = _readme(adopted.folder, project)
+        converted.written.append(f"the dependency on `{needed}`")
+    readme = _readme(converted.folder, project)
     if readme is None:
-        readme = adopted.folder / "README.md"
-        readme.write_text(f"# {adopted.name}\n\n{project.get('description', '')}\n", encoding="utf-8")
-        adopted.written.append("`README.md`")
+        readme = converted.folder / "README.md"
+        readme.write_text(f"# {converted.name}\n\n{project.get('description', '')}\n", encoding="utf-8")
+        converted.written.append("`README.md`")
     if not project.get("readme"):
         project["readme"] = readme.name
     said = readme.read_text(encoding="utf-8", errors="replace")
     if origin.note not in said:
         readme.write_text(f"{said.rstrip()}\n\n---\n\n{origin.note}\n", encoding="utf-8")
-        adopted.written.append("the note of origin")
+        converted.written.append("the note of origin")
     path.write_text(tomlkit.dumps(document), encoding="utf-8")
 
 
