@@ -11,7 +11,7 @@ async def test_the_next_evaluation_is_one_of_the_model_that_is_loaded() -> None:
     machine, order, began = _Machine(), [], asyncio.Event()
 
     async def play(model: str, name: str) -> None:
-        async with machine.filled_by(model):
+        async with machine.fill_with(model):
             order.append(name)
             await began.wait()
 
@@ -32,10 +32,10 @@ async def test_one_that_is_cancelled_as_its_turn_comes_passes_it_on() -> None:
     machine, order = _Machine(), []
 
     async def play(name: str) -> None:
-        async with machine.filled_by("a"):
+        async with machine.fill_with("a"):
             order.append(name)
 
-    async with machine.filled_by("a"):
+    async with machine.fill_with("a"):
         waiting = [asyncio.create_task(play(name)) for name in "12"]
         await asyncio.sleep(0)
     waiting[0].cancel()  # its turn has come, and it has not run since

@@ -10,7 +10,7 @@ import typer
 from command_line import Result, Wander
 from wander_client.commands.run.eval import app
 from wander_client.errors import UsageError
-from wander_client.evaluate.evaluation import stored_settings
+from wander_client.evaluate.evaluation import load_settings_of
 from wander_client.evaluate.settings import EvaluationSettings, resume_settings
 from wander_client.evaluate.sources import changed_files, source_digests
 from wander_client.terminal.command import typed_options
@@ -62,7 +62,7 @@ def test_an_option_that_contradicts_the_run_is_refused_by_its_name(
     with command.make_context("wander eval", [*words, "--resume", str(run_dir)]) as context:
         typed = typed_options(context)
     with pytest.raises(UsageError) as refused:
-        resume_settings(stored_settings(run_dir), typed, run_dir, "wander eval --resume mine")
+        resume_settings(load_settings_of(run_dir), typed, run_dir, "wander eval --resume mine")
     assert said in (refused.value.detail or "")
     assert "wander eval --resume mine" in (refused.value.hint or "")
 

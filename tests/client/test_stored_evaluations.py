@@ -72,7 +72,7 @@ def test_a_suite_finds_its_runs_by_the_names_that_they_had(stored: Path) -> None
     """They are made from the settings that change a rollout, the place of the environment included."""
     file = stored / "stopped.toml"
     file.write_text(file.read_text().replace("./say-env", "/tmp/mk/home/say-env"))
-    found = {each.folder for each in read_suite(file, load_settings()).planned}
+    found = {each.folder for each in read_suite(file, load_settings()).runs}
     assert found == {path.name for path in (stored / "suite").iterdir() if path.is_dir()}
 
 
@@ -80,8 +80,9 @@ def test_every_key_of_a_suite_means_what_it_meant(home: Path) -> None:
     suite = read_suite(STORED / "every_key.toml", load_settings())
     expected = json.loads((STORED / "every_key.json").read_text())
     planned = expected.pop("planned")
+    assert suite.evaluations_at_once == expected.pop("at_once")
     assert expected == {name: getattr(suite, name) for name in expected}
-    assert [_told(each) for each in suite.planned] == planned
+    assert [_told(each) for each in suite.runs] == planned
 
 
 def _told(each: Any) -> dict[str, Any]:

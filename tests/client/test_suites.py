@@ -109,8 +109,8 @@ def test_lists_stand_for_every_combination_and_entries_win_over_models_over_defa
         ),
         load_settings(),
     )
-    assert len(suite.planned) == len({each.folder for each in suite.planned}) == 16
-    first, last = suite.planned[0].settings, suite.planned[-1].settings
+    assert len(suite.runs) == len({each.folder for each in suite.runs}) == 16
+    first, last = suite.runs[0].settings, suite.runs[-1].settings
     assert (first.model, first.base_url, last.model, last.base_url) == (
         "model-a", "http://a/v1", "b", "http://default/v1",
     )  # fmt: skip
@@ -120,8 +120,8 @@ def test_lists_stand_for_every_combination_and_entries_win_over_models_over_defa
     assert first.arguments == {"size": 3, "judge_model": "j"}
     assert last.environment == str(home / "two")
     assert last.sampling.given() == {"temperature": 1.0, "min_p": 0.1}
-    assert suite.planned[-1].name == "two b temperature=1.0 min_p=0.1 seed=2"
-    assert suite.planned[0].name == "acme/one a temperature=0.0 seed=1"
+    assert suite.runs[-1].name == "two b temperature=1.0 min_p=0.1 seed=2"
+    assert suite.runs[0].name == "acme/one a temperature=0.0 seed=1"
 
 
 def test_an_endpoint_may_move_and_two_of_one_model_have_names(home: Path) -> None:
@@ -130,7 +130,7 @@ def test_an_endpoint_may_move_and_two_of_one_model_have_names(home: Path) -> Non
             f'[models.x]\nmodel = "m"\nbase_url = "{one}"\n[models.y]\nmodel = "m"\nbase_url = "{other}"\n'
         )
         text = f'{models}[[eval]]\nenvironment = "acme/one"\nmodel = ["x", "y"]\n'
-        return [each.folder for each in read_suite(write(home, text), load_settings()).planned]
+        return [each.folder for each in read_suite(write(home, text), load_settings()).runs]
 
     before = folders("http://a/v1", "http://b/v1")
     assert len(set(before)) == 2

@@ -75,14 +75,14 @@ def locate(context: Invocation, spec: str, *, no_lock: bool | None = None) -> Lo
         _require_something(found, spec)
         return Location(spec, str(found), Path(sys.executable), folder=found)
     try:
-        return installed_location(spec, ensure_installed(context, found, no_lock=no_lock))
+        return location_of(spec, ensure_installed(context, found, no_lock=no_lock))
     except ClientError as error:
         if os.path.isdir(spec):  # False too for what no path can be
             error.hint = f"to mean the folder of that name, write `./{spec}`"
         raise
 
 
-def installed_location(spec: str, installed: Installed) -> Location:
+def location_of(spec: str, installed: Installed) -> Location:
     """Return where an installed environment lies."""
     return Location(spec, installed.record.name, installed.python, installed=installed)
 
@@ -99,7 +99,7 @@ def _require_something(folder: Path, given: str) -> None:
         )
 
 
-def installed_here(context: Invocation, name: EnvironmentName) -> list[Installed]:
+def find_installed(context: Invocation, name: EnvironmentName) -> list[Installed]:
     """Return what is installed of an environment from this hub, what was chosen last at the end."""
     from wander_client.packages.store import EnvironmentStore
 
@@ -114,11 +114,11 @@ def ensure_installed(context: Invocation, name: EnvironmentName, *, no_lock: boo
     from wander_client.packages.store import NEVER, EnvironmentStore
 
     store = EnvironmentStore(context.settings.data_dir, context.output.warn)
-    chosen_at = {one.path: one.chosen_at for one in installed_here(context, name)}
+    chosen_at = {one.path: one.chosen_at for one in find_installed(context, name)}
     # What was installed for one run without its lock is not what the others mean.
     present = [
         one
-        for one in installed_here(context, name)
+        for one in find_installed(context, name)
         if one.record.fits(no_lock) and (no_lock is not None or one.is_chosen)
     ]
     if name.version is not None and present:

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 from wander_client.environments.location import (
     Location,
     ensure_installed,
-    installed_here,
-    installed_location,
+    find_installed,
     locate,
+    location_of,
     open_environment,
 )
 from wander_client.errors import ClientError, NotFound, UsageError
@@ -52,13 +52,13 @@ def locate_pinned(
             )
         return locate(context, pin.path)
     installed = _install_pinned(context, pin, no_lock=no_lock)
-    return installed_location(str(installed.name), installed)
+    return location_of(str(installed.name), installed)
 
 
 def locate_begun(context: Invocation, spec: str, run_dir: Path) -> Location:
-    """Return the environment that a run was begun with, in the very installation that it used.
+    """Return the environment that a run started with, in the very installation that it used.
 
-    `spec` is what it was begun with by name, for a folder that holds no run yet.
+    `spec` names it for a folder that holds no run yet.
     """
     from wander.evals.store.folder import RunFolder
 
@@ -105,7 +105,7 @@ def _find_installed(
 ) -> Installed:
     if no_lock:
         return ensure_installed(context, name, no_lock=True)
-    present = installed_here(context, name)
+    present = find_installed(context, name)
     if _used_lock(pin):
         same = [one for one in present if one.record.lock_sha256 == pin.lock_sha256]
         return same[-1] if same else ensure_installed(context, name, no_lock=False)

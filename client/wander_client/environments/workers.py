@@ -59,28 +59,3 @@ class WorkerChoice:
                     f"`{option}` is for workers of this machine; `--worker` names another one",
                     hint="`wander worker --help` tells what can be said there",
                 )
-
-
-def choose_workers(
-    count: int,
-    addresses: Iterable[str],
-    token_file: str | None,
-    rollout_timeout: float | None,
-    *,
-    at_once: int,
-) -> WorkerChoice:
-    """Return the processes that suit so many rollouts at once; raises `ConfigError` for a wrong address."""
-    from wander.worker.host.environment import automatic_workers
-    from wander.worker.remote.address import WorkerAddress, read_token
-
-    token = None if token_file is None else read_token(Path(token_file))
-    found = tuple(WorkerAddress.parse(each, token) for each in addresses)
-    if token is not None and not found:
-        raise UsageError(
-            "`--worker-token-file` needs a worker elsewhere", hint="add `--worker tcp://HOST:PORT`"
-        )
-    if count == AUTOMATIC:
-        count = len(found) or automatic_workers(at_once)
-    if count < len(found):
-        raise UsageError(f"`--workers {count}` is fewer than the {len(found)} of `--worker`")
-    return WorkerChoice(count, found, rollout_timeout)

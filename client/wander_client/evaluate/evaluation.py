@@ -46,7 +46,7 @@ SERVER_LOG_FILE = "server.log"
 """What a server that was started for the run printed."""
 
 
-def stored_settings(run_dir: Path) -> EvaluationSettings:
+def load_settings_of(run_dir: Path) -> EvaluationSettings:
     """Return the settings a run was started with."""
     path = run_dir / COMMAND_FILE
     try:
@@ -183,10 +183,10 @@ async def begin(
         on_start(environment)
         files = source_digests(location.folder) if location.folder else None
         _write_settings(run_dir, settings.model_copy(update={"environment_files": files}))
-        stack.callback(_forget_unbegun, run_dir)
+        stack.callback(_remove_unless_begun, run_dir)
         if stop is None:
             stop = StopRequest()
-            stack.enter_context(stopping_on_signals(stop))
+            stack.enter_context(stop_on_signals(stop))
         yield environment, client, stop
 
 
@@ -241,7 +241,7 @@ async def _require_same_environment(evaluation: Evaluation, environment: OpenedE
     warn(f"the environment's files changed since this run began: {', '.join(changed[:5])}")
 
 
-def _forget_unbegun(run_dir: Path) -> None:
+def _remove_unless_begun(run_dir: Path) -> None:
     """Leave no folder behind for a run that never began."""
     if (run_dir / "run.json").exists():
         return
@@ -271,7 +271,7 @@ def _write_settings(run_dir: Path, settings: EvaluationSettings) -> None:
 
 
 @contextlib.contextmanager
-def stopping_on_signals(stop: StopRequest) -> Iterator[None]:
+def stop_on_signals(stop: StopRequest) -> Iterator[None]:
     """Turn SIGINT and SIGTERM into a request to stop; the second one is urgent."""
     loop = asyncio.get_running_loop()
     caught = []
@@ -316,17 +316,14 @@ def resume_command(run_dir: Path | None) -> str:
     return f"wander eval --resume {shlex.quote(str(run_dir))}"
 
 
-def more_budget(result: EvaluationResult) -> str:
-    """Return the command that goes on with a run whose budget is spent, with twice that."""
-    spending = result.manifest.spending
-    assert spending is not None
-    tokens = spending.usage.prompt_tokens + spending.usage.completion_tokens
-    command = resume_command(result.run_dir)
-    if spending.budget_tokens is not None and tokens >= spending.budget_tokens:
-        command += f" --budget-tokens {2 * tokens}"
-    if spending.budget_usd is not None and (spending.usd or 0.0) >= spending.budget_usd:
-        command += f" --budget-usd {2 * (spending.usd or 0.0):.4g}"
-    return command
+def more_budget(spent_tokens: int, spent_usd: float, tokens: int | None, usd: float | None) -> str:
+    """Return the options that go on where a budget is spent, with twice what it took."""
+    words = ""
+    if tokens is not None and spent_tokens >= tokens:
+        words += f" --budget-tokens {2 * spent_tokens}"
+    if usd is not None and spent_usd >= usd:
+        words += f" --budget-usd {2 * spent_usd:.4g}"
+    return words
 
 
 def _short(model: str) -> str:

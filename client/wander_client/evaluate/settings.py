@@ -24,7 +24,6 @@ from wander_client.environments.workers import (
     AUTOMATIC,
     WorkerChoice,
     absolute_path,
-    choose_workers,
     read_worker_count,
 )
 from wander_client.errors import UsageError
@@ -311,14 +310,22 @@ class EvaluationSettings(Record):
     """Digests of the files of a folder's environment; None in runs of a published one, and in older runs."""
 
     def choose_workers(self) -> WorkerChoice:
-        """Return the processes that play the environment."""
-        return choose_workers(
-            self.workers,
-            self.worker_addresses,
-            self.worker_token_file,
-            self.rollout_timeout,
-            at_once=self.max_rollouts or 2 * self.concurrency,
-        )
+        """Return the processes that play the environment; raises `ConfigError` for a wrong address."""
+        from wander.worker.host.environment import automatic_workers
+        from wander.worker.remote.address import WorkerAddress, read_token
+
+        file, count = self.worker_token_file, self.workers
+        token = None if file is None else read_token(Path(file))
+        found = tuple(WorkerAddress.parse(each, token) for each in self.worker_addresses)
+        if token is not None and not found:
+            raise UsageError(
+                "`--worker-token-file` needs a worker elsewhere", hint="add `--worker tcp://HOST:PORT`"
+            )
+        if count == AUTOMATIC:
+            count = len(found) or automatic_workers(self.max_rollouts or 2 * self.concurrency)
+        if count < len(found):
+            raise UsageError(f"`--workers {count}` is fewer than the {len(found)} of `--worker`")
+        return WorkerChoice(count, found, self.rollout_timeout)
 
     def choose_model(self) -> ModelChoice:
         """Return the model, and what it is served with."""

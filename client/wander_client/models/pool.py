@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from wander_client.models.reference import is_local_model, open_model, servable
-from wander_client.models.server import ServeChoice, served
+from wander_client.models.server import ServeChoice, serve
 
 if TYPE_CHECKING:
     from wander.clients.base import Client
@@ -61,12 +61,12 @@ class ModelPool:
         async with contextlib.AsyncExitStack() as stack:
             if choice.serve is not None:
                 key: Any = (choice.model, choice.serve)
-                await stack.enter_async_context(self._machine.filled_by(key))
+                await stack.enter_async_context(self._machine.fill_with(key))
                 client: Client = await self._serve(key, choice.call_timeout, log_path)
                 stack.push_async_callback(client.close)
             elif choice.base_url is None and is_local_model(choice.model):
                 key = ("local", choice.model, choice.device)
-                await stack.enter_async_context(self._machine.filled_by(key))
+                await stack.enter_async_context(self._machine.fill_with(key))
                 client = await self._load(key)
             else:
                 client = open_model(
@@ -127,7 +127,7 @@ class ModelPool:
             await self._let_go()
             model = await asyncio.to_thread(servable, key[0])
             server = await self._stack.enter_async_context(
-                served(self._context, model, key[1], log_path=log_path)
+                serve(self._context, model, key[1], log_path=log_path)
             )
             self._held = (key, (server, await asyncio.to_thread(_digest_weights, Path(model))))
         server, digest = self._held[1]
@@ -146,7 +146,7 @@ class _Machine:
         self._waiting: list[tuple[Any, asyncio.Future[None]]] = []
 
     @contextlib.asynccontextmanager
-    async def filled_by(self, key: Any) -> AsyncIterator[None]:
+    async def fill_with(self, key: Any) -> AsyncIterator[None]:
         """Have the machine while the block runs, with the model that `key` tells."""
         if self._taken:
             turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()

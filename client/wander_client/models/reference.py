@@ -111,7 +111,7 @@ def _is_checkpoint(folder: Path) -> bool:
 
 
 def _require_endpoint(name: str, base_url: str | None, key_variable: str) -> str:
-    """Return the endpoint's URL; raises when it is none, or when its key is missing."""
+    """Return the endpoint's URL; raises `UsageError` if it is none, `LoginRequired` if its key is missing."""
     url = base_url or os.environ.get("OPENAI_BASE_URL") or OPENAI_URL
     if url == OPENAI_URL:
         _require_name_of_openai(name, key_variable)

@@ -1,6 +1,6 @@
 """`--serve vllm`: a server for a model that lives as long as the evaluation.
 
-    async with served(context, "./checkpoint", ServeChoice(), log_path=path) as server:
+    async with serve(context, "./checkpoint", ServeChoice(), log_path=path) as server:
         server.base_url, server.model
 
 It listens on a free port of loopback, in a session of its own behind a guard
@@ -72,7 +72,7 @@ class ModelServer:
 
 
 @contextlib.asynccontextmanager
-async def served(
+async def serve(
     context: Invocation, model: str, choice: ServeChoice, *, log_path: Path
 ) -> AsyncIterator[ModelServer]:
     """Serve a checkpoint folder or a model's name while the block runs.

@@ -39,23 +39,23 @@ def main(arguments: list[str]) -> int:
         sys.stderr.write(f"cannot start `{command[0]}`: {error.strerror}\n")
         return 127
     threading.Thread(target=_end_with, args=(int(lifeline), server), daemon=True).start()
-    signal.signal(signal.SIGTERM, lambda *_: _signalled(server, signal.SIGTERM))
+    signal.signal(signal.SIGTERM, lambda *_: _signal_group(server, signal.SIGTERM))
     status = server.wait()
-    _signalled(server, signal.SIGKILL)
+    _signal_group(server, signal.SIGKILL)
     end_marked(mark)
     return status if status >= 0 else 128 - status
 
 
 def _end_with(lifeline: int, server: subprocess.Popen[bytes]) -> None:
     os.read(lifeline, 1)
-    _signalled(server, signal.SIGTERM)
+    _signal_group(server, signal.SIGTERM)
     try:
         server.wait(GRACE_SECONDS)
     except subprocess.TimeoutExpired:
-        _signalled(server, signal.SIGKILL)
+        _signal_group(server, signal.SIGKILL)
 
 
-def _signalled(server: subprocess.Popen[bytes], number: signal.Signals) -> None:
+def _signal_group(server: subprocess.Popen[bytes], number: signal.Signals) -> None:
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(server.pid, number)
 

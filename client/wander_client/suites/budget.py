@@ -31,11 +31,11 @@ def shared_budget(suite: Suite, ready: list[Ready]) -> SharedBudget | None:
             and _is_paid(each.evaluation.settings)
         ):
             raise UsageError(
-                f"{each.planned.where}: a budget of the suite in USD needs the prices of "
+                f"{each.run.where}: a budget of the suite in USD needs the prices of "
                 f"`{each.evaluation.settings.model}`",
                 hint="give them in USD per million tokens: `--price 0.15/0.60`; in a suite `price`",
             )
-    earlier = {each.planned.folder: _spent_before(each) for each in ready}
+    earlier = {each.run.folder: _spent_before(each) for each in ready}
     return SharedBudget(suite.budget_tokens, suite.budget_usd, earlier)
 
 
@@ -48,16 +48,6 @@ def spending_of(budget: SharedBudget) -> dict[str, Any]:
         "budget_usd": budget.usd,
         "budget_spent": budget.spent,
     }
-
-
-def more_budget(budget: SharedBudget) -> str:
-    """Return the options that go on with a suite whose budget is spent, with twice what it took."""
-    words = ""
-    if budget.tokens is not None and budget.spent_tokens >= budget.tokens:
-        words += f" --budget-tokens {2 * budget.spent_tokens}"
-    if budget.usd is not None and budget.spent_usd >= budget.usd:
-        words += f" --budget-usd {2 * budget.spent_usd:.4g}"
-    return words
 
 
 def _is_paid(settings: EvaluationSettings) -> bool:

@@ -7,13 +7,12 @@ import re
 import secrets
 import shlex
 from collections.abc import Mapping
-from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from wander_client.errors import FAILED, OK, PARTIAL, Interrupted, UsageError
-from wander_client.evaluate.evaluation import Evaluation, require_settings
+from wander_client.evaluate.evaluation import Evaluation, more_budget, require_settings
 from wander_client.evaluate.schema import BESIDE, FILE, options_in
 from wander_client.evaluate.settings import (
     NEWEST,
@@ -22,17 +21,12 @@ from wander_client.evaluate.settings import (
     require_needed,
     settings_for,
 )
-from wander_client.suites.budget import more_budget, shared_budget, spending_of
-from wander_client.suites.file import Suite, distinct, planned_run, read_suite
+from wander_client.suites.budget import shared_budget, spending_of
+from wander_client.suites.file import SUITE_FILE, Suite, find_newest, name_run, read_suite, require_distinct
 from wander_client.suites.play import (
-    SUITE_FILE,
     Outcome,
-    newest_suite,
     play_suite,
     prepare,
-    stored_suite,
-    suite_of,
-    write_suite,
 )
 from wander_client.suites.table import SuiteTable
 from wander_client.terminal.output import counted
@@ -66,15 +60,17 @@ def play(context: Invocation, said: dict[str, Any], flags: CommandFlags) -> int:
     budget = shared_budget(suite, ready)
     if flags.dry_run:
         return show_plans([each.evaluation for each in ready], output)
-    write_suite(folder, suite, None if begun is None else stored_suite(begun).started_at)
+    if begun is not None:
+        suite = suite.model_copy(update={"started_at": Suite.load(begun).started_at})
+    suite.write(folder)
     left = sum(each.finished is None for each in ready)
     output.note(
         f"suite {suite.name}: {counted(len(ready), 'evaluation')}, {left} to play, "
-        f"{suite.at_once} at a time, {counted(suite.concurrency, 'call')} at once of each endpoint\n"
-        f"saving to {folder}"
+        f"{suite.evaluations_at_once} at a time, {counted(suite.concurrency, 'call')} at once of each "
+        f"endpoint\nsaving to {folder}"
     )
-    table = SuiteTable(output, [each.planned.name for each in ready])
-    with table.shown():
+    table = SuiteTable(output, [each.run.name for each in ready])
+    with table.show():
         outcomes = asyncio.run(play_suite(context, suite, ready, table, budget))
     return _report(suite, folder, outcomes, budget, flags.fail_under, output)
 
@@ -82,8 +78,8 @@ def play(context: Invocation, said: dict[str, Any], flags: CommandFlags) -> int:
 def _find_suite(user: Settings, said: dict[str, Any], flags: CommandFlags) -> tuple[Suite, Path | None]:
     """Return the suite, and its folder where one goes on; a typed budget is that of all evaluations."""
     suite, folder = _name_suite(user, said, flags)
-    budget = {name: said[name] for name in ("budget_tokens", "budget_usd") if name in said}
-    return replace(suite, **budget), folder
+    budget: dict[str, Any] = {name: said[name] for name in ("budget_tokens", "budget_usd") if name in said}
+    return suite.model_copy(update=budget), folder
 
 
 def _name_suite(user: Settings, said: dict[str, Any], flags: CommandFlags) -> tuple[Suite, Path | None]:
@@ -102,13 +98,13 @@ def _name_suite(user: Settings, said: dict[str, Any], flags: CommandFlags) -> tu
         )
     if file is None:
         assert resumed is not None
-        return suite_of(stored_suite(resumed), resumed), resumed
+        return Suite.load(resumed), resumed
     suite = read_suite(file, user)
     if resumed is not None and str(resumed) == NEWEST:
         assert suite.file is not None
-        resumed = newest_suite(user.runs_dir, suite.file)
+        resumed = find_newest(user.runs_dir, Path(suite.file))
     if resumed is not None:
-        stored_suite(resumed)
+        Suite.load(resumed)  # or it is none
     return suite, resumed
 
 
@@ -116,12 +112,14 @@ def _suite_of_models(said: dict[str, Any], user: Settings) -> Suite:
     if "environment" not in said:
         raise UsageError("the environment is missing", hint="run `wander eval --help` for examples")
     alone = {key: value for key, value in said.items() if key not in ("budget_tokens", "budget_usd")}
-    planned = []
+    runs = []
     for model in said["model"]:
         settings = settings_for({**alone, "model": model}, user)
         require_needed(settings, said)
-        planned.append(planned_run(settings, f"`-m {model}`"))
-    return Suite("models", settings.concurrency, min(4, len(planned)), distinct(planned))
+        runs.append(name_run(settings, f"`-m {model}`"))
+    require_distinct(runs)
+    at_once = min(4, len(runs))
+    return Suite(name="models", concurrency=settings.concurrency, evaluations_at_once=at_once, runs=runs)
 
 
 def _new_folder(runs_dir: Path, suite: Suite) -> Path:
@@ -153,7 +151,7 @@ def _report(
     }
     for each in outcomes:
         if each.error is not None:
-            output.warn(f"{each.planned.name}: {each.error}")
+            output.warn(f"{each.run.name}: {each.error}")
     stopped = sum(each.state == "stopped" for each in outcomes)
     if stopped:
         raise Interrupted(
@@ -163,7 +161,7 @@ def _report(
         )
     below = [each for each in outcomes if fail_under is not None and _mean(each) < fail_under]
     for each in below:
-        output.warn(f"{each.planned.name}: the reward is below {fail_under}")
+        output.warn(f"{each.run.name}: the reward is below {fail_under}")
     spent = None if budget is None else budget.spent
     incomplete = sum(each.state == "partial" for each in outcomes)
     if spent is not None and incomplete:
@@ -176,7 +174,8 @@ def _report(
     broken = [each.error for each in outcomes if each.error is not None]
     partial = any(each.state in ("partial", "failed") for each in outcomes)
     if partial:
-        output.next(_resume(folder) + (more_budget(budget) if budget is not None else ""))
+        facts = budget and (budget.spent_tokens, budget.spent_usd, budget.tokens, budget.usd)
+        output.next(_resume(folder) + (more_budget(*facts) if facts else ""))
     else:
         output.next(f"wander view {outcomes[0].run_dir}")
     if below:
@@ -193,43 +192,25 @@ def _mean(outcome: Outcome) -> float:
 
 def _row(outcome: Outcome) -> list[Cell]:
     summary = outcome.summary
-    if summary is None:
-        return [
-            outcome.planned.name,
-            None,
-            None,
-            None,
-            None,
-            None,
-            None,
-            None,
-            outcome.state,
-            outcome.run_dir.name,
-        ]
-    spending = None if outcome.manifest is None else outcome.manifest.spending
-    return [
-        outcome.planned.name,
-        summary.rollouts,
-        summary.reward_mean,
-        summary.reward_low,
-        summary.reward_high,
-        summary.failed,
-        summary.usage.prompt_tokens + summary.usage.completion_tokens,
-        None if spending is None else spending.usd,
-        outcome.state,
-        outcome.run_dir.name,
-    ]
+    numbers: list[Cell] = [None] * 7
+    if summary is not None:
+        spending = None if outcome.manifest is None else outcome.manifest.spending
+        tokens = summary.usage.prompt_tokens + summary.usage.completion_tokens
+        rewards = (summary.reward_mean, summary.reward_low, summary.reward_high)
+        usd = None if spending is None else spending.usd
+        numbers = [summary.rollouts, *rewards, summary.failed, tokens, usd]
+    return [outcome.run.name, *numbers, outcome.state, outcome.run_dir.name]
 
 
 def _data(outcome: Outcome) -> dict[str, Any]:
     manifest, summary, error = outcome.manifest, outcome.summary, outcome.error
     spending = None if manifest is None else manifest.spending
     return {
-        "name": outcome.planned.name,
+        "name": outcome.run.name,
         "state": outcome.state,
-        "environment": outcome.planned.settings.environment,
-        "model": outcome.planned.settings.model,
-        "sampling": outcome.planned.settings.sampling.given(),
+        "environment": outcome.run.settings.environment,
+        "model": outcome.run.settings.model,
+        "sampling": outcome.run.settings.sampling.given(),
         "run_dir": str(outcome.run_dir),
         "run_id": None if manifest is None else manifest.run_id,
         "summary": None if summary is None else summary.model_dump(mode="json"),
@@ -241,20 +222,12 @@ def _data(outcome: Outcome) -> dict[str, Any]:
 def show_plans(evaluations: list[Evaluation], output: Output) -> int:
     """Show what would be played, without asking a model: examples, rollouts, and the calls they take."""
     data = asyncio.run(_plan_all(evaluations))
-    columns = ["environment", "version", "model", "examples", "rollouts", "calls"]
+    columns = ["environment", "version", "model", "examples", "rollouts"]
     rows: list[list[Cell]] = [
-        [
-            each["environment"],
-            each["version"],
-            each["model"],
-            each["examples"],
-            each["rollouts"],
-            _calls(each["calls_least"], each["calls_most"]),
-        ]
-        for each in data
+        [*(each[name] for name in columns), _calls(each["calls_least"], each["calls_most"])] for each in data
     ]
     whole = {"evaluations": data, "rollouts": sum(each["rollouts"] for each in data)}
-    output.answer(whole, lambda: output.table(columns, rows, shrink=["model", "environment"]))
+    output.answer(whole, lambda: output.table([*columns, "calls"], rows, shrink=["model", "environment"]))
     return OK
 
 

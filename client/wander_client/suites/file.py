@@ -25,15 +25,15 @@ import itertools
 import re
 import tomllib
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field, ValidationError, create_model
 from wander.errors import ConfigError
 from wander.types import Record, SamplingArgs, canonical_json
 
-from wander_client.errors import NotFound, UsageError
+from wander_client.errors import ClientError, NotFound, UsageError
 from wander_client.evaluate.schema import settings_in, suite_keys
 from wander_client.evaluate.settings import EvaluationSettings, settings_for
 from wander_client.names import looks_like_path
@@ -73,30 +73,56 @@ SuiteFile = _table(
 )
 
 
-@dataclass(frozen=True)
-class Planned:
+SUITE_FILE = "suite.json"
+
+
+class SuiteRun(Record):
     """One evaluation of a suite."""
 
     name: str
     folder: str
     """Of its run, in the suite's folder: the same for the same evaluation."""
     settings: EvaluationSettings
-    where: str
+    where: str = Field(default="the suite", exclude=True)
     """Where the file says so: `suite.toml: eval[2]`."""
 
 
-@dataclass(frozen=True)
-class Suite:
-    """Evaluations to play."""
+class Suite(Record):
+    """Evaluations to play; as `suite.json` in the suite's folder, so that `--resume` needs nothing else."""
 
+    schema_: Literal["wander.suite/1"] = Field(default="wander.suite/1", alias="schema")
     name: str
+    file: str | None = None
+    """Where the suite was read from."""
+    started_at: datetime = Field(default_factory=lambda: datetime.now(UTC))
     concurrency: int
-    at_once: int
-    planned: list[Planned]
-    file: Path | None = None
+    """Model calls at once, of each endpoint."""
+    evaluations_at_once: int
     budget_tokens: int | None = None
-    """That all of them may spend together."""
+    """Tokens that all runs may spend together."""
     budget_usd: float | None = None
+    runs: list[SuiteRun]
+
+    @classmethod
+    def load(cls, folder: Path) -> Suite:
+        """Return the suite of a folder, as it was started."""
+        try:
+            return cls.model_validate_json((folder / SUITE_FILE).read_bytes())
+        except FileNotFoundError:
+            raise NotFound(
+                f"`{folder}` is no folder of a suite", hint="pass the one that was printed", code="no_suite"
+            ) from None
+        except ValidationError as error:
+            raise ClientError(
+                f"`{folder / SUITE_FILE}` was changed and cannot be read", detail=str(error)
+            ) from error
+
+    def write(self, folder: Path) -> None:
+        """Put `suite.json` into the suite's folder, whole or not at all."""
+        folder.mkdir(parents=True, exist_ok=True)
+        work = folder / f".{SUITE_FILE}"
+        work.write_text(self.model_dump_json(indent=1, by_alias=True) + "\n", encoding="utf-8")
+        work.replace(folder / SUITE_FILE)
 
 
 def read_suite(path: Path, user: Settings) -> Suite:
@@ -115,44 +141,60 @@ def read_suite(path: Path, user: Settings) -> Suite:
     except ValidationError as error:
         raise _fault(path, error) from error
     concurrency = suite.concurrency or EvaluationSettings.model_fields["concurrency"].default
-    planned = [
+    runs = [
         each
         for number, entry in enumerate(suite.eval, 1)
         for each in _combine(path, suite, entry, number, concurrency, user)
     ]
+    require_distinct(runs)
     return Suite(
-        suite.name or path.stem,
-        concurrency,
-        suite.evaluations_at_once,
-        distinct(planned),
-        path.resolve(),
-        suite.budget_tokens,
-        suite.budget_usd,
+        name=suite.name or path.stem,
+        file=str(path.resolve()),
+        concurrency=concurrency,
+        evaluations_at_once=suite.evaluations_at_once,
+        budget_tokens=suite.budget_tokens,
+        budget_usd=suite.budget_usd,
+        runs=runs,
     )
 
 
-def distinct(planned: list[Planned]) -> list[Planned]:
-    """Return the evaluations; raises `UsageError` for one that stands twice."""
-    first: dict[str, Planned] = {}
-    for each in planned:
+def find_newest(runs_dir: Path, file: Path) -> Path:
+    """Return the newest folder of a suite's file; raises `NotFound`."""
+    found = []
+    for path in runs_dir.glob(f"*/{SUITE_FILE}"):
+        suite = Suite.load(path.parent)
+        if suite.file == str(file):
+            found.append((suite.started_at, path.parent))
+    if not found:
+        raise NotFound(
+            f"no suite of `{file}` was started in `{runs_dir}`",
+            hint=f"start one with `wander eval {file.name}`",
+            code="no_suite",
+        )
+    return max(found)[1]
+
+
+def require_distinct(runs: list[SuiteRun]) -> None:
+    """Raise `UsageError` for an evaluation that stands twice."""
+    first: dict[str, SuiteRun] = {}
+    for each in runs:
         if (same := first.setdefault(each.folder, each)) is not each:
             raise UsageError(
                 f"{each.where}: `{each.name}` is the same evaluation as that of {same.where}",
                 hint="take one out, give it another seed, or name its model's endpoint under `[models]`",
             )
-    return planned
 
 
-def planned_run(
+def name_run(
     settings: EvaluationSettings, where: str, label: str | None = None, alias: str | None = None
-) -> Planned:
+) -> SuiteRun:
     """Return an evaluation of a suite with its name and folder; `alias` is its name for the model."""
     environment, model = _short(settings.environment), alias or _short(settings.model)
     sampling = "".join(f" {name}={value}" for name, value in settings.sampling.given().items())
     seed = f" seed={settings.seed}" if settings.seed else ""
     name = f"{label + ': ' if label else ''}{environment} {model}{sampling}{seed}"
     stem = re.sub(r"[^A-Za-z0-9._=-]+", "-", f"{environment}--{model}").strip("-.")
-    return Planned(name, f"{stem}--{_identity(settings, alias)}", settings, where)
+    return SuiteRun(name=name, folder=f"{stem}--{_identity(settings, alias)}", settings=settings, where=where)
 
 
 def _identity(settings: EvaluationSettings, alias: str | None) -> str:
@@ -165,7 +207,7 @@ def _identity(settings: EvaluationSettings, alias: str | None) -> str:
 
 def _combine(
     path: Path, suite: Any, entry: Any, number: int, concurrency: int, user: Settings
-) -> Iterator[Planned]:
+) -> Iterator[SuiteRun]:
     """Yield every combination of an entry's lists."""
     where = f"{path.name}: eval[{number}]"
     defaults, own = _given(suite.defaults), _given(entry)
@@ -193,7 +235,7 @@ def _combine(
             settings.plan()
         except (UsageError, ConfigError) as error:
             raise UsageError(f"{where}: {error}", hint=error.hint) from error
-        yield planned_run(settings, where, entry.name, alias)
+        yield name_run(settings, where, entry.name, alias)
 
 
 def _beside(word: str, folder: Path) -> str:

@@ -74,7 +74,7 @@ class SuiteTable:
         self._output = output
 
     @contextmanager
-    def shown(self) -> Iterator[None]:
+    def show(self) -> Iterator[None]:
         """Show the table while the block runs; on a terminal it leaves nothing behind."""
         if not (self._output.human and self._output.shows_progress and sys.stderr.isatty()):
             yield
@@ -90,14 +90,14 @@ class SuiteTable:
         ):
             yield
 
-    def changed(self, number: int, state: State, said: str = "") -> None:
+    def set_state(self, number: int, state: State, said: str = "") -> None:
         """Set the state of an evaluation, and tell it where there is no live table."""
         row = self.rows[number]
         row.state, row.said = state, one_line(said)
         if state != "waiting":
             self._say(f"{row.name}  {state}{'  ' + row.said if said else ''}")
 
-    def progressed(self, number: int, progress: Progress) -> None:
+    def set_progress(self, number: int, progress: Progress) -> None:
         """Learn how far an evaluation is."""
         row = self.rows[number]
         if row.progress is None:

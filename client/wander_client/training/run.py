@@ -18,7 +18,7 @@ from wander.types import Record
 from wander_client.environments.location import Location, locate, parse_arguments
 from wander_client.errors import ClientError, NotFound, UsageError
 from wander_client.models.reference import require_no_slip
-from wander_client.models.server import ServeChoice, served
+from wander_client.models.server import ServeChoice, serve
 from wander_client.runs.lookup import require_kind, resumable_folder
 from wander_client.training.environments import TrainingEnvironments
 
@@ -295,7 +295,7 @@ def training_server(context: Invocation, checkpoint: Path, section: InferenceSec
         arguments=server_arguments(section), python=section.python, environment=tuple(DEV_MODE.items())
     )
     thread = LoopThread()
-    serving = served(context, str(checkpoint), choice, log_path=checkpoint.parent / "server.log")
+    serving = serve(context, str(checkpoint), choice, log_path=checkpoint.parent / "server.log")
     try:
         server = thread.run(serving.__aenter__())
         try:

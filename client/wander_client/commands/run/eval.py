@@ -106,7 +106,7 @@ def _resume(run_dir: Path, said: dict[str, Any], flags: CommandFlags) -> int:
     from wander_client.runs.lookup import resumable_folder
 
     run_dir = resumable_folder(current(), run_dir)
-    stored = evaluations.stored_settings(run_dir)
+    stored = evaluations.load_settings_of(run_dir)
     settings = resume_settings(stored, said, run_dir, evaluations.resume_command(run_dir))
     require_needed(settings, said)
     return _play(settings, run_dir, flags, resuming=True)
@@ -215,7 +215,7 @@ def _fewer(settings: EvaluationSettings, opened: OpenedEnvironment) -> str | Non
 
 
 def _report(result: EvaluationResult, fail_under: float | None, output: Output) -> int:
-    from wander_client.evaluate.evaluation import all_failed, more_budget
+    from wander_client.evaluate.evaluation import all_failed
     from wander_client.runs.text import failure_reasons, show_summary
 
     summary, manifest = result.summary, result.manifest
@@ -255,17 +255,21 @@ def _report(result: EvaluationResult, fail_under: float | None, output: Output) 
             output.line(f"cost    {manifest.spending.usd:.4g} USD")
 
     output.answer(data, show)
-    _show_next(result, more_budget(result) if result.spent is not None else None, output)
+    _show_next(result, output)
     if below:
         return FAILED
     return PARTIAL if summary.failed or missing else OK
 
 
-def _show_next(result: EvaluationResult, go_on: str | None, output: Output) -> None:
+def _show_next(result: EvaluationResult, output: Output) -> None:
+    from wander_client.evaluate.evaluation import more_budget, resume_command
+
     if result.summary.failed:
         output.next(f"wander view {result.run_dir} --failed")
-    if go_on is not None:
-        output.next(go_on)
+    if result.spent is not None and (spending := result.manifest.spending) is not None:
+        tokens = spending.usage.prompt_tokens + spending.usage.completion_tokens
+        facts = (tokens, spending.usd or 0.0, spending.budget_tokens, spending.budget_usd)
+        output.next(resume_command(result.run_dir) + more_budget(*facts))
     pin = result.manifest.environment
     output.next(
         f"wander view {result.run_dir}",
