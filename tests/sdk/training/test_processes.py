@@ -19,7 +19,6 @@ from wander.train.distributed import (
     PeerFailed,
     World,
     own_folder,
-    require_divisible,
     rows_and_accumulation,
     shards_policy,
     shared_out,
@@ -214,9 +213,13 @@ def _shared(settings: GRPOSettings, size: int) -> Any:
 
 def test_groups_must_be_shared_out_evenly(puller: Path) -> None:
     settings = GRPOSettings.model_validate(settings_for(puller))
-    require_divisible(settings, World(0, 4))
-    with pytest.raises(ConfigError, match="4 groups a step cannot be shared by 3 processes") as caught:
-        require_divisible(settings, World(0, 3))
+    with _shared(settings, 4):
+        pass
+    with (
+        pytest.raises(ConfigError, match="4 groups a step cannot be shared by 3") as caught,
+        _shared(settings, 3),
+    ):
+        pass
     assert "multiple of 24" in str(caught.value.hint)
 
 
