@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict
 from typing import Annotated
 
 import typer
 
-from wander_hub.cli.data_option import Data
-from wander_hub.database import Database
-from wander_hub.settings import Settings
+from wander_hub.cli.console import AsJson, Data, open_database, print_row, read_settings
 from wander_hub.storage import Storage
 
 
@@ -18,7 +15,7 @@ def fsck(
     repair: Annotated[bool, typer.Option("--repair", help="mend what can be derived")] = False,
     quick: Annotated[bool, typer.Option("--quick", help="compare sizes, read no objects, no runs")] = False,
     data: Data = None,
-    as_json: Annotated[bool, typer.Option("--json", help="print JSON")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Compare database, stored files, index pages, runs and boards; running or not.
 
@@ -33,26 +30,19 @@ def fsck(
     from wander_hub.fsck import check as checks
     from wander_hub.index.public_files import FOLDER, PublicFiles
 
-    settings = Settings() if data is None else Settings(data=data)
+    settings = read_settings(data=data)
     if settings.database_url is None and not settings.data.is_dir():
         raise FileNotFoundError(2, "there is no hub", str(settings.data))
-    database = Database(settings.resolved_database_url)
-    try:
-        database.migrate()
+    found = []
+    with open_database(settings) as database:
         storage = Storage.open(settings.storage_url, settings.data / "objects")
-        found = []
         links = PublicFiles(database, storage, settings.data / FOLDER) if settings.public_files else None
         for one in checks.check(database, storage, repair=repair, quick=quick, links=links):
             found.append(one)
             if not as_json:
                 outcome = "  (repaired)" if one.repaired else ""
-                print(f"{one.code}  {one.subject}  {one.detail}{outcome}")  # noqa: T201
-    finally:
-        database.close()
+                typer.echo(f"{one.code}  {one.subject}  {one.detail}{outcome}")
     left = sum(not one.repaired for one in found)
-    if as_json:
-        print(json.dumps({"findings": [asdict(one) for one in found], "left": left}))  # noqa: T201
-    else:
-        summary = f"{len(found)} findings, {left} left" if found else "all is well"
-        print(summary)  # noqa: T201
+    text = f"{len(found)} findings, {left} left" if found else "all is well"
+    print_row({"findings": [asdict(one) for one in found], "left": left}, as_json, text)
     raise typer.Exit(1 if left else 0)

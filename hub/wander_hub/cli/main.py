@@ -7,26 +7,21 @@ Data goes to standard output, everything else to standard error. Exit status: 0 
 from __future__ import annotations
 
 import errno
-import json
 import os
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from pydantic import ValidationError
 from sqlalchemy.exc import DatabaseError
 
 from wander_hub import __version__
-from wander_hub.cli.data_option import Data
+from wander_hub.cli.console import AsJson, Data, open_database, print_row, print_rows, read_settings
 from wander_hub.cli.fsck import fsck
 from wander_hub.cli.work import work
-from wander_hub.database import Database
 from wander_hub.http.problems import HubProblem
 from wander_hub.server.data_folder import DataFolderInUse
-from wander_hub.settings import Settings
 
 OVERVIEW = """\b
 Run and administer a Wander hub.
@@ -57,8 +52,6 @@ token_app = _group("Create, list and revoke API tokens.")
 app.add_typer(user_app, name="user")
 app.add_typer(token_app, name="token")
 
-AsJson = Annotated[bool, typer.Option("--json", help="print JSON")]
-
 
 def main() -> None:
     """Run the command; the one place that prints errors and chooses the exit status."""
@@ -81,12 +74,12 @@ def main() -> None:
     except DatabaseError as error:
         _fail(f"the database does not work: {error.orig}", "check `--data` and `WANDER_HUB_DATABASE_URL`", 2)
     except OSError as error:
-        _fail(*_explained(error), 2)
+        _fail(*_explain(error), 2)
     except Exception as error:
         if not hasattr(error, "format_message"):  # click's and typer's usage errors share only this method
             raise
         if type(error).__name__ == "NoArgsIsHelpError":
-            print(error.format_message())  # noqa: T201
+            typer.echo(error.format_message())
             sys.exit(0)
         context = getattr(error, "ctx", None)
         said = error.format_message().strip().rstrip(".").replace("'", "`")
@@ -94,7 +87,7 @@ def main() -> None:
         _fail(said[:1].lower() + said[1:], f"run `{path} --help`", 2)
 
 
-def _explained(error: OSError) -> tuple[str, str]:
+def _explain(error: OSError) -> tuple[str, str]:
     """Return message and hint of what the system refused: a file of the installation, or the data folder."""
     reason = (error.strerror or str(error)).lower()
     named = f": `{error.filename}`" if error.filename else ""
@@ -133,7 +126,7 @@ def serve(
     """Start the hub. The first start makes the database and prints an administrator's token, once."""
     from wander_hub.server import serve as serving
 
-    settings = _settings(data, public_url=public_url, serve_jobs=jobs)
+    settings = read_settings(data=data, public_url=public_url, serve_jobs=jobs)
     serving.serve(
         settings,
         host=host,
@@ -154,10 +147,10 @@ def migrate(data: Data = None) -> None:
     """
     from wander_hub.jobs import choice
 
-    with _database(data) as database:
-        choice.migrate(_settings(data), database)
-        shown = database.engine.url.render_as_string(hide_password=True)
-        print(f"migrated {shown}", file=sys.stderr)  # noqa: T201
+    settings = read_settings(data=data)
+    with open_database(settings) as database:
+        choice.migrate(settings, database)
+        typer.echo(f"migrated {database.engine.url.render_as_string(hide_password=True)}", err=True)
 
 
 app.command()(fsck)
@@ -178,13 +171,13 @@ def nginx_config(
     """
     from wander_hub.cli.nginx import configuration
 
-    print(configuration(_settings(data), name=name, listen=listen, upstream=upstream), end="")  # noqa: T201
+    typer.echo(configuration(read_settings(data=data), name=name, listen=listen, upstream=upstream), nl=False)
 
 
 @app.command()
 def version(as_json: AsJson = False) -> None:
     """Print the version."""
-    _print({"version": __version__}, as_json, lambda one: str(one["version"]))
+    print_row({"version": __version__}, as_json, __version__)
 
 
 @user_app.command("add")
@@ -198,11 +191,11 @@ def add_user(
     """Add a user, who may publish under the own name and the owners given."""
     from wander_hub.accounts import service
 
-    with _database(data) as database, database.write() as session:
+    with open_database(read_settings(data=data)) as database, database.write() as session:
         user = service.add_user(session, name, admin=admin)
         owners = [user.name, *(service.add_member(session, one, user).name for one in owner or [])]
         row = {"name": user.name, "admin": user.admin, "owners": owners}
-    _print(row, as_json, lambda one: f"added `{one['name']}`, owners: {', '.join(one['owners'])}")
+    print_row(row, as_json, f"added `{row['name']}`, owners: {', '.join(owners)}")
 
 
 @user_app.command("list")
@@ -210,7 +203,7 @@ def list_users(data: Data = None, as_json: AsJson = False) -> None:
     """List users and what they may publish under."""
     from wander_hub.accounts import repository
 
-    with _database(data) as database, database.read() as session:
+    with open_database(read_settings(data=data)) as database, database.read() as session:
         rows = [
             {
                 "name": user.name,
@@ -220,7 +213,7 @@ def list_users(data: Data = None, as_json: AsJson = False) -> None:
             }
             for user in repository.users(session)
         ]
-    _print_rows(rows, as_json)
+    print_rows(rows, as_json)
 
 
 @token_app.command("create")
@@ -234,13 +227,13 @@ def create_token(
     from wander_hub.accounts.repository import user_named
     from wander_hub.rights.tokens import add_token
 
-    with _database(data) as database, database.write() as session:
+    with open_database(read_settings(data=data)) as database, database.write() as session:
         found = user_named(session, user)
         if found is None:
             hint = f"run `wander-hub user add {user}`"
             raise HubProblem(404, "user_not_found", f"there is no user `{user}`", hint=hint)
         secret = add_token(session, found, name)
-    _print({"user": user, "name": name, "token": secret}, as_json, lambda one: str(one["token"]))
+    print_row({"user": user, "name": name, "token": secret}, as_json, secret)
 
 
 @token_app.command("list")
@@ -252,7 +245,7 @@ def list_tokens(
     """List tokens by their prefix; secrets are not kept."""
     from wander_hub.rights import repository
 
-    with _database(data) as database, database.read() as session:
+    with open_database(read_settings(data=data)) as database, database.read() as session:
         rows = [
             {
                 "prefix": token.prefix,
@@ -264,7 +257,7 @@ def list_tokens(
             }
             for token in repository.tokens_of(session, user)
         ]
-    _print_rows(rows, as_json)
+    print_rows(rows, as_json)
 
 
 @token_app.command("revoke")
@@ -272,57 +265,14 @@ def revoke_token(prefix: str, data: Data = None, as_json: AsJson = False) -> Non
     """Revoke the token with this prefix, as `token list` shows it."""
     from wander_hub.rights import tokens
 
-    with _database(data) as database, database.write() as session:
+    with open_database(read_settings(data=data)) as database, database.write() as session:
         token = tokens.revoke_token(session, prefix)
         row = {"prefix": token.prefix, "revoked": True}
-    _print(row, as_json, lambda one: f"revoked `{one['prefix']}`")
-
-
-def _settings(data: Path | None, **given: Any) -> Settings:
-    values = {"data": data, **given}
-    return Settings(**{key: value for key, value in values.items() if value is not None})
-
-
-@contextmanager
-def _database(data: Path | None) -> Iterator[Database]:
-    """Give the migrated database of a hub, running or not."""
-    settings = _settings(data)
-    if settings.database_url is None:
-        settings.data.mkdir(parents=True, exist_ok=True)
-    database = Database(settings.resolved_database_url)
-    try:
-        database.migrate()
-        yield database
-    finally:
-        database.close()
-
-
-def _print(row: dict[str, Any], as_json: bool, text: Callable[[dict[str, Any]], str]) -> None:
-    print(json.dumps(row) if as_json else text(row))  # noqa: T201
-
-
-def _print_rows(rows: list[dict[str, Any]], as_json: bool) -> None:
-    if as_json:
-        print(json.dumps({"data": rows, "next": None}))  # noqa: T201
-        return
-    for number, row in enumerate(rows):
-        if number == 0:
-            print("\t".join(row))  # noqa: T201
-        print("\t".join(_cell(value) for value in row.values()))  # noqa: T201
-
-
-def _cell(value: Any) -> str:
-    if isinstance(value, list):
-        return ",".join(str(one) for one in value)
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    return "-" if value is None else str(value)
+    print_row(row, as_json, f"revoked `{row['prefix']}`")
 
 
 def _fail(message: str, hint: str | None, status: int) -> None:
-    text = f"error: {message}\n" + (f"\nhint: {hint}\n" if hint else "")
-    sys.stderr.write(text)
-    sys.stderr.flush()
+    typer.echo(f"error: {message}\n" + (f"\nhint: {hint}\n" if hint else ""), nl=False, err=True)
     sys.exit(status)
 
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
-from wander_hub.cli.data_option import Data
-from wander_hub.settings import Settings
+from wander_hub.cli.console import Data, read_settings
 
 
 def work(
@@ -42,6 +41,5 @@ def work(
     """
     from wander_hub.server import work as working
 
-    given: dict[str, Any] = {"data": data, "job_concurrency": concurrency}
-    settings = Settings(**{name: value for name, value in given.items() if value is not None})
+    settings = read_settings(data=data, job_concurrency=concurrency)
     working.work(settings, hub_url=hub or settings.public_url, listen=listen, once=once)
