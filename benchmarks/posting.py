@@ -151,8 +151,9 @@ def store(data: Path, manifest: dict[str, object], rollouts: int) -> None:
     posting.open_posting(database, storage, text, sha256, caller, limits, private=False)
     found = many(rollouts)
     for chunk in range(rollouts // 1000):
-        part = itertools.islice(found, 1000)
-        posting.store_chunk(database, storage, sha256, chunk, ("0" * 64, 0), part, caller, limits)
+        lines = b"".join(line.rstrip(b"\n") + b"\n" for _, line in itertools.islice(found, 1000))
+        stated = hashlib.sha256(lines).hexdigest()
+        posting.add_chunk(database, storage, sha256, chunk, io.BytesIO(lines), stated, caller, limits)
     started = time.perf_counter()
     finishing.finish(database, storage, sha256, FinishPosting(chunks=rollouts // 1000), caller)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024

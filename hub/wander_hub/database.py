@@ -27,9 +27,9 @@ if TYPE_CHECKING:
 Result = TypeVar("Result")
 
 READER = "reader"
-"""Under this key a session knows whose eyes it has; every statement on environments asks for it."""
+"""The key under which a session holds its reader; every query on environments depends on it."""
 PUBLIC_FILES = "public_files"
-"""Under this key it knows the links that nginx follows, where the hub keeps any."""
+"""The key under which a session holds the links that nginx follows, where the hub keeps any."""
 _OBJECTS_LOCK = 7_403_926_551
 """Any number that nothing else locks."""
 
@@ -81,7 +81,7 @@ class Database:
     def __init__(self, url: str) -> None:
         self.url = url
         self.session_info: dict[str, Any] = {}
-        """What every session of this hub knows."""
+        """The values that every session of this hub holds."""
         sqlite = url.startswith("sqlite")
         options: dict[str, Any] = {"connect_args": {"check_same_thread": False}} if sqlite else {}
         self.engine = create_engine(

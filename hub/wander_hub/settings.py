@@ -107,7 +107,7 @@ class Settings(BaseSettings):
     verification_folder: Path | None = None
     """Where runs and environments are kept that jobs fetch; unset means `verification` in the data folder."""
     jobs: Literal["table", "procrastinate"] = "table"
-    """What hands out jobs: the table they are in, or procrastinate, on PostgreSQL alone."""
+    """The queue that hands out jobs: a table, or procrastinate (on PostgreSQL only)."""
     serve_jobs: bool = True
     """Work on jobs beside the requests; not where `wander-hub work` does it."""
     job_concurrency: int = Field(default=1, ge=1, le=64)

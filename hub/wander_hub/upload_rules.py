@@ -23,7 +23,7 @@ class Rule:
     what: str
     """What is wrong with such a file."""
     remedy: str
-    """What its publisher can do; the hint of the answer unless a check knows better."""
+    """The remedy for its publisher; the hint of the answer unless a check knows a better one."""
     status: int = 422
     default: Action = "refuse"
     optional: bool = False
@@ -309,4 +309,4 @@ RULES = {
     for rule in group
 }
 OPTIONAL = {code: rule.default for code, rule in RULES.items() if rule.optional}
-"""What an operator may choose otherwise, with what holds unless chosen."""
+"""The rules that an operator may change, with their defaults."""

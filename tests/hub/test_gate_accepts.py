@@ -46,7 +46,7 @@ from wander_hub.upload_rules import OPTIONAL
 def judged(body: bytes, filename: str = WHEEL_NAME, *, fields=None, **settings) -> Package:
     sha256 = hashlib.sha256(body).hexdigest()
     upload = Upload("alice", filename, io.BytesIO(body), len(body), sha256, fields or {})
-    return checks.checked(upload, Limits.of(Settings(**settings)))
+    return checks.check(upload, Limits.of(Settings(**settings)))
 
 
 def zip64_of(entry: Entry, *, in_header: bool) -> Entry:

@@ -107,7 +107,7 @@ def promised(body: bytes) -> dict[str, str]:
 def is_taken(body: bytes) -> bool:
     upload = Upload("alice", WHEEL_NAME, io.BytesIO(body), len(body), hashlib.sha256(body).hexdigest())
     try:
-        checks.checked(upload, Limits.of(Settings()))
+        checks.check(upload, Limits.of(Settings()))
     except HubProblem as problem:
         event(f"refused: {problem.code}")
         return False

@@ -70,7 +70,7 @@ def source_archives(draw: st.DrawFn) -> bytes:
 def is_taken(body: bytes) -> bool:
     upload = Upload("alice", SDIST_NAME, io.BytesIO(body), len(body), hashlib.sha256(body).hexdigest())
     try:
-        checks.checked(upload, LIMITS)
+        checks.check(upload, LIMITS)
     except HubProblem as problem:
         event(f"refused: {problem.code}")
         return False

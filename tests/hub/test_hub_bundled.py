@@ -46,12 +46,12 @@ async def test_a_new_build_of_one_version_replaces_the_old(hub, storage, tmp_pat
 
 
 def test_an_installed_distribution_is_packed_again(tmp_path):
-    wheel = bundled._packed(distribution("packaging"), tmp_path)
+    wheel = bundled._pack(distribution("packaging"), tmp_path)
     with zipfile.ZipFile(wheel) as archive:
         assert "packaging/version.py" in archive.namelist()
     body = wheel.read_bytes()
     (tmp_path / "again").mkdir()
-    assert bundled._packed(distribution("packaging"), tmp_path / "again").read_bytes() == body
+    assert bundled._pack(distribution("packaging"), tmp_path / "again").read_bytes() == body
     with wheel.open("rb") as file:
         upload = Upload("wander", wheel.name, file, len(body), "")
         limits = Limits(10**8, 10**8, 10_000)

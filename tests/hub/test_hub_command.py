@@ -186,11 +186,11 @@ def test_wrong_usage_reads_as_it_does_in_wander(words: list[str], said: str, hin
 
 def test_a_file_missing_from_the_installation_is_no_fault_of_the_data_folder(tmp_path: Path) -> None:
     missing = Path(cli.__file__).parent / "migrations" / "env.py"
-    message, hint = cli._explained(FileNotFoundError(2, "No such file or directory", str(missing)))
+    message, hint = cli._explain(FileNotFoundError(2, "No such file or directory", str(missing)))
     assert "the installation of wander-hub is damaged" in message
     assert str(missing) in message
     assert "--data" not in hint
-    message, hint = cli._explained(PermissionError(13, "Permission denied", str(tmp_path / "hub.db")))
+    message, hint = cli._explain(PermissionError(13, "Permission denied", str(tmp_path / "hub.db")))
     assert message == f"permission denied: `{tmp_path / 'hub.db'}`"
     assert "--data" in hint
 

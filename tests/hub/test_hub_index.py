@@ -10,7 +10,7 @@ from urllib.parse import urljoin
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from wander_hub.index.negotiation import HTML_V1, JSON_V1, negotiated
+from wander_hub.index.negotiation import HTML_V1, JSON_V1, negotiate
 
 PAGE = "/alice/simple/reverse-text/"
 WHEEL = "/alice/files/reverse-text/reverse_text-0.1.0-py3-none-any.whl"
@@ -57,18 +57,18 @@ class Anchors(HTMLParser):
     ],
 )
 def test_negotiation(accept, answer):
-    assert negotiated(accept) == answer
+    assert negotiate(accept) == answer
 
 
 def test_format_outranks_accept():
-    assert negotiated("text/html", JSON_V1) == JSON_V1
-    assert negotiated("text/html", JSON_V1.replace("+", " ")) == JSON_V1
-    assert negotiated(JSON_V1, "text/csv") is None
+    assert negotiate("text/html", JSON_V1) == JSON_V1
+    assert negotiate("text/html", JSON_V1.replace("+", " ")) == JSON_V1
+    assert negotiate(JSON_V1, "text/csv") is None
 
 
 @given(st.text(max_size=200))
 def test_no_accept_header_breaks_it(accept):
-    assert negotiated(accept) in {None, HTML, HTML_V1, JSON_V1}
+    assert negotiate(accept) in {None, HTML, HTML_V1, JSON_V1}
 
 
 async def test_both_formats_say_the_same(hub, make_wheel):

@@ -37,7 +37,7 @@ if step in places:
 database, storage = Database(url), Storage.open(None, Path(objects))
 body = io.BytesIO(Path(wheel).read_bytes())
 sha256, size = digest_of(body)
-package = checks.checked(Upload("alice", Path(wheel).name, body, size, sha256), Limits.of(Settings()))
+package = checks.check(Upload("alice", Path(wheel).name, body, size, sha256), Limits.of(Settings()))
 storage.put(body)
 with database.write(HUB) as session:
     service.publish(session, accounts.owner_named(session, "alice"), [package], HUB)

@@ -220,7 +220,7 @@ async def test_a_plain_package_is_not_shown_as_an_environment(hub, make_wheel):
     spec = make_wheel(name="wander-sdk", entry_points=None, files={"wander/__init__.py": b""})
     body = io.BytesIO(spec.build())
     upload = Upload("wander", spec.wheel_name, body, len(body.getvalue()), "0" * 64)
-    package = checks.checked(upload, Limits(10**6, 10**6, 100), environment=False)
+    package = checks.check(upload, Limits(10**6, 10**6, 100), environment=False)
     with hub.database.write(HUB) as session:
         owner = repository.owner_named(session, "wander")
         service.publish(session, owner, [package], HUB, listed=False)

@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from wander_hub.environments.readme import rendered
+from wander_hub.environments.readme import render
 from wander_hub.web import text
 
 
 def html(markdown: str) -> str:
-    return rendered(markdown, "text/markdown")
+    return render(markdown, "text/markdown")
 
 
 def test_markdown_with_tables_code_and_details():
@@ -66,8 +66,8 @@ def test_remote_images_become_links():
 
 
 def test_other_formats_are_shown_as_written():
-    assert rendered("Title\n=====\n<b>", "text/x-rst") == "<pre>Title\n=====\n&lt;b&gt;</pre>"
-    assert rendered("  ", "text/plain") == ""
+    assert render("Title\n=====\n<b>", "text/x-rst") == "<pre>Title\n=====\n&lt;b&gt;</pre>"
+    assert render("  ", "text/plain") == ""
 
 
 @given(st.text(max_size=300))
@@ -107,5 +107,5 @@ def test_spans_and_sizes():
     assert [text.size(value) for value in (12, 1500, 2_500_000, 3_000_000_000)] == [
         "12 B", "1.5 kB", "2.5 MB", "3.0 GB",
     ]  # fmt: skip
-    assert text.shortened("abcdefghij", 5) == "ab…ij"
+    assert text.shorten("abcdefghij", 5) == "ab…ij"
     assert text.compact(0.0003) == "0.0003"

@@ -9,7 +9,7 @@ from starlette.responses import Response
 
 from wander_hub.attestations import service
 from wander_hub.http.boundary import HubDatabase, optional_identity
-from wander_hub.http.problems import HubProblem, documented
+from wander_hub.http.problems import HubProblem, refusals
 from wander_hub.index.negotiation import accepts
 
 router = APIRouter(tags=["index"])
@@ -22,7 +22,7 @@ _BODY: dict[int | str, dict[str, Any]] = {
 
 @router.get(
     "/{owner}/integrity/{project}/{version}/{filename}/provenance",
-    responses={**_BODY, **documented(401, 403, 404, 406, 410, 422)},
+    responses={**_BODY, **refusals(401, 403, 404, 406, 410, 422)},
     response_class=Response,
 )
 @router.head("/{owner}/integrity/{project}/{version}/{filename}/provenance", include_in_schema=False)

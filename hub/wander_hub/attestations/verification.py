@@ -30,12 +30,12 @@ logger = logging.getLogger("wander_hub")
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came of the attestations of one file."""
+    """The result of checking the attestations of one file."""
 
     provenance: dict[str, Any] | None = None
     """The provenance object of PEP 740; None when nothing was attested."""
     ignored: str | None = None
-    """Why attestations were not looked at; None when they were, or there were none."""
+    """The reason why attestations were not checked; None when they were, or there were none."""
 
     @property
     def warnings(self) -> list[UploadWarning]:
@@ -43,13 +43,13 @@ class Outcome:
         return [UploadWarning(code="attestations_ignored", detail=self.ignored)] if self.ignored else []
 
 
-def verified(stated: str | None, filename: str, sha256: str, claims: Mapping[str, str] | None) -> Outcome:
+def verify(stated: str | None, filename: str, sha256: str, claims: Mapping[str, str] | None) -> Outcome:
     """Return the provenance of a file that was uploaded with attestations.
 
     `claims` are what the token's publisher proved. uv sends whatever attestation lies beside a file, so those
     that cannot be checked are ignored; one that is checked and false refuses the upload with a 400.
     """
-    found = _stated(stated)
+    found = _parse(stated)
     if not found:
         return Outcome()
     if claims is None:
@@ -61,27 +61,27 @@ def verified(stated: str | None, filename: str, sha256: str, claims: Mapping[str
     publisher = _publisher(claims)
     if publisher is None:
         return Outcome(ignored=f"attestations of `{claims.get('kind')}` publishers are not known")
-    attestations = [_checked(one, publisher, filename, sha256) for one in found]
+    attestations = [_check(one, publisher, filename, sha256) for one in found]
     bundle = library.AttestationBundle(publisher=publisher, attestations=attestations)
     provenance = library.Provenance(attestation_bundles=[bundle])
     return Outcome(provenance=provenance.model_dump(mode="json"))
 
 
-def _stated(stated: str | None) -> list[Any]:
+def _parse(stated: str | None) -> list[Any]:
     if not stated:
         return []
     if len(stated) > MOST_BYTES:
-        raise _refused(f"they are over {MOST_BYTES:,} characters")
+        raise _refusal(f"they are over {MOST_BYTES:,} characters")
     try:
         found = json.loads(stated)
     except (ValueError, RecursionError) as error:
-        raise _refused("they are no JSON") from error
+        raise _refusal("they are no JSON") from error
     if not isinstance(found, list) or len(found) > MOST:
-        raise _refused(f"they must be an array of at most {MOST}")
+        raise _refusal(f"they must be an array of at most {MOST}")
     return found
 
 
-def _checked(stated: Any, publisher: Publisher, filename: str, sha256: str) -> Attestation:
+def _check(stated: Any, publisher: Publisher, filename: str, sha256: str) -> Attestation:
     import pypi_attestations as library
     from pydantic import ValidationError
 
@@ -90,10 +90,10 @@ def _checked(stated: Any, publisher: Publisher, filename: str, sha256: str) -> A
         file = library.Distribution(name=filename, digest=sha256)
         attestation.verify(publisher, file, offline=True)
     except ValidationError as error:
-        raise _refused(f"one is malformed: {error.errors()[0]['msg']}") from error
+        raise _refusal(f"one is malformed: {error.errors()[0]['msg']}") from error
     except library.AttestationError as error:
         logger.warning("an attestation of %s is refused: %s", filename, error)
-        raise _refused(str(error)) from error
+        raise _refusal(str(error)) from error
     return attestation
 
 
@@ -115,6 +115,6 @@ def _publisher(claims: Mapping[str, str]) -> Publisher | None:
     return None
 
 
-def _refused(reason: str) -> HubProblem:
+def _refusal(reason: str) -> HubProblem:
     hint = "upload without attestations, or those that this workflow made of this very file"
     return HubProblem(400, "bad_attestations", f"the attestations are refused: {reason[:500]}", hint=hint)

@@ -76,13 +76,13 @@ def configuration(settings: Settings, *, name: str, listen: str, upstream: str) 
         "listen": listen,
         "name": name,
         "tls": Template(_TLS).substitute(name=name) if "ssl" in listen.split() else "",
-        "public": _quoted(str(data / FOLDER)),
-        "headers": "\n".join(f"        add_header {key} {_quoted(value)};" for key, value in headers.items()),
+        "public": _quote(str(data / FOLDER)),
+        "headers": "\n".join(f"        add_header {key} {_quote(value)};" for key, value in headers.items()),
         "accel": ACCEL_PREFIX,
         "objects": str(data / "objects"),
     }
     return Template(_HEAD + _SERVERS).substitute(given)
 
 
-def _quoted(text: str) -> str:
+def _quote(text: str) -> str:
     return f'"{text}"'

@@ -76,7 +76,7 @@ class Version(Base):
     id: Mapped[int] = mapped_column(primary_key=True)
     environment_id: Mapped[int] = mapped_column(ForeignKey("environments.id"))
     version: Mapped[str] = mapped_column(String(100))
-    """In PEP 440's normal form."""
+    """The version in PEP 440's normal form."""
     summary: Mapped[str] = mapped_column(Text)
     requires_python: Mapped[str | None] = mapped_column(Text)
     requires_dist: Mapped[list[str]] = mapped_column(JSON)
@@ -97,7 +97,7 @@ class Version(Base):
     deleted_reason: Mapped[str | None] = mapped_column(Text)
     uploaded_at: Mapped[datetime]
     uploaded_by_id: Mapped[int | None] = mapped_column(ForeignKey("users.id"))
-    """None for what the hub itself published."""
+    """The uploader; None for what the hub itself published."""
     environment: Mapped[Environment] = relationship(lazy="raise")
     uploaded_by: Mapped[User | None] = relationship(lazy="raise")
     files: Mapped[list[File]] = relationship(

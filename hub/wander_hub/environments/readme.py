@@ -27,7 +27,7 @@ _IMAGE = re.compile(r"<img\b[^>]*>", re.IGNORECASE)
 _ATTRIBUTE = re.compile(r"""\b(src|alt)\s*=\s*("[^"]*"|'[^']*')""", re.IGNORECASE)
 
 
-def rendered(text: str, content_type: str) -> str:
+def render(text: str, content_type: str) -> str:
     """Return safe HTML; what is not markdown is shown as it was written."""
     text = _DECEIVING.sub("\ufffd", text)
     if content_type != "text/markdown":

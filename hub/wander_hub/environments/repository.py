@@ -159,7 +159,7 @@ def files_for_pages(session: Session, environment: Environment) -> list[tuple[Of
 
 
 class NumberRow(NamedTuple):
-    """What decides which version is the newest."""
+    """The key by which versions are ordered, newest last."""
 
     id: int
     version: str

@@ -10,12 +10,12 @@ from wander.wire import EnvironmentDetail, EnvironmentPage, VersionDetail
 from wander_hub.environments import service
 from wander_hub.environments.schemas import EnvironmentFilter
 from wander_hub.http.boundary import BaseUrl, ReadSession
-from wander_hub.http.problems import documented
+from wander_hub.http.problems import refusals
 
 router = APIRouter(prefix="/api/v1/environments", tags=["environments"])
 
 
-@router.get("", response_model=EnvironmentPage, responses=documented(422))
+@router.get("", response_model=EnvironmentPage, responses=refusals(422))
 def list_environments(
     session: ReadSession,
     q: Annotated[str, Query(max_length=200, description="words in owner, name, tags or summary")] = "",
@@ -25,18 +25,16 @@ def list_environments(
     cursor: Annotated[str | None, Query(max_length=200, description="`next` of the page before")] = None,
 ) -> EnvironmentPage:
     """List or search environments, most recently updated first."""
-    return service.listing(session, EnvironmentFilter(q, owner, tag, limit, cursor))
+    return service.list_page(session, EnvironmentFilter(q, owner, tag, limit, cursor))
 
 
-@router.get("/{owner}/{name}", response_model=EnvironmentDetail, responses=documented(404, 422))
+@router.get("/{owner}/{name}", response_model=EnvironmentDetail, responses=refusals(404, 422))
 def get_environment(session: ReadSession, base_url: BaseUrl, owner: str, name: str) -> EnvironmentDetail:
     """Show one environment with its newest version."""
     return service.detail(session, owner, name, base_url)
 
 
-@router.get(
-    "/{owner}/{name}/versions/{version}", response_model=VersionDetail, responses=documented(404, 422)
-)
+@router.get("/{owner}/{name}/versions/{version}", response_model=VersionDetail, responses=refusals(404, 422))
 def get_version(
     session: ReadSession, base_url: BaseUrl, owner: str, name: str, version: str
 ) -> VersionDetail:

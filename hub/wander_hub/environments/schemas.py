@@ -42,6 +42,6 @@ class Position:
             if aware.tzinfo is None or not row:
                 raise ValueError("cut short")
         except (binascii.Error, ValueError) as error:
-            hint = "pass `next` of the page before unchanged"
+            hint = "pass `next` of the previous page unchanged"
             raise HubProblem(422, "bad_cursor", "the cursor is not one of this hub's", hint=hint) from error
         return cls(aware, row)

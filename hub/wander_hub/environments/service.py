@@ -36,7 +36,7 @@ HUB_ITSELF = "the hub"
 """Who published what no user did."""
 
 
-def listing(session: Session, wanted: EnvironmentFilter) -> EnvironmentPage:
+def list_page(session: Session, wanted: EnvironmentFilter) -> EnvironmentPage:
     """Return one page of environments."""
     found = list(repository.page(session, wanted))
     rows = found[: wanted.limit]
@@ -208,7 +208,7 @@ def version_detail(environment: Environment, version: Version, base_url: str) ->
         files=[file_info(environment, one, base_url) for one in offered_files(environment, version)],
         lock=lock_info(environment, version, base_url),
         check=CheckSummary.model_validate(version.check_summary) if version.check_summary else None,
-        warnings=flagged(environment, version),
+        warnings=warnings_of(environment, version),
         source=SourceInfo.model_validate(version.source) if version.source else None,
     )
 
@@ -220,7 +220,7 @@ def offered_files(environment: Environment, version: Version) -> list[File]:
     return version.files
 
 
-def flagged(environment: Environment, version: Version) -> list[UploadWarning]:
+def warnings_of(environment: Environment, version: Version) -> list[UploadWarning]:
     """Return what the gate flagged in the files of a version that may be had."""
     return [
         UploadWarning.model_validate({**one, "filename": file.filename})

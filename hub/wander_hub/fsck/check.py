@@ -87,7 +87,7 @@ def _objects(database: Database, storage: Storage, *, repair: bool, quick: bool)
     # Rows before objects: an upload stores its object first, so what rows point to is there by then.
     with database.read(HUB) as session:
         expected: dict[str, list[tuple[int | None, str]]] = {}
-        for sha256, size, what in objects.expected(session):
+        for sha256, size, what in objects.list_expected(session):
             expected.setdefault(sha256, []).append((size, what))
     stored = {one.sha256: one for one in storage.objects() if one.sha256 is not None}
     for sha256, claims in sorted(expected.items()):
@@ -101,7 +101,7 @@ def _objects(database: Database, storage: Storage, *, repair: bool, quick: bool)
             if quick:
                 yield Finding("object_corrupt", sha256, f"{found.size:,} bytes are not the size of {whats}")
             else:
-                yield _resized(database, sha256, found.size, whats, repair=repair)
+                yield _mend_size(database, sha256, found.size, whats, repair=repair)
     oldest = now() - GRACE
     for sha256 in sorted(set(stored) - set(expected)):
         if stored[sha256].modified_at < oldest:
@@ -140,7 +140,7 @@ def _chunks(database: Database, storage: Storage, *, repair: bool) -> Iterator[F
         yield Finding("chunk_extra", "staging", detail, repaired=repair)
 
 
-def _resized(database: Database, sha256: str, size: int, whats: str, *, repair: bool) -> Finding:
+def _mend_size(database: Database, sha256: str, size: int, whats: str, *, repair: bool) -> Finding:
     """The bytes are right, so the row is not."""
     if repair:
         with database.write(HUB) as session:

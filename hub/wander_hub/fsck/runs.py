@@ -37,10 +37,10 @@ _BOARD = ("runs", "models", "last_posted_at", "lows", "highs")
 
 @dataclass(frozen=True)
 class Derived:
-    """What a run's stored rollouts come to."""
+    """The numbers that a run's stored rollouts give."""
 
     sha256: str
-    """Of the run."""
+    """The digest of the run."""
     rollouts_sha256: str
     summary: RunSummary
     order: bytes
@@ -62,7 +62,7 @@ def run_faults(
         run = session.get(Run, run_id)
         if run is None or run.withdrawn_at is not None or run.rollouts_sha256 is None:
             return
-        derived = _derived(session, storage, run, broken)
+        derived = _derive(session, storage, run, broken)
         if derived is None:
             return
         if derived.sha256 != run.sha256:
@@ -95,7 +95,7 @@ def board_faults(session: Session, environment: Environment) -> list[str]:
     ]
 
 
-def _derived(session: Session, storage: Storage, run: Run, broken: Collection[str]) -> Derived | None:
+def _derive(session: Session, storage: Storage, run: Run, broken: Collection[str]) -> Derived | None:
     query = select(RunChunk).where(RunChunk.run_id == run.run_id).order_by(RunChunk.first)
     chunks = session.scalars(query).all()
     if not broken.isdisjoint(one.object_sha256 for one in chunks):

@@ -164,7 +164,7 @@ async def send_object(send: Send, head: Message, storage: Storage, sha256: str, 
 
 
 async def _send_large(send: Send, head: Message, path: Path, start: int, end: int) -> None:
-    file = await run_in_threadpool(_opened, path, start)
+    file = await run_in_threadpool(_open, path, start)
     try:
         await send(head)
         while start < end:
@@ -186,7 +186,7 @@ def _read(path: Path, start: int, length: int) -> bytes:
     return body
 
 
-def _opened(path: Path, start: int) -> BinaryIO:
+def _open(path: Path, start: int) -> BinaryIO:
     file = path.open("rb")
     file.seek(start)
     return file

@@ -29,7 +29,7 @@ _HANDLED = (
     *(HTTPException, RequestValidationError, IntegrityError, OperationalError, DataError),
     *(BaseError, OSError, OverflowError),
 )
-"""What is answered inside the middleware; anything else is logged with its traceback by the server."""
+"""The exceptions answered inside the middleware; the server logs any other with its traceback."""
 
 PageRenderer = Callable[[Request, Problem, dict[str, str]], Response]
 
@@ -65,7 +65,7 @@ class Moved(Exception):
         self.name = name
 
 
-def documented(*statuses: int) -> dict[int | str, dict[str, Any]]:
+def refusals(*statuses: int) -> dict[int | str, dict[str, Any]]:
     """Return OpenAPI responses that say these statuses carry a problem."""
     content = {"application/problem+json": {"schema": {"$ref": "#/components/schemas/Problem"}}}
     return {
@@ -153,7 +153,7 @@ def problem_of(error: Exception) -> HubProblem:
         return HubProblem(507, "storage_full", "the hub's disk is full", hint="tell the hub's operator")
     if isinstance(error, BaseError):
         logger.error("the object store does not work: %s", error)
-        hint = "try again; if it stays so, tell the hub's operator"
+        hint = "try again; if the error persists, tell the hub's operator"
         return HubProblem(503, "storage_unavailable", "the hub's object store does not answer", hint=hint)
     logger.error("unexpected failure", exc_info=error)
     return HubProblem(500, "internal_error", "the hub failed; the operator's log has the request id")

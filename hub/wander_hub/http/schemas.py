@@ -8,7 +8,7 @@ from wander.evals.store.schema import PARTS, VERSION, record_schema, schema_path
 
 from wander_hub.http.answers import REVALIDATE
 from wander_hub.http.boundary import BaseUrl
-from wander_hub.http.problems import HubProblem, documented
+from wander_hub.http.problems import HubProblem, refusals
 
 router = APIRouter(prefix="/schemas", tags=["schemas"])
 _HEADERS = {"Cache-Control": REVALIDATE, "Access-Control-Allow-Origin": "*"}
@@ -20,7 +20,7 @@ def list_schemas(base_url: BaseUrl) -> dict[str, str]:
     return {part: f"{base_url}{schema_path(part)}" for part in PARTS}
 
 
-@router.get("/{part}/{version}.json", responses=documented(404, 422))
+@router.get("/{part}/{version}.json", responses=refusals(404, 422))
 def show_schema(part: str, version: str, base_url: BaseUrl) -> Response:
     """Return the JSON Schema of a file of the run folder: `run`, `rollout` or `summary`."""
     if part not in PARTS or version != str(VERSION):

@@ -1,4 +1,4 @@
-"""What the index shows to anybody, each answer by one statement that holds its permission.
+"""Reads what the index shows to anybody, each answer by one query that includes its permission.
 
 Installers ask a hub for this more than for all else, mostly without a token. The statements are compiled
 once. On SQLite they run on a connection of their own in the event loop: a page is read in some microseconds,

@@ -21,7 +21,7 @@ from wander_hub.http.middleware import BROWSER_HEADERS, REQUEST_ID_HEADER, fresh
 from wander_hub.http.problems import HubProblem
 from wander_hub.index.anonymous import AnonymousReader, PublicFile
 from wander_hub.index.caching import PAGE_HEADERS, file_caching
-from wander_hub.index.negotiation import PLAIN_HTML, encoding_for, negotiated
+from wander_hub.index.negotiation import PLAIN_HTML, encoding_for, negotiate
 from wander_hub.index.schemas import Page, Place
 from wander_hub.settings import Settings
 from wander_hub.storage import Storage
@@ -43,29 +43,29 @@ Asked: TypeAlias = dict[bytes, str]
 Headers: TypeAlias = list[tuple[bytes, bytes]]
 
 
-def _encoded(headers: dict[str, str]) -> Headers:
+def _encode(headers: dict[str, str]) -> Headers:
     return [(name.lower().encode(), value.encode()) for name, value in headers.items()]
 
 
-_PAGE_HEADERS = _encoded({**BROWSER_HEADERS, **PAGE_HEADERS})
-_FILE_HEADERS = _encoded(BROWSER_HEADERS)
+_PAGE_HEADERS = _encode({**BROWSER_HEADERS, **PAGE_HEADERS})
+_FILE_HEADERS = _encode(BROWSER_HEADERS)
 _BYTES = (b"content-type", b"application/octet-stream")
 _NOTHING: Message = {"type": "http.response.body", "body": b""}
 _REQUEST_ID = REQUEST_ID_HEADER.lower().encode()
 
 
 class Answer(NamedTuple):
-    """What is said to everybody who asks for the same in the same format and encoding."""
+    """An answer that is the same for everybody who asks for it in one format and encoding."""
 
     etag: str
     """With quotes."""
     unchanged: Headers
-    """Of a 304."""
+    """The headers of a 304."""
     headers: Headers
-    """Of a 200, without the length of a file."""
+    """The headers of a 200, without the length of a file."""
     body: bytes
     file: PublicFile | None = None
-    """What the hub itself sends, a part of it or the whole; a small one is the body too."""
+    """The file that the hub itself sends, whole or in part; a small one is the body too."""
 
 
 class DirectIndex:
@@ -83,10 +83,10 @@ class DirectIndex:
         if scope["type"] != "http" or scope["method"] not in _SAFE or scope["query_string"]:
             return False
         path = scope["path"]
-        asked = _asked(scope)
+        asked = _read_headers(scope)
         if asked is None or len(path) > _LONGEST_PATH or scope.get("root_path"):
             return False
-        media_type = negotiated(asked.get(b"accept"))
+        media_type = negotiate(asked.get(b"accept"))
         encoding = encoding_for(asked.get(b"accept-encoding"))
         key = (path, media_type or "", encoding or "")
         change = self._reader.last_change()
@@ -196,7 +196,7 @@ class DirectIndex:
         return True
 
 
-def _asked(scope: Scope) -> Asked | None:
+def _read_headers(scope: Scope) -> Asked | None:
     """Return the headers that matter; None for a caller who sends credentials."""
     found: Asked = {}
     for name, value in scope["headers"]:

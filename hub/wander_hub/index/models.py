@@ -20,7 +20,7 @@ class IndexPage(Base):
     project: Mapped[str] = mapped_column(String(200), primary_key=True)
     """Normalised name; empty for the owner's list of projects."""
     environment_id: Mapped[int | None] = mapped_column(ForeignKey("environments.id"), index=True)
-    """What the page shows, which decides who may read it; None for the owner's list."""
+    """The environment on the page, which decides who may read it; None for the owner's list."""
     html: Mapped[bytes] = mapped_column(LargeBinary)
     html_etag: Mapped[str] = mapped_column(String(64))
     html_gzip: Mapped[bytes | None] = mapped_column(LargeBinary)

@@ -15,17 +15,17 @@ _OFFERS = {
     "application/vnd.pypi.simple.latest+html": HTML_V1,
     PLAIN_HTML: PLAIN_HTML,
 }
-"""What may be asked for, and what is then answered. On a tie the plainest wins."""
+"""The media types that may be asked for, each with the one of the answer. On a tie the plainest wins."""
 
 _PREFERENCE = (PLAIN_HTML, HTML_V1, JSON_V1)
 ENCODINGS = ("zstd", "gzip")
-"""What pages are stored in beside their plain bytes, the smaller first."""
+"""The encodings in which pages are stored beside their plain bytes, the smaller first."""
 _REMEMBERED = 256
 """Installers send few different headers; what strangers make up may not fill the memory."""
 
 
 @lru_cache(_REMEMBERED)
-def negotiated(accept: str | None, wanted: str | None = None) -> str | None:
+def negotiate(accept: str | None, wanted: str | None = None) -> str | None:
     """Return the media type to answer with, None for 406; `?format=` outranks the header."""
     if wanted is not None:
         return _OFFERS.get(wanted.replace(" ", "+").strip().lower())

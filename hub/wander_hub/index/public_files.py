@@ -175,5 +175,5 @@ def _rows(environment_id: int | None = None) -> Select[str, str, str, int]:
     """Return every file that anybody may download, but for the hub's own packages, which are replaced."""
     query = select(Owner.name, File.filename, File.sha256, Environment.id).join(File.version)
     query = query.join(Environment, File.environment_id == Environment.id).join(Environment.owner)
-    query = query.where(Owner.name != BUNDLED_OWNER, *repository.offered())
+    query = query.where(Owner.name != BUNDLED_OWNER, *repository.downloadable())
     return query if environment_id is None else query.where(Environment.id == environment_id)

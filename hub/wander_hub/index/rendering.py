@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC
 from html import escape
 from typing import Any
 
@@ -43,7 +43,7 @@ def root_json(projects: Sequence[str]) -> bytes:
 
 @dataclass(frozen=True)
 class Project:
-    """What one page of an index shows."""
+    """The content of one index page."""
 
     name: str
     """As the files have it, normalised."""
@@ -102,7 +102,7 @@ def _entry(project: str, file: OfferedFile) -> dict[str, Any]:
         "url": _address(project, file),
         "hashes": {"sha256": file.sha256},
         "size": file.size,
-        "upload-time": _time(file.uploaded_at),
+        "upload-time": file.uploaded_at.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ"),
         "yanked": (file.yanked_reason or True) if file.yanked else False,
     }
     if file.requires_python:
@@ -121,10 +121,6 @@ def _provenance(project: str, file: OfferedFile) -> str:
 
 def _address(project: str, file: OfferedFile) -> str:
     return f"../../files/{project}/{file.filename}"
-
-
-def _time(moment: datetime) -> str:
-    return moment.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
 
 
 def _compact(value: dict[str, Any]) -> bytes:

@@ -50,10 +50,10 @@ def file_query(place: Place) -> Select[*tuple[Any, ...]]:
     query = select(File.sha256, File.size, File.core_metadata, File.core_metadata_sha256).join(File.version)
     query = query.join(Environment, File.environment_id == Environment.id).join(Environment.owner)
     named = (Environment.name == bindparam("project"), File.filename == bindparam("filename"))
-    return query.where(*named, _has_owner(place), *offered())
+    return query.where(*named, _has_owner(place), *downloadable())
 
 
-def offered(reader: Identity | None = None) -> tuple[ColumnElement[bool], ...]:
+def downloadable(reader: Identity | None = None) -> tuple[ColumnElement[bool], ...]:
     """Return the conditions on environment and version under which somebody may have their files."""
     present = (Version.deleted_at.is_(None), Environment.deleted_at.is_(None))
     return readable_by(reader), *present, Environment.quarantine_reason.is_(None)

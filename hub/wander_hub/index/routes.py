@@ -19,11 +19,11 @@ from wander_hub.environments import service as environment_service
 from wander_hub.environments.models import File
 from wander_hub.http.answers import holds, stored_object
 from wander_hub.http.boundary import HubDatabase, HubStorage, optional_identity
-from wander_hub.http.problems import HubProblem, documented
+from wander_hub.http.problems import HubProblem, refusals
 from wander_hub.index import service
 from wander_hub.index.caching import file_caching
 from wander_hub.index.direct import Answer, metadata_answer, page_answer
-from wander_hub.index.negotiation import HTML_V1, JSON_V1, encoding_for, negotiated
+from wander_hub.index.negotiation import HTML_V1, JSON_V1, encoding_for, negotiate
 from wander_hub.index.schemas import NamespaceInfo, Place
 from wander_hub.storage import Storage
 
@@ -46,16 +46,14 @@ FileName = Annotated[str, Path(max_length=255)]
 Format = Annotated[str | None, Query(alias="format", max_length=80, description="outranks Accept")]
 
 
-@router.get("/simple/namespaces", response_model=list[NamespaceInfo], responses=documented(401))
+@router.get("/simple/namespaces", response_model=list[NamespaceInfo], responses=refusals(401))
 def list_namespaces(request: Request, database: HubDatabase) -> list[NamespaceInfo]:
     """List the namespaces that have projects in the combined index (PEP 752)."""
     with database.read(optional_identity(request)) as session:
         return service.namespaces_offered(session)
 
 
-@router.get(
-    "/simple/namespace/{namespace}", response_model=NamespaceInfo, responses=documented(401, 404, 422)
-)
+@router.get("/simple/namespace/{namespace}", response_model=NamespaceInfo, responses=refusals(401, 404, 422))
 def get_namespace(request: Request, database: HubDatabase, namespace: str) -> NamespaceInfo:
     """Tell whose a namespace is (PEP 752)."""
     with database.read(optional_identity(request)) as session:
@@ -71,7 +69,7 @@ def add_slash(request: Request, owner: str | None = None, project: str | None = 
     return _redirect(request, _index_path(owner, project))
 
 
-@router.get("/simple/", responses={**_PAGES, **documented(401, 406, 422)}, response_class=Response)
+@router.get("/simple/", responses={**_PAGES, **refusals(401, 406, 422)}, response_class=Response)
 @router.head("/simple/", include_in_schema=False)
 def list_combined(request: Request, database: HubDatabase, format: Format = None) -> Response:
     """List what every owner offers in its own namespace: `alice` and `alice-*` of the owner `alice`."""
@@ -82,7 +80,9 @@ def list_combined(request: Request, database: HubDatabase, format: Format = None
 
 
 @router.get(
-    "/simple/{project}/", responses={**_PAGES, **documented(401, 404, 406, 422)}, response_class=Response
+    "/simple/{project}/",
+    responses={**_PAGES, **refusals(401, 404, 406, 422)},
+    response_class=Response,
 )
 @router.head("/simple/{project}/", include_in_schema=False)
 def list_combined_files(
@@ -92,9 +92,7 @@ def list_combined_files(
     return _project_page(request, database, Place(None, project), format)
 
 
-@router.get(
-    "/{owner}/simple/", responses={**_PAGES, **documented(401, 404, 406, 422)}, response_class=Response
-)
+@router.get("/{owner}/simple/", responses={**_PAGES, **refusals(401, 404, 406, 422)}, response_class=Response)
 @router.head("/{owner}/simple/", include_in_schema=False)
 def list_projects(request: Request, database: HubDatabase, owner: str, format: Format = None) -> Response:
     """List the projects of an owner (PEP 503, 691)."""
@@ -107,7 +105,7 @@ def list_projects(request: Request, database: HubDatabase, owner: str, format: F
 
 @router.get(
     "/{owner}/simple/{project}/",
-    responses={**_PAGES, **documented(401, 404, 406, 422)},
+    responses={**_PAGES, **refusals(401, 404, 406, 422)},
     response_class=Response,
 )
 @router.head("/{owner}/simple/{project}/", include_in_schema=False)
@@ -130,7 +128,7 @@ def list_files_for_hatch(request: Request, database: HubDatabase, owner: str, pr
 
 @router.get(
     "/files/{project}/{filename}.metadata",
-    responses={**_BYTES, **documented(401, 403, 404, 410, 422)},
+    responses={**_BYTES, **refusals(401, 403, 404, 410, 422)},
     response_class=Response,
 )
 @router.head("/files/{project}/{filename}.metadata", include_in_schema=False)
@@ -143,7 +141,7 @@ def get_combined_core_metadata(
 
 @router.get(
     "/{owner}/files/{project}/{filename}.metadata",
-    responses={**_BYTES, **documented(401, 403, 404, 410, 422)},
+    responses={**_BYTES, **refusals(401, 403, 404, 410, 422)},
     response_class=Response,
 )
 @router.head("/{owner}/files/{project}/{filename}.metadata", include_in_schema=False)
@@ -156,7 +154,7 @@ def get_core_metadata(
 
 @router.get(
     "/files/{project}/{filename}",
-    responses={**_FILES, **documented(401, 403, 404, 410, 416, 422)},
+    responses={**_FILES, **refusals(401, 403, 404, 410, 416, 422)},
     response_class=Response,
 )
 @router.head("/files/{project}/{filename}", include_in_schema=False)
@@ -169,7 +167,7 @@ def get_combined_file(
 
 @router.get(
     "/{owner}/files/{project}/{filename}",
-    responses={**_FILES, **documented(401, 403, 404, 410, 416, 422)},
+    responses={**_FILES, **refusals(401, 403, 404, 410, 416, 422)},
     response_class=Response,
 )
 @router.head("/{owner}/files/{project}/{filename}", include_in_schema=False)
@@ -219,7 +217,7 @@ def _file(request: Request, database: Database, place: Place, filename: str) -> 
 
 
 def _media_type(request: Request, wanted: str | None) -> str:
-    media_type = negotiated(request.headers.get("accept"), wanted)
+    media_type = negotiate(request.headers.get("accept"), wanted)
     if media_type is None:
         hint = f"ask for `{JSON_V1}` or `text/html`"
         raise HubProblem(406, "not_acceptable", "the index has no such format", hint=hint)

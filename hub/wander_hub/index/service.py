@@ -173,7 +173,7 @@ def owner_of(session: Session, project: str) -> str:
     owner = repository.owner_of_namespaces(session, spaces)
     if owner is None:
         detail = f"`{project}` lies in no owner's namespace"
-        hint = "what an owner calls otherwise is in its own index, `/OWNER/simple/`"
+        hint = "projects with other names are in the index of their owner, `/OWNER/simple/`"
         raise HubProblem(404, "project_not_found", detail, hint=hint)
     return owner
 

@@ -23,7 +23,7 @@ class Job(Base):
     id: Mapped[int] = mapped_column(primary_key=True)
     kind: Mapped[str] = mapped_column(String(40))
     key: Mapped[str] = mapped_column(String(200), unique=True)
-    """What is done once: a second job of one key is the first one."""
+    """The key under which a job is done once: a second job of one key is the first one."""
     payload: Mapped[dict[str, Any]] = mapped_column(JSON)
     state: Mapped[JobState] = mapped_column(String(12), default="queued")
     priority: Mapped[int] = mapped_column(default=0)

@@ -36,7 +36,7 @@ class JobRefused(Exception):
 
 
 class JobQueue(Protocol):
-    """Where jobs wait. Submitting and cancelling happen in the transaction of whoever asks."""
+    """Holds jobs until they are worked on. Submitting and cancelling happen in the caller's transaction."""
 
     lease_seconds: float
 

@@ -31,7 +31,7 @@ def bring(database: Database) -> None:
 def is_current(database: Database) -> bool:
     """Tell whether nothing is missing."""
     with database.engine.connect() as connection:
-        return _exists(connection, _APPLIED) and not _missing(connection)
+        return _exists(connection, _APPLIED) and not _list_missing(connection)
 
 
 def _make_or_mark(connection: Connection) -> None:
@@ -50,7 +50,7 @@ def _make_or_mark(connection: Connection) -> None:
             f"CREATE TABLE {_APPLIED} (name text PRIMARY KEY, applied_at timestamptz NOT NULL DEFAULT now())"
         )
     )
-    for path in _shipped():
+    for path in _list_shipped():
         _mark(connection, path)
 
 
@@ -58,19 +58,19 @@ def _apply_next(database: Database) -> bool:
     """Apply the first missing migration in a transaction of its own; False when there was none."""
     with database.engine.begin() as connection:
         connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": _LOCK})
-        missing = _missing(connection)
+        missing = _list_missing(connection)
         if missing:
             _run(connection, missing[0].read_text(encoding="utf-8"))
             _mark(connection, missing[0])
         return bool(missing)
 
 
-def _missing(connection: Connection) -> list[Path]:
+def _list_missing(connection: Connection) -> list[Path]:
     applied = set(connection.scalars(text(f"SELECT name FROM {_APPLIED}")))  # noqa: S608 - our own constant
-    return [path for path in _shipped() if path.name not in applied]
+    return [path for path in _list_shipped() if path.name not in applied]
 
 
-def _shipped() -> list[Path]:
+def _list_shipped() -> list[Path]:
     return sorted(Path(SchemaManager.get_migrations_path()).glob("*.sql"))
 
 

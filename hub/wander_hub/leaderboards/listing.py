@@ -1,4 +1,4 @@
-"""What listings show of an environment: its newest version, its runs, its best model. Written here alone."""
+"""Writes what listings show of an environment (newest version, runs, best model); nothing else does."""
 
 from __future__ import annotations
 

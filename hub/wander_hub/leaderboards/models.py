@@ -71,7 +71,7 @@ class BoardEntry(Base):
     tokens: Mapped[float | None]
     """Of a rollout."""
     usd: Mapped[float | None]
-    """Of a rollout, at the prices that its submitter stated."""
+    """Cost of a rollout, at the prices that its submitter stated."""
     posted_at: Mapped[datetime]
     record: Mapped[bool]
     """Better than every earlier run of its model here: a point of the history."""

@@ -63,7 +63,8 @@ def start_over(session: Session, environment: Environment) -> None:
 
 def _place_one(session: Session, run: Run) -> None:
     stands = session.get(BoardEntry, run.run_id)
-    if not _counts(run):
+    public = not run.private and run.withdrawn_at is None and not run.hidden
+    if run.kind != "evaluation" or run.level == "claimed" or not public:  # as `MISPLACED` asks
         run.board_level = ""
         if stands is not None:
             _take_down(session, stands)
@@ -75,12 +76,6 @@ def _place_one(session: Session, run: Run) -> None:
     manifest = RunManifest.model_validate_json(run.manifest)
     run.protocol_sha256 = protocol_digest(manifest)
     _put_up(session, _board(session, run, manifest), _entry(run, manifest))
-
-
-def _counts(run: Run) -> bool:
-    """What the condition of `MISPLACED` asks."""
-    public = not run.private and run.withdrawn_at is None and not run.hidden
-    return run.kind == "evaluation" and run.level != "claimed" and public
 
 
 def _board(session: Session, run: Run, manifest: RunManifest) -> Board:

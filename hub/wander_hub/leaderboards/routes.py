@@ -15,7 +15,7 @@ from wander.wire.boards import HiddenRunInfo, HidingReason, csv_table
 
 from wander_hub.environments import service as environments
 from wander_hub.http.boundary import BaseUrl, Manager, ReadSession, WriteSession
-from wander_hub.http.problems import HubProblem, documented
+from wander_hub.http.problems import HubProblem, refusals
 from wander_hub.leaderboards import curation, repository, service
 from wander_hub.leaderboards.schemas import BoardFilter, BoardSort, Showing
 from wander_hub.runs import service as run_service
@@ -76,7 +76,7 @@ class AskedBoard:
 Asked = Annotated[AskedBoard, Depends()]
 
 
-@router.get(_BOARD, response_model=Leaderboard, responses=documented(404, 422))
+@router.get(_BOARD, response_model=Leaderboard, responses=refusals(404, 422))
 def get_leaderboard(asked: Asked) -> Leaderboard:
     """Rank the complete runs of one version, one task set and one protocol."""
     return asked.ranked()
@@ -85,7 +85,7 @@ def get_leaderboard(asked: Asked) -> Leaderboard:
 @router.get(
     _BOARD + ".csv",
     response_class=Response,
-    responses=documented(404, 422) | {200: {"content": {"text/csv": {}}, "description": "a header and rows"}},
+    responses=refusals(404, 422) | {200: {"content": {"text/csv": {}}, "description": "a header and rows"}},
 )
 def get_leaderboard_csv(asked: Asked) -> Response:
     """Return a board's rows as comma-separated values, up to 10,000 of them; the header names the units."""
@@ -100,7 +100,7 @@ def get_leaderboard_csv(asked: Asked) -> Response:
 @router.put(
     "/environments/{owner}/{name}/versions/{version}/boards/{board}",
     response_model=BoardInfo,
-    responses=documented(308, 400, 401, 403, 404, 410, 422),
+    responses=refusals(308, 400, 401, 403, 404, 410, 422),
 )
 def arrange_board(
     session: WriteSession,
@@ -115,7 +115,7 @@ def arrange_board(
     return curation.arrange(session, caller, owner, name, version, board, body)
 
 
-@router.get("/runs/{run_id}/hiding", response_model=HiddenRunInfo, responses=documented(404, 422))
+@router.get("/runs/{run_id}/hiding", response_model=HiddenRunInfo, responses=refusals(404, 422))
 def get_hiding(session: ReadSession, base_url: BaseUrl, run_id: str) -> HiddenRunInfo:
     """Tell why a run is kept off its board."""
     run = run_service.find(session, run_id)
@@ -126,7 +126,9 @@ def get_hiding(session: ReadSession, base_url: BaseUrl, run_id: str) -> HiddenRu
 
 
 @router.put(
-    "/runs/{run_id}/hiding", response_model=HiddenRunInfo, responses=documented(400, 401, 403, 404, 422)
+    "/runs/{run_id}/hiding",
+    response_model=HiddenRunInfo,
+    responses=refusals(400, 401, 403, 404, 422),
 )
 def hide_run(
     session: WriteSession, caller: Manager, base_url: BaseUrl, run_id: str, body: HidingReason
@@ -140,7 +142,7 @@ def hide_run(
     "/runs/{run_id}/hiding",
     status_code=204,
     response_class=Response,
-    responses=documented(401, 403, 404, 422),
+    responses=refusals(401, 403, 404, 422),
 )
 def show_run(session: WriteSession, caller: Manager, run_id: str) -> Response:
     """Let a hidden run rank again."""

@@ -1,4 +1,4 @@
-"""What a reader may ask of a board, and where a page of it ended."""
+"""The filters and the order that a reader may ask for, and the end of a page."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class BoardPosition:
             if not right or not math.isfinite(value) or moment.tzinfo is None:
                 raise ValueError("not of this order")
         except (binascii.Error, ValueError, TypeError) as error:
-            hint = "pass `next` of the page before unchanged, with the same `sort`"
+            hint = "pass `next` of the previous page unchanged, with the same `sort`"
             raise HubProblem(422, "bad_cursor", "the cursor is not one of this board's", hint=hint) from error
         return cls(sort, float(value), moment, run_id)
 

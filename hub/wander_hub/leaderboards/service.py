@@ -20,7 +20,7 @@ from wander_hub.leaderboards.schemas import BoardFilter
 from wander_hub.runs.models import Run
 
 MOST_OTHERS = 20
-"""How many other boards an answer tells of, the busiest first."""
+"""Most other boards that an answer names, the busiest first."""
 MOST_HIDDEN = 50
 HISTORY_MODELS = 8
 """Of how many models, the leading ones, an answer tells the history."""
@@ -54,21 +54,17 @@ def leaderboard(
         shown = boards[0]
     else:
         return _empty(session, environment, chosen, versions)
-    filled = _filled(session, environment, chosen, shown, wanted or BoardFilter(), base_url)
+    filled = _fill(session, environment, chosen, shown, wanted or BoardFilter(), base_url)
     count = len(boards) if len(boards) <= MOST_OTHERS else repository.count_boards(session, chosen.id)
     others = [info_of(one) for one in boards if one is not shown][:MOST_OTHERS]
     update: dict[str, Any] = {"boards": count, "others": others}
-    if not brief and _is_first(wanted):
+    is_first_page = wanted is None or wanted.cursor is None  # which also tells of the board itself
+    if not brief and is_first_page:
         hidden = repository.hidden_of(session, shown, MOST_HIDDEN)
         update["hidden"] = [hidden_info(run, one, base_url) for run, one in hidden]
         update["history"] = _history(session, shown)
         update["versions"] = _other_versions(session, chosen, versions, shown)
     return filled.model_copy(update=update)
-
-
-def _is_first(wanted: BoardFilter | None) -> bool:
-    """Tell whether a page is the first one, which also tells of the board itself."""
-    return wanted is None or wanted.cursor is None
 
 
 def find_board(
@@ -87,7 +83,7 @@ def find_board(
     return found[0]
 
 
-def _filled(
+def _fill(
     session: Session,
     environment: Environment,
     chosen: Version,

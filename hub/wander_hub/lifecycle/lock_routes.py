@@ -15,7 +15,7 @@ from wander_hub.environments import service
 from wander_hub.http.answers import REVALIDATE, stored_object
 from wander_hub.http.bodies import whole
 from wander_hub.http.boundary import BaseUrl, HubDatabase, HubSettings, HubStorage, Publisher, ReadSession
-from wander_hub.http.problems import HubProblem, documented
+from wander_hub.http.problems import HubProblem, refusals
 from wander_hub.lifecycle import locks
 
 router = APIRouter(prefix="/api/v1/environments/{owner}/{name}", tags=["environments"])
@@ -27,20 +27,20 @@ _TOML: dict[str, Any] = {"content": {MEDIA_TYPE: {"schema": {"type": "string"}}}
 @router.get(
     "/versions/{version}/pylock.toml",
     response_class=Response,
-    responses={200: {"description": "The lock", **_TOML}, **documented(308, 404, 410, 422)},
+    responses={200: {"description": "The lock", **_TOML}, **refusals(308, 404, 410, 422)},
 )
 def get_lock(
     request: Request, session: ReadSession, storage: HubStorage, owner: str, name: str, version: str
 ) -> Response:
     """Return the `pylock.toml` of a version; `latest` is the newest. pip and uv install from this address."""
-    lock = locks.stored(session, owner, name, version)
+    lock = locks.find(session, owner, name, version)
     return stored_object(request, storage, lock.sha256, lock.size, MEDIA_TYPE, {"Cache-Control": REVALIDATE})
 
 
 @router.put(
     "/versions/{version}/pylock.toml",
     response_model=VersionDetail,
-    responses=documented(308, 401, 403, 404, 409, 410, 413, 422),
+    responses=refusals(308, 401, 403, 404, 409, 410, 413, 422),
     openapi_extra={"requestBody": {"required": True, **_TOML}},
 )
 async def put_lock(
@@ -66,7 +66,7 @@ async def put_lock(
 
     def attach() -> VersionDetail:
         with database.read(caller) as session:
-            locks.offered(session, caller, owner, name, version, content, most)
+            locks.check_offer(session, caller, owner, name, version, content, most)
         storage.put(io.BytesIO(content))
         return database.committed(record, caller)
 

@@ -43,13 +43,13 @@ class LockedVersion:
     """Digests of its wheels by file name."""
 
 
-def checked(content: bytes, wanted: LockedVersion, max_bytes: int) -> Pylock:
+def check(content: bytes, wanted: LockedVersion, max_bytes: int) -> Pylock:
     """Return a lock, or refuse one that nobody else could install from or that is another version's."""
     if len(content) > max_bytes:
-        raise _refused(f"it has {len(content):,} bytes, this hub takes {max_bytes:,}", status=413)
-    lock = _parsed(content)
+        raise _refusal(f"it has {len(content):,} bytes, this hub takes {max_bytes:,}", status=413)
+    lock = _parse(content)
     if lock.extras or lock.dependency_groups:
-        raise _refused("it has extras or dependency groups; the lock of a version is one set of packages")
+        raise _refusal("it has extras or dependency groups; the lock of a version is one set of packages")
     for package in lock.packages:
         _check_package(package)
     _check_own(lock, wanted)
@@ -57,29 +57,29 @@ def checked(content: bytes, wanted: LockedVersion, max_bytes: int) -> Pylock:
     return lock
 
 
-def _parsed(content: bytes) -> Pylock:
+def _parse(content: bytes) -> Pylock:
     try:
         return Pylock.from_dict(tomllib.loads(content.decode()))
     except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise _refused(f"it is no TOML: {error}") from error
+        raise _refusal(f"it is no TOML: {error}") from error
     except (PylockValidationError, RecursionError) as error:
-        raise _refused(f"it is no lock as PEP 751 has it: {error}") from error
+        raise _refusal(f"it is no lock as PEP 751 has it: {error}") from error
 
 
 def _check_package(package: Package) -> None:
     """Refuse a package that does not come as files with digests at addresses that anybody can ask."""
     name = package.name
     if package.directory is not None:
-        raise _refused(f"`{name}` lies in a folder of the machine that made the lock")
+        raise _refusal(f"`{name}` lies in a folder of the machine that made the lock")
     if package.vcs is not None:
-        raise _refused(f"`{name}` comes from a repository, of whose files nothing states a digest")
+        raise _refusal(f"`{name}` comes from a repository, of whose files nothing states a digest")
     if package.version is None and package.archive is None:
-        raise _refused(f"`{name}` has no version")
+        raise _refusal(f"`{name}` has no version")
     for where, path, url, hashes in _files(package):
         if path is not None or url is None:
-            raise _refused(f"`{where}` of `{name}` names a path, which only the machine that made it has")
+            raise _refusal(f"`{where}` of `{name}` names a path, which only the machine that made it has")
         if not _SHA256.fullmatch(str(hashes.get("sha256", ""))):
-            raise _refused(f"`{where}` of `{name}` states no SHA-256")
+            raise _refusal(f"`{where}` of `{name}` states no SHA-256")
         _check_address(where, name, url)
 
 
@@ -98,13 +98,13 @@ def _check_address(where: str, name: str, url: str) -> None:
         parts = urlsplit(url)
         host = parts.hostname
     except ValueError as error:
-        raise _refused(f"the address of `{where}` of `{name}` is none: {error}") from error
+        raise _refusal(f"the address of `{where}` of `{name}` is none: {error}") from error
     if parts.scheme not in ("https", "http") or not host:
-        raise _refused(f"`{where}` of `{name}` is not at an http or https address")
+        raise _refusal(f"`{where}` of `{name}` is not at an http or https address")
     if parts.username is not None or parts.password is not None:
-        raise _refused(f"the address of `{where}` of `{name}` holds credentials", code="lock_credentials")
+        raise _refusal(f"the address of `{where}` of `{name}` holds credentials", code="lock_credentials")
     if parts.query or not url.isprintable():
-        raise _refused(f"the address of `{where}` of `{name}` has a query, which may hold credentials")
+        raise _refusal(f"the address of `{where}` of `{name}` has a query, which may hold credentials")
 
 
 def _check_own(lock: Pylock, wanted: LockedVersion) -> None:
@@ -112,16 +112,16 @@ def _check_own(lock: Pylock, wanted: LockedVersion) -> None:
     label = f"{wanted.name} {wanted.version}"
     own = [package for package in lock.packages if package.name == wanted.name]
     if not own:
-        raise _refused(f"it does not hold `{label}`, whose lock it should be", code="lock_mismatch")
+        raise _refusal(f"it does not hold `{label}`, whose lock it should be", code="lock_mismatch")
     for package in own:
         if str(package.version) != wanted.version:
-            raise _refused(f"it is of `{wanted.name} {package.version}`, not `{label}`", code="lock_mismatch")
+            raise _refusal(f"it is of `{wanted.name} {package.version}`, not `{label}`", code="lock_mismatch")
         if package.sdist is not None or package.archive is not None or not package.wheels:
-            raise _refused(f"it holds `{label}` as something else than wheels", code="lock_mismatch")
+            raise _refusal(f"it holds `{label}` as something else than wheels", code="lock_mismatch")
         for wheel in package.wheels:
             if wanted.wheels.get(wheel.filename) != wheel.hashes["sha256"]:
                 detail = f"it holds `{wheel.filename}` with other bytes than this hub's"
-                raise _refused(detail, code="lock_mismatch")
+                raise _refusal(detail, code="lock_mismatch")
 
 
 def _check_requirements(lock: Pylock, wanted: LockedVersion) -> None:
@@ -135,12 +135,12 @@ def _check_requirements(lock: Pylock, wanted: LockedVersion) -> None:
             continue  # where it holds is for the installer to find out
         found = held.get(canonicalize_name(requirement.name), [])
         if not found:
-            raise _refused(
+            raise _refusal(
                 f"the version requires `{text}`, which the lock does not hold", code="lock_mismatch"
             )
 
 
-def offered(
+def check_offer(
     session: Session, caller: Identity, owner: str, name: str, version: str, content: bytes, max_bytes: int
 ) -> None:
     """Refuse a lock that does not fit a published version, and whoever may not attach it.
@@ -151,7 +151,7 @@ def offered(
     if not rights.may(caller, "publish", environment):
         raise rights.refusal(caller, "publish", environment)
     found = service.find_version(session, environment, version)
-    checked(content, locked_version(environment, found), max_bytes)
+    check(content, locked_version(environment, found), max_bytes)
 
 
 def attach(
@@ -169,7 +169,7 @@ def attach(
     return environment, service.find_version(session, environment, found.version)
 
 
-def stored(session: Session, owner: str, name: str, version: str) -> VersionDocument:
+def find(session: Session, owner: str, name: str, version: str) -> VersionDocument:
     """Return the lock of a version; raise a 404 where it has none or its files may not be had."""
     environment = service.find(session, owner, name)
     found = service.find_version(session, environment, version)
@@ -189,5 +189,5 @@ def locked_version(environment: Environment, version: Version) -> LockedVersion:
     return LockedVersion(name, version.version, version.requires_dist, wheels)
 
 
-def _refused(fault: str, *, code: str = "bad_lock", status: int = 422) -> HubProblem:
+def _refusal(fault: str, *, code: str = "bad_lock", status: int = 422) -> HubProblem:
     return HubProblem(status, code, f"the lock is refused: {fault}", hint=_HINT)

@@ -20,13 +20,13 @@ from wander_hub.http.boundary import (
     Publisher,
     WriteSession,
 )
-from wander_hub.http.problems import documented
+from wander_hub.http.problems import refusals
 from wander_hub.lifecycle import service as life
 from wander_hub.runs import objects
 
 router = APIRouter(prefix="/api/v1/environments/{owner}/{name}", tags=["environments"])
 
-_REFUSALS = documented(308, 400, 401, 403, 404, 409, 410, 422)
+_REFUSALS = refusals(308, 400, 401, 403, 404, 409, 410, 422)
 Why = Annotated[str | None, Query(max_length=500, description="shown to everybody")]
 
 

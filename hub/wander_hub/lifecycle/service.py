@@ -36,7 +36,7 @@ def yank(
     found = _present_version(session, environment, version)
     if not found.yanked or _text(reason):  # yanking again without a reason keeps the first
         found.yanked, found.yanked_reason = True, _text(reason)
-    _changed(session, environment)
+    _refresh(session, environment)
     return environment, found
 
 
@@ -47,7 +47,7 @@ def unyank(
     environment = rights.environment_for(session, caller, "publish", owner, name)
     found = _present_version(session, environment, version)
     found.yanked, found.yanked_reason = False, None
-    _changed(session, environment)
+    _refresh(session, environment)
     return environment, found
 
 
@@ -58,7 +58,7 @@ def delete_version(
     environment = rights.environment_for(session, caller, "manage", owner, name)
     found = _present_version(session, environment, version)
     _bury(found, reason)
-    _changed(session, environment)
+    _refresh(session, environment)
     return environment, found, _digests(session, found)
 
 
@@ -76,7 +76,7 @@ def delete_environment(
     environment.listed = False
     _drop_roles(session, environment)
     publishers.drop_of_environment(session, environment.owner_id, environment.name)
-    _changed(session, environment)
+    _refresh(session, environment)
     return digests
 
 
@@ -98,7 +98,7 @@ def set_status(session: Session, caller: Identity, owner: str, name: str, wanted
         environment.status = wanted.status
         environment.status_reason = _text(wanted.reason) if wanted.status != "active" else None
         environment.successor = _successor(session, wanted) if wanted.status == "deprecated" else None
-    _changed(session, environment)
+    _refresh(session, environment)
     return environment
 
 
@@ -108,7 +108,7 @@ def set_visibility(
     """Hide an environment from all who have no role on it, or show it to everybody."""
     environment = rights.environment_for(session, caller, "manage", owner, name)
     environment.private = private
-    _changed(session, environment)
+    _refresh(session, environment)
     return environment
 
 
@@ -140,7 +140,7 @@ def move(session: Session, caller: Identity, owner: str, name: str, place: NewPl
             session.add(
                 FormerName(owner_id=target.id, name=one, environment_id=environment.id, moved_at=now())
             )
-    _changed(session, environment)
+    _refresh(session, environment)
     if target.id != old_owner.id:
         index.write_root(session, old_owner)
     return environment
@@ -179,7 +179,7 @@ def fork(session: Session, caller: Identity, owner: str, name: str, place: NewPl
     session.add(child)
     session.flush()
     _copy(session, source, child, caller)
-    _changed(session, child)
+    _refresh(session, child)
     return child
 
 
@@ -201,7 +201,7 @@ def _digests(session: Session, version: Version) -> list[str]:
     return [one.sha256 for one in (*version.files, *documents.documents_of(session, version))]
 
 
-def _changed(session: Session, environment: Environment) -> None:
+def _refresh(session: Session, environment: Environment) -> None:
     """Bring listings and index up to date."""
     session.flush()
     listing.refresh(session, environment)

@@ -1,4 +1,4 @@
-"""What may become of a posted run: a private one is published, any is withdrawn."""
+"""Publishes a private run, and withdraws any run."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from pydantic import ValidationError
 from sqlalchemy.orm import Session
 from wander.evals.stats.summary import RunningSummary
 from wander.wire import RunSummary
-from wander.wire.postings import Checkpoint, FinishPosting, RolloutsDigest, RunSignature, run_digest
+from wander.wire.postings import Checkpoint, FinishPosting, RolloutsDigest, run_digest
 
 from wander_hub.database import Database, now
 from wander_hub.http.problems import HubProblem
@@ -48,7 +48,7 @@ _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 @dataclass(frozen=True)
 class FinishedRun:
-    """What the parts of a posting come to."""
+    """The numbers, digests and checkpoints of a posting whose parts have all arrived."""
 
     summary: RunSummary
     rollouts_sha256: str | None
@@ -88,7 +88,7 @@ def finish(
         chunks = _chunks(session, row, wanted.chunks)
         artifacts = posting_repository.artifacts_of(session, row.id)
         key = signing.signing_key(session, caller, wanted.signature, sha256) if wanted.signature else None
-    finished = _finished(storage, pinned, chunks, artifacts)
+    finished = _sum_up(storage, pinned, chunks, artifacts)
     names = {one.name: one.sha256 for one in artifacts}
     if run_digest(text.encode(), finished.rollouts_sha256, names) != sha256:
         raise HubProblem(
@@ -107,16 +107,17 @@ def finish(
             posting_repository.remove(session, row)
             return False
         if _identity(_chunks(session, row, wanted.chunks)) != _identity(chunks):
-            hint = "is another `wander post` of this run still at work?"
+            hint = "wait for the other `wander post` of this run to end, then run it again"
             raise HubProblem(409, "concurrent_change", "another request changed a chunk", hint=hint)
         database.lock_objects(session, exclusive=False)
         storage.ensure(order_sha256, order)
         key_id = key.id if key is not None else None
         run = _run(session, row, pinned, finished, caller, order_sha256)
-        run.signing_key_id, run.signature = key_id, _signature(wanted.signature)
+        run.signing_key_id = key_id
+        run.signature = wanted.signature.signature if wanted.signature is not None else None
         _add(session, run, chunks, artifacts, finished.checkpoints)
         posting_repository.remove(session, row)
-        refresh_results(session, posting.permitted(session, pinned.manifest, caller)[0])
+        refresh_results(session, posting.require_permission(session, pinned.manifest, caller)[0])
         return True
 
     return pinned.manifest.run_id, database.committed(record, caller)
@@ -137,7 +138,7 @@ def _chunks(session: Session, row: PostingRow, count: int) -> list[PostingChunk]
     return found
 
 
-def _finished(
+def _sum_up(
     storage: Storage,
     pinned: PinnedRun,
     chunks: Sequence[PostingChunk],
@@ -199,7 +200,7 @@ def _run(
     order_sha256: str | None,
 ) -> Run:
     manifest, summary = pinned.manifest, finished.summary
-    environment, version = posting.permitted(session, manifest, caller)
+    environment, version = posting.require_permission(session, manifest, caller)
     level, reason = level_of(manifest, summary)
     weights = manifest.model.weights_sha256
     return Run(
@@ -262,7 +263,3 @@ def _add(
 
 def _identity(chunks: Sequence[PostingChunk]) -> list[tuple[int, str]]:
     return [(one.number, one.object_sha256) for one in chunks]
-
-
-def _signature(given: RunSignature | None) -> str | None:
-    return given.signature if given is not None else None

@@ -71,7 +71,7 @@ def lines_that_count(plain: BinaryIO, pinned: PinnedRun) -> list[Line]:
         if not line.strip():
             continue
         where = f"line {number}"
-        rollout = checked_rollout(line, where)
+        rollout = check_rollout(line, where)
         place = position_of(rollout, pinned, where)
         if ruled and not rule.takes(rollout.key, failed=rollout.failure is not None):
             raise bad_rollouts(where, f"a second rollout {rollout.index} of `{rollout.example_id}`")
@@ -86,7 +86,7 @@ def rollouts_in_order(plain: BinaryIO, pinned: PinnedRun, chunk: int) -> Iterato
         where = f"line {number} of chunk {chunk}"
         if number > MAX_CHUNK_ROLLOUTS:
             raise bad_rollouts(where, f"a chunk may hold {MAX_CHUNK_ROLLOUTS:,} rollouts")
-        rollout = checked_rollout(line, where)
+        rollout = check_rollout(line, where)
         place = position_of(rollout, pinned, where)
         if place <= last:
             raise bad_rollouts(where, "rollouts come in the manifest's order of examples, each once")
@@ -94,7 +94,7 @@ def rollouts_in_order(plain: BinaryIO, pinned: PinnedRun, chunk: int) -> Iterato
         yield rollout, line
 
 
-def chunked(lines: list[Line], most_bytes: int) -> Iterator[list[Line]]:
+def split(lines: list[Line], most_bytes: int) -> Iterator[list[Line]]:
     """Yield the lines in parts of at most `MAX_CHUNK_ROLLOUTS` and about `most_bytes`."""
     part: list[Line] = []
     size = 0
@@ -120,7 +120,7 @@ def _lines(plain: BinaryIO) -> Iterator[tuple[int, bytes]]:
         offset += len(line)
 
 
-def checked_rollout(line: bytes, where: str) -> Rollout:
+def check_rollout(line: bytes, where: str) -> Rollout:
     """Return the rollout of one line or refuse it; `where` names the line."""
     try:
         rollout = Rollout.model_validate_json(line)

@@ -61,7 +61,7 @@ def any_expired(session: Session) -> bool:
     return session.scalar(select(PostingRow.id).where(PostingRow.expires_at < now()).limit(1)) is not None
 
 
-def expired(session: Session) -> Sequence[PostingRow]:
+def list_expired(session: Session) -> Sequence[PostingRow]:
     """Return some postings that were left alone for too long, locked; those in use are passed over."""
     query = select(PostingRow).where(PostingRow.expires_at < now()).order_by(PostingRow.expires_at)
     return session.scalars(query.limit(_SWEPT_AT_ONCE).with_for_update(skip_locked=True)).all()

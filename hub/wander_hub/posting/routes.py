@@ -34,14 +34,14 @@ from wander_hub.http.boundary import (
     WriteSession,
     wake_jobs,
 )
-from wander_hub.http.problems import HubProblem, documented
+from wander_hub.http.problems import HubProblem, refusals
 from wander_hub.identity import HUB
 from wander_hub.jobs import JobQueue
 from wander_hub.posting import finish as finishing
 from wander_hub.posting import service as posting
 from wander_hub.posting.service import PostingLimits
 from wander_hub.runs import service, signing
-from wander_hub.runs.artifacts import media_type_of, posted_file
+from wander_hub.runs.artifacts import check_file, media_type_of
 from wander_hub.settings import Settings
 from wander_hub.verification import service as verification
 
@@ -61,7 +61,7 @@ def _too_large(what: str, most: int) -> HubProblem:
     status_code=201,
     responses={
         200: {"model": Posting, "description": "It was begun before; what is here of it"},
-        **documented(401, 403, 409, 413, 422, 429),
+        **refusals(401, 403, 409, 413, 422, 429),
     },
     openapi_extra=plain_body("run.json"),
 )
@@ -86,7 +86,7 @@ async def open_posting(
     return Response(found.model_dump_json(), 201 if created else 200, media_type="application/json")
 
 
-@router.get(_POSTING, response_model=Posting, responses=documented(401, 403, 404, 422))
+@router.get(_POSTING, response_model=Posting, responses=refusals(401, 403, 404, 422))
 def get_posting(session: ReadSession, caller: Caller, sha256: Digest) -> Posting:
     """Show what has arrived of a run that one is posting."""
     return posting.shown(session, posting.find(session, sha256, caller)[0])
@@ -95,7 +95,7 @@ def get_posting(session: ReadSession, caller: Caller, sha256: Digest) -> Posting
 @router.put(
     _POSTING + "/chunks/{chunk}",
     response_model=PostedChunk,
-    responses=documented(401, 403, 404, 413, 422, 507),
+    responses=refusals(401, 403, 404, 413, 422, 507),
     openapi_extra=plain_body("lines of rollouts in the manifest's order, plain or zstd"),
 )
 async def put_chunk(
@@ -119,7 +119,7 @@ async def put_chunk(
 @router.put(
     _POSTING + "/artifacts/{file}",
     response_model=PostedArtifact,
-    responses=documented(401, 403, 404, 413, 422, 507),
+    responses=refusals(401, 403, 404, 413, 422, 507),
     openapi_extra=plain_body("the file"),
 )
 async def put_artifact(
@@ -137,7 +137,7 @@ async def put_artifact(
     async with open_body(request, most, _too_large("the file", most)) as body:
 
         def keep() -> PostedArtifact:
-            given = posted_file(file, body, most)
+            given = check_file(file, body, most)
             return posting.add_artifact(database, storage, sha256, given, caller, limits_of(settings))
 
         return await run_in_threadpool(keep)
@@ -149,7 +149,7 @@ async def put_artifact(
     status_code=201,
     responses={
         200: {"model": RunDetail, "description": "It was finished before"},
-        **documented(401, 403, 404, 409, 422, 507),
+        **refusals(401, 403, 404, 409, 422, 507),
     },
 )
 def finish_posting(
@@ -164,21 +164,21 @@ def finish_posting(
     """Say that everything was sent: the hub computes all aggregates and shows the run."""
     run_id, created = finishing.finish(database, storage, sha256, body, caller)
     if created:
-        verified_after_post(request, database, run_id)
+        verify_after_post(request, database, run_id)
     with database.read(caller) as session:
         detail = service.detail_of(service.find(session, run_id), base_url)
     text = detail.model_dump_json(by_alias=True)
     return Response(text, 201 if created else 200, media_type="application/json")
 
 
-@router.delete(_POSTING, status_code=204, responses=documented(401, 403, 404, 422))
+@router.delete(_POSTING, status_code=204, responses=refusals(401, 403, 404, 422))
 def drop_posting(caller: Poster, database: HubDatabase, storage: HubStorage, sha256: Digest) -> Response:
     """Forget what was sent of a run."""
     posting.drop(database, storage, sha256, caller)
     return Response(status_code=204)
 
 
-@router.get("/keys", response_model=KeyList, responses=documented(401))
+@router.get("/keys", response_model=KeyList, responses=refusals(401))
 def list_keys(session: ReadSession, caller: Caller) -> KeyList:
     """List your keys that sign runs."""
     return signing.keys_of(session, caller.user_id)
@@ -190,7 +190,7 @@ def list_keys(session: ReadSession, caller: Caller) -> KeyList:
     status_code=201,
     responses={
         200: {"model": KeyInfo, "description": "It was registered before"},
-        **documented(401, 403, 409, 422),
+        **refusals(401, 403, 409, 422),
     },
 )
 def add_key(session: WriteSession, caller: Manager, body: NewKey) -> Response:
@@ -199,7 +199,7 @@ def add_key(session: WriteSession, caller: Manager, body: NewKey) -> Response:
     return Response(key.model_dump_json(), 201 if created else 200, media_type="application/json")
 
 
-@router.delete("/keys/{fingerprint}", response_model=KeyInfo, responses=documented(401, 403, 404, 422))
+@router.delete("/keys/{fingerprint}", response_model=KeyInfo, responses=refusals(401, 403, 404, 422))
 def revoke_key(
     session: WriteSession, caller: Manager, fingerprint: Annotated[str, Path(min_length=6, max_length=64)]
 ) -> KeyInfo:
@@ -217,7 +217,7 @@ def limits_of(settings: Settings) -> PostingLimits:
     )
 
 
-def verified_after_post(request: Request, database: Database, run_id: str) -> None:
+def verify_after_post(request: Request, database: Database, run_id: str) -> None:
     """Have a run read that was just posted and, where the settings say so, played again."""
     settings: Settings = request.app.state.settings
     queue: JobQueue = request.app.state.jobs

@@ -40,7 +40,7 @@ _SPOOLED = 4 * 1024 * 1024
 
 @dataclass(frozen=True)
 class PostingLimits:
-    """What the settings say of postings."""
+    """The settings' limits on postings."""
 
     run_bytes: int
     artifacts: int
@@ -62,7 +62,7 @@ class PinnedRuns:
         with self._lock:
             found = self._kept.get(posting.manifest_sha256)
         if found is None:
-            found = PinnedRun.of(manifests.parsed(posting.manifest.encode()))
+            found = PinnedRun.of(manifests.parse(posting.manifest.encode()))
         with self._lock:
             self._kept[posting.manifest_sha256] = found
             self._kept.move_to_end(posting.manifest_sha256)
@@ -85,9 +85,9 @@ def open_posting(
     private: bool,
 ) -> tuple[Posting, bool]:
     """Begin to post a run, or go on; return what is here of it, and whether it is a new posting."""
-    manifest = manifests.parsed(text)
+    manifest = manifests.parse(text)
     with database.read(caller) as session:
-        permitted(session, manifest, caller)
+        require_permission(session, manifest, caller)
         if is_known(session, manifest.run_id, sha256):
             return Posting(sha256=sha256, run_id=manifest.run_id, posted=True), False
     forget_expired(database, storage)
@@ -101,7 +101,7 @@ def open_posting(
                     429,
                     "too_many_postings",
                     f"{limits.open_postings} postings of yours are unfinished",
-                    hint="finish them with `wander post`; what is left alone goes by itself",
+                    hint="finish them with `wander post`; a hub drops those that are left alone",
                 )
             posting = PostingRow(
                 user_id=caller.user_id,
@@ -128,10 +128,10 @@ def find(session: Session, sha256: str, caller: Identity) -> tuple[PostingRow, P
             404,
             "posting_not_found",
             f"nothing is being posted under `{sha256[:12]}`",
-            hint="begin again: `wander post RUN`; what a hub has for days unfinished, it forgets",
+            hint="begin again: `wander post RUN`; a hub drops postings that stay unfinished for days",
         )
     pinned = _pinned.of(posting)
-    permitted(session, pinned.manifest, caller)
+    require_permission(session, pinned.manifest, caller)
     return posting, pinned
 
 
@@ -273,7 +273,7 @@ def forget_expired(database: Database, storage: Storage) -> int:
             return 0
 
     def record(session: Session) -> tuple[int, list[str]]:
-        expired = repository.expired(session)
+        expired = repository.list_expired(session)
         return len(expired), [one for posting in expired for one in repository.remove(session, posting)]
 
     count, loose = database.committed(record)
@@ -281,7 +281,7 @@ def forget_expired(database: Database, storage: Storage) -> int:
     return count
 
 
-def permitted(
+def require_permission(
     session: Session, manifest: manifests.RunManifest, caller: Identity
 ) -> tuple[Environment, Version]:
     """Return what a run is recorded under; refuse a caller who may not post results there."""

@@ -13,7 +13,7 @@ from wander_hub.database import Database
 from wander_hub.identity import Identity
 from wander_hub.posting import finish as finishing
 from wander_hub.posting import service as posting
-from wander_hub.posting.reading import Line, chunked, lines_that_count, unpack
+from wander_hub.posting.reading import Line, lines_that_count, split, unpack
 from wander_hub.posting.service import PostingLimits
 from wander_hub.runs.manifest import PinnedRun
 from wander_hub.runs.schemas import PostedRun
@@ -27,14 +27,17 @@ def post(
 ) -> tuple[str, bool]:
     """Validate, summarise and keep a run; return its id and whether it is new."""
     with database.read(caller) as session:
-        posting.permitted(session, posted.manifest, caller)
+        posting.require_permission(session, posted.manifest, caller)
     with tempfile.TemporaryFile() as plain:
         lines: list[Line] = []
         if posted.rollouts is not None:
             unpack(posted.rollouts, plain, limits.run_bytes, "the rollouts are")
             lines = lines_that_count(plain, PinnedRun.of(posted.manifest))
         artifacts = {one.name: one.sha256 for one in posted.artifacts}
-        sha256 = run_digest(posted.manifest_text, _digest(plain, lines), artifacts)
+        digest = RolloutsDigest()
+        for line in lines:
+            digest.add(line_digest(_read(plain, line)))
+        sha256 = run_digest(posted.manifest_text, digest.hexdigest(), artifacts)
         opened, created = posting.open_posting(
             database, storage, posted.manifest_text, sha256, caller, limits, private=posted.private
         )
@@ -42,7 +45,7 @@ def post(
             return opened.run_id, False
         try:
             count = 0
-            for count, part in enumerate(chunked(lines, _CHUNK_BYTES), start=1):
+            for count, part in enumerate(split(lines, _CHUNK_BYTES), start=1):
                 text = b"".join(_read(plain, line).rstrip(b"\n") + b"\n" for line in part)
                 stated = hashlib.sha256(text).hexdigest()
                 body = io.BytesIO(text)
@@ -57,13 +60,6 @@ def post(
             if created and getattr(error, "code", None) != "posting_not_found":
                 posting.drop(database, storage, sha256, caller)
             raise
-
-
-def _digest(plain: BinaryIO, lines: list[Line]) -> str | None:
-    digest = RolloutsDigest()
-    for line in lines:
-        digest.add(line_digest(_read(plain, line)))
-    return digest.hexdigest()
 
 
 def _read(plain: BinaryIO, line: Line) -> bytes:

@@ -51,9 +51,9 @@ class IdentityTokens:
             header = jwt.get_unverified_header(token)
             issuer = jwt.decode(token, options={"verify_signature": False}).get("iss")
         except jwt.PyJWTError as error:
-            raise refused("invalid_token", "it is no JSON Web Token") from error
+            raise refusal("invalid_token", "it is no JSON Web Token") from error
         if not isinstance(issuer, str) or issuer not in self._issuers:
-            raise refused("unknown_issuer", f"its issuer `{str(issuer)[:200]}` is none that this hub trusts")
+            raise refusal("unknown_issuer", f"its issuer `{str(issuer)[:200]}` is none that this hub trusts")
         key = self._key(issuer, str(header.get("kid", "")))
         try:
             claims: dict[str, Any] = jwt.decode(
@@ -66,9 +66,10 @@ class IdentityTokens:
                 options={"require": ["iss", "aud", "sub", "iat", "exp", "jti"], "strict_aud": True},
             )
         except jwt.PyJWTError as error:
-            raise refused("invalid_token", _lower(str(error))) from error
+            said = str(error)
+            raise refusal("invalid_token", said[:1].lower() + said[1:200]) from error
         if claims["exp"] - claims["iat"] > _LONGEST_SECONDS:
-            raise refused("invalid_token", "it is valid for more than a day")
+            raise refusal("invalid_token", "it is valid for more than a day")
         return claims
 
     def _key(self, issuer: str, kid: str) -> jwt.PyJWK:
@@ -77,20 +78,20 @@ class IdentityTokens:
         with keys.lock:  # who comes meanwhile waits for the answer
             if kid not in keys.found and time.monotonic() - keys.asked_at >= _COOL_DOWN_SECONDS:
                 keys.asked_at = time.monotonic()
-                keys.found = _fetched(issuer)
+                keys.found = _fetch(issuer)
         if kid not in keys.found:
-            raise refused("unknown_key", f"`{issuer}` has no key `{kid[:80]}`")
+            raise refusal("unknown_key", f"`{issuer}` has no key `{kid[:80]}`")
         return keys.found[kid]
 
 
-def refused(code: str, reason: str) -> HubProblem:
+def refusal(code: str, reason: str) -> HubProblem:
     """Return the refusal of an identity token; twine and uv print what stands under `errors`."""
     hint = "see `wander publisher list` for what the hub trusts"
     errors = [{"code": code, "description": reason}]
     return HubProblem(422, code, f"the identity token is refused: {reason}", hint=hint, errors=errors)
 
 
-def _fetched(issuer: str) -> dict[str, jwt.PyJWK]:
+def _fetch(issuer: str) -> dict[str, jwt.PyJWK]:
     """Return the signing keys of an issuer by their id."""
     try:
         document = _json(f"{issuer.rstrip('/')}/.well-known/openid-configuration")
@@ -118,7 +119,3 @@ def _json(url: str) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise TypeError(f"`{url[:200]}` does not answer with an object")
     return found
-
-
-def _lower(text: str) -> str:
-    return text[:1].lower() + text[1:200]

@@ -23,17 +23,17 @@ from wander_hub.http.boundary import (
     ReadSession,
     WriteSession,
 )
-from wander_hub.http.problems import HubProblem, documented
+from wander_hub.http.problems import HubProblem, refusals
 from wander_hub.publishers import service
 from wander_hub.publishers.identity_tokens import IdentityTokens
 
 router = APIRouter(tags=["trusted publishing"])
 
-_REFUSALS = documented(308, 400, 401, 403, 404, 409, 410, 422)
+_REFUSALS = refusals(308, 400, 401, 403, 404, 409, 410, 422)
 _PUBLISHERS = "/api/v1/owners/{owner}/publishers"
 
 
-@router.get(_PUBLISHERS, response_model=PublisherList, responses=documented(401, 403, 404, 422))
+@router.get(_PUBLISHERS, response_model=PublisherList, responses=refusals(401, 403, 404, 422))
 def list_publishers(session: ReadSession, caller: Caller, owner: str) -> PublisherList:
     """List the workflows that may publish for an owner."""
     return PublisherList(data=service.publishers_of(session, caller, owner))
@@ -55,7 +55,7 @@ def remove_publisher(
     return service.remove(session, caller, owner, publisher)
 
 
-@router.get("/_/oidc/audience", response_model=Audience, responses=documented(404))
+@router.get("/_/oidc/audience", response_model=Audience, responses=refusals(404))
 def audience(settings: HubSettings) -> Audience:
     """Return the audience that an identity token must be made for."""
     return Audience(audience=_audience(settings.audience))
@@ -73,7 +73,7 @@ def identity_tokens(request: Request, settings: HubSettings) -> IdentityTokens:
 @router.post(
     "/_/oidc/mint-token",
     response_model=MintedToken,
-    responses=documented(400, 404, 422, 503),
+    responses=refusals(400, 404, 422, 503),
     dependencies=[Depends(ByIdentityToken())],
 )
 def mint_token(

@@ -20,7 +20,7 @@ from wander_hub.http.problems import HubProblem
 from wander_hub.identity import Identity
 from wander_hub.publishers import claims as claim
 from wander_hub.publishers import repository
-from wander_hub.publishers.identity_tokens import LEEWAY_SECONDS, refused
+from wander_hub.publishers.identity_tokens import LEEWAY_SECONDS, refusal
 from wander_hub.publishers.models import Publisher, UsedAssertion
 from wander_hub.rights import rights, tokens
 from wander_hub.rights.repository import tokens_of
@@ -31,7 +31,7 @@ _DEFAULT_ISSUERS: dict[PublisherKind, str] = {
     "gitlab": "https://gitlab.com",
 }
 _SLACK = timedelta(seconds=60)
-"""How much longer a used token is remembered than its own expiry and the leeway refuse it."""
+"""Extra time for which a used token is remembered, beyond its own expiry and the leeway."""
 
 
 def publishers_of(session: Session, caller: Identity, owner: str) -> list[PublisherInfo]:
@@ -102,12 +102,12 @@ def mint(session: Session, kind: PublisherKind, claims: dict[str, Any]) -> Minte
     subject = claim.subject_of(kind, claims)
     known = repository.with_subject(session, claims["iss"], subject)
     if not known:
-        raise refused("unknown_publisher", f"nobody here trusts `{subject[:200]}` of `{claims['iss']}`")
+        raise refusal("unknown_publisher", f"nobody here trusts `{subject[:200]}` of `{claims['iss']}`")
     differences = [(one, claim.difference(one, claims)) for one in known]
     fitting = [one for one, why in differences if why is None]
     if not fitting:
         reasons = dict.fromkeys(why for _, why in differences if why)
-        raise refused("unknown_publisher", "; ".join(reasons))
+        raise refusal("unknown_publisher", "; ".join(reasons))
     publisher = _the_one(fitting)
     _use_once(session, claims)
     publisher.pinned = publisher.pinned or claim.pins_of(kind, claims)
@@ -173,7 +173,7 @@ def _the_one(fitting: Sequence[Publisher]) -> Publisher:
         f"{', '.join(labels)} all trust this workflow, and one token is for one of them: "
         "trust it for the owner as a whole, or give each a workflow or a deployment of its own"
     )
-    raise refused("several_publishers", reason)
+    raise refusal("several_publishers", reason)
 
 
 def _use_once(session: Session, claims: dict[str, Any]) -> None:
@@ -184,4 +184,4 @@ def _use_once(session: Session, claims: dict[str, Any]) -> None:
         with session.begin_nested():
             session.add(UsedAssertion(sha256=hashlib.sha256(name.encode()).hexdigest(), expires_at=until))
     except IntegrityError as error:
-        raise refused("token_used", "it was used already; every identity token works once") from error
+        raise refusal("token_used", "it was used already; every identity token works once") from error

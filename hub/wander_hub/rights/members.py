@@ -105,7 +105,7 @@ def new_token(session: Session, caller: Identity, wanted: NewToken) -> CreatedTo
     """Make a token for the caller that does no more than it may."""
     rights.whole_token(caller)
     owner, environment = _target(session, caller, wanted)
-    return token_service.created_token(
+    return token_service.create_token(
         session,
         caller.user_id,
         wanted.name,

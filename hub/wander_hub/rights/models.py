@@ -38,7 +38,7 @@ class Token(Base):
     last_used_at: Mapped[datetime | None]
     revoked_at: Mapped[datetime | None]
     expires_at: Mapped[datetime | None]
-    """None for a token that lives until it is revoked."""
+    """The end of its life; None for a token that lives until it is revoked."""
     scope: Mapped[str] = mapped_column(String(40))
     """Words of `TokenScope`, separated by spaces."""
     owner_id: Mapped[int | None] = mapped_column(ForeignKey("owners.id"))

@@ -56,7 +56,7 @@ def owner_for(session: Session, identity: Identity, permission: Permission, name
     return owner
 
 
-def beginning(session: Session, identity: Identity, owner: Owner, name: str) -> None:
+def require_new(session: Session, identity: Identity, owner: Owner, name: str) -> None:
     """Refuse a caller who may not publish a new environment of this name."""
     if not identity.may_begin(owner.id, name):
         raise _owner_refusal(identity, "publish", owner.name)

@@ -9,18 +9,18 @@ from wander.wire import TokenInfo
 from wander.wire.changes import CreatedToken, MemberList, NewRole, NewToken, OwnerSettings, TokenList, Whoami
 
 from wander_hub.http.boundary import Caller, Manager, ReadSession, WriteSession
-from wander_hub.http.problems import documented
+from wander_hub.http.problems import refusals
 from wander_hub.rights import members
 
 router = APIRouter(prefix="/api/v1", tags=["accounts"])
 
-_REFUSALS = documented(308, 400, 401, 403, 404, 409, 410, 422)
+_REFUSALS = refusals(308, 400, 401, 403, 404, 409, 410, 422)
 _OWNER = "/owners/{owner}"
 _ENVIRONMENT = "/environments/{owner}/{name}"
 User = Annotated[str, Path(max_length=80)]
 
 
-@router.get("/whoami", response_model=Whoami, responses=documented(401))
+@router.get("/whoami", response_model=Whoami, responses=refusals(401))
 def whoami(caller: Caller) -> Whoami:
     """Tell whose token this is and what it may publish under."""
     return Whoami(user=caller.user, admin=caller.admin, owners=list(caller.owners), token=caller.token)
@@ -32,7 +32,7 @@ def create_token(session: WriteSession, caller: Manager, body: NewToken) -> Crea
     return members.new_token(session, caller, body)
 
 
-@router.get("/tokens", response_model=TokenList, responses=documented(401, 403))
+@router.get("/tokens", response_model=TokenList, responses=refusals(401, 403))
 def list_tokens(session: ReadSession, caller: Caller) -> TokenList:
     """List your tokens without their secrets."""
     return TokenList(data=members.tokens(session, caller))
@@ -46,7 +46,7 @@ def revoke_token(
     return members.revoke(session, caller, prefix)
 
 
-@router.get(_OWNER + "/members", response_model=MemberList, responses=documented(401, 403, 404, 422))
+@router.get(_OWNER + "/members", response_model=MemberList, responses=refusals(401, 403, 404, 422))
 def list_owner_members(session: ReadSession, caller: Caller, owner: str) -> MemberList:
     """List who has a role on an owner."""
     return MemberList(data=members.of_owner(session, caller, owner))
@@ -75,7 +75,7 @@ def change_owner_settings(
     return OwnerSettings(private_by_default=found.private_by_default)
 
 
-@router.get(_ENVIRONMENT + "/members", response_model=MemberList, responses=documented(401, 403, 404, 422))
+@router.get(_ENVIRONMENT + "/members", response_model=MemberList, responses=refusals(401, 403, 404, 422))
 def list_environment_members(session: ReadSession, caller: Caller, owner: str, name: str) -> MemberList:
     """List who has a role on an environment, through its owner or on itself."""
     return MemberList(data=members.of_environment(session, caller, owner, name))

@@ -41,7 +41,7 @@ def add_token(
     return secret
 
 
-def created_token(
+def create_token(
     session: Session,
     user_id: int,
     name: str,

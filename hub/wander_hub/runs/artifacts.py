@@ -23,7 +23,7 @@ MEDIA_TYPES = {
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,98}")
 
 
-def posted_file(name: str, body: BinaryIO, max_bytes: int) -> PostedFile:
+def check_file(name: str, body: BinaryIO, max_bytes: int) -> PostedFile:
     """Return a file that arrived, or refuse it."""
     media_type = media_type_of(name)
     sha256, size = digest_of(body)

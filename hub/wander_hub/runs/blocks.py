@@ -55,6 +55,6 @@ class BlockWriter:
         self._open_places = []
 
 
-def unpacked(block: bytes) -> bytes:
+def unpack(block: bytes) -> bytes:
     """Return the lines of a frame."""
     return zstandard.ZstdDecompressor().decompress(block, max_output_size=MAX_BLOCK_BYTES)

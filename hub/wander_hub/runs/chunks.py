@@ -18,7 +18,7 @@ from wander.types import Rollout
 from wander.wire import RolloutRow
 from wander.wire.postings import line_digest
 
-from wander_hub.runs.blocks import BlockWriter, Place, unpacked
+from wander_hub.runs.blocks import BlockWriter, Place, unpack
 from wander_hub.runs.text import one_line, preview_of
 from wander_hub.storage import Storage
 
@@ -41,9 +41,9 @@ class RowFacts(NamedTuple):
     preview: str
     metrics: dict[str, float]
     digest: str
-    """Of its line: SHA-256, base64."""
+    """SHA-256 of its line, base64."""
     seed: int | None = None
-    """Of its example; None in rows that an older hub wrote."""
+    """The seed of its example; None in rows that an older hub wrote."""
 
 
 @dataclass(frozen=True)
@@ -161,7 +161,7 @@ def rows_of(storage: Storage, chunk: StoredChunk) -> Iterator[Row]:
 def row_lines(storage: Storage, chunk: StoredChunk, number: int) -> list[bytes]:
     """Return the lines of the rows of one frame; all but the last hold `ROWS_PER_FRAME`."""
     start, length = chunk.row_frames[number]
-    return unpacked(storage.read(chunk.object_sha256, start, length)).split(b"\n")[:-1]
+    return unpack(storage.read(chunk.object_sha256, start, length)).split(b"\n")[:-1]
 
 
 def row_at(storage: Storage, chunk: StoredChunk, place: int) -> Row:
@@ -173,7 +173,7 @@ def row_at(storage: Storage, chunk: StoredChunk, place: int) -> Row:
 def rollout_at(storage: Storage, chunk: StoredChunk, place: int) -> bytes:
     """Return the line of the rollout at a place of a chunk, from 0: two range reads."""
     where = row_at(storage, chunk, place).place
-    block = unpacked(storage.read(chunk.object_sha256, where.block_start, where.block_length))
+    block = unpack(storage.read(chunk.object_sha256, where.block_start, where.block_length))
     return block[where.offset : where.offset + where.length]
 
 
@@ -181,7 +181,7 @@ def lines_of(storage: Storage, chunk: StoredChunk) -> Iterator[bytes]:
     """Yield the lines of a chunk's rollouts, a block of them at a time."""
     blocks = {(row.place.block_start, row.place.block_length) for row in rows_of(storage, chunk)}
     for start, length in sorted(blocks):
-        yield unpacked(storage.read(chunk.object_sha256, start, length))
+        yield unpack(storage.read(chunk.object_sha256, start, length))
 
 
 def _facts(rollout: Rollout, line: bytes) -> RowFacts:

@@ -22,7 +22,7 @@ _LONGEST_NAME = 300
 _MOST_ROLLOUTS = 1_000_000
 
 
-def parsed(text: bytes) -> RunManifest:
+def parse(text: bytes) -> RunManifest:
     """Return the manifest or refuse it."""
     try:
         manifest = RunManifest.model_validate_json(text)

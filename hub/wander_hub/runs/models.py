@@ -71,7 +71,7 @@ class Run(Base):
     order_sha256: Mapped[str | None] = mapped_column(String(64), index=True)
     """Object with the order of the rollouts by reward (`runs/order.py`); None when there are none."""
     weights_sha256: Mapped[str | None] = mapped_column(String(64), index=True)
-    """Of the model that was evaluated, or that training began with."""
+    """Weights of the model that was evaluated, or that training began with."""
     private: Mapped[bool] = mapped_column(default=False)
     """For its submitter and those with a role on the environment only, and on no board."""
     withdrawn_at: Mapped[datetime | None]
@@ -137,7 +137,7 @@ class PostingRow(Base):
     id: Mapped[int] = mapped_column(primary_key=True)
     user_id: Mapped[int] = mapped_column(ForeignKey("users.id"))
     sha256: Mapped[str] = mapped_column(String(64))
-    """What the run's digest shall be."""
+    """The digest that the finished run must have."""
     run_id: Mapped[str] = mapped_column(String(64))
     manifest: Mapped[str] = mapped_column(Text, deferred=True)
     manifest_sha256: Mapped[str] = mapped_column(String(64))
@@ -153,9 +153,9 @@ class PostingChunk(Base):
     posting_id: Mapped[int] = mapped_column(ForeignKey("postings.id"), primary_key=True)
     number: Mapped[int] = mapped_column(primary_key=True)
     sha256: Mapped[str] = mapped_column(String(64))
-    """Of its plain lines as sent."""
+    """SHA-256 of its plain lines as they were sent."""
     size: Mapped[int] = mapped_column(BigInteger)
-    """Of its plain lines."""
+    """Bytes of its plain lines."""
     rollouts: Mapped[int]
     object_sha256: Mapped[str] = mapped_column(String(64), index=True)
     row_frames: Mapped[list[list[int]]] = mapped_column(JSON)

@@ -1,4 +1,4 @@
-"""Which stored objects rows point to, and how those that none points to any more are removed."""
+"""Finds the stored objects that rows point to, and removes those that no row points to any more."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def discard(database: Database, storage: Storage, digests: Iterable[str]) -> lis
     return removed
 
 
-def expected(session: Session) -> Iterator[tuple[str, int | None, str]]:
+def list_expected(session: Session) -> Iterator[tuple[str, int | None, str]]:
     """Yield digest, size where a row tells it, and what it is, of every object that must be there."""
     files = select(File.sha256, File.size, File.filename).join(File.version)
     for sha256, size, filename in session.execute(files.where(Version.deleted_at.is_(None))):

@@ -32,7 +32,10 @@ class OrderWriter:
     def content(self) -> bytes:
         """Return the object."""
         by_reward = sorted(self._scored, key=self._rewards.__getitem__, reverse=True)
-        return _bytes(array("I", by_reward) + self._failed)
+        numbers = array("I", by_reward) + self._failed
+        if sys.byteorder == "big":
+            numbers.byteswap()
+        return numbers.tobytes()
 
 
 class RolloutOrder:
@@ -78,9 +81,3 @@ class RolloutOrder:
         if sys.byteorder == "big":
             numbers.byteswap()
         return numbers.tolist()
-
-
-def _bytes(numbers: array[int]) -> bytes:
-    if sys.byteorder == "big":
-        numbers.byteswap()
-    return numbers.tobytes()

@@ -12,7 +12,7 @@ from wander.wire.postings import RunLinks
 
 from wander_hub.http.answers import REVALIDATE, stored_object
 from wander_hub.http.boundary import BaseUrl, HubStorage, ReadSession
-from wander_hub.http.problems import HubProblem, documented
+from wander_hub.http.problems import HubProblem, refusals
 from wander_hub.runs import repository, service
 
 router = APIRouter(prefix="/api/v1/runs", tags=["runs"])
@@ -27,7 +27,7 @@ _LINES: dict[int | str, dict[str, Any]] = {
 RunId = Annotated[str, Path(max_length=64)]
 
 
-@router.get("", response_model=RunPage, responses=documented(404, 422))
+@router.get("", response_model=RunPage, responses=refusals(404, 422))
 def list_runs(
     session: ReadSession,
     base_url: BaseUrl,
@@ -37,24 +37,24 @@ def list_runs(
     cursor: Annotated[str | None, Query(max_length=300, description="`next` of the page before")] = None,
 ) -> RunPage:
     """List runs, newest first."""
-    return service.listing(
+    return service.list_page(
         session, base_url, environment=environment, model=model, limit=limit, cursor=cursor
     )
 
 
-@router.get("/{run_id}", response_model=RunDetail, responses=documented(404, 422))
+@router.get("/{run_id}", response_model=RunDetail, responses=refusals(404, 422))
 def get_run(session: ReadSession, base_url: BaseUrl, run_id: RunId) -> RunDetail:
     """Show one run with its manifest and the hub's summary; the first characters of its id are enough."""
     return service.detail_of(service.meant(session, run_id), base_url)
 
 
-@router.get("/{run_id}/links", response_model=RunLinks, responses=documented(404, 422))
+@router.get("/{run_id}/links", response_model=RunLinks, responses=refusals(404, 422))
 def get_links(session: ReadSession, run_id: RunId) -> RunLinks:
     """Show the evaluations of a training run's weights, or the training runs behind an evaluation."""
     return service.links(session, service.find(session, run_id))
 
 
-@router.get("/{run_id}/rollouts", response_model=RolloutPage, responses=documented(404, 410, 422))
+@router.get("/{run_id}/rollouts", response_model=RolloutPage, responses=refusals(404, 410, 422))
 def list_rollouts(
     session: ReadSession,
     storage: HubStorage,
@@ -68,7 +68,7 @@ def list_rollouts(
 
 @router.get(
     "/{run_id}/rollouts.jsonl",
-    responses={**_LINES, **documented(404, 410, 422)},
+    responses={**_LINES, **refusals(404, 410, 422)},
     response_class=StreamingResponse,
 )
 def download_rollouts(session: ReadSession, storage: HubStorage, run_id: RunId) -> Response:
@@ -77,7 +77,7 @@ def download_rollouts(session: ReadSession, storage: HubStorage, run_id: RunId) 
     return StreamingResponse(service.rollout_lines(session, storage, run), media_type="application/jsonl")
 
 
-@router.get("/{run_id}/rollouts/{number}", response_model=Rollout, responses=documented(404, 410, 422))
+@router.get("/{run_id}/rollouts/{number}", response_model=Rollout, responses=refusals(404, 410, 422))
 def get_rollout(
     session: ReadSession,
     storage: HubStorage,
@@ -90,7 +90,7 @@ def get_rollout(
 
 @router.get(
     "/{run_id}/artifacts/{name}",
-    responses={**_BYTES, **documented(404, 410, 416, 422)},
+    responses={**_BYTES, **refusals(404, 410, 416, 422)},
     response_class=Response,
 )
 def get_artifact(

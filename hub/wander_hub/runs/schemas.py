@@ -1,4 +1,4 @@
-"""What a run carries that is posted in one request."""
+"""The parts of a run that is posted in one request."""
 
 from __future__ import annotations
 

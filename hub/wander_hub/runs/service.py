@@ -35,7 +35,7 @@ SHORTEST_BEGINNING = 6
 """Characters of a run's id that may stand for the whole."""
 
 
-def listing(
+def list_page(
     session: Session,
     base_url: str,
     *,
@@ -212,7 +212,7 @@ def links(session: Session, run: Run) -> RunLinks:
     if run.weights_sha256 is None:
         return RunLinks()
     found = repository.made_by(session, run.weights_sha256, MOST_LINKED)
-    return RunLinks(trained_by=[_linked(one, step, run.weights_sha256) for one, step in found])
+    return RunLinks(trained_by=[_link(one, step, run.weights_sha256) for one, step in found])
 
 
 def _links_of_training(session: Session, run: Run) -> RunLinks:
@@ -221,14 +221,14 @@ def _links_of_training(session: Session, run: Run) -> RunLinks:
     if run.weights_sha256 is not None:
         steps.setdefault(run.weights_sha256, 0)
     found = repository.evaluations_of(session, list(steps)[-_MOST_WEIGHTS:], MOST_LINKED)
-    linked = [_linked(one, steps[one.weights_sha256 or ""], one.weights_sha256 or "") for one in found]
+    linked = [_link(one, steps[one.weights_sha256 or ""], one.weights_sha256 or "") for one in found]
     return RunLinks(
         checkpoints=[Checkpoint(step=one.step, weights_sha256=one.weights_sha256) for one in made],
         evaluated_by=sorted(linked, key=lambda one: one.step),
     )
 
 
-def _linked(run: Run, step: int, weights_sha256: str) -> LinkedRun:
+def _link(run: Run, step: int, weights_sha256: str) -> LinkedRun:
     return LinkedRun(
         run_id=run.run_id,
         step=step,

@@ -30,7 +30,7 @@ _MOST_KEYS = 50
 def add_key(session: Session, wanted: NewKey, caller: Identity) -> tuple[KeyInfo, bool]:
     """Register a public key of the caller; the same key again changes nothing. Whether it is new."""
     rights.whole_token(caller)
-    _decoded(wanted.public_key, _KEY_BYTES, "the public key")
+    _decode(wanted.public_key, _KEY_BYTES, "the public key")
     fingerprint = key_fingerprint(wanted.public_key)
     known = session.scalar(select(SigningKey).where(SigningKey.fingerprint == fingerprint))
     if known is not None:
@@ -89,7 +89,7 @@ def signing_key(session: Session, caller: Identity, given: RunSignature, run_sha
         fault = "is no key of yours" if key is None else "was revoked"
         hint = "`wander key new` makes one and registers it here"
         raise HubProblem(422, "unknown_key", f"`{given.fingerprint}` {fault} on this hub", hint=hint)
-    signature = _decoded(given.signature, _SIGNATURE_BYTES, "the signature")
+    signature = _decode(given.signature, _SIGNATURE_BYTES, "the signature")
     try:
         public = Ed25519PublicKey.from_public_bytes(base64.b64decode(key.public_key))
         public.verify(signature, signed_text(run_sha256))
@@ -123,7 +123,7 @@ def key_info(key: SigningKey) -> KeyInfo:
     )
 
 
-def _decoded(text: str, size: int, what: str) -> bytes:
+def _decode(text: str, size: int, what: str) -> bytes:
     try:
         found = base64.b64decode(text, validate=True)
     except (binascii.Error, ValueError):

@@ -26,7 +26,7 @@ from wander_hub.server import data_folder, first_token
 from wander_hub.server.log_secrets import HidesSecrets
 from wander_hub.server.processes import Processes
 from wander_hub.settings import Settings
-from wander_hub.verification.worker import confined, job_worker
+from wander_hub.verification.worker import confine, job_worker
 
 _GRACE_SECONDS = 10
 _BACKLOG = 2048
@@ -59,7 +59,7 @@ def serve(
     first_token.hand_out(database, token_file, new=new_token)
     log_to_stderr()
     if settings.serve_jobs:  # else another process says what it can play
-        settings = confined(settings)
+        settings = confine(settings)
     if workers == 1:
         followed = parent if exit_with_parent else None
         _run(settings, database, listener, address, access_log=access_log, followed=followed)

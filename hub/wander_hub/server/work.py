@@ -21,7 +21,7 @@ from wander_hub.jobs.choice import is_migrated, queue_of
 from wander_hub.server.serve import INTERRUPTED, address_of, listening_socket, log_to_stderr
 from wander_hub.settings import Settings
 from wander_hub.storage import Storage
-from wander_hub.verification.worker import confined, job_worker
+from wander_hub.verification.worker import confine, job_worker
 
 _LOOK_SECONDS = 1.0
 
@@ -35,7 +35,7 @@ def work(settings: Settings, *, hub_url: str | None, listen: str | None, once: b
     if settings.database_url is None and not settings.data.is_dir():
         raise FileNotFoundError(2, "there is no hub", str(settings.data))
     settings.data.mkdir(parents=True, exist_ok=True)
-    settings = confined(settings)
+    settings = confine(settings)
     if hub_url is None and settings.verification != "off":
         raise HubProblem(
             422,
@@ -46,7 +46,7 @@ def work(settings: Settings, *, hub_url: str | None, listen: str | None, once: b
     end = _End()
     database = Database(settings.resolved_database_url)
     try:
-        with _answering(listen, settings, database) as storage:
+        with _answer_health(listen, settings, database) as storage:
             if _schema_came(settings, database, end):
                 queue = queue_of(settings, database)
                 _until_the_end(job_worker(settings, database, storage, queue, hub_url or ""), end, once=once)
@@ -103,7 +103,7 @@ def _schema_came(settings: Settings, database: Database, end: _End) -> bool:
 
 
 @contextmanager
-def _answering(listen: str | None, settings: Settings, database: Database) -> Iterator[Storage]:
+def _answer_health(listen: str | None, settings: Settings, database: Database) -> Iterator[Storage]:
     """Give the storage, and answer `GET /health` as the hub does meanwhile."""
     storage = Storage.open(settings.storage_url, settings.data / "objects")
     if listen is None:

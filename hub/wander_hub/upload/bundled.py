@@ -66,7 +66,7 @@ def ensure_owner(session: Session) -> None:
 def wheel_of(installed: Distribution, folder: Path) -> Path:
     """Return a wheel of an installed distribution, made in `folder`."""
     source = source_folder(installed)
-    return _built(source, folder) if source else _packed(installed, folder)
+    return _build(source, folder) if source else _pack(installed, folder)
 
 
 def source_folder(installed: Distribution) -> Path | None:
@@ -80,14 +80,14 @@ def source_folder(installed: Distribution) -> Path | None:
     return Path(url2pathname(urlsplit(origin["url"]).path))
 
 
-def _built(source: Path, folder: Path) -> Path:
+def _build(source: Path, folder: Path) -> Path:
     before = set(folder.glob("*.whl"))
     command = [sys.executable, "-m", "hatchling", "build", "--target", "wheel", "--directory", str(folder)]
     subprocess.run(command, cwd=source, check=True, capture_output=True)  # noqa: S603 - our own command
     return (set(folder.glob("*.whl")) - before).pop()
 
 
-def _packed(installed: Distribution, folder: Path) -> Path:
+def _pack(installed: Distribution, folder: Path) -> Path:
     """Pack the files that RECORD lists into a wheel again; scripts are made anew by each installer."""
     name = installed.metadata["Name"].replace("-", "_")
     stem = f"{name}-{installed.version}"
@@ -111,7 +111,7 @@ def _publish(wheel: Path, database: Database, storage: Storage, settings: Settin
     with wheel.open("rb") as body:
         sha256, size = digest_of(body)
         upload = Upload(BUNDLED_OWNER, wheel.name, body, size, sha256)
-        package = checks.checked(upload, Limits.of(settings), environment=False)
+        package = checks.check(upload, Limits.of(settings), environment=False)
         storage.put(body)
     with database.write(HUB) as session:
         owner = accounts.owner_named(session, BUNDLED_OWNER)

@@ -30,7 +30,7 @@ from wander_hub.http.problems import HubProblem
 from wander_hub.upload.archives import sdist, wheel, wheel_file
 from wander_hub.upload.archives.metadata import package_from
 from wander_hub.upload.archives.stream import DIGESTS, ByteStream
-from wander_hub.upload.schemas import Contents, FileName, Findings, Limits, Package, Upload, refused
+from wander_hub.upload.schemas import Contents, FileName, Findings, Limits, Package, Upload, refusal
 
 CHECK_FIELD = "wander_check"
 CHECK_BYTES = 64 * 1024
@@ -41,7 +41,7 @@ _FILE_TYPES = {"bdist_wheel": "wheel", "sdist": "sdist"}
 _WANDER_MODULES = frozenset({"wander", "wander_client", "wander_compat", "wander_hub", "verifiers"})
 
 
-def checked(upload: Upload, limits: Limits, *, environment: bool = True) -> Package:
+def check(upload: Upload, limits: Limits, *, environment: bool = True) -> Package:
     """Run every check and return what the file holds.
 
     `environment` demands that it offers one, and that it is none of the hub's own packages.
@@ -65,43 +65,43 @@ def check_form(upload: Upload) -> None:
     action = upload.fields.get(":action", "file_upload")
     version = upload.fields.get("protocol_version", "1")
     if action != "file_upload" or version != "1":
-        raise refused("bad_form", f"`:action={action[:50]}` with protocol {version[:50]} is not an upload")
+        raise refusal("bad_form", f"`:action={action[:50]}` with protocol {version[:50]} is not an upload")
     kind = upload.fields.get("filetype")
     if kind and _FILE_TYPES.get(kind) != ("wheel" if upload.filename.endswith(".whl") else "sdist"):
-        raise refused("bad_form", f"`{upload.filename[:100]}` is no `{kind[:50]}`, as `filetype` says")
+        raise refusal("bad_form", f"`{upload.filename[:100]}` is no `{kind[:50]}`, as `filetype` says")
 
 
-def stated_check(upload: Upload) -> CheckSummary | None:
+def parse_check(upload: Upload) -> CheckSummary | None:
     """Return what the publisher says `wander check` found; None where nothing is said, as by twine and uv."""
     text = upload.fields.get(CHECK_FIELD)
     if not text:
         return None
     hint = "`wander publish --no-check` leaves it out"
     if len(text.encode(errors="replace")) > CHECK_BYTES:
-        raise refused("bad_check_report", f"`{CHECK_FIELD}` is over {CHECK_BYTES:,} bytes", hint=hint)
+        raise refusal("bad_check_report", f"`{CHECK_FIELD}` is over {CHECK_BYTES:,} bytes", hint=hint)
     try:
         return CheckSummary.model_validate_json(text)
     except ValidationError as error:
         first = error.errors(include_input=False, include_url=False)[0]
         place = ".".join(str(part) for part in first["loc"])
         reason = f"{place}: {first['msg']}" if place else first["msg"]
-        raise refused("bad_check_report", f"`{CHECK_FIELD}`: {reason:.300}", hint=hint) from error
+        raise refusal("bad_check_report", f"`{CHECK_FIELD}`: {reason:.300}", hint=hint) from error
 
 
 def check_filename(filename: str) -> FileName:
     """The name is one that the packaging standards know, and cannot be mistaken for a path."""
     if not _FILENAME.fullmatch(filename):
         detail = f"`{filename[:100]!s}` is not the name of a distribution"
-        raise refused("bad_filename", detail.encode("utf-8", "replace").decode())
+        raise refusal("bad_filename", detail.encode("utf-8", "replace").decode())
     try:
         return _wheel_name(filename) if filename.endswith(".whl") else _sdist_name(filename)
     except (InvalidWheelFilename, InvalidSdistFilename, ValueError) as error:
-        raise refused("bad_filename", f"`{filename}`: {error!s:.300}") from error
+        raise refusal("bad_filename", f"`{filename}`: {error!s:.300}") from error
 
 
 def _wheel_name(filename: str) -> FileName:
     parts = filename.removesuffix(".whl").split("-")
-    tags = wheel_file.expanded("-".join(parts[-3:]))  # bounded, which the next line is not
+    tags = wheel_file.expand("-".join(parts[-3:]))  # bounded, which the next line is not
     name, version, build, _tags = parse_wheel_filename(filename)
     return FileName(
         *("wheel", name, str(version), "-".join(parts[:2])), build=parts[2] if build else "", tags=tags
@@ -120,10 +120,10 @@ def _sdist_name(filename: str) -> FileName:
 def check_size(filename: str, size: int, limits: Limits) -> None:
     """Neither empty nor over the limit."""
     if size == 0:
-        raise refused("empty_file", f"`{filename}` is empty")
+        raise refusal("empty_file", f"`{filename}` is empty")
     if size > limits.file_bytes:
         allowed = f"{limits.file_bytes / (1024 * 1024):,.0f} MiB"
-        raise refused("too_large", f"`{filename}` is over this hub's limit of {allowed}")
+        raise refusal("too_large", f"`{filename}` is over this hub's limit of {allowed}")
 
 
 def check_bytes(upload: Upload, filename: FileName, limits: Limits, findings: Findings) -> Contents:
@@ -151,19 +151,19 @@ def check_digests(stream: ByteStream, given: Mapping[str, str], sha256: str) -> 
     real = {**others, _TAKEN: sha256}
     for key, value in given.items():
         if not hmac.compare_digest(real[key].encode(), value.encode(errors="replace")):
-            raise refused("digest_mismatch", f"`{key}` does not match the bytes that arrived")
+            raise refusal("digest_mismatch", f"`{key}` does not match the bytes that arrived")
 
 
 def check_identity(upload: Upload, filename: FileName, package: Package, findings: Findings) -> None:
     """File name, metadata inside the file and form agree on name and version."""
     if (filename.name, filename.version) != (package.name, package.version):
         inside = f"`{package.name}` {package.version}"
-        raise refused("name_mismatch", f"`{upload.filename}` holds the metadata of {inside}")
+        raise refusal("name_mismatch", f"`{upload.filename}` holds the metadata of {inside}")
     claimed_name, claimed_version = upload.fields.get("name"), upload.fields.get("version")
     if claimed_name and canonicalize_name(claimed_name) != package.name:
-        raise refused("name_mismatch", f"the form says `{claimed_name[:100]}`, the file `{package.name}`")
+        raise refusal("name_mismatch", f"the form says `{claimed_name[:100]}`, the file `{package.name}`")
     if claimed_version and _differs(claimed_version, package.version):
-        raise refused("version_mismatch", f"the form says {claimed_version[:100]}, not {package.version}")
+        raise refusal("version_mismatch", f"the form says {claimed_version[:100]}, not {package.version}")
     if "+" in package.version:
         findings.note("local_version", f"{package.version} is a local version")
 
@@ -171,7 +171,7 @@ def check_identity(upload: Upload, filename: FileName, package: Package, finding
 def check_name_allowed(package: Package) -> None:
     """The name is not one that the hub's own addresses use."""
     if package.name in names.RESERVED_ENVIRONMENTS:
-        raise refused("reserved_name", f"the name `{package.name}` is reserved")
+        raise refusal("reserved_name", f"the name `{package.name}` is reserved")
 
 
 def check_modules(contents: Contents, findings: Findings, *, own: bool) -> None:
@@ -186,7 +186,7 @@ def check_modules(contents: Contents, findings: Findings, *, own: bool) -> None:
 def check_environment(package: Package) -> None:
     """The package offers an environment: an entry point, or a module with `load_environment`."""
     if package.entry_point is None and not package.has_loader:
-        raise refused("no_environment", f"`{package.filename}` offers no environment")
+        raise refusal("no_environment", f"`{package.filename}` offers no environment")
 
 
 def _differs(claimed: str, version: str) -> bool:

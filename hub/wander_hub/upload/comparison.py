@@ -10,12 +10,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from fnmatch import fnmatchcase
 
-from wander_hub.upload.schemas import Package, refused
+from wander_hub.upload.schemas import Package, refusal
 
 MOST_GENERATED = 200
 
 
-def compared(packages: Sequence[Package], stated_tree: str | None = None) -> dict[str, list[str]]:
+def compare(packages: Sequence[Package], stated_tree: str | None = None) -> dict[str, list[str]]:
     """Hold the wheels of a version against its source archive, and that against the digest stated for it.
 
     Returns the wheels that were compared, each with the files that only its build made; none without an
@@ -28,7 +28,7 @@ def compared(packages: Sequence[Package], stated_tree: str | None = None) -> dic
         detail = (
             f"the files in `{source.filename}` have the tree digest {source.tree_sha256}, not {stated_tree}"
         )
-        raise refused("source_tree_mismatch", detail)
+        raise refusal("source_tree_mismatch", detail)
     return {one.filename: generated_files(one, source) for one in packages if one.kind == "wheel"}
 
 
@@ -45,9 +45,9 @@ def generated_files(wheel: Package, source: Package) -> list[str]:
             continue
         where = f"has other bytes than `{min(places)}` of" if places else "is not in"
         detail = f"`{path}` of `{wheel.filename}` {where} `{source.filename}`"
-        raise refused("wheel_differs_from_source", detail)
+        raise refusal("wheel_differs_from_source", detail)
     if len(made) > MOST_GENERATED:
-        raise refused("bad_generated", f"`{wheel.filename}` has {len(made):,} files that its source lacks")
+        raise refusal("bad_generated", f"`{wheel.filename}` has {len(made):,} files that its source lacks")
     return made
 
 

@@ -29,7 +29,7 @@ from wander_hub.storage import CHUNK, Storage
 from wander_hub.upload import checks, comparison, service, sessions, sweep
 from wander_hub.upload import session_repository as repository
 from wander_hub.upload.models import StagedFile, UploadSession
-from wander_hub.upload.schemas import Limits, Package, Upload, refused
+from wander_hub.upload.schemas import Limits, Package, Upload, refusal
 
 _IN_MEMORY = 4 * 1024 * 1024
 """Bytes of a file above which it is put together on disk."""
@@ -37,7 +37,7 @@ _IN_MEMORY = 4 * 1024 * 1024
 
 @dataclass(frozen=True)
 class _Checked:
-    """What passed the gate."""
+    """The files of an upload that passed every check."""
 
     packages: list[Package]
     uploads: list[Upload]
@@ -68,9 +68,9 @@ def finalize(
             if sha256 != file.sha256:
                 _start_again(database, caller, found.id, file)
                 detail = f"the bytes of `{file.filename}` are not those of its sha256"
-                raise refused("digest_mismatch", detail)
+                raise refusal("digest_mismatch", detail)
             bodies.append((file, body))
-        checked = _checked(found, bodies, caller, settings)
+        checked = _check(found, bodies, caller, settings)
         for upload in _all(checked):
             storage.keep(upload.body, upload.sha256, upload.size)
         outcome = _record(database, storage, caller, found.id, checked, settings, base_url)
@@ -152,7 +152,7 @@ def _start_again(database: Database, caller: Identity, session_id: str, file: St
                 one.received, one.published = 0, False
 
 
-def _checked(
+def _check(
     found: UploadSession, bodies: list[tuple[StagedFile, BinaryIO]], caller: Identity, settings: Settings
 ) -> _Checked:
     """Run the gate over each distribution file, and over all of them together."""
@@ -163,12 +163,14 @@ def _checked(
             lock = upload
         else:
             uploads.append(upload)
-    packages = [checks.checked(one, Limits.of(settings)) for one in uploads]
-    compared = comparison.compared(packages, found.stated["source_sha256"])
+    packages = [checks.check(one, Limits.of(settings)) for one in uploads]
+    compared = comparison.compare(packages, found.stated["source_sha256"])
     if lock is not None:
         _check_lock(lock, packages, settings)
     digests = {one.filename: one.sha256 for one in packages}
-    return _Checked(packages, uploads, lock, compared, sessions.attested(digests, found.stated, caller))
+    return _Checked(
+        packages, uploads, lock, compared, sessions.check_attestations(digests, found.stated, caller)
+    )
 
 
 def _check_lock(lock: Upload, packages: list[Package], settings: Settings) -> None:
@@ -184,7 +186,7 @@ def _check_lock(lock: Upload, packages: list[Package], settings: Settings) -> No
         {one.filename: one.sha256 for one in wheels},
     )
     lock.body.seek(0)
-    locks.checked(lock.body.read(), wanted, settings.max_lock_bytes)
+    locks.check(lock.body.read(), wanted, settings.max_lock_bytes)
 
 
 def _record(

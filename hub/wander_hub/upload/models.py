@@ -26,7 +26,7 @@ class UploadSession(Base):
     name: Mapped[str] = mapped_column(String(200))
     """Normalised."""
     version: Mapped[str] = mapped_column(String(100))
-    """In PEP 440's normal form."""
+    """The version in PEP 440's normal form."""
     status: Mapped[UploadStatus] = mapped_column(String(12))
     stated: Mapped[dict[str, Any]] = mapped_column(JSON)
     """What else the publisher said: `private`, `check` and `source_sha256` of a `NewUpload`."""

@@ -12,7 +12,7 @@ from starlette.responses import JSONResponse, Response
 from wander.wire import VersionDetail
 
 from wander_hub import names
-from wander_hub.attestations.verification import FIELD, verified
+from wander_hub.attestations.verification import FIELD, verify
 from wander_hub.database import Database
 from wander_hub.environments import service as environment_service
 from wander_hub.http.boundary import (
@@ -24,7 +24,7 @@ from wander_hub.http.boundary import (
     database_of,
 )
 from wander_hub.http.form import multipart_form
-from wander_hub.http.problems import HubProblem, documented
+from wander_hub.http.problems import HubProblem, refusals
 from wander_hub.identity import Identity
 from wander_hub.rights import rights
 from wander_hub.settings import Settings
@@ -78,7 +78,7 @@ def may_upload(request: Request, owner: str, caller: Publisher) -> Identity:
 @router.post(
     "/{owner}/legacy/",
     response_model=VersionDetail,
-    responses=documented(400, 401, 403, 404, 409, 413, 415, 422, 507),
+    responses=refusals(400, 401, 403, 404, 409, 413, 415, 422, 507),
     openapi_extra=_BODY,
 )
 async def upload_file(
@@ -108,9 +108,9 @@ def _publish(
     base_url: str,
 ) -> tuple[VersionDetail, bool]:
     upload = _upload_from(form, names.normalise_owner(owner_name))
-    check = checks.stated_check(upload)
-    package = checks.checked(upload, Limits.of(settings))
-    attested = verified(upload.fields.get(FIELD), package.filename, package.sha256, caller.claims)
+    check = checks.parse_check(upload)
+    package = checks.check(upload, Limits.of(settings))
+    attested = verify(upload.fields.get(FIELD), package.filename, package.sha256, caller.claims)
     storage.keep(upload.body, upload.sha256, upload.size)
 
     private = service.stated_visibility(upload)

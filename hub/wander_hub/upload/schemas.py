@@ -1,4 +1,4 @@
-"""What an upload carries, and what its checks read out of the file."""
+"""An upload, and what its checks read from the file."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ class FileName:
 
 @dataclass(frozen=True)
 class Contents:
-    """What one pass over an archive's members found."""
+    """The result of one pass over an archive's members."""
 
     metadata: bytes
     """METADATA of a wheel, PKG-INFO of a source archive."""
@@ -139,7 +139,7 @@ class Package:
     """These three as in `Contents`."""
 
 
-def refused(code: str, detail: str, *, hint: str | None = None) -> HubProblem:
+def refusal(code: str, detail: str, *, hint: str | None = None) -> HubProblem:
     """Return the refusal of a file under one of the `RULES`."""
     rule = RULES[code]
     return HubProblem(rule.status, code, printable(detail), hint=hint or rule.remedy)
@@ -163,19 +163,19 @@ class Findings:
         """Take one finding down, or refuse the file because of it."""
         action = self._policy[code]
         if action == "refuse":
-            raise refused(code, detail)
+            raise refusal(code, detail)
         if action == "flag":
             self._found.setdefault(code, []).append(detail)
 
     def warnings(self) -> tuple[UploadWarning, ...]:
         """Return one warning a rule, in the order of their first finding."""
         return tuple(
-            UploadWarning(code=code, detail=_shortened(details), hint=RULES[code].remedy)
+            UploadWarning(code=code, detail=_shorten(details), hint=RULES[code].remedy)
             for code, details in self._found.items()
         )
 
 
-def _shortened(details: list[str]) -> str:
+def _shorten(details: list[str]) -> str:
     more = len(details) - _SHOWN_FINDINGS
     shown = "; ".join(printable(detail[:300]) for detail in details[:_SHOWN_FINDINGS])
     return f"{shown}; and {more:,} more" if more > 0 else shown

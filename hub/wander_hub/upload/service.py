@@ -21,20 +21,20 @@ from wander_hub.database import now
 from wander_hub.environments import repository as environments
 from wander_hub.environments import service as environment_service
 from wander_hub.environments.models import Environment, File, FormerName, Version
-from wander_hub.environments.readme import rendered
+from wander_hub.environments.readme import render
 from wander_hub.http.problems import HubProblem
 from wander_hub.identity import HUB, Identity
 from wander_hub.index import service as index
 from wander_hub.leaderboards import listing
 from wander_hub.rights import rights
-from wander_hub.upload.schemas import Package, Upload, refused
+from wander_hub.upload.schemas import Package, Upload, refusal
 
 VISIBILITY_FIELD = "wander_visibility"
 
 
 @dataclass(frozen=True)
 class Wanted:
-    """What somebody wants to add to an environment: files of one version, by name and digest."""
+    """The files of one version that a publisher wants to add, by name and digest."""
 
     name: str
     version: str
@@ -43,7 +43,7 @@ class Wanted:
 
 @dataclass(frozen=True)
 class Place:
-    """Where wanted files go; both None for a name that is new."""
+    """The environment and version that files are added to; both None for a new name."""
 
     environment: Environment | None = None
     version: Version | None = None
@@ -72,7 +72,7 @@ def stated_visibility(upload: Upload) -> bool | None:
     if not stated:
         return None
     if stated not in ("private", "public"):
-        raise refused("bad_form", f"`{VISIBILITY_FIELD}` is `private` or `public`", status=400)
+        raise refusal("bad_form", f"`{VISIBILITY_FIELD}` is `private` or `public`", status=400)
     return stated == "private"
 
 
@@ -143,7 +143,9 @@ def place_for(
         return Place()
     version = environments.version_of(session, environment, wanted.version)
     if version is not None and version.deleted_at is not None:
-        raise _deleted(environment, version)
+        label = f"{environment.owner.name}/{environment.name}@{version.version}"
+        hint = "publish a higher version"
+        raise HubProblem(409, "version_deleted", f"`{label}` was deleted; it is not given again", hint=hint)
     files = {one.filename: one for one in version.files} if version is not None else {}
     place = Place(environment, version, {name: files[name] for name in wanted.files if name in files})
     if all(_is_there(place, filename, sha256) for filename, sha256 in wanted.files.items()):
@@ -155,7 +157,12 @@ def place_for(
     for filename, file in place.known.items():
         if file.sha256 != wanted.files[filename] and not replace:
             raise _taken(environment, filename)
-    if version is not None and not replace and _is_closed(version, open_days):
+    late = (
+        version is not None
+        and open_days is not None
+        and now() - version.uploaded_at > timedelta(days=open_days)
+    )
+    if version is not None and late and not replace:
         raise _closed(environment, version)
     return place
 
@@ -172,7 +179,7 @@ def require_publisher(
     held = environments.taken(session, owner.id, name)
     if not (isinstance(held, Environment) and rights.may(caller, "publish", held)):
         # Whoever has no right to the name learns nothing about it: new, private and moved are refused alike.
-        rights.beginning(session, caller, owner, name)
+        rights.require_new(session, caller, owner, name)
     return held
 
 
@@ -266,7 +273,7 @@ def _describe(version: Version, package: Package) -> None:
     version.tags = package.tags
     version.entry_point = package.entry_point
     version.readme = package.readme
-    version.readme_html = rendered(package.readme, package.readme_type)
+    version.readme_html = render(package.readme, package.readme_type)
 
 
 def _put_file(environment: Environment, version: Version, package: Package, known: File | None) -> None:
@@ -308,21 +315,11 @@ def _taken(environment: Environment, filename: str) -> HubProblem:
     )
 
 
-def _is_closed(version: Version, open_days: int | None) -> bool:
-    return open_days is not None and now() - version.uploaded_at > timedelta(days=open_days)
-
-
 def _closed(environment: Environment, version: Version) -> HubProblem:
     label = f"{environment.owner.name}/{environment.name}@{version.version}"
     day = f"{version.uploaded_at:%Y-%m-%d}"
     hint = "publish a new version"
     return HubProblem(409, "version_closed", f"`{label}` is of {day} and takes no more files", hint=hint)
-
-
-def _deleted(environment: Environment, version: Version) -> HubProblem:
-    label = f"{environment.owner.name}/{environment.name}@{version.version}"
-    hint = "publish a higher version"
-    return HubProblem(409, "version_deleted", f"`{label}` was deleted; it is not given again", hint=hint)
 
 
 def _moved(session: Session, owner: Owner, name: str, former: FormerName) -> HubProblem:

@@ -23,7 +23,7 @@ from wander_hub.http.boundary import (
     HubStorage,
     Publisher,
 )
-from wander_hub.http.problems import HubProblem, documented
+from wander_hub.http.problems import HubProblem, refusals
 from wander_hub.upload import finalize as finishing
 from wander_hub.upload import sessions
 from wander_hub.upload.sessions import Chunk
@@ -43,7 +43,7 @@ ContentDigest = Annotated[
     status_code=201,
     response_model=UploadSession,
     responses={
-        **documented(400, 401, 403, 404, 409, 413, 422, 429),
+        **refusals(400, 401, 403, 404, 409, 413, 422, 429),
         200: {"description": "the caller's open upload of the very same files", "model": UploadSession},
     },
 )
@@ -56,7 +56,7 @@ def open_upload(
     return JSONResponse(found.model_dump(mode="json"), 201 if created else 200, headers=headers)
 
 
-@router.get("/{session_id}", responses=documented(401, 403, 404, 422))
+@router.get("/{session_id}", responses=refusals(401, 403, 404, 422))
 def show_upload(
     session_id: str, caller: Publisher, database: HubDatabase, settings: HubSettings, base_url: BaseUrl
 ) -> UploadSession:
@@ -66,7 +66,7 @@ def show_upload(
 
 
 @router.head("/{session_id}/files/{filename}", include_in_schema=False)
-@router.get("/{session_id}/files/{filename}", responses=documented(401, 403, 404, 409, 422))
+@router.get("/{session_id}/files/{filename}", responses=refusals(401, 403, 404, 409, 422))
 def show_file(
     session_id: str,
     filename: str,
@@ -86,7 +86,7 @@ def show_file(
 @router.put(
     "/{session_id}/files/{filename}",
     response_model=UploadedFile,
-    responses=documented(400, 401, 403, 404, 409, 413, 422, 507),
+    responses=refusals(400, 401, 403, 404, 409, 413, 422, 507),
     openapi_extra=plain_body(),
 )
 async def send_chunk(
@@ -127,7 +127,7 @@ async def send_chunk(
 @router.post(
     "/{session_id}/finalize",
     response_model=VersionDetail,
-    responses=documented(401, 403, 404, 409, 413, 422, 503, 507),
+    responses=refusals(401, 403, 404, 409, 413, 422, 503, 507),
 )
 def finalize_upload(
     session_id: str,
@@ -143,7 +143,7 @@ def finalize_upload(
     return JSONResponse(detail.model_dump(mode="json"), headers={"X-Wander-Upload": outcome})
 
 
-@router.delete("/{session_id}", status_code=204, responses=documented(401, 403, 404, 409, 422))
+@router.delete("/{session_id}", status_code=204, responses=refusals(401, 403, 404, 409, 422))
 def cancel_upload(session_id: str, caller: Publisher, database: HubDatabase, storage: HubStorage) -> None:
     """Call an upload off and drop what was sent."""
     sessions.cancel(database, caller, session_id)

@@ -31,7 +31,7 @@ from wander_hub.storage import Storage
 from wander_hub.upload import checks, service
 from wander_hub.upload import session_repository as repository
 from wander_hub.upload.models import StagedChunk, StagedFile, UploadSession
-from wander_hub.upload.schemas import Limits, refused
+from wander_hub.upload.schemas import Limits, refusal
 
 SMALLEST_CHUNK = 64 * 1024
 """Bytes; only the last of a file may have fewer, so that no file becomes a million objects."""
@@ -54,8 +54,8 @@ def begin(
 
     Refuses at once whatever can be said of files whose bytes are still to come.
     """
-    name, version = _checked_names(wanted, settings)
-    attested({one.filename: one.sha256 for one in wanted.files}, _stated(wanted), caller)
+    name, version = _check_names(wanted, settings)
+    check_attestations({one.filename: one.sha256 for one in wanted.files}, _statement(wanted), caller)
 
     def record(session: Session) -> tuple[SessionInfo, bool]:
         owner = rights.uploading_owner(session, caller, wanted.owner)
@@ -71,11 +71,15 @@ def begin(
         for known in repository.open_sessions(session, caller.user_id, owner.id, name, version, now()):
             if _same_files(known, wanted):
                 _take_lock(session, known, wanted)
-                known.stated, known.expires_at = _stated(wanted), _until(settings)
+                known.stated, known.expires_at = _statement(wanted), _until(settings)
                 session.flush()
                 return shown(known, settings, base_url), False
         if repository.count_open(session, caller.user_id, now()) >= settings.max_open_uploads:
-            raise _too_many(settings)
+            detail = f"{settings.max_open_uploads} uploads of yours are open"
+            hint = (
+                f"finish them with `wander publish`, or wait: they end after {settings.upload_hours:g} hours"
+            )
+            raise HubProblem(429, "too_many_uploads", detail, hint=hint)
         opened = UploadSession(
             id=secrets.token_hex(16),
             user_id=caller.user_id,
@@ -83,10 +87,10 @@ def begin(
             name=name,
             version=version,
             status="open",
-            stated=_stated(wanted),
+            stated=_statement(wanted),
             created_at=now(),
             expires_at=_until(settings),
-            files=[_staged(one, published=one.filename in place.known) for one in wanted.files],
+            files=[_stage(one, published=one.filename in place.known) for one in wanted.files],
         )
         session.add(opened)
         session.flush()
@@ -99,7 +103,7 @@ def find(session: Session, caller: Identity, session_id: str, *, lock: bool = Fa
     """Return a session of the caller, who may still publish there; any other does not exist."""
     found = repository.session_of(session, caller.user_id, session_id, now(), lock=lock)
     if found is None:
-        hint = "`wander publish` begins a new one; what was sent before is kept for a while only"
+        hint = "`wander publish` begins a new one; a hub keeps unfinished uploads for a limited time"
         raise HubProblem(404, "upload_not_found", f"there is no upload `{session_id[:40]}`", hint=hint)
     service.require_publisher(session, found.owner, found.name, caller)
     return found
@@ -226,7 +230,7 @@ def file_shown(file: StagedFile, session_id: str, base_url: str) -> UploadedFile
     )
 
 
-def _checked_names(wanted: NewUpload, settings: Settings) -> tuple[str, str]:
+def _check_names(wanted: NewUpload, settings: Settings) -> tuple[str, str]:
     """Return name and version in their normal forms; refuse files that are not all of them."""
     limits = Limits.of(settings)
     name = canonicalize_name(wanted.name)
@@ -246,17 +250,17 @@ def _checked_names(wanted: NewUpload, settings: Settings) -> tuple[str, str]:
         found = checks.check_filename(file.filename)
         if (found.kind, found.name, found.version) != (file.kind, name, version):
             detail = f"`{file.filename}` is not the name of a {file.kind} of `{name}` {version}"
-            raise refused("name_mismatch", detail)
+            raise refusal("name_mismatch", detail)
         checks.check_size(file.filename, file.size, limits)
     return name, version
 
 
 def _check_lock(file: UploadFile, settings: Settings) -> None:
     if file.filename != documents.NAMES["lock"]:
-        raise refused("bad_filename", f"a lock is called `{documents.NAMES['lock']}`")
+        raise refusal("bad_filename", f"a lock is called `{documents.NAMES['lock']}`")
     if file.size > settings.max_lock_bytes:
         detail = f"`{file.filename}` is over this hub's {settings.max_lock_bytes:,} bytes"
-        raise refused("too_large", detail)
+        raise refusal("too_large", detail)
 
 
 def _same_files(known: UploadSession, wanted: NewUpload) -> bool:
@@ -273,10 +277,10 @@ def _take_lock(session: Session, known: UploadSession, wanted: NewUpload) -> Non
     there = {one.sha256 for one in kept if one.kind == "lock"}
     known.files = kept
     session.flush()  # the one before goes first: a session has one file of a name
-    known.files += [_staged(one, published=False) for one in locks if one.sha256 not in there]
+    known.files += [_stage(one, published=False) for one in locks if one.sha256 not in there]
 
 
-def _staged(file: UploadFile, *, published: bool) -> StagedFile:
+def _stage(file: UploadFile, *, published: bool) -> StagedFile:
     return StagedFile(
         filename=file.filename,
         kind=file.kind,
@@ -288,19 +292,19 @@ def _staged(file: UploadFile, *, published: bool) -> StagedFile:
     )
 
 
-def _stated(wanted: NewUpload) -> dict[str, Any]:
+def _statement(wanted: NewUpload) -> dict[str, Any]:
     stated = wanted.model_dump(mode="json", include={"private", "source_sha256", "check"})
     attested = {one.filename: json.dumps(one.attestations) for one in wanted.files if one.attestations}
     return stated | {"attestations": attested}
 
 
-def attested(
+def check_attestations(
     files: Mapping[str, str], stated: Mapping[str, Any], caller: Identity
 ) -> dict[str, verification.Outcome]:
     """Check the attestations of files, given by their SHA-256; raise a 400 for a false one."""
     texts = stated.get("attestations", {})
     return {
-        filename: verification.verified(texts[filename], filename, sha256, caller.claims)
+        filename: verification.verify(texts[filename], filename, sha256, caller.claims)
         for filename, sha256 in files.items()
         if filename in texts
     }
@@ -312,9 +316,3 @@ def _until(settings: Settings) -> Any:
 
 def _offset(file: StagedFile) -> dict[str, str]:
     return {OFFSET_HEADER: str(file.received)}
-
-
-def _too_many(settings: Settings) -> HubProblem:
-    detail = f"{settings.max_open_uploads} uploads of yours are open"
-    hint = f"finish them with `wander publish`, or wait: they end after {settings.upload_hours:g} hours"
-    return HubProblem(429, "too_many_uploads", detail, hint=hint)

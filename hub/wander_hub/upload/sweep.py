@@ -49,10 +49,10 @@ class CountedChunk(NamedTuple):
 
 def lost_chunks(database: Database, storage: Storage) -> list[CountedChunk]:
     """Return the chunks that open sessions count on and that are not there."""
-    counted = _counted(database)  # before the objects: a chunk is stored before it is counted
+    counted = _list_counted(database)  # before the objects: a chunk is stored before it is counted
     stored = {one.path for one in storage.staging()}
     missing = [one for one in counted if one.key not in stored]
-    return [one for one in missing if one in _counted(database)] if missing else []
+    return [one for one in missing if one in _list_counted(database)] if missing else []
 
 
 def count_again(database: Database, storage: Storage, file_id: int) -> None:
@@ -71,7 +71,7 @@ def count_again(database: Database, storage: Storage, file_id: int) -> None:
         file.received = sum(one.size for one in whole)
 
 
-def _counted(database: Database) -> list[CountedChunk]:
+def _list_counted(database: Database) -> list[CountedChunk]:
     with database.read(HUB) as session:
         return [
             CountedChunk(

@@ -77,7 +77,7 @@ def count_rerun(session: Session, run: Run) -> None:
         refresh_results(session, original.environment)
 
 
-def settled(session: Session, run_id: str) -> RunEvidence:
+def settle(session: Session, run_id: str) -> RunEvidence:
     """Bring listings, and the runs that this one repeats, up to date after its level changed."""
     run = runs.find(session, run_id)
     session.flush()

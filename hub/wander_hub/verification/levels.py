@@ -1,4 +1,4 @@
-"""What a replay makes of a run's level."""
+"""The level that a replay gives a run."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ class Verification(Base):
     sample: Mapped[int | None]
     """How many rollouts to draw; None means all."""
     level: Mapped[LevelSought] = mapped_column(String(12), default="highest")
-    """What was asked for."""
+    """The level that was asked for."""
     gave: Mapped[VerificationLevel | None] = mapped_column(String(16))
     """The level that the run had after it; None until the job is done."""
     report: Mapped[dict[str, Any] | None] = mapped_column(JSON)
@@ -36,7 +36,7 @@ class Verification(Base):
     made_with: Mapped[dict[str, Any] | None] = mapped_column(JSON)
     """`wander.wire.verification.VerifiedWith`."""
     requested_by_id: Mapped[int | None] = mapped_column(ForeignKey("users.id"))
-    """None where the hub asked itself, after a post."""
+    """The user who asked; None where the hub asked by itself, after a post."""
     created_at: Mapped[datetime]
     job: Mapped[Job] = relationship(lazy="raise")
     run: Mapped[Run] = relationship(lazy="raise")

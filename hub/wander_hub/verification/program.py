@@ -114,7 +114,7 @@ class ClientProgram:
                 continue
             if line is None:
                 break
-            last = _parsed(line)
+            last = _parse(line)
             if last.pop("type", None) == "progress":
                 context.progress.update(last)
         if "data" not in last and "error" not in last:
@@ -163,7 +163,7 @@ def _read(stdout: IO[bytes], lines: queue.Queue[bytes | None]) -> None:
     lines.put(None)
 
 
-def _parsed(line: bytes) -> dict[str, Any]:
+def _parse(line: bytes) -> dict[str, Any]:
     try:
         found = json.loads(line)
     except ValueError:

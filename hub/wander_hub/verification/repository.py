@@ -88,12 +88,12 @@ def count_divergences(session: Session, verification_id: int) -> int:
     return session.scalar(query) or 0
 
 
-def numbered(session: Session, number: int) -> Verification | None:
+def find(session: Session, number: int) -> Verification | None:
     """Return one verification."""
     return session.scalar(visible(session).where(Verification.id == number))
 
 
-def waiting_of(session: Session, user_id: int) -> int:
+def count_waiting(session: Session, user_id: int) -> int:
     """Return how many verifications of a user wait or run."""
     query = (
         select(func.count())

@@ -26,7 +26,7 @@ from wander_hub.http.boundary import (
     WriteSession,
     wake_jobs,
 )
-from wander_hub.http.problems import documented
+from wander_hub.http.problems import refusals
 from wander_hub.jobs import JobQueue
 from wander_hub.verification import duplicates, evidence, service, version_checks
 
@@ -36,10 +36,10 @@ RunId = Annotated[str, Path(max_length=64)]
 Number = Annotated[int, Path(ge=1, le=2**31 - 1)]
 
 
-@router.get("/runs/{run_id}/verifications", response_model=VerificationList, responses=documented(404, 422))
+@router.get("/runs/{run_id}/verifications", response_model=VerificationList, responses=refusals(404, 422))
 def list_verifications(session: ReadSession, run_id: RunId) -> VerificationList:
     """List the verifications of a run, newest first."""
-    return service.listing(session, run_id)
+    return service.list_page(session, run_id)
 
 
 @router.post(
@@ -51,7 +51,7 @@ def list_verifications(session: ReadSession, run_id: RunId) -> VerificationList:
             "model": VerificationInfo,
             "description": "One of the same size and level waits or runs already",
         },
-        **documented(400, 401, 403, 404, 422, 429, 503),
+        **refusals(400, 401, 403, 404, 422, 429, 503),
     },
 )
 def request_verification(
@@ -75,7 +75,7 @@ def request_verification(
     return JSONResponse(jsonable_encoder(found), 201 if created else 200)
 
 
-@router.get("/runs/{run_id}/evidence", response_model=RunEvidence, responses=documented(404, 422))
+@router.get("/runs/{run_id}/evidence", response_model=RunEvidence, responses=refusals(404, 422))
 def get_evidence(session: ReadSession, run_id: RunId) -> RunEvidence:
     """Show what a run's level rests on beside replays: whether it is a copy, and who repeated it."""
     return evidence.evidence_of(session, run_id)
@@ -84,43 +84,45 @@ def get_evidence(session: ReadSession, run_id: RunId) -> RunEvidence:
 @router.put(
     "/runs/{run_id}/clearance",
     response_model=RunEvidence,
-    responses=documented(400, 401, 403, 404, 422),
+    responses=refusals(400, 401, 403, 404, 422),
 )
 def clear_run(session: WriteSession, caller: Manager, run_id: RunId, body: ClearanceReason) -> RunEvidence:
     """Clear the duplicate mark of a run, with a reason that everybody can read; it ranks again."""
     duplicates.clear(session, caller, run_id, body.reason)
-    return evidence.settled(session, run_id)
+    return evidence.settle(session, run_id)
 
 
 @router.delete(
     "/runs/{run_id}/clearance",
     response_model=RunEvidence,
-    responses=documented(401, 403, 404, 422),
+    responses=refusals(401, 403, 404, 422),
 )
 def mark_run_again(session: WriteSession, caller: Manager, run_id: RunId) -> RunEvidence:
     """Mark a cleared run as a duplicate again."""
     duplicates.take_back(session, caller, run_id)
-    return evidence.settled(session, run_id)
+    return evidence.settle(session, run_id)
 
 
 @router.get(
     "/environments/{owner}/{name}/versions/{version}/check",
     response_model=HubCheck,
-    responses=documented(404, 422),
+    responses=refusals(404, 422),
 )
 def get_check(session: ReadSession, owner: str, name: str, version: str) -> HubCheck:
     """Show the result of the hub's own checks of a version, beside what its publisher stated."""
     return version_checks.check_of(session, owner, name, version)
 
 
-@router.get("/verifications/{number}", response_model=VerificationInfo, responses=documented(404, 422))
+@router.get("/verifications/{number}", response_model=VerificationInfo, responses=refusals(404, 422))
 def get_verification(session: ReadSession, number: Number) -> VerificationInfo:
     """Show the progress of a verification, or its result."""
     return service.info_of(service.find(session, number))
 
 
 @router.get(
-    "/verifications/{number}/divergences", response_model=DivergencePage, responses=documented(404, 422)
+    "/verifications/{number}/divergences",
+    response_model=DivergencePage,
+    responses=refusals(404, 422),
 )
 def list_divergences(
     session: ReadSession,
@@ -135,7 +137,7 @@ def list_divergences(
 @router.delete(
     "/verifications/{number}",
     response_model=VerificationInfo,
-    responses=documented(401, 403, 404, 422),
+    responses=refusals(401, 403, 404, 422),
 )
 def cancel_verification(
     request: Request, session: WriteSession, caller: Poster, number: Number

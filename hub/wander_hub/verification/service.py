@@ -30,7 +30,7 @@ from wander_hub.verification.models import Verification
 KIND = "replay"
 """Of the jobs that play a run again."""
 SHOWN_DIVERGENCES = 100
-"""How many stand in the report itself; a page of its own has all."""
+"""Divergences in the report itself; all of them have a page of their own."""
 
 
 def request(
@@ -60,7 +60,7 @@ def request(
     under_way = repository.open_of_run(session, run_id, wanted.sample, wanted.level)
     if under_way is not None:
         return info_of(under_way), False
-    if repository.waiting_of(session, caller.user_id) >= settings.max_waiting_verifications:
+    if repository.count_waiting(session, caller.user_id) >= settings.max_waiting_verifications:
         raise HubProblem(
             429,
             "too_many_verifications",
@@ -79,15 +79,11 @@ def request_after_post(session: Session, queue: JobQueue, settings: Settings, ru
     if run.kind != "evaluation" or not run.summary["rollouts"]:
         return False
     evidence.request(session, queue, run)
-    if settings.verify_posts and settings.verification != "off":
-        _request_replay(session, queue, run)
-    return True
-
-
-def _request_replay(session: Session, queue: JobQueue, run: Run) -> None:
+    wanted = settings.verify_posts and settings.verification != "off"
     # Whether the environment is deterministic is not asked here: the manifest may say what it likes.
-    if run.level == "complete" and unplayable(run) is None:
+    if wanted and run.level == "complete" and unplayable(run) is None:
         _submit(session, queue, run, VerificationRequest(), None, priority=0)
+    return True
 
 
 def unplayable(run: Run) -> str | None:
@@ -135,7 +131,7 @@ def _submit(
     return find(session, added.id)
 
 
-def listing(session: Session, run_id: str) -> VerificationList:
+def list_page(session: Session, run_id: str) -> VerificationList:
     """Return every verification of a run, the newest first."""
     runs.find(session, run_id)
     return VerificationList(data=[info_of(one) for one in repository.of_run(session, run_id)])
@@ -155,7 +151,7 @@ def divergence_page(session: Session, number: int, offset: int, limit: int) -> D
 
 def find(session: Session, number: int) -> Verification:
     """Return a verification or raise a 404."""
-    found = repository.numbered(session, number)
+    found = repository.find(session, number)
     if found is None:
         raise HubProblem(404, "verification_not_found", f"there is no verification {number}")
     return found

@@ -124,7 +124,7 @@ def check_of(session: Session, owner: str, name: str, version: str) -> HubCheck:
     info = info_of(session, found.id)
     if info is None:
         label = f"{environment.owner.name}/{environment.name}@{found.version}"
-        hint = f"do it yourself: `wander check {label}`"
+        hint = f"check it yourself: `wander check {label}`"
         raise HubProblem(404, "not_checked", f"this hub did not check `{label}`", hint=hint)
     return info
 

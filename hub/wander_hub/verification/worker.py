@@ -21,7 +21,7 @@ from wander_hub.verification.version_checks import Checker, VersionSweep
 logger = logging.getLogger("wander_hub")
 
 
-def confined(settings: Settings) -> Settings:
+def confine(settings: Settings) -> Settings:
     """Return the settings with verification off where it cannot be had as they ask for it, and say why."""
     if settings.verification == "off":
         return settings

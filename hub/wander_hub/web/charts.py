@@ -104,7 +104,7 @@ def curve(name: str, points: Sequence[tuple[float, float]]) -> Markup:
     finite = [(x, y) for x, y in points if math.isfinite(y)]
     if not finite:
         return Markup("")
-    shown = _bucketed(finite)
+    shown = _bucket(finite)
     lowest, highest = min(y for _, y in finite), max(y for _, y in finite)
     across = Axis(finite[0][0], finite[-1][0], left, width - 8)
     up = Axis.around(lowest, highest, height - bottom, top)
@@ -137,17 +137,14 @@ def history(points: Sequence[HistoryPoint]) -> Markup:
         f"{one.posted_at:%Y-%m-%d}</text>"
         for anchor, one, place in ends
     )
-    models = sorted({one.model for one in points}, key=lambda name: -_last_of(points, name))
+    last = {one.model: one.reward_mean for one in points}
+    models = sorted(sorted(last), key=lambda name: -last[name])
     lines = Markup("").join(
         _steps(place, name, [one for one in points if one.model == name], across, up, top)
         for place, name in enumerate(models)
     )
     title = f"Best score over time of {len(models)} models, {len(points)} records"
     return _svg(width, height, "chart", title, f"{grid}{dates}{lines}")
-
-
-def _last_of(points: Sequence[HistoryPoint], model: str) -> float:
-    return [one.reward_mean for one in points if one.model == model][-1]
 
 
 def _steps(place: int, name: str, points: Sequence[HistoryPoint], across: Axis, up: Axis, top: int) -> Markup:
@@ -233,7 +230,7 @@ def is_bucketed(points: Sequence[tuple[float, float]]) -> bool:
     return len(points) > 2 * _BUCKETS
 
 
-def _bucketed(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
+def _bucket(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
     if not is_bucketed(points):
         return list(points)
     step = math.ceil(len(points) / _BUCKETS)

@@ -66,7 +66,7 @@ def list_runs(
     cursor: Cursor = None,
 ) -> Response:
     """Runs, newest first."""
-    found = runs.listing(
+    found = runs.list_page(
         session, base_url, environment=environment, model=model, limit=_PER_PAGE, cursor=cursor
     )
     following = None
@@ -90,7 +90,7 @@ def show_run(
     step: Annotated[int | None, Query(ge=0, le=2**31)] = None,
 ) -> Response:
     """One run: what it pinned, its numbers, its rollouts."""
-    query = service.checked_query(offset, sort, only)
+    query = service.check_query(offset, sort, only)
     view = service.run(session, storage, base_url, run_id, query, step)
     return page(request, "run.html", view=view, query_string=service.query_string)
 
@@ -121,7 +121,7 @@ def show_owner(request: Request, session: ReadSession, owner: str, cursor: Curso
     if name != owner:
         return RedirectResponse(f"/{name}", 301)
     wanted = EnvironmentFilter(owner=name, limit=_PER_PAGE, cursor=cursor)
-    found = environments.listing(session, wanted)
+    found = environments.list_page(session, wanted)
     packages = service.packages_of(session, name)
     following = service.query_string(cursor=found.next) if found.next else None
     return page(request, "owner.html", owner=name, found=found, packages=packages, following=following)

@@ -138,10 +138,10 @@ class RolloutView:
 def home(session: Session, base_url: str, wanted: EnvironmentFilter) -> HomeView:
     """Return the environments found, the hub's counts and its newest runs."""
     return HomeView(
-        found=environments.listing(session, wanted),
+        found=environments.list_page(session, wanted),
         environments=environment_repository.count_listed(session),
         runs=run_repository.count_runs(session),
-        recent=runs.listing(session, base_url, limit=_RECENT_RUNS).data,
+        recent=runs.list_page(session, base_url, limit=_RECENT_RUNS).data,
     )
 
 
@@ -150,7 +150,7 @@ def environment(session: Session, base_url: str, owner: str, name: str, version:
     found = environments.find(session, owner, name)
     versions = environments.newest_first(list(environment_repository.versions_of(session, found)))
     chosen = environments.find_version(session, found, version)
-    recent = runs.listing(
+    recent = runs.list_page(
         session, base_url, environment=f"{found.owner.name}/{found.name}", limit=_RECENT_RUNS
     )
     detail = environments.version_detail(found, chosen, base_url)
@@ -257,7 +257,7 @@ def run(
         metrics={name: metrics[name] for name in ordered},
         command=reproduce_command(detail.manifest),
         training=training_view(storage, detail, step) if detail.manifest.kind == "training" else None,
-        verifications=verification.listing(session, run_id).data,
+        verifications=verification.list_page(session, run_id).data,
         cleared=clearance_of(session, run_id),
         links=runs.links(session, found),
     )
@@ -348,7 +348,7 @@ def _common_axis(rows: Sequence[LeaderboardRow]) -> tuple[float, float]:
     return low, max(1.0, *(row.reward_high for row in rows))
 
 
-def checked_query(offset: int, sort: str, only: str) -> RolloutQuery:
+def check_query(offset: int, sort: str, only: str) -> RolloutQuery:
     """Return the query of a run's page or refuse it."""
     if sort not in {"number", "reward", "-reward"} or only not in {"all", "scored", "failed"}:
         raise HubProblem(422, "invalid_request", "the list of rollouts has no such order or filter")

@@ -34,7 +34,7 @@ _templates.filters |= {
     "duration": text.duration,
     "moment": text.moment,
     "number": text.number,
-    "shortened": text.shortened,
+    "shortened": text.shorten,
     "size": text.size,
     "visible": text.visible,
 }

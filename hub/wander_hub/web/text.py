@@ -87,7 +87,7 @@ def duration(seconds: float | None) -> str:
     return f"{seconds / _HOUR:.1f} h" if seconds < _DAY else f"{seconds / _DAY:.1f} d"
 
 
-def shortened(text: str, length: int = 60) -> str:
+def shorten(text: str, length: int = 60) -> str:
     """Cut the middle out of a long text."""
     if len(text) <= length:
         return text

@@ -59,7 +59,7 @@ class EvaluationLine:
 
 @dataclass(frozen=True)
 class Sample:
-    """What the policy did on one of the fixed examples."""
+    """A rollout of the policy on one of the fixed examples."""
 
     rollout: Rollout
     messages: list[ShownMessage]

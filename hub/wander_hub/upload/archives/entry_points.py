@@ -8,7 +8,7 @@ from configparser import ConfigParser
 from configparser import Error as ConfigParserError
 
 from wander_hub.upload.archives.members import shown
-from wander_hub.upload.schemas import refused
+from wander_hub.upload.schemas import refusal
 
 GROUP = "wander.environments"
 LOADER = "load_environment"
@@ -29,13 +29,13 @@ def read(text: bytes, scripts: Iterable[str] = ()) -> str | None:
     try:
         parser.read_string(text.decode(), "entry_points.txt")
     except (ConfigParserError, UnicodeDecodeError) as error:
-        raise refused("bad_entry_points", f"entry_points.txt cannot be read: {error!s:.300}") from error
+        raise refusal("bad_entry_points", f"entry_points.txt cannot be read: {error!s:.300}") from error
     made = [name for group in _SCRIPT_GROUPS if parser.has_section(group) for name in parser[group]]
     check_scripts([*scripts, *made])
     if not parser.has_section(GROUP):
         return None
     name, value = next(iter(parser.items(GROUP)), (None, ""))
-    return checked(name, value) if name is not None else None
+    return check(name, value) if name is not None else None
 
 
 def check_scripts(names: Iterable[str]) -> None:
@@ -44,17 +44,17 @@ def check_scripts(names: Iterable[str]) -> None:
     for name in names:
         folded = name.casefold()
         if not _SCRIPT.fullmatch(name) or name.endswith("."):
-            raise refused("unsafe_script", f"`{shown(name)}` is no name for a script")
+            raise refusal("unsafe_script", f"`{shown(name)}` is no name for a script")
         if _TAKEN.fullmatch(name.rpartition(".")[0] if folded.endswith(_SUFFIXES) else name):
-            raise refused("unsafe_script", f"the script `{shown(name)}` would replace the interpreter's own")
+            raise refusal("unsafe_script", f"the script `{shown(name)}` would replace the interpreter's own")
         if folded in seen:
-            raise refused("unsafe_script", f"the script `{shown(name)}` is there twice")
+            raise refusal("unsafe_script", f"the script `{shown(name)}` is there twice")
         seen.add(folded)
 
 
-def checked(name: str, value: str) -> str:
+def check(name: str, value: str) -> str:
     """Return `module:function` for an entry point; a bare module means its `load_environment`."""
     target = value.split("[")[0].strip()
     if not _OBJECT.fullmatch(target):
-        raise refused("bad_entry_points", f"the entry point `{name[:100]} = {value[:100]}` names no object")
+        raise refusal("bad_entry_points", f"the entry point `{name[:100]} = {value[:100]}` names no object")
     return target if ":" in target else f"{target}:{LOADER}"

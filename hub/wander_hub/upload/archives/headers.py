@@ -12,7 +12,7 @@ from email.message import Message
 from email.parser import Parser
 from email.policy import compat32
 
-from wander_hub.upload.schemas import refused
+from wander_hub.upload.schemas import refusal
 
 _FIELD = re.compile(r"[A-Za-z][A-Za-z0-9-]*:")
 _MOST_LINES = 100_000
@@ -21,26 +21,26 @@ _MOST_FIELDS = 100
 _ODD = re.compile("[\x00-\x08\x0a-\x1f\x7f-\x9f\u2028\u2029]")
 
 
-def decoded(text: bytes, what: str, code: str) -> str:
+def decode(text: bytes, what: str, code: str) -> str:
     """Return the text of a metadata file whose header lines are plain; `what` is the file's name."""
     try:
         whole = text.decode()
     except UnicodeDecodeError as error:
-        raise refused(code, f"{what} is not UTF-8 at byte {error.start:,}") from error
+        raise refusal(code, f"{what} is not UTF-8 at byte {error.start:,}") from error
     if "\x00" in whole:
-        raise refused(code, f"{what} holds a NUL at character {whole.index(chr(0)):,}")
+        raise refusal(code, f"{what} holds a NUL at character {whole.index(chr(0)):,}")
     names: set[str] = set()
     for number, line in enumerate(_header_lines(whole), 1):
         if odd := _ODD.search(line):
             detail = f"line {number} of {what} holds the character U+{ord(odd[0]):04X}"
-            raise refused(code, detail)
+            raise refusal(code, detail)
         if field := _FIELD.match(line):
             names.add(field[0].lower())
         elif line[0] not in " \t" or number == 1:
-            raise refused(code, f"line {number} of {what} is no `Field: value`: `{line[:100]}`")
+            raise refusal(code, f"line {number} of {what} is no `Field: value`: `{line[:100]}`")
         if number > _MOST_LINES or len(names) > _MOST_FIELDS:
             most = f"{_MOST_LINES:,} lines or {_MOST_FIELDS} fields"
-            raise refused(code, f"the header of {what} goes on at line {number} over {most}")
+            raise refusal(code, f"the header of {what} goes on at line {number} over {most}")
     return whole
 
 
@@ -57,6 +57,6 @@ def _header_lines(text: str) -> Iterator[str]:
         start = end + 1
 
 
-def parsed(text: bytes, what: str, code: str) -> Message:
+def parse(text: bytes, what: str, code: str) -> Message:
     """Return the fields of a file that is all header, such as WHEEL."""
-    return Parser(policy=compat32).parsestr(decoded(text, what, code), headersonly=True)
+    return Parser(policy=compat32).parsestr(decode(text, what, code), headersonly=True)

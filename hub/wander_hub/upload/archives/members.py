@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import unicodedata
 
-from wander_hub.upload.schemas import Findings, Limits, printable, refused
+from wander_hub.upload.schemas import Findings, Limits, printable, refusal
 
 _MAX_DEPTH = 64
 _PART_BYTES = 255
@@ -30,15 +30,15 @@ _ARCHIVE_NAMES = (".tar.gz", ".tgz", ".tar.bz2", ".tbz2", ".tar.xz", ".txz", ".t
 def check_path(path: str, limits: Limits) -> None:
     """The path stays inside the archive and means the same file on every system."""
     if len(path) > limits.path_chars:
-        raise refused("path_too_long", f"the path `{shown(path)}` is over {limits.path_chars:,} characters")
+        raise refusal("path_too_long", f"the path `{shown(path)}` is over {limits.path_chars:,} characters")
     parts = path.split("/")
     if len(parts) > _MAX_DEPTH:
-        raise refused("path_too_long", f"the path `{shown(path)}` is over {_MAX_DEPTH} folders deep")
+        raise refusal("path_too_long", f"the path `{shown(path)}` is over {_MAX_DEPTH} folders deep")
     fault = _fault(path, parts)
     if fault is not None:
-        raise refused("unsafe_path", f"the member `{shown(path)}` {fault}")
+        raise refusal("unsafe_path", f"the member `{shown(path)}` {fault}")
     if any(len(part.encode()) > _PART_BYTES for part in parts):
-        raise refused("path_too_long", f"a part of `{shown(path)}` is over {_PART_BYTES} bytes")
+        raise refusal("path_too_long", f"a part of `{shown(path)}` is over {_PART_BYTES} bytes")
 
 
 def _fault(path: str, parts: list[str]) -> str | None:
@@ -82,29 +82,29 @@ class MemberNames:
         """Check one more member; `installed` is where it goes when that is another path."""
         self._count += 1
         if self._count > self._limits.members:
-            raise refused("too_many_members", f"the archive has more than {self._limits.members:,} members")
+            raise refusal("too_many_members", f"the archive has more than {self._limits.members:,} members")
         check_path(path, self._limits)
         place = installed or path
-        key = _folded(place)
+        key = _fold(place)
         if is_folder:
             self._add_folder(key, place, path)
             return
         if key in self._files:
             earlier = self._files[key]
             code = "duplicate_member" if earlier == path else "colliding_members"
-            raise refused(code, f"the members `{shown(earlier)}` and `{shown(path)}` are one file")
+            raise refusal(code, f"the members `{shown(earlier)}` and `{shown(path)}` are one file")
         if key in self._folders:
-            raise refused("file_and_folder", f"`{shown(path)}` is both a file and a folder")
+            raise refusal("file_and_folder", f"`{shown(path)}` is both a file and a folder")
         self._files[key] = path
         self._add_parents(place, path)
 
     def _add_folder(self, key: str, place: str, path: str) -> None:
         if key in self._files:
-            raise refused("file_and_folder", f"`{shown(path)}` is both a file and a folder")
+            raise refusal("file_and_folder", f"`{shown(path)}` is both a file and a folder")
         if key in self._listed:
-            raise refused("duplicate_member", f"the folder `{shown(path)}` is there twice")
+            raise refusal("duplicate_member", f"the folder `{shown(path)}` is there twice")
         if self._folders.setdefault(key, place) != place:
-            raise refused("colliding_members", f"the folder `{shown(path)}` is spelt in two ways")
+            raise refusal("colliding_members", f"the folder `{shown(path)}` is spelt in two ways")
         self._listed.add(key)
         self._add_parents(place, path)
 
@@ -112,21 +112,21 @@ class MemberNames:
         """Take down every folder above, up to the first known one: all paths together cost their length."""
         while "/" in place:
             place = place.rpartition("/")[0]
-            key = _folded(place)
+            key = _fold(place)
             if key in self._files:
-                raise refused("file_and_folder", f"`{shown(self._files[key])}` is both a file and a folder")
+                raise refusal("file_and_folder", f"`{shown(self._files[key])}` is both a file and a folder")
             earlier = self._folders.get(key)
             if earlier == place:
                 return
             if earlier is not None:
                 detail = f"`{shown(path)}` spells the folder `{shown(earlier)}` in another way"
-                raise refused("colliding_members", detail)
+                raise refusal("colliding_members", detail)
             self._folders[key] = place
             if len(self._folders) > self._limits.members:
-                raise refused("too_many_members", f"the archive has over {self._limits.members:,} folders")
+                raise refusal("too_many_members", f"the archive has over {self._limits.members:,} folders")
 
 
-def _folded(path: str) -> str:
+def _fold(path: str) -> str:
     """Return one spelling for all that case-blind or Unicode-normalising file systems take for one."""
     if path.isascii():
         return path.lower()
@@ -147,13 +147,13 @@ class Budget:
         self._spent += size
         if self._spent > self._limits.unpacked_bytes:
             detail = f"at `{shown(where)}` the members add up to over {self._limits.unpacked_bytes:,} bytes"
-            raise refused("too_large_unpacked", detail)
+            raise refusal("too_large_unpacked", detail)
         if self._spent > self._most:
             detail = (
                 f"at `{shown(where)}` the {self._file_bytes:,} bytes of the file are {self._spent:,}, "
                 f"over {self._limits.ratio} times as much"
             )
-            raise refused("compression_bomb", detail)
+            raise refusal("compression_bomb", detail)
 
 
 def check_metadata_size(path: str, size: int, limits: Limits) -> None:
@@ -161,7 +161,7 @@ def check_metadata_size(path: str, size: int, limits: Limits) -> None:
     large = path.endswith(("METADATA", "RECORD", "PKG-INFO"))
     most = limits.metadata_bytes if large else min(limits.metadata_bytes, limits.small_bytes)
     if size > most:
-        raise refused("too_large_metadata", f"`{shown(path)}` is over {most:,} bytes")
+        raise refusal("too_large_metadata", f"`{shown(path)}` is over {most:,} bytes")
 
 
 def is_code(path: str) -> bool:

@@ -11,9 +11,9 @@ from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
 from trove_classifiers import classifiers as known_classifiers
 
-from wander_hub.upload.archives.headers import decoded
+from wander_hub.upload.archives.headers import decode
 from wander_hub.upload.archives.members import shown
-from wander_hub.upload.schemas import Contents, FileName, Findings, Limits, Package, Upload, refused
+from wander_hub.upload.schemas import Contents, FileName, Findings, Limits, Package, Upload, refusal
 
 _MAX_TAGS = 32
 _NAME_CHARS = 128
@@ -33,7 +33,7 @@ def package_from(
 ) -> Package:
     """Return the package that a file describes, or refuse metadata that the standard does not allow."""
     what = "METADATA" if filename.kind == "wheel" else "PKG-INFO"
-    metadata = _parsed(contents.metadata, what, limits)
+    metadata = _parse(contents.metadata, what, limits)
     _check_licence_files(metadata, contents)
     _note_requirements(metadata, findings)
     return Package(
@@ -59,13 +59,13 @@ def package_from(
     )
 
 
-def _parsed(text: bytes, what: str, limits: Limits) -> Metadata:
-    decoded(text, what, "bad_metadata")
+def _parse(text: bytes, what: str, limits: Limits) -> Metadata:
+    decode(text, what, "bad_metadata")
     raw, unknown = parse_email(text)
     if unknown:
         name = min(unknown)
         detail = f"{what} has the field `{shown(name)}`, which is unknown, repeated or malformed"
-        raise refused("bad_metadata", detail)
+        raise refusal("bad_metadata", detail)
     _check_lengths(raw, what, limits)
     _drop_early_licence_files(raw)
     try:
@@ -73,7 +73,7 @@ def _parsed(text: bytes, what: str, limits: Limits) -> Metadata:
     except (ExceptionGroup, InvalidMetadata, ValueError, RecursionError) as error:
         faults = error.exceptions if isinstance(error, ExceptionGroup) else (error,)
         detail = "; ".join(_told(one) for one in faults[:3])
-        raise refused("bad_metadata", f"{what} is not valid: {detail:.600}") from error
+        raise refusal("bad_metadata", f"{what} is not valid: {detail:.600}") from error
 
 
 def _told(fault: Exception) -> str:
@@ -98,7 +98,7 @@ def _check_lengths(raw: RawMetadata, what: str, limits: Limits) -> None:
             size = len(str(value).encode())
             if size > limits.readme_bytes:
                 detail = f"the README in {what} has {size:,} bytes, over {limits.readme_bytes:,}"
-                raise refused("text_too_long", detail)
+                raise refusal("text_too_long", detail)
             continue
         count = 0
         for count, text in enumerate(_texts(value), 1):  # noqa: B007 - the count is used after the loop
@@ -106,13 +106,13 @@ def _check_lengths(raw: RawMetadata, what: str, limits: Limits) -> None:
             total += len(text)
             if len(text) > allowed:
                 detail = f"`{label}` in {what} has {len(text):,} characters, over {allowed:,}"
-                raise refused("text_too_long", detail)
+                raise refusal("text_too_long", detail)
         if count > limits.field_values:
             detail = f"`{label}` in {what} has {count:,} values, over {limits.field_values:,}"
-            raise refused("text_too_long", detail)
+            raise refusal("text_too_long", detail)
     if total > limits.field_chars * _ALL_FACTOR:
         detail = f"the fields of {what} have {total:,} characters, over {limits.field_chars * _ALL_FACTOR:,}"
-        raise refused("text_too_long", detail)
+        raise refusal("text_too_long", detail)
 
 
 def _texts(value: Any) -> Iterator[str]:
@@ -138,7 +138,7 @@ def _check_licence_files(metadata: Metadata, contents: Contents) -> None:
     for path in metadata.license_files or []:
         if path not in contents.licence_files:
             detail = f"the file `{shown(path)}`, which `License-File` names, is not in the archive"
-            raise refused("license_file_missing", detail)
+            raise refusal("license_file_missing", detail)
 
 
 def _note_requirements(metadata: Metadata, findings: Findings) -> None:

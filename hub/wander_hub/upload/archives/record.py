@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 from wander_hub.upload.archives.members import shown
-from wander_hub.upload.schemas import refused
+from wander_hub.upload.schemas import refusal
 
 _EXEMPT = ("RECORD", "RECORD.jws", "RECORD.p7s")
 _STRONGER = ("sha384", "sha512")
@@ -42,7 +42,7 @@ def check(
         if path in exempt and (given is None or not given.digest):
             continue
         if given is None:
-            raise refused("record_missing", f"RECORD does not name `{shown(path)}`")
+            raise refusal("record_missing", f"RECORD does not name `{shown(path)}`")
         _compare(path, given, digest, size, content)
 
 
@@ -53,13 +53,13 @@ def _compare(path: str, row: Row, digest: str, size: int, content: Callable[[str
         digest = as_recorded(content(path), algorithm)
     elif algorithm != "sha256":
         detail = f"{where} gives `{shown(algorithm) or 'no digest'}` for `{shown(path)}`"
-        raise refused("record_weak_digest", detail)
+        raise refusal("record_weak_digest", detail)
     if expected != digest:
         detail = f"{where} gives {algorithm} `{shown(expected)}` for `{shown(path)}`, which has `{digest}`"
-        raise refused("record_digest", detail)
+        raise refusal("record_digest", detail)
     if row.size != str(size):
         detail = f"{where} gives `{shown(row.size)}` bytes for `{shown(path)}`, which has {size}"
-        raise refused("record_size", detail)
+        raise refusal("record_size", detail)
 
 
 def as_recorded(chunks: Iterator[bytes], algorithm: str) -> str:
@@ -81,16 +81,16 @@ def _rows(text: bytes, files: Mapping[str, tuple[str, int]]) -> dict[str, Row]:
         reader = csv.reader(io.StringIO(text.decode(), newline=""), strict=True)
         for row in reader:
             if len(row) != 3:
-                raise refused(
+                raise refusal(
                     "bad_record", f"line {reader.line_num} of RECORD has {len(row)} columns and not 3"
                 )
             if row[0] in rows:
                 detail = f"line {reader.line_num} of RECORD names `{shown(row[0])}` again"
-                raise refused("bad_record", detail)
+                raise refusal("bad_record", detail)
             if row[0] not in files:
                 detail = f"line {reader.line_num} of RECORD names `{shown(row[0])}`, which is not there"
-                raise refused("record_extra", detail)
+                raise refusal("record_extra", detail)
             rows[row[0]] = Row(row[1], row[2], reader.line_num)
     except (UnicodeDecodeError, csv.Error) as error:
-        raise refused("bad_record", f"RECORD cannot be read: {error!s:.300}") from error
+        raise refusal("bad_record", f"RECORD cannot be read: {error!s:.300}") from error
     return rows

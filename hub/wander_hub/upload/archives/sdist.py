@@ -21,7 +21,7 @@ from wander_hub.upload.archives.members import (
 )
 from wander_hub.upload.archives.stream import ByteStream
 from wander_hub.upload.archives.tar_archive import TarArchive, TarMember
-from wander_hub.upload.schemas import Contents, FileName, Findings, Limits, refused
+from wander_hub.upload.schemas import Contents, FileName, Findings, Limits, refusal
 
 _METADATA, _PROJECT = "PKG-INFO", "pyproject.toml"
 _MOST_PATTERNS, _LONGEST_PATTERN = 100, 200
@@ -38,7 +38,7 @@ def read(stream: ByteStream, filename: FileName, limits: Limits, size: int, find
         names.add(member.name, is_folder=member.is_folder)
         top, _, path = member.name.partition("/")
         if top != filename.stem or (not path and not member.is_folder):
-            raise refused(
+            raise refusal(
                 "bad_top_folder", f"`{shown(member.name)}` lies outside the folder `{filename.stem}`"
             )
         if member.is_folder:
@@ -48,14 +48,14 @@ def read(stream: ByteStream, filename: FileName, limits: Limits, size: int, find
             check_metadata_size(member.name, member.size, limits)
         digest = hashlib.sha256()
         keep = wanted or _may_load(path, member, loaders)
-        text = _text(path, _hashed(content, digest), findings, keep=keep)
+        text = _text(path, _hash(content, digest), findings, keep=keep)
         tree.append(TreeEntry(path, member.is_executable, digest.digest()))
         if wanted:
             texts[path] = text
         elif text:
             loaders.look(text)
     if _METADATA not in texts:
-        raise refused("missing_metadata", f"the archive has no `{filename.stem}/{_METADATA}`")
+        raise refusal("missing_metadata", f"the archive has no `{filename.stem}/{_METADATA}`")
     project = _project(texts, filename)
     return Contents(
         texts[_METADATA],
@@ -68,7 +68,7 @@ def read(stream: ByteStream, filename: FileName, limits: Limits, size: int, find
     )
 
 
-def _hashed(content: Iterator[bytes], digest: Any) -> Iterator[bytes]:
+def _hash(content: Iterator[bytes], digest: Any) -> Iterator[bytes]:
     for piece in content:
         digest.update(piece)
         yield piece
@@ -98,13 +98,13 @@ def _may_load(path: str, member: TarMember, loaders: LoaderSearch) -> bool:
 
 def _project(texts: dict[str, bytes], filename: FileName) -> dict[str, Any]:
     if _PROJECT not in texts:
-        raise refused("missing_pyproject", f"the archive has no `{filename.stem}/{_PROJECT}`")
+        raise refusal("missing_pyproject", f"the archive has no `{filename.stem}/{_PROJECT}`")
     if any(line.count(b".") > _MOST_DOTS for line in texts[_PROJECT].splitlines()):
-        raise refused("missing_pyproject", f"`{_PROJECT}` has a line of over {_MOST_DOTS} dots")
+        raise refusal("missing_pyproject", f"`{_PROJECT}` has a line of over {_MOST_DOTS} dots")
     try:
         return tomllib.loads(texts[_PROJECT].decode())
     except (UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError, ValueError) as error:
-        raise refused("missing_pyproject", f"`{_PROJECT}` is not TOML: {error!s:.200}") from error
+        raise refusal("missing_pyproject", f"`{_PROJECT}` is not TOML: {error!s:.200}") from error
 
 
 def _entry_point(project: dict[str, Any]) -> str | None:
@@ -112,7 +112,7 @@ def _entry_point(project: dict[str, Any]) -> str | None:
         name, value = next(iter(project["project"]["entry-points"][entry_points.GROUP].items()))
     except (KeyError, TypeError, AttributeError, StopIteration):
         return None
-    return entry_points.checked(str(name), str(value))
+    return entry_points.check(str(name), str(value))
 
 
 def _generated(project: dict[str, Any]) -> tuple[str, ...]:
@@ -123,5 +123,5 @@ def _generated(project: dict[str, Any]) -> tuple[str, ...]:
     sound = isinstance(patterns, list) and len(patterns) <= _MOST_PATTERNS
     if not sound or not all(isinstance(one, str) and 0 < len(one) <= _LONGEST_PATTERN for one in patterns):
         detail = f"`generated` under `[tool.wander]` is no list of up to {_MOST_PATTERNS} patterns of paths"
-        raise refused("bad_generated", detail)
+        raise refusal("bad_generated", detail)
     return tuple(patterns)

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from wander_hub.upload.archives.members import Budget, shown
 from wander_hub.upload.archives.stream import CHUNK, ByteStream, Truncated
-from wander_hub.upload.schemas import Limits, refused
+from wander_hub.upload.schemas import Limits, refusal
 
 _BLOCK = tarfile.BLOCKSIZE
 _EXTENSION_BYTES = 64 * 1024
@@ -77,7 +77,7 @@ class _Gunzipped:
             self._left -= len(plain)
             if self._left < 0:
                 detail = f"headers and padding before byte {self.offset:,} of the tar archive are too long"
-                raise refused("compression_bomb", detail)
+                raise refusal("compression_bomb", detail)
             self._buffer = memoryview(plain)
         taken = bytes(self._buffer[:size])
         self._buffer = self._buffer[size:]
@@ -88,11 +88,11 @@ class _Gunzipped:
         """Only zeros are left, and nothing follows the gzip member."""
         while rest := self._some(CHUNK):
             if rest.strip(b"\0"):
-                raise refused(
+                raise refusal(
                     "tar_framing", f"something follows the end of the tar archive at {self.offset:,}"
                 )
         if self._inflater.unused_data or self._source.read(1):
-            raise refused("trailing_data", "bytes follow the end of the gzip stream")
+            raise refusal("trailing_data", "bytes follow the end of the gzip stream")
 
 
 class TarArchive:
@@ -123,7 +123,7 @@ class TarArchive:
             info = self._header()
             if info is None:
                 if pax or long_name is not None:
-                    raise refused("tar_framing", "the archive ends after an extended header")
+                    raise refusal("tar_framing", "the archive ends after an extended header")
                 return None
             if info.type == _PAX and not pax:
                 pax = self._pax(info)
@@ -132,7 +132,7 @@ class TarArchive:
             elif info.type == tarfile.GNUTYPE_LONGNAME and long_name is None:
                 long_name = self._long_name(info)
             elif info.type in (_PAX, tarfile.GNUTYPE_LONGNAME) or (pax and long_name is not None):
-                raise refused("tar_extension", f"`{shown(info.name)}` has more than one extended header")
+                raise refusal("tar_extension", f"`{shown(info.name)}` has more than one extended header")
             else:
                 _apply(info, pax, long_name)
                 return info
@@ -142,37 +142,37 @@ class TarArchive:
         block = self._plain.exactly(_BLOCK)
         if not block.strip(b"\0"):
             if at == 0 or self._plain.exactly(_BLOCK).strip(b"\0"):
-                raise refused("tar_framing", f"the archive does not end at byte {at:,}, as it seems to")
+                raise refusal("tar_framing", f"the archive does not end at byte {at:,}, as it seems to")
             return None
         try:
             info = tarfile.TarInfo.frombuf(block, "utf-8", "strict")
         except (tarfile.HeaderError, ValueError, OverflowError) as error:
             code = "not_an_sdist" if at == 0 else "tar_framing"
-            raise refused(code, f"the tar header at byte {at:,} is malformed: {error}") from error
+            raise refusal(code, f"the tar header at byte {at:,} is malformed: {error}") from error
         if block[156:157] == tarfile.AREGTYPE and info.type == tarfile.DIRTYPE:
             detail = f"`{shown(info.name)}` is a file by type and a folder by name"
-            raise refused("file_and_folder", detail)
+            raise refusal("file_and_folder", detail)
         if info.size < 0:
-            raise refused("tar_framing", f"the tar header at byte {at:,} has the size {info.size}")
+            raise refusal("tar_framing", f"the tar header at byte {at:,} has the size {info.size}")
         return info
 
     def _member(self, info: tarfile.TarInfo) -> TarMember:
         name = info.name
         if info.type in _LINKS:
-            raise refused("link_member", f"the member `{shown(name)}` is a link to `{shown(info.linkname)}`")
+            raise refusal("link_member", f"the member `{shown(name)}` is a link to `{shown(info.linkname)}`")
         if info.type == tarfile.GNUTYPE_SPARSE:
-            raise refused("sparse_member", f"the member `{shown(name)}` is sparse")
+            raise refusal("sparse_member", f"the member `{shown(name)}` is sparse")
         if info.type not in (tarfile.REGTYPE, tarfile.AREGTYPE, tarfile.DIRTYPE):
-            raise refused("special_member", f"the member `{shown(name)}` has the type {info.type!r}")
+            raise refusal("special_member", f"the member `{shown(name)}` has the type {info.type!r}")
         is_folder = info.type == tarfile.DIRTYPE
         if is_folder and info.size:
-            raise refused("special_member", f"the folder `{shown(name)}` has content")
+            raise refusal("special_member", f"the folder `{shown(name)}` has content")
         if not is_folder and name.endswith("/"):
-            raise refused(
+            raise refusal(
                 "file_and_folder", f"`{shown(name)}` is a file by its type and a folder by its name"
             )
         if not is_folder and info.mode & 0o6000:
-            raise refused("special_member", f"the member `{shown(name)}` has the mode {info.mode:o}")
+            raise refusal("special_member", f"the member `{shown(name)}` has the mode {info.mode:o}")
         path = name.removesuffix("/") if is_folder else name
         return TarMember(path, info.size, is_folder, is_executable=bool(info.mode & 0o100))
 
@@ -188,7 +188,7 @@ class TarArchive:
     def _extension(self, info: tarfile.TarInfo) -> bytes:
         if info.size > _EXTENSION_BYTES:
             detail = f"an extended header of {info.size:,} bytes before byte {self._plain.offset:,}"
-            raise refused("tar_extension", detail)
+            raise refusal("tar_extension", detail)
         text = self._plain.exactly(info.size)
         self._plain.exactly(-info.size % _BLOCK)
         return text
@@ -197,21 +197,21 @@ class TarArchive:
         try:
             return self._extension(info).removesuffix(b"\0").decode()
         except UnicodeDecodeError as error:
-            raise refused("tar_extension", "a long name is not UTF-8") from error
+            raise refusal("tar_extension", "a long name is not UTF-8") from error
 
     def _pax(self, info: tarfile.TarInfo) -> dict[str, str]:
         if info.size == 0:
-            raise refused("tar_extension", f"an empty pax header before byte {self._plain.offset:,}")
+            raise refusal("tar_extension", f"an empty pax header before byte {self._plain.offset:,}")
         try:
             return _pax_records(self._extension(info))
         except ValueError as error:
             detail = f"a pax header before byte {self._plain.offset:,} is malformed: {error}"
-            raise refused("tar_extension", detail) from error
+            raise refusal("tar_extension", detail) from error
 
     @staticmethod
     def _check_global(records: dict[str, str]) -> None:
         if set(records) - {"comment"}:
-            raise refused(
+            raise refusal(
                 "tar_extension", f"a global pax header sets `{shown(min(records))}` for every member"
             )
 
@@ -223,7 +223,7 @@ def _sound() -> Iterator[None]:
         yield
     except (Truncated, zlib.error) as error:
         detail = f"it ends {error}" if isinstance(error, Truncated) else str(error)
-        raise refused("not_an_sdist", f"the file is no sound .tar.gz archive: {detail}") from error
+        raise refusal("not_an_sdist", f"the file is no sound .tar.gz archive: {detail}") from error
 
 
 def _pax_records(text: bytes) -> dict[str, str]:
@@ -253,18 +253,18 @@ def _apply(info: tarfile.TarInfo, pax: dict[str, str], long_name: str | None) ->
     """Give a member the name of its extended header; refuse whatever else would change it."""
     for key, value in pax.items():
         if key.startswith("GNU.sparse."):
-            raise refused("sparse_member", f"the member `{shown(info.name)}` is sparse")
+            raise refusal("sparse_member", f"the member `{shown(info.name)}` is sparse")
         if key not in _HARMLESS_PAX and not key.startswith(_HARMLESS_PAX_PREFIXES):
-            raise refused("tar_extension", f"the pax header of `{shown(info.name)}` sets `{shown(key)}`")
+            raise refusal("tar_extension", f"the pax header of `{shown(info.name)}` sets `{shown(key)}`")
         if key in _NUMBERS and not _NUMBERS[key].fullmatch(value):
-            raise refused(
+            raise refusal(
                 "tar_extension", f"the pax header of `{shown(info.name)}` has no number for `{key}`"
             )
         if key == "size" and value != str(info.size):
             detail = f"`{shown(info.name)}` has {info.size} bytes, by its pax header `{shown(value)}`"
-            raise refused("tar_extension", detail)
+            raise refusal("tar_extension", detail)
     name = pax.get("path", long_name)
     if name is not None:
         if "\0" in name:
-            raise refused("unsafe_path", f"the member `{shown(name)}` has a NUL in its path")
+            raise refusal("unsafe_path", f"the member `{shown(name)}` has a NUL in its path")
         info.name = name

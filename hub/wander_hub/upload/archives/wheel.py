@@ -25,8 +25,8 @@ from wander_hub.upload.archives.members import (
     shown,
 )
 from wander_hub.upload.archives.stream import ByteStream
-from wander_hub.upload.archives.zip_archive import Member, ZipArchive, unpacked_again
-from wander_hub.upload.schemas import Contents, FileName, Findings, Limits, refused
+from wander_hub.upload.archives.zip_archive import Member, ZipArchive, unpack_again
+from wander_hub.upload.schemas import Contents, FileName, Findings, Limits, refusal
 
 _NEEDED = ("METADATA", "WHEEL", "RECORD")
 _READ = (*_NEEDED, "entry_points.txt")
@@ -38,7 +38,7 @@ _IMPORTABLE = (".py", ".pyc", ".so", ".pyd")
 
 @dataclass
 class _Pass:
-    """What is known while the members go by."""
+    """The state of the walk over an archive's members."""
 
     filename: FileName
     limits: Limits
@@ -71,7 +71,7 @@ def read(
         state.texts["RECORD"],
         state.folder,
         state.files,
-        lambda path: unpacked_again(body, state.members[path]),
+        lambda path: unpack_again(body, state.members[path]),
     )
     wheel_file.check(state.texts["WHEEL"], filename)
     target = None
@@ -102,7 +102,9 @@ def _take(state: _Pass, member: Member, content: Iterator[bytes]) -> None:
     is_metadata = path.count("/") == 1 and path.startswith(f"{state.folder}/") and name in _READ
     if is_metadata:
         check_metadata_size(path, member.size, state.limits)
-    is_loader = _top_level_module(path) and state.loaders.wants(member.size)
+    parts = path.split("/")
+    is_top = (len(parts) == 1 and path.endswith(".py")) or (len(parts) == 2 and parts[1] == "__init__.py")
+    is_loader = is_top and state.loaders.wants(member.size)
     kept: list[bytes] = []
     digest, start = hashlib.sha256(), b""
     for piece in content:
@@ -142,7 +144,7 @@ def _placed_data(state: _Pass, member: Member, folder: str, rest: str) -> str | 
     plain = member.is_folder and not path
     if folder != state.data or (scheme not in _SCHEMES and not (plain and not scheme)) or not (path or plain):
         detail = f"`{shown(member.name)}` is not below one of {', '.join(_SCHEMES)} of one `.data` folder"
-        raise refused("bad_data_folder", detail)
+        raise refusal("bad_data_folder", detail)
     if plain:
         return None
     _check_data_path(member.name, scheme, path)
@@ -160,15 +162,15 @@ def _placed_data(state: _Pass, member: Member, folder: str, rest: str) -> str | 
 
 
 def _check_data_path(name: str, scheme: str, path: str) -> None:
-    """What lies in `.data` is no way around the checks of what lies beside it."""
+    """Check a member of `.data` as if it lay where it will be installed."""
     top = path.split("/")[0].lower()
     if scheme != "scripts" and top.endswith(_INFO_FOLDERS):
-        raise refused("bad_dist_info", f"`{shown(name)}` would pass for another distribution's metadata")
+        raise refusal("bad_dist_info", f"`{shown(name)}` would pass for another distribution's metadata")
     if scheme == "data" and {"site-packages", "dist-packages", "bin", "scripts"} & set(
         path.lower().split("/")
     ):
         detail = f"`{shown(name)}` goes where packages or commands are, by a path of some machines only"
-        raise refused("bad_data_folder", detail)
+        raise refusal("bad_data_folder", detail)
 
 
 def _note_library(state: _Pass, path: str) -> None:
@@ -181,26 +183,26 @@ def _note_library(state: _Pass, path: str) -> None:
 def _check_dist_info(state: _Pass, folder: str, *, is_folder: bool) -> None:
     """There is one `.dist-info`, that of the file's own name and version."""
     if not is_folder or not folder.endswith(".dist-info"):
-        raise refused("bad_dist_info", f"`{shown(folder)}` is not spelt as the folder it should be")
+        raise refusal("bad_dist_info", f"`{shown(folder)}` is not spelt as the folder it should be")
     if state.folder and folder != state.folder:
         detail = f"the wheel has the folders `{shown(state.folder)}` and `{shown(folder)}`, and may have one"
-        raise refused("bad_dist_info", detail)
+        raise refusal("bad_dist_info", detail)
     if _identity(folder) != (state.filename.name, state.filename.version):
         detail = f"the folder `{shown(folder)}` is not that of `{state.filename.stem}`"
-        raise refused("bad_dist_info", detail)
+        raise refusal("bad_dist_info", detail)
     state.folder = folder
 
 
 def _check_folders(state: _Pass) -> None:
-    """What can be said of the folders only when all members are known."""
+    """Check the folders, which is possible only when all members are known."""
     if not state.folder:
-        raise refused("bad_dist_info", "the wheel has no `.dist-info` folder")
+        raise refusal("bad_dist_info", "the wheel has no `.dist-info` folder")
     for needed in _NEEDED:
         if needed not in state.texts:
-            raise refused("missing_metadata", f"the wheel has no `{state.folder}/{needed}`")
+            raise refusal("missing_metadata", f"the wheel has no `{state.folder}/{needed}`")
     stem = state.folder.removesuffix(".dist-info")
     if state.data and state.data != f"{stem}.data":
-        raise refused("bad_data_folder", f"the folder `{shown(state.data)}` is not `{stem}.data`")
+        raise refusal("bad_data_folder", f"the folder `{shown(state.data)}` is not `{stem}.data`")
 
 
 def _identity(folder: str) -> tuple[str, str] | None:
@@ -209,8 +211,3 @@ def _identity(folder: str) -> tuple[str, str] | None:
         return canonicalize_name(name), str(Version(version))
     except InvalidVersion:
         return None
-
-
-def _top_level_module(path: str) -> bool:
-    parts = path.split("/")
-    return (len(parts) == 1 and path.endswith(".py")) or (len(parts) == 2 and parts[1] == "__init__.py")

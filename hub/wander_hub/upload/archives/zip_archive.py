@@ -19,7 +19,7 @@ from typing import BinaryIO
 
 from wander_hub.upload.archives.members import Budget, shown
 from wander_hub.upload.archives.stream import CHUNK, ByteStream, Truncated
-from wander_hub.upload.schemas import refused
+from wander_hub.upload.schemas import refusal
 
 _LOCAL = struct.Struct("<5H3L2H")
 _CENTRAL = struct.Struct("<6H3L5H2L")
@@ -77,12 +77,12 @@ class ZipArchive:
                 member = self._local_header()
                 self._members.append(member)
                 self._budget.spend(member.size, member.name)
-                content = unpacked(self._stream, member)
+                content = unpack(self._stream, member)
                 yield member, content
                 for _ in content:
                     pass
             if self._stream.offset == 4:
-                raise refused("not_a_wheel", "the file does not begin as a zip archive does")
+                raise refusal("not_a_wheel", "the file does not begin as a zip archive does")
             self._directory(signature)
 
     def _local_header(self) -> Member:
@@ -91,18 +91,18 @@ class ZipArchive:
             self._stream.exactly(_LOCAL.size)
         )
         raw_name = self._stream.exactly(name_length)
-        name = _decoded(raw_name, flags)
+        name = _decode(raw_name, flags)
         _check_flags(name, flags, method)
         extras = _extras(self._stream.exactly(extra_length), name, allow_zip64=True)
         if _ZIP64 in extras:
             packed, size = _long_sizes(extras[_ZIP64], packed, size, name)
         elif _NO_SIZE in (packed, size):
-            raise refused("zip64", f"the member `{shown(name)}` leaves its size to a ZIP64 field it lacks")
+            raise refusal("zip64", f"the member `{shown(name)}` leaves its size to a ZIP64 field it lacks")
         if method == STORED and packed != size:
-            raise refused("size_mismatch", f"the stored member `{shown(name)}` has two sizes")
+            raise refusal("size_mismatch", f"the stored member `{shown(name)}` has two sizes")
         is_folder = name.endswith("/")
         if is_folder and size:
-            raise refused("special_member", f"the folder `{shown(name)}` has content")
+            raise refusal("special_member", f"the folder `{shown(name)}` has content")
         return Member(
             *(name.removesuffix("/"), is_folder, raw_name, needed, flags, method, (time, date)),
             *(crc, packed, size, start, self._stream.offset),
@@ -123,14 +123,14 @@ class ZipArchive:
             raise self._stray(signature, "where the end record should be")
         disk, first_disk, here, total, size, offset, comment = _END.unpack(self._stream.exactly(_END.size))
         if comment:
-            raise refused("zip_comment", "the archive has a comment")
+            raise refusal("zip_comment", "the archive has a comment")
         said = (disk, first_disk, here, total, size, offset)
         if said != (0, 0, len(self._members), len(self._members), length, start):
             detail = f"the end record says {total} members and {size} bytes of directory at {offset}, "
-            raise refused("zip_framing", f"{detail}there are {len(self._members)} and {length} at {start}")
+            raise refusal("zip_framing", f"{detail}there are {len(self._members)} and {length} at {start}")
         if self._stream.read(1):
             detail = f"bytes follow the end record at {self._stream.offset - 1:,}"
-            raise refused("zip_framing", detail)
+            raise refusal("zip_framing", detail)
 
     def _central_header(self, member: Member) -> None:
         fields = _CENTRAL.unpack(self._stream.exactly(_CENTRAL.size))
@@ -152,17 +152,17 @@ class ZipArchive:
         for what, (local, central) in said.items():
             if local != central:
                 detail = f"`{shown(member.name)}`: {what} is {local!r} in front of the member and {central!r}"
-                raise refused("zip_mismatch", f"{detail:.400} in the directory")
+                raise refusal("zip_mismatch", f"{detail:.400} in the directory")
         _extras(self._stream.exactly(extra_length), member.name, allow_zip64=False)
         if comment_length:
-            raise refused("zip_comment", f"the member `{shown(member.name)}` has a comment")
+            raise refusal("zip_comment", f"the member `{shown(member.name)}` has a comment")
         _check_kind(member, external)
 
     def _stray(self, signature: bytes, place: str) -> Exception:
         at = self._stream.offset - 4
         if signature in _ZIP64_SIGNATURES:
-            return refused("zip64", f"a ZIP64 end record at byte {at:,}")
-        return refused("zip_framing", f"{signature!r} at byte {at:,}, {place}")
+            return refusal("zip64", f"a ZIP64 end record at byte {at:,}")
+        return refusal("zip_framing", f"{signature!r} at byte {at:,}, {place}")
 
 
 @contextmanager
@@ -171,10 +171,10 @@ def _whole() -> Iterator[None]:
     try:
         yield
     except Truncated as error:
-        raise refused("not_a_wheel", f"the archive ends {error}") from error
+        raise refusal("not_a_wheel", f"the archive ends {error}") from error
 
 
-def unpacked(stream: ByteStream, member: Member) -> Iterator[bytes]:
+def unpack(stream: ByteStream, member: Member) -> Iterator[bytes]:
     """Yield a member's bytes; raises when they are not as many, or not those, that its header says."""
     crc = size = 0
     with _whole():
@@ -182,20 +182,20 @@ def unpacked(stream: ByteStream, member: Member) -> Iterator[bytes]:
             size += len(piece)
             if size > member.size:
                 detail = f"`{shown(member.name)}` unpacks to more than {member.size:,} bytes"
-                raise refused("size_mismatch", detail)
+                raise refusal("size_mismatch", detail)
             crc = zlib.crc32(piece, crc)
             yield piece
     if size != member.size:
         detail = f"`{shown(member.name)}` unpacks to {size:,} bytes, its header says {member.size:,}"
-        raise refused("size_mismatch", detail)
+        raise refusal("size_mismatch", detail)
     if crc != member.crc:
         detail = f"`{shown(member.name)}` has CRC-32 {crc:08x}, its header says {member.crc:08x}"
-        raise refused("bad_checksum", detail)
+        raise refusal("bad_checksum", detail)
 
 
-def unpacked_again(body: BinaryIO, member: Member) -> Iterator[bytes]:
+def unpack_again(body: BinaryIO, member: Member) -> Iterator[bytes]:
     """Yield the bytes of a member that was walked over before."""
-    return unpacked(ByteStream(body, start=member.data_offset), member)
+    return unpack(ByteStream(body, start=member.data_offset), member)
 
 
 def _pieces(stream: ByteStream, member: Member) -> Iterator[bytes]:
@@ -214,29 +214,29 @@ def _pieces(stream: ByteStream, member: Member) -> Iterator[bytes]:
         while not inflater.eof and (piece := inflater.decompress(b"", CHUNK)):
             yield piece
     except zlib.error as error:
-        raise refused("corrupt_member", f"`{shown(member.name)}` cannot be unpacked: {error}") from error
+        raise refusal("corrupt_member", f"`{shown(member.name)}` cannot be unpacked: {error}") from error
     if not inflater.eof or inflater.unused_data:
         fault = "does not end" if not inflater.eof else "is followed by other bytes"
-        raise refused("corrupt_member", f"the compressed stream of `{shown(member.name)}` {fault}")
+        raise refusal("corrupt_member", f"the compressed stream of `{shown(member.name)}` {fault}")
 
 
-def _decoded(raw_name: bytes, flags: int) -> str:
+def _decode(raw_name: bytes, flags: int) -> str:
     try:
         return raw_name.decode("utf-8" if flags & _UTF8 else "ascii")
     except UnicodeDecodeError as error:
         detail = f"the name {raw_name[:100]!r} is neither ASCII nor marked, valid UTF-8"
-        raise refused("bad_name_encoding", detail) from error
+        raise refusal("bad_name_encoding", detail) from error
 
 
 def _check_flags(name: str, flags: int, method: int) -> None:
     if flags & _ENCRYPTED:
-        raise refused("encrypted_member", f"the member `{shown(name)}` is encrypted")
+        raise refusal("encrypted_member", f"the member `{shown(name)}` is encrypted")
     if flags & _DESCRIPTOR:
-        raise refused("data_descriptor", f"the size of `{shown(name)}` stands after its bytes")
+        raise refusal("data_descriptor", f"the size of `{shown(name)}` stands after its bytes")
     if flags & ~_HARMLESS:
-        raise refused("bad_flags", f"the member `{shown(name)}` has the flags {flags:#06x}")
+        raise refusal("bad_flags", f"the member `{shown(name)}` has the flags {flags:#06x}")
     if method not in (STORED, DEFLATED):
-        raise refused("bad_compression", f"the member `{shown(name)}` has the compression method {method}")
+        raise refusal("bad_compression", f"the member `{shown(name)}` has the compression method {method}")
 
 
 def _extras(blob: bytes, name: str, *, allow_zip64: bool) -> dict[int, bytes]:
@@ -245,17 +245,17 @@ def _extras(blob: bytes, name: str, *, allow_zip64: bool) -> dict[int, bytes]:
     at = 0
     while at < len(blob):
         if len(blob) - at < 4:
-            raise refused("zip_extra_field", f"the extra fields of `{shown(name)}` end in the middle of one")
+            raise refusal("zip_extra_field", f"the extra fields of `{shown(name)}` end in the middle of one")
         number, length = struct.unpack_from("<2H", blob, at)
         field = blob[at + 4 : at + 4 + length]
         at += 4 + length
         if len(field) != length or number in found:
             fault = "is there twice" if number in found else "is cut off"
-            raise refused("zip_extra_field", f"the extra field {number:#06x} of `{shown(name)}` {fault}")
+            raise refusal("zip_extra_field", f"the extra field {number:#06x} of `{shown(name)}` {fault}")
         if number == _ZIP64 and not allow_zip64:
-            raise refused("zip64", f"the directory's entry for `{shown(name)}` has a ZIP64 field")
+            raise refusal("zip64", f"the directory's entry for `{shown(name)}` has a ZIP64 field")
         if number not in _HARMLESS_EXTRAS | {_ZIP64}:
-            raise refused("zip_extra_field", f"the member `{shown(name)}` has the extra field {number:#06x}")
+            raise refusal("zip_extra_field", f"the member `{shown(name)}` has the extra field {number:#06x}")
         found[number] = field
     return found
 
@@ -266,12 +266,12 @@ def _long_sizes(field: bytes, packed: int, size: int, name: str) -> tuple[int, i
     Some writers give the sizes in both places, where they must be the same.
     """
     if len(field) != 16:
-        raise refused("zip64", f"the ZIP64 field of `{shown(name)}` does not hold two sizes")
+        raise refusal("zip64", f"the ZIP64 field of `{shown(name)}` does not hold two sizes")
     long_size, long_packed = struct.unpack("<2Q", field)
     if max(long_size, long_packed) >= _NO_SIZE:
-        raise refused("zip64", f"the ZIP64 field of `{shown(name)}` says 4 GiB or more")
+        raise refusal("zip64", f"the ZIP64 field of `{shown(name)}` says 4 GiB or more")
     if packed not in (_NO_SIZE, long_packed) or size not in (_NO_SIZE, long_size):
-        raise refused("zip64", f"the ZIP64 field of `{shown(name)}` contradicts its header")
+        raise refusal("zip64", f"the ZIP64 field of `{shown(name)}` contradicts its header")
     return long_packed, long_size
 
 
@@ -280,12 +280,12 @@ def _check_kind(member: Member, external: int) -> None:
     mode = external >> 16
     kind = stat.S_IFMT(mode)
     if kind == stat.S_IFLNK:
-        raise refused("link_member", f"the member `{shown(member.name)}` is a symbolic link")
+        raise refusal("link_member", f"the member `{shown(member.name)}` is a symbolic link")
     sets_user = kind != stat.S_IFDIR and mode & (stat.S_ISUID | stat.S_ISGID)
     if kind not in (0, stat.S_IFREG, stat.S_IFDIR) or sets_user:
-        raise refused("special_member", f"the member `{shown(member.name)}` has the mode {mode:o}")
+        raise refusal("special_member", f"the member `{shown(member.name)}` has the mode {mode:o}")
     says_folder = kind == stat.S_IFDIR or bool(external & _DOS_FOLDER)
     if says_folder != member.is_folder and (says_folder or kind == stat.S_IFREG):
-        raise refused(
+        raise refusal(
             "file_and_folder", f"`{shown(member.name)}` is a folder by its mode or by its name, not both"
         )
