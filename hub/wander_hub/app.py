@@ -29,7 +29,6 @@ from wander_hub.index.public_files import FOLDER, keep_links
 from wander_hub.jobs.choice import queue_of
 from wander_hub.leaderboards import routes as leaderboards
 from wander_hub.leaderboards.placement import place_all
-from wander_hub.lifecycle import lock_routes as environment_locks
 from wander_hub.lifecycle import routes as environment_life
 from wander_hub.names import BUNDLED_OWNER
 from wander_hub.posting import routes as postings
@@ -118,7 +117,6 @@ def _routes() -> tuple[BaseRoute, ...]:
         leaderboards.router,
         environments.router,
         environment_life.router,
-        environment_locks.router,
         runs.router,
         run_changes.router,
         postings.router,

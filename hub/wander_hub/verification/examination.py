@@ -6,12 +6,13 @@ No code of an environment runs here, so this needs no sandbox.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import hashlib
+from collections.abc import Callable, Iterable, Iterator
 
 from sqlalchemy.orm import Session
 from wander.errors import RunError
 from wander.evals.stats.agreement import agreement
-from wander.types import Rollout
+from wander.types import Rollout, canonical_json
 from wander.wire.verification import Agreement
 
 from wander_hub.database import Database
@@ -22,7 +23,9 @@ from wander_hub.runs import service as runs
 from wander_hub.runs.models import Run
 from wander_hub.storage import Storage
 from wander_hub.verification import evidence
-from wander_hub.verification.completions import completions_digest
+
+TELLING = 1000
+"""Letters and digits in distinct completions below which equal ones may well be a coincidence."""
 
 
 class Examiner:
@@ -65,3 +68,25 @@ class Examiner:
             context.check()
             for line in block.splitlines():
                 yield Rollout.model_validate_json(line)
+
+
+def completions_digest(rollouts: Iterable[Rollout]) -> str | None:
+    """Return a digest of all completions of a run, None where they are too short to tell runs apart.
+
+    Only letters and digits count, so that a space more or another case makes no other run of it. Neither
+    model, rewards, times nor token counts do: those are what whoever copies a run changes.
+    """
+    whole = hashlib.sha256()
+    seen: set[bytes] = set()
+    telling = 0
+    for rollout in rollouts:
+        whole.update(canonical_json([rollout.example_id, rollout.index]).encode())
+        for turn in rollout.turns:
+            said = canonical_json([turn.message.get("content"), turn.message.get("tool_calls")])
+            letters = "".join(each for each in said.casefold() if each.isalnum()).encode()
+            digest = hashlib.sha256(letters).digest()
+            whole.update(digest)
+            if digest not in seen and telling < TELLING:
+                seen.add(digest)
+                telling += len(letters)
+    return whole.hexdigest() if telling >= TELLING else None
