@@ -119,6 +119,7 @@ def test_a_damaged_checkpoint_is_refused_and_an_older_one_goes_on(wander: Wander
     assert wander("train", "x", "grpo.toml", "--checkpoint", "1").status == 2
 
 
+@pytest.mark.full
 def test_what_a_run_can_be_repeated_with_is_shown(
     wander: Wander, stopped: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

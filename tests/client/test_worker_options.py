@@ -49,6 +49,7 @@ def test_several_workers_give_the_same_run(wander: Wander, folder: Path) -> None
     assert kept == [(1.0, 8, 0)] * 3
 
 
+@pytest.mark.full
 def test_workers_on_another_machine(wander: Wander, folder: Path, home: Path) -> None:
     (home / "token").write_text("a-token-of-the-tests\n")
     (home / "other").write_text("another-token-entirely\n")

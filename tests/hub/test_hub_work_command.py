@@ -81,6 +81,7 @@ def ending_of(database: Database, job_id: int) -> tuple[str, int]:
         return job.state, job.attempt
 
 
+@pytest.mark.full
 def test_what_it_cannot_work_with_is_refused_with_a_hint(tmp_path):
     refused = {
         "there is no hub": run("--data", str(tmp_path / "nowhere")),
@@ -127,6 +128,7 @@ def test_it_waits_for_the_schema_works_tells_of_its_health_and_ends_well(postgre
         database.close()
 
 
+@pytest.mark.full
 def test_it_ends_while_it_waits_and_ctrl_c_has_a_status_of_its_own(postgres, tmp_path):
     with (
         postgres.database(migrated=False) as url,

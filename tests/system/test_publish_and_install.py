@@ -45,6 +45,7 @@ def test_wander_publishes_what_a_second_machine_installs_by_name(machine, bundle
     assert str(machine.home) in done.stdout, "the environment has an SDK of its own, from the hub"
 
 
+@pytest.mark.full
 def test_twine_uploads_and_the_hub_reads_the_wheel(machine, package, hub):
     files = built(machine, package)
     upload = ["upload", "--non-interactive", "--disable-progress-bar", "--repository-url", upload_url(hub)]
@@ -129,6 +130,7 @@ def test_a_wheel_whose_record_lies_is_refused(machine, package, hub):
     shutil.rmtree(machine.home / "dist")
 
 
+@pytest.mark.full
 def test_a_package_without_load_environment_is_refused(machine, package):
     module = next(path for path in package.rglob("*.py") if "tests" not in path.parts)
     module.write_text('"""Nothing to load."""\n')
