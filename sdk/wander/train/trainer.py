@@ -68,6 +68,8 @@ class StepLog(TrainerCallback):  # type: ignore[misc]
         self.stop_requested = False
         self.agree: Callable[[bool], bool] = bool
         """Tells whether any process of the run was asked to stop; all of them call it."""
+        self.readers: list[Callable[[dict[str, Any]], None]] = []
+        """Called with every line once it is written."""
         self._paused = 0.0
         self._noted: dict[str, float | None] = {}
         if keep is not None and file.is_file():
@@ -99,8 +101,8 @@ class StepLog(TrainerCallback):  # type: ignore[misc]
         self.entries.append(entry)
         with self.file.open("a", encoding="utf-8") as stream:
             stream.write(json.dumps(entry) + "\n")
-        if self.progress is not None:
-            self.progress(entry)
+        for read in (*([self.progress] if self.progress is not None else ()), *self.readers):
+            read(entry)
 
     def note_pause(self, seconds: float, values: dict[str, float | None]) -> None:
         """Take the time of an evaluation out of the next step's, and add what it measured to its line."""

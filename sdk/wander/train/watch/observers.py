@@ -1,9 +1,8 @@
-"""Watches a run while it goes: raises alerts, tells trackers, has the same prompts played again."""
+"""Watches a run while it goes, in its main process: alerts, trackers, the same prompts played again."""
 
 from __future__ import annotations
 
 import contextlib
-from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from time import perf_counter
@@ -20,56 +19,36 @@ from wander.train.watch.alerts import Alert, AlertWatch, write_alerts
 from wander.train.watch.trackers import Tracker, open_trackers, scalars
 
 
-class LogReader(TrainerCallback):  # type: ignore[misc]
-    """Base of what reads each line of `metrics.jsonl` as it is written."""
-
-    def __init__(self, log: StepLog) -> None:
-        self.step_log = log
-        self._read = len(log.entries)
-
-    @abstractmethod
-    def read(self, entry: dict[str, Any], *, first: bool) -> None:
-        """Take a line; `first` tells that this process is the one that writes."""
-
-    def on_log(self, args: Any, state: Any, control: Any, **unused: Any) -> None:
-        """Take the lines that were written since the last time."""
-        new, self._read = self.step_log.entries[self._read :], len(self.step_log.entries)
-        for entry in new:
-            self.read(entry, first=state.is_world_process_zero)
-
-
-class AlertCallback(LogReader):
+class AlertCallback(TrainerCallback):  # type: ignore[misc]
     """Raises alerts and keeps them in `alerts.jsonl`; a resumed run begins with those of its checkpoint."""
 
     def __init__(
         self, section: AlertsSection, folder: Path, log: StepLog, tell: Sequence[Callable[[Alert], None]] = ()
     ) -> None:
-        super().__init__(log)
         self.folder = folder
         self.tell = list(tell)
         self._watch = AlertWatch(section)
         self.alerts = [alert for entry in log.entries for alert in self._watch.read(entry)]
+        log.readers.append(self.read)
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **unused: Any) -> None:
         """Write what a resumed run begins with; an empty list removes the file of steps that come again."""
-        if state.is_world_process_zero:
-            write_alerts(self.folder, self.alerts)
+        write_alerts(self.folder, self.alerts)
 
-    def read(self, entry: dict[str, Any], *, first: bool) -> None:
+    def read(self, entry: dict[str, Any]) -> None:
         """Raise the alerts of a step."""
         for alert in self._watch.read(entry):
-            self.raise_alert(alert, first=first)
+            self.raise_alert(alert)
 
-    def raise_alert(self, alert: Alert, *, first: bool = True) -> None:
+    def raise_alert(self, alert: Alert) -> None:
         """Keep an alert and tell it."""
         self.alerts.append(alert)
-        if first:
-            write_alerts(self.folder, self.alerts)
-            for listener in self.tell:
-                listener(alert)
+        write_alerts(self.folder, self.alerts)
+        for listener in self.tell:
+            listener(alert)
 
 
-class TrackerCallback(LogReader):
+class TrackerCallback(TrainerCallback):  # type: ignore[misc]
     """Gives every line of metrics to the trackers; one that breaks is dropped, and an alert says so."""
 
     def __init__(
@@ -80,15 +59,14 @@ class TrackerCallback(LogReader):
         log: StepLog,
         broken: Callable[[Alert], None] | None = None,
     ) -> None:
-        super().__init__(log)
         self.broken = broken
+        self.step_log = log
         self._section, self._config, self._folder = section, config, folder
         self.trackers: list[Tracker] = []
+        log.readers.append(self.read)
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **unused: Any) -> None:
-        """Open the trackers, in the process that writes."""
-        if not state.is_world_process_zero:
-            return
+        """Open the trackers."""
         try:
             self.trackers = open_trackers(self._folder, self._section, self._config, step=state.global_step)
         except (OSError, RuntimeError, ValueError) as error:
@@ -97,7 +75,7 @@ class TrackerCallback(LogReader):
                 f"a tracker of {names} cannot be opened: {error}", hint="leave it out of `logging.trackers`"
             ) from error
 
-    def read(self, entry: dict[str, Any], *, first: bool) -> None:
+    def read(self, entry: dict[str, Any]) -> None:
         """Log a step."""
         values = scalars(entry)
         self._each(entry["step"], lambda tracker: tracker.log(entry["step"], values))
@@ -142,8 +120,7 @@ class SampleCallback(TrainerCallback):  # type: ignore[misc]
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **unused: Any) -> None:
         """Leave out what steps that come again have left."""
-        if state.is_world_process_zero:
-            write_samples(self.folder, self.samples)
+        write_samples(self.folder, self.samples)
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **unused: Any) -> None:
         """Play before a step when it is its turn."""
@@ -166,8 +143,7 @@ class SampleCallback(TrainerCallback):  # type: ignore[misc]
         self.step_log.note_pause(perf_counter() - started, {})
         fresh = [rollout.model_copy(update={"step": step}) for rollout in played]
         self.samples += fresh
-        if state.is_world_process_zero:
-            append_samples(self.folder, fresh)
+        append_samples(self.folder, fresh)
 
 
 @contextlib.contextmanager
@@ -178,7 +154,7 @@ def observed(
     log: StepLog,
     checkpoint: Path | None = None,
 ) -> Iterator[list[TrainerCallback]]:
-    """Yield the callbacks that watch a run, to be called after the log; close the trackers after."""
+    """Yield the callbacks that watch a run; close the trackers after."""
     trackers = TrackerCallback(settings.logging, settings.model_dump(mode="json"), folder, log)
     alerts = AlertCallback(settings.alerts, folder, log, [trackers.alert])
     trackers.broken = alerts.raise_alert

@@ -1,8 +1,13 @@
 """Experiment trackers: TensorBoard, trackio and W&B get every line of `metrics.jsonl` as it is written.
 
-Each is an extra, imported when a run asks for it. They only listen: a tracker that breaks is dropped, said in
-`alerts.jsonl`, and the training goes on. Nothing leaves this machine unless its user set that up: W&B runs
-offline where no key for it is known, trackio keeps a local database.
+Each is an extra, imported when a run asks for it, and spoken to by accelerate's trackers, which transformers
+brings. Not by its `report_to`: that renames every metric (`train/reward`), counts the steps of a resumed run
+anew in trackio, takes no alerts, sends the trainer's arguments, paths of this machine among them, and lets
+W&B ask for a key at the terminal.
+
+They only listen: a tracker that breaks is dropped, said in `alerts.jsonl`, and the training goes on. Nothing
+leaves this machine unless its user set that up: W&B runs offline where no key for it is known, trackio keeps
+a local database.
 """
 
 from __future__ import annotations
@@ -13,141 +18,109 @@ import io
 import netrc
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 from urllib.parse import urlsplit
 
+from accelerate.tracking import (  # type: ignore[import-untyped]
+    TensorBoardTracker,
+    TrackioTracker,
+    WandBTracker,
+)
+
 from wander.errors import MissingExtra
+from wander.evals.store.folder import MANIFEST, RunFolder
 from wander.train.config import LoggingSection
 
 TENSORBOARD_FOLDER = "tensorboard"
 
 
-class Tracker(Protocol):
-    """What a run tells a tracker; steps never go down within one run."""
+@dataclass(frozen=True)
+class Tracker:
+    """A tracker that is open; steps never go down within one run."""
 
     name: str
-
-    def log(self, step: int, values: Mapping[str, float]) -> None:
-        """Take the values of a step."""
-        ...
-
-    def alert(self, step: int, title: str, text: str) -> None:
-        """Take an alert."""
-        ...
-
-    def close(self) -> None:
-        """Write what is left."""
-        ...
+    log: Callable[[int, Mapping[str, float]], None]
+    """Takes the values of a step."""
+    alert: Callable[[int, str, str], None]
+    """Takes the step, title and text of an alert."""
+    close: Callable[[], None]
+    """Writes what is left."""
 
 
-class TensorBoard:
-    """Event files in the run's folder: `tensorboard --logdir RUN/tensorboard`."""
+def _open_tensorboard(folder: Path, section: LoggingSection, config: Mapping[str, Any], step: int) -> Tracker:
+    """Open event files in the run's folder: `tensorboard --logdir RUN/tensorboard`."""
+    # A resumed run plays the steps after its checkpoint again: what was told of them is struck out.
+    tracker = TensorBoardTracker(TENSORBOARD_FOLDER, folder, purge_step=step + 1 if step else None)
+    tracker.start()
+    if not step:
+        lines = (f"    {line}" for line in _settings_lines(config))
+        tracker.writer.add_text("settings", "\n".join(lines))
 
-    name = "tensorboard"
+    def alert(step: int, title: str, text: str) -> None:
+        tracker.log({"alerts": f"{title}: {text}"}, step)
 
-    def __init__(self, folder: Path, section: LoggingSection, config: Mapping[str, Any], step: int) -> None:
-        from torch.utils.tensorboard import SummaryWriter
-
-        # A resumed run plays the steps after its checkpoint again: what was told of them is struck out.
-        self._writer: Any = SummaryWriter(
-            str(folder / TENSORBOARD_FOLDER), purge_step=step + 1 if step else None
-        )
-        if not step:
-            self._writer.add_text("settings", "\n".join(f"    {line}" for line in _settings_lines(config)))
-
-    def log(self, step: int, values: Mapping[str, float]) -> None:
-        """Write the values of a step, and see to it that they can be read at once."""
-        for name, value in values.items():
-            self._writer.add_scalar(name, value, step)
-        self._writer.flush()
-
-    def alert(self, step: int, title: str, text: str) -> None:
-        """Write an alert as text."""
-        self._writer.add_text("alerts", f"{title}: {text}", step)
-        self._writer.flush()
-
-    def close(self) -> None:
-        """Close the event file."""
-        self._writer.close()
+    return Tracker(tracker.name, lambda step, values: tracker.log(values, step), alert, tracker.finish)
 
 
-class Trackio:
-    """trackio's local database: `trackio show --project PROJECT`."""
+def _open_trackio(folder: Path, section: LoggingSection, config: Mapping[str, Any], step: int) -> Tracker:
+    """Open trackio's local database: `trackio show --project PROJECT`."""
+    tracker = TrackioTracker(
+        section.project,
+        name=folder.resolve().name,
+        config=dict(config),
+        resume="allow" if step else "never",
+        embed=False,
+        auto_log_gpu=False,
+        auto_log_cpu=False,
+    )
+    with _unheard():
+        tracker.start()
 
-    name = "trackio"
-
-    def __init__(self, folder: Path, section: LoggingSection, config: Mapping[str, Any], step: int) -> None:
-        import trackio
-
+    def alert(step: int, title: str, text: str) -> None:
         with _unheard():
-            self._run: Any = trackio.init(
-                project=section.project,
-                name=folder.resolve().name,
-                config=dict(config),
-                resume="allow" if step else "never",
-                embed=False,
-                auto_log_gpu=False,
-                auto_log_cpu=False,
-            )
+            tracker.run.alert(title, text=text, step=step)
 
-    def log(self, step: int, values: Mapping[str, float]) -> None:
-        """Write the values of a step."""
-        self._run.log(dict(values), step=step)
-
-    def alert(self, step: int, title: str, text: str) -> None:
-        """Write an alert."""
-        with _unheard():
-            self._run.alert(title, text=text, step=step)
-
-    def close(self) -> None:
-        """Write what is left."""
+    def close() -> None:
         import trackio
 
         with _unheard():
             trackio.finish()  # type: ignore[no-untyped-call]
-            # or it would be finished once more when the process ends
+            # A run that only accelerate's tracker finished would be finished again when the process ends.
+
+    return Tracker(tracker.name, lambda step, values: tracker.log(values, step), alert, close)
 
 
-class WeightsAndBiases:
-    """W&B: online with a key or a login, else offline in the run's folder (`wandb sync RUN/wandb/...`)."""
+def _open_wandb(folder: Path, section: LoggingSection, config: Mapping[str, Any], step: int) -> Tracker:
+    """Open W&B: online with a key or a login, else in the run's folder (`wandb sync RUN/wandb/...`)."""
+    import wandb
 
-    name = "wandb"
+    tracker = WandBTracker(
+        section.project,
+        name=folder.resolve().name,
+        # The id is stored with the run, so that a resumed run goes on in the same place.
+        id=_kept_id(folder),
+        resume="allow",
+        dir=str(folder),
+        mode="online" if _has_wandb_key() else "offline",
+        config=dict(config),
+        settings=wandb.Settings(silent=True, console="off", disable_git=True, disable_code=True),
+    )
+    tracker.start()
 
-    def __init__(self, folder: Path, section: LoggingSection, config: Mapping[str, Any], step: int) -> None:
-        import wandb
+    def alert(step: int, title: str, text: str) -> None:
+        tracker.run.alert(title=title, text=f"step {step}: {text}")
 
-        name = folder.resolve().name
-        self._run: Any = wandb.init(
-            project=section.project,
-            name=name,
-            # The id is stored with the run, so that a resumed run goes on in the same place.
-            id=_kept_id(folder),
-            resume="allow",
-            dir=str(folder),
-            mode="online" if _has_wandb_key() else "offline",
-            config=dict(config),
-            settings=wandb.Settings(silent=True, console="off", disable_git=True, disable_code=True),
-        )
-
-    def log(self, step: int, values: Mapping[str, float]) -> None:
-        """Send the values of a step; W&B passes over steps that it has."""
-        self._run.log(dict(values), step=step)
-
-    def alert(self, step: int, title: str, text: str) -> None:
-        """Send an alert."""
-        self._run.alert(title=title, text=f"step {step}: {text}")
-
-    def close(self) -> None:
-        """Send what is left."""
-        self._run.finish()
+    # W&B passes over steps that it has.
+    return Tracker(tracker.name, lambda step, values: tracker.log(values, step), alert, tracker.finish)
 
 
-KINDS: dict[str, Callable[[Path, LoggingSection, Mapping[str, Any], int], Tracker]] = {
-    "tensorboard": TensorBoard,
-    "trackio": Trackio,
-    "wandb": WeightsAndBiases,
+_OPENERS: dict[str, Callable[[Path, LoggingSection, Mapping[str, Any], int], Tracker]] = {
+    "tensorboard": _open_tensorboard,
+    "trackio": _open_trackio,
+    "wandb": _open_wandb,
 }
 
 
@@ -164,7 +137,7 @@ def open_trackers(
     """Open the trackers that a run asks for; it goes on from `step`. Raises `MissingExtra`."""
     names = list(dict.fromkeys(section.trackers))
     require_trackers(names)
-    return [KINDS[name](folder, section, config, step) for name in names]
+    return [_OPENERS[name](folder, section, config, step) for name in names]
 
 
 def scalars(entry: Mapping[str, Any]) -> dict[str, float]:
@@ -187,8 +160,6 @@ def _settings_lines(config: Mapping[str, Any], prefix: str = "") -> Iterator[str
 
 def _kept_id(folder: Path) -> str:
     """Return the id under which W&B knows the run: that of its manifest; fine-tuning has its folder alone."""
-    from wander.evals.store.folder import MANIFEST, RunFolder
-
     if (folder / MANIFEST).is_file():
         return RunFolder.open(folder).manifest.run_id
     return hashlib.sha256(str(folder.resolve()).encode()).hexdigest()[:26]
@@ -207,8 +178,6 @@ def _has_wandb_key() -> bool:
         return False
 
 
-@contextlib.contextmanager
-def _unheard() -> Iterator[None]:
+def _unheard() -> contextlib.redirect_stdout[io.StringIO]:
     """Keep what a library prints out of the answer on stdout."""
-    with contextlib.redirect_stdout(io.StringIO()):
-        yield
+    return contextlib.redirect_stdout(io.StringIO())
