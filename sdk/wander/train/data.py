@@ -119,12 +119,8 @@ class DataReport:
         return asdict(self)
 
 
-@dataclass(frozen=True)
-class _Kept:
-    """A row that is kept so far, and what it is balanced by."""
-
-    row: dict[str, Any]
-    source: Sourced
+_Kept = tuple[dict[str, Any], Sourced]
+"""A row that is kept so far, and what it is balanced by."""
 
 
 def select_rows(
@@ -169,30 +165,23 @@ def select_rows(
         if reason is not None:
             report.drop(reason, source, samples=samples)
             continue
-        kept.append(_Kept(_row(source, messages), source))
+        kept.append((_row(source, messages), source))
     for most, key, name in (
-        (per_example, lambda one: (one.source.environment, one.source.rollout.example_id), "example"),
-        (per_stratum, lambda one: one.source.stratum, "stratum"),
+        (per_example, lambda one: (one.environment, one.rollout.example_id), "example"),
+        (per_stratum, lambda one: one.stratum, "stratum"),
     ):
         if most is not None:
             kept = _balanced(kept, most, key, f"more than {most} of its {name}", report, samples)
     report.kept = len(kept)
-    return [one.row for one in kept], report
+    return [row for row, _ in kept], report
 
 
 def _row(source: Sourced, messages: list[Message]) -> dict[str, Any]:
     rollout = source.rollout
-    row = {
-        "messages": messages,
-        "example_id": rollout.example_id,
-        "index": rollout.index,
-        "reward": rollout.reward,
-    }
-    return (
-        row
-        | ({"run_id": source.run_id} if source.run_id else {})
-        | ({"tools": rollout.tools} if rollout.tools else {})
-    )
+    row: dict[str, Any] = {"messages": messages, "example_id": rollout.example_id}
+    row |= {"index": rollout.index, "reward": rollout.reward}
+    row |= {"run_id": source.run_id} if source.run_id else {}
+    return row | ({"tools": rollout.tools} if rollout.tools else {})
 
 
 def _repeated(messages: list[Message], tools: Any, seen: set[str], *, near: bool) -> str | None:
@@ -222,21 +211,21 @@ def normalised(messages: Sequence[Message]) -> str:
 def _balanced(
     kept: Sequence[_Kept],
     most: int,
-    key: Callable[[_Kept], Any],
+    key: Callable[[Sourced], Any],
     reason: str,
     report: DataReport,
     samples: int,
 ) -> list[_Kept]:
     """Return at most so many rows of each key, those of the highest reward, in their order."""
     groups: dict[Any, list[int]] = {}
-    for place, one in enumerate(kept):
-        groups.setdefault(key(one), []).append(place)
+    for place, (_, source) in enumerate(kept):
+        groups.setdefault(key(source), []).append(place)
     chosen: set[int] = set()
     for places in groups.values():
-        chosen.update(sorted(places, key=lambda place: -(kept[place].source.rollout.reward or 0.0))[:most])
-    for place, one in enumerate(kept):
+        chosen.update(sorted(places, key=lambda place: -(kept[place][1].rollout.reward or 0.0))[:most])
+    for place, (_, source) in enumerate(kept):
         if place not in chosen:
-            report.drop(reason, one.source, samples=samples)
+            report.drop(reason, source, samples=samples)
     return [one for place, one in enumerate(kept) if place in chosen]
 
 

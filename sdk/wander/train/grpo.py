@@ -30,6 +30,7 @@ batch of rollouts, which would need the ratio that is always 1 here.
 from __future__ import annotations
 
 import contextlib
+import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -67,7 +68,6 @@ from wander.train.rollouts.step import StepPlayer, merged_step, mixture_of
 from wander.train.trainer import (
     Progress,
     StepLog,
-    remove_checkpoints,
     train_until_interrupted,
     training_arguments,
 )
@@ -409,7 +409,7 @@ def train_grpo(
             record.finish()
         write_outcome(own, outcome)
     if world.is_main and outcome.finished and not settings.output.checkpoint_every:
-        remove_checkpoints(folder)
+        shutil.rmtree(folder / "checkpoints", ignore_errors=True)
     return result_of(folder, log, outcome, perf_counter() - started)
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import math
-import shutil
 import signal
 import tempfile
 import threading
@@ -164,8 +163,3 @@ def replaced_folder(folder: Path) -> Iterator[Path]:
 def covered_steps(checkpoint: Path | None) -> int:
     """Return after how many steps a checkpoint was saved; 0 for none."""
     return int(checkpoint.name.rpartition("-")[2]) if checkpoint is not None else 0
-
-
-def remove_checkpoints(folder: Path) -> None:
-    """Remove the checkpoints of a finished run."""
-    shutil.rmtree(folder / "checkpoints", ignore_errors=True)

@@ -97,7 +97,7 @@ def verify_training(
             comparison.folder = Path(folder) / "run"
             result = train_grpo(
                 open_environment,
-                _bare(recorded_settings(manifest), made.device),
+                _settings_to_repeat(manifest, made.device),
                 comparison.folder,
                 pin=pin,
                 progress=progress,
@@ -182,16 +182,12 @@ def _comparable(manifest: RunManifest, recorded: list[StepHash], steps: int) -> 
     return steps, None
 
 
-def recorded_settings(manifest: RunManifest) -> GRPOSettings:
-    """Return the settings that a run was trained with."""
+def _settings_to_repeat(manifest: RunManifest, device: str) -> GRPOSettings:
+    """Return a run's settings without what changes no weight: evaluation, stopping, checkpoints, trackers."""
     try:
-        return GRPOSettings.model_validate(manifest.training)
+        settings = GRPOSettings.model_validate(manifest.training)
     except ValidationError as error:
         raise RunError(f"the settings of run `{manifest.run_id}` cannot be read: {error}") from error
-
-
-def _bare(settings: GRPOSettings, device: str) -> GRPOSettings:
-    """Return the settings without what changes no weight: evaluation, stopping, checkpoints, trackers."""
     return settings.model_copy(
         update={
             "model": settings.model.model_copy(update={"device": device}),

@@ -100,7 +100,7 @@ def test_the_group_of_a_failed_rollout_is_played_again_whole(tiny: Path, tmp_pat
         played = source.play(assignments)
     finally:
         source.close()
-    assert played.failures == {}
+    assert [each.failure for each in played.rollouts] == [None] * len(played.rollouts)
     assert played.retried == 3
     assert [rollout.reward for rollout in played.rollouts] == [0.0, 1.0, 1.0, 0.0, 1.0]
 

@@ -204,37 +204,26 @@ class Evaluator:
     ) -> list[Rollout]:
         """Play examples at the same time; all begin before any asks, so their batches are always the same."""
         names = [f"{name}/{number}" for number in range(len(examples))]
+        given = {"run_seed": self.settings.evaluation.seed, "sampling": self.sampling}
+
+        async def play_one(example: Example, name: str) -> Rollout:
+            try:
+                if not handle.info.group_rewards:
+                    return await handle.rollout(self.client, example, rollout_id=name, **given)
+                (rollout,) = await handle.rollout_group(
+                    self.client, example, indices=[0], rollout_ids=[name], **given
+                )
+                return rollout
+            finally:
+                self.client.end(name)
+
         for each in names:
             self.client.begin(each)
         try:
-            return await asyncio.gather(
-                *(
-                    self._play_one(handle, example, each)
-                    for example, each in zip(examples, names, strict=True)
-                )
-            )
+            return await asyncio.gather(*map(play_one, examples, names))
         finally:
             for each in names:
                 self.client.end(each)
-
-    async def _play_one(self, handle: EnvironmentHandle, example: Example, name: str) -> Rollout:
-        seed = self.settings.evaluation.seed
-        try:
-            if handle.info.group_rewards:
-                (rollout,) = await handle.rollout_group(
-                    self.client,
-                    example,
-                    indices=[0],
-                    run_seed=seed,
-                    sampling=self.sampling,
-                    rollout_ids=[name],
-                )
-                return rollout
-            return await handle.rollout(
-                self.client, example, run_seed=seed, sampling=self.sampling, rollout_id=name
-            )
-        finally:
-            self.client.end(name)
 
 
 def interval_of(values: Sequence[float]) -> Interval | None:

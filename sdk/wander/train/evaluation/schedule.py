@@ -68,27 +68,26 @@ class EvaluationCallback(TrainerCallback):  # type: ignore[misc]
         """Evaluate the model that training begins with."""
         write_evaluations(self.folder, self.evaluations)
         if state.global_step == 0:
-            self._evaluate(0, state)
+            self._evaluate(0)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **unused: Any) -> None:
         """Evaluate when it is this step's turn, before the step's metrics and checkpoint are written."""
         step = state.global_step
         if step % self.settings.evaluation.every == 0 or step == state.max_steps:
-            self._evaluate(step, state)
+            self._evaluate(step)
 
-    def _evaluate(self, step: int, state: Any) -> None:
+    def _evaluate(self, step: int) -> None:
         started = perf_counter()
         found = self.evaluator.evaluate(step)
         self.evaluations += found
-        if state.is_world_process_zero:
-            write_evaluations(self.folder, self.evaluations)
-        self._keep_best(step, found, state)
+        write_evaluations(self.folder, self.evaluations)
+        self._keep_best(step, found)
         values = {f"evaluation/{name}": value for one in found for name, value in one.values().items()}
         self.log.note_pause(perf_counter() - started, values if step else {})
         for listener in self.listeners:
             listener(step, found)
 
-    def _keep_best(self, step: int, found: Sequence[CellEvaluation], state: Any) -> None:
+    def _keep_best(self, step: int, found: Sequence[CellEvaluation]) -> None:
         output = self.settings.output
         if output.keep_best is None:
             return
@@ -98,8 +97,7 @@ class EvaluationCallback(TrainerCallback):  # type: ignore[misc]
         best = BestCheckpoint(metric=output.keep_best, mode=output.best_mode, value=value, step=step)
         sha256 = self.save_best(step, self.folder / BEST_MODEL)
         self.best = best.model_copy(update={"weights_sha256": sha256})
-        if state.is_world_process_zero:
-            write_best(self.folder, self.best)
+        write_best(self.folder, self.best)
 
 
 @dataclass

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import shutil
-from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -88,17 +87,14 @@ def seal_checkpoint(run: Path, step: int, rollouts_bytes: int) -> Path:
     }
     seal = CheckpointSeal(step=step, rollouts_bytes=rollouts_bytes, files=files)
     jsonl.write_whole(folder / SEAL, seal.model_dump_json(indent=1).encode() + b"\n")
-    _write_lines(run / SEALED, [*(one for one in sealed_steps(run) if one != step), step])
+    sealed = [*(one for one in sealed_steps(run) if one != step), step]
+    jsonl.write_records(run / SEALED, (SealedStep(step=one) for one in sealed))
     return folder
 
 
 def sealed_steps(run: Path) -> list[int]:
     """Return the steps of which a run made whole checkpoints, whether they are still there or not."""
     return [sealed.step for sealed in jsonl.read_records(run / SEALED, SealedStep)]
-
-
-def _write_lines(file: Path, steps: Iterable[int]) -> None:
-    jsonl.write_records(file, (SealedStep(step=step) for step in steps))
 
 
 def saved_checkpoints(run: Path, *, sealed: bool = True) -> list[SavedCheckpoint]:
@@ -152,7 +148,8 @@ def give_up_later(run: Path, step: int) -> None:
     if (run / SAVED).is_file():
         write_saved(run, kept)
     if (run / SEALED).is_file():
-        _write_lines(run / SEALED, [one for one in sealed_steps(run) if one <= step])
+        kept_steps = [SealedStep(step=one) for one in sealed_steps(run) if one <= step]
+        jsonl.write_records(run / SEALED, kept_steps)
 
 
 def read_saved(run: Path) -> list[Checkpoint]:

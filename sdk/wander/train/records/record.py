@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +33,6 @@ from wander.train.records.checkpoints import (
 )
 from wander.train.records.checkpoints import read_saved as read_checkpoints
 from wander.train.records.reproduction import (
-    Difference,
     allowed,
     arithmetic,
     looseness,
@@ -96,7 +95,11 @@ class TrainingRecord:
         begun = found.step if found else 0
         differences = training_differences(folder.manifest, manifest)
         if differences and not allow_changes:
-            raise changed_error(path, differences)
+            listed = "".join(f"\n  {each}" for each in differences)
+            raise RunError(
+                f"`{path}` would not go on as it was begun:{listed}",
+                hint=f"restore that, or have it recorded: `wander train --resume {path} --allow-changes`",
+            )
         folder.resume()
         if folder.manifest.reproduction and differences:
             folder.set_reproduction(
@@ -145,8 +148,8 @@ class TrainingRecord:
 
     def finish(self) -> None:
         """Derive the summary of what was kept and close the folder."""
-        expected = self.folder.manifest.expected_rollouts
-        self.folder.finish(summarise(self.folder.rollouts(), expected=expected))
+        folder = self.folder
+        folder.finish(summarise(folder.rollouts(), expected=folder.manifest.expected_rollouts))
 
     def close(self) -> None:
         """Close the folder as it is; the run can be resumed."""
@@ -174,15 +177,6 @@ class _Sealing(TrainerCallback):  # type: ignore[misc]
         """Seal the checkpoint that was just written."""
         run, step = self.record.folder, state.global_step
         self.record.keep_weights(step, seal_checkpoint(run.path, step, run.plain_bytes()))
-
-
-def changed_error(path: Path, differences: Sequence[Difference]) -> RunError:
-    """Return the refusal of a run that would not go on as it was begun."""
-    listed = "".join(f"\n  {each}" for each in differences)
-    return RunError(
-        f"`{path}` would not go on as it was begun:{listed}",
-        hint=f"restore that, or have it recorded: `wander train --resume {path} --allow-changes`",
-    )
 
 
 def training_manifest(

@@ -61,6 +61,7 @@ def reproduction_of(
     """
     mode, reason = training_mode(environments, device, processes, looseness)
     diff = uncommitted_diff(folder or Path.cwd()) or b""
+    kept = CHANGES if len(diff) <= MOST_CHANGES else None
     made = Reproduction(
         mode=mode,
         reason=reason,
@@ -70,7 +71,9 @@ def reproduction_of(
         hardware=this_hardware(device),
         libraries={"python": platform.python_version(), **installed_versions(LIBRARIES)},
         trainer_sha256=trainer_digest(),
-        changes=_described(diff),
+        changes=SourceChanges(sha256=hashlib.sha256(diff).hexdigest(), size=len(diff), file=kept)
+        if diff
+        else None,
     )
     return made, diff
 
@@ -116,7 +119,11 @@ def training_differences(recorded: RunManifest, now: RunManifest) -> list[Differ
     What the manifest pins counts, and what computes: libraries, the SDK's own code, the device, in exact mode
     also the processor. Threads do not: a run that goes on sets them.
     """
-    found = pin_differences(_with_defaults(recorded), now)
+    with_defaults = recorded
+    with contextlib.suppress(ValidationError):  # settings that were added since have their default
+        settings = GRPOSettings.model_validate(recorded.training).model_dump(mode="json")
+        with_defaults = recorded.model_copy(update={"training": settings})
+    found = pin_differences(with_defaults, now)
     found += differing_fields(_computing(recorded), _computing(now)) if recorded.reproduction else []
     # The task set's digest says the same of the examples, in fewer words.
     differences = {name: Difference(name, a, b) for name, a, b in found if name != "example_ids"}
@@ -139,15 +146,6 @@ def allowed(differences: Sequence[Difference], step: int) -> list[AllowedChange]
         AllowedChange(field=each.field, before=each.before, after=each.after, step=step, at=at)
         for each in differences
     ]
-
-
-def _with_defaults(manifest: RunManifest) -> RunManifest:
-    """Return a manifest whose settings hold what was added to them since, at its default."""
-    try:
-        settings = GRPOSettings.model_validate(manifest.training)
-    except ValidationError:
-        return manifest
-    return manifest.model_copy(update={"training": settings.model_dump(mode="json")})
 
 
 def _computing(manifest: RunManifest) -> dict[str, Any]:
@@ -234,13 +232,6 @@ def trainer_digest() -> str:
         TreeEntry(path.relative_to(root).as_posix(), False, hashlib.sha256(path.read_bytes()).digest())
         for path in root.rglob("*.py")
     )
-
-
-def _described(diff: bytes) -> SourceChanges | None:
-    if not diff:
-        return None
-    kept = CHANGES if len(diff) <= MOST_CHANGES else None
-    return SourceChanges(sha256=hashlib.sha256(diff).hexdigest(), size=len(diff), file=kept)
 
 
 def _cpu_name() -> str | None:

@@ -23,19 +23,30 @@ def rollout_metrics(
     rollouts = sum(len(call.rollouts) for call in step.calls)
     tokens = sum(call.sampled_tokens for call in step.calls)
     entropy = sum(call.entropy * call.sampled_tokens for call in step.calls)
-    mixed = len(labels) > 1
+    after_refills = {
+        "groups_played": len(step.played),
+        "groups_refilled": step.refilled,
+        "groups_without_variance_after": (step.first_idle - step.refilled) / max(1, len(step.groups)),
+    }
+    failed = Counter(
+        rollout.failure.boundary
+        for group in step.played
+        for rollout in group.rollouts
+        if rollout.failure is not None
+    )
     return {
         **_rewards(scored),
-        **(_by_environment(step.played, labels) if mixed else {}),
+        **(_by_environment(step.played, labels) if len(labels) > 1 else {}),
         "turns": mean([len(rollout.turns) for rollout in scored]),
         "tokens": tokens / max(1, rollouts),
         "entropy": entropy / tokens if tokens else 0.0,
         "rollouts": rollouts,
         "groups_without_variance": step.first_idle / max(1, len(step.groups)),
-        **(_refills(step) if refills else {}),
+        **(after_refills if refills else {}),
         "groups_left_out": step.left_out,
         "truncated": mean([float(rollout.truncated) for rollout in scored]),
-        **_failures(step.played),
+        "failed": failed.total(),
+        **{f"failed/{boundary}": count for boundary, count in sorted(failed.items())},
         "retried": sum(call.retried for call in step.calls),
         **_seconds(step, scored),
     }
@@ -61,26 +72,6 @@ def _by_environment(played: Sequence[Group], labels: Sequence[str]) -> dict[str,
         }
         found |= {f"environments/{label}/{name}": value for name, value in own.items()}
     return found
-
-
-def _refills(step: PlayedStep) -> dict[str, float]:
-    return {
-        "groups_played": len(step.played),
-        "groups_refilled": step.refilled,
-        "groups_without_variance_after": (step.first_idle - step.refilled) / max(1, len(step.groups)),
-    }
-
-
-def _failures(groups: Sequence[Group]) -> dict[str, int]:
-    """Return how many rollouts failed, and of those how many at each boundary."""
-    boundaries = Counter(
-        rollout.failure.boundary
-        for group in groups
-        for rollout in group.rollouts
-        if rollout.failure is not None
-    )
-    named = {f"failed/{boundary}": count for boundary, count in sorted(boundaries.items())}
-    return {"failed": boundaries.total(), **named}
 
 
 def _seconds(step: PlayedStep, scored: Sequence[Rollout]) -> dict[str, float]:

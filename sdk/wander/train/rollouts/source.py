@@ -10,9 +10,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
-from collections import Counter
 from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass, replace
+from itertools import groupby
 from time import perf_counter
 from typing import Any, TypeVar
 
@@ -132,11 +132,6 @@ class StepRollouts:
     entropy: float = 0.0
     """Mean over sampled tokens, nats."""
 
-    @property
-    def failures(self) -> dict[str, int]:
-        """Rollouts that failed at every attempt, by boundary."""
-        return dict(Counter(each.failure.boundary for each in self.rollouts if each.failure is not None))
-
 
 class LoopThread:
     """An event loop in a thread of its own, for a synchronous caller."""
@@ -231,61 +226,50 @@ class RolloutSource:
         length = self.length(environment)
         rows = [position % length if length else position for position in positions]
         missing = sorted({row for row in rows if (environment, row) not in self._examples})
-        for first, count in _runs(missing):
-            fetched = self._thread.run(self.environments[environment].examples("train", first, count))
-            for row, example in enumerate(fetched, start=first):
-                self._examples[environment, row] = example
+        # Each run of consecutive rows is asked for at once, and nothing else.
+        for _, run in groupby(enumerate(missing), key=lambda pair: pair[1] - pair[0]):
+            asked = [row for _, row in run]
+            fetched = self._thread.run(self.environments[environment].examples("train", asked[0], len(asked)))
+            self._examples.update(((environment, row), one) for row, one in zip(asked, fetched, strict=False))
         return [self._examples[environment, row] for row in rows]
 
     def play(self, assignments: Sequence[Assignment]) -> StepRollouts:
         """Play rollouts and return them in order; those that failed to the end among them."""
-        with fewer_collections(len(assignments)):
-            return self._played(assignments)
-
-    def _played(self, assignments: Sequence[Assignment]) -> StepRollouts:
         started = perf_counter()
-        examples = self._examples_of(assignments)
-        rollouts = self._thread.run(self._play(assignments, examples))
         retried = 0
-        for attempt in range(1, self.retries + 1):
-            again = self._to_play_again(assignments, rollouts)
-            if not again:
-                break
-            retried += len(again)
-            replayed = self._thread.run(
-                self._play([assignments[n] for n in again], [examples[n] for n in again], attempt)
+        with fewer_collections(len(assignments)):
+            examples = self._examples_of(assignments)
+            rollouts = self._thread.run(self._play(assignments, examples))
+            for attempt in range(1, self.retries + 1):
+                failed = {number for number, rollout in enumerate(rollouts) if rollout.failure is not None}
+                # A reward function that compares the rollouts of a group wants all of them again.
+                together = {assignments[n].group for n in failed if self._scores_groups(assignments[n])}
+                again = [n for n, each in enumerate(assignments) if n in failed or each.group in together]
+                if not again:
+                    break
+                retried += len(again)
+                replayed = self._thread.run(
+                    self._play([assignments[n] for n in again], [examples[n] for n in again], attempt)
+                )
+                for number, rollout in zip(again, replayed, strict=True):
+                    rollouts[number] = rollout
+            totals = self.client.take_totals()
+            return StepRollouts(
+                rollouts=rollouts,
+                trajectories=[trajectory_of(rollout) for rollout in rollouts],
+                seconds=perf_counter() - started,
+                model_seconds=totals.seconds,
+                retried=retried,
+                sampled_tokens=totals.tokens,
+                entropy=totals.mean_entropy,
             )
-            for number, rollout in zip(again, replayed, strict=True):
-                rollouts[number] = rollout
-        totals = self.client.take_totals()
-        return StepRollouts(
-            rollouts=rollouts,
-            trajectories=[trajectory_of(rollout) for rollout in rollouts],
-            seconds=perf_counter() - started,
-            model_seconds=totals.seconds,
-            retried=retried,
-            sampled_tokens=totals.tokens,
-            entropy=totals.mean_entropy,
-        )
 
     def _examples_of(self, assignments: Sequence[Assignment]) -> list[Example]:
         found: dict[Assignment, Example] = {}
         for environment in range(len(self.environments)):
             part = [each for each in assignments if each.environment == environment]
-            found |= dict(
-                zip(part, self.examples([each.position for each in part], environment), strict=True)
-            )
+            found |= zip(part, self.examples([each.position for each in part], environment), strict=True)
         return [found[assignment] for assignment in assignments]
-
-    def _to_play_again(self, assignments: Sequence[Assignment], rollouts: Sequence[Rollout]) -> list[int]:
-        """Return the places of the rollouts that failed; of whole groups, where these are scored together."""
-        failed = {number for number, rollout in enumerate(rollouts) if rollout.failure is not None}
-        together = {
-            assignments[number].group for number in failed if self._scores_groups(assignments[number])
-        }
-        return [
-            number for number, each in enumerate(assignments) if number in failed or each.group in together
-        ]
 
     def _scores_groups(self, assignment: Assignment) -> bool:
         return self.environments[assignment.environment].info.group_rewards
@@ -297,60 +281,41 @@ class RolloutSource:
         # All begin before any asks, so that every batch holds every rollout still playing.
         for name in names:
             self.client.begin(name)
-        groups: dict[tuple[int, int], list[int]] = {}
-        for number, assignment in enumerate(assignments):
-            groups.setdefault(assignment.group, []).append(number)
-        played: list[Rollout | None] = [None] * len(assignments)
+        # Rollouts that a reward function compares are one piece of work, every other is its own.
+        pieces: dict[Any, list[int]] = {}
+        for number, each in enumerate(assignments):
+            pieces.setdefault(each.group if self._scores_groups(each) else number, []).append(number)
+        played: dict[int, Rollout] = {}
 
-        async def play_one(number: int) -> None:
-            played[number] = await self._play_one(names[number], assignments[number], examples[number])
+        async def play_piece(numbers: list[int]) -> None:
+            first = assignments[numbers[0]]
+            environment = self.environments[first.environment]
+            given = {"run_seed": self._seed_at(first), "sampling": self.sampling}
+            if environment.info.group_rewards:
+                rollouts = await environment.rollout_group(
+                    *(self.client, examples[numbers[0]]),
+                    indices=[assignments[number].index for number in numbers],
+                    rollout_ids=[names[number] for number in numbers],
+                    **given,
+                )
+                played.update(zip(numbers, rollouts, strict=True))
+                return
+            try:
+                played[numbers[0]] = await environment.rollout(
+                    *(self.client, examples[numbers[0]]),
+                    index=first.index,
+                    rollout_id=names[numbers[0]],
+                    **given,
+                )
+            finally:
+                self.client.end(names[numbers[0]])
 
-        async def play_group(numbers: list[int]) -> None:
-            part = [assignments[number] for number in numbers]
-            rollouts = await self._play_group(
-                [names[number] for number in numbers], part, examples[numbers[0]]
-            )
-            for number, rollout in zip(numbers, rollouts, strict=True):
-                played[number] = rollout
-
-        work: list[Coroutine[Any, Any, None]] = []
-        for numbers in groups.values():
-            if self._scores_groups(assignments[numbers[0]]):
-                work.append(play_group(numbers))
-            else:
-                work += [play_one(number) for number in numbers]
         try:
-            await asyncio.gather(*work)
+            await asyncio.gather(*map(play_piece, pieces.values()))
         finally:
             for name in names:
                 self.client.end(name)
-        return [rollout for rollout in played if rollout is not None]
-
-    async def _play_group(
-        self, names: Sequence[str], assignments: Sequence[Assignment], example: Example
-    ) -> list[Rollout]:
-        """Play the rollouts of an example together, since a reward function compares them."""
-        return await self.environments[assignments[0].environment].rollout_group(
-            self.client,
-            example,
-            indices=[assignment.index for assignment in assignments],
-            run_seed=self._seed_at(assignments[0]),
-            sampling=self.sampling,
-            rollout_ids=names,
-        )
-
-    async def _play_one(self, name: str, assignment: Assignment, example: Example) -> Rollout:
-        try:
-            return await self.environments[assignment.environment].rollout(
-                self.client,
-                example,
-                index=assignment.index,
-                run_seed=self._seed_at(assignment),
-                sampling=self.sampling,
-                rollout_id=name,
-            )
-        finally:
-            self.client.end(name)
+        return [played[number] for number in range(len(names))]
 
     def _seed_at(self, assignment: Assignment) -> int:
         """Return the run seed at a place of the training order.
@@ -367,14 +332,3 @@ class RolloutSource:
             self._thread.run(self.client.close())
         finally:
             self._thread.close()
-
-
-def _runs(rows: Sequence[int]) -> list[tuple[int, int]]:
-    """Return (first, count) of every run of consecutive rows, so that nothing else is fetched."""
-    runs: list[tuple[int, int]] = []
-    for row in rows:
-        if runs and row == sum(runs[-1]):
-            runs[-1] = (runs[-1][0], runs[-1][1] + 1)
-        else:
-            runs.append((row, 1))
-    return runs

@@ -101,9 +101,11 @@ def environment_errors(entry: Mapping[str, Any]) -> float | None:
 
 
 def number(entry: Mapping[str, Any], name: str) -> float | None:
-    """Return a metric of a step, None where it has none."""
+    """Return a metric of a step, None where it has none or no number."""
     value = entry.get(name)
-    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
+    if isinstance(value, bool) or not isinstance(value, int | float) or value != value:
+        return None
+    return float(value)
 
 
 def read_alerts(folder: Path) -> list[Alert]:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from wander.errors import ConfigError, MissingExtra
+from wander.train.watch.alerts import number
 
 if TYPE_CHECKING:
     from wander.train.evaluation.evaluator import CellEvaluation
@@ -59,16 +60,16 @@ class PlottedRun:
             if across == "step":
                 at = float(entry["step"])
             elif across == "rollouts":
-                at += _known(entry.get("rollouts")) or 0.0
+                at += number(entry, "rollouts") or 0.0
             else:
                 seconds = ("seconds/step", "seconds/evaluation")
-                at += sum(_known(entry.get(name)) or 0.0 for name in seconds) / 3600
+                at += sum(number(entry, name) or 0.0 for name in seconds) / 3600
             places[entry["step"]] = at
         return places
 
     def known(self, name: str) -> list[tuple[int, float]]:
         """Return step and value wherever the metric is a number."""
-        pairs = ((entry["step"], _known(entry.get(name))) for entry in self.entries)
+        pairs = ((entry["step"], number(entry, name)) for entry in self.entries)
         return [(step, value) for step, value in pairs if value is not None]
 
 
@@ -245,7 +246,7 @@ def _time_panel(alt: Any, run: PlottedRun, across: Across) -> list[Any]:
         {"at": places[entry["step"]], "part": part, "seconds": seconds}
         for entry in entries
         for part in TIMES
-        if (seconds := _known(entry.get(f"seconds/{part}"))) is not None and seconds > 0
+        if (seconds := number(entry, f"seconds/{part}")) is not None and seconds > 0
     ]
     if len({row["at"] for row in rows}) < 2:
         return []
@@ -253,9 +254,3 @@ def _time_panel(alt: Any, run: PlottedRun, across: Across) -> list[Any]:
     chart = alt.Chart(alt.Data(values=rows)).mark_area()
     chart = chart.encode(x=alt.X("at:Q", title=across), y=share, color=alt.Color("part:N", sort=list(TIMES)))
     return [chart.properties(**_PANEL)]
-
-
-def _known(value: Any) -> float | None:
-    if isinstance(value, bool) or not isinstance(value, int | float) or value != value:
-        return None
-    return float(value)
