@@ -18,7 +18,7 @@ from wander.train.phases import (
     Phase,
     RolloutsPhase,
     SFTPhase,
-    made_model,
+    find_made_model,
     phase_folders,
     read_phases,
 )
@@ -184,7 +184,7 @@ class PhasedRun:
         """Return the folder of an earlier phase's model, and any other model as it is."""
         if not text.startswith(PHASE):
             return text
-        return str(made_model(self.folders[text.removeprefix(PHASE)]))
+        return str(find_made_model(self.folders[text.removeprefix(PHASE)]))
 
     def _play(self, phase: RolloutsPhase, folder: Path) -> Outcome:
         from wander_client.evaluate import evaluation as evaluations
@@ -322,13 +322,13 @@ class PhasedRun:
 
     def _keep_model(self) -> None:
         """Have the last phase's model in the run's own folder too, as every training run has it."""
-        from wander.train.trainer import replaced_folder
+        from wander.train.trainer import replace_folder
 
         makers = [phase for phase in self.command.phases if phase.kind != "rollouts"]
         if not makers:
             return
-        model = made_model(self.folders[makers[-1].name])
-        with replaced_folder(self.folder / "model") as made:
+        model = find_made_model(self.folders[makers[-1].name])
+        with replace_folder(self.folder / "model") as made:
             shutil.copytree(model, made, dirs_exist_ok=True, copy_function=_link)
 
     @property

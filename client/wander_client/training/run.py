@@ -154,14 +154,14 @@ def find_weights(context: Invocation, word: str) -> str:
 
     `RUN` alone is its best where it kept one, `RUN@last` always those of its end.
     """
-    from wander.train.phases import made_model
+    from wander.train.phases import find_made_model
 
     name, _, step = word.rpartition("@") if "@" in word else (word, "", "")
     folder = resumable_folder(context, Path(name))
     if step and step != "last":
         place = folder / "checkpoints" / f"checkpoint-{step}"
     else:
-        place = folder / "model" if step else made_model(folder)
+        place = folder / "model" if step else find_made_model(folder)
     if place.is_dir():
         return str(place.resolve())
     steps = sorted(

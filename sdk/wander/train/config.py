@@ -363,7 +363,7 @@ class GRPOSettings(Section):
         return self
 
     @model_validator(mode="after")
-    def _evaluated(self) -> GRPOSettings:
+    def _require_evaluations(self) -> GRPOSettings:
         """Refuse a best or a target that no evaluation will ever tell."""
         asked = [*self.stopping.target, *([self.output.keep_best] if self.output.keep_best else [])]
         cells = {cell.name for cell in self.evaluation_cells}
@@ -438,7 +438,7 @@ def read_settings(
     data = settings_data(file, overrides)
     for section, fields in given.items():
         data.setdefault(section, {}).update(fields)
-    return checked_settings(kind, data, f" in `{file}`" if file else "")
+    return check_settings(kind, data, f" in `{file}`" if file else "")
 
 
 def settings_data(file: Path | None, overrides: Sequence[str] = ()) -> dict[str, Any]:
@@ -478,7 +478,7 @@ def _phases_by_name(phases: list[Any], file: Path | None) -> dict[str, Any]:
     return named
 
 
-def checked_settings(kind: type[AnySection], data: Mapping[str, Any], where: str) -> AnySection:
+def check_settings(kind: type[AnySection], data: Mapping[str, Any], where: str) -> AnySection:
     """Return settings of what a file holds; raises `ConfigError` that names the field, and `where`."""
     try:
         return kind.model_validate(data)

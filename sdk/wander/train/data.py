@@ -161,7 +161,7 @@ def select_rows(
         if reason is None and not messages:
             reason = "no assistant message"
         if reason is None and not keep_repeats:
-            reason = _repeated(messages, rollout.tools, seen, near=near)
+            reason = _reason_as_repeat(messages, rollout.tools, seen, near=near)
         if reason is not None:
             report.drop(reason, source, samples=samples)
             continue
@@ -171,7 +171,7 @@ def select_rows(
         (per_stratum, lambda one: one.stratum, "stratum"),
     ):
         if most is not None:
-            kept = _balanced(kept, most, key, f"more than {most} of its {name}", report, samples)
+            kept = _balance(kept, most, key, f"more than {most} of its {name}", report, samples)
     report.kept = len(kept)
     return [row for row, _ in kept], report
 
@@ -184,21 +184,21 @@ def _row(source: Sourced, messages: list[Message]) -> dict[str, Any]:
     return row | ({"tools": rollout.tools} if rollout.tools else {})
 
 
-def _repeated(messages: list[Message], tools: Any, seen: set[str], *, near: bool) -> str | None:
+def _reason_as_repeat(messages: list[Message], tools: Any, seen: set[str], *, near: bool) -> str | None:
     """Return why a conversation is a repeat, or remember it."""
     exact = canonical_json([messages, tools])
     if exact in seen:
         return "repeated conversation"
     seen.add(exact)
     if near:
-        words = normalised(messages)
+        words = normalise(messages)
         if words in seen:
             return "nearly repeated conversation"
         seen.add(words)
     return None
 
 
-def normalised(messages: Sequence[Message]) -> str:
+def normalise(messages: Sequence[Message]) -> str:
     """Return the words of a conversation, whatever their case, spacing and punctuation.
 
     Letters and digits count, in compatibility form (NFKC); so do calls of tools.
@@ -208,7 +208,7 @@ def normalised(messages: Sequence[Message]) -> str:
     return " ".join(re.findall(r"\w+", text))
 
 
-def _balanced(
+def _balance(
     kept: Sequence[_Kept],
     most: int,
     key: Callable[[Sourced], Any],

@@ -238,7 +238,7 @@ def is_sharded(model: Any) -> bool:
 
 
 @contextlib.contextmanager
-def shared_out(settings: GRPOSettings, world: World) -> Iterator[None]:
+def share_out(settings: GRPOSettings, world: World) -> Iterator[None]:
     """Check that the processes can share what the settings want; what sharding leaves ends with the block.
 
     Raises `ConfigError` for groups that cannot be dealt out evenly and a policy that cannot be sharded.

@@ -31,7 +31,7 @@ SERVED = "served"
 
 
 @contextlib.contextmanager
-def opened_engine(
+def open_engine(
     settings: GRPOSettings,
     model: Any,
     loaded: LoadedModel,

@@ -54,24 +54,24 @@ from wander.train.distributed import (
     shard_on_any_device,
     sharding_arguments,
     shards_policy,
-    shared_out,
+    share_out,
 )
-from wander.train.engine import CurrentWeights, ServerOpener, attach, correction_arguments, opened_engine
-from wander.train.evaluation.schedule import BEST_MODEL, Listener, scheduled
+from wander.train.engine import CurrentWeights, ServerOpener, attach, correction_arguments, open_engine
+from wander.train.evaluation.schedule import BEST_MODEL, Listener, open_schedule
 from wander.train.records.outcome import BestCheckpoint, Outcome, Stopped, write_outcome
 from wander.train.records.record import METRICS, SavedByAll, TrainingRecord
 from wander.train.records.step_metrics import mean, rollout_metrics
 from wander.train.rollouts.environments import EnvironmentOpener, PinSource, choices_of
 from wander.train.rollouts.sampler import SamplerCheckpoint
-from wander.train.rollouts.source import RolloutSource, Trajectory, without_truncated
-from wander.train.rollouts.step import StepPlayer, merged_step, mixture_of
+from wander.train.rollouts.source import RolloutSource, Trajectory, mask_truncated
+from wander.train.rollouts.step import StepPlayer, merge_shares, mixture_of
 from wander.train.trainer import (
     Progress,
     StepLog,
     train_until_interrupted,
     training_arguments,
 )
-from wander.train.watch.observers import observed
+from wander.train.watch.observers import open_observers
 from wander.train.watch.trackers import require_trackers
 from wander.train.weights import WeightMean, save_copy, save_policy, wrap_lora
 from wander.types import SamplingArgs
@@ -144,7 +144,7 @@ class RolloutTrainer(GRPOTrainer):  # type: ignore[misc]
         self.weights.refresh()
         slots = dict.fromkeys(int(prompt[-1][PLACE]) % self.settings.batch.groups for prompt in prompts)
         own = self.world.together(lambda: self.player.play(self.player.draw(list(slots))))
-        step = merged_step(self.world.exchange([own]))
+        step = merge_shares(self.world.exchange([own]))
         self.weights.engine.rest()
         refills = self.settings.data.refill_rounds > 0
         self.step_metrics = rollout_metrics(step, self.player.source.labels, refills=refills)
@@ -152,7 +152,7 @@ class RolloutTrainer(GRPOTrainer):  # type: ignore[misc]
         end = self.processing_class.eos_token_id
         trajectories = [each or Trajectory([end], [end], [0], [0.0]) for each in own.trajectories]
         if self.settings.algorithm.mask_truncated_completions:
-            trajectories = without_truncated(trajectories, own.rollouts)
+            trajectories = mask_truncated(trajectories, own.rollouts)
         return {
             "prompt_ids": [each.prompt_ids for each in trajectories],
             "completion_ids": [each.completion_ids for each in trajectories],
@@ -361,9 +361,9 @@ def train_grpo(
     torch.manual_seed(settings.schedule.seed)  # adapters begin with random numbers
     model = wrap_lora(loaded.model, section)
     with contextlib.ExitStack() as stack:
-        stack.enter_context(shared_out(settings, world))
+        stack.enter_context(share_out(settings, world))
         own = stack.enter_context(own_folder(folder, world))
-        engine = stack.enter_context(opened_engine(settings, model, loaded, folder, world, serve))
+        engine = stack.enter_context(open_engine(settings, model, loaded, folder, world, serve))
         client = PolicyClient(model, loaded.tokenizer, name=loaded.name, engine=engine)
         source = world.together(lambda: open_source(open_environment, client, settings))
         stack.callback(source.close)
@@ -383,14 +383,14 @@ def train_grpo(
         with (
             quiet_libraries(),
             record.arithmetic(),
-            scheduled(
+            open_schedule(
                 *(open_environment, client, settings, own, log),
                 lambda step, place: weights_digest(save_copy(model, loaded, place)),
                 world=world,
                 checkpoint=begun,
                 listeners=evaluated if world.is_main else (),
             ) as schedule,
-            world.in_main(lambda: observed(source, settings, own, log, begun)) as watching,
+            world.in_main(lambda: open_observers(source, settings, own, log, begun)) as watching,
         ):
             # Whatever else happens between steps (trackers, panels) is one more of these.
             mine = [*record.callbacks_of(world), *watching, *(observers if world.is_main else ())]

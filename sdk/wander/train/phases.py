@@ -29,7 +29,7 @@ from wander.train.config import (
     GRPOSettings,
     Section,
     SFTSettings,
-    checked_settings,
+    check_settings,
     settings_data,
 )
 from wander.train.records.outcome import read_best
@@ -176,7 +176,7 @@ def _phase(
 ) -> Phase:
     kind = own.pop("kind", None)
     if kind == "rollouts":
-        settings = checked_settings(RolloutsSettings, laid_over(_only(shared, "environment"), own), where)
+        settings = check_settings(RolloutsSettings, lay_over(_only(shared, "environment"), own), where)
         if settings.rollouts.model is None:
             players = settings.rollouts.model_copy(update={"model": _model_before(before, shared, where)})
             settings = settings.model_copy(update={"rollouts": players})
@@ -184,14 +184,14 @@ def _phase(
     if kind == "model":
         (transcripts,) = _rows_before(before, where)
         return ModelPhase(
-            name=name, transcripts=transcripts, settings=checked_settings(NewModelSettings, own, where)
+            name=name, transcripts=transcripts, settings=check_settings(NewModelSettings, own, where)
         )
     if kind not in ("sft", "grpo"):
         raise ConfigError(f"`kind`{where} is `{kind}`", hint="it is one of rollouts, model, sft, grpo")
     if "path" not in own.get("model", {}):
         own["model"] = {**own.get("model", {}), "path": _model_before(before, shared, where)}
     if kind == "grpo":
-        return GRPOPhase(name=name, settings=checked_settings(GRPOSettings, laid_over(shared, own), where))
+        return GRPOPhase(name=name, settings=check_settings(GRPOSettings, lay_over(shared, own), where))
     rows = own.pop("rows", None)
     if rows is None:
         rows = _rows_before(before, where)
@@ -201,17 +201,17 @@ def _phase(
     return SFTPhase(
         name=name,
         rows=[rows] if isinstance(rows, str) else rows,
-        settings=checked_settings(SFTSettings, laid_over(common, own), where),
+        settings=check_settings(SFTSettings, lay_over(common, own), where),
     )
 
 
-def laid_over(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+def lay_over(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
     """Return two tables as one, tables within them too; anything else of `above` replaces what is below."""
     whole = dict(below)
     for name, value in above.items():
         known = whole.get(name)
         both = isinstance(known, Mapping) and isinstance(value, Mapping)
-        whole[name] = laid_over(known, value) if both and known is not None else value
+        whole[name] = lay_over(known, value) if both and known is not None else value
     return whole
 
 
@@ -271,6 +271,6 @@ def _taken(phase: Phase) -> list[tuple[str, Sequence[str]]]:
     return [(phase.settings.model.path, MODEL_KINDS), *rows]
 
 
-def made_model(folder: Path) -> Path:
+def find_made_model(folder: Path) -> Path:
     """Return the model that a finished phase leaves to those after it: its best where it kept one."""
     return folder / ("best" if read_best(folder) is not None else "model")

@@ -102,7 +102,7 @@ def train_sft(
     started = perf_counter()
     require_trackers(settings.logging.trackers)
     loaded = load_model(settings.model.path, device=settings.model.device, dtype=settings.model.dtype)
-    dataset, too_long = tokenized(rows, loaded, settings.batch.max_length)
+    dataset, too_long = tokenize_rows(rows, loaded, settings.batch.max_length)
     schedule = settings.schedule
     learnt, held_out = split(dataset, schedule.eval_share, schedule.seed)
     folder.mkdir(parents=True, exist_ok=True)
@@ -153,7 +153,7 @@ def train_sft(
     )
 
 
-def tokenized(rows: Iterable[dict[str, Any]], loaded: LoadedModel, max_length: int) -> tuple[Any, int]:
+def tokenize_rows(rows: Iterable[dict[str, Any]], loaded: LoadedModel, max_length: int) -> tuple[Any, int]:
     """Return the rows as a dataset of `input_ids` and `labels`, and how many were too long."""
     form = ChatFormat(loaded.tokenizer, end_of_turn_ids(loaded.model, loaded.tokenizer))
     columns: dict[str, list[Any]] = {"input_ids": [], "labels": [], "length": []}

@@ -123,13 +123,13 @@ def train_until_interrupted(trainer: Any, log: StepLog, checkpoint: Path | None 
     Returns whether the run was interrupted.
     """
     trainer.remove_callback(PrinterCallback)
-    with _interrupts_noted(log):
+    with _note_interrupts(log):
         trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
     return log.stop_requested
 
 
 @contextlib.contextmanager
-def _interrupts_noted(log: StepLog) -> Iterator[None]:
+def _note_interrupts(log: StepLog) -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -148,7 +148,7 @@ def _interrupts_noted(log: StepLog) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def replaced_folder(folder: Path) -> Iterator[Path]:
+def replace_folder(folder: Path) -> Iterator[Path]:
     """Yield a temporary folder that takes the place of `folder` when the block succeeds."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=f".{folder.name}-", dir=folder.parent) as work:

@@ -15,7 +15,7 @@ from wander.models.loading import LoadedModel
 from wander.models.quiet import quiet_libraries
 from wander.train.config import ModelSection
 from wander.train.distributed import is_beside_main, is_sharded
-from wander.train.trainer import replaced_folder
+from wander.train.trainer import replace_folder
 
 
 def wrap_lora(model: Any, section: ModelSection) -> Any:
@@ -102,7 +102,7 @@ def save_model(model: Any, loaded: LoadedModel, folder: Path) -> Path:
     """Write the model, adapters merged, with its tokenizer in Hugging Face form; whole or not at all."""
     if hasattr(model, "merge_and_unload"):
         model = model.merge_and_unload()
-    with replaced_folder(folder) as made:
+    with replace_folder(folder) as made:
         model.save_pretrained(made)
         loaded.tokenizer.save_pretrained(made)
     return folder
@@ -115,7 +115,7 @@ def save_policy(model: Any, loaded: LoadedModel, folder: Path) -> Path:
     whole = {name: weight.to("cpu") for name, weight in whole_weights(model) if not is_beside_main()}
     if is_beside_main():
         return folder
-    with replaced_folder(folder) as made:
+    with replace_folder(folder) as made:
         model.save_pretrained(made, state_dict=whole)
         loaded.tokenizer.save_pretrained(made)
     return folder

@@ -13,8 +13,8 @@ from wander.train.phases import (
     ModelPhase,
     RolloutsPhase,
     SFTPhase,
-    laid_over,
-    made_model,
+    find_made_model,
+    lay_over,
     phase_folders,
     read_phases,
 )
@@ -147,7 +147,7 @@ def test_phases_that_cannot_be_are_refused(tmp_path: Path, text: str, message: s
 
 def test_tables_are_laid_over_each_other_and_lists_replaced() -> None:
     below = {"a": {"x": 1, "y": {"z": 2}}, "l": [1, 2]}
-    assert laid_over(below, {"a": {"y": {"w": 3}}, "l": [3]}) == {
+    assert lay_over(below, {"a": {"y": {"w": 3}}, "l": [3]}) == {
         "a": {"x": 1, "y": {"z": 2, "w": 3}},
         "l": [3],
     }
@@ -165,9 +165,9 @@ def test_every_phase_has_a_folder_and_leaves_its_best_model(tmp_path: Path) -> N
         "5-two",
     ]
     folders["one"].mkdir()
-    assert made_model(folders["one"]).name == "model"
+    assert find_made_model(folders["one"]).name == "model"
     write_best(folders["one"], BestCheckpoint(metric="a/b", mode="max", value=1.0, step=3))
-    assert made_model(folders["one"]).name == "best"
+    assert find_made_model(folders["one"]).name == "best"
 
 
 def test_reading_phases_loads_no_torch() -> None:

@@ -21,7 +21,7 @@ from wander.train.distributed import (
     own_folder,
     rows_and_accumulation,
     shards_policy,
-    shared_out,
+    share_out,
 )
 from wander.train.evaluation.evaluator import read_evaluations
 from wander.train.grpo import train_grpo
@@ -208,7 +208,7 @@ class _Alone(World):
 
 
 def _shared(settings: GRPOSettings, size: int) -> Any:
-    return shared_out(settings, _Alone(0, size))
+    return share_out(settings, _Alone(0, size))
 
 
 def test_groups_must_be_shared_out_evenly(puller: Path) -> None:

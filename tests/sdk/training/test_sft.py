@@ -10,7 +10,7 @@ import pytest
 from wander.errors import ConfigError, RunError
 from wander.models.loading import load_model, weights_digest
 from wander.train.config import SFTSettings
-from wander.train.sft import IGNORED, split, tokenized, train_sft
+from wander.train.sft import IGNORED, split, tokenize_rows, train_sft
 
 
 def settings_for(model: Path, **schedule: Any) -> SFTSettings:
@@ -37,7 +37,7 @@ def rows(count: int = 24) -> list[dict[str, Any]]:
 
 def test_only_the_assistants_tokens_are_learnt(tiny: Path) -> None:
     loaded = load_model(tiny, device="cpu")
-    dataset, too_long = tokenized(rows(1), loaded, 100)
+    dataset, too_long = tokenize_rows(rows(1), loaded, 100)
     learnt = [label for label in dataset[0]["labels"] if label != IGNORED]
     assert loaded.tokenizer.decode(learnt) == "<pull>3</pull><|end|><pull>3</pull><|end|>"
     assert too_long == 0
@@ -74,16 +74,16 @@ def test_same_seed_same_weights_on_a_cpu(tiny: Path, tmp_path: Path) -> None:
 def test_long_rows_are_counted_and_no_row_at_all_is_refused(tiny: Path, tmp_path: Path) -> None:
     loaded = load_model(tiny, device="cpu")
     long = {"messages": [{"role": "user", "content": "far too long " * 30}, *rows(1)[0]["messages"][1:2]]}
-    dataset, too_long = tokenized([long, *rows(2)], loaded, 60)
+    dataset, too_long = tokenize_rows([long, *rows(2)], loaded, 60)
     assert (len(dataset), too_long) == (2, 1)
     with pytest.raises(ConfigError, match="1 exceed 60 tokens"):
-        tokenized([long], loaded, 60)
+        tokenize_rows([long], loaded, 60)
 
 
 def test_a_row_without_an_answer_is_named(tiny: Path) -> None:
     loaded = load_model(tiny, device="cpu")
     with pytest.raises(ConfigError, match="row 2 cannot be learnt"):
-        tokenized([*rows(1), {"messages": [{"role": "user", "content": "hello"}]}], loaded, 60)
+        tokenize_rows([*rows(1), {"messages": [{"role": "user", "content": "hello"}]}], loaded, 60)
 
 
 def various(count: int = 24) -> list[dict[str, Any]]:
@@ -113,7 +113,7 @@ def test_conversations_are_held_back_by_prompt_and_measured(tiny: Path, tmp_path
         line["step"]: line["loss"] for line in lines[1:]
     }
     loaded = load_model(tiny, device="cpu")
-    dataset, _ = tokenized(various(), loaded, 100)
+    dataset, _ = tokenize_rows(various(), loaded, 100)
     learnt, back = split(dataset, 0.25, 0)
     starts = [{tuple(ids[:20]) for ids in part["input_ids"]} for part in (learnt, back)]
     assert starts[0].isdisjoint(starts[1])

@@ -25,7 +25,7 @@ from wander.models.chat import ChatFormat
 from wander.models.loading import load_model, weights_digest
 from wander.models.sampling import end_of_turn_ids
 from wander.train.config import SFTSettings
-from wander.train.sft import IGNORED, tokenized, train_sft
+from wander.train.sft import IGNORED, tokenize_rows, train_sft
 
 TURN = "{{ '<|im_start|>' + m['role'] + '\n' + m['content'] + '<|im_end|>\n' }}"
 OPEN = "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
@@ -151,7 +151,7 @@ def folder(family: Family, tmp_path: Path) -> Path:
 def learnt_and_read(folder: Path, messages: list[dict[str, Any]], tools: Any = None) -> list[tuple[str, str]]:
     """Return, for each sample, the text that is learnt and the whole."""
     loaded = load_model(folder, device="cpu")
-    dataset, too_long = tokenized([{"messages": messages, "tools": tools}], loaded, 400)
+    dataset, too_long = tokenize_rows([{"messages": messages, "tools": tools}], loaded, 400)
     assert too_long == 0
     found = []
     for ids, labels in zip(dataset["input_ids"], dataset["labels"], strict=True):

@@ -5,7 +5,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from wander.train.trainer import StepLog, replaced_folder
+from wander.train.trainer import StepLog, replace_folder
 
 
 def log_step(log: StepLog, step: int, **logs: Any) -> None:
@@ -37,10 +37,10 @@ def test_a_resumed_log_keeps_the_steps_of_its_checkpoint(tmp_path: Path) -> None
 
 def test_a_folder_is_replaced_whole_or_not_at_all(tmp_path: Path) -> None:
     for text in ("one", "two"):
-        with replaced_folder(tmp_path / "model") as made:
+        with replace_folder(tmp_path / "model") as made:
             (made / "weights").write_text(text)
     try:
-        with replaced_folder(tmp_path / "model") as made:
+        with replace_folder(tmp_path / "model") as made:
             (made / "weights").write_text("three")
             raise OSError("disk full")
     except OSError:

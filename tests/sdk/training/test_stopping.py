@@ -10,8 +10,8 @@ import pytest
 import torch
 from wander.errors import ConfigError
 from wander.train.config import StoppingSection
-from wander.train.evaluation.evaluator import CellEvaluation, interval_of, measured
-from wander.train.evaluation.stopping import CollapseWatch, StoppingCallback, reached
+from wander.train.evaluation.evaluator import CellEvaluation, interval_of, read_value
+from wander.train.evaluation.stopping import CollapseWatch, StoppingCallback, describe_reached
 from wander.train.records.outcome import BestCheckpoint
 from wander.train.trainer import StepLog
 
@@ -82,17 +82,19 @@ def cell(name: str, reward: float | None, step: int = 1, **metrics: float) -> Ce
 def test_a_target_wants_all_of_its_bounds() -> None:
     target: dict[str, float | str] = {"optimal/drawn": 0.97, "random/lost": "<= 0"}
     good = [cell("optimal", 0.5, drawn=0.98), cell("random", 0.9, lost=0.0)]
-    assert reached(target, good) == "`optimal/drawn` is 0.98, `random/lost` is 0"
-    assert reached(target, [good[0], cell("random", 0.9, lost=0.1)]) is None
-    assert reached(target, [good[0], cell("random", None)]) is None, "a cell that failed meets nothing"
-    assert reached({}, good) is None
+    assert describe_reached(target, good) == "`optimal/drawn` is 0.98, `random/lost` is 0"
+    assert describe_reached(target, [good[0], cell("random", 0.9, lost=0.1)]) is None
+    assert describe_reached(target, [good[0], cell("random", None)]) is None, (
+        "a cell that failed meets nothing"
+    )
+    assert describe_reached({}, good) is None
     with pytest.raises(ConfigError, match="no evaluation has `optimal/drwn`"):
-        reached({"optimal/drwn": 0.9}, good)
+        describe_reached({"optimal/drwn": 0.9}, good)
 
 
 def test_an_evaluation_tells_its_reward_and_metrics_by_cell() -> None:
-    assert measured([cell("a", 0.25, drawn=1.0)], "a/reward") == 0.25
-    assert measured([cell("a", 0.25, drawn=1.0)], "a/drawn") == 1.0
+    assert read_value([cell("a", 0.25, drawn=1.0)], "a/reward") == 0.25
+    assert read_value([cell("a", 0.25, drawn=1.0)], "a/drawn") == 1.0
 
 
 def test_of_equal_values_the_first_stays_the_best() -> None:

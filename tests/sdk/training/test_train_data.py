@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 from wander.errors import ConfigError
-from wander.train.data import Condition, Sourced, normalised, read_rows, select_rows, write_rows
+from wander.train.data import Condition, Sourced, normalise, read_rows, select_rows, write_rows
 from wander.types import Failure, Rollout, Usage
 
 
@@ -109,7 +109,7 @@ def test_near_repeats_have_the_same_words() -> None:
     assert kept(rollouts, near=True) == ["0", "2"]
     _, report = select_rows(rollouts, near=True)
     assert report.dropped == {"repeated conversation": 1, "nearly repeated conversation": 1}
-    assert normalised([{"role": "user", "content": "Ａ b"}]) == normalised(
+    assert normalise([{"role": "user", "content": "Ａ b"}]) == normalise(
         [{"role": "user", "content": "a B!"}]
     )
 

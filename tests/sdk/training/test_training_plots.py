@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from wander.errors import ConfigError
 from wander.train.evaluation.evaluator import CellEvaluation, write_evaluations
-from wander.train.watch.plots import MOST_POINTS, PlottedRun, draw_learning_curve, draw_runs, reduced
+from wander.train.watch.plots import MOST_POINTS, PlottedRun, draw_learning_curve, draw_runs, thin_out
 
 
 def entries(steps: int, **fields: Any) -> list[dict[str, Any]]:
@@ -94,11 +94,11 @@ def test_of_many_steps_the_spikes_stay(tmp_path: Path) -> None:
         {"value": 9.0 if step == 7777 else -9.0 if step == 4321 else 0.0, "at": step}
         for step in range(20_000)
     ]
-    kept = reduced(rows)
+    kept = thin_out(rows)
     assert len(kept) <= MOST_POINTS
     assert {row["value"] for row in kept} == {0.0, 9.0, -9.0}
     assert [row["at"] for row in kept] == sorted(row["at"] for row in kept)
-    assert reduced(rows[:100]) == rows[:100]
+    assert thin_out(rows[:100]) == rows[:100]
 
 
 def test_files_are_what_their_names_say(tmp_path: Path) -> None:

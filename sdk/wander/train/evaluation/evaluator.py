@@ -78,7 +78,7 @@ def write_evaluations(folder: Path, evaluations: Iterable[CellEvaluation]) -> No
     jsonl.write_records(folder / EVALUATIONS, evaluations)
 
 
-def measured(evaluations: Sequence[CellEvaluation], name: str) -> float | None:
+def read_value(evaluations: Sequence[CellEvaluation], name: str) -> float | None:
     """Return one value of the cells of a step; raises `ConfigError` for a name that they lack."""
     values = {key: value for one in evaluations for key, value in one.values().items()}
     if name not in values:
@@ -122,7 +122,7 @@ class Evaluator:
         """Play every cell once, with the weights as they are now; all processes get the whole of it."""
         self.client.refresh()
         self.client.take_totals()
-        found = [self._evaluated(cell, step) for cell in self.settings.evaluation_cells]
+        found = [self._evaluate_cell(cell, step) for cell in self.settings.evaluation_cells]
         self.client.take_totals()  # none of it counts towards the step that follows
         return found
 
@@ -133,7 +133,7 @@ class Evaluator:
         finally:
             self._thread.close()
 
-    def _evaluated(self, cell: EvaluationCell, step: int) -> CellEvaluation:
+    def _evaluate_cell(self, cell: EvaluationCell, step: int) -> CellEvaluation:
         started = perf_counter()
         own = self.world.together(lambda: self._thread.run(self._play(cell)))
         tokens = sum(self.world.exchange([self.client.take_totals().tokens]))
@@ -166,7 +166,7 @@ class Evaluator:
 
     async def _play(self, cell: EvaluationCell) -> dict[int, Rollout]:
         """Play this process's share of the examples; return the rollouts by the numbers of theirs."""
-        handle = await self._opened(cell)
+        handle = await self._open_cell(cell)
         examples = await self._examples_of(cell, handle)
         share = range(self.world.rank, len(examples), self.world.size)
         # As many at once as a step plays: what fits in memory there fits here.
@@ -182,7 +182,7 @@ class Evaluator:
             rollouts |= dict(zip(failed, again, strict=True))
         return rollouts
 
-    async def _opened(self, cell: EvaluationCell) -> EnvironmentHandle:
+    async def _open_cell(self, cell: EvaluationCell) -> EnvironmentHandle:
         base = {} if cell.environment else self.settings.environment.arguments
         choice = EnvironmentChoice(cell.environment, {**base, **cell.arguments})
         key = canonical_json([choice.name, choice.arguments])

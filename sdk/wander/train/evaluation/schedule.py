@@ -17,8 +17,8 @@ from wander.train.distributed import World
 from wander.train.evaluation.evaluator import (
     CellEvaluation,
     Evaluator,
-    measured,
     read_evaluations,
+    read_value,
     write_evaluations,
 )
 from wander.train.evaluation.stopping import StoppingCallback
@@ -91,7 +91,7 @@ class EvaluationCallback(TrainerCallback):  # type: ignore[misc]
         output = self.settings.output
         if output.keep_best is None:
             return
-        value = measured(found, output.keep_best)
+        value = read_value(found, output.keep_best)
         if value is None or (self.best is not None and not self.best.is_beaten_by(value)):
             return
         best = BestCheckpoint(metric=output.keep_best, mode=output.best_mode, value=value, step=step)
@@ -119,7 +119,7 @@ class Schedule:
 
 
 @contextlib.contextmanager
-def scheduled(
+def open_schedule(
     open_environment: EnvironmentOpener,
     client: PolicyClient,
     settings: GRPOSettings,

@@ -17,7 +17,7 @@ from transformers import TrainerCallback
 from wander.errors import ConfigError
 from wander.train.config import StoppingSection
 from wander.train.data import OPERATORS, Condition
-from wander.train.evaluation.evaluator import CellEvaluation, measured
+from wander.train.evaluation.evaluator import CellEvaluation, read_value
 from wander.train.records.outcome import Stopped
 from wander.train.trainer import StepLog
 
@@ -93,12 +93,12 @@ class _DropWatch:
         return self._low >= self.patience
 
 
-def reached(target: dict[str, float | str], evaluations: Sequence[CellEvaluation]) -> str | None:
+def describe_reached(target: dict[str, float | str], evaluations: Sequence[CellEvaluation]) -> str | None:
     """Return the values that meet every bound of the target, in words; None when one does not."""
     met = []
     for name, bound in target.items():
         condition = Condition.parse(f"value{bound}" if isinstance(bound, str) else f"value>={bound}")
-        value = measured(evaluations, name)
+        value = read_value(evaluations, name)
         if value is None or not OPERATORS[condition.sign](value, condition.value):
             return None
         met.append(f"`{name}` is {value:.4g}")
@@ -118,7 +118,7 @@ class StoppingCallback(TrainerCallback):  # type: ignore[misc]
 
     def evaluated(self, step: int, evaluations: Sequence[CellEvaluation]) -> None:
         """Read what an evaluation found; the one before the first step ends nothing."""
-        met = reached(self.settings.target, evaluations)
+        met = describe_reached(self.settings.target, evaluations)
         if met is not None and step > 0:
             self.stopped = Stopped(kind="target", step=step, reason=f"the target is reached: {met}")
 

@@ -33,16 +33,16 @@ from wander.train.records.checkpoints import (
 )
 from wander.train.records.checkpoints import read_saved as read_checkpoints
 from wander.train.records.reproduction import (
-    allowed,
     arithmetic,
     looseness,
+    record_changes,
     reproduction_of,
     training_differences,
 )
 from wander.train.records.step_hash import STEPS, StepHashes
 from wander.train.rollouts.environments import PinSource
 from wander.train.rollouts.source import RolloutSource
-from wander.train.rollouts.step import PlayedStep, planned_examples
+from wander.train.rollouts.step import PlayedStep, plan_examples
 from wander.types import task_set_digest
 from wander.wire import EnvironmentPin, RunManifest
 from wander.wire.postings import Checkpoint
@@ -104,7 +104,12 @@ class TrainingRecord:
         if folder.manifest.reproduction and differences:
             folder.set_reproduction(
                 folder.manifest.reproduction.model_copy(
-                    update={"allowed": [*folder.manifest.reproduction.allowed, *allowed(differences, begun)]}
+                    update={
+                        "allowed": [
+                            *folder.manifest.reproduction.allowed,
+                            *record_changes(differences, begun),
+                        ]
+                    }
                 )
             )
         seal = found.seal if found else None
@@ -196,7 +201,7 @@ def training_manifest(
         processes=current_world(settings.model.device).size,
         looseness=looseness(settings),
     )
-    examples = planned_examples(source, settings)
+    examples = plan_examples(source, settings)
     pins = [
         pin(choice) if pin is not None else EnvironmentPin(name=opened.info.name, info=opened.info)
         for choice, opened in zip(source.choices, source.environments, strict=True)

@@ -139,7 +139,7 @@ def training_differences(recorded: RunManifest, now: RunManifest) -> list[Differ
     return [differences[name] for name in sorted(differences)]
 
 
-def allowed(differences: Sequence[Difference], step: int) -> list[AllowedChange]:
+def record_changes(differences: Sequence[Difference], step: int) -> list[AllowedChange]:
     """Return differences as the record keeps them, for a run that goes on after `step` in spite of them."""
     at = datetime.now(UTC)
     return [

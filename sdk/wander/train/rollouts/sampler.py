@@ -109,7 +109,7 @@ class ExampleSampler:
             return 0, number
         epoch, place = divmod(number, len(rows))
         if self.settings.order == "shuffled":
-            place = _shuffled(self.seed, lane, epoch, len(rows))[place]
+            place = _shuffle(self.seed, lane, epoch, len(rows))[place]
         return epoch, rows[place]
 
     def _row_by_difficulty(self, lane: int) -> int:
@@ -160,7 +160,7 @@ def _lanes(length: int | None, strata: Sequence[int | None]) -> list[Sequence[in
 
 
 @lru_cache(maxsize=64)
-def _shuffled(seed: int, lane: int, epoch: int, count: int) -> list[int]:
+def _shuffle(seed: int, lane: int, epoch: int, count: int) -> list[int]:
     order = list(range(count))
     derived_rng(seed, "order", lane, epoch).shuffle(order)
     return order

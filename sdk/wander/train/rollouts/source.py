@@ -60,18 +60,18 @@ def trajectories_of(rollout: Rollout) -> list[Trajectory]:
         else:
             parts.append([turn])
         known = [*turn.prompt_ids, *turn.completion_ids]
-    return [_joined(part) for part in parts]
+    return [_join(part) for part in parts]
 
 
-def without_truncated(trajectories: Sequence[Trajectory], rollouts: Sequence[Rollout]) -> list[Trajectory]:
-    """Return the trajectories, those of truncated rollouts with no token that is learnt."""
+def mask_truncated(trajectories: Sequence[Trajectory], rollouts: Sequence[Rollout]) -> list[Trajectory]:
+    """Return the trajectories, those of truncated rollouts without a token to learn from."""
     return [
         replace(trajectory, mask=[0] * len(trajectory.mask)) if rollout.truncated else trajectory
         for trajectory, rollout in zip(trajectories, rollouts, strict=True)
     ]
 
 
-def _joined(turns: Sequence[TurnTokens]) -> Trajectory:
+def _join(turns: Sequence[TurnTokens]) -> Trajectory:
     """Join turns of which each continues the one before it."""
     prompt = turns[0].prompt_ids
     ids: list[int] = []

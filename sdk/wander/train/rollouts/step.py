@@ -62,11 +62,6 @@ class PlayedStep:
     """Time and tokens, one a round."""
 
     @property
-    def assignments(self) -> list[Assignment]:
-        """What is learnt from, in order."""
-        return [each for group in self.groups for each in _assignments(group.pick, len(group.rollouts))]
-
-    @property
     def rollouts(self) -> list[Rollout]:
         """The rollouts that are learnt from, groups together."""
         return [rollout for group in self.groups for rollout in group.rollouts]
@@ -193,7 +188,7 @@ def mixture_of(source: RolloutSource, settings: GRPOSettings) -> Mixture:
     return Mixture(samplers, [environment.weight for environment in settings.environments] or [1.0])
 
 
-def planned_examples(source: RolloutSource, settings: GRPOSettings) -> list[list[Example]]:
+def plan_examples(source: RolloutSource, settings: GRPOSettings) -> list[list[Example]]:
     """Return, for each environment, every example that the run may play, in the order of its steps.
 
     Of endless datasets those that are certain: how far refills go is not known before.
@@ -224,7 +219,7 @@ def _assignments(pick: Pick, count: int) -> list[Assignment]:
     return [Assignment(pick.position, index, pick.environment) for index in range(count)]
 
 
-def merged_step(shares: Sequence[PlayedStep]) -> PlayedStep:
+def merge_shares(shares: Sequence[PlayedStep]) -> PlayedStep:
     """Return the step of which each process played a share: groups in the order of their slots."""
     if len(shares) == 1:
         return shares[0]
@@ -236,11 +231,11 @@ def merged_step(shares: Sequence[PlayedStep]) -> PlayedStep:
         first_idle=sum(share.first_idle for share in shares),
         refilled=sum(share.refilled for share in shares),
         left_out=sum(share.left_out for share in shares),
-        calls=[_merged_round([call for call in calls if call is not None]) for calls in rounds],
+        calls=[_merge_round([call for call in calls if call is not None]) for calls in rounds],
     )
 
 
-def _merged_round(calls: Sequence[StepRollouts]) -> StepRollouts:
+def _merge_round(calls: Sequence[StepRollouts]) -> StepRollouts:
     tokens = sum(call.sampled_tokens for call in calls)
     return StepRollouts(
         rollouts=[rollout for call in calls for rollout in call.rollouts],

@@ -147,7 +147,7 @@ class SampleCallback(TrainerCallback):  # type: ignore[misc]
 
 
 @contextlib.contextmanager
-def observed(
+def open_observers(
     source: RolloutSource,
     settings: GRPOSettings,
     folder: Path,

@@ -197,10 +197,10 @@ def _points(run: PlottedRun, name: str, across: Across) -> Iterator[dict[str, An
             half = spread.get(step, 0.0)
             row |= {"low": value - half, "high": value + half}
         rows.append(row)
-    yield from reduced(rows)
+    yield from thin_out(rows)
 
 
-def reduced(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def thin_out(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return at most `MOST_POINTS` rows: of each bucket those with the least and the greatest value."""
     if len(rows) <= MOST_POINTS:
         return rows

@@ -76,17 +76,17 @@ def _open_trackio(folder: Path, section: LoggingSection, config: Mapping[str, An
         auto_log_gpu=False,
         auto_log_cpu=False,
     )
-    with _unheard():
+    with _mute():
         tracker.start()
 
     def alert(step: int, title: str, text: str) -> None:
-        with _unheard():
+        with _mute():
             tracker.run.alert(title, text=text, step=step)
 
     def close() -> None:
         import trackio
 
-        with _unheard():
+        with _mute():
             trackio.finish()  # type: ignore[no-untyped-call]
             # A run that only accelerate's tracker finished would be finished again when the process ends.
 
@@ -178,6 +178,6 @@ def _has_wandb_key() -> bool:
         return False
 
 
-def _unheard() -> contextlib.redirect_stdout[io.StringIO]:
+def _mute() -> contextlib.redirect_stdout[io.StringIO]:
     """Keep what a library prints out of the answer on stdout."""
     return contextlib.redirect_stdout(io.StringIO())
