@@ -243,7 +243,7 @@ def share_out(settings: GRPOSettings, world: World) -> Iterator[None]:
 
     Raises `ConfigError` for groups that cannot be dealt out evenly and a policy that cannot be sharded.
     """
-    world.together(lambda: _require_shared(settings, world))
+    world.together(lambda: _require_shareable(settings, world))
     before = {name: os.environ.get(name) for name in _TOLD_BY_ENVIRONMENT}
     try:
         yield
@@ -291,7 +291,8 @@ def _is_set(name: str) -> bool:
     return os.environ.get(name, "false").lower() in ("1", "true", "yes")
 
 
-def _require_shared(settings: GRPOSettings, world: World) -> None:
+def _require_shareable(settings: GRPOSettings, world: World) -> None:
+    """Raise `ConfigError` when the processes cannot share the groups of a step, or the policy."""
     batch = settings.batch
     if batch.groups % world.size:
         raise ConfigError(

@@ -20,6 +20,7 @@ from wander.errors import ConfigError
 from wander.evals.stats.intervals import clustered_wilson_interval, t_interval
 from wander.evals.stats.summary import is_number, summarise
 from wander.evals.store import jsonl
+from wander.handle import RolloutRequest
 from wander.train.distributed import World
 from wander.train.rollouts.environments import EnvironmentChoice, EnvironmentOpener
 from wander.types import Example, Record, Rollout, SamplingArgs, canonical_json, task_set_digest
@@ -204,16 +205,19 @@ class Evaluator:
     ) -> list[Rollout]:
         """Play examples at the same time; all begin before any asks, so their batches are always the same."""
         names = [f"{name}/{number}" for number in range(len(examples))]
-        given = {"run_seed": self.settings.evaluation.seed, "sampling": self.sampling}
 
         async def play_one(example: Example, name: str) -> Rollout:
+            request = RolloutRequest.of(
+                self.client,
+                example,
+                [0],
+                run_seed=self.settings.evaluation.seed,
+                sampling=self.sampling,
+                rollout_ids=[name],
+                together=handle.info.group_rewards,
+            )
             try:
-                if not handle.info.group_rewards:
-                    return await handle.rollout(self.client, example, rollout_id=name, **given)
-                (rollout,) = await handle.rollout_group(
-                    self.client, example, indices=[0], rollout_ids=[name], **given
-                )
-                return rollout
+                return (await request.send(handle))[0]
             finally:
                 self.client.end(name)
 

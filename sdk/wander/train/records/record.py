@@ -101,17 +101,9 @@ class TrainingRecord:
                 hint=f"restore that, or have it recorded: `wander train --resume {path} --allow-changes`",
             )
         folder.resume()
-        if folder.manifest.reproduction and differences:
-            folder.set_reproduction(
-                folder.manifest.reproduction.model_copy(
-                    update={
-                        "allowed": [
-                            *folder.manifest.reproduction.allowed,
-                            *record_changes(differences, begun),
-                        ]
-                    }
-                )
-            )
+        if (made := folder.manifest.reproduction) and differences:
+            changes = [*made.allowed, *record_changes(differences, begun)]
+            folder.set_reproduction(made.model_copy(update={"allowed": changes}))
         seal = found.seal if found else None
         if sealed:
             folder.cut(seal.rollouts_bytes if seal else 0)

@@ -16,7 +16,7 @@ from itertools import groupby
 from time import perf_counter
 from typing import Any, TypeVar
 
-from wander.handle import EnvironmentHandle
+from wander.handle import EnvironmentHandle, RolloutRequest
 from wander.models.policy import PolicyClient
 from wander.rollout.garbage import fewer_collections
 from wander.seeding import derived_rng, derived_seed
@@ -290,25 +290,20 @@ class RolloutSource:
         async def play_piece(numbers: list[int]) -> None:
             first = assignments[numbers[0]]
             environment = self.environments[first.environment]
-            given = {"run_seed": self._seed_at(first), "sampling": self.sampling}
-            if environment.info.group_rewards:
-                rollouts = await environment.rollout_group(
-                    *(self.client, examples[numbers[0]]),
-                    indices=[assignments[number].index for number in numbers],
-                    rollout_ids=[names[number] for number in numbers],
-                    **given,
-                )
-                played.update(zip(numbers, rollouts, strict=True))
-                return
+            request = RolloutRequest.of(
+                self.client,
+                examples[numbers[0]],
+                [assignments[number].index for number in numbers],
+                run_seed=self._seed_at(first),
+                sampling=self.sampling,
+                rollout_ids=[names[number] for number in numbers],
+                together=environment.info.group_rewards,
+            )
             try:
-                played[numbers[0]] = await environment.rollout(
-                    *(self.client, examples[numbers[0]]),
-                    index=first.index,
-                    rollout_id=names[numbers[0]],
-                    **given,
-                )
+                played.update(zip(numbers, await request.send(environment), strict=True))
             finally:
-                self.client.end(names[numbers[0]])
+                if not request.together:
+                    self.client.end(names[numbers[0]])
 
         try:
             await asyncio.gather(*map(play_piece, pieces.values()))
