@@ -151,14 +151,18 @@ class EvaluationSettings(Record):
     model: Annotated[
         str,
         Option(
-            "-m --model", "see above; several: a suite", EVAL, kind=list[str] | None, suite=str | list[str]
+            "-m --model",
+            "see above; several make a suite",
+            EVAL,
+            kind=list[str] | None,
+            suite=str | list[str],
         ),
         Rule(same=_same_model),
     ]
     base_url: Annotated[str | None, Option("-b --base-url", "OpenAI-compatible endpoint", FREE, MODEL)] = None
-    key_variable: Annotated[str, Option("--key-variable", "variable of the endpoint's key", FREE, MODEL)] = (
-        KEY_VARIABLE
-    )
+    key_variable: Annotated[
+        str, Option("--key-variable", "environment variable that holds the endpoint's key", FREE, MODEL)
+    ] = KEY_VARIABLE
     num_examples: Annotated[
         int | None,
         Option(
@@ -174,8 +178,10 @@ class EvaluationSettings(Record):
     rollouts_per_example: Annotated[
         int, Option("-r --rollouts", "rollouts of each example", EVAL, SAMPLED, min=1)
     ] = 1
-    strata: Annotated[bool, Option("--strata", "examples evenly from the strata", EVAL, SAMPLED)] = False
-    shuffle: Annotated[bool, Option("--shuffle", "examples drawn by the seed", EVAL, SAMPLED)] = False
+    strata: Annotated[bool, Option("--strata", "take the examples evenly from the strata", EVAL, SAMPLED)] = (
+        False
+    )
+    shuffle: Annotated[bool, Option("--shuffle", "draw the examples by the seed", EVAL, SAMPLED)] = False
     concurrency: Annotated[int, Option("-c --concurrency", "model calls at once", FREE, FILE, min=1)] = 32
     max_rollouts: Annotated[
         int | None,
@@ -185,9 +191,9 @@ class EvaluationSettings(Record):
     seed: Annotated[int, Option("--seed", "the run's seed", EVAL, suite=int | list[int])] = 0
     sampling: Annotated[
         SamplingArgs,
-        Option("-t --temperature", None, SAMPLED, kind=float | None, min=0.0),
-        Option("--top-p", kind=float | None),
-        Option("--max-tokens", "of one turn", kind=int | None, min=1),
+        Option("-t --temperature", "sampling temperature", SAMPLED, kind=float | None, min=0.0),
+        Option("--top-p", "nucleus sampling", kind=float | None),
+        Option("--max-tokens", "most tokens of one turn", kind=int | None, min=1),
         Option(
             *("--sampling", "further sampling arguments, a JSON object", EVAL),
             kind=str | None,
@@ -211,12 +217,30 @@ class EvaluationSettings(Record):
     budget_tokens: Annotated[
         int | None,
         Option(
-            *("--budget-tokens --max-tokens-total", "of the whole run", FREE, EVAL, FILE, BESIDE, SAMPLED),
+            *(
+                "--budget-tokens --max-tokens-total",
+                "tokens that the whole run may take",
+                FREE,
+                EVAL,
+                FILE,
+                BESIDE,
+                SAMPLED,
+            ),
             min=1,
         ),
     ] = None
     budget_usd: Annotated[
-        float | None, Option("--budget-usd", "needs prices", FREE, EVAL, FILE, BESIDE, SAMPLED, min=0.0)
+        float | None,
+        Option(
+            "--budget-usd",
+            "USD that the whole run may cost; needs prices",
+            FREE,
+            EVAL,
+            FILE,
+            BESIDE,
+            SAMPLED,
+            min=0.0,
+        ),
     ] = None
     prices: Annotated[
         TokenPrices | None,
@@ -231,12 +255,14 @@ class EvaluationSettings(Record):
     cache: Annotated[bool, Option("--cache", "keep and reuse answers of endpoints", FREE, EVAL)] = False
     call_timeout: Annotated[
         float | None,
-        Option("--call-timeout", "of one model call (600)", FREE, EVAL, min=0.001, metavar="SECONDS"),
+        Option(
+            "--call-timeout", "that one model call may take (600)", FREE, EVAL, min=0.001, metavar="SECONDS"
+        ),
     ] = None
     rollout_timeout: Annotated[
         float | None,
         Option(
-            *("--rollout-timeout", "after which a rollout has failed", FREE, EVAL),
+            *("--rollout-timeout", "that a rollout may take", FREE, EVAL),
             min=0.001,
             metavar="SECONDS",
         ),
@@ -257,21 +283,25 @@ class EvaluationSettings(Record):
         str | None, Option("--serve-python", "the Python that has vLLM", FREE, MODEL, needs="serve")
     ] = None
     serve_timeout: Annotated[
-        float, Option("--serve-timeout", "to start", FREE, MODEL, min=1.0, metavar="SECONDS")
+        float,
+        Option(
+            "--serve-timeout", "that the server may take to start", FREE, MODEL, min=1.0, metavar="SECONDS"
+        ),
     ] = START_SECONDS
     exhaustive: Annotated[
-        bool, Option("--exhaustive", "greedily against every reply, from every opening")
+        bool, Option("--exhaustive", "play greedily against every reply, from every opening")
     ] = False
     max_lines: Annotated[
         int,
         Option(
-            *("--max-lines", "exhaustive: end there when the environment has more", FREE),
+            *("--max-lines", "with --exhaustive: stop after this many lines", FREE),
             needs="exhaustive",
             min=1,
         ),
     ] = 100_000
     no_lock: Annotated[
-        bool, Option("--no-lock", "packages of now, not those of the version's lock", EVAL)
+        bool,
+        Option("--no-lock", "use the newest packages instead of the locked ones (recorded in the run)", EVAL),
     ] = False
     in_process: Annotated[bool, Option("--in-process", "run a folder in this process", FREE, EVAL)] = False
     pass_environ: Annotated[
@@ -361,13 +391,14 @@ class CommandFlags(Record):
 
     out: Annotated[Path | None, Option("--out", "the run's folder, or the suite's", BESIDE)] = None
     resume: Annotated[
-        Path | None, Option("--resume", "go on with this run, folder or id; needs no more", BESIDE)
+        Path | None, Option("--resume", "go on with this run (folder or id); needs nothing else", BESIDE)
     ] = None
-    only_failed: Annotated[bool, Option("--only-failed", "resume: what failed, no more", BESIDE, SAMPLED)] = (
-        False
-    )
+    only_failed: Annotated[
+        bool, Option("--only-failed", "with --resume: play what failed, nothing else", BESIDE, SAMPLED)
+    ] = False
     allow_changed_code: Annotated[
-        bool, Option("--allow-changed-code", "resume though files of ./folder changed", BESIDE)
+        bool,
+        Option("--allow-changed-code", "with --resume: go on although files of ./folder changed", BESIDE),
     ] = False
     dry_run: Annotated[bool, Option("--dry-run", "show what would be played", BESIDE)] = False
     fail_under: Annotated[

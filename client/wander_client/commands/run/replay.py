@@ -37,7 +37,7 @@ def replay(
         Path | None, typer.Option("--env", help="this folder instead of the pinned environment")
     ] = None,
     no_lock: Annotated[
-        bool, typer.Option("--no-lock", help="with the packages of now, not those of the run's lock")
+        bool, typer.Option("--no-lock", help="use the newest packages instead of those of the run's lock")
     ] = False,
     concurrency: Annotated[int, typer.Option("-c", "--concurrency", min=1, help="rollouts at once")] = 64,
     in_process: Annotated[bool, typer.Option("--in-process", help="run a folder in this process")] = False,

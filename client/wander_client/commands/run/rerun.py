@@ -36,7 +36,9 @@ def rerun(
     base_url: Annotated[
         str | None, typer.Option("-b", "--base-url", help="OpenAI-compatible endpoint (default: the run's)")
     ] = None,
-    key_variable: Annotated[str, typer.Option(help="variable of the endpoint's key")] = KEY_VARIABLE,
+    key_variable: Annotated[
+        str, typer.Option(help="environment variable that holds the endpoint's key")
+    ] = KEY_VARIABLE,
     margin: Annotated[
         float,
         typer.Option(help="largest difference that counts as the same, as a share of the rewards' range"),
