@@ -32,7 +32,7 @@ from wander.errors import (
 from wander.handle import EnvironmentHandle, Player, RolloutRequest, Split
 from wander.parsers import Parser
 from wander.rollout.calls import ModelCalls
-from wander.rollout.faults import Blame
+from wander.rollout.faults import blame
 from wander.rollout.hooks import CLEANUP, TEARDOWN, call_hook, marked_methods
 from wander.rubrics import Rubric, Score
 from wander.seeding import Key, derived_rng
@@ -280,9 +280,12 @@ class Environment(Player):
     async def _begin_and_play(self, state: State, calls: ModelCalls) -> None:
         """Announce the rollout to the client, play it, and keep what went wrong."""
         try:
-            with Blame(EnvironmentFault, "play", passing=BoundaryError):
+            try:
                 calls.begin()
                 await self.play(state, calls)
+            except BaseException as error:
+                blame(error, EnvironmentFault, "play", passing=BoundaryError)
+                raise
         except ChoicePending:
             state["stop_reason"] = PENDING
         except ContextOverflow:
@@ -301,16 +304,22 @@ class Environment(Player):
 
     async def _score(self, state: State) -> None:
         try:
-            with Blame(RubricError, "score"):  # a rubric may override `score`
+            try:  # a rubric may override `score`
                 score = await self.rubric.score(state, self.parser)
+            except BaseException as error:
+                blame(error, RubricError, "score")
+                raise
         except RubricError as error:
             score = Score(reward=None, error=error)
         _keep_score(state, score)
 
     async def _score_together(self, states: Sequence[State]) -> None:
         try:
-            with Blame(RubricError, "score_group"):  # a rubric may override `score_group`
+            try:  # a rubric may override `score_group`
                 scores = await self.rubric.score_group(states, self.parser)
+            except BaseException as error:
+                blame(error, RubricError, "score_group")
+                raise
         except RubricError as error:
             scores = [Score(reward=None, error=error) for _ in states]
         for state, score in zip(states, scores, strict=True):

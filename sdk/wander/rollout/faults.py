@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import traceback
 from pathlib import PurePath
-from types import TracebackType
 
 from wander.errors import BoundaryError
 
@@ -36,35 +35,21 @@ def is_fault(error: BaseException) -> bool:
     return not isinstance(error, GeneratorExit)
 
 
-class Blame:
-    """Turns what author's code raises in a `with` block into an error of its boundary.
+def blame(
+    error: BaseException,
+    kind: type[BoundaryError],
+    where: str,
+    *,
+    passing: type[BaseException] | tuple[type[BaseException], ...] = (),
+) -> None:
+    """Raise an error of its boundary for what author's code raised; `raise` follows, for all that is none.
 
-    Errors of the classes in `passing` go on as they are, and so does what is no fault of the code.
+    `where` names the code: a function, as its author calls it. Errors of the classes in `passing` go on as
+    they are, and so does what is no fault of the code. This is no context manager: hooks are called dozens of
+    times in a rollout, and a `try` that catches nothing costs nothing.
     """
-
-    __slots__ = ("_kind", "_passing", "_where")
-
-    def __init__(
-        self,
-        kind: type[BoundaryError],
-        where: str,
-        *,
-        passing: type[BaseException] | tuple[type[BaseException], ...] = (),
-    ) -> None:
-        self._kind = kind
-        self._where = where
-        """Names the code: a function, as its author calls it."""
-        self._passing = passing
-
-    def __enter__(self) -> None:
-        """Begin the block."""
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if error is None or isinstance(error, self._passing) or not is_fault(error):
-            return
-        raise self._kind(describe_fault(error, self._where)) from error
+    if not isinstance(error, passing) and is_fault(error):
+        raise kind(describe_fault(error, where)) from error
 
 
 def describe_fault(error: BaseException, where: str) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar, overload
 
 from wander.errors import BoundaryError, EnvironmentFault
-from wander.rollout.faults import Blame
+from wander.rollout.faults import blame
 from wander.types import Message, Messages, canonical_json
 
 Hook = TypeVar("Hook", bound=Callable[..., Any])
@@ -82,10 +82,13 @@ async def call_hook(hook: Callable[..., Any], *arguments: Any) -> Any:
 
     Hooks run on the event loop itself: a thread hop would cost more than most of them do.
     """
-    with Blame(EnvironmentFault, getattr(hook, "__name__", "hook"), passing=BoundaryError):
+    try:
         result = hook(*arguments)
         if type(result) not in PLAIN and inspect.isawaitable(result):
             result = await result
+    except BaseException as error:
+        blame(error, EnvironmentFault, getattr(hook, "__name__", "hook"), passing=BoundaryError)
+        raise
     return result
 
 

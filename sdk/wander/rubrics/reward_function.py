@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any, get_origin
 
 from wander.errors import ConfigError, RubricError
-from wander.rollout.faults import Blame
+from wander.rollout.faults import blame
 from wander.rollout.hooks import PLAIN
 from wander.rubrics.score import checked_reward
 
@@ -97,10 +97,13 @@ class RewardFunction:
                 hint="play the example with `rollout_group`",
             )
         arguments = self.arguments(values)
-        with Blame(RubricError, self.name, passing=RubricError):
+        try:
             result = self.function(**arguments)
             if type(result) not in PLAIN and inspect.isawaitable(result):
                 result = await result
+        except BaseException as error:
+            blame(error, RubricError, self.name, passing=RubricError)
+            raise
         return checked_reward(result, self.name)
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from wander.errors import ConfigError, RubricError
 from wander.parsers import Parser
-from wander.rollout.faults import Blame
+from wander.rollout.faults import blame
 from wander.rubrics.reward_function import PLURALS, RewardFunction
 from wander.rubrics.score import Score, checked_reward
 from wander.types import RewardFunctionInfo, State
@@ -172,11 +172,14 @@ async def _group_values(
 async def _call(function: RewardFunction, group: Sequence[Mapping[str, Any]]) -> list[Any]:
     """Call a group function; raises `RubricError` when it raises or gives no list of the group's length."""
     arguments = function.arguments(_lists_of(group))
-    with Blame(RubricError, function.name, passing=RubricError):
+    try:
         result = function.function(**arguments)
         if inspect.isawaitable(result):
             result = await result
         items = None if isinstance(result, str | bytes | Mapping) else list(result)
+    except BaseException as error:
+        blame(error, RubricError, function.name, passing=RubricError)
+        raise
     if items is None or len(items) != len(group):
         raise RubricError(
             f"reward function `{function.name}` returned `{result!r:.80}` for {len(group)} rollouts",
