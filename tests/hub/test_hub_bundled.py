@@ -55,7 +55,7 @@ def test_an_installed_distribution_is_packed_again(tmp_path):
     with wheel.open("rb") as file:
         upload = Upload("wander", wheel.name, file, len(body), "")
         limits = Limits(10**8, 10**8, 10_000)
-        package = bundled.checks.checked(upload, limits, environment=False)
+        package = bundled.checks.check(upload, limits, environment=False)
     assert package.name == "packaging"
 
 

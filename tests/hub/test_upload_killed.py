@@ -19,12 +19,12 @@ from wander_hub.upload.sweep import sweep
 
 BEFORE = {
     "the first byte": "finalize._put_together",
-    "the gate": "checks.checked",
+    "the gate": "checks.check",
     "the objects": "Storage.keep",
     "the transaction": "service.publish",
     "the version": "service._version_for",
     "the files": "service._put_file",
-    "the totals": "environment_service.refresh",
+    "the totals": "listing.refresh",
     "the page": "index_repository.store_page",
     "the list": "index.write_root",
     "the lock": "locks.attach",
@@ -42,7 +42,7 @@ from wander_hub.accounts import service as accounts
 from wander_hub.rights.tokens import authenticate
 from wander_hub.database import Database
 from wander_hub.lifecycle import locks
-from wander_hub.environments import service as environment_service
+from wander_hub.leaderboards import listing
 from wander_hub.index import repository as index_repository
 from wander_hub.index import service as index
 from wander_hub.settings import Settings
