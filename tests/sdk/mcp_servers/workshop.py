@@ -79,6 +79,7 @@ async def serve_http() -> None:
 
     listener = socket.socket()
     listener.bind(("127.0.0.1", 0))
+    listener.listen()  # who reads the port may connect at once, before the server below takes it up
     print(listener.getsockname()[1], flush=True)
     app = server.streamable_http_app()
     await uvicorn.Server(uvicorn.Config(app, log_level="warning")).serve(sockets=[listener])
