@@ -53,7 +53,7 @@ def explain(error: BaseException, command: str = "wander") -> ClientError:
         code, hint = _OS_HINTS[error.errno]
         where = f": `{error.filename}`" if error.filename else ""
         return ClientError(f"{(error.strerror or 'system error').lower()}{where}", hint=hint, code=code)
-    return _unexpected(error)
+    return _explain_unexpected(error)
 
 
 def _from_sdk(error: BaseException) -> ClientError | None:
@@ -89,7 +89,7 @@ def _from_httpx(error: BaseException) -> ClientError | None:
     return Unavailable(f"the request failed: {error or type(error).__name__}", hint="try again in a moment")
 
 
-def _unexpected(error: BaseException) -> ClientError:
+def _explain_unexpected(error: BaseException) -> ClientError:
     """Save the traceback: it is a fault of ours, and the report needs it."""
     text = "".join(traceback.format_exception(error))
     path = Path(tempfile.gettempdir()) / f"wander-{os.getpid()}-{int(time.time())}.log"

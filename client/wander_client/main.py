@@ -39,7 +39,7 @@ def main(argv: Sequence[str] | None = None, *, transport: httpx.BaseTransport | 
         mode = choose_mode(options.mode, os.environ, terminal=sys.stdout.isatty())
         mode = "quiet" if _is_beside_main() else mode
         output = Output(mode, color=options.color, progress=options.progress)
-        with _terminated_like_interrupted():
+        with _treat_sigterm_as_interrupt():
             return _dispatch(Invocation(options, output, transport), rest)
     except BrokenPipeError:
         # The reader went away (`wander search | head`); nothing is left to tell it.
@@ -189,7 +189,7 @@ def _unknown(name: str, known: list[str], what: str, listing: str) -> NoReturn:
 
 
 @contextlib.contextmanager
-def _terminated_like_interrupted() -> Iterator[None]:
+def _treat_sigterm_as_interrupt() -> Iterator[None]:
     """Treat SIGTERM as Ctrl-C, so that what is done is kept."""
     try:
         before = signal.signal(signal.SIGTERM, signal.default_int_handler)

@@ -19,7 +19,7 @@ from wander_hub.database import Database
 from wander_hub.environments import routes as environments
 from wander_hub.http import health
 from wander_hub.http import schemas as schemas_published
-from wander_hub.http.boundary import undeclared_routes
+from wander_hub.http.boundary import find_undeclared_routes
 from wander_hub.http.middleware import AnswerHeaders
 from wander_hub.http.problems import install_handlers
 from wander_hub.index import routes as index
@@ -128,7 +128,7 @@ def _routes() -> tuple[BaseRoute, ...]:
         web.router,
     ):
         whole.include_router(router)
-    if undeclared := undeclared_routes(whole.routes):
+    if undeclared := find_undeclared_routes(whole.routes):
         raise RuntimeError(f"these routes do not say who may use them: {', '.join(undeclared)}")
     return tuple(whole.routes)
 

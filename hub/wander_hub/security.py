@@ -40,7 +40,7 @@ def token_hash(token: str) -> str:
     return hashlib.sha256(token.encode()).hexdigest()
 
 
-def shown_prefix(token: str) -> str:
+def prefix_of(token: str) -> str:
     """Return the part of a token that may be shown to tell tokens apart."""
     return token[: len(PREFIX) + 6]
 

@@ -148,7 +148,7 @@ class Storage:
         with contextlib.suppress(FileNotFoundError):
             obstore.delete(self._store, _STAGING + key)
 
-    def staging(self, prefix: str = "") -> Iterator[StoredObject]:
+    def list_staged(self, prefix: str = "") -> Iterator[StoredObject]:
         """Yield what lies aside, all of it or that of one folder; a path is a piece's key."""
         for batch in obstore.list(self._store, _STAGING + prefix):
             for one in batch:
@@ -159,7 +159,7 @@ class Storage:
         """Return the content's file when the store is a folder, which the kernel can then send itself."""
         return self._root / object_key(sha256) if self._root else None
 
-    def presigned(self, sha256: str, seconds: int) -> str | None:
+    def presign(self, sha256: str, seconds: int) -> str | None:
         """Return an address of the object store that is good for a while; None for other stores."""
         if not isinstance(self._store, S3Store | GCSStore | AzureStore):
             return None

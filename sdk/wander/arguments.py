@@ -21,7 +21,7 @@ def require_fitting(name: str, factory: Callable[..., Any], arguments: Mapping[s
     fits wherever it is the default. What has no annotation, or one that means nothing to JSON, fits.
     """
     signature = inspect.signature(factory)
-    taken = accepted(signature)
+    taken = describe_accepted(signature)
     try:
         signature.bind(**arguments)
     except TypeError as error:
@@ -39,7 +39,7 @@ def require_fitting(name: str, factory: Callable[..., Any], arguments: Mapping[s
             )
 
 
-def accepted(signature: inspect.Signature) -> str:
+def describe_accepted(signature: inspect.Signature) -> str:
     """Return what a factory takes, in words: ``it takes `size: int = 3`, `level``` ."""
     shown = ", ".join(f"`{_show_parameter(parameter)}`" for parameter in signature.parameters.values())
     return f"it takes {shown}" if shown else "it takes no arguments"

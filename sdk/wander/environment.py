@@ -33,7 +33,7 @@ from wander.handle import EnvironmentHandle, Player, RolloutRequest, Split
 from wander.parsers import Parser
 from wander.rollout.calls import ModelCalls
 from wander.rollout.faults import blame
-from wander.rollout.hooks import CLEANUP, TEARDOWN, call_hook, marked_methods
+from wander.rollout.hooks import CLEANUP, TEARDOWN, call_hook, find_marked
 from wander.rubrics import Rubric, Score
 from wander.seeding import Key, derived_rng
 from wander.types import (
@@ -44,7 +44,7 @@ from wander.types import (
     State,
     Usage,
     canonical_json,
-    copied_json,
+    copy_json,
 )
 
 Option = TypeVar("Option")
@@ -104,7 +104,7 @@ class Environment(Player):
         self.arguments: dict[str, Any] = {}
         """The arguments of `load_environment`, filled in by the loader."""
         self._datasets = self._bind_datasets(dataset, eval_dataset)
-        self._cleanups = marked_methods(self, CLEANUP)
+        self._cleanups = find_marked(self, CLEANUP)
 
     def _bind_datasets(
         self, dataset: Rows | ProceduralRows | None, eval_dataset: Rows | ProceduralRows | None
@@ -216,13 +216,13 @@ class Environment(Player):
 
     def init_state(self, example: Example, *, index: int = 0, run_seed: int = 0) -> State:
         """Return the state in which a rollout of the example starts; it shares nothing with the example."""
-        own = Example.made(**{name: copied_json(value) for name, value in example.__dict__.items()})
+        own = Example.made(**{name: copy_json(value) for name, value in example.__dict__.items()})
         return State(
             example=own,
-            prompt=copied_json(example.prompt),
+            prompt=copy_json(example.prompt),
             completion=[],
-            answer=copied_json(example.answer),
-            info=copied_json(example.info),
+            answer=copy_json(example.answer),
+            info=copy_json(example.info),
             turns=[],
             run_seed=run_seed,
             index=index,
@@ -331,7 +331,7 @@ class Environment(Player):
         Raises the first `EnvironmentFault` after all have run.
         """
         first: BoundaryError | None = None
-        hooks = [hook for _, hook in marked_methods(self, TEARDOWN)]
+        hooks = [hook for _, hook in find_marked(self, TEARDOWN)]
         for hook in [*hooks, self.rubric.close]:
             try:
                 await call_hook(hook)
@@ -380,10 +380,10 @@ class LocalEnvironment(EnvironmentHandle):
 def _restore(state: State, transcript: Rollout) -> None:
     """Bring a state to where a recorded rollout ended, as far as its record tells."""
     for name in ("prompt", "completion"):
-        state[name] = copied_json(getattr(transcript, name))
+        state[name] = copy_json(getattr(transcript, name))
     state["turns"] = list(transcript.turns)
     state["stop_reason"], state["truncated"] = transcript.stop_reason, transcript.truncated
-    state["public"], state["recorded"] = copied_json(transcript.info), copied_json(transcript.info)
+    state["public"], state["recorded"] = copy_json(transcript.info), copy_json(transcript.info)
 
 
 def _end_calls(calls: ModelCalls, state: State) -> None:

@@ -139,7 +139,7 @@ class XMLParser(Parser):
         """
         found = SimpleNamespace()
         for name in self._names():
-            occurrences = tagged(text, name)
+            occurrences = find_tagged(text, name)
             value = (deque(occurrences, 1) or [None])[0] if last else next(occurrences, None)
             setattr(found, name, value.strip() if value is not None and strip else value)
         return found
@@ -189,7 +189,7 @@ class XMLParser(Parser):
         first field and for ending with the last one. A text without any field scores 0.
         """
         text = text.strip()
-        present = [any(True for name in names for _ in tagged(text, name)) for names in self._fields]
+        present = [any(True for name in names for _ in find_tagged(text, name)) for names in self._fields]
         if not any(present):
             return 0.0
         well_formed = all(text.count(f"<{name}>") == text.count(f"</{name}>") for name in self._names())
@@ -209,7 +209,7 @@ class XMLParser(Parser):
             yield from names
 
 
-def tagged(text: str, name: str) -> Iterator[str]:
+def find_tagged(text: str, name: str) -> Iterator[str]:
     """Yield what stands between each `<name>` and the next `</name>`, unstripped, without overlaps."""
     opening, closing = f"<{name}>", f"</{name}>"
     start = text.find(opening)

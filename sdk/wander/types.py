@@ -275,12 +275,12 @@ def canonical_json(value: Any) -> str:
     return _CANONICAL.encode(value)
 
 
-def copied_json(value: Any) -> Any:
+def copy_json(value: Any) -> Any:
     """Copy a JSON value; several times faster than `copy.deepcopy`."""
     if isinstance(value, dict):
-        return {key: copied_json(item) for key, item in value.items()}
+        return {key: copy_json(item) for key, item in value.items()}
     if isinstance(value, list):
-        return [copied_json(item) for item in value]
+        return [copy_json(item) for item in value]
     return value
 
 

@@ -15,11 +15,11 @@ from wander_client.terminal.escape import one_line, visible
 from wander_client.terminal.output import (
     AGENT_VARIABLES,
     Output,
-    aligned,
+    align,
     choose_mode,
     counted,
     cut,
-    fitting,
+    fit_columns,
     shrunk,
     use_color,
 )
@@ -78,7 +78,7 @@ def test_a_plain_table_is_tab_separated_and_never_cut(
 
 
 def test_a_human_table_lines_up_also_with_wide_characters() -> None:
-    lines = aligned([["name", "n"], ["日本", "10"], ["ab", "1"]], [False, True])
+    lines = align([["name", "n"], ["日本", "10"], ["ab", "1"]], [False, True])
     assert lines == ["name   n", "日本  10", "ab     1"]
 
 
@@ -93,10 +93,10 @@ def test_a_narrow_terminal_cuts_only_the_columns_that_may_be_cut() -> None:
 def test_a_narrow_terminal_leaves_columns_out_before_one_cannot_be_read() -> None:
     columns, rows = ["run", "model", "by", "when"], [["x" * 8, "m" * 60, "y" * 10, "z" * 10]]
     kept = {
-        width: fitting(columns, rows, ["model"], ["when", "by"], width) for width in (200, 60, 50, 40, 10)
+        width: fit_columns(columns, rows, ["model"], ["when", "by"], width) for width in (200, 60, 50, 40, 10)
     }
     assert kept == {200: [0, 1, 2, 3], 60: [0, 1, 2, 3], 50: [0, 1, 2], 40: [0, 1], 10: [0, 1]}
-    assert fitting(columns, rows, [], [], 10) == [0, 1, 2, 3]
+    assert fit_columns(columns, rows, [], [], 10) == [0, 1, 2, 3]
 
 
 @given(st.text(), st.integers(min_value=4, max_value=50))

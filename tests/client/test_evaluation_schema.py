@@ -19,8 +19,8 @@ from wander_client.evaluate.schema import (
     SAMPLED,
     TABLES,
     Option,
+    find_mentioned,
     options_in,
-    said_settings,
     settings_in,
     suite_keys,
     takes_options,
@@ -44,7 +44,7 @@ def test_a_new_field_is_an_option() -> None:
     @app.command()
     @takes_options(More)
     def play(said: dict[str, Any]) -> int:
-        seen.update({field.name: field.read(said) for field in said_settings(More, said)})
+        seen.update({field.name: field.read(said) for field in find_mentioned(More, said)})
         return 0
 
     run = CliRunner().invoke

@@ -18,7 +18,7 @@ from wander_client.packages import install, needs, publish
 from wander_client.packages.publish import BuiltPackage, Distribution
 from wander_client.packages.scaffold import package_name
 from wander_client.packages.store import RECORD, EnvironmentStore, InstalledRecord
-from wander_client.packages.virtualenvs import staged
+from wander_client.packages.virtualenvs import stage_folder
 
 
 @pytest.mark.parametrize("word", ["1st", "wander", "tests", "größe", "a b", "-", "wander_sdk"])
@@ -169,7 +169,7 @@ def put(store: EnvironmentStore, version: str, **more: str) -> Path:
     """Install by hand: the store sees a folder once it is whole."""
     made = record(version, **more)
     place = store.place(EnvironmentName("acme", "wordle", version), made.wheel_sha256)
-    with staged(place) as work:
+    with stage_folder(place) as work:
         (work / RECORD).write_text(made.model_dump_json())
     return place
 
@@ -179,7 +179,7 @@ def test_an_environment_is_there_whole_or_not_at_all(tmp_path: Path) -> None:
     place = store.place(EnvironmentName("acme", "wordle", "1.0"), "a" * 64)
 
     def fail_half_way() -> None:
-        with staged(place) as work:
+        with stage_folder(place) as work:
             (work / RECORD).write_text(record("1.0").model_dump_json())
             assert store.all() == []
             raise ZeroDivisionError

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from command_line import Result, Wander
 from wander_client.errors import UsageError
-from wander_client.play.typed_calls import described, example_call, parse_call, signature
+from wander_client.play.typed_calls import describe_tool, example_call, parse_call, signature
 
 Play = Callable[..., Result]
 TICTACTOE = Path(__file__).parents[2] / "environments" / "tictactoe"
@@ -110,7 +110,7 @@ def test_a_signature_tells_types_and_defaults() -> None:
     assert signature(TOOL) == (
         'look_up(item: string, count: integer = 1, order: "up" | "down" = ..., near: number[] | null)'
     )
-    assert described(TOOL)[1:] == ["  Look a thing up.", "  item: Which thing."]
+    assert describe_tool(TOOL)[1:] == ["  Look a thing up.", "  item: Which thing."]
     assert example_call(TOOL) == "/call look_up item=... near=..."
     assert signature({"function": {"name": "bare"}}) == "bare()"
 

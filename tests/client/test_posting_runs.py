@@ -55,7 +55,7 @@ def sent(hub: HubRoom, run: Path, transport: httpx.BaseTransport, **options) -> 
     """Post a run folder with two rollouts a chunk."""
     folder = RunFolder.open(run)
     api = HubApi("http://testserver", hub.token, transport=transport)
-    with posting.packed(folder.manifest, posting.files_of(run)) as parcel:
+    with posting.pack_run(folder.manifest, posting.files_of(run)) as parcel:
         return posting.post(api, parcel, sleep=lambda seconds: None, **options)
 
 
@@ -120,7 +120,7 @@ def test_of_the_lines_of_a_rollout_the_last_counts_and_a_torn_one_does_not(run: 
     plain = run / "rollouts.jsonl"
     with plain.open("ab") as file:
         file.write(b'{"example_id":"4","index":0,"torn')
-    with posting.packed(folder.manifest, posting.files_of(run)) as parcel:
+    with posting.pack_run(folder.manifest, posting.files_of(run)) as parcel:
         assert parcel.count == 5
         lines = b"".join(lines for lines, _ in parcel.chunks()).splitlines()
     assert [line.split(b",")[0] for line in lines] == [b'{"example_id":"%d"' % n for n in range(5)]

@@ -12,8 +12,8 @@ from wander_client.commands.run.eval import app
 from wander_client.errors import UsageError
 from wander_client.evaluate.evaluation import load_settings_of
 from wander_client.evaluate.settings import EvaluationSettings, resume_settings
-from wander_client.evaluate.sources import changed_files, source_digests
-from wander_client.terminal.command import typed_options
+from wander_client.evaluate.sources import find_changed_files, source_digests
+from wander_client.terminal.command import find_typed_options
 
 Resume = Callable[..., Result]
 SOLVER = "scripted:say_env:solver"
@@ -60,7 +60,7 @@ def test_an_option_that_contradicts_the_run_is_refused_by_its_name(
 ) -> None:
     command = typer.main.get_command(app)
     with command.make_context("wander eval", [*words, "--resume", str(run_dir)]) as context:
-        typed = typed_options(context)
+        typed = find_typed_options(context)
     with pytest.raises(UsageError) as refused:
         resume_settings(load_settings_of(run_dir), typed, run_dir, "wander eval --resume mine")
     assert said in (refused.value.detail or "")
@@ -138,12 +138,12 @@ def test_what_is_no_source_does_not_count(folder: Path) -> None:
     ):
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text("x")
-    assert changed_files(before, source_digests(folder)) == []
+    assert find_changed_files(before, source_digests(folder)) == []
     (folder / "data").mkdir()
     (folder / "data" / "rows.jsonl").write_text("{}")
     (folder / "README.md").unlink()
     (folder / "dangling").symlink_to("nowhere")
-    assert changed_files(before, source_digests(folder)) == ["README.md", "dangling", "data/rows.jsonl"]
+    assert find_changed_files(before, source_digests(folder)) == ["README.md", "dangling", "data/rows.jsonl"]
 
 
 def test_a_training_run_goes_on_with_nothing_but_its_own_settings(wander: Wander) -> None:

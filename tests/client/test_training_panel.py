@@ -23,9 +23,9 @@ from wander_client.training.panel import (
     PlainSteps,
     TrainingPanel,
     TrainingState,
+    open_display,
     panel_lines,
     sparkline,
-    training_display,
 )
 
 
@@ -188,7 +188,7 @@ def test_an_interrupt_leaves_the_last_state(folder: Path, capsys: pytest.Capture
 
 
 def test_without_a_terminal_there_are_lines(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with training_display("training on me/games", folder, Output("human", color="never")) as display:
+    with open_display("training on me/games", folder, Output("human", color="never")) as display:
         assert isinstance(display, PlainSteps)
         for step in range(1, 6):
             display.show(entry(step))
@@ -203,7 +203,7 @@ def test_without_a_terminal_there_are_lines(folder: Path, capsys: pytest.Capture
 
 def test_in_json_and_quiet_mode_nothing_is_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for mode in ("json", "quiet"):
-        with training_display("training", tmp_path, Output(mode)) as display:
+        with open_display("training", tmp_path, Output(mode)) as display:
             display.show(entry(1))
     told = capsys.readouterr()
     assert (told.out, told.err) == ("", "")

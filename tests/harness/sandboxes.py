@@ -18,7 +18,7 @@ from wander import Rollout, ScriptedClient
 from wander.errors import SandboxError
 from wander.sandbox import SandboxPolicy, parse_limits
 from wander.sandbox.groups import NoGroup, new_group
-from wander.sandbox.support import explained, require_support
+from wander.sandbox.support import explain_failure, require_support
 from wander.sandbox.visible import visible
 from wander.worker.host.environment import WorkerEnvironment
 from wander.worker.process.sandboxed import confine
@@ -71,7 +71,7 @@ def why_not() -> str | None:
     )
     for descriptor in ready.descriptors:
         os.close(descriptor)
-    error = explained(done.stderr.strip())
+    error = explain_failure(done.stderr.strip())
     unexplained = "could not be built" in str(error)
     return None if done.returncode == 0 or unexplained else f"no sandbox on this machine: {error}"
 

@@ -12,11 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from obstore.store import MemoryStore, S3Store
 from wander_hub.app import create_app
-from wander_hub.http.answers import wanted_range
+from wander_hub.http.answers import parse_range
 from wander_hub.http.problems import HubProblem
 from wander_hub.index import direct
 from wander_hub.index.anonymous import AnonymousReader
-from wander_hub.index.negotiation import HTML_V1, JSON_V1, encoding_for
+from wander_hub.index.negotiation import HTML_V1, JSON_V1, choose_encoding
 from wander_hub.storage import Storage
 
 PAGE = "/alice/simple/reverse-text/"
@@ -248,7 +248,7 @@ async def compressed(hub):
     ],
 )
 def test_encodings_are_negotiated(accepted, chosen):
-    assert encoding_for(accepted) == chosen
+    assert choose_encoding(accepted) == chosen
 
 
 @given(st.integers(1, 40), st.integers(0, 50), st.integers(0, 50))
@@ -260,11 +260,11 @@ def test_a_range_is_that_part_of_the_file_or_refused(size, first, last):
         (f"bytes=-{last}", body[max(size - last, 0) :] if last else b""),
     ):
         if part:
-            start, end = wanted_range(header, None, '"x"', size) or (0, size)
+            start, end = parse_range(header, None, '"x"', size) or (0, size)
             assert body[start:end] == part
         else:
             with pytest.raises(HubProblem, match="outside") as refusal:
-                wanted_range(header, None, '"x"', size)
+                parse_range(header, None, '"x"', size)
             assert (refusal.value.status, refusal.value.headers["Content-Range"]) == (416, f"bytes */{size}")
 
 
@@ -272,7 +272,7 @@ def test_a_range_is_that_part_of_the_file_or_refused(size, first, last):
     "header", [None, "", "bytes", "bytes=-", "bytes=a-b", "lines=0-1", "bytes=0-1,3-4", "bytes=5-2"]
 )
 def test_what_is_no_single_range_gets_the_whole(header):
-    assert wanted_range(header, None, '"x"', 10) is None
+    assert parse_range(header, None, '"x"', 10) is None
 
 
 async def test_a_file_that_vanished_is_an_error_of_the_hub(both, folder_alone):
@@ -300,17 +300,17 @@ async def test_nginx_is_told_where_a_file_lies(both, folder_alone):
 
 def test_an_object_store_gives_addresses_that_end():
     keys = {"access_key_id": "key", "secret_access_key": "secret", "region": "eu-central-1"}
-    address = Storage(S3Store("bucket", **keys)).presigned("ab" * 32, 300)
+    address = Storage(S3Store("bucket", **keys)).presign("ab" * 32, 300)
     assert address is not None
     assert f"/sha256/ab/{'ab' * 31}?" in address
     assert "X-Amz-Expires=300" in address
-    assert Storage(MemoryStore()).presigned("ab" * 32, 300) is None
+    assert Storage(MemoryStore()).presign("ab" * 32, 300) is None
 
 
 async def test_downloads_are_sent_on_to_the_object_store(both, monkeypatch):
     hub, _ = both
     storage = Storage(MemoryStore())
-    monkeypatch.setattr(storage, "presigned", lambda sha256, seconds: f"https://bucket/{sha256}?{seconds}")
+    monkeypatch.setattr(storage, "presign", lambda sha256, seconds: f"https://bucket/{sha256}?{seconds}")
     settings = hub.settings.model_copy(update={"presigned_seconds": 60})
     transport = httpx.ASGITransport(app=create_app(settings, database=hub.database, storage=storage))
     sha256 = (await hub.get(WHEEL)).headers["etag"].strip('"')

@@ -20,7 +20,7 @@ from wander_hub.accounts import service as account_service
 from wander_hub.accounts.models import Membership
 from wander_hub.database import Base, now
 from wander_hub.environments import repository as environments
-from wander_hub.http.boundary import mutating_routes, undeclared_routes
+from wander_hub.http.boundary import find_mutating_routes, find_undeclared_routes
 from wander_hub.identity import HUB
 from wander_hub.leaderboards.listing import refresh_results
 from wander_hub.leaderboards.schemas import board_name
@@ -243,7 +243,7 @@ def rows(hub) -> dict[str, list[tuple[Any, ...]]]:
 
 
 def test_every_mutating_route_is_tried_below(hub):
-    found = {(method, path) for method, path, _ in mutating_routes(hub.client._transport.app.routes)}
+    found = {(method, path) for method, path, _ in find_mutating_routes(hub.client._transport.app.routes)}
     assert found == set(ATTEMPTS) | OPEN, "add an Attempt that says who may use the new route"
 
 
@@ -251,13 +251,13 @@ def test_a_route_that_says_nothing_is_found():
     router = APIRouter()
     router.post("/anything")(lambda: None)
     router.get("/harmless")(lambda: None)
-    assert undeclared_routes(router.routes) == ["POST /anything"]
+    assert find_undeclared_routes(router.routes) == ["POST /anything"]
 
 
 @pytest.mark.parametrize(("method", "path"), ATTEMPTS, ids=lambda one: one.replace("/api/v1", ""))
 async def test_only_those_with_the_right_may(private, make_wheel, run_of, method, path):
     hub, wanted = private, ATTEMPTS[method, path]
-    routes = mutating_routes(hub.client._transport.app.routes)
+    routes = find_mutating_routes(hub.client._transport.app.routes)
     needed = {(m, p): needs.permission for m, p, needs in routes if (m, p) not in OPEN}
     await set_a_board_up(hub, method, path, make_wheel, run_of)
     if "{number}" in path:

@@ -81,9 +81,9 @@ async def test_one_sweep_drops_both_kinds_once_their_time_is_over(hub, run_of):
     assert (await hub.client.put(f"{place}/chunks/0", **options)).status_code == 200
     upload = await StagedUpload.begin(hub.client, hub.auth(), {WHEEL_NAME: wheel_of()})
     await upload.send_all()
-    before = {one.path for one in storage.objects()}, len(list(storage.staging()))
+    before = {one.path for one in storage.objects()}, len(list(storage.list_staged()))
     sweep(hub.database, storage)
-    assert ({one.path for one in storage.objects()}, len(list(storage.staging()))) == before
+    assert ({one.path for one in storage.objects()}, len(list(storage.list_staged()))) == before
     with hub.database.write(HUB) as session:
         for table in (PostingRow, UploadSession):
             session.execute(update(table).values(expires_at=now() - timedelta(minutes=1)))
@@ -92,4 +92,4 @@ async def test_one_sweep_drops_both_kinds_once_their_time_is_over(hub, run_of):
         for table in (PostingRow, UploadSession):
             assert session.scalar(select(func.count()).select_from(table)) == 0
     assert len(before[0]) - len(list(storage.objects())) == before[1] + 1, "a chunk of each kind is gone"
-    assert (before[1], list(storage.staging()), list(fsck.check(hub.database, storage))) == (1, [], [])
+    assert (before[1], list(storage.list_staged()), list(fsck.check(hub.database, storage))) == (1, [], [])

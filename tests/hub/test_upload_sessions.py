@@ -71,7 +71,7 @@ async def test_wheel_and_source_become_visible_together(hub, begin, storage):
     assert answer.json()["source"]["compared"] == [WHEEL_NAME]
     for filename, body in BOTH.items():
         assert (await hub.get(f"/alice/files/good-env/{filename}")).content == body
-    assert list(storage.staging()) == []
+    assert list(storage.list_staged()) == []
     again = await upload.finalize()
     assert (again.status_code, again.headers["x-wander-upload"]) == (200, "unchanged")
     assert again.json() == answer.json()
@@ -170,7 +170,7 @@ async def test_one_bad_file_keeps_all_of_them_out(hub, begin, storage):
     assert await names_on_page(hub) == set()
     assert [one for one in storage.objects() if one.sha256] == [], "nothing of it is kept"
     assert (await upload.cancel()).status_code == 204
-    assert list(storage.staging()) == []
+    assert list(storage.list_staged()) == []
 
 
 async def test_what_can_be_said_before_a_byte_is_sent_is_said(hub, begin):
@@ -241,7 +241,7 @@ async def test_an_upload_is_called_off(hub, begin, storage):
     await upload.send(WHEEL_NAME, WHEEL)
     for _ in range(2):
         assert (await upload.cancel()).status_code == 204
-    assert list(storage.staging()) == []
+    assert list(storage.list_staged()) == []
     for answer in (await upload.send(SDIST_NAME, SDIST), await upload.finalize()):
         assert (answer.status_code, answer.json()["code"]) == (409, "upload_ended")
     assert (await upload.show()).json()["status"] == "canceled"
@@ -267,7 +267,7 @@ async def test_what_nobody_finishes_is_swept(hub, begin, storage):
         assert (answer.status_code, answer.json()["code"]) == (404, "upload_not_found")
     assert sweep(hub.database, storage) == (1, 2)
     assert sweep(hub.database, storage) == (0, 0)
-    assert {one.path.partition("/")[0] for one in storage.staging()} == {kept.id}
+    assert {one.path.partition("/")[0] for one in storage.list_staged()} == {kept.id}
     await kept.send(SDIST_NAME, SDIST)
     assert (await kept.finalize()).status_code == 200
 
@@ -278,7 +278,7 @@ async def test_fsck_finds_leftovers_and_lost_chunks(hub, begin, storage, monkeyp
     await upload.send(WHEEL_NAME, LARGE[100 * KIB : 200 * KIB], 100 * KIB)
     storage.stage(f"{'0' * 32}/1/{0:015d}-{'0' * 64}", b"left over")
     monkeypatch.setattr(fsck, "GRACE", timedelta(0))
-    second = sorted(one.path for one in storage.staging(f"{upload.id}/"))[1]
+    second = sorted(one.path for one in storage.list_staged(f"{upload.id}/"))[1]
     storage.unstage(second)
     for repair in (False, True):
         found = list(fsck.check(hub.database, storage, repair=repair))
@@ -356,7 +356,7 @@ async def test_a_lost_chunk_is_asked_for_again(begin, storage):
     upload = await begin({WHEEL_NAME: LARGE})
     await upload.send(WHEEL_NAME, LARGE[: 100 * KIB])
     await upload.send(WHEEL_NAME, LARGE[100 * KIB :], 100 * KIB)
-    storage.unstage(sorted(one.path for one in storage.staging())[1])
+    storage.unstage(sorted(one.path for one in storage.list_staged())[1])
     refused = await upload.finalize()
     assert (refused.status_code, refused.json()["code"]) == (409, "upload_incomplete")
     await upload.send(WHEEL_NAME, LARGE[100 * KIB :], 100 * KIB)

@@ -16,7 +16,7 @@ from aiohttp import web
 from wander import LocalEnvironment, MultiTurnEnv, Rubric, SingleTurnEnv
 from wander.clients.base import ModelRequest
 from wander.clients.openai import OpenAIClient
-from wander.clients.rate_limit import CallLimiter, Pace, shown_rate
+from wander.clients.rate_limit import CallLimiter, Pace, format_rate
 from wander.errors import RateLimited
 from wander.evals.run.runner import EvaluationPlan, EvaluationResult, Progress, evaluate
 from wander.evals.run.stopping import StopRequest
@@ -196,7 +196,7 @@ def test_the_first_second_ramps_up() -> None:
 
 
 def test_rates_are_told_in_words() -> None:
-    assert [shown_rate(rate) for rate in (47.6, 1.0, 0.2, 0.001)] == [
+    assert [format_rate(rate) for rate in (47.6, 1.0, 0.2, 0.001)] == [
         "48 calls/s",
         "1 calls/s",
         "12 calls/min",

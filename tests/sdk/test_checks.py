@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from wander.checks import CHECKS, CheckReport, check_environment
 from wander.checks.package import check_package
-from wander.checks.players import written_answer
+from wander.checks.players import write_answer
 from wander.checks.report import result
 from wander.evals.replay import first_difference
 from wander.parsers import MaybeThinkParser, Parser, ThinkParser, XMLParser
@@ -260,7 +260,7 @@ def test_every_check_is_failed_by_something():
 @given(answer=st.text(st.characters(exclude_characters="<>{}\\"), min_size=1, max_size=20))
 def test_a_written_answer_is_one_that_the_parser_finds(parser, answer):
     example = Example(example_id="0", index=0, seed=0, prompt=[], answer=answer)
-    written = written_answer(parser, example)
+    written = write_answer(parser, example)
     if written is not None:
         assert parser.parse_answer([{"role": "assistant", "content": written}]) == answer
     elif parser.extract_fn is None:

@@ -12,7 +12,7 @@ from wander import Example, SamplingArgs, ScriptedClient
 from wander.clients.openai import OpenAIClient
 from wander.evals.store.manifest import (
     differences_in_words,
-    differing_pins,
+    find_differing_pins,
     git_state,
     model_pin,
     new_manifest,
@@ -124,7 +124,7 @@ def test_the_state_of_the_repository_is_told(tmp_path: Path, monkeypatch: pytest
     ],
 )
 def test_what_keeps_a_run_from_being_continued(change: dict[str, object], fields: list[str]) -> None:
-    assert differing_pins(manifest(), manifest(**change)) == fields
+    assert find_differing_pins(manifest(), manifest(**change)) == fields
 
 
 def test_what_differs_is_said_in_words() -> None:
@@ -132,7 +132,7 @@ def test_what_differs_is_said_in_words() -> None:
     assert differences_in_words(fields) == (
         "the examples, the environment's arguments, the environment or its version, the seed"
     )
-    every = differing_pins(manifest(), manifest(seed=1, examples=EXAMPLES[:1]))
+    every = find_differing_pins(manifest(), manifest(seed=1, examples=EXAMPLES[:1]))
     assert "_" not in differences_in_words([*every, "anything.else"])
 
 
@@ -147,14 +147,16 @@ def test_a_lock_pins_a_run_and_without_one_the_packages_do() -> None:
         return manifest(environment=PIN.model_copy(update=fields))
 
     one = pinned(lock_sha256="a" * 64, packages_sha256="b" * 64)
-    assert differing_pins(one, pinned(lock_sha256="a" * 64, packages_sha256="c" * 64)) == [], (
+    assert find_differing_pins(one, pinned(lock_sha256="a" * 64, packages_sha256="c" * 64)) == [], (
         "another platform takes other packages from one lock"
     )
-    other = differing_pins(one, pinned(lock_sha256="d" * 64, packages_sha256="b" * 64))
+    other = find_differing_pins(one, pinned(lock_sha256="d" * 64, packages_sha256="b" * 64))
     assert other == ["environment.lock_sha256"]
     none = pinned(unlocked="chosen", packages_sha256="b" * 64)
-    assert differences_in_words(differing_pins(one, none)) == "the packages that the environment runs with"
-    assert differing_pins(none, pinned(unlocked="none_published", packages_sha256="b" * 64)) == []
-    assert differing_pins(none, pinned(unlocked="chosen", packages_sha256="c" * 64)) == [
+    assert (
+        differences_in_words(find_differing_pins(one, none)) == "the packages that the environment runs with"
+    )
+    assert find_differing_pins(none, pinned(unlocked="none_published", packages_sha256="b" * 64)) == []
+    assert find_differing_pins(none, pinned(unlocked="chosen", packages_sha256="c" * 64)) == [
         "environment.packages_sha256"
     ]

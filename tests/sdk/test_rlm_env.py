@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from wander.clients.base import ModelResponse
 from wander.clients.replay import ReplayClient
 from wander.clients.scripted import ScriptedClient
-from wander.clients.sub_calls import main_rollout_id, recorded_sub_calls
+from wander.clients.sub_calls import main_rollout_id, read_sub_calls
 from wander.envs.rlm.env import RLMEnv
 from wander.envs.rlm.prompts import FinalAnswerParser, code_blocks, final_text, final_variable
 from wander.envs.rlm.repl import ReplLimits
@@ -267,7 +267,7 @@ async def test_a_sub_call_with_a_context_gets_a_repl_of_its_own():
     rollout = await played(environment, client)
     assert rollout.failure is None
     assert rollout.reward == 1.0
-    calls = recorded_sub_calls(rollout)
+    calls = read_sub_calls(rollout)
     assert [(call.path, call.depth, call.turn) for call in calls] == [("1", 1, 0), ("1.1", 2, 0)]
     assert calls[0].prompt[0]["role"] == "system"
     assert "a text of 6 characters" in calls[0].prompt[1]["content"]
@@ -339,7 +339,7 @@ async def test_an_overlong_sub_call_is_an_exception_in_the_code():
     assert (
         "shorter: sub-call 1: the prompt is longer than the model takes" in rollout.completion[1]["content"]
     )
-    assert recorded_sub_calls(rollout)[0].failure.type == "ContextOverflow"
+    assert read_sub_calls(rollout)[0].failure.type == "ContextOverflow"
     again = await environment.rollout(ReplayClient([stored(rollout)]), environment.dataset()[0])
     assert again.completion == rollout.completion
 
@@ -355,7 +355,7 @@ async def test_an_endpoint_that_fails_in_a_sub_call_fails_the_rollout():
     rollout = await played(environment, main_script([code, "FINAL(42)"], sub))
     assert (rollout.failure.boundary, rollout.failure.type) == ("model", "EndpointUnreachable")
     assert rollout.failure.retryable
-    assert [call.answer for call in recorded_sub_calls(rollout)] == ["fine", None, "fine"]
+    assert [call.answer for call in read_sub_calls(rollout)] == ["fine", None, "fine"]
 
 
 async def test_sub_calls_are_sampled_in_their_own_way():

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from wander import Parser, Rubric, ScriptedClient, SingleTurnEnv, XMLParser
 from wander.errors import ConfigError, RubricError
 from wander.rubrics.reward_function import RewardFunction
-from wander.rubrics.score import checked_reward
+from wander.rubrics.score import check_reward
 
 ROW = {"question": "2+2?", "answer": "4", "info": {"hint": "four"}, "level": 3, "prompt_id": "p"}
 
@@ -146,7 +146,7 @@ async def test_only_finite_numbers_are_rewards(value):
 
 @pytest.mark.parametrize(("value", "number"), [(True, 1.0), (3, 3.0), (Fraction(1, 4), 0.25), (-0.5, -0.5)])
 def test_every_real_number_is_a_reward(value, number):
-    assert checked_reward(value, "f") == number
+    assert check_reward(value, "f") == number
 
 
 async def test_a_function_that_raises_rubric_error_says_why():

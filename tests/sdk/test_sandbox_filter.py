@@ -8,7 +8,7 @@ import errno
 import struct
 
 import pytest
-from wander.sandbox.seccomp import ALLOW, CLONE_NEW_ANY, KILL, MACHINES, compiled, program
+from wander.sandbox.seccomp import ALLOW, CLONE_NEW_ANY, KILL, MACHINES, compile_filter, program
 from wander.sandbox.syscalls import DENIED, JUDGED, NEWEST
 
 AF_UNIX, AF_INET, STREAM, DATAGRAM, SEQPACKET, CLOEXEC = 1, 2, 1, 2, 5, 0o2000000
@@ -119,7 +119,7 @@ def test_messages_go_to_no_address(name):
 
 
 def test_the_kernel_takes_a_program_of_this_size(name):
-    assert len(compiled(MACHINES[name])) == 8 * len(program(MACHINES[name]))
+    assert len(compile_filter(MACHINES[name])) == 8 * len(program(MACHINES[name]))
     assert len(program(MACHINES[name])) < 4096
 
 

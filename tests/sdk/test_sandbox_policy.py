@@ -319,19 +319,19 @@ def test_root_without_other_users_is_refused(tmp_path, monkeypatch):
 def test_forbidden_user_namespaces_are_explained(said, tmp_path, monkeypatch):
     switch = tmp_path / "restrict"
     monkeypatch.setattr("wander.sandbox.support._APPARMOR", str(switch))
-    assert "user.max_user_namespaces" in (support.explained(said).hint or "")
+    assert "user.max_user_namespaces" in (support.explain_failure(said).hint or "")
     switch.write_text("0\n")
-    assert "user.max_user_namespaces" in (support.explained(said).hint or "")
+    assert "user.max_user_namespaces" in (support.explain_failure(said).hint or "")
     switch.write_text("1\n")
-    assert "apparmor_parser" in (support.explained(said).hint or "")
+    assert "apparmor_parser" in (support.explain_failure(said).hint or "")
 
 
 def test_root_without_its_rights_is_explained():
-    error = support.explained("[Errno 1] Operation not permitted (a mount namespace)")
+    error = support.explain_failure("[Errno 1] Operation not permitted (a mount namespace)")
     assert "CAP_SYS_ADMIN" in (error.hint or "")
 
 
 def test_other_faults_of_bubblewrap_are_told_as_they_are():
-    error = support.explained("Can't find source path /x: No such file or directory")
+    error = support.explain_failure("Can't find source path /x: No such file or directory")
     assert "Can't find source path /x" in str(error)
     assert error.hint == "`wander sandbox check` shows what works here"

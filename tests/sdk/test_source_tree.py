@@ -7,7 +7,7 @@ import hashlib
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from wander.wire.source_tree import TreeEntry, framed, is_source, tree_digest
+from wander.wire.source_tree import TreeEntry, frame_entries, is_source, tree_digest
 
 # Few characters, digests that hold frames of other entries, and paths of every length: what would confuse a
 # writer that separates fields instead of counting them.
@@ -47,13 +47,13 @@ def parsed(text: bytes) -> list[TreeEntry]:
 @given(trees)
 def test_a_tree_can_be_read_back_from_its_frames(tree: list[TreeEntry]) -> None:
     """So no two trees have the same frames."""
-    assert parsed(b"".join(framed(tree))) == sorted(tree, key=lambda one: one.path.encode())
+    assert parsed(b"".join(frame_entries(tree))) == sorted(tree, key=lambda one: one.path.encode())
 
 
 @given(trees, trees)
 def test_other_trees_have_other_frames(one: list[TreeEntry], other: list[TreeEntry]) -> None:
     same = sorted(one) == sorted(other)
-    assert (b"".join(framed(one)) == b"".join(framed(other))) == same
+    assert (b"".join(frame_entries(one)) == b"".join(frame_entries(other))) == same
 
 
 def test_the_digest_is_the_documented_one() -> None:

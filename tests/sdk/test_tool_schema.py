@@ -18,7 +18,7 @@ from wander.envs.tool.schema import (
     FunctionTool,
     InvalidArguments,
     documentation,
-    parsed_arguments,
+    parse_arguments,
 )
 from wander.errors import ConfigError
 
@@ -198,7 +198,7 @@ def test_wrong_arguments_are_explained(arguments, told):
     ],
 )
 def test_arguments_are_read_in_every_form(raw, expected):
-    assert parsed_arguments(raw) == expected
+    assert parse_arguments(raw) == expected
 
 
 @pytest.mark.parametrize(
@@ -206,13 +206,13 @@ def test_arguments_are_read_in_every_form(raw, expected):
 )
 def test_arguments_that_are_no_object_are_refused(raw):
     with pytest.raises(InvalidArguments):
-        parsed_arguments(raw)
+        parse_arguments(raw)
 
 
 @given(st.text())
 def test_no_text_breaks_the_reading_of_arguments(text):
     try:
-        read = parsed_arguments(text)
+        read = parse_arguments(text)
     except InvalidArguments:
         return
     assert isinstance(read, dict)
@@ -259,7 +259,7 @@ async def test_any_value_of_a_type_arrives_as_it_left(function, data):
     value = data.draw(ROUND_TRIPS[function])
     encoded = json.dumps({"a": TypeAdapter(Any).dump_python(value, mode="json")})
     tool = FunctionTool(function)
-    assert await tool.call(tool.checked(parsed_arguments(encoded))) == value
+    assert await tool.call(tool.checked(parse_arguments(encoded))) == value
 
 
 NAMES = st.from_regex(r"[a-z_][a-z0-9_]{0,10}", fullmatch=True).filter(lambda name: name.isidentifier())

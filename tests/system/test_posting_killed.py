@@ -16,7 +16,7 @@ from command_line import make_wheel
 from live_hub import clean_environment, free_port, hub_command, make_token, wait_until_healthy
 from saved_runs import write_run
 from wander.evals.store.folder import RunFolder
-from wander_client.hub.posting import files_of, packed
+from wander_client.hub.posting import files_of, pack_run
 
 pytestmark = pytest.mark.full
 
@@ -92,7 +92,7 @@ def test_whoever_is_left_goes_on(hub: Hub, tmp_path: Path):
     assert answer.status_code == 200, answer.text
     folder = write_run(tmp_path / "runs" / "one", rewards=[float(n % 2) for n in range(ROLLOUTS)])
     run = RunFolder.open(folder)
-    with packed(run.manifest, files_of(folder)) as parcel:
+    with pack_run(run.manifest, files_of(folder)) as parcel:
         address = f"/api/v1/postings/{parcel.sha256}"
     names = ("config", "data", "cache", "runs")
     place = {f"WANDER_{name.upper()}_DIR": str(tmp_path / name) for name in names}

@@ -172,7 +172,7 @@ async def open_environment(
     given = dict(arguments or {})
     workers = workers or WorkerChoice()
     workers.require_together(in_process=in_process, pass_environ=pass_environ, sandbox=sandbox)
-    with _blaming_arguments(given):
+    with _blame_arguments(given):
         if in_process:
             handle = _start_here(location, given)
         else:
@@ -218,7 +218,7 @@ def environment_pin(
 
 
 @contextlib.contextmanager
-def _blaming_arguments(given: Mapping[str, Any]) -> Iterator[None]:
+def _blame_arguments(given: Mapping[str, Any]) -> Iterator[None]:
     """Tell arguments that the environment refuses (wrong usage) from an environment that is broken."""
     from wander.errors import ArgumentsRefused, LoadError
 

@@ -22,7 +22,7 @@ from wander_client.environments.location import Location, locate, open_environme
 from wander_client.environments.replay import locate_begun
 from wander_client.errors import ClientError, Interrupted, NotFound, Unavailable, UsageError
 from wander_client.evaluate.settings import EvaluationSettings
-from wander_client.evaluate.sources import changed_files, environment_changed, source_digests
+from wander_client.evaluate.sources import environment_changed, find_changed_files, source_digests
 from wander_client.models.pool import ModelPool
 from wander_client.models.reference import require_model, require_servable
 from wander_client.names import looks_like_path
@@ -228,7 +228,7 @@ async def _require_same_environment(evaluation: Evaluation, environment: OpenedE
     settings, run_dir, folder = evaluation.settings, evaluation.run_dir, evaluation.location.folder
     if folder is None or settings.environment_files is None or not (run_dir / "run.json").exists():
         return
-    changed = changed_files(settings.environment_files, source_digests(folder))
+    changed = find_changed_files(settings.environment_files, source_digests(folder))
     if not changed:
         return
     examples = await planned_examples(environment.handle, settings.plan())
@@ -286,7 +286,7 @@ def stop_on_signals(stop: StopRequest) -> Iterator[None]:
             loop.remove_signal_handler(number)
 
 
-def interrupted(result: EvaluationResult) -> Interrupted:
+def explain_interruption(result: EvaluationResult) -> Interrupted:
     """Return the error that says what an interrupted evaluation kept."""
     summary = result.summary
     return Interrupted(

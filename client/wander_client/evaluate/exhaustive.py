@@ -166,14 +166,14 @@ def line_text(rollout: Rollout) -> Iterator[str]:
     from wander.clients.choices import line_of
     from wander.evals.exhaustive import outcome_of
 
-    from wander_client.runs.text import message_text, shortened
+    from wander_client.runs.text import message_text, shorten
 
     replies = " ".join(str(choice) for choice in line_of(rollout)["choices"])
     yield f"{outcome_of(rollout)}: {rollout.example_id}/{rollout.index}, replies {replies or 'none'}"
     if rollout.failure is not None:
         yield f"  failed at the {rollout.failure.boundary}: {rollout.failure.message}"
     for turn in rollout.turns:
-        yield f"  model  {shortened(message_text(turn.message), 100)}"
+        yield f"  model  {shorten(message_text(turn.message), 100)}"
     said = [*rollout.prompt[-1:], *(one for one in rollout.completion if one.get("role") != "assistant")]
     yield from side_by_side([message_text(message) for message in said])
 

@@ -23,7 +23,7 @@ from pydantic import Field
 from wander.types import Record, SamplingArgs
 
 from wander_client.errors import UsageError
-from wander_client.terminal.command import typed_options
+from wander_client.terminal.command import find_typed_options
 
 
 class Mark(Enum):
@@ -164,7 +164,7 @@ def options_in(*schemas: type[Record]) -> dict[str, Option]:
     return {option.key: option for field in fields for option in field.options}
 
 
-def said_settings(schema: type[Record], said: Mapping[str, Any]) -> list[Setting]:
+def find_mentioned(schema: type[Record], said: Mapping[str, Any]) -> list[Setting]:
     """Return the fields of which options, or keys of a suite, say something."""
     fields = settings_in(schema).values()
     return [field for field in fields if any(option.key in said for option in field.options)]
@@ -190,13 +190,13 @@ def takes_options(*schemas: type[Record]) -> Callable[[Callable[[dict[str, Any]]
     def decorate(function: Callable[[dict[str, Any]], int]) -> Callable[..., int]:
         @functools.wraps(function)
         def command(context: typer.Context, **_shown: Any) -> int:
-            return function(typed_options(context))
+            return function(find_typed_options(context))
 
         parameters = [inspect.Parameter("context", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context)]
         for field in (field for schema in schemas for field in settings_in(schema).values()):
             for option in field.options:
                 annotation: Any = Annotated[option.kind, option.info]
-                default = _shown_default(field, option)
+                default = _format_default(field, option)
                 parameters.append(
                     inspect.Parameter(
                         option.key, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation
@@ -210,7 +210,7 @@ def takes_options(*schemas: type[Record]) -> Callable[[Callable[[dict[str, Any]]
     return decorate
 
 
-def _shown_default(field: Setting, option: Option) -> Any:
+def _format_default(field: Setting, option: Option) -> Any:
     """Return the default that the help shows; what was not typed is taken from the schema, not from here."""
     if option.shown is not None:
         return option.shown

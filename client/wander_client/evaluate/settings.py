@@ -36,8 +36,8 @@ from wander_client.evaluate.schema import (
     SAMPLED,
     Option,
     Rule,
+    find_mentioned,
     options_in,
-    said_settings,
 )
 from wander_client.models.pool import ModelChoice
 from wander_client.models.reference import KEY_VARIABLE
@@ -422,7 +422,7 @@ def settings_for(said: Mapping[str, Any], user: Settings) -> EvaluationSettings:
                 f"`prices.{model}` of the settings file is no price",
                 hint=f'write `"{model}" = {{ prompt = 0.15, completion = 0.60 }}`, in USD per million tokens',
             ) from None
-    values = {field.name: field.read(said) for field in said_settings(EvaluationSettings, said)}
+    values = {field.name: field.read(said) for field in find_mentioned(EvaluationSettings, said)}
     return EvaluationSettings(**values)
 
 
@@ -449,7 +449,7 @@ def resume_settings(
 
     Raises `UsageError` when one of them asks for something else than the run was started with.
     """
-    fields = said_settings(EvaluationSettings, said)
+    fields = find_mentioned(EvaluationSettings, said)
     bound = [field for field in fields if not field.free]
     changed = [line for field in bound for line in field.differences(said, getattr(stored, field.name))]
     if "out" in said and Path(said["out"]).resolve() != run_dir.resolve():

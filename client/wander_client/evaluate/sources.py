@@ -29,7 +29,7 @@ def source_digests(folder: Path) -> dict[str, str]:
     return found
 
 
-def changed_files(before: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
+def find_changed_files(before: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
     """Return the files that were added, removed or changed, in order."""
     return sorted(name for name in before.keys() | now.keys() if before.get(name) != now.get(name))
 

@@ -266,7 +266,7 @@ class HubApi:
     ) -> Model | None:
         """Send a change and return the answer, or None when it has no body; `path` is already quoted."""
         json = body.model_dump(mode="json") if body is not None else None
-        response = self._send(method, path, json=json, params=_given(params or {}))
+        response = self._send(method, path, json=json, params=_drop_unset(params or {}))
         return self._parse(response, model) if model is not None else None
 
     def send_bytes(
@@ -279,7 +279,7 @@ class HubApi:
     # the transport
 
     def _get(self, path: str, model: type[Model], params: Mapping[str, Any] | None = None) -> Model:
-        return self._parse(self._send("GET", path, params=_given(params or {})), model)
+        return self._parse(self._send("GET", path, params=_drop_unset(params or {})), model)
 
     def _send(self, method: str, path: str, **options: Any) -> httpx.Response:
         """Send a request; reads are retried while the hub is busy, writes never."""
@@ -407,7 +407,7 @@ def _part(value: str) -> str:
     return quote(value, safe="")
 
 
-def _given(params: Mapping[str, Any]) -> dict[str, Any]:
+def _drop_unset(params: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in params.items() if value is not None}
 
 

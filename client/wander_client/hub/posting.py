@@ -110,7 +110,7 @@ def files_of(folder: Path) -> list[Path]:
 
 
 @contextmanager
-def packed(manifest: RunManifest, files: list[Path]) -> Iterator[Parcel]:
+def pack_run(manifest: RunManifest, files: list[Path]) -> Iterator[Parcel]:
     """Give a run's parcel, its rollouts found, put in order and digested.
 
     `files` are those of `files_of`.

@@ -38,13 +38,13 @@ def key_file(config_dir: Path) -> Path:
     return config_dir / FILE_NAME
 
 
-def stored_key(config_dir: Path) -> SigningKey:
+def read_key(config_dir: Path) -> SigningKey:
     """Return the key of this machine; raises `NotFound` where there is none."""
     try:
         from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
         from cryptography.hazmat.primitives.serialization import load_pem_private_key
     except ImportError as error:
-        raise _missing_library() from error
+        raise _explain_missing_library() from error
     path = key_file(config_dir)
     try:
         text = path.read_bytes()
@@ -63,7 +63,7 @@ def make_key(config_dir: Path) -> SigningKey:
         from cryptography.hazmat.primitives import serialization
         from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
     except ImportError as error:
-        raise _missing_library() from error
+        raise _explain_missing_library() from error
     private = Ed25519PrivateKey.generate()
     text = private.private_bytes(
         serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
@@ -76,7 +76,7 @@ def make_key(config_dir: Path) -> SigningKey:
     return SigningKey(private)
 
 
-def _missing_library() -> ClientError:
+def _explain_missing_library() -> ClientError:
     return ClientError(
         "signing needs packages that are not installed",
         hint="run `pip install 'wander-client[signing]'`",
@@ -89,7 +89,7 @@ def register(hub: HubApi, key: SigningKey, name: str) -> KeyInfo:
     return hub.change("POST", _KEYS, KeyInfo, NewKey(name=name, public_key=key.public_key))
 
 
-def registered(hub: HubApi) -> list[KeyInfo]:
+def list_registered(hub: HubApi) -> list[KeyInfo]:
     """Return the caller's keys on a hub."""
     return hub.read(_KEYS, KeyList).data
 

@@ -80,7 +80,7 @@ class ModelPool:
                 stack.push_async_callback(client.close)
             self._share(client, name)
             if choice.cache and client.limiter is not None:
-                client = self._cached(client, stack)
+                client = self._wrap_in_cache(client, stack)
             elif choice.cache:
                 self._context.output.warn(f"`--cache` keeps answers of endpoints; `{choice.model}` has none")
             yield client
@@ -102,7 +102,7 @@ class ModelPool:
         whole = self._limiters.setdefault(address, CallLimiter(self._concurrency))
         client.limiter = SharedLimiter(whole, name)
 
-    def _cached(self, client: Client, stack: contextlib.AsyncExitStack) -> Client:
+    def _wrap_in_cache(self, client: Client, stack: contextlib.AsyncExitStack) -> Client:
         from wander.clients.cache import CachingClient, ResponseCache
 
         cache = ResponseCache(self._context.settings.cache_dir / CACHE_FILE)

@@ -53,7 +53,7 @@ def open_model(
     """
     require_model(spec, base_url, key_variable)
     if spec.startswith("scripted:"):
-        return _scripted(spec, location)
+        return _open_scripted(spec, location)
     if base_url is not None:
         return _endpoint(spec, base_url, key_variable, timeout)
     if is_local_model(spec):
@@ -187,7 +187,7 @@ def servable(spec: str) -> str:
     return name
 
 
-def _scripted(spec: str, location: Location | None) -> Client:
+def _open_scripted(spec: str, location: Location | None) -> Client:
     if location is None:
         raise UsageError("a scripted model needs its environment", hint="name the environment first")
     from wander_client.models.scripted import ScriptedProcessClient

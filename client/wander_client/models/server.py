@@ -82,7 +82,7 @@ async def serve(
     """
     python = choice.python or context.settings.serve_python or sys.executable
     versions = await _find_vllm(python)
-    name = _served_name(model)
+    name = _name_of(model)
     port = _free_port()
     command = [python, "-m", _ENGINE, "--model", model]
     # Ours come last, where they win.
@@ -196,9 +196,11 @@ async def _wait_until_healthy(
             while not await _healthy(http, port):
                 seconds = loop.time() - began
                 if process.ended is not None:
-                    raise _failed(f"the server of `{name}` ended with status {process.ended}", log_path)
+                    raise _explain_failure(
+                        f"the server of `{name}` ended with status {process.ended}", log_path
+                    )
                 if seconds > choice.timeout:
-                    raise _failed(
+                    raise _explain_failure(
                         f"the server of `{name}` did not answer within {choice.timeout:.0f} s",
                         log_path,
                         Unavailable,
@@ -220,7 +222,7 @@ async def _healthy(http: httpx.AsyncClient, port: int) -> bool:
         return False
 
 
-def _failed(reason: str, log_path: Path, kind: type[ClientError] = ClientError) -> ClientError:
+def _explain_failure(reason: str, log_path: Path, kind: type[ClientError] = ClientError) -> ClientError:
     tail = log_tail(log_path)
     return kind(
         reason,
@@ -241,7 +243,7 @@ def log_tail(log_path: Path) -> str:
     return "\n".join(line for line in text.splitlines()[-_LOG_LINES:])
 
 
-def _served_name(model: str) -> str:
+def _name_of(model: str) -> str:
     return Path(model).name if Path(model).is_dir() else model
 
 

@@ -30,7 +30,7 @@ from wander_client.packages.lock import compile_lock, install_lines, metadata_of
 from wander_client.packages.needs import Needs, Wheel, fetch_file, needs_of
 from wander_client.packages.store import LOCK, RECORD, EnvironmentStore, Installed, InstalledRecord
 from wander_client.packages.uv import index_arguments, run_uv
-from wander_client.packages.virtualenvs import VirtualEnvironments, key_of, staged
+from wander_client.packages.virtualenvs import VirtualEnvironments, key_of, stage_folder
 
 _VENV = ("venv", "--quiet", "--relocatable", "--no-project", "--allow-existing")
 
@@ -95,7 +95,7 @@ def install(
             return present, False
         # An environment may have been renamed since; its wheels keep the name that they were built under.
         wheel = fetch_file(hub, cache_dir, parse_wheel_filename(listed.filename)[0], listed)
-        with staged(place) as work:
+        with stage_folder(place) as work:
             contents = _contents(hub, cache_dir, detail, wheel, unlocked, warn)
             with _fill(store.virtualenvs, contents, str(exact), force=force) as virtualenv:
                 record = _record(hub, detail, wheel, contents, virtualenv)

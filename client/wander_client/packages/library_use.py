@@ -17,7 +17,7 @@ LARGEST_SOURCE = 2_000_000
 """Bytes of a source file that is still read."""
 
 
-def parsed(text: bytes | str) -> ast.Module:
+def parse_source(text: bytes | str) -> ast.Module:
     """Return the tree of a source; empty for one that cannot be parsed."""
     try:
         return ast.parse(text)
@@ -29,7 +29,7 @@ def sources_of_wheel(wheel: Path) -> list[ast.Module]:
     """Return the parsed sources in a wheel."""
     with zipfile.ZipFile(wheel) as archive:
         return [
-            parsed(archive.read(item))
+            parse_source(archive.read(item))
             for item in archive.infolist()
             if item.filename.endswith(".py") and item.file_size <= LARGEST_SOURCE
         ]
@@ -106,7 +106,7 @@ def _base_name(base: ast.expr) -> str:
     return base.attr if isinstance(base, ast.Attribute) else base.id if isinstance(base, ast.Name) else ""
 
 
-def exported_by(tree: ast.Module) -> list[str]:
+def list_exports(tree: ast.Module) -> list[str]:
     """Return what a source names in `__all__`."""
     for node in tree.body:
         targets = node.targets if isinstance(node, ast.Assign) else []

@@ -104,7 +104,7 @@ def require_project(folder: Path) -> dict[str, object]:
     return project
 
 
-def published_version(hub: HubApi, owner: str, package: BuiltPackage) -> VersionDetail | None:
+def find_published_version(hub: HubApi, owner: str, package: BuiltPackage) -> VersionDetail | None:
     """Return what the hub has of this version; None where it has nothing."""
     try:
         return hub.version(owner, canonicalize_name(package.name), package.version)
@@ -114,11 +114,11 @@ def published_version(hub: HubApi, owner: str, package: BuiltPackage) -> Version
 
 def find_missing_files(hub: HubApi, owner: str, package: BuiltPackage) -> list[Distribution]:
     """Return the files that the hub does not have yet; raises when it has other bytes under their names."""
-    known = published_version(hub, owner, package)
-    return _missing(known, owner, package)
+    known = find_published_version(hub, owner, package)
+    return _compare_files(known, owner, package)
 
 
-def _missing(known: VersionDetail | None, owner: str, package: BuiltPackage) -> list[Distribution]:
+def _compare_files(known: VersionDetail | None, owner: str, package: BuiltPackage) -> list[Distribution]:
     present = {file.filename: file.sha256 for file in known.files} if known is not None else {}
     files = [package.wheel, package.sdist]
     for file in files:
@@ -151,8 +151,8 @@ def upload(
     version's, unless it has one. `attestations` are those of its files, by name. `warn` is told what the hub
     takes and does not like, `told` how far it is.
     """
-    known = published_version(hub, owner, package)
-    if known is not None and not _missing(known, owner, package):
+    known = find_published_version(hub, owner, package)
+    if known is not None and not _compare_files(known, owner, package):
         return Publication(known, frozenset(), 0)
     files = {file.path.name: file for file in (package.wheel, package.sdist)}
     with ExitStack() as stack:

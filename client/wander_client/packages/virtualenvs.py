@@ -69,7 +69,7 @@ class VirtualEnvironments:
             if force or not self.works(key):
                 for left in stale_in(self.root):
                     shutil.rmtree(left, ignore_errors=True)
-                with staged(place) as work:
+                with stage_folder(place) as work:
                     build(work)
             self.mark_used(key)
             yield place
@@ -104,7 +104,7 @@ class VirtualEnvironments:
 
 
 @contextlib.contextmanager
-def staged(place: Path) -> Iterator[Path]:
+def stage_folder(place: Path) -> Iterator[Path]:
     """Yield a temporary folder beside `place` that becomes `place` when the block succeeds."""
     place.parent.mkdir(parents=True, exist_ok=True)
     temporary = Path(tempfile.mkdtemp(prefix=".making-", dir=place.parent))

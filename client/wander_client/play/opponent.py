@@ -47,7 +47,7 @@ class Opponent:
     async def play(self) -> Rollout | None:
         """Return the rollout once it has ended; None when the person left."""
         while True:
-            rollout = await self._played()
+            rollout = await self._play()
             self._show(rollout)
             if rollout.failure is not None or rollout.stop_reason != PENDING:
                 return rollout
@@ -58,7 +58,7 @@ class Opponent:
             if not await self._decide(line["pending"]):
                 return None
 
-    async def _played(self) -> Rollout:
+    async def _play(self) -> Rollout:
         name = f"{self._opening.example_id}/0"
         self._memo.assign(name, self._choices, stop=True)
         return await self._environment.rollout(

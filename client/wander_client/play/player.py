@@ -12,7 +12,7 @@ from wander.errors import ModelError
 from wander.types import Message
 
 from wander_client.errors import UsageError
-from wander_client.play.typed_calls import described, example_call, parse_call
+from wander_client.play.typed_calls import describe_tool, example_call, parse_call
 from wander_client.runs.text import message_text
 from wander_client.terminal.output import Output
 
@@ -142,7 +142,7 @@ class PlayerClient(Client):
             return
         output.line("-- tools", style="hint")
         for tool in self._tools:
-            first, *rest = described(tool)
+            first, *rest = describe_tool(tool)
             output.line(first, style="bold")
             for line in rest:
                 output.line(line)

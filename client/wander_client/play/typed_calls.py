@@ -44,7 +44,7 @@ def signature(tool: Schema) -> str:
     return f"{_function(tool).get('name')}({', '.join(parts)})"
 
 
-def described(tool: Schema) -> list[str]:
+def describe_tool(tool: Schema) -> list[str]:
     """Return the lines that show a tool: its signature, what it does, what each argument means."""
     function = _function(tool)
     lines = [signature(tool)]

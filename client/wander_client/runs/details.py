@@ -24,17 +24,17 @@ def list_pinned(manifest: RunManifest) -> Iterator[tuple[str, str]]:
     yield "kind", manifest.kind
     name = f"{environment.owner}/{environment.name}" if environment.owner else environment.name
     yield "environment", f"{name} {environment.version or f'from {environment.path}'}"
-    yield from _given(
+    yield from _drop_unset(
         ("wheel", environment.wheel_sha256),
         ("lock", environment.lock_sha256 or (environment.unlocked and f"none: {environment.unlocked}")),
         ("arguments", environment.arguments),
         ("sandbox", environment.sandbox and f"{environment.sandbox.tier} {environment.sandbox.version}"),
     )
     yield "model", f"{model.name} ({model.kind})"
-    yield from _given(
+    yield from _drop_unset(
         ("endpoint", model.base_url), ("revision", model.revision), ("weights", model.weights_sha256)
     )
-    yield from _given(("sampling", manifest.sampling.given()))
+    yield from _drop_unset(("sampling", manifest.sampling.given()))
     yield "examples", f"{len(manifest.example_ids):,} of {manifest.split}, {manifest.choice}"
     yield "rollouts", f"{manifest.rollouts_per_example} an example"
     yield "task set", manifest.task_set_sha256
@@ -47,13 +47,13 @@ def list_pinned(manifest: RunManifest) -> Iterator[tuple[str, str]]:
     accelerator = f", {platform.accelerator}" if platform.accelerator else ""
     yield "on", f"{platform.system} {platform.machine}{accelerator}"
     dirty = " with changes" if platform.git_dirty else ""
-    yield from _given(("commit", platform.git_commit and f"{platform.git_commit}{dirty}"))
+    yield from _drop_unset(("commit", platform.git_commit and f"{platform.git_commit}{dirty}"))
     if manifest.reproduction is not None:
-        yield from _repeated_with(manifest.reproduction)
-    yield from _given(("notes", manifest.notes))
+        yield from _list_reproduction(manifest.reproduction)
+    yield from _drop_unset(("notes", manifest.notes))
 
 
-def _repeated_with(made: Reproduction) -> Iterator[tuple[str, str]]:
+def _list_reproduction(made: Reproduction) -> Iterator[tuple[str, str]]:
     """Yield with what a training run can be repeated."""
     yield "mode", made.told()
     machine, gpus = made.hardware, ", ".join(made.hardware.gpus)
@@ -106,14 +106,14 @@ def file_rows(files: list[dict[str, Any]]) -> list[list[Cell]]:
 def describe_standing(found: FoundRun) -> dict[str, Any]:
     """Return digest and place of a run, and of one on the hub its level, why, by whom and where."""
     from wander_client.errors import NotFound
-    from wander_client.hub.posting import files_of, packed
+    from wander_client.hub.posting import files_of, pack_run
 
     if not isinstance(found, PostedRun):
         try:
             files = files_of(Path(found.place))
         except NotFound:  # a run that has no rollouts yet
             return {"place": found.place, "sha256": None}
-        with packed(found.manifest, files) as parcel:  # the digest that it would have on a hub
+        with pack_run(found.manifest, files) as parcel:  # the digest that it would have on a hub
             return {"place": found.place, "sha256": parcel.sha256}
     detail = found.detail
     return {
@@ -126,7 +126,7 @@ def describe_standing(found: FoundRun) -> dict[str, Any]:
     }
 
 
-def _given(*rows: tuple[str, Any]) -> Iterator[tuple[str, str]]:
+def _drop_unset(*rows: tuple[str, Any]) -> Iterator[tuple[str, str]]:
     for name, value in rows:
         if isinstance(value, dict) and value:
             yield name, ", ".join(f"{one}={inner}" for one, inner in value.items())

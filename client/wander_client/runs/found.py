@@ -7,7 +7,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Protocol
 
 from wander_client.errors import NotFound
-from wander_client.runs.text import message_text, shortened
+from wander_client.runs.text import message_text, shorten
 
 if TYPE_CHECKING:
     from wander.evals.store.folder import RunFolder
@@ -147,6 +147,6 @@ def _row(rollout: Rollout) -> RolloutRow:
         turns=len(rollout.turns),
         completion_tokens=rollout.usage.completion_tokens,
         seconds=rollout.seconds,
-        preview=shortened(message_text(last), 200) if last else "",
+        preview=shorten(message_text(last), 200) if last else "",
         step=rollout.step,
     )

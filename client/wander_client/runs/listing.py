@@ -66,7 +66,7 @@ def local_rows(place: Path, output: Output) -> Iterator[dict[str, Any]]:
         yield _local_row(run)
 
 
-def posted_rows(context: Invocation, environment: str | None) -> Iterator[dict[str, Any]]:
+def list_posted(context: Invocation, environment: str | None) -> Iterator[dict[str, Any]]:
     """Yield a row for every run on the hub that the user may see, the newest first.
 
     `environment` as `owner/name` has the hub look for it; of a pattern all runs are read.
@@ -76,7 +76,7 @@ def posted_rows(context: Invocation, environment: str | None) -> Iterator[dict[s
         cursor = None
         while True:
             page = hub.runs(environment=exact, cursor=cursor)
-            yield from map(_posted_row, page.data)
+            yield from map(_format_posted, page.data)
             cursor = page.next
             if cursor is None:
                 return
@@ -133,7 +133,7 @@ def _local_row(run: RunFolder) -> dict[str, Any]:
     }
 
 
-def _posted_row(run: RunDetail) -> dict[str, Any]:
+def _format_posted(run: RunDetail) -> dict[str, Any]:
     manifest = run.manifest
     return {
         "url": run.url,

@@ -56,7 +56,7 @@ def failure_reasons(run_dir: Path, most: int = 3) -> list[tuple[str, int]]:
     from wander.evals.store.folder import RunFolder
 
     failures = [one.failure for one in RunFolder.open(run_dir).rollouts() if one.failure is not None]
-    reasons = Counter(f"{f.boundary}: {f.type}: {shortened(f.message, 160)}" for f in failures)
+    reasons = Counter(f"{f.boundary}: {f.type}: {shorten(f.message, 160)}" for f in failures)
     return reasons.most_common(most)
 
 
@@ -85,7 +85,7 @@ def _show_histogram(summary: RunSummary, output: Output) -> None:
 def rollout_row(row: RolloutRow) -> list[Cell]:
     """Return a rollout's row in a list of rollouts; of a training run the step stands with the index."""
     ended = f"failed: {row.failure}" if row.failure else row.stop_reason or ""
-    said = shortened(row.preview)
+    said = shorten(row.preview)
     index: Cell = row.index if row.step is None else f"{row.index} @{row.step}"
     return [row.number, row.example_id, index, row.reward, row.turns, ended, said]
 
@@ -162,7 +162,7 @@ def message_text(message: Message) -> str:
     return "" if content is None else str(content)
 
 
-def shortened(text: str, width: int = 60) -> str:
+def shorten(text: str, width: int = 60) -> str:
     """Return one line of at most `width` characters, cut in the middle."""
     from wander_client.terminal.output import cut
 

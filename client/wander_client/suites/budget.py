@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from wander_client.suites.play import Ready
 
 
-def shared_budget(suite: Suite, ready: list[Ready]) -> SharedBudget | None:
+def share_budget(suite: Suite, ready: list[Ready]) -> SharedBudget | None:
     """Return what the evaluations may spend together, with what earlier parts spent; None without bounds.
 
     Raises `UsageError` for a bound in USD where somebody's prices are not known.
@@ -35,11 +35,11 @@ def shared_budget(suite: Suite, ready: list[Ready]) -> SharedBudget | None:
                 f"`{each.evaluation.settings.model}`",
                 hint="give them in USD per million tokens: `--price 0.15/0.60`; in a suite `price`",
             )
-    earlier = {each.run.folder: _spent_before(each) for each in ready}
+    earlier = {each.run.folder: _sum_spent(each) for each in ready}
     return SharedBudget(suite.budget_tokens, suite.budget_usd, earlier)
 
 
-def spending_of(budget: SharedBudget) -> dict[str, Any]:
+def describe_spending(budget: SharedBudget) -> dict[str, Any]:
     """Return what `--json` tells of a shared budget."""
     return {
         "tokens": budget.spent_tokens,
@@ -56,9 +56,9 @@ def _is_paid(settings: EvaluationSettings) -> bool:
     return not (local or settings.serve is not None or settings.model.startswith("scripted:"))
 
 
-def _spent_before(ready: Ready) -> tuple[int, float]:
+def _sum_spent(ready: Ready) -> tuple[int, float]:
     """Return the tokens and the cost of the parts of an evaluation that were played before."""
-    from wander.evals.run.budget import Meter, asked_for
+    from wander.evals.run.budget import Meter, count_tokens
     from wander.evals.store.folder import RunFolder
     from wander.types import Usage
 
@@ -67,5 +67,5 @@ def _spent_before(ready: Ready) -> tuple[int, float]:
     folder = RunFolder.open(ready.evaluation.run_dir)
     spending = folder.manifest.spending
     meter = Meter(ready.evaluation.settings.plan().budget, Usage() if spending is None else spending.usage)
-    meter.at_least(sum((asked_for(one.turns) for one in folder.rollouts()), Usage()))
+    meter.at_least(sum((count_tokens(one.turns) for one in folder.rollouts()), Usage()))
     return meter.tokens, meter.usd or 0.0

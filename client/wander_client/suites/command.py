@@ -21,7 +21,7 @@ from wander_client.evaluate.settings import (
     require_needed,
     settings_for,
 )
-from wander_client.suites.budget import shared_budget, spending_of
+from wander_client.suites.budget import describe_spending, share_budget
 from wander_client.suites.file import SUITE_FILE, Suite, find_newest, name_run, read_suite, require_distinct
 from wander_client.suites.play import (
     Outcome,
@@ -57,7 +57,7 @@ def play(context: Invocation, said: dict[str, Any], flags: CommandFlags) -> int:
     if begun is None and (folder / SUITE_FILE).exists():
         raise UsageError(f"`{folder}` holds a suite already", hint=f"go on with `{_resume(folder)}`")
     ready = prepare(context, suite, folder, allow_changed_code=flags.allow_changed_code)
-    budget = shared_budget(suite, ready)
+    budget = share_budget(suite, ready)
     if flags.dry_run:
         return show_plans([each.evaluation for each in ready], output)
     if begun is not None:
@@ -147,7 +147,7 @@ def _report(
         "name": suite.name,
         "suite_dir": str(folder),
         "runs": [_data(each) for each in outcomes],
-        "spending": None if budget is None else spending_of(budget),
+        "spending": None if budget is None else describe_spending(budget),
     }
     for each in outcomes:
         if each.error is not None:

@@ -210,19 +210,19 @@ def _combine(
 ) -> Iterator[SuiteRun]:
     """Yield every combination of an entry's lists."""
     where = f"{path.name}: eval[{number}]"
-    defaults, own = _given(suite.defaults), _given(entry)
+    defaults, own = _drop_unset(suite.defaults), _drop_unset(entry)
     said = {**defaults, **own}
     for name in ("environment", "model"):
         if not said.get(name):
             raise UsageError(f"{where}: `{name}` is missing", hint=f'write `{name} = "..."` there')
     for environment, model, sampling, seed in itertools.product(
-        _listed(said["environment"]),
-        _listed(said["model"]),
-        _listed(said.get("sampling", SamplingArgs())),
-        _listed(said.get("seed", 0)),
+        _as_list(said["environment"]),
+        _as_list(said["model"]),
+        _as_list(said.get("sampling", SamplingArgs())),
+        _as_list(said.get("seed", 0)),
     ):
         alias = model if model in suite.models else None
-        named = {"model": model} if alias is None else _given(suite.models[alias])
+        named = {"model": model} if alias is None else _drop_unset(suite.models[alias])
         whole = {**defaults, **named, **own, "model": named["model"], "sampling": sampling, "seed": seed}
         try:
             settings = settings_for({**whole, "environment": environment, "concurrency": concurrency}, user)
@@ -246,11 +246,11 @@ def _beside(word: str, folder: Path) -> str:
     return f"{prefix}{(folder / Path(bare).expanduser()).resolve()}"
 
 
-def _given(table: Record) -> dict[str, Any]:
+def _drop_unset(table: Record) -> dict[str, Any]:
     return {name: getattr(table, name) for name in table.model_fields_set if name != "name"}
 
 
-def _listed(value: Any) -> Sequence[Any]:
+def _as_list(value: Any) -> Sequence[Any]:
     return value if isinstance(value, list) else [value]
 
 

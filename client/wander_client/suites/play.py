@@ -84,7 +84,7 @@ def prepare(context: Invocation, suite: Suite, folder: Path, *, allow_changed_co
             ) from error
         resume = (run_dir / "run.json").exists()
         evaluation = Evaluation(context, settings, location, run_dir, resume, allow_changed_code)
-        ready.append(Ready(run, evaluation, _finished(run_dir) if resume else None))
+        ready.append(Ready(run, evaluation, _read_finished(run_dir) if resume else None))
     return ready
 
 
@@ -104,7 +104,7 @@ def _settle(
     return settings, location
 
 
-def _finished(run_dir: Path) -> tuple[RunManifest, RunSummary] | None:
+def _read_finished(run_dir: Path) -> tuple[RunManifest, RunSummary] | None:
     from wander.evals.stats.summary import summarise
     from wander.evals.store.folder import RunFolder
 

@@ -40,7 +40,7 @@ def command_app(help: str | None = None, *, group: bool = False, default: str | 
     return app
 
 
-def typed_options(context: typer.Context) -> dict[str, Any]:
+def find_typed_options(context: typer.Context) -> dict[str, Any]:
     """Return the options and arguments that stand on the command line, by the name of their parameter."""
     return {
         name: value

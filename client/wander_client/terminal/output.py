@@ -156,11 +156,11 @@ class Output:
         from shutil import get_terminal_size
 
         width = get_terminal_size().columns
-        kept = fitting(columns, cells, shrink, drop, width)
+        kept = fit_columns(columns, cells, shrink, drop, width)
         numeric = [_is_numeric([row[i] for row in rows]) for i in kept]
         names = [columns[i] for i in kept]
         cells = shrunk(names, [[row[i] for i in kept] for row in cells], shrink, width)
-        for number, text in enumerate(aligned([names, *cells], numeric)):
+        for number, text in enumerate(align([names, *cells], numeric)):
             _print(sys.stdout, paint(text, "bold" if number == 0 else None, self.color_out))
 
     # everything else, on stderr
@@ -317,7 +317,7 @@ def paint(text: str, style: str | None, color: bool) -> str:
     return f"\x1b[{_CODES[style]}m{text}\x1b[0m" if style and color and text else text
 
 
-def aligned(rows: Sequence[Sequence[str]], right: Sequence[bool]) -> list[str]:
+def align(rows: Sequence[Sequence[str]], right: Sequence[bool]) -> list[str]:
     """Pad cells so that columns line up; True in `right` puts a column flush right."""
     from rich.cells import cell_len
 
@@ -336,7 +336,7 @@ READABLE = 20
 """Characters that a column which may be cut keeps as long as another one can be left out."""
 
 
-def fitting(
+def fit_columns(
     columns: Sequence[str], rows: list[list[str]], shrink: Sequence[str], drop: Sequence[str], width: int
 ) -> list[int]:
     """Return the places of the columns to show: all but those of `drop` that have no room beside the rest."""

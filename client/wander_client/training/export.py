@@ -58,7 +58,7 @@ def write_adapter(
             f"`{out}` exists and is not empty", hint="choose another folder", code="folder_not_empty"
         )
     trainer = TRAINERS[to]
-    name, requirement = _named(location)
+    name, requirement = _name_requirement(location)
     kind = to.replace("-", "_")
     module = f"{name.replace('-', '_')}_{kind}"
     words = {
@@ -88,7 +88,7 @@ def write_adapter(
     return [Path(file) for file in written]
 
 
-def _named(location: Location) -> tuple[str, str]:
+def _name_requirement(location: Location) -> tuple[str, str]:
     """Return the environment's name and the requirement that installs it."""
     if location.installed is not None:
         record = location.installed.record

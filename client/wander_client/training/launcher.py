@@ -8,7 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from wander.train.distributed import current_world, is_launched, joined_world
+from wander.train.distributed import current_world, is_launched, join_world
 
 from wander_client.errors import UsageError
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 def is_told_elsewhere() -> bool:
     """Return whether the first process tells of the failure that ends this one, once it has."""
-    return joined_world().outlast_main()
+    return join_world().outlast_main()
 
 
 def agree_on_folder(folder: Path, settings: GRPOSettings) -> Path:

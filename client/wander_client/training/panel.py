@@ -217,7 +217,7 @@ class PlainSteps:
         self._bar.update(entry["step"], "  ".join([*known, *times]))
 
 
-def training_display(title: str, folder: Path, output: Output) -> TrainingPanel | PlainSteps:
+def open_display(title: str, folder: Path, output: Output) -> TrainingPanel | PlainSteps:
     """Return what shows a run here: the panel for a person on a terminal, otherwise lines."""
     import os
     import sys

@@ -29,7 +29,7 @@ from wander_client.context import Invocation
 from wander_client.environments.location import locate, parse_arguments
 from wander_client.errors import ClientError, Interrupted, UsageError
 from wander_client.training.launcher import require_alone
-from wander_client.training.panel import training_display
+from wander_client.training.panel import open_display
 from wander_client.training.run import (
     COMMAND_FILE,
     StepLines,
@@ -299,7 +299,7 @@ class PhasedRun:
             settings=settings,
             sandbox=self.command.sandbox,
         )
-        with training_display(f"training on {command.label}", folder, self._context.output) as display:
+        with open_display(f"training on {command.label}", folder, self._context.output) as display:
             result = run_training(
                 self._context, command, folder, display.show, resume=(folder / "run.json").exists()
             )

@@ -15,7 +15,7 @@ _LABEL = 10
 """Width of what stands before a line, as in the report of an evaluation."""
 
 
-def training_facts(folder: Path) -> dict[str, Any]:
+def read_facts(folder: Path) -> dict[str, Any]:
     """Return what the record of a training run holds beside its rollouts, read without the trainer."""
     from wander.evals.store.jsonl import read_records
     from wander.train.evaluation.evaluator import read_evaluations
@@ -36,7 +36,7 @@ def training_facts(folder: Path) -> dict[str, Any]:
     }
 
 
-def training_lines(manifest: RunManifest, facts: dict[str, Any]) -> Iterator[str]:
+def format_facts(manifest: RunManifest, facts: dict[str, Any]) -> Iterator[str]:
     """Yield the lines that tell of a training run."""
     from wander.train.records.outcome import Outcome
 
@@ -45,7 +45,7 @@ def training_lines(manifest: RunManifest, facts: dict[str, Any]) -> Iterator[str
     yield f"training {manifest.model.name} on {owner}{pin.name} {pin.version or ''}".rstrip()
     steps = facts["steps"]
     outcome = Outcome.model_validate(facts["outcome"]) if facts["outcome"] else None
-    yield _line("steps", f"{len(steps)}{_ended(outcome, steps)}")
+    yield _line("steps", f"{len(steps)}{_describe_end(outcome, steps)}")
     for name, unit in (("reward", ""), ("entropy", ""), ("tokens", " a rollout")):
         values = [one[name] for one in steps if one.get(name) is not None]
         if values:
@@ -77,7 +77,7 @@ def _evaluation_row(one: CellEvaluation) -> list[str]:
     return [str(one.step), one.cell, reward, interval, str(one.examples), str(one.failed)]
 
 
-def _ended(outcome: Outcome | None, steps: Sequence[dict[str, Any]]) -> str:
+def _describe_end(outcome: Outcome | None, steps: Sequence[dict[str, Any]]) -> str:
     asked = next((one["steps"] for one in reversed(steps) if one.get("steps") is not None), None)
     of = f" of {asked:.0f}" if asked is not None else ""
     if outcome is None:

@@ -50,7 +50,7 @@ def read_classic(folder: Path) -> ForeignRun:
         model=str(metadata.get("model") or UNKNOWN),
         source=f"verifiers {versions.get('vf_version') or ('from 0.1.8' if later else 'before 0.1.8')}",
         arguments=metadata.get("env_args") or {},
-        sampling=_sampling(metadata.get("sampling_args") or {}),
+        sampling=_read_sampling(metadata.get("sampling_args") or {}),
         base_url=metadata.get("base_url") or None,
         version=versions.get("env_version"),
         started_at=_start_time(metadata.get("date")),
@@ -64,7 +64,7 @@ def read_classic(folder: Path) -> ForeignRun:
     return foreign
 
 
-def _sampling(given: dict[str, Any]) -> SamplingArgs:
+def _read_sampling(given: dict[str, Any]) -> SamplingArgs:
     try:
         return merge_sampling(SamplingArgs(), given)
     except ModelError as error:

@@ -156,7 +156,7 @@ class TasksetEnvironment(Environment):
             serving.model.release(traces)
         state[EPISODE] = episode
         error = _first_error(episode)
-        played = _scored_trace(episode)
+        played = _find_scored_trace(episode)
         if played is not None:
             _keep_conversation(state, played)
         if client.failure is not None and (error is not None or isinstance(client.failure, ContextOverflow)):
@@ -253,7 +253,7 @@ class TaskRows(Dataset):
             index=index,
             split=self.split,
             seed=derived_seed("example", self.seed, self.split, example_id),
-            prompt=_opening(row.data),
+            prompt=_open_conversation(row.data),
             answer=plain(data.get("answer", "")),
             info={},
             stratum=None,
@@ -261,7 +261,7 @@ class TaskRows(Dataset):
         )
 
 
-def _opening(data: Any) -> list[dict[str, Any]]:
+def _open_conversation(data: Any) -> list[dict[str, Any]]:
     """Return what a task opens with; nothing where a simulated user speaks first."""
     system = [{"role": "system", "content": data.system_prompt}] if data.system_prompt else []
     prompt = [{"role": "user", "content": data.prompt}] if isinstance(data.prompt, str) else data.prompt
@@ -291,7 +291,7 @@ class EpisodeRubric(Rubric):
 
     async def score(self, state: State, parser: Parser | None = None) -> Score:
         """Return the scores of one finished rollout."""
-        played = _scored_trace(state.pop(EPISODE))
+        played = _find_scored_trace(state.pop(EPISODE))
         if played is None:
             return Score(reward=None, error=RubricError("the episode has no agent that is scored"))
         missing = [name for name, reward in played.rewards.items() if reward is None]
@@ -306,7 +306,7 @@ class EpisodeRubric(Rubric):
         return [await self.score(state, parser) for state in states]
 
 
-def _scored_trace(episode: Any) -> Any | None:
+def _find_scored_trace(episode: Any) -> Any | None:
     """Return the trace of the first agent that may be trained."""
     return next((trace for trace in episode.traces if trace.agent.trainable), None)
 

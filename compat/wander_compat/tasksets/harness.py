@@ -51,7 +51,7 @@ def _module() -> Any:
         ) -> Any:
             """Play one segment of the conversation."""
             if mcp_urls:
-                runtime.prepare_uv_script = _prepared_here(runtime)
+                runtime.prepare_uv_script = _prepare_here(runtime)
                 return await super().launch(ctx, trace, runtime, endpoint, secret, mcp_urls, data, **options)
             system, prompt = self.resolve_prompt(data)
             messages = [{"role": "system", "content": system}] if system else []
@@ -92,7 +92,7 @@ def _refusal(call: dict[str, Any]) -> dict[str, Any]:
     return {"role": "tool", "tool_call_id": call["id"], "content": UNKNOWN_TOOL.format(name=name)}
 
 
-def _prepared_here(runtime: Any) -> Any:
+def _prepare_here(runtime: Any) -> Any:
     """Return what stands in for the library's preparation of a program with uv and an index."""
 
     async def prepare(script: str | bytes, env: Any = None, **_: Any) -> list[str]:

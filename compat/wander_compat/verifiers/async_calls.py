@@ -20,7 +20,7 @@ async def maybe_await(func: Callable[..., Any], *args: Any, **kwargs: Any) -> An
     return await result if inspect.isawaitable(result) else result
 
 
-def named_arguments(func: Callable[..., Any], objects: dict[str, Any]) -> dict[str, Any]:
+def pick_arguments(func: Callable[..., Any], objects: dict[str, Any]) -> dict[str, Any]:
     """Return the objects that a function asks for by name; all of them when it has `**kwargs`."""
     parameters = inspect.signature(func).parameters.values()
     if any(each.kind is each.VAR_KEYWORD for each in parameters):
@@ -30,7 +30,7 @@ def named_arguments(func: Callable[..., Any], objects: dict[str, Any]) -> dict[s
 
 async def maybe_call_with_named_args(func: Callable[..., Any], **objects: Any) -> Any:
     """Call a function with the objects that it asks for by name."""
-    return await maybe_await(func, **named_arguments(func, objects))
+    return await maybe_await(func, **pick_arguments(func, objects))
 
 
 class NullAsyncContext:
@@ -85,7 +85,7 @@ def maybe_retry(
                 if attempt == max_retries:
                     raise
             else:
-                if attempt == max_retries or not _left_error(result, error_types):
+                if attempt == max_retries or not _has_left_error(result, error_types):
                     return result
             await asyncio.sleep(min(max_wait, wait) * (0.5 + random.random() / 2))  # noqa: S311 - only a delay
             wait *= 2
@@ -94,6 +94,6 @@ def maybe_retry(
     return tried if max_retries > 0 else func
 
 
-def _left_error(result: Any, error_types: tuple[type[Exception], ...]) -> bool:
+def _has_left_error(result: Any, error_types: tuple[type[Exception], ...]) -> bool:
     states = result if isinstance(result, list) else [result]
     return any(isinstance(state, dict) and isinstance(state.get("error"), error_types) for state in states)

@@ -11,7 +11,7 @@ from typing import Any
 
 from wander_compat.verifiers.errors import error_info
 from wander_compat.verifiers.messages.conversion import as_messages, field_of, plain
-from wander_compat.verifiers.timing import shown_timing
+from wander_compat.verifiers.timing import format_timing
 from wander_compat.verifiers.types import GenerateMetadata, GenerateOutputs, RolloutOutput, State
 
 RESULTS, METADATA = "results.jsonl", "metadata.json"
@@ -64,7 +64,7 @@ def state_to_output(state: State, state_columns: Sequence[str] | None = None) ->
         task=state.get("task", "default"),
         reward=state.get("reward") or 0.0,
         error=error_info(error) if isinstance(error, BaseException) else error,
-        timing=shown_timing(state.get("timing")),
+        timing=format_timing(state.get("timing")),
         is_completed=bool(state.get("is_completed")),
         is_truncated=bool(state.get("is_truncated")),
         stop_condition=state.get("stop_condition"),

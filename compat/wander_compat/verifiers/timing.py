@@ -98,7 +98,7 @@ def timed(span: TimeSpan) -> Iterator[None]:
 
 
 @contextmanager
-def timed_call(spans: TimeSpans) -> Iterator[None]:
+def time_call(spans: TimeSpans) -> Iterator[None]:
     """Take the time of one of several calls."""
     span = TimeSpan()
     spans.spans.append(span)
@@ -112,7 +112,7 @@ def timing_of(state: Mapping[str, Any] | None) -> RolloutTiming:
     return found if isinstance(found, RolloutTiming) else RolloutTiming()
 
 
-def shown_timing(timing: Any) -> dict[str, Any]:
+def format_timing(timing: Any) -> dict[str, Any]:
     """Return the timing as an output record keeps it."""
     if not isinstance(timing, RolloutTiming):
         return dict(timing) if isinstance(timing, dict) else {}

@@ -62,7 +62,7 @@ def environment_once_named(session: Session, owner: str, name: str) -> Environme
     return session.scalar(visible(session).where(Environment.id == ids))
 
 
-def taken(session: Session, owner_id: int, name: str) -> Environment | FormerName | None:
+def find_taken(session: Session, owner_id: int, name: str) -> Environment | FormerName | None:
     """Return what holds a name, seen or unseen, present or former: names are never given twice."""
     query = select(Environment).where(Environment.owner_id == owner_id, Environment.name == name)
     present = session.scalar(query.options(joinedload(Environment.owner)))

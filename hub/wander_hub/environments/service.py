@@ -205,7 +205,7 @@ def version_detail(environment: Environment, version: Version, base_url: str) ->
         yanked_reason=version.yanked_reason,
         deleted_at=version.deleted_at,
         deleted_reason=version.deleted_reason,
-        files=[file_info(environment, one, base_url) for one in offered_files(environment, version)],
+        files=[file_info(environment, one, base_url) for one in list_offered_files(environment, version)],
         lock=lock_info(environment, version, base_url),
         check=CheckSummary.model_validate(version.check_summary) if version.check_summary else None,
         warnings=warnings_of(environment, version),
@@ -213,7 +213,7 @@ def version_detail(environment: Environment, version: Version, base_url: str) ->
     )
 
 
-def offered_files(environment: Environment, version: Version) -> list[File]:
+def list_offered_files(environment: Environment, version: Version) -> list[File]:
     """Return the files of a version that may be had: none of a deleted one, none under quarantine."""
     if version.deleted_at is not None or environment.quarantine_reason is not None:
         return []
@@ -224,7 +224,7 @@ def warnings_of(environment: Environment, version: Version) -> list[UploadWarnin
     """Return what the gate flagged in the files of a version that may be had."""
     return [
         UploadWarning.model_validate({**one, "filename": file.filename})
-        for file in offered_files(environment, version)
+        for file in list_offered_files(environment, version)
         for one in file.warnings or ()
     ]
 
@@ -243,7 +243,7 @@ def file_info(environment: Environment, file: File, base_url: str) -> FileInfo:
 
 def lock_info(environment: Environment, version: Version, base_url: str) -> LockInfo | None:
     """Return the lock of a version with its address; None where it has none or its files may not be had."""
-    if not offered_files(environment, version):
+    if not list_offered_files(environment, version):
         return None
     path = f"/api/v1/environments/{environment.owner.name}/{environment.name}/versions/{version.version}"
     return next(

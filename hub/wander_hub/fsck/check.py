@@ -122,7 +122,7 @@ def _links(links: PublicFiles, *, repair: bool) -> Iterator[Finding]:
 
 def _chunks(database: Database, storage: Storage, *, repair: bool) -> Iterator[Finding]:
     """Look for chunks of uploads under way that were lost, and for those that nobody needs any more."""
-    lost = sweep.lost_chunks(database, storage)
+    lost = sweep.find_lost_chunks(database, storage)
     for number in dict.fromkeys(one.file_id for one in lost):
         chunk = next(one for one in lost if one.file_id == number)
         if repair:

@@ -41,7 +41,7 @@ def not_modified(request: Request, etag: str, headers: Mapping[str, str]) -> Res
     return Response(status_code=304, headers=headers)
 
 
-def wanted_range(
+def parse_range(
     range_header: str | None, if_range: str | None, etag: str, size: int
 ) -> tuple[int, int] | None:
     """Return start and end of the one range asked for, None for the whole; raise 416 for one outside.
@@ -78,7 +78,7 @@ def stored_object(
     headers = {**headers, "ETag": etag, "Accept-Ranges": "bytes", "X-Content-Type-Options": "nosniff"}
     if (same := not_modified(request, etag, headers)) is not None:
         return same
-    elsewhere = sent_by_another(settings, storage, sha256, request.method, private=private)
+    elsewhere = redirect_object(settings, storage, sha256, request.method, private=private)
     if elsewhere is not None:
         status, name, value = elsewhere
         if status == 302:
@@ -86,11 +86,11 @@ def stored_object(
         return Response(status_code=status, headers={**headers, name: value}, media_type=media_type)
     asked = None
     if request.method == "GET":
-        asked = wanted_range(request.headers.get("range"), request.headers.get("if-range"), etag, size)
+        asked = parse_range(request.headers.get("range"), request.headers.get("if-range"), etag, size)
     return ObjectResponse(storage, sha256, size, asked, media_type, headers)
 
 
-def sent_by_another(
+def redirect_object(
     settings: Settings, storage: Storage, sha256: str, method: str, *, private: bool = False
 ) -> tuple[int, str, str] | None:
     """Return status and header of the answer that leaves an object to nginx or the object store, if set so.
@@ -101,7 +101,7 @@ def sent_by_another(
         return 200, "X-Accel-Redirect", f"{settings.accel_prefix.rstrip('/')}/{object_key(sha256)}"
     if settings.presigned_seconds and method == "GET":
         longest = _PRIVATE_SECONDS if private else settings.presigned_seconds
-        address = storage.presigned(sha256, min(settings.presigned_seconds, longest))
+        address = storage.presign(sha256, min(settings.presigned_seconds, longest))
         return (302, "Location", address) if address else None
     return None
 

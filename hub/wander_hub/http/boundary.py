@@ -83,7 +83,7 @@ def optional_identity(request: Request) -> Identity | None:
     return identity
 
 
-def required_identity(request: Request) -> Identity:
+def require_identity(request: Request) -> Identity:
     """Return the caller; raise a 401 when no token was sent."""
     identity = optional_identity(request)
     if identity is None:
@@ -106,7 +106,7 @@ class Needs:
 
     def __call__(self, request: Request) -> Identity:
         """Return the caller; raise a 401 without a token, a 403 for one of another scope."""
-        identity = required_identity(request)
+        identity = require_identity(request)
         if self.permission not in identity.token.scopes:
             scopes = ", ".join(f"`{one}`" for one in identity.token.scopes)
             raise HubProblem(
@@ -132,7 +132,9 @@ def wake_jobs(request: Request) -> None:
         worker.wake()
 
 
-def mutating_routes(routes: Iterable[BaseRoute]) -> Iterator[tuple[str, str, Needs | ByIdentityToken | None]]:
+def find_mutating_routes(
+    routes: Iterable[BaseRoute],
+) -> Iterator[tuple[str, str, Needs | ByIdentityToken | None]]:
     """Yield method, path and declared permission of every route that may change something."""
     for context in iter_route_contexts(list(routes)):
         route = context.original_route
@@ -141,9 +143,9 @@ def mutating_routes(routes: Iterable[BaseRoute]) -> Iterator[tuple[str, str, Nee
             yield method, context.path or "", needs
 
 
-def undeclared_routes(routes: Iterable[BaseRoute]) -> list[str]:
+def find_undeclared_routes(routes: Iterable[BaseRoute]) -> list[str]:
     """Return the routes that may change something and do not say who may."""
-    return [f"{method} {path}" for method, path, needs in mutating_routes(routes) if needs is None]
+    return [f"{method} {path}" for method, path, needs in find_mutating_routes(routes) if needs is None]
 
 
 def _needs_of(dependant: Dependant) -> Needs | ByIdentityToken | None:
@@ -178,7 +180,7 @@ async def _base_url(request: Request) -> str:
 
 ReadSession = Annotated[Session, Depends(read_session, scope="function")]
 WriteSession = Annotated[Session, Depends(write_session, scope="function")]
-Caller = Annotated[Identity, Depends(required_identity)]
+Caller = Annotated[Identity, Depends(require_identity)]
 Poster = Annotated[Identity, Depends(Needs("results"))]
 Publisher = Annotated[Identity, Depends(Needs("publish"))]
 Manager = Annotated[Identity, Depends(Needs("manage"))]

@@ -37,7 +37,7 @@ class AnswerHeaders:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        request_id = _given_id(scope) or fresh_id()
+        request_id = _read_request_id(scope) or fresh_id()
         scope.setdefault("state", {})["request_id"] = request_id
 
         async def send_completed(message: Message) -> None:
@@ -61,7 +61,7 @@ def usable_id(given: str | None) -> str | None:
     return given if given is not None and _USABLE_ID.fullmatch(given) else None
 
 
-def _given_id(scope: Scope) -> str | None:
+def _read_request_id(scope: Scope) -> str | None:
     for name, value in scope["headers"]:
         if name == b"x-request-id" and (usable := usable_id(value.decode("latin-1"))):
             return usable

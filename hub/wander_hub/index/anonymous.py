@@ -59,7 +59,7 @@ class AnonymousReader:
 
         def make() -> Page:
             with self._database.read() as session:
-                return service.combined_root(session, media_type)
+                return service.render_combined_root(session, media_type)
 
         return await run_in_threadpool(make)
 
@@ -69,7 +69,7 @@ class AnonymousReader:
             return None
         try:
             if self._changes is None:
-                self._changes = self._opened().cursor()
+                self._changes = self._open_database().cursor()
             version: int = self._changes.execute("PRAGMA data_version").fetchone()[0]
         except sqlite3.Error:
             return None
@@ -101,13 +101,13 @@ class AnonymousReader:
             self._statements[key] = statement
         if isinstance(statement, str):
             try:
-                row: Row | None = self._opened().execute(statement, values).fetchone()
+                row: Row | None = self._open_database().execute(statement, values).fetchone()
             except sqlite3.Error:
                 return None  # locked or broken: the usual way waits, and reports
             return row
         return await run_in_threadpool(self._from_pool, statement, values)
 
-    def _opened(self) -> sqlite3.Connection:
+    def _open_database(self) -> sqlite3.Connection:
         if self._connection is None:
             assert self._path is not None
             connection = sqlite3.connect(self._path, isolation_level=None, check_same_thread=False)

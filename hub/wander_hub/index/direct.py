@@ -16,12 +16,12 @@ from starlette.concurrency import run_in_threadpool
 from starlette.types import Message, Scope, Send
 
 from wander_hub.environments.models import File
-from wander_hub.http.answers import holds, send_object, sent_by_another, wanted_range
+from wander_hub.http.answers import holds, parse_range, redirect_object, send_object
 from wander_hub.http.middleware import BROWSER_HEADERS, REQUEST_ID_HEADER, fresh_id, usable_id
 from wander_hub.http.problems import HubProblem
 from wander_hub.index.anonymous import AnonymousReader, PublicFile
 from wander_hub.index.caching import PAGE_HEADERS, file_caching
-from wander_hub.index.negotiation import PLAIN_HTML, encoding_for, negotiate
+from wander_hub.index.negotiation import PLAIN_HTML, choose_encoding, negotiate
 from wander_hub.index.schemas import Page, Place
 from wander_hub.settings import Settings
 from wander_hub.storage import Storage
@@ -87,7 +87,7 @@ class DirectIndex:
         if asked is None or len(path) > _LONGEST_PATH or scope.get("root_path"):
             return False
         media_type = negotiate(asked.get(b"accept"))
-        encoding = encoding_for(asked.get(b"accept-encoding"))
+        encoding = choose_encoding(asked.get(b"accept-encoding"))
         key = (path, media_type or "", encoding or "")
         change = self._reader.last_change()
         if change != self._kept_at:
@@ -140,7 +140,7 @@ class DirectIndex:
         etag, unchanged = _unchanged(file.sha256, caching)
         unchanged.append((b"accept-ranges", b"bytes"))
         headers = [*unchanged, _BYTES]
-        if (elsewhere := sent_by_another(self._settings, self._storage, file.sha256, "GET")) is None:
+        if (elsewhere := redirect_object(self._settings, self._storage, file.sha256, "GET")) is None:
             return Answer(etag, unchanged, headers, await self._small(file), file)
         _status, name, value = elsewhere  # nginx, since the store is a folder
         headers += [(name.lower().encode(), value.encode()), _length(0)]
@@ -181,7 +181,7 @@ class DirectIndex:
         part = None
         if method == "GET" and b"range" in asked:
             try:
-                part = wanted_range(asked[b"range"], asked.get(b"if-range"), f'"{sha256}"', file.size)
+                part = parse_range(asked[b"range"], asked.get(b"if-range"), f'"{sha256}"', file.size)
             except HubProblem:
                 return False
         start, end = part or (0, file.size)

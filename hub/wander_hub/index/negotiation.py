@@ -39,7 +39,7 @@ def negotiate(accept: str | None, wanted: str | None = None) -> str | None:
 
 
 @lru_cache(_REMEMBERED)
-def encoding_for(accept_encoding: str | None) -> str | None:
+def choose_encoding(accept_encoding: str | None) -> str | None:
     """Return the stored encoding that a client likes best, None for the plain bytes.
 
     Without the header it is the plain bytes, though RFC 9110 would allow anything: old clients send none.

@@ -75,7 +75,7 @@ class PublicFiles:
         with self._database.write(HUB) as session:
             lock = select(Environment.id).where(Environment.id == environment_id).with_for_update()
             session.execute(lock)  # nobody hides it until all are made
-            for path, sha256, _ in self._wanted(session, environment_id):
+            for path, sha256, _ in self._list_wanted(session, environment_id):
                 path.parent.mkdir(parents=True, exist_ok=True)
                 with contextlib.suppress(FileExistsError):
                     os.symlink(self._target(path, sha256), path)
@@ -84,7 +84,7 @@ class PublicFiles:
         """Return the links that should not be there, and those that are missing with their environment."""
         with self._database.read(HUB) as session:
             missing = {
-                path: (sha256, environment_id) for path, sha256, environment_id in self._wanted(session)
+                path: (sha256, environment_id) for path, sha256, environment_id in self._list_wanted(session)
             }
         wrong = []
         for folder, folders, filenames in os.walk(self._folder):
@@ -112,7 +112,9 @@ class PublicFiles:
         except (OSError, SQLAlchemyError) as error:
             logger.warning("some files have no link for nginx (`wander-hub fsck --repair`): %s", error)
 
-    def _wanted(self, session: Session, environment_id: int | None = None) -> Iterator[tuple[Path, str, int]]:
+    def _list_wanted(
+        self, session: Session, environment_id: int | None = None
+    ) -> Iterator[tuple[Path, str, int]]:
         """Yield path, digest and environment of every link that should be there."""
         places: dict[tuple[str, str], list[Place]] = {}
         for owner, filename, sha256, environment in session.execute(_rows(environment_id)).all():

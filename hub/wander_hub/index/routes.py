@@ -23,7 +23,7 @@ from wander_hub.http.problems import HubProblem, refusals
 from wander_hub.index import service
 from wander_hub.index.caching import file_caching
 from wander_hub.index.direct import Answer, metadata_answer, page_answer
-from wander_hub.index.negotiation import HTML_V1, JSON_V1, encoding_for, negotiate
+from wander_hub.index.negotiation import HTML_V1, JSON_V1, choose_encoding, negotiate
 from wander_hub.index.schemas import NamespaceInfo, Place
 from wander_hub.storage import Storage
 
@@ -75,7 +75,7 @@ def list_combined(request: Request, database: HubDatabase, format: Format = None
     """List what every owner offers in its own namespace: `alice` and `alice-*` of the owner `alice`."""
     media_type = _media_type(request, format)
     with database.read(optional_identity(request)) as session:
-        page = service.combined_root(session, media_type)
+        page = service.render_combined_root(session, media_type)
     return _answer(request, page_answer(page))
 
 
@@ -225,7 +225,7 @@ def _media_type(request: Request, wanted: str | None) -> str:
 
 
 def _encoding(request: Request) -> str | None:
-    return encoding_for(request.headers.get("accept-encoding"))
+    return choose_encoding(request.headers.get("accept-encoding"))
 
 
 def _answer(request: Request, answer: Answer) -> Response:

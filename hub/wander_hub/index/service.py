@@ -126,7 +126,9 @@ def page(session: Session, place: Place, media_type: str, encoding: str | None) 
     owner = place.owner or owner_of(session, place.project)
     with _in_namespace(owner, place):
         raise_if_moved(session, owner, place.project)
-    raise missing(session, owner, f"`{owner}` offers no project `{place.project}`", "project_not_found")
+    raise refuse_missing(
+        session, owner, f"`{owner}` offers no project `{place.project}`", "project_not_found"
+    )
 
 
 def root(session: Session, owner: str, media_type: str, encoding: str | None) -> Page:
@@ -158,7 +160,9 @@ def file(session: Session, owner: str, project: str, filename: str) -> tuple[Fil
         environment = environments.environment_once_named(session, owner, project)
     found = environments.file_of(session, environment, filename) if environment else None
     if environment is None or found is None:
-        raise missing(session, owner, f"`{owner}/{project}` has no file `{filename}`", "file_not_found")
+        raise refuse_missing(
+            session, owner, f"`{owner}/{project}` has no file `{filename}`", "file_not_found"
+        )
     if found.version.deleted_at is not None:
         raise HubProblem(410, "version_deleted", f"`{filename}` was deleted")
     if environment.quarantine_reason is not None and not environment_service.may_inspect(session):
@@ -190,9 +194,9 @@ def _in_namespace(owner: str, place: Place) -> Iterator[None]:
         raise HubProblem(404, "project_not_found", detail) from moved
 
 
-def combined_root(session: Session, media_type: str) -> Page:
+def render_combined_root(session: Session, media_type: str) -> Page:
     """Return the list of the combined index, made from rows: few want it, every change alters it."""
-    return _fresh("all namespaces", [name for name, _ in _combined(session)], media_type)
+    return _fresh("all namespaces", [name for name, _ in _list_combined(session)], media_type)
 
 
 def namespace(session: Session, name: str) -> NamespaceInfo:
@@ -205,7 +209,7 @@ def namespace(session: Session, name: str) -> NamespaceInfo:
 
 def namespaces_offered(session: Session) -> list[NamespaceInfo]:
     """Return the namespaces that the combined index offers something of that the caller may see."""
-    spaces = sorted({owner for _, owner in _combined(session)})
+    spaces = sorted({owner for _, owner in _list_combined(session)})
     return [
         NamespaceInfo(
             name=one,
@@ -217,7 +221,7 @@ def namespaces_offered(session: Session) -> list[NamespaceInfo]:
     ]
 
 
-def _combined(session: Session) -> list[tuple[str, str]]:
+def _list_combined(session: Session) -> list[tuple[str, str]]:
     """Return name and owner of everything the caller may see in the combined index, by name."""
     ages = repository.owner_ages(session)
     return [
@@ -234,7 +238,7 @@ def raise_if_moved(session: Session, owner: str, name: str) -> None:
         raise Moved(moved.owner.name, name)
 
 
-def missing(session: Session, owner: str, detail: str, code: str) -> HubProblem:
+def refuse_missing(session: Session, owner: str, detail: str, code: str) -> HubProblem:
     """Return the answer for what is not there, or not for this caller, which it must not tell apart.
 
     Where an owner has private environments, who may read none of them gets the same 401 for every name that

@@ -62,15 +62,15 @@ class TableQueue:
         """Call a job off: at once where it waits, soon where it runs."""
         waiting = and_(Job.id == job_id, Job.state == "queued")
         ended = {"state": "cancelled", "finished_at": now()}
-        if not _changed(session, waiting, **ended):
-            _changed(session, and_(Job.id == job_id, Job.state == "running"), cancel_requested=True)
+        if not _update(session, waiting, **ended):
+            _update(session, and_(Job.id == job_id, Job.state == "running"), cancel_requested=True)
 
     def claim(self, owner: str, kinds: Iterable[str], job_id: int | None = None) -> Lease | None:
         """Take the next job, or that one, once those of dead workers are given back; None when none waits."""
         wanted = and_(Job.state == "queued", Job.kind.in_(list(kinds)))
         # Who names a job was told that its time has come.
         wanted = and_(wanted, Job.run_after <= now() if job_id is None else Job.id == job_id)
-        if not self._anything(wanted):
+        if not self._has_any(wanted):
             return None
         with self.database.write() as session:
             self._requeue_dead(session)
@@ -131,7 +131,7 @@ class TableQueue:
     def _announce(self, session: Session, job_id: int) -> None:
         """Tell that a job waits, in the transaction that makes it so; here workers see that by themselves."""
 
-    def _anything(self, wanted: Any) -> bool:
+    def _has_any(self, wanted: Any) -> bool:
         """Look without taking the write lock, which uploads want too."""
         with self.database.read() as session:
             return session.scalar(select(Job.id).where(or_(wanted, _dead())).limit(1)) is not None
@@ -143,7 +143,7 @@ class TableQueue:
         if not dead:
             return
         tried = Job.attempt >= Job.max_attempts
-        _changed(
+        _update(
             session,
             Job.id.in_(dead),
             state=case((Job.cancel_requested, "cancelled"), (tried, "failed"), else_="queued"),
@@ -170,10 +170,10 @@ def _write(session: Session, lease: Lease, **values: Any) -> None:
         Job.lease_owner == lease.owner,
         Job.attempt == lease.attempt,
     )
-    if not _changed(session, held, **values):
+    if not _update(session, held, **values):
         raise LeaseLost(f"job {lease.job_id} is no longer that of `{lease.owner}`")
 
 
-def _changed(session: Session, where: Any, **values: Any) -> int:
+def _update(session: Session, where: Any, **values: Any) -> int:
     statement = update(Job).where(where).values(**values).execution_options(synchronize_session=False)
     return int(session.connection().execute(statement).rowcount)

@@ -76,18 +76,18 @@ class Attempts:
         except LeaseLost as error:
             logger.warning("%s", error)
         except JobRefused as error:
-            self._failed(lease, str(error), retry=False)
+            self._record_failure(lease, str(error), retry=False)
         except JobCancelled:
             if context.called_off:
-                self._failed(lease, "called off", retry=False)
+                self._record_failure(lease, "called off", retry=False)
             else:
                 with suppress(LeaseLost):
                     self._queue.give_back(lease)
         except Exception as error:
             logger.exception("job %s (%s) failed", lease.job_id, lease.kind)
-            self._failed(lease, f"{type(error).__name__}: {error}", retry=True)
+            self._record_failure(lease, f"{type(error).__name__}: {error}", retry=True)
 
-    def _failed(self, lease: Lease, error: str, *, retry: bool) -> None:
+    def _record_failure(self, lease: Lease, error: str, *, retry: bool) -> None:
         with suppress(LeaseLost):
             state = self._queue.fail(lease, error, retry=retry)
             logger.info("job %s (%s) is %s: %s", lease.job_id, lease.kind, state, error)

@@ -45,8 +45,8 @@ def arrange(
 
 def hide(session: Session, caller: Identity, run_id: str, reason: str) -> tuple[Run, HiddenRun]:
     """Keep a run off its board; everybody can read who did so, when and why, and it can be taken back."""
-    run = managed_run(session, caller, run_id)
-    known = repository.hiding_of(session, run_id)
+    run = find_managed_run(session, caller, run_id)
+    known = repository.find_hiding(session, run_id)
     if known is not None:
         known.reason, known.hidden_at, known.hidden_by_id = reason, now(), caller.user_id
         session.flush()
@@ -69,15 +69,15 @@ def hide(session: Session, caller: Identity, run_id: str, reason: str) -> tuple[
     session.flush()
     refresh_results(session, run.environment)
     session.flush()
-    kept = repository.hiding_of(session, run_id)
+    kept = repository.find_hiding(session, run_id)
     assert kept is not None
     return runs.find(session, run_id), kept
 
 
 def show(session: Session, caller: Identity, run_id: str) -> None:
     """Let a hidden run rank again."""
-    run = managed_run(session, caller, run_id)
-    known = repository.hiding_of(session, run_id)
+    run = find_managed_run(session, caller, run_id)
+    known = repository.find_hiding(session, run_id)
     if known is None:
         raise not_hidden(run_id)
     session.delete(known)
@@ -91,7 +91,7 @@ def not_hidden(run_id: str) -> HubProblem:
     return HubProblem(404, "not_hidden", f"the run `{run_id}` is not hidden")
 
 
-def managed_run(session: Session, caller: Identity, run_id: str) -> Run:
+def find_managed_run(session: Session, caller: Identity, run_id: str) -> Run:
     """Return a run of an environment that the caller manages, locked; raise 404 or 403 otherwise."""
     run = runs.find(session, run_id)
     if not rights.may(caller, "manage", run.environment):

@@ -98,12 +98,12 @@ def best_intervals(session: Session, board: Board, models: Collection[str]) -> d
 
 def leaders(session: Session, board: Board, limit: int) -> Sequence[BoardEntry]:
     """Return the best run of each of the leading models."""
-    return session.scalars(_leading(board, select(BoardEntry)).limit(limit)).all()
+    return session.scalars(_order_by_rank(board, select(BoardEntry)).limit(limit)).all()
 
 
 def records(session: Session, board: Board, models: int, limit: int) -> Sequence[BoardEntry]:
     """Return the records of so many leading models, by time."""
-    leading = _leading(board, select(BoardEntry.model)).limit(models).subquery()
+    leading = _order_by_rank(board, select(BoardEntry.model)).limit(models).subquery()
     query = select(BoardEntry).where(
         BoardEntry.board_id == board.id,
         BoardEntry.model.in_(select(leading.c.model)),
@@ -127,7 +127,7 @@ def hidden_of(session: Session, board: Board, limit: int) -> Sequence[tuple[Run,
     return [(run, hidden) for run, hidden in session.execute(query.limit(limit))]
 
 
-def hiding_of(session: Session, run_id: str) -> HiddenRun | None:
+def find_hiding(session: Session, run_id: str) -> HiddenRun | None:
     """Return why a run is hidden, or None."""
     query = select(HiddenRun).where(HiddenRun.run_id == run_id)
     return session.scalar(query.options(joinedload(HiddenRun.hidden_by)))
@@ -152,7 +152,7 @@ def count_incomplete(session: Session, version_id: int, task_set: str | None) ->
     return session.scalar(query) or 0
 
 
-def _leading(board: Board, query: Select[Any]) -> Select[Any]:
+def _order_by_rank(board: Board, query: Select[Any]) -> Select[Any]:
     query = query.where(BoardEntry.board_id == board.id, BoardEntry.best.is_(True))
     return query.order_by(BoardEntry.shortfall, BoardEntry.posted_at, BoardEntry.run_id)
 

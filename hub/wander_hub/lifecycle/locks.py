@@ -151,7 +151,7 @@ def check_offer(
     if not rights.may(caller, "publish", environment):
         raise rights.refusal(caller, "publish", environment)
     found = service.find_version(session, environment, version)
-    check(content, locked_version(environment, found), max_bytes)
+    check(content, describe_version(environment, found), max_bytes)
 
 
 def attach(
@@ -174,14 +174,14 @@ def find(session: Session, owner: str, name: str, version: str) -> VersionDocume
     environment = service.find(session, owner, name)
     found = service.find_version(session, environment, version)
     lock = next((one for one in found.documents if one.kind == "lock"), None)
-    if lock is not None and service.offered_files(environment, found):
+    if lock is not None and service.list_offered_files(environment, found):
         return lock
     label = f"{environment.owner.name}/{environment.name}@{found.version}"
     hint = f"`wander lock {label}` makes one, and `--attach` gives it to the version"
     raise HubProblem(404, "lock_not_found", f"`{label}` has no lock", hint=hint)
 
 
-def locked_version(environment: Environment, version: Version) -> LockedVersion:
+def describe_version(environment: Environment, version: Version) -> LockedVersion:
     """Return what the lock of a published version must fit."""
     wheels = {file.filename: file.sha256 for file in version.files if file.kind == "wheel"}
     # An environment may have been renamed since; its files keep the name that they were built under.

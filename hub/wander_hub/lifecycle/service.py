@@ -157,7 +157,7 @@ def fork(session: Session, caller: Identity, owner: str, name: str, place: NewPl
         hint = "fork it, rename it in pyproject.toml and publish that"
         raise HubProblem(422, "bad_name", "a fork keeps its name, which its files carry", hint=hint)
     accounts.lock_owner(session, target)
-    if repository.taken(session, target.id, parent.name) is not None:
+    if repository.find_taken(session, target.id, parent.name) is not None:
         raise _name_taken(target, parent.name)
     child = Environment(
         owner=target,
@@ -218,14 +218,14 @@ def _drop_roles(session: Session, environment: Environment) -> None:
 
 def _lock_both(session: Session, caller: Identity, *owner_names: str) -> None:
     """Lock two owners in one order, so that two transfers cannot wait for each other."""
-    found = {one.id: one for one in (rights.named_owner(session, caller, name) for name in owner_names)}
+    found = {one.id: one for one in (rights.find_owner(session, caller, name) for name in owner_names)}
     for _, owner in sorted(found.items()):
         accounts.lock_owner(session, owner)
 
 
 def _claim(session: Session, owner: Owner, name: str, environment: Environment) -> None:
     """Make sure that a name is free for an environment; one that it had before is."""
-    held = repository.taken(session, owner.id, name)
+    held = repository.find_taken(session, owner.id, name)
     if isinstance(held, FormerName) and held.environment_id == environment.id:
         session.delete(held)
         session.flush()

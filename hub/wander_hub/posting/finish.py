@@ -79,7 +79,7 @@ def finish(
 ) -> tuple[str, bool]:
     """Make a run visible whose parts have all arrived; return its id, and whether that was now."""
     with database.read(caller) as session:
-        if posting_repository.posting_of(session, caller.user_id, sha256) is None:
+        if posting_repository.find_posting(session, caller.user_id, sha256) is None:
             done = own_run(session, caller.user_id, sha256)
             if done is not None:
                 return done, False
@@ -87,7 +87,9 @@ def finish(
         text = row.manifest
         chunks = _chunks(session, row, wanted.chunks)
         artifacts = posting_repository.artifacts_of(session, row.id)
-        key = signing.signing_key(session, caller, wanted.signature, sha256) if wanted.signature else None
+        key = (
+            signing.verify_signature(session, caller, wanted.signature, sha256) if wanted.signature else None
+        )
     finished = _sum_up(storage, pinned, chunks, artifacts)
     names = {one.name: one.sha256 for one in artifacts}
     if run_digest(text.encode(), finished.rollouts_sha256, names) != sha256:

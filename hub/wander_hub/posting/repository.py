@@ -13,7 +13,7 @@ from wander_hub.runs.models import PostingArtifact, PostingChunk, PostingRow
 _SWEPT_AT_ONCE = 20
 
 
-def posting_of(session: Session, user_id: int, sha256: str) -> PostingRow | None:
+def find_posting(session: Session, user_id: int, sha256: str) -> PostingRow | None:
     """Return a user's posting of the run with that digest."""
     return session.scalar(
         select(PostingRow).where(PostingRow.user_id == user_id, PostingRow.sha256 == sha256)

@@ -89,7 +89,7 @@ async def open_posting(
 @router.get(_POSTING, response_model=Posting, responses=refusals(401, 403, 404, 422))
 def get_posting(session: ReadSession, caller: Caller, sha256: Digest) -> Posting:
     """Show what has arrived of a run that one is posting."""
-    return posting.shown(session, posting.find(session, sha256, caller)[0])
+    return posting.describe_posting(session, posting.find(session, sha256, caller)[0])
 
 
 @router.put(

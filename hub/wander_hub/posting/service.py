@@ -93,7 +93,7 @@ def open_posting(
     forget_expired(database, storage)
 
     def record(session: Session) -> tuple[Posting, bool]:
-        posting = repository.posting_of(session, caller.user_id, sha256)
+        posting = repository.find_posting(session, caller.user_id, sha256)
         created = posting is None
         if posting is None:
             if repository.count_of(session, caller.user_id) >= limits.open_postings:
@@ -115,14 +115,14 @@ def open_posting(
             raise HubProblem(409, "posting_differs", "this digest was opened with another run.json")
         posting.private, posting.expires_at = private, now() + limits.kept
         session.flush()
-        return shown(session, posting), created
+        return describe_posting(session, posting), created
 
     return database.committed(record, caller)
 
 
 def find(session: Session, sha256: str, caller: Identity) -> tuple[PostingRow, PinnedRun]:
     """Return a posting of the caller, who may still post there; raise a 404 otherwise."""
-    posting = repository.posting_of(session, caller.user_id, sha256)
+    posting = repository.find_posting(session, caller.user_id, sha256)
     if posting is None:
         raise HubProblem(
             404,
@@ -135,7 +135,7 @@ def find(session: Session, sha256: str, caller: Identity) -> tuple[PostingRow, P
     return posting, pinned
 
 
-def shown(session: Session, posting: PostingRow) -> Posting:
+def describe_posting(session: Session, posting: PostingRow) -> Posting:
     """Return a posting as the API shows it."""
     return Posting(
         sha256=posting.sha256,
@@ -285,7 +285,7 @@ def require_permission(
     session: Session, manifest: manifests.RunManifest, caller: Identity
 ) -> tuple[Environment, Version]:
     """Return what a run is recorded under; refuse a caller who may not post results there."""
-    environment, version = manifests.pinned_version(session, manifest)
+    environment, version = manifests.find_pinned_version(session, manifest)
     if not rights.may(caller, "results", environment):
         raise rights.refusal(caller, "results", environment)
     return environment, version

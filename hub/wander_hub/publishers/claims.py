@@ -62,7 +62,7 @@ def pins_of(kind: PublisherKind, claims: Mapping[str, Any]) -> dict[str, str]:
     return {claim: str(claims[claim]) for claim in PINNED[kind] if claim in claims}
 
 
-def shown_claims(kind: PublisherKind, claims: Mapping[str, Any]) -> dict[str, str]:
+def select_claims(kind: PublisherKind, claims: Mapping[str, Any]) -> dict[str, str]:
     """Return what is kept of the claims: where, from which commit and by which run."""
     found = {claim: str(claims[claim])[:500] for claim in SHOWN[kind] if claims.get(claim) not in (None, "")}
     return {"issuer": str(claims["iss"]), **found}

@@ -78,7 +78,7 @@ def add(
 
 def remove(session: Session, caller: Identity, owner: str, number: int) -> PublisherInfo:
     """Trust a publisher no more; its tokens end too."""
-    found = rights.named_owner(session, caller, owner)
+    found = rights.find_owner(session, caller, owner)
     publisher = next((one for one in repository.of_owner(session, found.id) if one.id == number), None)
     name = publisher.name if publisher is not None else None
     if name is not None and environments.environment_named(session, found.name, name):
@@ -120,7 +120,7 @@ def mint(session: Session, kind: PublisherKind, claims: dict[str, Any]) -> Minte
         owner=publisher.owner,
         environment_name=publisher.name,
         minutes=TOKEN_MINUTES,
-        claims={"publisher": str(publisher.id), "kind": kind, **claim.shown_claims(kind, claims)},
+        claims={"publisher": str(publisher.id), "kind": kind, **claim.select_claims(kind, claims)},
     )
     assert token.expires_at is not None
     return MintedToken(token=secret, expires=int(token.expires_at.timestamp()))

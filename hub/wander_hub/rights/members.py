@@ -134,7 +134,7 @@ def _target(session: Session, caller: Identity, wanted: NewToken) -> tuple[Owner
         return None, None
     owner, slash, name = wanted.target.partition("/")
     if not slash:
-        found = rights.named_owner(session, caller, owner)
+        found = rights.find_owner(session, caller, owner)
         for scope in wanted.scopes:
             rights.owner_for(session, caller, scope, found.name)
         return found, None

@@ -50,7 +50,7 @@ def environment_for(
 
 def owner_for(session: Session, identity: Identity, permission: Permission, name: str) -> Owner:
     """Return an owner all of whose environments the caller may change so; raise 404 or 403 otherwise."""
-    owner = named_owner(session, identity, name)
+    owner = find_owner(session, identity, name)
     if not identity.may_as_owner(permission, owner.id):
         raise _owner_refusal(identity, permission, owner.name)
     return owner
@@ -62,21 +62,21 @@ def require_new(session: Session, identity: Identity, owner: Owner, name: str) -
         raise _owner_refusal(identity, "publish", owner.name)
 
 
-def uploading_owner(session: Session, identity: Identity, name: str) -> Owner:
+def find_uploading_owner(session: Session, identity: Identity, name: str) -> Owner:
     """Return an owner under which the caller may publish something; what exactly is asked again later."""
-    owner = named_owner(session, identity, name)
+    owner = find_owner(session, identity, name)
     if owner.name not in identity.owners and not identity.may_as_owner("publish", owner.id):
         raise _owner_refusal(identity, "publish", owner.name)
     return owner
 
 
-def named_owner(session: Session, identity: Identity, name: str) -> Owner:
+def find_owner(session: Session, identity: Identity, name: str) -> Owner:
     """Return the owner of that name or raise a 404."""
     name = names.normalise_owner(name)
     owner = repository.owner_named(session, name)
     if owner is None:
         raise HubProblem(
-            404, "owner_not_found", f"there is no owner `{name[:80]}`", hint=_publishing(identity)
+            404, "owner_not_found", f"there is no owner `{name[:80]}`", hint=_publishing_hint(identity)
         )
     return owner
 
@@ -109,9 +109,9 @@ def refusal(identity: Identity, permission: Permission, environment: Environment
 def _owner_refusal(identity: Identity, permission: Permission, owner: str) -> HubProblem:
     verb = "publish under" if permission == "publish" else _WORDS[permission]
     detail = f"`{identity.user}` may not {verb} `{owner}`"
-    return HubProblem(403, "not_permitted", detail, hint=_publishing(identity))
+    return HubProblem(403, "not_permitted", detail, hint=_publishing_hint(identity))
 
 
-def _publishing(identity: Identity) -> str | None:
+def _publishing_hint(identity: Identity) -> str | None:
     mine = ", ".join(f"`{one}`" for one in identity.owners)
     return f"you may publish under {mine}" if mine else None

@@ -72,7 +72,7 @@ def _new_token(
     token = Token(
         user_id=user_id,
         name=name,
-        prefix=security.shown_prefix(secret),
+        prefix=security.prefix_of(secret),
         sha256=security.token_hash(secret),
         scope=" ".join(one for one in ALL_SCOPES if one in scopes),
         owner=owner,

@@ -79,7 +79,7 @@ def bad_manifest(fault: str) -> HubProblem:
     return HubProblem(422, "bad_manifest", f"run.json: {fault}")
 
 
-def pinned_version(session: Session, manifest: RunManifest) -> tuple[Environment, Version]:
+def find_pinned_version(session: Session, manifest: RunManifest) -> tuple[Environment, Version]:
     """Return the environment version that a manifest pins; refuse one that this hub does not serve."""
     pin = manifest.environment
     if pin.owner is None or pin.version is None:

@@ -54,7 +54,7 @@ class RolloutOrder:
         if only == "failed":
             return self._read(self._scored + places.start, len(places)), total
         if sort == "number":
-            return list(places) if only == "all" else self._scored_numbers(places), total
+            return list(places) if only == "all" else self._find_scored(places), total
         if sort == "-reward" or not places:
             return self._read(places.start, len(places)), total
         return self._lowest_first(places), total
@@ -66,7 +66,7 @@ class RolloutOrder:
         failed = range(max(places.start, self._scored), places.stop)
         return found + (self._read(failed.start, len(failed)) if failed else [])
 
-    def _scored_numbers(self, places: Sequence[int]) -> list[int]:
+    def _find_scored(self, places: Sequence[int]) -> list[int]:
         """The numbers that are left when the failed ones are taken out."""
         failed = self._read(self._scored, self._failed)
         # Before the i-th failed one stand `failed[i] - i` scored ones.

@@ -96,7 +96,7 @@ def page(
     return session.scalars(query.order_by(Run.posted_at.desc(), Run.run_id.desc()).limit(limit + 1)).all()
 
 
-def training_on(session: Session, environment_id: int, limit: int) -> Sequence[Run]:
+def find_training_runs(session: Session, environment_id: int, limit: int) -> Sequence[Run]:
     """Return the newest training runs on an environment that count."""
     query = visible(session).where(Run.environment_id == environment_id, TRAINING, counts())
     return session.scalars(query.order_by(Run.posted_at.desc(), Run.run_id.desc()).limit(limit)).all()
@@ -147,7 +147,7 @@ def remove_contents(session: Session, run: Run) -> list[str]:
     return loose
 
 
-def made_by(session: Session, weights_sha256: str, limit: int) -> Sequence[tuple[Run, int]]:
+def find_makers(session: Session, weights_sha256: str, limit: int) -> Sequence[tuple[Run, int]]:
     """Return training runs that made these weights, and at which step."""
     query = visible(session).join(RunCheckpoint, RunCheckpoint.run_id == Run.run_id)
     query = query.where(RunCheckpoint.weights_sha256 == weights_sha256, Run.withdrawn_at.is_(None))

@@ -45,7 +45,7 @@ def list_runs(
 @router.get("/{run_id}", response_model=RunDetail, responses=refusals(404, 422))
 def get_run(session: ReadSession, base_url: BaseUrl, run_id: RunId) -> RunDetail:
     """Show one run with its manifest and the hub's summary; the first characters of its id are enough."""
-    return service.detail_of(service.meant(session, run_id), base_url)
+    return service.detail_of(service.find_by_prefix(session, run_id), base_url)
 
 
 @router.get("/{run_id}/links", response_model=RunLinks, responses=refusals(404, 422))

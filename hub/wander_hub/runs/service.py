@@ -59,9 +59,9 @@ def list_page(
     return RunPage(data=[detail_of(one, base_url) for one in rows], next=following)
 
 
-def training_on(session: Session, base_url: str, environment_id: int, limit: int) -> list[RunDetail]:
+def list_training_runs(session: Session, base_url: str, environment_id: int, limit: int) -> list[RunDetail]:
     """Return the newest training runs on an environment."""
-    return [detail_of(one, base_url) for one in repository.training_on(session, environment_id, limit)]
+    return [detail_of(one, base_url) for one in repository.find_training_runs(session, environment_id, limit)]
 
 
 def find(session: Session, run_id: str) -> Run:
@@ -72,7 +72,7 @@ def find(session: Session, run_id: str) -> Run:
     return run
 
 
-def meant(session: Session, word: str) -> Run:
+def find_by_prefix(session: Session, word: str) -> Run:
     """Return the run of an id, or of the beginning of one when no other run's begins so; or raise a 404."""
     run = repository.run_named(session, word)
     if run is not None:
@@ -136,7 +136,7 @@ def rollout_page(session: Session, storage: Storage, run_id: str, offset: int, l
     return RolloutPage(data=rows, total=count_of(run), offset=offset)
 
 
-def sorted_page(
+def read_sorted_page(
     session: Session, storage: Storage, run: Run, *, sort: str, only: str, offset: int, limit: int
 ) -> tuple[list[RolloutRow], int]:
     """Return a page of thin rows in the order and of the kind asked for, and how many there are in all."""
@@ -211,7 +211,7 @@ def links(session: Session, run: Run) -> RunLinks:
         return _links_of_training(session, run)
     if run.weights_sha256 is None:
         return RunLinks()
-    found = repository.made_by(session, run.weights_sha256, MOST_LINKED)
+    found = repository.find_makers(session, run.weights_sha256, MOST_LINKED)
     return RunLinks(trained_by=[_link(one, step, run.weights_sha256) for one, step in found])
 
 

@@ -75,7 +75,7 @@ def revoke_key(session: Session, fingerprint: str, caller: Identity) -> KeyInfo:
     return key_info(found[0])
 
 
-def signing_key(session: Session, caller: Identity, given: RunSignature, run_sha256: str) -> SigningKey:
+def verify_signature(session: Session, caller: Identity, given: RunSignature, run_sha256: str) -> SigningKey:
     """Return the caller's key with which a run's digest was signed; refuse a signature that is not good."""
     from cryptography.exceptions import InvalidSignature
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey

@@ -35,7 +35,7 @@ def hand_out(database: Database, token_file: Path | None, *, new: bool) -> None:
             _write_secret(token_file, secret)
     if secret is None:
         if token_file is not None:
-            sys.stderr.write(_nothing_new(database, token_file))
+            sys.stderr.write(_explain_no_token(database, token_file))
         return
     said = "added the administrator" if first else "made a new token for the administrator"
     if token_file is not None:
@@ -46,7 +46,7 @@ def hand_out(database: Database, token_file: Path | None, *, new: bool) -> None:
     sys.stdout.flush()
 
 
-def _nothing_new(database: Database, token_file: Path) -> str:
+def _explain_no_token(database: Database, token_file: Path) -> str:
     """Say that no token was written, and whether the one in the file will do."""
     try:
         given = token_file.read_text().strip()

@@ -50,7 +50,7 @@ def serve(
     Raises `DataFolderInUse` when another hub runs on the data folder.
     """
     parent = os.getppid()
-    listener = listening_socket(host, port)
+    listener = open_socket(host, port)
     address = address_of(host, listener.getsockname()[1])
     settings.data.mkdir(parents=True, exist_ok=True)
     data_folder.hold(settings, address)
@@ -156,7 +156,7 @@ def _log_config() -> dict[str, Any]:
     return config
 
 
-def listening_socket(host: str, port: int) -> socket.socket:
+def open_socket(host: str, port: int) -> socket.socket:
     """Return a socket that listens. Exits with status 2 when the port cannot be used."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)

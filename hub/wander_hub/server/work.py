@@ -18,7 +18,7 @@ from wander_hub.http import health
 from wander_hub.http.problems import HubProblem
 from wander_hub.jobs import Worker
 from wander_hub.jobs.choice import is_migrated, queue_of
-from wander_hub.server.serve import INTERRUPTED, address_of, listening_socket, log_to_stderr
+from wander_hub.server.serve import INTERRUPTED, address_of, log_to_stderr, open_socket
 from wander_hub.settings import Settings
 from wander_hub.storage import Storage
 from wander_hub.verification.worker import confine, job_worker
@@ -115,7 +115,7 @@ def _answer_health(listen: str | None, settings: Settings, database: Database) -
             422, "bad_address", f"`{listen}` is no HOST:PORT", hint="try `--listen 127.0.0.1:8601`"
         )
     host = host.strip("[]") or "127.0.0.1"
-    listener = listening_socket(host, int(port))
+    listener = open_socket(host, int(port))
     app = FastAPI(title="Wander hub worker", version=__version__, docs_url=None, redoc_url=None)
     app.state.settings, app.state.database, app.state.storage = settings, database, storage
     app.include_router(health.router)

@@ -29,10 +29,10 @@ def compare(packages: Sequence[Package], stated_tree: str | None = None) -> dict
             f"the files in `{source.filename}` have the tree digest {source.tree_sha256}, not {stated_tree}"
         )
         raise refusal("source_tree_mismatch", detail)
-    return {one.filename: generated_files(one, source) for one in packages if one.kind == "wheel"}
+    return {one.filename: find_generated_files(one, source) for one in packages if one.kind == "wheel"}
 
 
-def generated_files(wheel: Package, source: Package) -> list[str]:
+def find_generated_files(wheel: Package, source: Package) -> list[str]:
     """Return the files that only the wheel has; refuse those that the source does not declare."""
     made: list[str] = []
     lying = _places(wheel, source)

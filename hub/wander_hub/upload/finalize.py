@@ -55,7 +55,7 @@ def finalize(
     with database.read(caller) as session:
         found = sessions.find(session, caller, session_id)
         if found.status == "published":
-            return _published(session, found, base_url), False
+            return _describe_version(session, found, base_url), False
         _require_ready(session, found, caller, settings)
     with ExitStack() as stack:
         bodies: list[tuple[StagedFile, BinaryIO]] = []
@@ -81,7 +81,7 @@ def finalize(
 def drop_staged(storage: Storage, session_id: str) -> None:
     """Remove the chunks of a session that has ended; what stays is left for the next sweep."""
     with suppress(BaseError, OSError):
-        for one in list(storage.staging(f"{session_id}/")):
+        for one in list(storage.list_staged(f"{session_id}/")):
             storage.unstage(one.path)
 
 
@@ -139,7 +139,7 @@ def _without_chunks(
         if found.status != "published":
             _require_ready(session, found, caller, settings)
             raise HubProblem(503, "storage_unavailable", f"the bytes of `{file.filename}` cannot be read")
-        return _published(session, found, base_url)
+        return _describe_version(session, found, base_url)
 
 
 def _start_again(database: Database, caller: Identity, session_id: str, file: StagedFile) -> None:
@@ -203,7 +203,7 @@ def _record(
     def record(session: Session) -> tuple[VersionDetail, bool]:
         found = sessions.find(session, caller, session_id, lock=True)
         if found.status == "published":
-            return _published(session, found, base_url), False
+            return _describe_version(session, found, base_url), False
         sessions.require_open(found)
         database.lock_objects(session, exclusive=False)
         for upload in _all(checked):
@@ -226,7 +226,7 @@ def _record(
             locks.attach(session, storage, caller, *place, checked.lock.body.read())
         found.status = "published"
         repository.drop_chunks(session, found.files)
-        detail = _published(session, found, base_url)
+        detail = _describe_version(session, found, base_url)
         ignored = [
             warning.model_copy(update={"filename": filename})
             for filename, outcome in checked.attested.items()
@@ -238,7 +238,7 @@ def _record(
     return database.committed(record, caller)
 
 
-def _published(session: Session, found: UploadSession, base_url: str) -> VersionDetail:
+def _describe_version(session: Session, found: UploadSession, base_url: str) -> VersionDetail:
     """Return the version that a session became."""
     environment = environment_service.find(session, found.owner.name, found.name)
     version = environment_service.find_version(session, environment, found.version)

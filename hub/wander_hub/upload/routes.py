@@ -70,7 +70,7 @@ _BODY: dict[str, Any] = {
 def may_upload(request: Request, owner: str, caller: Publisher) -> Identity:
     """Refuse a caller who may publish nothing here before a byte of the body is read."""
     with database_of(request).read(caller) as session:
-        rights.uploading_owner(session, caller, owner)
+        rights.find_uploading_owner(session, caller, owner)
     return caller
 
 
@@ -113,10 +113,10 @@ def _publish(
     attested = verify(upload.fields.get(FIELD), package.filename, package.sha256, caller.claims)
     storage.keep(upload.body, upload.sha256, upload.size)
 
-    private = service.stated_visibility(upload)
+    private = service.read_visibility(upload)
 
     def record(session: Session) -> tuple[VersionDetail, bool]:
-        owner = rights.uploading_owner(session, caller, upload.owner)
+        owner = rights.find_uploading_owner(session, caller, upload.owner)
         database.lock_objects(session, exclusive=False)
         storage.ensure(package.sha256, upload.body)
         published = service.publish(

@@ -66,7 +66,7 @@ class Published:
         return bool(self.new)
 
 
-def stated_visibility(upload: Upload) -> bool | None:
+def read_visibility(upload: Upload) -> bool | None:
     """Return whether the publisher wants a new environment to be private; None where nothing is said."""
     stated = upload.fields.get(VISIBILITY_FIELD)
     if not stated:
@@ -153,17 +153,17 @@ def place_for(
     if version is not None and any(
         names.distribution_of(file.filename) != wanted.name for file in version.files
     ):
-        raise _taken(environment, next(iter(wanted.files)))
+        raise _refuse_taken(environment, next(iter(wanted.files)))
     for filename, file in place.known.items():
         if file.sha256 != wanted.files[filename] and not replace:
-            raise _taken(environment, filename)
+            raise _refuse_taken(environment, filename)
     late = (
         version is not None
         and open_days is not None
         and now() - version.uploaded_at > timedelta(days=open_days)
     )
     if version is not None and late and not replace:
-        raise _closed(environment, version)
+        raise _refuse_closed(environment, version)
     return place
 
 
@@ -176,7 +176,7 @@ def require_publisher(
     session: Session, owner: Owner, name: str, caller: Identity
 ) -> Environment | FormerName | None:
     """Return what holds a name; refuse who may not publish under it."""
-    held = environments.taken(session, owner.id, name)
+    held = environments.find_taken(session, owner.id, name)
     if not (isinstance(held, Environment) and rights.may(caller, "publish", held)):
         # Whoever has no right to the name learns nothing about it: new, private and moved are refused alike.
         rights.require_new(session, caller, owner, name)
@@ -189,7 +189,7 @@ def _environment_for(
     """Return the environment of a name, None for a new one; refuse who may not publish there."""
     held = require_publisher(session, owner, name, caller)
     if isinstance(held, FormerName):
-        raise _moved(session, owner, name, held)
+        raise _refuse_moved(session, owner, name, held)
     if held is None:
         return None
     label = f"{owner.name}/{held.name}"
@@ -305,7 +305,7 @@ def _note_source(
     ).model_dump(mode="json")
 
 
-def _taken(environment: Environment, filename: str) -> HubProblem:
+def _refuse_taken(environment: Environment, filename: str) -> HubProblem:
     label = f"{environment.owner.name}/{environment.name}"
     return HubProblem(
         409,
@@ -315,14 +315,14 @@ def _taken(environment: Environment, filename: str) -> HubProblem:
     )
 
 
-def _closed(environment: Environment, version: Version) -> HubProblem:
+def _refuse_closed(environment: Environment, version: Version) -> HubProblem:
     label = f"{environment.owner.name}/{environment.name}@{version.version}"
     day = f"{version.uploaded_at:%Y-%m-%d}"
     hint = "publish a new version"
     return HubProblem(409, "version_closed", f"`{label}` is of {day} and takes no more files", hint=hint)
 
 
-def _moved(session: Session, owner: Owner, name: str, former: FormerName) -> HubProblem:
+def _refuse_moved(session: Session, owner: Owner, name: str, former: FormerName) -> HubProblem:
     now_at = environments.environment_numbered(session, former.environment_id)
     detail = f"`{owner.name}/{name}` is a former name; former names are not given again"
     hint = "choose another name"

@@ -82,13 +82,13 @@ def file_numbered(session: Session, file_id: int) -> StagedFile | None:
     return session.scalar(query.options(selectinload(StagedFile.chunks)))
 
 
-def kept_sessions(session: Session, at: datetime) -> set[str]:
+def find_live_sessions(session: Session, at: datetime) -> set[str]:
     """Return the ids of the sessions whose chunks are still needed."""
     query = select(UploadSession.id).where(UploadSession.status == "open", UploadSession.expires_at > at)
     return set(session.scalars(query))
 
 
-def expired_sessions(session: Session, at: datetime) -> Sequence[str]:
+def find_expired_sessions(session: Session, at: datetime) -> Sequence[str]:
     """Return the ids of the sessions that are over."""
     return session.scalars(select(UploadSession.id).where(UploadSession.expires_at <= at)).all()
 

@@ -62,7 +62,7 @@ def show_upload(
 ) -> UploadSession:
     """Show an upload of the caller's: how far each file is."""
     with database.read(caller) as session:
-        return sessions.shown(sessions.find(session, caller, session_id), settings, base_url)
+        return sessions.describe_session(sessions.find(session, caller, session_id), settings, base_url)
 
 
 @router.head("/{session_id}/files/{filename}", include_in_schema=False)

@@ -58,7 +58,7 @@ def begin(
     check_attestations({one.filename: one.sha256 for one in wanted.files}, _statement(wanted), caller)
 
     def record(session: Session) -> tuple[SessionInfo, bool]:
-        owner = rights.uploading_owner(session, caller, wanted.owner)
+        owner = rights.find_uploading_owner(session, caller, wanted.owner)
         files = {one.filename: one.sha256 for one in wanted.files if one.kind != "lock"}
         place = service.place_for(
             session,
@@ -73,7 +73,7 @@ def begin(
                 _take_lock(session, known, wanted)
                 known.stated, known.expires_at = _statement(wanted), _until(settings)
                 session.flush()
-                return shown(known, settings, base_url), False
+                return describe_session(known, settings, base_url), False
         if repository.count_open(session, caller.user_id, now()) >= settings.max_open_uploads:
             detail = f"{settings.max_open_uploads} uploads of yours are open"
             hint = (
@@ -94,7 +94,7 @@ def begin(
         )
         session.add(opened)
         session.flush()
-        return shown(opened, settings, base_url), True
+        return describe_session(opened, settings, base_url), True
 
     return database.committed(record, caller)
 
@@ -203,7 +203,7 @@ def chunk_key(session_id: str, file_id: int, offset: int, sha256: str) -> str:
     return f"{session_id}/{file_id}/{offset:015d}-{sha256}"
 
 
-def shown(found: UploadSession, settings: Settings, base_url: str) -> SessionInfo:
+def describe_session(found: UploadSession, settings: Settings, base_url: str) -> SessionInfo:
     """Return a session as the API shows it."""
     return SessionInfo(
         id=found.id,

@@ -20,7 +20,7 @@ from wander_hub.upload.sessions import chunk_key
 def sweep(database: Database, storage: Storage) -> tuple[int, int]:
     """Drop what is over; return how many sessions and how many chunks that were."""
     with database.read(HUB) as session:
-        expired = repository.expired_sessions(session, now())
+        expired = repository.find_expired_sessions(session, now())
     if expired:
         with database.write(HUB) as session:
             repository.drop_sessions(session, expired)
@@ -32,9 +32,9 @@ def sweep(database: Database, storage: Storage) -> tuple[int, int]:
 
 def loose_chunks(database: Database, storage: Storage) -> Iterator[StoredObject]:
     """Yield the staged chunks whose session is over."""
-    staged = list(storage.staging())
+    staged = list(storage.list_staged())
     with database.read(HUB) as session:
-        kept = repository.kept_sessions(session, now())
+        kept = repository.find_live_sessions(session, now())
     yield from (one for one in staged if one.path.partition("/")[0] not in kept)
 
 
@@ -47,10 +47,10 @@ class CountedChunk(NamedTuple):
     filename: str
 
 
-def lost_chunks(database: Database, storage: Storage) -> list[CountedChunk]:
+def find_lost_chunks(database: Database, storage: Storage) -> list[CountedChunk]:
     """Return the chunks that open sessions count on and that are not there."""
     counted = _list_counted(database)  # before the objects: a chunk is stored before it is counted
-    stored = {one.path for one in storage.staging()}
+    stored = {one.path for one in storage.list_staged()}
     missing = [one for one in counted if one.key not in stored]
     return [one for one in missing if one in _list_counted(database)] if missing else []
 
@@ -61,7 +61,7 @@ def count_again(database: Database, storage: Storage, file_id: int) -> None:
         file = repository.file_numbered(session, file_id)
         if file is None or file.published:
             return
-        stored = {one.path for one in storage.staging(f"{file.session_id}/")}
+        stored = {one.path for one in storage.list_staged(f"{file.session_id}/")}
         whole = list(
             takewhile(
                 lambda one: chunk_key(file.session_id, file.id, one.offset, one.sha256) in stored, file.chunks

@@ -14,7 +14,7 @@ from wander.wire.verification import Clearance, ReplayReport
 from wander_hub.database import now
 from wander_hub.http.problems import HubProblem
 from wander_hub.identity import Identity
-from wander_hub.leaderboards.curation import managed_run
+from wander_hub.leaderboards.curation import find_managed_run
 from wander_hub.runs import repository as run_repository
 from wander_hub.runs import service as runs
 from wander_hub.runs.manifest import level_of
@@ -32,7 +32,7 @@ def mark(run: Run, first: Run) -> None:
 
 def clear(session: Session, caller: Identity, run_id: str, reason: str) -> None:
     """Give a marked run the level that its rollouts and the hub's replays of it support."""
-    run = managed_run(session, caller, run_id)
+    run = find_managed_run(session, caller, run_id)
     _original(session, run)
     if run.posted_by_id == caller.user_id and not caller.administers:
         hint = "ask somebody else who manages the environment, or the hub's administrators"
@@ -52,7 +52,7 @@ def clear(session: Session, caller: Identity, run_id: str, reason: str) -> None:
 
 def take_back(session: Session, caller: Identity, run_id: str) -> None:
     """Give a cleared run its mark again."""
-    run = managed_run(session, caller, run_id)
+    run = find_managed_run(session, caller, run_id)
     known = session.get(ClearedCopy, run_id)
     if known is None:
         raise HubProblem(404, "not_cleared", f"nobody cleared the run `{run_id}`")

@@ -62,7 +62,7 @@ class ClientProgram:
         Raises `JobRefused` for an error that no repetition helps.
         """
         confinement = "--sandbox" if self._sandbox else "--no-sandbox"
-        with self._reading_token(f"job {context.lease.job_id}") as secret:
+        with self._lend_token(f"job {context.lease.job_id}") as secret:
             return self._answer(context, [*words, "--json", confinement], secret)
 
     def _answer(self, context: JobContext, words: list[str], secret: str) -> dict[str, Any]:
@@ -80,7 +80,7 @@ class ClientProgram:
                 start_new_session=True,
             )
         try:
-            answer = self._followed(context, process)
+            answer = self._follow(context, process)
         finally:
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
@@ -97,7 +97,7 @@ class ClientProgram:
         data: dict[str, Any] = answer["data"]
         return data
 
-    def _followed(self, context: JobContext, process: subprocess.Popen[bytes]) -> dict[str, Any]:
+    def _follow(self, context: JobContext, process: subprocess.Popen[bytes]) -> dict[str, Any]:
         """Take the lines of the command until its answer, unless the job is called off or takes too long."""
         assert process.stdout is not None
         lines: queue.Queue[bytes | None] = queue.Queue()
@@ -137,7 +137,7 @@ class ClientProgram:
         return {**mine, **wander, **{name: str(path) for name, path in folders.items()}}
 
     @contextmanager
-    def _reading_token(self, name: str) -> Iterator[str]:
+    def _lend_token(self, name: str) -> Iterator[str]:
         """Give a token that may read every environment of this hub, for as long as the job runs.
 
         What a hub that was killed in the same job has left goes first.

@@ -50,13 +50,13 @@ class VersionSweep:
             fresh = session.execute(
                 select(File.id, File.version_id).where(File.id > self._seen).order_by(File.id).limit(_AT_ONCE)
             ).all()
-            unchecked = self._unchecked(session, {version_id for _, version_id in fresh})
+            unchecked = self._find_unchecked(session, {version_id for _, version_id in fresh})
         for version_id in unchecked:
             self._submit(version_id)
         if fresh:
             self._seen = fresh[-1][0]
 
-    def _unchecked(self, session: Session, version_ids: set[int]) -> list[int]:
+    def _find_unchecked(self, session: Session, version_ids: set[int]) -> list[int]:
         query = (
             select(Version.id)
             .join(Environment, Environment.id == Version.environment_id)

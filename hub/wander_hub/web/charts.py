@@ -174,13 +174,14 @@ def evaluations(cells: Mapping[str, Sequence[tuple[int, float, float, float]]]) 
         _tick(across, value, height - bottom) for value in _round_ticks(across.low, across.high, 5)
     )
     lines = Markup("").join(
-        _evaluated(place, cell, points, across, up, top) for place, (cell, points) in enumerate(cells.items())
+        _draw_evaluation(place, cell, points, across, up, top)
+        for place, (cell, points) in enumerate(cells.items())
     )
     title = f"Mean reward of {len(cells)} evaluations over the steps, with 95 % intervals"
     return _svg(width, height, "chart", title, f"{grid}{ticks}{lines}")
 
 
-def _evaluated(
+def _draw_evaluation(
     place: int,
     cell: str,
     points: Sequence[tuple[int, float, float, float]],

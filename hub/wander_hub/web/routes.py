@@ -106,7 +106,7 @@ def show_rollout(
 ) -> Response:
     """One rollout: what was said, and why it got its reward."""
     view = service.rollout(session, storage, base_url, run_id, number)
-    messages, omitted = transcript.shown_messages(view.rollout)
+    messages, omitted = transcript.list_messages(view.rollout)
     parts, metrics = transcript.reward_parts(view.rollout, view.run.manifest)
     return page(
         request, "rollout.html", view=view, messages=messages, omitted=omitted, parts=parts, metrics=metrics

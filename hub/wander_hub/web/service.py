@@ -42,7 +42,7 @@ from wander_hub.verification import version_checks
 from wander_hub.verification.duplicates import clearance_of
 from wander_hub.web import charts
 from wander_hub.web.schemas import RolloutQuery
-from wander_hub.web.training_run import TrainingView, training_view
+from wander_hub.web.training_run import TrainingView, describe_training
 
 _RECENT_RUNS = 10
 _METRIC_COLUMNS = 5
@@ -166,7 +166,7 @@ def environment(session: Session, base_url: str, owner: str, name: str, version:
         board=board,
         axis=_common_axis(board.rows),
         recent=recent.data,
-        training=runs.training_on(session, base_url, found.id, _RECENT_RUNS),
+        training=runs.list_training_runs(session, base_url, found.id, _RECENT_RUNS),
         digest=wheels[0] if wheels else "",
         hub_check=version_checks.info_of(session, chosen.id),
         status_reason=environments.reason_of(found),
@@ -239,7 +239,7 @@ def run(
     """Return a run with one page of its rollouts; of a training run with the samples of a step."""
     found = runs.find(session, run_id)
     detail = runs.detail_of(found, base_url)
-    rows, matching = runs.sorted_page(
+    rows, matching = runs.read_sorted_page(
         session, storage, found, sort=query.sort, only=query.only, offset=query.offset, limit=query.limit
     )
     weights = {one.name: one.weight for one in detail.manifest.environment.info.reward_functions}
@@ -256,7 +256,7 @@ def run(
         weights=weights,
         metrics={name: metrics[name] for name in ordered},
         command=reproduce_command(detail.manifest),
-        training=training_view(storage, detail, step) if detail.manifest.kind == "training" else None,
+        training=describe_training(storage, detail, step) if detail.manifest.kind == "training" else None,
         verifications=verification.list_page(session, run_id).data,
         cleared=clearance_of(session, run_id),
         links=runs.links(session, found),

@@ -97,7 +97,7 @@ class TrainingView:
     """The settings as TOML."""
 
 
-def training_view(storage: Storage, detail: RunDetail, step: int | None) -> TrainingView:
+def describe_training(storage: Storage, detail: RunDetail, step: int | None) -> TrainingView:
     """Return what the page of a training run shows, with the samples of a step or of the last one."""
     files = {one.name: one.sha256 for one in detail.artifacts if one.size <= MOST_BYTES}
 
@@ -121,12 +121,12 @@ def training_view(storage: Storage, detail: RunDetail, step: int | None) -> Trai
         evaluations=evaluations,
         evaluation_chart=_evaluation_chart(evaluations),
         samples=_samples(read(SAMPLES_FILE), step),
-        command=training_command(manifest),
+        command=format_command(manifest),
         config="\n".join(toml_lines(manifest.training or {})),
     )
 
 
-def training_command(manifest: RunManifest) -> str:
+def format_command(manifest: RunManifest) -> str:
     """Return the command that trains the same again, from the settings as a file."""
     pin = manifest.environment
     return shlex.join(["wander", "train", f"{pin.owner}/{pin.name}@{pin.version}", "config.toml"])
@@ -216,7 +216,7 @@ def _samples(text: bytes, step: int | None) -> SampleTable | None:
             continue
         rewards[one.example_id][one.step] = one.reward
         if one.step == chosen:
-            messages, omitted = transcript.shown_messages(one)
+            messages, omitted = transcript.list_messages(one)
             left_out = max(0, len(messages) - _MOST_MESSAGES)
             shown.append(Sample(one, messages[:_MOST_MESSAGES], omitted + left_out))
     return SampleTable(steps, chosen, prompts, rewards, shown)

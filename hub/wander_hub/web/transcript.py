@@ -20,16 +20,16 @@ _FOLD_LINES = 20
 _FOLD_CHARACTERS = 2500
 
 
-def shown_messages(rollout: Rollout) -> tuple[list[ShownMessage], int]:
+def list_messages(rollout: Rollout) -> tuple[list[ShownMessage], int]:
     """Return the messages of prompt and episode, and how many more there are than a page can show."""
     prompt = rollout.prompt[:_MOST_MESSAGES]
-    messages = [_shown(message, number, None, "user") for number, message in enumerate(prompt)]
+    messages = [_describe_message(message, number, None, "user") for number, message in enumerate(prompt)]
     replies = sum(1 for message in rollout.completion if message.get("role") == "assistant")
     turns = iter(rollout.turns if len(rollout.turns) == replies else [])
     episode = rollout.completion[: _MOST_MESSAGES - len(messages)]
     for number, message in enumerate(episode, len(messages)):
         turn = next(turns, None) if message.get("role") == "assistant" else None
-        messages.append(_shown(message, number, turn, "environment"))
+        messages.append(_describe_message(message, number, turn, "environment"))
     return messages, len(rollout.prompt) + len(rollout.completion) - len(messages)
 
 
@@ -41,7 +41,7 @@ def reward_parts(rollout: Rollout, manifest: RunManifest) -> tuple[list[RewardPa
     return [one for one in parts if one.weight], [one for one in parts if not one.weight]
 
 
-def _shown(message: Message, number: int, turn: Turn | None, user_role: str) -> ShownMessage:
+def _describe_message(message: Message, number: int, turn: Turn | None, user_role: str) -> ShownMessage:
     role = str(message.get("role", "?"))
     text = message_text(message)
     long = text.count("\n") > _FOLD_LINES or len(text) > _FOLD_CHARACTERS

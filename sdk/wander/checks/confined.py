@@ -93,10 +93,10 @@ def run_confined(
 def _require_made(status: int | None, said: str) -> None:
     """Raise `SandboxError` where the sandbox was not made, which is no fault of the environment."""
     from wander.sandbox import inside, launcher
-    from wander.sandbox.support import explained
+    from wander.sandbox.support import explain_failure
 
     if status in (1, launcher.FAILED, inside.UNCONFINED) and said.startswith(("bwrap: ", "sandbox: ")):
-        raise explained(said.splitlines()[0].partition(": ")[2])
+        raise explain_failure(said.splitlines()[0].partition(": ")[2])
 
 
 def _memory(stack: contextlib.ExitStack, name: str) -> int:

@@ -141,13 +141,13 @@ class _Processes:
             try:
                 status = process.wait(self.timeout)
             except subprocess.TimeoutExpired:
-                return _lost(told, f"it was not done after {self.timeout:g} s")
+                return _report_lost(told, f"it was not done after {self.timeout:g} s")
             finally:
                 _end(process)
         if not told.exists():
             said = (folder / "output").read_text(encoding="utf-8", errors="replace").strip().splitlines()
             reason = f"its process ended with status {status}" + (f": {said[-1]:.300}" if said else "")
-            return _lost(told, reason)
+            return _report_lost(told, reason)
         return ProbeResult.model_validate_json(told.read_text(encoding="utf-8"))
 
     def _run_confined(self, policy: SandboxPolicy, request: ProbeRequest, number: int) -> ProbeResult:
@@ -162,17 +162,17 @@ class _Processes:
             variables={**self.variables, **SURROUNDINGS[number]},
         )
         if not left.told:
-            return _lost_while(left.doing or "starting", left.ending)
+            return _report_lost_while(left.doing or "starting", left.ending)
         return ProbeResult.model_validate_json(left.told)
 
 
-def _lost(told: Path, reason: str) -> ProbeResult:
+def _report_lost(told: Path, reason: str) -> ProbeResult:
     """Return the result of a process that left none."""
     note = told.with_suffix(NOTE_SUFFIX)
-    return _lost_while(note.read_text(encoding="utf-8") if note.exists() else "starting", reason)
+    return _report_lost_while(note.read_text(encoding="utf-8") if note.exists() else "starting", reason)
 
 
-def _lost_while(doing: str, reason: str) -> ProbeResult:
+def _report_lost_while(doing: str, reason: str) -> ProbeResult:
     return ProbeResult(
         trouble=Trouble(type="ProcessLost", message=f"{reason}, while {doing}"), lost_while=doing
     )

@@ -21,7 +21,7 @@ _JUDGED = "not compared: its judge is not asked here"
 def findings_of_first(first: ProbeResult) -> Iterator[CheckResult]:
     """Judge the process that was watched and played."""
     if first.lost_while is not None and first.lost_while.startswith("playing"):
-        yield result("rollout.stops", "fail", _describe_trouble(first), example_id=_quoted(first.lost_while))
+        yield result("rollout.stops", "fail", _describe_trouble(first), example_id=_quote(first.lost_while))
         return
     if first.trouble is not None:
         yield result("load.works", "fail", _describe_trouble(first))
@@ -73,7 +73,7 @@ def _describe_trouble(probe: ProbeResult) -> str:
     )
 
 
-def _quoted(doing: str) -> str | None:
+def _quote(doing: str) -> str | None:
     parts = doing.split("`")
     return parts[1] if len(parts) > 1 else None
 

@@ -43,14 +43,14 @@ def check_package(folder: Path | None, name: str, python: Path) -> list[CheckRes
     A single file is no package: its checks are skipped.
     """
     if folder is not None and not folder.is_dir():
-        return _skipped("a single file is no package")
-    about = _read_project(folder) if folder is not None else _installed(name, python)
+        return _skip_all("a single file is no package")
+    about = _read_project(folder) if folder is not None else _read_installed(name, python)
     if isinstance(about, str):
-        return _skipped(about)
+        return _skip_all(about)
     return [result(check_id, *found) for check_id, found in _findings(about).items()]
 
 
-def _skipped(reason: str) -> list[CheckResult]:
+def _skip_all(reason: str) -> list[CheckResult]:
     return [result(check, "skip", reason) for check in CHECKS if check.startswith("package.")]
 
 
@@ -139,7 +139,7 @@ def _readme(folder: Path, declared: Any) -> str:
     return place.read_text(encoding="utf-8", errors="replace") if place and place.is_file() else ""
 
 
-def _installed(name: str, python: Path) -> dict[str, Any] | str:
+def _read_installed(name: str, python: Path) -> dict[str, Any] | str:
     """Return an installed distribution's metadata, or why there is none."""
     wanted = name.rpartition("/")[2].partition("@")[0]
     asked = subprocess.run(  # noqa: S603 - our own program, in the interpreter that the caller chose

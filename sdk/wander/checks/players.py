@@ -66,14 +66,14 @@ def gold_script(env: Environment, example: Example) -> Script | list[Reply] | No
     """Return how the example is played right, as the environment says or as its answer column suggests."""
     gold = env.gold(example)
     if gold is None:
-        text = written_answer(env.parser, example) if env.turn_limit == 1 else None
+        text = write_answer(env.parser, example) if env.turn_limit == 1 else None
         return None if text is None else [text]
     if isinstance(gold, str | dict):
         return [gold]
     return gold if callable(gold) else list(gold)
 
 
-def written_answer(parser: Parser, example: Example) -> str | None:
+def write_answer(parser: Parser, example: Example) -> str | None:
     """Return a completion in which the parser finds the example's answer, or None when none of ours does."""
     answer = example.answer
     if answer in ("", None):
@@ -106,21 +106,21 @@ def idle(request: ModelRequest) -> str:
     return NOOP
 
 
-def demanding(parser: Parser) -> Script:
+def make_demanding(parser: Parser) -> Script:
     """Return a player that tells the grader what to do, also inside the answer's tags."""
-    return _repeated(_worn(parser, DEMAND))
+    return _repeat(_wrap(parser, DEMAND))
 
 
-def listing(parser: Parser) -> Script:
+def make_listing(parser: Parser) -> Script:
     """Return a player that gives every common answer at once, also inside the answer's tags."""
-    return _repeated(_worn(parser, SHOTGUN))
+    return _repeat(_wrap(parser, SHOTGUN))
 
 
-def _repeated(text: str) -> Callable[[ModelRequest], str]:
+def _repeat(text: str) -> Callable[[ModelRequest], str]:
     return lambda request: text
 
 
-def _worn(parser: Parser, text: str) -> str:
+def _wrap(parser: Parser, text: str) -> str:
     """Return the text bare, and once more where the parser looks for an answer."""
     if isinstance(parser, XMLParser):
         return f"{text}\n{parser.format(**dict.fromkeys(parser.get_fields(), text))}"
@@ -133,7 +133,7 @@ def _functions(parser: Parser) -> list[Any]:
     return [function, getattr(function, "func", None)]
 
 
-def guessing(parser: Parser) -> Script:
+def make_guessing(parser: Parser) -> Script:
     """Return a player that says, in the right form, words of the last message, or calls tools with them."""
 
     def play(request: ModelRequest) -> Reply:

@@ -20,11 +20,11 @@ from types import ModuleType
 from wander.checks.players import (
     MOST_TURNS,
     Player,
-    demanding,
     gold_script,
-    guessing,
     idle,
-    listing,
+    make_demanding,
+    make_guessing,
+    make_listing,
     silent,
 )
 from wander.checks.records import PlayRecord, ProbeRequest, ProbeResult, RowRead, Trouble
@@ -33,7 +33,7 @@ from wander.clients.base import Client, ModelRequest, ModelResponse
 from wander.clients.replay import ReplayClient
 from wander.dataset import Dataset
 from wander.environment import Environment
-from wander.envs.group import EnvGroup, routed
+from wander.envs.group import EnvGroup, route
 from wander.handle import Split
 from wander.loading import Factory, find_factory, find_path_factory
 from wander.rubrics.group import RubricGroup
@@ -215,16 +215,16 @@ class _Table(Client):
 
 def _players(env: Environment, example: Example) -> dict[str, Player]:
     while isinstance(env, EnvGroup):
-        name, example = routed(example)
+        name, example = route(example)
         env = env.members[name]
     limit = min(env.turn_limit or MOST_TURNS, 4 * MOST_TURNS)
     gold = gold_script(env, example)
     scripts = {
         "empty": silent,
         "noop": idle,
-        "demand": demanding(env.parser),
-        "list": listing(env.parser),
-        "guess": guessing(env.parser),
+        "demand": make_demanding(env.parser),
+        "list": make_listing(env.parser),
+        "guess": make_guessing(env.parser),
     }
     players = {name: Player(script, limit) for name, script in scripts.items()}
     return {"gold": Player(gold, limit), **players} if gold is not None else players

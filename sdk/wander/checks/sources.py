@@ -70,7 +70,7 @@ class SourceWatch:
         self.phase: Literal["load", "rollout"] = "load"
         self._seen: Counter[tuple[Kind, str, str, Stack]] = Counter()
         self._active = False
-        self._functions = _watched_functions()
+        self._functions = _find_watched_functions()
         self._restore: list[Callable[[], None]] = []
 
     def start(self) -> None:
@@ -147,7 +147,7 @@ class SourceWatch:
         if not self._active:
             return
         stack = _stack(frame)
-        if kind == "network" or (stack and not _ignored(stack[0][0])):
+        if kind == "network" or (stack and not _is_ignored(stack[0][0])):
             self._seen[kind, _outer_name(frame, name), self.phase, stack] += 1
 
     def _reads_clock(self, name: str) -> Callable[[tuple[Any, ...]], bool]:
@@ -218,7 +218,7 @@ _GLOBAL: random.Random = random._inst
 _SEED: CodeType = random.Random.seed.__code__
 
 
-def _watched_functions() -> dict[int, tuple[Kind, str]]:
+def _find_watched_functions() -> dict[int, tuple[Kind, str]]:
     """Return the C functions that always read from outside, by identity."""
     found: dict[int, tuple[Kind, str]] = {
         id(getattr(time, name)): ("clock", f"time.{name}") for name in _CLOCKS
@@ -263,7 +263,7 @@ def _outer_name(frame: FrameType | None, name: str) -> str:
     return f"{Path(outer.f_code.co_filename).stem}.{outer.f_code.co_name}"
 
 
-def _ignored(file: str) -> bool:
+def _is_ignored(file: str) -> bool:
     """Tell whether a read at this place is the standard library's or the SDK's own affair."""
     return _in_sdk(file) or (_inside(file, _STANDARD) and "site-packages" not in file)
 
@@ -289,7 +289,7 @@ def _attribute(stack: Stack, own: str, *, everything: bool) -> tuple[str, str | 
     """
     for position, (file, line, function) in enumerate(stack):
         if _inside(file, own) and "site-packages" not in file[len(own) :]:
-            between = [each for each, _, _ in stack[:position] if not _ignored(each)]
+            between = [each for each, _, _ in stack[:position] if not _is_ignored(each)]
             where = f"{Path(file).name}:{line} {function}"
             return where, _library(between[0]) if between else None
         if not everything and _in_sdk(file):

@@ -25,7 +25,7 @@ class ChoicePending(BoundaryError):
     """Ends a rollout at the first choice that the host has not made; no failure."""
 
 
-def asked_line(choices: Sequence[Any], *, stop: bool = False) -> dict[str, Any]:
+def ask_for_line(choices: Sequence[Any], *, stop: bool = False) -> dict[str, Any]:
     """Return what `Client.recorded` gives to have a line played: these choices, then the first of each.
 
     `stop` ends the rollout instead where the choices are used up.
@@ -45,7 +45,7 @@ def choose(
     taken = state["public"].setdefault(LINE, {"choices": [], "options": []})
     place = len(taken["choices"])
     if place < len(asked["choices"]):
-        chosen = _matching(options, asked["choices"][place])
+        chosen = _find_option(options, asked["choices"][place])
     elif asked.get("stop"):
         taken["pending"], taken["position"] = list(options), position
         raise ChoicePending("the line has no further choice")
@@ -56,7 +56,7 @@ def choose(
     return chosen
 
 
-def _matching(options: Sequence[Option], wanted: Any) -> Option:
+def _find_option(options: Sequence[Option], wanted: Any) -> Option:
     """Return the option that is equal as JSON: what was asked for may have travelled."""
     key = canonical_json(wanted)
     for option in options:

@@ -95,7 +95,7 @@ def error_of(answer: Answer, base_url: str, model: str) -> ModelError:
     )
 
 
-def listed_models(answer: Answer) -> list[str]:
+def list_models(answer: Answer) -> list[str]:
     """Return the names in an endpoint's list of models; none where it gives no such list."""
     if answer.status != 200:
         return []
@@ -110,7 +110,7 @@ def lacks_model(answer: Answer, model: str) -> bool:
     return answer.status == 404 or (answer.status in (400, 422) and model in complaint(answer))
 
 
-def unlisted(model: str, listed: list[str], base_url: str) -> ModelNotFound:
+def refuse_unlisted(model: str, listed: list[str], base_url: str) -> ModelNotFound:
     """Return the error for a model that an endpoint lacks, with the names that may have been meant."""
     near = difflib.get_close_matches(model, listed, n=2, cutoff=0.4)
     near += [name for name in listed if name.rpartition("/")[2] == model and name not in near]

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from wander.clients.base import Client, ModelRequest, ModelResponse
-from wander.clients.http_errors import completion_of, error_of, lacks_model, listed_models, unlisted
+from wander.clients.http_errors import completion_of, error_of, lacks_model, list_models, refuse_unlisted
 from wander.clients.rate_limit import REFUSALS, CallLimiter
 from wander.clients.retries import Attempts
 from wander.clients.transport import (
@@ -127,7 +127,7 @@ class OpenAIClient(Client):
         answer = await self._ask_twice(None)
         if answer.status in (401, 403):
             raise error_of(answer, self.base_url, self.model)
-        listed = listed_models(answer)
+        listed = list_models(answer)
         answers = answer.status == 200 and answer.body.lstrip().startswith(b"{")
         if self.model not in listed and (listed or not answers):
             await self._probe(listed)
@@ -136,7 +136,7 @@ class OpenAIClient(Client):
         payload = {"model": self.model, "messages": [{"role": "user", "content": "hi"}], "max_tokens": 1}
         answer = await self._ask_twice(payload)
         if listed and lacks_model(answer, self.model):
-            raise unlisted(self.model, listed, self.base_url)
+            raise refuse_unlisted(self.model, listed, self.base_url)
         # Endpoints refuse odd requests (400, 422) for many reasons; a rollout will tell. These are certain.
         if answer.status in (401, 403, 404, 405) or 300 <= answer.status < 400 or answer.status >= 500:
             raise error_of(answer, self.base_url, self.model)

@@ -240,7 +240,7 @@ class Pace:
         self._mark = self._next_mark = (now, self._taken)
 
 
-def shown_rate(rate: float) -> str:
+def format_rate(rate: float) -> str:
     """Return a rate in words: `12 calls/s`, `3 calls/min`."""
     return f"{rate:.0f} calls/s" if rate >= 1 else f"{max(1, round(rate * 60))} calls/min"
 

@@ -15,7 +15,7 @@ from wander.clients.base import Client, ModelRequest, ModelResponse
 from wander.clients.choices import LINE
 from wander.clients.sub_calls import sub_call_id, sub_rollouts
 from wander.errors import ContextOverflow, ModelError
-from wander.types import Rollout, copied_json
+from wander.types import Rollout, copy_json
 
 
 class ReplayClient(Client):
@@ -45,10 +45,10 @@ class ReplayClient(Client):
         if rollout is None:
             raise ModelError(f"there is no record of rollout `{request.rollout_id}`")
         if request.turn >= len(rollout.turns):
-            raise _recorded_end(rollout, request)
+            raise _find_recorded_end(rollout, request)
         turn = rollout.turns[request.turn]
         return ModelResponse.made(
-            message=copied_json(turn.message),
+            message=copy_json(turn.message),
             finish_reason=turn.finish_reason,
             usage=turn.usage,
             tokens=turn.tokens,
@@ -60,12 +60,10 @@ class ReplayClient(Client):
         rollout = self._rollouts.get(rollout_id)
         if rollout is None:
             return None
-        return {
-            name: copied_json(value) for name, value in rollout.info.items() if self._lines or name != LINE
-        }
+        return {name: copy_json(value) for name, value in rollout.info.items() if self._lines or name != LINE}
 
 
-def _recorded_end(rollout: Rollout, request: ModelRequest) -> ModelError:
+def _find_recorded_end(rollout: Rollout, request: ModelRequest) -> ModelError:
     """Return what the model raised after its last recorded turn, or that it was never asked so far."""
     if rollout.stop_reason == "context_overflow":
         return ContextOverflow("the recorded rollout ran out of context here")

@@ -59,7 +59,7 @@ class Attempts:
             finally:
                 limiter.release(pace)
             if answer is not None and answer.status in REFUSALS:
-                pause = self._refused(answer, limiter, pace, began, hiccups)
+                pause = self._wait_after_refusal(answer, limiter, pace, began, hiccups)
                 hiccups += pause > 0
                 await asyncio.sleep(pause)
                 continue
@@ -77,7 +77,9 @@ class Attempts:
         pause = min(self.retry_seconds * 2.0**attempt, self.longest_pause)
         return pause * self._jitter.uniform(0.5, 1.5)
 
-    def _refused(self, answer: Answer, limiter: CallLimiter, pace: Pace, began: float, earlier: int) -> float:
+    def _wait_after_refusal(
+        self, answer: Answer, limiter: CallLimiter, pace: Pace, began: float, earlier: int
+    ) -> float:
         """Return how long this call has to wait beside what holds everybody; raises when that is hopeless."""
         now = monotonic()
         asked = retry_after(answer.headers)

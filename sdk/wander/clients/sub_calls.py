@@ -50,7 +50,7 @@ def sub_call_id(rollout_id: str, path: str) -> str:
     return f"{rollout_id}/sub:{path}"
 
 
-def recorded_sub_calls(rollout: Rollout) -> list[SubCall]:
+def read_sub_calls(rollout: Rollout) -> list[SubCall]:
     """Return the sub-calls of a stored rollout, in the order of their paths; raises `RunError`."""
     record: Any = rollout.info.get("rlm")
     calls: Any = record.get("sub_calls", []) if isinstance(record, dict) else []
@@ -82,11 +82,11 @@ def sub_rollouts(rollout: Rollout) -> dict[str, Rollout]:
             completion=call.completion,
             turns=call.turns,
             failure=call.failure,
-            stop_reason="context_overflow" if _overflowed(call) else None,
+            stop_reason="context_overflow" if _has_overflowed(call) else None,
         )
-        for call in recorded_sub_calls(rollout)
+        for call in read_sub_calls(rollout)
     }
 
 
-def _overflowed(call: SubCall) -> bool:
+def _has_overflowed(call: SubCall) -> bool:
     return call.failure is not None and call.failure.type == "ContextOverflow"

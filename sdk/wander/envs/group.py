@@ -68,18 +68,18 @@ class EnvGroup(Environment):
 
     def gold(self, example: Example) -> Any:
         """Return the gold completions of the example's member."""
-        name, own = routed(example)
+        name, own = route(example)
         return self.members[name].gold(own)
 
     async def play(self, state: State, model: ModelCalls) -> None:
         """Let the member play its example."""
-        name, own = routed(state.example)
+        name, own = route(state.example)
         state["example"] = own
         await self.members[name].play(state, model)
 
     async def play_request(self, request: RolloutRequest) -> list[Rollout]:
         """Have the member play and score its example; the records have the group's example id and names."""
-        name, own = routed(request.example)
+        name, own = route(request.example)
         return [
             rollout.model_copy(
                 update={
@@ -141,7 +141,7 @@ class GroupRubric(Rubric):
 
     async def score(self, state: State, parser: Parser | None = None) -> Score:
         """Score with the member's rubric and parser; `parser` is not used."""
-        name, own = routed(state.example)
+        name, own = route(state.example)
         member = self.members[name]
         return _rename(name, await member.rubric.score(State({**state, "example": own}), member.parser))
 
@@ -149,7 +149,7 @@ class GroupRubric(Rubric):
         """Score the rollouts of one example with its member's rubric and parser."""
         if not states:
             return []
-        name, own = routed(states[0].example)
+        name, own = route(states[0].example)
         member = self.members[name]
         scores = await member.rubric.score_group(
             [State({**state, "example": own}) for state in states], member.parser
@@ -174,7 +174,7 @@ def group_row(name: str, example: Example) -> dict[str, Any]:
     }
 
 
-def routed(example: Example) -> tuple[str, Example]:
+def route(example: Example) -> tuple[str, Example]:
     """Return the member's name and the example as that member knows it."""
     origin = example.columns[COLUMN]
     columns = {name: value for name, value in example.columns.items() if name != COLUMN}

@@ -11,7 +11,7 @@ from wander.dataset import ProceduralRows, Rows
 from wander.environment import Environment
 from wander.errors import ConfigError, EnvironmentFault
 from wander.rollout.calls import ModelCalls
-from wander.rollout.hooks import STOP, call_hook, checked_messages, marked_methods, stop
+from wander.rollout.hooks import STOP, call_hook, check_messages, find_marked, stop
 from wander.types import Messages, State
 
 TIMEOUT = "timeout_reached"
@@ -60,7 +60,7 @@ class MultiTurnEnv(Environment):
         ):
             raise ConfigError(f"`max_turns` must be a positive whole number or -1, got `{max_turns!r}`")
         self.max_turns = max_turns
-        self._stops = marked_methods(self, STOP)
+        self._stops = find_marked(self, STOP)
 
     @property
     def turn_limit(self) -> int | None:
@@ -136,7 +136,7 @@ class MultiTurnEnv(Environment):
             raise EnvironmentFault(
                 f"`setup_state` returned a `{type(returned).__name__}`; it must return the state or None"
             )
-        checked_messages(state["prompt"], 'state["prompt"]')
+        check_messages(state["prompt"], 'state["prompt"]')
 
     async def _stop_reason(self, state: State) -> str | None:
         """Return the name of the first stop condition that holds."""
@@ -151,9 +151,9 @@ class MultiTurnEnv(Environment):
         answer = await call_hook(self.env_response, [*state.prompt, *state.completion], state)
         final = state.get("final_env_response")
         if final is None:
-            answer = checked_messages(answer, "env_response")
+            answer = check_messages(answer, "env_response")
         else:
-            answer = checked_messages(final, 'state["final_env_response"]')
+            answer = check_messages(final, 'state["final_env_response"]')
         state.completion.extend(answer)
         state.turns[-1].environment_seconds = time.perf_counter() - started
 

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from wander.clients.base import Client, ModelRequest, ModelResponse, WrappedClient
-from wander.clients.choices import asked_line, line_of
+from wander.clients.choices import ask_for_line, line_of
 from wander.errors import ConfigError
 from wander.evals.run.stopping import FailureWatch, StopRequest
 from wander.evals.stats.summary import summarise
@@ -165,7 +165,7 @@ class ConversationMemo(WrappedClient):
 
     def assign(self, rollout_id: str, choices: Sequence[Any], *, stop: bool = False) -> None:
         """Have a rollout play a line that begins with these choices."""
-        self._lines[rollout_id] = asked_line(choices, stop=stop)
+        self._lines[rollout_id] = ask_for_line(choices, stop=stop)
 
     def recorded(self, rollout_id: str) -> dict[str, Any] | None:
         """Return the line that a rollout plays."""

@@ -120,7 +120,7 @@ def _token_columns(rollout: Rollout) -> Row:
 def _write_lines(rows: Iterator[Row], path: Path) -> Iterator[int]:
     written = 0
     path.parent.mkdir(parents=True, exist_ok=True)
-    with jsonl.replacing(path) as out:
+    with jsonl.replace_file(path) as out:
         for row in rows:
             out.write(json.dumps(row, ensure_ascii=False, allow_nan=False).encode() + b"\n")
             written += 1
@@ -132,7 +132,7 @@ def _write_lines(rows: Iterator[Row], path: Path) -> Iterator[int]:
 def _write_parquet(rows: Iterator[Row], path: Path, table: _Tables) -> Iterator[int]:
     written = 0
     path.parent.mkdir(parents=True, exist_ok=True)
-    with jsonl.replacing(path) as out, table.writer(out) as writer:
+    with jsonl.replace_file(path) as out, table.writer(out) as writer:
         while batch := list(islice(rows, _BATCH)):
             writer.write_table(table.made(batch))
             written += len(batch)
@@ -197,7 +197,7 @@ class _Tables:
             raise MissingExtra("data", needed_for="writing Parquet") from error
         self._arrow: Any = pyarrow
         self._metrics = list(metrics)
-        self._schema = self._made_schema(tokens)
+        self._schema = self._make_schema(tokens)
 
     def writer(self, out: Any) -> AbstractContextManager[Any]:
         writer: AbstractContextManager[Any] = self._arrow.parquet.ParquetWriter(
@@ -225,7 +225,7 @@ class _Tables:
             del flat["metrics"]
         return flat
 
-    def _made_schema(self, tokens: bool) -> Any:
+    def _make_schema(self, tokens: bool) -> Any:
         arrow = self._arrow
         text, whole, real = arrow.string(), arrow.int64(), arrow.float64()
         function = arrow.struct([("name", text), ("arguments", text)])

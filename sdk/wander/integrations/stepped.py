@@ -20,7 +20,7 @@ from typing import Any
 from wander.clients.base import Client, ModelRequest, ModelResponse
 from wander.environment import Environment
 from wander.errors import ConfigError, ModelError
-from wander.types import Example, Message, Messages, Rollout, Usage, copied_json
+from wander.types import Example, Message, Messages, Rollout, Usage, copy_json
 
 
 class SteppedRollout:
@@ -64,7 +64,7 @@ class SteppedRollout:
         if self._task is None or self.rollout is not None:
             raise ModelError("nothing is asked: the episode has not begun, or has ended")
         self._client.reply(
-            ModelResponse(message=copied_json(message), finish_reason=finish_reason, usage=usage or Usage())
+            ModelResponse(message=copy_json(message), finish_reason=finish_reason, usage=usage or Usage())
         )
         return await self._next()
 

@@ -132,10 +132,10 @@ class Batcher(Generic[Request, Answer]):
     def _drop_cancelled(self) -> bool:
         """Forget the requests that nobody waits for any more; True where there were any."""
         cancelled = [entry for entry in self._waiting if entry.answer.done()]
-        self._taken(cancelled)
+        self._take(cancelled)
         return bool(cancelled)
 
-    def _taken(self, entries: Sequence[_Entry[Request, Answer]]) -> None:
+    def _take(self, entries: Sequence[_Entry[Request, Answer]]) -> None:
         """Take requests from those that wait: their rollouts are late until they ask again."""
         if not entries:
             return
@@ -157,7 +157,7 @@ class Batcher(Generic[Request, Answer]):
         batch = chosen[: self._max_batch_size] if self._quiet_seconds is not None else chosen
         if not batch:
             return
-        self._taken(batch)
+        self._take(batch)
         self._last_wave = wave or 0
         self._computing = True
         loop = asyncio.get_running_loop()

@@ -64,9 +64,9 @@ def load_model(
         with quiet_libraries():
             tokenizer = transformers.AutoTokenizer.from_pretrained(source, padding_side="left", **given)
             model = transformers.AutoModelForCausalLM.from_pretrained(
-                adapted_model(local) or source, dtype=dtype, attn_implementation="sdpa", **given
+                find_adapted_model(local) or source, dtype=dtype, attn_implementation="sdpa", **given
             )
-            if local is not None and adapted_model(local) is not None:
+            if local is not None and find_adapted_model(local) is not None:
                 model = _with_adapters(model, local)
     except (OSError, ValueError) as error:
         raise ModelNotFound(
@@ -79,7 +79,7 @@ def load_model(
     return LoadedModel(model=model, tokenizer=tokenizer, name=shown, path=local)
 
 
-def adapted_model(folder: Path | None) -> str | None:
+def find_adapted_model(folder: Path | None) -> str | None:
     """Return the model that a folder of adapters is for, None for a folder of a whole model.
 
     Such is a checkpoint of a run with `lora_rank`.

@@ -96,13 +96,13 @@ class PolicyClient(Client):
         if request.rollout_id not in self._episodes:
             self.begin(request.rollout_id)
         episode = self._episodes[request.rollout_id]
-        conversation = self._continued(episode, request)
+        conversation = self._continue(episode, request)
         sample_request = sample_request_of(request, list(conversation.ids), self.context_length)
         sample = await self.engine.sample(Job(request.rollout_id, episode.order, sample_request))
         self.format.append_completion(conversation, sample.ids)
         return response_of(self.format, sample_request, sample)
 
-    def _continued(self, episode: _Episode, request: ModelRequest) -> Conversation:
+    def _continue(self, episode: _Episode, request: ModelRequest) -> Conversation:
         """Bring the rollout's conversation up to the request's messages."""
         conversation = episode.conversation
         if conversation is not None and len(request.messages) > conversation.messages:

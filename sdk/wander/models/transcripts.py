@@ -19,7 +19,7 @@ ENOUGH_TRANSCRIPTS = 1000
 _PAIR = re.compile(r"<([A-Za-z_]\w*)>[^<]*</\1>")
 
 
-def babbling_client(seed: int = 0) -> Client:
+def make_babbling_client(seed: int = 0) -> Client:
     """Return a client that fills the tags which the conversation shows with random digits and words of it.
 
     It knows no environment, yet most games go on for a few turns with it, so their texts are seen.

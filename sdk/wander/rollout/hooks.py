@@ -61,7 +61,7 @@ def _mark(kind: str, function: Any, priority: int) -> Any:
     return mark if function is None else mark(function)
 
 
-def marked_methods(owner: object, kind: str) -> list[tuple[str, Callable[..., Any]]]:
+def find_marked(owner: object, kind: str) -> list[tuple[str, Callable[..., Any]]]:
     """Return (name, bound method) of every method marked with `kind`, in the order in which they run.
 
     An override counts as marked when any class of its line marked that name, so that a subclass can
@@ -92,7 +92,7 @@ async def call_hook(hook: Callable[..., Any], *arguments: Any) -> Any:
     return result
 
 
-def checked_messages(value: Any, where: str) -> Messages:
+def check_messages(value: Any, where: str) -> Messages:
     """Return the messages that a hook gave, or raise `EnvironmentFault` saying what is wrong with them."""
     if isinstance(value, tuple):
         raise EnvironmentFault(

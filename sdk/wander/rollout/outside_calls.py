@@ -23,7 +23,7 @@ ROLLOUT: ContextVar[str] = ContextVar("wander_rollout", default="")
 
 
 @contextlib.contextmanager
-def calling_for(rollout_id: str | None) -> Iterator[None]:
+def call_for(rollout_id: str | None) -> Iterator[None]:
     """Let the calls of a block be those of a rollout; None changes nothing."""
     if rollout_id is None:
         yield

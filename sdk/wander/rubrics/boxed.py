@@ -79,25 +79,25 @@ def extract_json_answer(text: str, default: Any = None) -> Any:
 def _parse(text: str) -> Any | None:
     """Return the object or array that a whole text is, or None."""
     try:
-        value = json.loads(text, parse_constant=_refused)
+        value = json.loads(text, parse_constant=_refuse)
     except (ValueError, RecursionError):
         return None
     return value if isinstance(value, dict | list) else None
 
 
-def _refused(constant: str) -> Any:
+def _refuse(constant: str) -> Any:
     raise ValueError(f"`{constant}` is not JSON")
 
 
 def _json_values(text: str) -> Iterator[Any]:
     """Yield the JSON objects and arrays that stand in a text, in order; of nested ones the outermost."""
-    for start, end in _closed_spans(text):
+    for start, end in _find_closed_spans(text):
         value = _parse(text[start:end])
         if value is not None:
             yield value
 
 
-def _closed_spans(text: str) -> list[tuple[int, int]]:
+def _find_closed_spans(text: str) -> list[tuple[int, int]]:
     """Return (start, end) of every closed bracket pair that no other closed pair contains, in one pass.
 
     Brackets inside a quoted string do not count; a string ends with its line, as JSON allows no raw line

@@ -18,7 +18,7 @@ from typing import Any
 
 from wander.clients.base import Client, ModelRequest
 from wander.errors import ConfigError, ModelError, NotRecorded, RubricError
-from wander.parsers import Parser, message_text, tagged
+from wander.parsers import Parser, find_tagged, message_text
 from wander.rubrics.boxed import extract_json_answer
 from wander.rubrics.judge_cache import JudgeCache
 from wander.rubrics.rubric import Rubric
@@ -71,7 +71,7 @@ def read_verdict(text: str, lowest: float = 0.0, highest: float = 1.0) -> float:
     if isinstance(answer, dict) and (keys := [key for key in KEYS if key in answer]):
         return _number(answer[keys[0]], lowest, highest)
     for key in KEYS:
-        found = list(tagged(text, key))
+        found = list(find_tagged(text, key))
         if found:
             return _number(found[-1], lowest, highest)
     return _number(text, lowest, highest)
@@ -233,7 +233,7 @@ class Judge:
         key = {"model": model, "messages": messages, "sampling": self.sampling.given()}
         digest = hashlib.sha256(canonical_json(key).encode()).hexdigest()
         if state.get("recorded") is not None:
-            text = _recorded_answer(state["recorded"], digest)
+            text = _find_recorded(state["recorded"], digest)
         else:
             text = await self.cache.answer(digest, partial(self._complete, messages, digest))
         kept = state["public"].setdefault(PUBLIC_KEY, [])
@@ -276,7 +276,7 @@ def _show(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
 
 
-def _recorded_answer(recorded: dict[str, Any], digest: str) -> str:
+def _find_recorded(recorded: dict[str, Any], digest: str) -> str:
     for each in recorded.get(PUBLIC_KEY, []):
         if each["digest"] == digest:
             return str(each["answer"])

@@ -116,7 +116,7 @@ class MathProcesses:
         A process that dies is replaced once: it may have been killed for reasons of its own.
         """
         for _ in range(2):
-            process = self._living()
+            process = self._find_living()
             try:
                 reply = _exchange(process, request, self.timeout_seconds)
             except _Died:
@@ -129,7 +129,7 @@ class MathProcesses:
             return reply
         raise RubricError(f"comparing `{request['response']:.80}` killed two processes, one after the other")
 
-    def _living(self) -> subprocess.Popen[bytes]:
+    def _find_living(self) -> subprocess.Popen[bytes]:
         with suppress(queue.Empty):
             while True:
                 process = self._idle.get_nowait()

@@ -16,7 +16,7 @@ from typing import Any, get_origin
 from wander.errors import ConfigError, RubricError
 from wander.rollout.faults import blame
 from wander.rollout.hooks import PLAIN
-from wander.rubrics.score import checked_reward
+from wander.rubrics.score import check_reward
 
 RewardResult = float | Awaitable[float]
 """What a reward function gives: a finite number (a boolean counts as 0 or 1), or an awaitable of one."""
@@ -104,7 +104,7 @@ class RewardFunction:
         except BaseException as error:
             blame(error, RubricError, self.name, passing=RubricError)
             raise
-        return checked_reward(result, self.name)
+        return check_reward(result, self.name)
 
 
 def is_group_function(function: Callable[..., Any]) -> bool:

@@ -14,7 +14,7 @@ from wander.errors import ConfigError, RubricError
 from wander.parsers import Parser
 from wander.rollout.faults import blame
 from wander.rubrics.reward_function import PLURALS, RewardFunction
-from wander.rubrics.score import Score, checked_reward
+from wander.rubrics.score import Score, check_reward
 from wander.types import RewardFunctionInfo, State
 
 
@@ -94,13 +94,13 @@ class Rubric:
 
     def injected(self, state: State, parser: Parser | None = None) -> dict[str, Any]:
         """Return what the functions may ask for by name; a kind of rubric adds its own to it."""
-        return injected_values(state, self.parser or parser)
+        return collect_values(state, self.parser or parser)
 
     async def close(self) -> None:
         """Free what the rubric holds; called when its environment is closed."""
 
 
-def injected_values(state: State, parser: Parser | None) -> dict[str, Any]:
+def collect_values(state: State, parser: Parser | None) -> dict[str, Any]:
     """Return everything that a reward function may ask for by name.
 
     The rollout's own values win over dataset columns of the same name.
@@ -163,7 +163,7 @@ async def _group_values(
     values: list[float | RubricError] = []
     for item in items:
         try:
-            values.append(checked_reward(item, function.name))
+            values.append(check_reward(item, function.name))
         except RubricError as error:
             values.append(error)
     return values

@@ -26,13 +26,13 @@ class Score:
     def of(cls, reward: Any, metrics: Mapping[str, Any]) -> Score:
         """Return the score of values computed elsewhere; one that is no finite number is its error."""
         try:
-            checked = {name: checked_reward(value, name) for name, value in metrics.items()}
-            return cls(checked_reward(reward, "reward"), checked)
+            checked = {name: check_reward(value, name) for name, value in metrics.items()}
+            return cls(check_reward(reward, "reward"), checked)
         except RubricError as error:
             return cls(None, error=error)
 
 
-def checked_reward(value: Any, name: str) -> float:
+def check_reward(value: Any, name: str) -> float:
     """Return the value as a float; raises `RubricError` unless it is a finite number."""
     if not isinstance(value, Real):
         raise RubricError(f"reward function `{name}` returned `{value!r:.80}`, not a number")

@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Sequence
 
 from wander.sandbox.policy import SandboxPolicy
-from wander.sandbox.seccomp import Machine, compiled
+from wander.sandbox.seccomp import Machine, compile_filter
 from wander.sandbox.visible import Visible
 from wander.types import canonical_json
 
@@ -54,7 +54,7 @@ def profile_digest(policy: SandboxPolicy, machine: Machine) -> str:
     profile = {
         "isolation": _ISOLATION,
         "variables": VARIABLES,
-        "filter": hashlib.sha256(compiled(machine)).hexdigest(),
+        "filter": hashlib.sha256(compile_filter(machine)).hexdigest(),
         "limits": policy.limits(),
     }
     return hashlib.sha256(canonical_json(profile).encode()).hexdigest()

@@ -50,20 +50,20 @@ def probes() -> dict[str, Probe]:
     """Return every probe by its name."""
     found: dict[str, Probe] = {}
     for path in ("/etc/shadow", "/etc/passwd", "/proc/kcore", "/proc/kmsg", "/dev/mem"):
-        found[f"read {path}"] = _reading(path)
+        found[f"read {path}"] = _read(path)
     for path in ("/sys", "/run", "/var", "/home", "/boot", "/proc/1/cwd/etc", "/proc/1/root/home"):
-        found[f"list {path}"] = _listing(path)
+        found[f"list {path}"] = _list(path)
     for path in ("/usr/probe", "/probe", f"{sys.prefix}/probe", f"{os.path.dirname(os.__file__)}/probe"):
-        found[f"write {path}"] = _writing(path)
+        found[f"write {path}"] = _write(path)
     for path in ("kernel/core_pattern", "vm/drop_caches", "net/ipv4/ip_forward", "kernel/hostname"):
-        found[f"write /proc/sys/{path}"] = _writing(f"/proc/sys/{path}")
-    found["write /proc/sysrq-trigger"] = _writing("/proc/sysrq-trigger")
+        found[f"write /proc/sys/{path}"] = _write(f"/proc/sys/{path}")
+    found["write /proc/sysrq-trigger"] = _write("/proc/sysrq-trigger")
     for path in ("kvm", "fuse", "net/tun", "userfaultfd", "kmsg", "vda", "sda"):
-        found[f"open /dev/{path}"] = _writing(f"/dev/{path}")
+        found[f"open /dev/{path}"] = _write(f"/dev/{path}")
     for name in DENIED:
-        found[f"call {name}"] = _calling(name)
+        found[f"call {name}"] = _call(name)
     for name, family, kind in _SOCKETS:
-        found[f"socket {name}"] = _opening(family, kind)
+        found[f"socket {name}"] = _open_socket(family, kind)
     return found | {function.__name__.strip("_").replace("_", " "): function for function in _OTHERS}
 
 
@@ -84,7 +84,7 @@ _SOCKETS = (
 )
 
 
-def _reading(path: str) -> Probe:
+def _read(path: str) -> Probe:
     def probe(_: dict[str, Any]) -> object:
         with open(path, "rb") as file:
             return file.read(16) or _nothing()
@@ -92,11 +92,11 @@ def _reading(path: str) -> Probe:
     return probe
 
 
-def _listing(path: str) -> Probe:
+def _list(path: str) -> Probe:
     return lambda _: os.listdir(path) or _nothing()
 
 
-def _writing(path: str) -> Probe:
+def _write(path: str) -> Probe:
     def probe(_: dict[str, Any]) -> object:
         os.close(
             os.open(path, os.O_WRONLY | (0 if path.startswith(("/proc/", "/dev/")) else os.O_CREAT), 0o600)
@@ -106,14 +106,14 @@ def _writing(path: str) -> Probe:
     return probe
 
 
-def _calling(name: str) -> Probe:
+def _call(name: str) -> Probe:
     def probe(_: dict[str, Any]) -> object:
         return _syscall(DENIED[name], 0, 0, 0, 0, 0, 0)
 
     return probe
 
 
-def _opening(family: int, kind: int) -> Probe:
+def _open_socket(family: int, kind: int) -> Probe:
     def probe(_: dict[str, Any]) -> object:
         with contextlib.closing(_socket.socket(family, kind)):
             return "a socket"

@@ -65,7 +65,7 @@ def program(machine: Machine) -> list[Instruction]:
     return [*code, (_RETURN, 0, 0, ALLOW)]
 
 
-def compiled(machine: Machine) -> bytes:
+def compile_filter(machine: Machine) -> bytes:
     """Return the filter as the kernel reads it: an array of `struct sock_filter`."""
     return b"".join(struct.pack("=HBBI", *instruction) for instruction in program(machine))
 

@@ -89,7 +89,7 @@ def require_support() -> Support:
     return Support(bwrap, version, MACHINES[name], as_root)
 
 
-def explained(said: str) -> SandboxError:
+def explain_failure(said: str) -> SandboxError:
     """Return the error for a sandbox that could not be built, from what bubblewrap or the launcher said."""
     if "private to root" in said:
         what, _, remedy = said.partition(": ")

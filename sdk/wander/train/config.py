@@ -155,7 +155,7 @@ class DataSection(Section):
     """Share of draws that take an example never played while there is one; 1 plays all of them first."""
 
     @model_validator(mode="after")
-    def _ordered(self) -> DataSection:
+    def _check_order(self) -> DataSection:
         if self.hard_below > self.easy_from:
             raise ValueError(f"hard_below ({self.hard_below}) exceeds easy_from ({self.easy_from})")
         if any(weight < 0 for weight in self.pool_weights.values()):
@@ -494,14 +494,14 @@ def _refusal(kind: type[BaseModel], error: ValidationError, where: str) -> Confi
     if problem["type"] != "extra_forbidden":
         message = problem["msg"]
         return ConfigError(
-            f"`{place}`{where}: {message[:1].lower()}{message[1:]}", hint=_taken(kind, sections)
+            f"`{place}`{where}: {message[:1].lower()}{message[1:]}", hint=_list_fields(kind, sections)
         )
     near = difflib.get_close_matches(name, _fields(kind, sections), n=1)
-    hint = f"did you mean `{'.'.join([*sections, near[0]])}`?" if near else _taken(kind, sections)
+    hint = f"did you mean `{'.'.join([*sections, near[0]])}`?" if near else _list_fields(kind, sections)
     return ConfigError(f"there is no setting `{place}`{where}", hint=hint)
 
 
-def _taken(kind: type[BaseModel], sections: Sequence[str]) -> str:
+def _list_fields(kind: type[BaseModel], sections: Sequence[str]) -> str:
     names = ", ".join(f"`{name}`" for name in _fields(kind, sections))
     return f"`{'.'.join(sections)}` takes {names}" if sections else f"the sections are {names}"
 

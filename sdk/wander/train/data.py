@@ -65,7 +65,7 @@ def measures(rollout: Rollout) -> dict[str, float]:
         "turns": float(len(rollout.turns)),
         "tokens": float(rollout.usage.completion_tokens),
         "prompt_tokens": float(rollout.usage.prompt_tokens),
-        "characters": float(sum(len(text) for text in said_by_model(rollout))),
+        "characters": float(sum(len(text) for text in collect_replies(rollout))),
         "truncated": float(rollout.truncated),
     }
 
@@ -109,7 +109,7 @@ class DataReport:
         if source is None or self.dropped[reason] > samples:
             return
         one = source.rollout
-        said = said_by_model(one)
+        said = collect_replies(one)
         self.samples.append(
             Dropped(reason, source.run_id, one.example_id, one.index, one.reward, said[-1] if said else "")
         )
@@ -250,7 +250,7 @@ def _reason_to_drop(
     return None
 
 
-def said_by_model(rollout: Rollout) -> list[str]:
+def collect_replies(rollout: Rollout) -> list[str]:
     """Return the texts of the model's messages."""
     return [message_text(turn) for turn in rollout.completion if turn.get("role") == "assistant"]
 

@@ -78,7 +78,7 @@ class World:
 
         Raises `PeerFailed` where another process failed instead of coming here.
         """
-        return [item for own in self._gathered(items, None) for item in own]
+        return [item for own in self._gather(items, None) for item in own]
 
     def any(self, flag: bool) -> bool:
         """Return whether the flag is set in any process."""
@@ -93,7 +93,7 @@ class World:
         except BaseException as error:
             self._tell(error)
             raise
-        self._gathered([], None)
+        self._gather([], None)
         return result
 
     def from_main(self, make: Callable[[], Result]) -> Result:
@@ -129,14 +129,14 @@ class World:
     def _tell(self, error: BaseException) -> None:
         try:
             words = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
-            self._gathered([], _Failure(words, getattr(error, "hint", None)))
+            self._gather([], _Failure(words, getattr(error, "hint", None)))
         except PeerLost:
             return
         except PeerFailed:
             pass  # both failed, and both know
         self._failure_is_known = True
 
-    def _gathered(self, items: list[Any], failure: _Failure | None) -> list[list[Any]]:
+    def _gather(self, items: list[Any], failure: _Failure | None) -> list[list[Any]]:
         if self.size == 1:
             return [items]
         from torch import distributed
@@ -188,7 +188,7 @@ def current_world(device: str | None = None) -> World:
     return _world
 
 
-def joined_world() -> World:
+def join_world() -> World:
     """Return the processes that this one has joined; alone where it has joined none."""
     return _world or World()
 
@@ -227,7 +227,7 @@ _TOLD_BY_ENVIRONMENT = ("ACCELERATE_USE_FSDP", "FSDP_CPU_RAM_EFFICIENT_LOADING")
 
 def shards_policy(settings: GRPOSettings) -> bool:
     """Return whether the policy of a run is sharded over its processes."""
-    return settings.parallel.policy == "fsdp2" or _launched_sharded()
+    return settings.parallel.policy == "fsdp2" or _is_launched_sharded()
 
 
 def is_sharded(model: Any) -> bool:
@@ -255,9 +255,9 @@ def share_out(settings: GRPOSettings, world: World) -> Iterator[None]:
                 os.environ[name] = value
 
 
-def sharding_arguments(settings: GRPOSettings) -> dict[str, Any]:
+def make_sharding_arguments(settings: GRPOSettings) -> dict[str, Any]:
     """Return the trainer arguments of a sharded policy; none where the launcher brings its own."""
-    if not shards_policy(settings) or _launched_sharded():
+    if not shards_policy(settings) or _is_launched_sharded():
         return {}
     return {
         "fsdp": True,
@@ -283,7 +283,7 @@ def shard_on_any_device() -> None:
         PartialState._shared_state["distributed_type"] = DistributedType.MULTI_GPU
 
 
-def _launched_sharded() -> bool:
+def _is_launched_sharded() -> bool:
     return _is_set("ACCELERATE_USE_FSDP")
 
 
@@ -312,7 +312,7 @@ def _require_shareable(settings: GRPOSettings, world: World) -> None:
             "adapters (`model.lora_rank`) cannot be sharded: they leave nothing large to shard",
             hint='set `parallel.policy = "replicated"`, or `model.lora_rank = 0`',
         )
-    if not _launched_sharded():
+    if not _is_launched_sharded():
         return
     if os.environ.get("FSDP_VERSION", "1") != "2":
         raise ConfigError(

@@ -49,10 +49,10 @@ from wander.train.config import GRPOSettings
 from wander.train.distributed import (
     World,
     current_world,
+    make_sharding_arguments,
     own_folder,
     rows_and_accumulation,
     shard_on_any_device,
-    sharding_arguments,
     shards_policy,
     share_out,
 )
@@ -68,8 +68,8 @@ from wander.train.rollouts.step import StepPlayer, merge_shares, mixture_of
 from wander.train.trainer import (
     Progress,
     StepLog,
+    make_arguments,
     train_until_interrupted,
-    training_arguments,
 )
 from wander.train.watch.observers import open_observers
 from wander.train.watch.trackers import require_trackers
@@ -257,7 +257,7 @@ def grpo_config(settings: GRPOSettings, folder: Path, processes: int = 1) -> GRP
     clip_high = algorithm.clip_high or (CISPO_CLIP_HIGH if algorithm.loss == "cispo" else None)
     lengths = settings.sampling
     return GRPOConfig(
-        **{**training_arguments(settings.model, settings.schedule, folder), **sharding_arguments(settings)},
+        **{**make_arguments(settings.model, settings.schedule, folder), **make_sharding_arguments(settings)},
         max_steps=settings.schedule.steps,
         per_device_train_batch_size=rows,
         gradient_accumulation_steps=accumulation,

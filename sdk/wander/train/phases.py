@@ -250,7 +250,7 @@ def phase_folders(folder: Path, phases: Sequence[Phase]) -> dict[str, Path]:
 
 def require_earlier(phase: Phase, before: Sequence[Phase]) -> None:
     """Raise `ConfigError` when a phase takes a model or rows from one that does not come before it."""
-    for text, kinds in _taken(phase):
+    for text, kinds in _list_inputs(phase):
         name = text.removeprefix(PHASE)
         makers = [f"`{PHASE}{each.name}`" for each in before if each.kind in kinds]
         if text.startswith(PHASE) and f"`{text}`" not in makers:
@@ -261,7 +261,7 @@ def require_earlier(phase: Phase, before: Sequence[Phase]) -> None:
             )
 
 
-def _taken(phase: Phase) -> list[tuple[str, Sequence[str]]]:
+def _list_inputs(phase: Phase) -> list[tuple[str, Sequence[str]]]:
     """Return what a phase takes from elsewhere, and which kinds of phases make it."""
     if isinstance(phase, RolloutsPhase):
         return [(phase.settings.rollouts.model or "", MODEL_KINDS)]

@@ -44,10 +44,10 @@ from wander.train.records.checkpoints import (
     SEALED,
     SavedCheckpoint,
     checkpoint_to_resume,
-    saved_checkpoints,
+    list_checkpoints,
     seal_checkpoint,
 )
-from wander.train.trainer import Progress, StepLog, train_until_interrupted, training_arguments
+from wander.train.trainer import Progress, StepLog, make_arguments, train_until_interrupted
 from wander.train.watch.alerts import write_alerts
 from wander.train.watch.observers import TrackerCallback
 from wander.train.watch.trackers import require_trackers
@@ -122,7 +122,7 @@ def train_sft(
             train_dataset=learnt,
             callbacks=[log, _Seals(folder), *([watched] if len(held_out) else []), tracking],
             args=SFTConfig(
-                **training_arguments(settings.model, schedule, folder),
+                **make_arguments(settings.model, schedule, folder),
                 max_steps=schedule.steps or -1,
                 num_train_epochs=schedule.epochs,
                 per_device_train_batch_size=settings.batch.rows,
@@ -341,7 +341,7 @@ def _to_resume(folder: Path) -> SavedCheckpoint | None:
     begun = checkpoint_to_resume(folder)
     if begun is not None and begun.step >= last["steps"]:
         # Killed before the model was written: the last steps are made again.
-        earlier = [one.step for one in saved_checkpoints(folder) if one.step < last["steps"]]
+        earlier = [one.step for one in list_checkpoints(folder) if one.step < last["steps"]]
         begun = checkpoint_to_resume(folder, max(earlier, default=0))
     return begun
 

@@ -19,7 +19,7 @@ from wander.models.loading import torch_device
 from wander.train.config import ModelSection, ScheduleSection
 
 
-def training_arguments(model: ModelSection, schedule: ScheduleSection, folder: Path) -> dict[str, Any]:
+def make_arguments(model: ModelSection, schedule: ScheduleSection, folder: Path) -> dict[str, Any]:
     """Return the trainer arguments that do not depend on the algorithm: nothing leaves this machine."""
     return {
         "output_dir": str(folder / "checkpoints"),
@@ -73,7 +73,7 @@ class StepLog(TrainerCallback):  # type: ignore[misc]
         self._noted: dict[str, float | None] = {}
         if keep is not None and file.is_file():
             # A resumed run keeps the steps that its checkpoint covers and plays the later ones again.
-            covered = covered_steps(keep)
+            covered = count_covered_steps(keep)
             # A last line without its end was cut short by a kill.
             lines = [json.loads(line) for line in file.read_text(encoding="utf-8").split("\n")[:-1]]
             self.entries = [entry for entry in lines if entry["step"] <= covered]
@@ -160,6 +160,6 @@ def replace_folder(folder: Path) -> Iterator[Path]:
         made.rename(folder)
 
 
-def covered_steps(checkpoint: Path | None) -> int:
+def count_covered_steps(checkpoint: Path | None) -> int:
     """Return after how many steps a checkpoint was saved; 0 for none."""
     return int(checkpoint.name.rpartition("-")[2]) if checkpoint is not None else 0

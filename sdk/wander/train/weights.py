@@ -67,13 +67,13 @@ class WeightMean(TrainerCallback):  # type: ignore[misc]
                 hint="leave it out, or start one process",
             )
         file = self._file(args, state)
-        if self._averaged(state) > 0 and file.is_file():
+        if self._count_averaged(state) > 0 and file.is_file():
             self.mean = torch.load(file, weights_only=True)
 
     @torch.no_grad()
     def on_step_end(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
         """Add the weights after this step; after the last one the mean takes their place."""
-        count = self._averaged(state)
+        count = self._count_averaged(state)
         if count <= 0:
             return
         trained = {name: weight for name, weight in model.named_parameters() if weight.requires_grad}
@@ -90,7 +90,7 @@ class WeightMean(TrainerCallback):  # type: ignore[misc]
         if self.mean:
             torch.save(self.mean, self._file(args, state))
 
-    def _averaged(self, state: Any) -> int:
+    def _count_averaged(self, state: Any) -> int:
         """Return how many of the steps done so far are in the mean."""
         return int(state.global_step - max(0, state.max_steps - self.steps))
 

@@ -48,7 +48,7 @@ def is_source(path: str) -> bool:
     return path != "PKG-INFO" and not any(part.endswith(".egg-info") for part in path.split("/")[:-1])
 
 
-def framed(entries: Iterable[TreeEntry]) -> Iterator[bytes]:
+def frame_entries(entries: Iterable[TreeEntry]) -> Iterator[bytes]:
     """Yield the bytes that are digested; raises `ValueError` where a path is there twice."""
     yield _HEADER
     before = None
@@ -66,6 +66,6 @@ def framed(entries: Iterable[TreeEntry]) -> Iterator[bytes]:
 def tree_digest(entries: Iterable[TreeEntry]) -> str:
     """Return the digest of a tree in hexadecimal; the order of the entries makes no difference."""
     digest = hashlib.sha256()
-    for frame in framed(entries):
+    for frame in frame_entries(entries):
         digest.update(frame)
     return digest.hexdigest()

@@ -188,7 +188,7 @@ class Listener:
 
         async def to_the_worker() -> None:
             first = await host.recv(decode=False)
-            answer = self._loading(first)
+            answer = self._answer_load(first)
             if isinstance(answer, LoadFailed):
                 await host.send(answer.model_dump_json().encode())
                 return
@@ -215,7 +215,7 @@ class Listener:
                 task.cancel()
             await asyncio.gather(*both, return_exceptions=True)
 
-    def _loading(self, line: bytes) -> bytes | LoadFailed:
+    def _answer_load(self, line: bytes) -> bytes | LoadFailed:
         """Return the host's first message with what is served here, or why that is not what it wants."""
         try:
             asked = to_worker.validate_json(line)

@@ -9,10 +9,10 @@ from wander.errors import RunError
 from wander.train.records.checkpoints import (
     checkpoint_to_resume,
     give_up_later,
+    list_checkpoints,
+    list_sealed_steps,
     read_saved,
-    saved_checkpoints,
     seal_checkpoint,
-    sealed_steps,
     write_saved,
 )
 from wander.wire.postings import Checkpoint
@@ -103,8 +103,8 @@ def test_going_on_from_an_older_one_gives_the_later_ones_up(run: Path) -> None:
     write_saved(run, [Checkpoint(step=step, weights_sha256=f"{step:064}") for step in (2, 9, 10)])
     written(run, 11)
     give_up_later(run, 9)
-    assert [one.step for one in saved_checkpoints(run)] == [2, 9]
-    assert [one.step for one in read_saved(run)] == sealed_steps(run) == [2, 9]
+    assert [one.step for one in list_checkpoints(run)] == [2, 9]
+    assert [one.step for one in read_saved(run)] == list_sealed_steps(run) == [2, 9]
     assert not (run / "checkpoints" / "checkpoint-11").exists()
     assert chosen(run) == 9
 

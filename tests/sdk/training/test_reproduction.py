@@ -18,11 +18,11 @@ from wander.train.records import reproduction
 from wander.train.records.reproduction import (
     CHANGES,
     arithmetic,
+    decide_mode,
     looseness,
     reproduction_of,
     this_hardware,
     trainer_digest,
-    training_mode,
 )
 from wander.types import EnvironmentInfo
 from wander.wire import RunManifest
@@ -101,19 +101,19 @@ def test_a_large_diff_is_pinned_but_not_kept(repository: Path, monkeypatch: pyte
 
 
 def test_the_mode_follows_from_what_computes(tmp_path: Path) -> None:
-    assert training_mode([EXACT], CPU)[0] == "exact"
-    assert training_mode([EXACT], GPU) == (
+    assert decide_mode([EXACT], CPU)[0] == "exact"
+    assert decide_mode([EXACT], GPU) == (
         "fast",
         "the policy computes on `cuda`, where the order of sums is not fixed",
     )
-    assert training_mode([EXACT, LIVE], CPU, 2) == (
+    assert decide_mode([EXACT, LIVE], CPU, 2) == (
         "fast",
         "2 processes add up the gradient; `live` declares that it is not deterministic",
     )
     plain = settings_for(tmp_path)
     assert looseness(plain) == []
     served = settings_for(tmp_path, inference={"engine": "vllm-server"})
-    assert training_mode([EXACT], CPU, looseness=looseness(served))[0] == "fast"
+    assert decide_mode([EXACT], CPU, looseness=looseness(served))[0] == "fast"
 
 
 def test_arithmetic_is_strict_inside_and_as_before_outside() -> None:

@@ -31,12 +31,12 @@ def new(
     The private key stays here, in the config folder, readable by you alone.
     """
     from wander_client.errors import NotFound
-    from wander_client.hub.signing_keys import key_file, make_key, register, stored_key
+    from wander_client.hub.signing_keys import key_file, make_key, read_key, register
 
     here = current()
     place = here.settings.config_dir
     try:
-        key = stored_key(place)
+        key = read_key(place)
     except NotFound:
         key = make_key(place)
         here.output.note(f"made {key_file(place)}")
@@ -54,11 +54,11 @@ def list_keys() -> None:
     wander key list
     wander key list --json
     """
-    from wander_client.hub.signing_keys import registered
+    from wander_client.hub.signing_keys import list_registered
 
     here = current()
     with here.hub(login=True) as hub:
-        found = registered(hub)
+        found = list_registered(hub)
     rows = [
         [
             one.fingerprint[:16],
@@ -81,13 +81,13 @@ def remove(
     \b
     wander key remove 1f0c2d3e
     """
-    from wander_client.hub.signing_keys import key_file, revoke, stored_key
+    from wander_client.hub.signing_keys import key_file, read_key, revoke
 
     here = current()
     with here.hub(login=True) as hub:
         info = revoke(hub, fingerprint)
     path = key_file(here.settings.config_dir)
-    if path.exists() and stored_key(here.settings.config_dir).fingerprint == info.fingerprint:
+    if path.exists() and read_key(here.settings.config_dir).fingerprint == info.fingerprint:
         path.unlink()
         here.output.note(f"removed {path}")
     here.output.answer(info, f"revoked {info.fingerprint[:16]} ({info.name})")

@@ -136,11 +136,11 @@ def hide(run: RunId, reason: Annotated[str, typer.Option(help="reason, shown to 
     """
     from wander.wire.boards import HiddenRunInfo, HidingReason
 
-    from wander_client.commands.run.posted_runs import posted_id
+    from wander_client.commands.run.posted_runs import resolve_posted_id
 
     here = current()
     with here.hub(login=True) as hub:
-        run_id = posted_id(hub, run)
+        run_id = resolve_posted_id(hub, run)
         body = _valid(HidingReason, {"reason": reason})
         hidden = hub.change("PUT", f"/api/v1/runs/{run_id}/hiding", HiddenRunInfo, body)
     here.output.answer(hidden, f"hidden: {hidden.run_id} of {hidden.model}: {hidden.reason}")
@@ -154,11 +154,11 @@ def unhide(run: RunId) -> None:
     \b
     wander board unhide RUN
     """
-    from wander_client.commands.run.posted_runs import posted_id
+    from wander_client.commands.run.posted_runs import resolve_posted_id
 
     here = current()
     with here.hub(login=True) as hub:
-        run_id = posted_id(hub, run)
+        run_id = resolve_posted_id(hub, run)
         hub.change("DELETE", f"/api/v1/runs/{run_id}/hiding", None)
         detail = hub.run(run_id)
     here.output.answer(detail, f"ranks again: {detail.url}")
@@ -180,7 +180,7 @@ def clear(
     """
     from wander.wire.verification import ClearanceReason, RunEvidence
 
-    from wander_client.commands.run.posted_runs import posted_id
+    from wander_client.commands.run.posted_runs import resolve_posted_id
 
     if undo == (reason is not None):
         raise UsageError(
@@ -188,7 +188,7 @@ def clear(
         )
     here = current()
     with here.hub(login=True) as hub:
-        run_id = posted_id(hub, run)
+        run_id = resolve_posted_id(hub, run)
         path = f"/api/v1/runs/{run_id}/clearance"
         if undo:
             found = hub.change("DELETE", path, RunEvidence)

@@ -165,7 +165,7 @@ def _play(
         held_up = f"the environment's code held up all rollouts for {result.longest_stall:.0f} s at a time"
         output.warn(f"{held_up}; leave out `--in-process`, or make it asynchronous")
     if result.interrupted:
-        raise evaluations.interrupted(result)
+        raise evaluations.explain_interruption(result)
     return _report(result, flags.fail_under, output)
 
 
@@ -196,9 +196,9 @@ def _rate_limit(progress: Progress) -> str:
         return f"  rate-limited: waiting {progress.paused_seconds:.0f} s"
     if progress.rate is None:
         return ""
-    from wander.clients.rate_limit import shown_rate
+    from wander.clients.rate_limit import format_rate
 
-    return f"  rate-limited: {shown_rate(progress.rate)}"
+    return f"  rate-limited: {format_rate(progress.rate)}"
 
 
 def _available(settings: EvaluationSettings, opened: OpenedEnvironment) -> int | None:

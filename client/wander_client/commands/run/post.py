@@ -57,7 +57,7 @@ def post(
         hint="publish it with `wander publish`, then evaluate it by its name: `wander eval OWNER/NAME`",
     )
     files = posting.files_of(folder.path)
-    with posting.packed(manifest, files) as parcel:
+    with posting.pack_run(manifest, files) as parcel:
         if not incomplete:
             _require_complete(folder, parcel.count)
         _refuse_secrets(folder)
@@ -92,10 +92,10 @@ def post(
 
 def _send(parcel: Parcel, *, private: bool, sign: bool) -> tuple[RunDetail, bool]:
     from wander_client.hub import posting
-    from wander_client.hub.signing_keys import stored_key
+    from wander_client.hub.signing_keys import read_key
 
     here = current()
-    signer = stored_key(here.settings.config_dir).sign if sign else None
+    signer = read_key(here.settings.config_dir).sign if sign else None
     with here.hub(login=True) as hub, here.output.progress("posting", parcel.count) as bar:
         return posting.post(
             hub,

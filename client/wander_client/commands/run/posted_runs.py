@@ -26,7 +26,7 @@ def publish(
 
     here = current()
     with here.hub(login=True) as hub:
-        run_id = posted_id(hub, run)
+        run_id = resolve_posted_id(hub, run)
         detail = hub.change("POST", f"/api/v1/runs/{run_id}/publish", RunDetail)
     here.output.answer(detail, f"public: {detail.url}")
 
@@ -45,7 +45,7 @@ def withdraw(
 
     here = current()
     with here.hub(login=True) as hub:
-        run_id = posted_id(hub, run)
+        run_id = resolve_posted_id(hub, run)
         if not yes and here.output.ask(f"Type `{run_id}` to withdraw it for good", flag="--yes") != run_id:
             raise UsageError(f"`{run_id}` was not confirmed: nothing was withdrawn", hint="or pass `--yes`")
         place = f"/api/v1/runs/{run_id}"
@@ -53,7 +53,7 @@ def withdraw(
     here.output.answer(detail, f"withdrawn: {detail.url}")
 
 
-def posted_id(hub: HubApi, word: str) -> str:
+def resolve_posted_id(hub: HubApi, word: str) -> str:
     """Return the whole id of the posted run that a word means: its id, the beginning, or the folder here."""
     from wander.evals.store.folder import RunFolder
 

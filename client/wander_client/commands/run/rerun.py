@@ -82,7 +82,7 @@ def rerun(
         }
     )
     require_confined(current(), settings.sandbox, location, settings.model, in_process=False)
-    result = _played(found.manifest, settings, location, out)
+    result = _play_again(found.manifest, settings, location, out)
     assert result.run_dir is not None
     again = RunFolder.open(result.run_dir)
     said = agreement(found.manifest, found.rollouts(), again.manifest, again.rollouts(), margin=margin)
@@ -118,7 +118,7 @@ def _settings(
     )
 
 
-def _played(
+def _play_again(
     original: RunManifest, settings: EvaluationSettings, location: Location, out: Path | None
 ) -> EvaluationResult:
     """Play the run again, saved like any other; what is missing of it can be resumed."""
@@ -143,7 +143,7 @@ def _played(
         listeners = evaluations.Listeners(on_start, on_progress)
         result = asyncio.run(evaluations.run_alone(evaluation, listeners))
     if result.interrupted:
-        raise evaluations.interrupted(result)
+        raise evaluations.explain_interruption(result)
     if result.summary.failed == result.summary.rollouts:
         raise evaluations.all_failed(result)
     return result

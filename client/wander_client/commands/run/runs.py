@@ -57,9 +57,9 @@ def list_runs(
     from wander_client.runs.listing import (
         SORTED_BY,
         RunFilter,
+        list_posted,
         local_rows,
         moment,
-        posted_rows,
         require_level,
         sort_runs,
     )
@@ -78,7 +78,7 @@ def list_runs(
     if sort.removeprefix("-") not in SORTED_BY:
         sort_runs([], sort)  # says so before anything is read
     place = folder or here.settings.runs_dir
-    every = posted_rows(here, environment) if posted else local_rows(place, here.output)
+    every = list_posted(here, environment) if posted else local_rows(place, here.output)
     rows = (row for row in every if wanted.takes(row))
     data = list(islice(rows, limit)) if sort == "-started" else sort_runs(list(rows), sort)[:limit]
     if not data and here.output.human:
@@ -145,13 +145,13 @@ def show(run: Run = None, pass_threshold: PassThreshold = None) -> None:
     from wander_client.runs.details import describe_standing, file_rows, files_of, list_pinned
     from wander_client.runs.found import LocalRun
     from wander_client.runs.lookup import find_run
-    from wander_client.training.text import evaluation_rows, training_facts, training_lines
+    from wander_client.training.text import evaluation_rows, format_facts, read_facts
 
     output = current().output
     found = find_run(current(), run)
     training = None
     if found.manifest.kind == "training" and isinstance(found, LocalRun):
-        training = training_facts(Path(found.place))
+        training = read_facts(Path(found.place))
     breakdown = break_down(found.manifest, found.rollouts(), pass_threshold=pass_threshold, shown=0)
     facts, files = describe_standing(found), files_of(found)
     data = {
@@ -170,7 +170,7 @@ def show(run: Run = None, pass_threshold: PassThreshold = None) -> None:
             for line in text_lines(found.manifest, breakdown.summary, breakdown):
                 output.line(line)
         else:
-            for line in training_lines(found.manifest, training):
+            for line in format_facts(found.manifest, training):
                 output.line(line)
             if training["evaluations"]:
                 output.line()
@@ -236,13 +236,13 @@ def _key(word: str) -> tuple[str, int]:
 
 def _show_diff(found: RunDiff, message: MessageDifference | None, example: str | None, limit: int) -> None:
     from wander_client.runs.diff import message_difference_lines
-    from wander_client.runs.text import shortened
+    from wander_client.runs.text import shorten
     from wander_client.terminal.output import counted
 
     output = current().output
     if found.manifest:
         fields: list[list[Cell]] = [
-            [one.field, shortened(str(one.before)), shortened(str(one.after))] for one in found.manifest
+            [one.field, shorten(str(one.before)), shorten(str(one.after))] for one in found.manifest
         ]
         output.table(["field", "before", "after"], fields, shrink=["before", "after"])
     else:

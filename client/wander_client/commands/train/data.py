@@ -107,10 +107,10 @@ def _sources(found: FoundRun) -> Iterator[Sourced]:
 
 
 def _show_samples(report: DataReport, reason: str) -> None:
-    from wander_client.runs.text import shortened
+    from wander_client.runs.text import shorten
 
     for one in report.samples:
         if one.reason == reason:
             reward = "none" if one.reward is None else f"{one.reward:.4g}"
-            said = shortened(one.said, 100)
+            said = shorten(one.said, 100)
             current().output.note(f"  {one.example_id}/{one.index}, reward {reward}: {said}")

@@ -154,14 +154,14 @@ def _read_transcripts(runs: list[str]) -> list[list[Message]]:
 async def _play_transcripts(
     environment: str, player: str | None, episodes: int, seed: int, arguments: list[str]
 ) -> list[list[Message]]:
-    from wander.models.transcripts import babbling_client, play_transcripts
+    from wander.models.transcripts import make_babbling_client, play_transcripts
 
     from wander_client.environments.location import locate, open_environment, parse_arguments
     from wander_client.environments.sandbox import choose_policy
     from wander_client.models.reference import open_model
 
     location = locate(current(), environment)
-    client = open_model(current(), player, location=location) if player else babbling_client(seed)
+    client = open_model(current(), player, location=location) if player else make_babbling_client(seed)
     given, policy = (
         parse_arguments(arguments, None),
         choose_policy(None, None, default=current().settings.sandbox),

@@ -11,7 +11,7 @@ import typer
 from wander_client.context import current
 from wander_client.environments.sandbox import SandboxFlag, SandboxLimits, choose_policy
 from wander_client.errors import OK, ClientError, Interrupted, NotFound, UsageError
-from wander_client.terminal.command import command_app, typed_options
+from wander_client.terminal.command import command_app, find_typed_options
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -162,7 +162,7 @@ def _run_phases(command: PhasedCommand, folder: Path, *, resuming: bool = False)
 
 
 def _same_settings(context: typer.Context, resume: Path) -> None:
-    others = sorted(typed_options(context).keys() - {"resume", "checkpoint", "allow_changes"})
+    others = sorted(find_typed_options(context).keys() - {"resume", "checkpoint", "allow_changes"})
     if others:
         raise UsageError(
             f"a run resumes with the settings it was started with: {', '.join(others)} cannot change",
@@ -172,7 +172,7 @@ def _same_settings(context: typer.Context, resume: Path) -> None:
 
 
 def _require_alone(context: typer.Context, option: str, allowed: set[str]) -> None:
-    others = sorted(typed_options(context).keys() - allowed)
+    others = sorted(find_typed_options(context).keys() - allowed)
     if others:
         raise UsageError(f"`{option}` takes the run's settings: leave {', '.join(others)} out")
 
@@ -230,7 +230,7 @@ def _run(
 
     from wander_client.training import run as training
     from wander_client.training.launcher import agree_on_folder
-    from wander_client.training.panel import training_display
+    from wander_client.training.panel import open_display
 
     output = current().output
     settings = command.settings
@@ -239,7 +239,7 @@ def _run(
         f"training {settings.model.path} on {command.environment}: {settings.schedule.steps} steps of "
         f"{settings.batch.groups} examples x {settings.batch.group_size} rollouts\nsaving to {folder}"
     )
-    with training_display(f"training on {command.label}", folder, output) as display:
+    with open_display(f"training on {command.label}", folder, output) as display:
         result = training.run_training(
             current(),
             command,

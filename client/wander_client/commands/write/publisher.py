@@ -63,7 +63,7 @@ def add(
         raise UsageError(detail, hint="`wander publisher add --help` has examples") from error
     with here.hub(login=True) as hub:
         added = administration.add_publisher(hub, owner, wanted)
-    here.output.answer(added, f"trusted: {_said(added)}")
+    here.output.answer(added, f"trusted: {_describe(added)}")
 
 
 @app.command("list")
@@ -111,7 +111,7 @@ def remove(
     here = current()
     with here.hub(login=True) as hub:
         ended = administration.remove_publisher(hub, owner, number)
-    here.output.answer(ended, f"no longer trusted: {_said(ended)}")
+    here.output.answer(ended, f"no longer trusted: {_describe(ended)}")
 
 
 @app.command()
@@ -129,7 +129,7 @@ def token() -> None:
     here.output.answer({"token": credential.token}, credential.token)
 
 
-def _said(one: PublisherInfo) -> str:
+def _describe(one: PublisherInfo) -> str:
     where = f" in `{one.deployment}`" if one.deployment else ""
     workflow = f" {one.workflow}" if one.workflow else ""
     return f"{one.kind} {one.subject}{workflow}{where} for {one.owner}/{one.name or '*'}"

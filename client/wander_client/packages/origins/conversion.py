@@ -24,10 +24,10 @@ from wander_client.packages.library_use import (
     Library,
     bound_names,
     defines_loader,
-    exported_by,
     generation_of,
     library_of,
-    parsed,
+    list_exports,
+    parse_source,
     tasksets_of,
 )
 from wander_client.packages.origins.source import Origin
@@ -113,7 +113,7 @@ def _target(folder: Path, name: str) -> str:
     tasksets = [
         f"{module}:{exported}"
         for module, tree in trees.items()
-        for exported in exported_by(tree)
+        for exported in list_exports(tree)
         if exported in classes
     ]
     found = loaders or tasksets
@@ -158,7 +158,7 @@ def _dotted(folder: Path, path: Path) -> str:
 
 
 def _tree(path: Path) -> ast.Module:
-    return parsed(path.read_bytes())
+    return parse_source(path.read_bytes())
 
 
 def _package(folder: Path, module: str) -> dict[str, ast.Module]:

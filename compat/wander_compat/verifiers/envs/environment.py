@@ -21,13 +21,13 @@ from wander_compat.verifiers.async_calls import maybe_await, maybe_call_with_nam
 from wander_compat.verifiers.clients import Client, resolve_client
 from wander_compat.verifiers.decorators import discover_decorated
 from wander_compat.verifiers.envs.generation_runs import GenerationRuns
-from wander_compat.verifiers.envs.generations import calling_module, generation_of
+from wander_compat.verifiers.envs.generations import find_calling_module, generation_of
 from wander_compat.verifiers.messages.conversion import AnyMessage, as_messages, as_tool
 from wander_compat.verifiers.messages.models import Response, Tool
 from wander_compat.verifiers.parsers import Parser
 from wander_compat.verifiers.rubrics.rubric import Rubric
 from wander_compat.verifiers.rubrics.rubric_group import RubricGroup
-from wander_compat.verifiers.timing import RolloutTiming, timed_call, timing_of
+from wander_compat.verifiers.timing import RolloutTiming, time_call, timing_of
 from wander_compat.verifiers.types import SamplingArgs, State, response_of
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ class Environment(GenerationRuns, ABC):
         **kwargs: Any,
     ) -> None:
         self.logger = logging.getLogger(f"verifiers.envs.{type(self).__name__}")
-        self.generation = generation_of(type(self), calling_module())
+        self.generation = generation_of(type(self), find_calling_module())
         """Which generation of the API this environment was written for."""
         self.message_type = message_type
         self.system_prompt = system_prompt
@@ -173,7 +173,7 @@ class Environment(GenerationRuns, ABC):
         rows = self.build_dataset()
         if rows is None:
             raise ValueError("the environment has no training dataset; pass `dataset`")
-        return _taken(rows, n, seed)
+        return _take(rows, n, seed)
 
     def get_eval_dataset(self, n: int = -1, seed: int | None = None) -> Dataset:
         """Return the evaluation rows, or where there are none the training rows."""
@@ -181,7 +181,7 @@ class Environment(GenerationRuns, ABC):
         if rows is None:
             self.logger.warning("the environment has no evaluation dataset; its training dataset is used")
             return self.get_dataset(n, seed)
-        return _taken(rows, n, seed)
+        return _take(rows, n, seed)
 
     # one rollout
 
@@ -254,7 +254,7 @@ class Environment(GenerationRuns, ABC):
             tools=tools_of(tools),
             state=state,
         )
-        with timed_call(timing_of(state).model):
+        with time_call(timing_of(state).model):
             return response_of(await asked)
 
     async def is_completed(self, *args: Any, **kwargs: Any) -> bool:
@@ -364,7 +364,7 @@ def tools_of(tools: Sequence[Any] | None) -> list[Tool] | None:
     return None if tools is None else [as_tool(tool) for tool in tools]
 
 
-def _taken(rows: Dataset, n: int, seed: int | None) -> Dataset:
+def _take(rows: Dataset, n: int, seed: int | None) -> Dataset:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         if seed is not None:

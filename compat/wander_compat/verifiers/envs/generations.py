@@ -71,11 +71,11 @@ def generation_of(cls: type, made_in: str = "") -> Generation:
         messages_first=completed is not None and _takes_messages(completed),
         own_rollout=None if rollout is None else _rollout_form(rollout),
         own_completion=completed is not None,
-        declared=max(filter(None, map(declared_release, modules)), default=None),
+        declared=max(filter(None, map(read_declared_release, modules)), default=None),
     )
 
 
-def calling_module() -> str:
+def find_calling_module() -> str:
     """Return the nearest module on the stack that is not ours: the package that makes an environment."""
     frame = sys._getframe(1)
     while frame is not None:
@@ -143,7 +143,7 @@ def _positional(function: Callable[..., Any]) -> list[str]:
 
 
 @lru_cache(maxsize=256)
-def declared_release(module: str) -> Version | None:
+def read_declared_release(module: str) -> Version | None:
     """Return the lowest release that the package of a module asks for; None when it says nothing.
 
     Packages are tested with the newest release of their day and name it as the lower bound, so this is the

@@ -14,7 +14,7 @@ from wander_compat.verifiers.errors import Error, OverlongPromptError
 from wander_compat.verifiers.messages.conversion import AnyMessage, as_message, field_of
 from wander_compat.verifiers.messages.models import Response
 from wander_compat.verifiers.rubrics.tool_rubric import MultiTurnMonitorRubric
-from wander_compat.verifiers.timing import timed, timed_call, timing_of
+from wander_compat.verifiers.timing import time_call, timed, timing_of
 from wander_compat.verifiers.types import SamplingArgs, State, TrajectoryStep, completion_fields
 
 
@@ -226,7 +226,7 @@ class MultiTurnEnv(Environment):
 
     async def _env_answer(self, conversation: list[AnyMessage], state: State) -> list[AnyMessage]:
         """Return the environment's answer, given in the form of any generation."""
-        with timed_call(timing_of(state).env):
+        with time_call(timing_of(state).env):
             answer = await maybe_await(self.env_response, conversation, state)
         if isinstance(answer, tuple) and len(answer) == 2:
             answer, changed = answer

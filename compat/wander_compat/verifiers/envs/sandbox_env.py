@@ -134,10 +134,10 @@ class PythonEnv(SandboxEnv):
 
     async def python(self, code: str, sandbox_id: str) -> str:
         """Execute `code` inside a persistent Python REPL; the value of a last expression is shown."""
-        return await self.run_code(_shown_last(code), sandbox_id)
+        return await self.run_code(_print_last(code), sandbox_id)
 
 
-def _shown_last(code: str) -> str:
+def _print_last(code: str) -> str:
     """Return code that also prints its last expression, as an interactive interpreter does."""
     text = json.dumps(code)
     return (

@@ -13,13 +13,13 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, get_origin
 
-from wander.rollout.outside_calls import calling_for
+from wander.rollout.outside_calls import call_for
 
 from wander_compat.verifiers.async_calls import (
     NullAsyncContext,
     maybe_await,
     maybe_call_with_named_args,
-    named_arguments,
+    pick_arguments,
 )
 from wander_compat.verifiers.decorators import discover_decorated
 from wander_compat.verifiers.parsers import Parser
@@ -177,8 +177,8 @@ class Rubric:
         """Return a function's value for a state; 0 when it raises, which is noted in the state."""
         try:
             objects = self.score_objects(state)
-            with calling_for(state.get(ROLLOUT_ID)):
-                return float(await maybe_await(func, **named_arguments(func, objects)))
+            with call_for(state.get(ROLLOUT_ID)):
+                return float(await maybe_await(func, **pick_arguments(func, objects)))
         except Exception as error:  # noqa: BLE001 - noted in the state, as the header says
             self._note(func, error, [state])
             return 0.0
@@ -189,7 +189,7 @@ class Rubric:
         """Return a function's values for a group; zeros when it raises, which is noted in the states."""
         try:
             objects = self.group_score_objects(states)
-            values = [float(value) for value in await maybe_await(func, **named_arguments(func, objects))]
+            values = [float(value) for value in await maybe_await(func, **pick_arguments(func, objects))]
             if len(values) != len(states):
                 raise ValueError(f"returned {len(values)} values for {len(states)} rollouts")
         except Exception as error:  # noqa: BLE001 - noted in the states, as the header says
@@ -303,7 +303,7 @@ async def _with_semaphore(score: Callable[..., Any], subject: Any) -> None:
 async def _score_by_columns(rubric: Rubric, state: State) -> None:
     """Score by a `score_rollout(prompt, completion, answer, state, ...)` of the first generation."""
     objects = rubric.score_objects(state)
-    score = await maybe_await(rubric.score_rollout, **named_arguments(rubric.score_rollout, objects))
+    score = await maybe_await(rubric.score_rollout, **pick_arguments(rubric.score_rollout, objects))
     found = score if isinstance(score, Mapping) else vars(score)
     state["reward"], state["metrics"] = float(found["reward"]), dict(found.get("metrics") or {})
 

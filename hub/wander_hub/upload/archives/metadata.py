@@ -72,11 +72,11 @@ def _parse(text: bytes, what: str, limits: Limits) -> Metadata:
         return Metadata.from_raw(raw, validate=True)
     except (ExceptionGroup, InvalidMetadata, ValueError, RecursionError) as error:
         faults = error.exceptions if isinstance(error, ExceptionGroup) else (error,)
-        detail = "; ".join(_told(one) for one in faults[:3])
+        detail = "; ".join(_explain(one) for one in faults[:3])
         raise refusal("bad_metadata", f"{what} is not valid: {detail:.600}") from error
 
 
-def _told(fault: Exception) -> str:
+def _explain(fault: Exception) -> str:
     text = str(fault)
     if isinstance(fault, InvalidMetadata) and fault.field not in text:
         return f"`{fault.field}`: {text}"

@@ -64,7 +64,7 @@ def read(stream: ByteStream, filename: FileName, limits: Limits, size: int, find
         licence_files=frozenset(one.path for one in tree),
         code=tuple((one.path, one.sha256) for one in tree if is_code(one.path)),
         tree_sha256=tree_digest(one for one in tree if is_source(one.path)),
-        generated=_generated(project),
+        generated=_generated_patterns(project),
     )
 
 
@@ -115,7 +115,7 @@ def _entry_point(project: dict[str, Any]) -> str | None:
     return entry_points.check(str(name), str(value))
 
 
-def _generated(project: dict[str, Any]) -> tuple[str, ...]:
+def _generated_patterns(project: dict[str, Any]) -> tuple[str, ...]:
     """Return the patterns under `generated` of `[tool.wander]`."""
     tool = project.get("tool")
     table = tool.get("wander", {}) if isinstance(tool, dict) else {}

@@ -94,7 +94,7 @@ def read(
 def _take(state: _Pass, member: Member, content: Iterator[bytes]) -> None:
     """Take one member in: where it goes, its digest, and its bytes where they are needed."""
     path = member.name
-    installed = _placed(state, member)
+    installed = _place_of(state, member)
     state.names.add(path, is_folder=member.is_folder, installed=installed)
     if member.is_folder:
         return
@@ -124,7 +124,7 @@ def _take(state: _Pass, member: Member, content: Iterator[bytes]) -> None:
         state.loaders.look(b"".join(kept))
 
 
-def _placed(state: _Pass, member: Member) -> str | None:
+def _place_of(state: _Pass, member: Member) -> str | None:
     """Say where a member is installed if not under its own path; check and note what that place means."""
     top, slash, rest = member.name.partition("/")
     lowered = top.lower()
@@ -132,13 +132,13 @@ def _placed(state: _Pass, member: Member) -> str | None:
         _check_dist_info(state, top, is_folder=bool(slash) or member.is_folder)
         return None
     if lowered.endswith(".data"):
-        return _placed_data(state, member, top, rest)
+        return _place_of_data(state, member, top, rest)
     if not member.is_folder:
         _note_library(state, member.name)
     return None
 
 
-def _placed_data(state: _Pass, member: Member, folder: str, rest: str) -> str | None:
+def _place_of_data(state: _Pass, member: Member, folder: str, rest: str) -> str | None:
     state.data = state.data or folder
     scheme, _, path = rest.partition("/")
     plain = member.is_folder and not path

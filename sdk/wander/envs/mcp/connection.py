@@ -136,7 +136,7 @@ class MCPConnection:
         from mcp.types import CONNECTION_CLOSED
 
         if not self.alive:
-            raise self._gone("its session is over")
+            raise self._explain_loss("its session is over")
         assert self._client is not None
         assert self._holding is not None
         calling = asyncio.create_task(
@@ -146,12 +146,14 @@ class MCPConnection:
             await asyncio.wait({calling, self._holding}, return_when=asyncio.FIRST_COMPLETED)
             if not calling.done():
                 error = None if self._holding.cancelled() else self._holding.exception()
-                raise self._gone(f"its session ended ({_innermost(error)})" if error else "its session ended")
+                raise self._explain_loss(
+                    f"its session ended ({_innermost(error)})" if error else "its session ended"
+                )
             return message_content(calling.result())
         except MCPError as error:
             if error.code == CONNECTION_CLOSED:
                 self._client = None
-                raise self._gone("it closed the connection") from error
+                raise self._explain_loss("it closed the connection") from error
             raise MCPToolFailed(str(error)) from error
         finally:
             calling.cancel()
@@ -162,11 +164,11 @@ class MCPConnection:
         self._closing.set()
         if self._holding is not None:
             # Shielded: however often the caller is cancelled, the process is ended.
-            await asyncio.shield(self._left(self._holding))
+            await asyncio.shield(self._wait_until_left(self._holding))
         if self._log is not None:
             self._log.close()
 
-    async def _left(self, holding: asyncio.Task[None]) -> None:
+    async def _wait_until_left(self, holding: asyncio.Task[None]) -> None:
         """Wait until the session is left; one that is not there yet, or that takes too long, is cancelled."""
         if not self._ready.is_set():
             holding.cancel()
@@ -216,11 +218,11 @@ class MCPConnection:
     async def _not_started(self) -> EnvironmentFault:
         assert self._holding is not None
         if not self._holding.done():
-            return self._gone(f"it did not start within {self.server.start_seconds:g} seconds")
+            return self._explain_loss(f"it did not start within {self.server.start_seconds:g} seconds")
         error = self._holding.exception()
-        return self._gone(f"it did not start ({_innermost(error)})" if error else "it did not start")
+        return self._explain_loss(f"it did not start ({_innermost(error)})" if error else "it did not start")
 
-    def _gone(self, why: str) -> EnvironmentFault:
+    def _explain_loss(self, why: str) -> EnvironmentFault:
         log = self._log_tail()
         said = f"; its last output: {log}" if log else ""
         return EnvironmentFault(

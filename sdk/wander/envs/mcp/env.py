@@ -73,7 +73,7 @@ class MCPEnv(ToolEnv):
         The tools are there when `setup_state` runs, so it may call them: `self.offered(state)["reset"]`.
         """
         connections = await self._connect(state)
-        state["mcp_tools"] = {**self._tools, **named_tools(connections, taken=set(self._tools))}
+        state["mcp_tools"] = {**self._tools, **name_tools(connections, taken=set(self._tools))}
         await super().play(state, model)
 
     @cleanup(priority=-100)
@@ -115,7 +115,7 @@ class MCPEnv(ToolEnv):
                 raise failed
 
 
-def named_tools(connections: Sequence[MCPConnection], taken: set[str]) -> dict[str, Tool]:
+def name_tools(connections: Sequence[MCPConnection], taken: set[str]) -> dict[str, Tool]:
     """Return the tools of several servers by names that are unique and that endpoints accept."""
     offered = [
         (connection, tool)

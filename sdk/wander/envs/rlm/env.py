@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-from wander.clients.sub_calls import recorded_sub_calls
+from wander.clients.sub_calls import read_sub_calls
 from wander.dataset import ProceduralRows, Rows
 from wander.envs.metrics import report_metric
 from wander.envs.multi_turn import MultiTurnEnv
@@ -12,10 +12,10 @@ from wander.envs.rlm.prompts import (
     REPL_TOOL,
     FinalAnswerParser,
     Interface,
-    closing_message,
     context_description,
     context_length,
     instructions,
+    make_closing_message,
 )
 from wander.envs.rlm.repl import Repl, ReplLimits
 from wander.envs.rlm.repl_command import Sandbox
@@ -114,7 +114,7 @@ class RLMEnv(MultiTurnEnv):
         if session.final is None and state.completion:
             answered = await session.read_final(state.completion[-1])
             if answered and not session.spelled_out:
-                state.completion.append(closing_message(str(session.final)))
+                state.completion.append(make_closing_message(str(session.final)))
         return session.final is not None
 
     async def env_response(self, messages: Messages, state: State) -> Messages:
@@ -123,7 +123,7 @@ class RLMEnv(MultiTurnEnv):
         kept, answer = await session.respond(state.completion[-1], len(state.turns) - 1)
         state.completion[-1] = kept
         if session.final is not None:
-            state["final_env_response"] = [*answer, closing_message(session.final)]
+            state["final_env_response"] = [*answer, make_closing_message(session.final)]
         return answer
 
     async def play(self, state: State, model: ModelCalls) -> None:
@@ -190,12 +190,12 @@ class RLMEnv(MultiTurnEnv):
 
 def repl_calls(state: State) -> float:
     """Count the pieces of code that were run, those of sub-calls included."""
-    return float(_published(state, "repl_calls"))
+    return float(_read_published(state, "repl_calls"))
 
 
 def sub_calls_made(state: State) -> float:
     """Count the questions that code asked the model."""
-    return float(len(_published(state, "sub_calls")))
+    return float(len(_read_published(state, "sub_calls")))
 
 
 sub_calls_made.__name__ = "sub_calls"
@@ -203,10 +203,10 @@ sub_calls_made.__name__ = "sub_calls"
 
 def context_chars(state: State) -> float:
     """Length of the context in characters."""
-    return float(_published(state, "context_chars"))
+    return float(_read_published(state, "context_chars"))
 
 
-def _published(state: State, name: str) -> Any:
+def _read_published(state: State, name: str) -> Any:
     return state["public"]["rlm"][name]
 
 
@@ -219,5 +219,5 @@ def _with_text(message: Message, text: str) -> Message:
 
 
 def _with_all_usage(rollout: Rollout) -> Rollout:
-    usage = sum((call.usage() for call in recorded_sub_calls(rollout)), rollout.usage)
+    usage = sum((call.usage() for call in read_sub_calls(rollout)), rollout.usage)
     return rollout.model_copy(update={"usage": usage})

@@ -104,7 +104,7 @@ def final_variable(text: str) -> str | None:
     return found[1] if found else None
 
 
-def closing_message(answer: str) -> dict[str, Any]:
+def make_closing_message(answer: str) -> dict[str, Any]:
     """Return the message that keeps a final answer which no completion spells out."""
     return {"role": "user", "content": f"<final_answer>{answer}</final_answer>"}
 

@@ -112,16 +112,16 @@ class Repl:
         """
         running = await self._start()
         try:
-            ended, final = await self._finished(running, code, answer)
+            ended, final = await self._finish_cell(running, code, answer)
         except (ReplGone, TimeoutError) as error:
-            return await self._lost("timeout" if isinstance(error, TimeoutError) else "died")
+            return await self._lose("timeout" if isinstance(error, TimeoutError) else "died")
         except BaseException:
             await self.close()  # the cell would wait for its answer for ever
             raise
         output, length = running.output(self.limits.output_chars)
         return CellResult(output, length, ended, final)
 
-    async def _finished(self, running: _Running, code: str, answer: Answerer) -> Outcome:
+    async def _finish_cell(self, running: _Running, code: str, answer: Answerer) -> Outcome:
         """Wait for the end of a cell; only the time in which it does not wait for answers counts."""
         left = self.limits.cell_seconds + GRACE_SECONDS
         await running.send({"op": "run", "code": code, "seconds": self.limits.cell_seconds})
@@ -151,7 +151,7 @@ class Repl:
         if running is not None:
             await running.close()
 
-    async def _lost(self, ended: Literal["timeout", "died"]) -> CellResult:
+    async def _lose(self, ended: Literal["timeout", "died"]) -> CellResult:
         assert self._running is not None
         output, length = self._running.output(self.limits.output_chars)
         await self.close()

@@ -90,7 +90,7 @@ class Session:
             say(f"SystemExit: {error} (the REPL goes on)\n")
         except BaseException as error:  # noqa: BLE001 - whatever the model's code raises
             ended = "error"
-            say(shown_error(error))
+            say(format_error(error))
         finally:
             self.armed = False
             signal.setitimer(signal.ITIMER_REAL, 0)
@@ -169,7 +169,7 @@ class Session:
         try:
             return str(self.names[name]) if name in self.names else None
         except Exception as error:  # noqa: BLE001 - `__str__` may be the model's
-            return shown_error(error)
+            return format_error(error)
 
 
 def standard_output() -> io.TextIOWrapper:
@@ -198,7 +198,7 @@ def say(text: str) -> bool:
     return False
 
 
-def shown_error(error: BaseException | None) -> str:
+def format_error(error: BaseException | None) -> str:
     """Return a traceback of the cells' own frames; library frames differ from machine to machine."""
     if error is None:
         return ""
@@ -237,7 +237,7 @@ def serve(arguments: list[str]) -> None:
     set_limits(memory_mb, file_mb)
     signal.signal(signal.SIGALRM, session.timed_out)
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)  # writing too much is an OSError instead of the end
-    threading.excepthook = lambda raised: say(shown_error(raised.exc_value)) and None
+    threading.excepthook = lambda raised: say(format_error(raised.exc_value)) and None
     random.seed(seed)
     channel.send({"op": "ready"})
     while True:

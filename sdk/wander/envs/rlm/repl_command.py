@@ -54,7 +54,7 @@ def launch(sandbox: Sandbox, python: str | None, folder: Path, arguments: list[s
     inner = [interpreter, "-s", "-P", "-c", SOURCE.read_text(encoding="utf-8"), *arguments]
     environment = ENVIRONMENT | {"HOME": str(folder), "TMPDIR": str(folder)}
     bwrap = None if sandbox == "none" else shutil.which("bwrap")
-    if sandbox == "none" or (sandbox == "auto" and bwrap is None) or _confined():
+    if sandbox == "none" or (sandbox == "auto" and bwrap is None) or _is_confined():
         return Launch(inner, environment, None)
     if bwrap is None:
         raise SandboxError(
@@ -64,7 +64,7 @@ def launch(sandbox: Sandbox, python: str | None, folder: Path, arguments: list[s
     return Launch([bwrap, *_profile(interpreter, disk_mb), "--", *inner], ENVIRONMENT, user)
 
 
-def _confined() -> bool:
+def _is_confined() -> bool:
     """Tell whether the environment is in a sandbox already, in which no other can be made.
 
     It has no network and nothing of the host's to write either, and the worker's memory is closed to it.

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from wander.envs.tool.schema import TOOL_NAME, InvalidArguments, parsed_arguments
+from wander.envs.tool.schema import TOOL_NAME, InvalidArguments, parse_arguments
 from wander.types import Message
 
 
@@ -58,7 +58,7 @@ def _free_id(wanted: str, taken: set[str]) -> str:
 
 def _read_call(call_id: str, name: str, raw: Any) -> ToolCall:
     try:
-        return ToolCall(call_id, name, parsed_arguments(raw))
+        return ToolCall(call_id, name, parse_arguments(raw))
     except InvalidArguments as problem:
         return ToolCall(call_id, name, {}, problem)
 

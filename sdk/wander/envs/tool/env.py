@@ -18,7 +18,7 @@ from wander.rollout.hooks import call_hook, stop
 from wander.types import Message, Messages, State
 
 
-def formatted_error(error: BaseException) -> str:
+def format_error(error: BaseException) -> str:
     """Return what the model reads about a failed call: the reason, and the exception's type if it has one."""
     if isinstance(error, ToolCallError):
         return f"error: {error}"
@@ -48,7 +48,7 @@ class ToolEnv(MultiTurnEnv):
         *,
         tools: Sequence[Callable[..., Any] | Tool] = (),
         max_turns: int = 10,
-        error_formatter: Callable[[BaseException], str] = formatted_error,
+        error_formatter: Callable[[BaseException], str] = format_error,
         stop_errors: Sequence[type[BaseException]] = (),
         concurrent_calls: bool = False,
         **kwargs: Any,
@@ -102,7 +102,7 @@ class ToolEnv(MultiTurnEnv):
         answers = await asyncio.gather(
             *(self._answer_call(call, messages, state) for call in calls), return_exceptions=True
         )
-        return [_raised_or_returned(answer) for answer in answers]
+        return [_raise_or_return(answer) for answer in answers]
 
     def update_tool_args(
         self, tool_name: str, tool_args: dict[str, Any], messages: Messages, state: State
@@ -177,7 +177,7 @@ def _calls_metric(tool: str) -> Callable[[Messages], float]:
     return count
 
 
-def _raised_or_returned(answer: Message | BaseException) -> Message:
+def _raise_or_return(answer: Message | BaseException) -> Message:
     if isinstance(answer, BaseException):
         raise answer
     return answer

@@ -76,9 +76,9 @@ class FunctionTool(Tool):
         if not callable(function):
             raise ConfigError(f"a tool must be callable, got `{function!r}`")
         self.function = function
-        self.name = checked_name(name or _function_name(function))
+        self.name = check_name(name or _function_name(function))
         parameters = _parameters(function, self.name)
-        self.skipped = _skipped(parameters, args_to_skip, self.name)
+        self.skipped = _find_skipped(parameters, args_to_skip, self.name)
         summary, documented = documentation(function)
         self.description = summary if description is None else description
         self._names = {
@@ -132,7 +132,7 @@ class FunctionTool(Tool):
             raise InvalidArguments(_explain(first, self.name)) from first
 
 
-def parsed_arguments(raw: Any) -> dict[str, Any]:
+def parse_arguments(raw: Any) -> dict[str, Any]:
     """Return the arguments of a tool call as a dictionary, whatever form the endpoint gave them.
 
     Accepts JSON text, JSON text encoded more than once, a dictionary, and nothing at all. Raises
@@ -145,7 +145,7 @@ def parsed_arguments(raw: Any) -> dict[str, Any]:
         if not value.strip():
             return {}
         try:
-            value = json.loads(value, parse_constant=_refused_constant)
+            value = json.loads(value, parse_constant=_refuse_constant)
         except (ValueError, RecursionError) as error:
             raise InvalidArguments(
                 f"the arguments are not valid JSON ({_reason(error)}): {value[:500]}"
@@ -157,7 +157,7 @@ def parsed_arguments(raw: Any) -> dict[str, Any]:
     return value
 
 
-def checked_name(name: str) -> str:
+def check_name(name: str) -> str:
     """Return the name, or raise `ConfigError` when endpoints would refuse it."""
     if not TOOL_NAME.fullmatch(name):
         raise ConfigError(
@@ -214,7 +214,7 @@ def _parameters(function: Callable[..., Any], name: str) -> dict[str, inspect.Pa
     return parameters
 
 
-def _skipped(
+def _find_skipped(
     parameters: Mapping[str, inspect.Parameter], args_to_skip: Iterable[str], name: str
 ) -> frozenset[str]:
     skipped = frozenset([args_to_skip] if isinstance(args_to_skip, str) else args_to_skip)
@@ -242,7 +242,7 @@ def _argument_model(
         given = Field(
             default=... if default is inspect.Parameter.empty else default,
             alias=name,
-            description=documented.get(name) or _annotated_text(annotation),
+            description=documented.get(name) or _read_annotated(annotation),
         )
         fields[field] = (annotation, given)
     takes_more = any(each.kind is each.VAR_KEYWORD for each in parameters.values())
@@ -268,7 +268,7 @@ def _hints(function: Callable[..., Any], name: str) -> dict[str, Any]:
         ) from error
 
 
-def _annotated_text(annotation: Any) -> str | None:
+def _read_annotated(annotation: Any) -> str | None:
     """Return the text of `Annotated[int, "how many"]`."""
     texts = (each for each in getattr(annotation, "__metadata__", ()) if isinstance(each, str))
     return next(texts, None)
@@ -326,12 +326,12 @@ def without_titles(schema: Any) -> None:
 
 def _unwrap(text: str) -> Any:
     try:
-        return json.loads(text, parse_constant=_refused_constant)
+        return json.loads(text, parse_constant=_refuse_constant)
     except (ValueError, RecursionError):
         return text
 
 
-def _refused_constant(text: str) -> None:
+def _refuse_constant(text: str) -> None:
     raise ValueError(f"`{text}` is not a JSON value")
 
 

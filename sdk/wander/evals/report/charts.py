@@ -26,7 +26,7 @@ def require_charts(needed_for: str) -> Any:
     return altair
 
 
-def shared_charts(report: RunReport) -> dict[str, tuple[str, Spec]]:
+def make_shared_charts(report: RunReport) -> dict[str, tuple[str, Spec]]:
     """Return title and chart, by name, of what all runs of a report show together."""
     found = {
         "scores": ("Rewards and metrics, with 95 % intervals", _intervals(_scores(report.runs), "metric"))

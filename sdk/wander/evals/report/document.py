@@ -219,18 +219,18 @@ def histogram_lines(summary: RunSummary) -> list[str]:
 
 def title(manifest: RunManifest) -> str:
     """Return what a run is of: `model on owner/name 1.2`."""
-    return f"{manifest.model.name} on {_played(manifest)}"
+    return f"{manifest.model.name} on {_describe_play(manifest)}"
 
 
 def report_title(report: RunReport) -> str:
     """Return what a report is of: one run's title, or `3 runs on owner/name 1.2`."""
     if len(report.runs) == 1:
         return title(report.runs[0].manifest)
-    played = dict.fromkeys(_played(run.manifest) for run in report.runs)
+    played = dict.fromkeys(_describe_play(run.manifest) for run in report.runs)
     return f"{len(report.runs)} runs on {', '.join(played)}"
 
 
-def _played(manifest: RunManifest) -> str:
+def _describe_play(manifest: RunManifest) -> str:
     environment = manifest.environment
     name = f"{environment.owner}/{environment.name}" if environment.owner else environment.name
     return f"{name} {environment.version}" if environment.version else name

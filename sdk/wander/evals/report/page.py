@@ -59,7 +59,7 @@ def html_report(report: RunReport) -> str:
     from jinja2 import Environment, StrictUndefined
 
     specs: dict[str, charts.Spec] = {}
-    shared = _place(charts.shared_charts(report), "shared", specs)
+    shared = _place(charts.make_shared_charts(report), "shared", specs)
     sections = [_section(run, number, specs) for number, run in enumerate(report.runs)]
     scripts = [_libraries(), _inline(_DRAW)]
     environment = Environment(

@@ -151,7 +151,7 @@ class Meter:
         return rollout.model_copy(update={"turns": turns})
 
 
-def asked_for(turns: list[Turn]) -> Usage:
+def count_tokens(turns: list[Turn]) -> Usage:
     """Return the tokens of the turns that a model was really asked for."""
     return sum((turn.usage for turn in turns if not turn.cached), Usage())
 

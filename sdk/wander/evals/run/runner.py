@@ -22,7 +22,7 @@ from typing import Any
 
 from wander.clients.base import Client
 from wander.evals.run.admission import Admission
-from wander.evals.run.budget import Meter, MeteredClient, asked_for
+from wander.evals.run.budget import Meter, MeteredClient, count_tokens
 from wander.evals.run.plan import EvaluationPlan, planned_examples
 from wander.evals.run.stopping import FailureWatch, StopRequest
 from wander.evals.stats.summary import RunningSummary, summarise
@@ -295,7 +295,7 @@ class _Evaluation:
         failed: set[tuple[str, int]] = set()
         asked = Usage()
         for rollout in self.folder.rollouts():
-            asked += asked_for(rollout.turns)
+            asked += count_tokens(rollout.turns)
             if rollout.failure is not None:
                 failed.add(rollout.key)
             elif self.unit == 1 or good[rollout.example_id] == self.unit:

@@ -21,7 +21,7 @@ from pydantic import Field
 from wander.errors import RunError
 from wander.evals.stats import student_t
 from wander.evals.stats.intervals import is_rounding, standard_error, t_interval, unanimous_interval
-from wander.evals.store.manifest import differences_in_words, differing_pins
+from wander.evals.store.manifest import differences_in_words, find_differing_pins
 from wander.types import Record, Rollout, canonical_json
 from wander.wire import RunManifest
 
@@ -86,11 +86,11 @@ def compare_runs(
             f"the runs are of two environments, `{one.environment.name}` and `{other.environment.name}`",
             hint="compare runs of one environment",
         )
-    first, second = _scored(before), _scored(after)
+    first, second = _group_scores(before), _group_scores(after)
     shared = [name for name in one.example_ids if name in first and name in second]
     shared = [name for name in shared if first[name].task == second[name].task]
     if not shared:
-        pins = [name for name in differing_pins(one, other) if not name.startswith(_FREE)]
+        pins = [name for name in find_differing_pins(one, other) if not name.startswith(_FREE)]
         why = f": they differ in {differences_in_words(pins)}" if pins else ""
         raise RunError(
             f"the runs share no scored example{why}",
@@ -118,7 +118,7 @@ def compare_runs(
         wins=sum(value > 0 for value in differences),
         losses=sum(value < 0 for value in differences),
         ties=sum(value == 0 for value in differences),
-        differing=[name for name in differing_pins(one, other) if not name.startswith(_FREE)],
+        differing=[name for name in find_differing_pins(one, other) if not name.startswith(_FREE)],
         by_example=sorted(pairs, key=lambda pair: (pair.difference, pair.example_id)),
     )
 
@@ -137,7 +137,7 @@ class _Scored:
         return self.total / self.count
 
 
-def _scored(rollouts: Iterable[Rollout]) -> dict[str, _Scored]:
+def _group_scores(rollouts: Iterable[Rollout]) -> dict[str, _Scored]:
     found: dict[str, _Scored] = {}
     for rollout in rollouts:
         if rollout.failure is None and rollout.reward is not None:

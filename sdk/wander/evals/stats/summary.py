@@ -136,7 +136,7 @@ class RunningSummary:
             usage=Usage(prompt_tokens=self.usage_prompt, completion_tokens=self.usage_completion),
             seconds_mean=self._seconds / scored if scored else None,
             pass_threshold=threshold,
-            pass_rates=[] if threshold is None else pass_rates(self._passed()),
+            pass_rates=[] if threshold is None else pass_rates(self._count_passes()),
         )
 
     def _count_failure(self, boundary: str) -> None:
@@ -169,7 +169,7 @@ class RunningSummary:
             return self._pass_threshold
         return 1.0
 
-    def _passed(self) -> Iterable[tuple[int, int]]:
+    def _count_passes(self) -> Iterable[tuple[int, int]]:
         return ((count, passed) for _, count, passed in self._examples.values())
 
     def _exact_mean(self) -> float | None:

@@ -32,7 +32,7 @@ from pydantic import ValidationError
 from wander.errors import RunError
 from wander.evals.store import jsonl
 from wander.evals.store.lines import LineRule
-from wander.evals.store.manifest import differences_in_words, differing_pins
+from wander.evals.store.manifest import differences_in_words, find_differing_pins
 from wander.types import Failure, Rollout
 from wander.wire import EndpointUse, RunManifest, RunSummary, Spending
 from wander.wire.reproduction import Reproduction
@@ -59,7 +59,7 @@ def run_folder(path: Path | None, manifest: RunManifest, *, resume: bool) -> Run
     if not resume or not (path / MANIFEST).exists():
         return RunFolder.create(path, manifest)
     folder = RunFolder.open(path)
-    if differing := differing_pins(folder.manifest, manifest):
+    if differing := find_differing_pins(folder.manifest, manifest):
         raise RunError(
             f"`{path}` cannot be resumed: other than when it began are {differences_in_words(differing)}",
             hint="start a new run in another folder",
@@ -127,7 +127,7 @@ class RunFolder:
         plain, compressed = self.path / ROLLOUTS, self.path / COMPRESSED
         with _disk_errors(self.path):
             if not plain.exists() and compressed.exists():
-                with jsonl.replacing(plain) as out:
+                with jsonl.replace_file(plain) as out:
                     for block in jsonl.blocks(compressed):
                         out.write(block)
             compressed.unlink(missing_ok=True)

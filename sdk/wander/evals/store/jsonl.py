@@ -84,12 +84,12 @@ def tail_after_newline(path: Path) -> bytes:
 
 def compress(source: Path, target: Path) -> None:
     """Write `target` as the zstd form of `source`, complete or not at all."""
-    with source.open("rb") as plain, replacing(target) as out:
+    with source.open("rb") as plain, replace_file(target) as out:
         zstandard.ZstdCompressor(level=6, write_checksum=True).copy_stream(plain, out)
 
 
 @contextmanager
-def replacing(path: Path) -> Iterator[IO[bytes]]:
+def replace_file(path: Path) -> Iterator[IO[bytes]]:
     """Write a file beside its place and move it there once it is complete and on the disk."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
@@ -104,7 +104,7 @@ def replacing(path: Path) -> Iterator[IO[bytes]]:
 
 def write_whole(path: Path, data: bytes) -> None:
     """Replace a file's content in one step."""
-    with replacing(path) as out:
+    with replace_file(path) as out:
         out.write(data)
 
 

@@ -103,7 +103,7 @@ def this_platform(folder: Path | None = None) -> Platform:
         system=platform.system(),
         machine=platform.machine(),
         accelerator=_accelerator(),
-        packages=installed_versions(_NUMERIC_PACKAGES),
+        packages=find_installed_versions(_NUMERIC_PACKAGES),
         git_commit=commit,
         git_dirty=dirty,
     )
@@ -118,7 +118,7 @@ def git_state(folder: Path) -> tuple[str | None, bool | None]:
     return commit.strip(), None if changes is None else bool(changes.strip())
 
 
-def uncommitted_diff(folder: Path) -> bytes | None:
+def read_uncommitted_diff(folder: Path) -> bytes | None:
     """Return what changed in tracked files since the last commit; None where `git_state` knows nothing.
 
     Files that git ignores or does not track never stand in it; of binary ones only their digests do.
@@ -135,7 +135,7 @@ def uncommitted_diff(folder: Path) -> bytes | None:
     )
 
 
-def differing_pins(one: RunManifest, other: RunManifest) -> list[str]:
+def find_differing_pins(one: RunManifest, other: RunManifest) -> list[str]:
     """Return the dotted names of the fields that keep one run from continuing the other.
 
     Where a run was made and at which address the model was served do not count; which environment, arguments,
@@ -146,7 +146,7 @@ def differing_pins(one: RunManifest, other: RunManifest) -> list[str]:
 
 def pin_differences(one: RunManifest, other: RunManifest) -> list[tuple[str, Any, Any]]:
     """Return the fields that `differing_pins` names, sorted, with both values; None for an absent one."""
-    return sorted(differing_fields(_pins(one), _pins(other)), key=lambda found: found[0])
+    return sorted(find_differences(_pins(one), _pins(other)), key=lambda found: found[0])
 
 
 def differences_in_words(fields: Sequence[str]) -> str:
@@ -203,14 +203,14 @@ def _pins(manifest: RunManifest) -> dict[str, Any]:
     return pins
 
 
-def differing_fields(one: Any, other: Any, place: str = "") -> list[tuple[str, Any, Any]]:
+def find_differences(one: Any, other: Any, place: str = "") -> list[tuple[str, Any, Any]]:
     """Return where two values of dictionaries in dictionaries differ: dotted name and both values."""
     if isinstance(one, dict) and isinstance(other, dict):
         names = one.keys() | other.keys()
         return [
             found
             for name in names
-            for found in differing_fields(
+            for found in find_differences(
                 one.get(name, _ABSENT), other.get(name, _ABSENT), f"{place}.{name}" if place else name
             )
         ]
@@ -222,7 +222,7 @@ def differing_fields(one: Any, other: Any, place: str = "") -> list[tuple[str, A
 _ABSENT = object()
 
 
-def installed_versions(names: Sequence[str]) -> dict[str, str]:
+def find_installed_versions(names: Sequence[str]) -> dict[str, str]:
     """Return the versions of those of these distributions that are installed."""
     versions = {}
     for name in names:

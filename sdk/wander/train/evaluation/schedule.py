@@ -24,7 +24,7 @@ from wander.train.evaluation.evaluator import (
 from wander.train.evaluation.stopping import StoppingCallback
 from wander.train.records.outcome import BestCheckpoint, Outcome, read_best, write_best
 from wander.train.rollouts.environments import EnvironmentOpener
-from wander.train.trainer import StepLog, covered_steps
+from wander.train.trainer import StepLog, count_covered_steps
 
 SaveBest = Callable[[int, Path], str | None]
 """Saves the weights of a step in a folder, on record, and returns their digest."""
@@ -59,7 +59,7 @@ class EvaluationCallback(TrainerCallback):  # type: ignore[misc]
         self.log = log
         self.save_best = save_best
         self.listeners = listeners
-        covered = covered_steps(checkpoint)
+        covered = count_covered_steps(checkpoint)
         self.evaluations = [one for one in read_evaluations(folder) if covered and one.step <= covered]
         # Weights of later steps may have been kept already: they are this run's, and stay until beaten.
         self.best = read_best(folder) if covered else None

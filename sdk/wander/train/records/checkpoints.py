@@ -87,17 +87,17 @@ def seal_checkpoint(run: Path, step: int, rollouts_bytes: int) -> Path:
     }
     seal = CheckpointSeal(step=step, rollouts_bytes=rollouts_bytes, files=files)
     jsonl.write_whole(folder / SEAL, seal.model_dump_json(indent=1).encode() + b"\n")
-    sealed = [*(one for one in sealed_steps(run) if one != step), step]
+    sealed = [*(one for one in list_sealed_steps(run) if one != step), step]
     jsonl.write_records(run / SEALED, (SealedStep(step=one) for one in sealed))
     return folder
 
 
-def sealed_steps(run: Path) -> list[int]:
+def list_sealed_steps(run: Path) -> list[int]:
     """Return the steps of which a run made whole checkpoints, whether they are still there or not."""
     return [sealed.step for sealed in jsonl.read_records(run / SEALED, SealedStep)]
 
 
-def saved_checkpoints(run: Path, *, sealed: bool = True) -> list[SavedCheckpoint]:
+def list_checkpoints(run: Path, *, sealed: bool = True) -> list[SavedCheckpoint]:
     """Return the whole checkpoints of a run by step; not `sealed`: those of before there were seals."""
     marker = SEAL if sealed else "trainer_state.json"
     found = [
@@ -116,8 +116,8 @@ def checkpoint_to_resume(run: Path, at: int | None = None, *, sealed: bool = Tru
     """
     if at == 0:
         return None
-    there = saved_checkpoints(run, sealed=sealed)
-    wanted = at if at is not None else max(sealed_steps(run), default=None)
+    there = list_checkpoints(run, sealed=sealed)
+    wanted = at if at is not None else max(list_sealed_steps(run), default=None)
     chosen = next((one for one in reversed(there) if at is None or one.step == at), None)
     if chosen is None and wanted is None:
         return None  # the run was stopped before its first checkpoint
@@ -148,7 +148,7 @@ def give_up_later(run: Path, step: int) -> None:
     if (run / SAVED).is_file():
         write_saved(run, kept)
     if (run / SEALED).is_file():
-        kept_steps = [SealedStep(step=one) for one in sealed_steps(run) if one <= step]
+        kept_steps = [SealedStep(step=one) for one in list_sealed_steps(run) if one <= step]
         jsonl.write_records(run / SEALED, kept_steps)
 
 

@@ -83,7 +83,7 @@ class TrainingRecord:
         Raises `RunError` when the folder holds a run already, or, on resume, another one, and names all that
         differs; `allow_changes` writes that into the record instead.
         """
-        manifest, diff = training_manifest(settings, source, client, loaded, pin)
+        manifest, diff = make_manifest(settings, source, client, loaded, pin)
         if not resume:
             folder = RunFolder.create(path, manifest)
             if manifest.reproduction and manifest.reproduction.changes and manifest.reproduction.changes.file:
@@ -176,7 +176,7 @@ class _Sealing(TrainerCallback):  # type: ignore[misc]
         self.record.keep_weights(step, seal_checkpoint(run.path, step, run.plain_bytes()))
 
 
-def training_manifest(
+def make_manifest(
     settings: GRPOSettings,
     source: RolloutSource,
     client: PolicyClient,

@@ -23,10 +23,10 @@ from pydantic import ValidationError
 
 import wander
 from wander.evals.store.manifest import (
-    differing_fields,
-    installed_versions,
+    find_differences,
+    find_installed_versions,
     pin_differences,
-    uncommitted_diff,
+    read_uncommitted_diff,
 )
 from wander.train.config import GRPOSettings
 from wander.types import EnvironmentInfo
@@ -59,8 +59,8 @@ def reproduction_of(
 
     `looseness`: what else keeps the run from being exact, in words; `folder`: whose repository counts.
     """
-    mode, reason = training_mode(environments, device, processes, looseness)
-    diff = uncommitted_diff(folder or Path.cwd()) or b""
+    mode, reason = decide_mode(environments, device, processes, looseness)
+    diff = read_uncommitted_diff(folder or Path.cwd()) or b""
     kept = CHANGES if len(diff) <= MOST_CHANGES else None
     made = Reproduction(
         mode=mode,
@@ -69,7 +69,7 @@ def reproduction_of(
         processes=processes,
         device=device.type,
         hardware=this_hardware(device),
-        libraries={"python": platform.python_version(), **installed_versions(LIBRARIES)},
+        libraries={"python": platform.python_version(), **find_installed_versions(LIBRARIES)},
         trainer_sha256=trainer_digest(),
         changes=SourceChanges(sha256=hashlib.sha256(diff).hexdigest(), size=len(diff), file=kept)
         if diff
@@ -78,7 +78,7 @@ def reproduction_of(
     return made, diff
 
 
-def training_mode(
+def decide_mode(
     environments: Sequence[EnvironmentInfo],
     device: torch.device,
     processes: int = 1,
@@ -110,7 +110,7 @@ class Difference:
     after: Any
 
     def __str__(self) -> str:
-        return f"{self.field}: {_shown(self.before)} before, {_shown(self.after)} now"
+        return f"{self.field}: {_format(self.before)} before, {_format(self.after)} now"
 
 
 def training_differences(recorded: RunManifest, now: RunManifest) -> list[Difference]:
@@ -124,7 +124,9 @@ def training_differences(recorded: RunManifest, now: RunManifest) -> list[Differ
         settings = GRPOSettings.model_validate(recorded.training).model_dump(mode="json")
         with_defaults = recorded.model_copy(update={"training": settings})
     found = pin_differences(with_defaults, now)
-    found += differing_fields(_computing(recorded), _computing(now)) if recorded.reproduction else []
+    found += (
+        find_differences(_pick_computation(recorded), _pick_computation(now)) if recorded.reproduction else []
+    )
     # The task set's digest says the same of the examples, in fewer words.
     differences = {name: Difference(name, a, b) for name, a, b in found if name != "example_ids"}
     first: dict[str, Any] = {}
@@ -148,7 +150,7 @@ def record_changes(differences: Sequence[Difference], step: int) -> list[Allowed
     ]
 
 
-def _computing(manifest: RunManifest) -> dict[str, Any]:
+def _pick_computation(manifest: RunManifest) -> dict[str, Any]:
     """Return what else decides the weights, apart from what `pin_differences` compares."""
     made = manifest.reproduction
     if made is None:
@@ -175,7 +177,7 @@ _MIXED = {"owner", "name", "version", "wheel_sha256", "lock_sha256", "source_sha
 """What pins one environment of several."""
 
 
-def _shown(value: Any) -> str:
+def _format(value: Any) -> str:
     text = "none" if value is None else value if isinstance(value, str) else json.dumps(value)
     return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
 

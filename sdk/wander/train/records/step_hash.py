@@ -101,7 +101,7 @@ def rollouts_hash(rollouts: Sequence[Rollout]) -> str:
     """Hash what the policy saw and sampled, in the order of the step."""
     whole = hashlib.sha256()
     for rollout in rollouts:
-        whole.update(_framed(rollout.example_id, rollout.index, rollout.seed, len(rollout.turns)))
+        whole.update(_frame(rollout.example_id, rollout.index, rollout.seed, len(rollout.turns)))
         for turn in rollout.turns:
             if turn.tokens is None:
                 whole.update(b"-")
@@ -119,14 +119,14 @@ def rewards_hash(rollouts: Sequence[Rollout]) -> str:
     for rollout in rollouts:
         failed = rollout.failure.boundary if rollout.failure is not None else ""
         metrics = [[name, _bits(value)] for name, value in sorted(rollout.metrics.items())]
-        whole.update(_framed(rollout.example_id, rollout.index, failed, _bits(rollout.reward), metrics))
+        whole.update(_frame(rollout.example_id, rollout.index, failed, _bits(rollout.reward), metrics))
     return whole.hexdigest()
 
 
 def update_hash(logs: dict[str, Any]) -> str:
     """Hash what a step of the optimizer told of itself."""
     told = [_bits(logs.get(name)) for name in ("loss", "grad_norm", "learning_rate")]
-    return hashlib.sha256(_framed(*told)).hexdigest()
+    return hashlib.sha256(_frame(*told)).hexdigest()
 
 
 def weights_hash(model: Any) -> str:
@@ -135,7 +135,7 @@ def weights_hash(model: Any) -> str:
     for name, weight in model.named_parameters():
         if not weight.requires_grad:
             continue
-        whole.update(_framed(name, str(weight.dtype), *weight.shape))
+        whole.update(_frame(name, str(weight.dtype), *weight.shape))
         data: Any = whole_weight(weight.detach()).to("cpu").contiguous()
         whole.update(data.flatten().view(torch.uint8).numpy())
     return whole.hexdigest()
@@ -154,5 +154,5 @@ def _bits(value: Any) -> str | None:
     return None if value is None else float(value).hex()
 
 
-def _framed(*values: Any) -> bytes:
+def _frame(*values: Any) -> bytes:
     return json.dumps(values, separators=(",", ":")).encode() + b"\n"

@@ -19,7 +19,7 @@ def rollout_metrics(
     Means are over everything that was played, the groups that were replaced too: the policy as it is, not the
     choice that is learnt from. With several environments each has its own beside them.
     """
-    scored = _scored(step.played)
+    scored = _pick_scored(step.played)
     rollouts = sum(len(call.rollouts) for call in step.calls)
     tokens = sum(call.sampled_tokens for call in step.calls)
     entropy = sum(call.entropy * call.sampled_tokens for call in step.calls)
@@ -66,7 +66,7 @@ def _by_environment(played: Sequence[Group], labels: Sequence[str]) -> dict[str,
         groups = [group for group in played if group.pick.environment == number]
         if not groups:
             continue
-        own = _rewards(_scored(groups)) | {
+        own = _rewards(_pick_scored(groups)) | {
             "groups": len(groups),
             "groups_without_variance": mean([float(not has_signal(group.scored)) for group in groups]),
         }
@@ -96,7 +96,7 @@ def _seconds(step: PlayedStep, scored: Sequence[Rollout]) -> dict[str, float]:
     }
 
 
-def _scored(groups: Sequence[Group]) -> list[Rollout]:
+def _pick_scored(groups: Sequence[Group]) -> list[Rollout]:
     return [
         rollout
         for group in groups

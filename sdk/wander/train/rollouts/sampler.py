@@ -21,7 +21,7 @@ from transformers import TrainerCallback
 from wander.evals.store import jsonl
 from wander.seeding import derived_rng
 from wander.train.config import POOL_WEIGHTS, DataSection, Pool
-from wander.train.trainer import covered_steps
+from wander.train.trainer import count_covered_steps
 
 
 @dataclass
@@ -237,7 +237,7 @@ class SamplerCheckpoint(TrainerCallback):  # type: ignore[misc]
             mixture.restore(json.loads(file.read_bytes()))
         else:
             # A checkpoint without the file was made when examples came in their order only.
-            for _ in range(covered_steps(begun)):
+            for _ in range(count_covered_steps(begun)):
                 mixture.draw(groups)
 
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:

@@ -14,7 +14,7 @@ from wander.errors import ConfigError
 from wander.train.config import AlertsSection, GRPOSettings, LoggingSection, OutputSection
 from wander.train.records.samples import append_samples, read_samples, write_samples
 from wander.train.rollouts.source import Assignment, RolloutSource
-from wander.train.trainer import StepLog, covered_steps
+from wander.train.trainer import StepLog, count_covered_steps
 from wander.train.watch.alerts import Alert, AlertWatch, write_alerts
 from wander.train.watch.trackers import Tracker, open_trackers, scalars
 
@@ -160,7 +160,7 @@ def open_observers(
     trackers.broken = alerts.raise_alert
     callbacks: list[TrainerCallback] = [trackers, alerts]
     if settings.output.rollouts_every and settings.output.fixed_prompts:
-        covered = covered_steps(checkpoint)
+        covered = count_covered_steps(checkpoint)
         callbacks.append(SampleCallback(settings.output, source, folder, log, covered))
     try:
         yield callbacks

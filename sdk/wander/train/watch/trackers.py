@@ -101,7 +101,7 @@ def _open_wandb(folder: Path, section: LoggingSection, config: Mapping[str, Any]
         section.project,
         name=folder.resolve().name,
         # The id is stored with the run, so that a resumed run goes on in the same place.
-        id=_kept_id(folder),
+        id=_read_id(folder),
         resume="allow",
         dir=str(folder),
         mode="online" if _has_wandb_key() else "offline",
@@ -158,7 +158,7 @@ def _settings_lines(config: Mapping[str, Any], prefix: str = "") -> Iterator[str
             yield f"{prefix}{name} = {value}"
 
 
-def _kept_id(folder: Path) -> str:
+def _read_id(folder: Path) -> str:
     """Return the id under which W&B knows the run: that of its manifest; fine-tuning has its folder alone."""
     if (folder / MANIFEST).is_file():
         return RunFolder.open(folder).manifest.run_id

@@ -16,7 +16,7 @@ from wander.sandbox import SandboxPolicy
 from wander.types import EnvironmentInfo, Example, Rollout
 from wander.worker.host.link import WorkerOptions
 from wander.worker.host.pool import WorkerPool
-from wander.worker.host.session import WorkerLost, failed_rollouts, lost_rollouts
+from wander.worker.host.session import WorkerLost, make_failed_rollouts, make_lost_rollouts
 from wander.worker.openai_proxy import CallCount, OpenAIProxy
 from wander.worker.protocol import MESSAGE_LIMIT, Load
 from wander.worker.remote.address import WorkerAddress
@@ -185,9 +185,11 @@ class WorkerEnvironment(EnvironmentHandle):
             finally:
                 slot.under_way -= len(indices)
         except WorkerLost as error:
-            return lost_rollouts(example, indices, str(error), retryable=False)
+            return make_lost_rollouts(example, indices, str(error), retryable=False)
         except SandboxError as error:
-            return failed_rollouts(example, indices, type(error).__name__, str(error), boundary="sandbox")
+            return make_failed_rollouts(
+                example, indices, type(error).__name__, str(error), boundary="sandbox"
+            )
         finally:
             for name, rollout in zip_longest(request.rollout_ids, rollouts):
                 client.end(name)

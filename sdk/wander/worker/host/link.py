@@ -177,14 +177,14 @@ async def unless_ended(process: WorkerProcess, work: Coroutine[Any, Any, T]) -> 
             return task.result()
         if task.done() and (error := task.exception()) is not None:
             raise error
-        raise ended_early(process)
+        raise explain_early_end(process)
     finally:
         for each in (ended, task):
             each.cancel()
         await asyncio.gather(ended, task, return_exceptions=True)
 
 
-def ended_early(process: WorkerProcess) -> LoadError:
+def explain_early_end(process: WorkerProcess) -> LoadError:
     """Return the error for a process that ended before it had loaded anything."""
     return load_error(f"the environment's process {process.ending()} before it was loaded", process)
 

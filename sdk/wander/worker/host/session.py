@@ -19,7 +19,7 @@ from wander.worker.channel import Channel
 from wander.worker.host.link import (
     LocalLink,
     WorkerOptions,
-    ended_early,
+    explain_early_end,
     load_error,
     unless_ended,
     until_ended,
@@ -194,7 +194,7 @@ class WorkerSession:
                 error.hint = f"{error.hint}; {log}" if error.hint else log
                 raise error
         await self._process.wait()
-        raise ended_early(self._process)
+        raise explain_early_end(self._process)
 
     def _check_protocol(self, hello: Hello) -> None:
         """Raise `LoadError` for a worker that speaks otherwise, and tell it so, for its log."""
@@ -305,7 +305,7 @@ class WorkerSession:
                 self._channel.send(Cancel(id=asked.play).model_dump_json())
                 reason = f"it asked for more than {_MOST_CALLS} completions at once"
                 example, indices = running.asked.example, running.asked.indices
-                running.result.set_result(failed_rollouts(example, indices, "TooManyCalls", reason))
+                running.result.set_result(make_failed_rollouts(example, indices, "TooManyCalls", reason))
             return
         call = asyncio.create_task(self._call(running.client, asked.id, asked.request))
         running.calls.add(call)
@@ -337,12 +337,12 @@ class WorkerSession:
             if running.result.done():
                 continue
             if asked.id in self._late:
-                failed = failed_rollouts(asked.example, asked.indices, "RolloutTimeout", self._too_long)
+                failed = make_failed_rollouts(asked.example, asked.indices, "RolloutTimeout", self._too_long)
                 running.result.set_result(failed)
             elif words is not None and asked.id == words.play:
                 running.result.set_result(_culprit(asked, words, self.lost))
             else:
-                running.result.set_result(lost_rollouts(asked.example, asked.indices, self.lost))
+                running.result.set_result(make_lost_rollouts(asked.example, asked.indices, self.lost))
         for answer in list(self._examples.values()):
             if not answer.done():
                 answer.set_exception(WorkerLost(self.lost))
@@ -380,14 +380,14 @@ def _check_answer(asked: Play, rollouts: list[Rollout]) -> list[Rollout]:
     if [rollout.key for rollout in rollouts] == wanted:
         return rollouts
     reason = "the environment's process answered with rollouts that were not asked for"
-    return failed_rollouts(asked.example, asked.indices, "ForeignRollouts", reason)
+    return make_failed_rollouts(asked.example, asked.indices, "ForeignRollouts", reason)
 
 
-def lost_rollouts(
+def make_lost_rollouts(
     example: Example, indices: Iterable[int], reason: str, *, retryable: bool = True
 ) -> list[Rollout]:
     """Return the records of rollouts whose worker ended."""
-    return failed_rollouts(example, indices, WorkerLost.__name__, reason, retryable=retryable)
+    return make_failed_rollouts(example, indices, WorkerLost.__name__, reason, retryable=retryable)
 
 
 def _culprit(asked: Play, words: LastWords, ending: str) -> list[Rollout]:
@@ -397,10 +397,10 @@ def _culprit(asked: Play, words: LastWords, ending: str) -> list[Rollout]:
         where = f" ({words.where})" if words.where else ""
         kind = "RolloutTimeout"
         reason = f"past its time, its code let nothing else go on for {words.seconds:g} s{where}"
-    return failed_rollouts(asked.example, asked.indices, kind, reason, boundary=words.boundary)
+    return make_failed_rollouts(asked.example, asked.indices, kind, reason, boundary=words.boundary)
 
 
-def failed_rollouts(
+def make_failed_rollouts(
     example: Example,
     indices: Iterable[int],
     kind: str,

@@ -21,7 +21,7 @@ from wander.errors import SandboxError
 from wander.sandbox.bubblewrap import profile_digest
 from wander.sandbox.groups import Group, new_group
 from wander.sandbox.policy import SandboxPolicy
-from wander.sandbox.support import Support, explained, require_support
+from wander.sandbox.support import Support, explain_failure, require_support
 from wander.sandbox.visible import visible
 from wander.worker.process.sandboxed import confine
 
@@ -109,7 +109,7 @@ def bait(policy: SandboxPolicy) -> Iterator[dict[str, Any]]:
         yield {
             "file": str(folder / "secret"),
             "secret": secret,
-            "port": stack.enter_context(_listening(secret)),
+            "port": stack.enter_context(_listen(secret)),
             "file_limit": policy.file,
             "tmp_limit": policy.tmp,
             "shm_limit": policy.shm,
@@ -118,7 +118,7 @@ def bait(policy: SandboxPolicy) -> Iterator[dict[str, Any]]:
 
 
 @contextlib.contextmanager
-def _listening(secret: str) -> Iterator[int]:
+def _listen(secret: str) -> Iterator[int]:
     """Tell the secret to everybody who connects on loopback."""
     with socket.create_server(("127.0.0.1", 0)) as server:
 
@@ -159,6 +159,6 @@ def _probe(policy: SandboxPolicy, prepared: dict[str, Any], group: Group, suppor
             os.close(descriptor)
     said = done.stderr.decode("utf-8", "replace").strip()
     if done.returncode != 0:
-        raise explained(said.removeprefix("bwrap: ").removeprefix("sandbox: "))
+        raise explain_failure(said.removeprefix("bwrap: ").removeprefix("sandbox: "))
     found: dict[str, Any] = json.loads(done.stdout)
     return found

@@ -21,8 +21,8 @@ from wander.sandbox import inside, launcher
 from wander.sandbox.bubblewrap import VARIABLES, arguments
 from wander.sandbox.groups import Group, new_group
 from wander.sandbox.policy import SandboxPolicy
-from wander.sandbox.seccomp import compiled
-from wander.sandbox.support import FIRST_UID, Support, explained, require_support
+from wander.sandbox.seccomp import compile_filter
+from wander.sandbox.support import FIRST_UID, Support, explain_failure, require_support
 from wander.sandbox.visible import INSIDE, Visible, visible
 from wander.worker.note import NOTE_BYTES
 from wander.worker.process.start import FROM_OUTSIDE, WorkerProcess, own_variables
@@ -193,7 +193,7 @@ class SandboxedWorker(WorkerProcess):
         said = self._log.head.decode("utf-8", "replace").strip().splitlines()
         if not said or not said[0].startswith(("bwrap: ", "sandbox: ")):
             return None
-        return explained(said[0].partition(": ")[2])
+        return explain_failure(said[0].partition(": ")[2])
 
 
 def confine(
@@ -206,7 +206,7 @@ def confine(
 ) -> Confined:
     """Return how to start what `plan` (of `inside.py`) names."""
     filter_fd = os.memfd_create("filter")
-    os.write(filter_fd, compiled(support.machine))
+    os.write(filter_fd, compile_filter(support.machine))
     os.lseek(
         filter_fd, 0, os.SEEK_SET
     )  # bubblewrap reads to the end: each start needs a descriptor of its own
