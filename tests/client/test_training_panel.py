@@ -213,8 +213,8 @@ CHILD = """
 import sys
 from pathlib import Path
 from wander_client.terminal.output import Output
-from wander_client.training.panel import training_display
-with training_display("training on me/games", Path(sys.argv[1]), Output("human")) as display:
+from wander_client.training.panel import open_display
+with open_display("training on me/games", Path(sys.argv[1]), Output("human")) as display:
     display.show({"step": 1, "steps": 3, "reward": 0.25, "seconds/step": 1.0})
     print(type(display).__name__)
     display.show({"step": 2, "steps": 3, "reward": 0.75, "seconds/step": 1.0})

@@ -24,11 +24,11 @@ from wander_hub.identity import HUB
 from wander_hub.leaderboards import placement
 from wander_hub.leaderboards.models import Board, BoardEntry
 from wander_hub.runs.chunks import rows_of
-from wander_hub.runs.manifest import level_of
 from wander_hub.runs.models import Run, RunArtifact, RunChunk
 from wander_hub.runs.order import OrderWriter
 from wander_hub.runs.repository import lock_run
 from wander_hub.storage import Storage
+from wander_hub.verification.levels import level_of
 
 _ENTRY = ("run_id", "model", "level", "shortfall", "low", "high", "tokens", "usd", "posted_at")
 _PLACE = ("record", "best")

@@ -26,7 +26,7 @@ from wander_hub.posting import service as posting
 from wander_hub.posting.reading import bad_rollouts
 from wander_hub.runs import signing
 from wander_hub.runs.chunks import RowFacts, rows_of
-from wander_hub.runs.manifest import PinnedRun, level_of, protocol_digest
+from wander_hub.runs.manifest import PinnedRun, protocol_digest
 from wander_hub.runs.models import (
     PostingArtifact,
     PostingChunk,
@@ -39,6 +39,7 @@ from wander_hub.runs.models import (
 from wander_hub.runs.order import OrderWriter
 from wander_hub.runs.repository import own_run
 from wander_hub.storage import Storage
+from wander_hub.verification.levels import level_of
 
 CHECKPOINTS = "checkpoints.jsonl"
 _MOST_CHECKPOINTS = 10_000

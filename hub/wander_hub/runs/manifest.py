@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pydantic import ValidationError
 from sqlalchemy.orm import Session
 from wander.types import canonical_json
-from wander.wire import RunManifest, RunSummary, VerificationLevel
+from wander.wire import RunManifest
 
 from wander_hub.environments import service as environments
 from wander_hub.environments.models import Environment, Version
@@ -124,23 +124,6 @@ def _require_lock(manifest: RunManifest, environment: Environment, version: Vers
             f"the run used another lock than `{label}` has on this hub",
             hint=f"run `wander install {label}` from this hub and evaluate again",
         )
-
-
-def level_of(manifest: RunManifest, summary: RunSummary) -> tuple[VerificationLevel, str]:
-    """Return the verification level that the rollouts alone support, and why it is not higher."""
-    if manifest.kind == "training":
-        return "claimed", "a training run: its metrics are as the trainer reported them"
-    missing = summary.expected - summary.rollouts
-    if missing or summary.failed:
-        parts = [
-            f"{missing} missing" if missing else "",
-            f"{summary.failed} failed" if summary.failed else "",
-        ]
-        faults = " and ".join(part for part in parts if part)
-        return "claimed", f"of {summary.expected} expected rollouts {faults}"
-    if manifest.environment.wheel_sha256 is None:
-        return "claimed", "the manifest does not say which wheel was used"
-    return "complete", "every expected rollout is here; the hub computed all aggregates from them"
 
 
 def protocol_digest(manifest: RunManifest) -> str:

@@ -17,17 +17,14 @@ from wander_hub.identity import Identity
 from wander_hub.leaderboards.curation import find_managed_run
 from wander_hub.runs import repository as run_repository
 from wander_hub.runs import service as runs
-from wander_hub.runs.manifest import level_of
 from wander_hub.runs.models import Run
-from wander_hub.verification.levels import level_after
+from wander_hub.verification.levels import level_after, level_of, level_of_copy
 from wander_hub.verification.models import ClearedCopy, RunExamination, Verification
 
 
 def mark(run: Run, first: Run) -> None:
     """Have a run rank nowhere, as the duplicate of an earlier one."""
-    whose = f"of `{first.model}`, posted by {first.posted_by.name}"
-    run.level = "claimed"
-    run.level_reason = f"duplicate of `{first.run_id}` {whose}: the same completions, so it ranks nowhere"
+    run.level, run.level_reason = level_of_copy(first.run_id, first.model, first.posted_by.name)
 
 
 def clear(session: Session, caller: Identity, run_id: str, reason: str) -> None:

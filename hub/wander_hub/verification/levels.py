@@ -1,9 +1,32 @@
-"""The level that a replay gives a run."""
+"""Every decision on a run's level: by its rollouts alone, as a copy, after a replay."""
 
 from __future__ import annotations
 
-from wander.wire import VerificationLevel
+from wander.wire import RunManifest, RunSummary, VerificationLevel
 from wander.wire.verification import ReplayReport
+
+
+def level_of(manifest: RunManifest, summary: RunSummary) -> tuple[VerificationLevel, str]:
+    """Return the verification level that the rollouts alone support, and why it is not higher."""
+    if manifest.kind == "training":
+        return "claimed", "a training run: its metrics are as the trainer reported them"
+    missing = summary.expected - summary.rollouts
+    if missing or summary.failed:
+        parts = [
+            f"{missing} missing" if missing else "",
+            f"{summary.failed} failed" if summary.failed else "",
+        ]
+        faults = " and ".join(part for part in parts if part)
+        return "claimed", f"of {summary.expected} expected rollouts {faults}"
+    if manifest.environment.wheel_sha256 is None:
+        return "claimed", "the manifest does not say which wheel was used"
+    return "complete", "every expected rollout is here; the hub computed all aggregates from them"
+
+
+def level_of_copy(first_id: str, model: str, poster: str) -> tuple[VerificationLevel, str]:
+    """Return the level of a run that repeats the completions of an earlier one, and why."""
+    whose = f"of `{model}`, posted by {poster}"
+    return "claimed", f"duplicate of `{first_id}` {whose}: the same completions, so it ranks nowhere"
 
 
 def level_after(level: VerificationLevel, reason: str, report: ReplayReport) -> tuple[VerificationLevel, str]:
