@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 NAME := tictactoe
-TESTS := $(BIN)/python -m pytest -n auto --maxprocesses 8 --dist loadgroup --no-loadscope-reorder --durations 20
+TESTS := $(BIN)/python -m pytest -n auto --maxprocesses 8 --dist loadfile --no-loadscope-reorder --durations 20
 # Set, it makes each of the thousands of processes that tests start compile all that it imports.
 unexport PYTHONDONTWRITEBYTECODE
 .DEFAULT_GOAL := help

@@ -1,4 +1,4 @@
-"""What holds for every test: how hard Hypothesis tries, which worker plays what, and that modules which
+"""What holds for every test: how hard Hypothesis tries, which files go first, and that modules which
 a test imported from its own folders are forgotten after it.
 """
 
@@ -22,8 +22,7 @@ for name, examples in {"dev": 20, "ci": 100}.items():
     )
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE") or ("ci" if os.environ.get("CI") else "dev"))
 
-TORCH, SYSTEM = "tests/sdk/training", "tests/system"
-LONGEST_FIRST = ("torch", "tests/docs", SYSTEM, "tests/client", "tests/hub")
+LONGEST_FIRST = ("tests/docs", "tests/sdk/training", "tests/system", "tests/client", "tests/hub")
 
 # Where it is set, every process of a test compiles all that it imports: 3 s for PyTorch, 4 s for the hub.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
@@ -37,35 +36,15 @@ def pytest_collection_finish() -> None:
     gc.enable()
 
 
-@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Where several workers share the tests, give each file to one of them, and the longest work first.
-
-    Tests that load PyTorch are one group, by their folder or by `xdist_group("torch")`: one worker plays them
-    all, so that only one holds models in its memory.
-    """
-    if not hasattr(config, "workerinput"):
-        return
-    for item in items:
-        if item.get_closest_marker("xdist_group") is None:
-            item.add_marker(pytest.mark.xdist_group(_group(item)))
-    items.sort(key=_turn)
-
-
-def _group(item: pytest.Item) -> str:
-    folder = item.path.parent.relative_to(item.config.rootpath).as_posix()
-    if folder == TORCH:
-        return "torch"
-    if folder == SYSTEM and item.get_closest_marker("full") is None:
-        return SYSTEM  # the few that share one hub, one index of packages and what is published once
-    return f"{folder}/{item.path.name}"
+    """Give the longest files out first where workers share them: at the end one keeps a worker alone."""
+    if hasattr(config, "workerinput"):
+        items.sort(key=_turn)
 
 
 def _turn(item: pytest.Item) -> int:
-    """Return when a test's group is given out: a long one at the end would keep one worker busy alone."""
-    group = item.get_closest_marker("xdist_group")
-    assert group is not None
-    return next((turn for turn, start in enumerate(LONGEST_FIRST) if group.args[0].startswith(start)), 99)
+    folder = item.path.relative_to(item.config.rootpath).as_posix()
+    return next((turn for turn, start in enumerate(LONGEST_FIRST) if folder.startswith(start)), 99)
 
 
 def _lies_in(module: ModuleType, folder: str) -> bool:

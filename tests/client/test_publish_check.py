@@ -131,7 +131,7 @@ def test_attestations_go_along_and_the_hub_says_what_it_made_of_them(
     for name in (wheel, source):
         (signed / f"{name}.publish.attestation").write_text('{"version": 1}')
     (signed / f"{source}.publish.attestation").write_text("[")
-    assert "is no attestation" in publisher.wander(*words).err
+    assert "is not an attestation" in publisher.wander(*words).err
     (signed / f"{source}.publish.attestation").write_text('{"version": 1}')
     sent = publisher.wander(*words)
     assert sent.status == 0, sent.err

@@ -10,8 +10,6 @@ import torch
 from command_line import Wander
 from experiment_runner import experiment_runner, in_process
 
-pytestmark = pytest.mark.xdist_group("torch")
-
 SMALL = (
     "phases.teacher.rollouts.examples=24",
     "phases.new.tiny={hidden=32,layers=1,characters=true}",

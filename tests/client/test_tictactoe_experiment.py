@@ -11,8 +11,6 @@ import torch
 from command_line import Wander
 from experiment_runner import experiment_runner, in_process
 
-pytestmark = pytest.mark.xdist_group("torch")
-
 SMALL = (
     "phases.teacher.environment.arguments={num_examples=24}",
     "phases.teacher.rollouts.examples=24",

@@ -15,8 +15,6 @@ from wander.models.loading import load_model, weights_digest
 from wander.train.evaluation.evaluator import read_evaluations
 from wander.train.records.record import read_metrics
 
-pytestmark = pytest.mark.xdist_group("torch")
-
 ENVIRONMENT = """
 from wander import Messages, Rubric, SingleTurnEnv, State
 

@@ -11,8 +11,6 @@ import pytest
 import torch
 from command_line import Wander
 
-pytestmark = pytest.mark.xdist_group("torch")
-
 TICTACTOE = str(Path(__file__).parents[2] / "environments" / "tictactoe")
 SETTINGS = """
 [environment]

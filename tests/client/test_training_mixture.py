@@ -10,8 +10,6 @@ import torch
 from command_line import Wander
 from wander.models.tiny import TinySize, create_tiny
 
-pytestmark = pytest.mark.xdist_group("torch")
-
 TICTACTOE = str(Path(__file__).parents[2] / "environments" / "tictactoe")
 REVERSE = str(Path(__file__).parents[2] / "environments" / "reverse_text")
 SETTINGS = f"""

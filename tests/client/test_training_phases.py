@@ -13,8 +13,6 @@ from command_line import Wander
 from wander.models.loading import weights_digest
 from wander.train.evaluation.evaluator import read_evaluations
 
-pytestmark = pytest.mark.xdist_group("torch")
-
 TICTACTOE = str(Path(__file__).parents[2] / "environments" / "tictactoe")
 SHARED = """
 [environment.arguments]

@@ -14,8 +14,6 @@ import torch
 from command_line import Wander
 from wander_client.training.panel import PlainSteps
 
-pytestmark = pytest.mark.xdist_group("torch")
-
 TICTACTOE = Path(__file__).parents[2] / "environments" / "tictactoe"
 SETTINGS = """
 [environment.arguments]

@@ -29,8 +29,6 @@ from wander_client.context import CommonOptions, Invocation, set_current
 from wander_client.terminal.output import Output
 from wander_client.training.run import training_server
 
-pytestmark = pytest.mark.xdist_group("torch")
-
 PROMPT = "Once upon a time"
 FIELDS = {"max_tokens": 8, "temperature": 0.0}
 

@@ -9,7 +9,6 @@ import shutil
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
 
 import pytest
 import typer
@@ -77,18 +76,14 @@ def page_run(request, tmp_path, mirror, endpoint) -> Iterator[PageRun]:
         yield run
 
 
-TABLES = {"upload-rules"}
+TABLES = {"deprecation", "upload-rules", "walks"}
 """Pages of which another test compares every row with the code."""
 
 
-def on_its_own(page: Path) -> Any:
-    """Return the page as a parameter of which any worker may take charge."""
-    marks = [pytest.mark.full, pytest.mark.xdist_group(f"tests/docs {page.stem}")]
-    return pytest.param(page, marks=marks, id=page.stem)
-
-
 @pytest.mark.timeout(900)  # the README's page trains, on however few cores there are
-@pytest.mark.parametrize("page_run", [on_its_own(page) for page in PAGES], indirect=True)
+@pytest.mark.parametrize(
+    "page_run", [pytest.param(page, marks=pytest.mark.full, id=page.stem) for page in PAGES], indirect=True
+)
 def test_every_block_of_the_page_runs(page_run, request):
     page = request.node.callspec.params["page_run"]
     found = blocks(page)

@@ -20,8 +20,6 @@ from wander.models.policy import PolicyClient
 from wander.models.sampling import Sample, end_of_turn_ids
 from wander.train.rollouts.source import trajectories_of, trajectory_of
 
-pytestmark = pytest.mark.xdist_group("torch")
-
 TURNS = 10
 SYSTEM = "You answer."
 
