@@ -342,6 +342,8 @@ class RunViewer(App[bool]):
         """Take the line that was asked for."""
         self._close_question()
         self._answer(event.value.strip())
+        # The layout without the question may be drawn with the last line left out (once in some 50 runs).
+        self.call_after_refresh(self._status.refresh)
 
     def _tell(self, note: str = "") -> None:
         parts = [one_line(note)] if note else []
