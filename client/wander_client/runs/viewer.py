@@ -342,7 +342,7 @@ class RunViewer(App[bool]):
         """Take the line that was asked for."""
         self._close_question()
         self._answer(event.value.strip())
-        # The layout without the question may be drawn with the last line left out (once in some 50 runs).
+        # The layout without the question may be drawn with the last line left out (seen once under load).
         self.call_after_refresh(self._status.refresh)
 
     def _tell(self, note: str = "") -> None:
