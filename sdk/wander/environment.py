@@ -248,20 +248,20 @@ class Environment(Player):
         """
         pairs = zip(request.indices, request.rollout_ids, strict=True)
         if len(request.indices) == 1:  # without a task of its own, which costs time
-            episodes = [await self._play_episode(request, *pair) for pair in pairs]
+            episodes = [await self._play_one_episode(request, *pair) for pair in pairs]
         else:
-            episodes = await asyncio.gather(*(self._play_episode(request, *pair) for pair in pairs))
+            episodes = await asyncio.gather(*(self._play_one_episode(request, *pair) for pair in pairs))
         scoring = time.perf_counter()
         played = [each.state for each in episodes if each.state["failure"] is None]
         if request.together and self.rubric.has_group_functions:
-            await self._score_together(played)
+            await self._score_states(played)
         else:
             for state in played:
-                await self._score(state)
+                await self._score_state(state)
         seconds = (time.perf_counter() - scoring) / max(1, len(episodes))
         return [episode.record(scoring_seconds=seconds) for episode in episodes]
 
-    async def _play_episode(self, request: RolloutRequest, index: int, rollout_id: str) -> _Episode:
+    async def _play_one_episode(self, request: RolloutRequest, index: int, rollout_id: str) -> _Episode:
         """Play one episode to its end, unscored."""
         started_at = datetime.now(UTC).isoformat(timespec="milliseconds")
         started = time.perf_counter()
@@ -274,7 +274,7 @@ class Environment(Player):
             await self._begin_and_play(state, calls)
         finally:
             _end_calls(calls, state)
-            await self._clean_up(state)
+            await self._run_cleanup_hooks(state)
         return _Episode(state, started_at, time.perf_counter() - started)
 
     async def _begin_and_play(self, state: State, calls: ModelCalls) -> None:
@@ -294,7 +294,7 @@ class Environment(Player):
         except BoundaryError as error:
             _fail(state, error)
 
-    async def _clean_up(self, state: State) -> None:
+    async def _run_cleanup_hooks(self, state: State) -> None:
         """Run every cleanup hook, also after one of them raised; the first failure is the one on record."""
         for _, hook in self._cleanups:
             try:
@@ -302,7 +302,7 @@ class Environment(Player):
             except BoundaryError as error:
                 _fail(state, error)
 
-    async def _score(self, state: State) -> None:
+    async def _score_state(self, state: State) -> None:
         try:
             try:  # a rubric may override `score`
                 score = await self.rubric.score(state, self.parser)
@@ -313,7 +313,7 @@ class Environment(Player):
             score = Score(reward=None, error=error)
         _keep_score(state, score)
 
-    async def _score_together(self, states: Sequence[State]) -> None:
+    async def _score_states(self, states: Sequence[State]) -> None:
         try:
             try:  # a rubric may override `score_group`
                 scores = await self.rubric.score_group(states, self.parser)

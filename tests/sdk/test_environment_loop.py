@@ -241,3 +241,17 @@ async def test_the_environments_tools_are_offered(schemas):
 
     await played(Tools(ROWS, max_turns=1), script)
     assert offered == [schemas]
+
+
+async def test_an_author_may_use_the_plain_private_names():
+    """Published subclasses have methods of their own; ours must not be called as they are likely to be."""
+
+    class Own(SingleTurnEnv):
+        def _score(self):
+            raise AssertionError("called by the loop")
+
+        _clean_up = _play = _play_episode = _score_together = _find_tool = _connect = _score
+
+    env = Own([{"question": "q", "answer": "a"}], rubric=Rubric([lambda completion: 1.0]))
+    rollout = await played(env, ["a"])
+    assert (rollout.failure, rollout.reward) == (None, 1.0)

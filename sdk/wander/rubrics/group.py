@@ -45,7 +45,7 @@ class RubricGroup(Rubric):
         """Score with every member, even after one failed."""
         own = await super().score(state, parser)
         scores = {key: await member.score(state, parser) for key, member in self.members.items()}
-        return self._merge({**scores, "": own})
+        return self._merge_scores({**scores, "": own})
 
     async def score_group(self, states: Sequence[State], parser: Parser | None = None) -> list[Score]:
         """Score a whole group with every member, even after one failed."""
@@ -53,7 +53,7 @@ class RubricGroup(Rubric):
         scores = {key: await member.score_group(states, parser) for key, member in self.members.items()}
         scores[""] = own
         return [
-            self._merge({key: each[position] for key, each in scores.items()})
+            self._merge_scores({key: each[position] for key, each in scores.items()})
             for position in range(len(states))
         ]
 
@@ -73,7 +73,7 @@ class RubricGroup(Rubric):
         count = Counter(name for _, name in pairs)
         return {(key, name): f"{key}.{name}" if key and count[name] > 1 else name for key, name in pairs}
 
-    def _merge(self, scores: Mapping[str, Score]) -> Score:
+    def _merge_scores(self, scores: Mapping[str, Score]) -> Score:
         names = self._reported()
         merged = Score(reward=0.0)
         for key, score in scores.items():

@@ -72,7 +72,7 @@ class MCPEnv(ToolEnv):
 
         The tools are there when `setup_state` runs, so it may call them: `self.offered(state)["reset"]`.
         """
-        connections = await self._connect(state)
+        connections = await self._connect_servers(state)
         state["mcp_tools"] = {**self._tools, **name_tools(connections, taken=set(self._tools))}
         await super().play(state, model)
 
@@ -87,7 +87,7 @@ class MCPEnv(ToolEnv):
         shared, self._shared = self._shared, []
         await _close_all(shared)
 
-    async def _connect(self, state: State) -> list[MCPConnection]:
+    async def _connect_servers(self, state: State) -> list[MCPConnection]:
         if self.session == "rollout":
             connections: list[MCPConnection] = []
             state["mcp_connections"] = connections

@@ -117,7 +117,7 @@ class ToolEnv(MultiTurnEnv):
     async def _answer_call(self, call: ToolCall, messages: Messages, state: State) -> Message:
         """Return the tool message of one call; raises `ToolError` for `stop_errors` only."""
         try:
-            tool = self._find_tool(call.name, state)
+            tool = self._look_up_tool(call.name, state)
             arguments = tool.checked(call.checked_arguments())
             arguments = await self._update_arguments(tool, arguments, messages, state)
             content = await self.call_tool(tool, arguments, state)
@@ -142,7 +142,7 @@ class ToolEnv(MultiTurnEnv):
             )
         return updated
 
-    def _find_tool(self, name: str, state: State) -> Tool:
+    def _look_up_tool(self, name: str, state: State) -> Tool:
         offered = self.offered(state)
         if name not in offered:
             raise UnknownTool(f"there is no tool `{name}`; the tools are {', '.join(offered) or 'none'}")
