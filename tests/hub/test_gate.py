@@ -14,7 +14,7 @@ from bad_wheels import BAD_WHEELS
 from wander_hub.http.problems import HubProblem
 from wander_hub.settings import Settings
 from wander_hub.upload import checks
-from wander_hub.upload.schemas import Limits, Upload
+from wander_hub.upload.schemas import Upload
 from wander_hub.upload_rules import OPTIONAL, RULES
 
 CORPUS = [*BAD_WHEELS, *BAD_SDISTS]
@@ -30,7 +30,7 @@ def judged(case) -> None:
     sha256 = hashlib.sha256(body).hexdigest()
     upload = Upload("alice", case.filename, io.BytesIO(body), len(body), sha256, case.fields)
     checks.parse_check(upload)
-    checks.check(upload, Limits.of(Settings()))
+    checks.check(upload, Settings())
 
 
 @pytest.mark.parametrize("case", CORPUS, ids=lambda case: case.label)

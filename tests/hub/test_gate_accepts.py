@@ -39,14 +39,14 @@ from bad_wheels import add, extra, with_first
 from wander_hub.http.problems import HubProblem
 from wander_hub.settings import Settings
 from wander_hub.upload import checks
-from wander_hub.upload.schemas import Limits, Package, Upload
+from wander_hub.upload.schemas import Package, Upload
 from wander_hub.upload_rules import OPTIONAL
 
 
 def judged(body: bytes, filename: str = WHEEL_NAME, *, fields=None, **settings) -> Package:
     sha256 = hashlib.sha256(body).hexdigest()
     upload = Upload("alice", filename, io.BytesIO(body), len(body), sha256, fields or {})
-    return checks.check(upload, Limits.of(Settings(**settings)))
+    return checks.check(upload, Settings(**settings))
 
 
 def zip64_of(entry: Entry, *, in_header: bool) -> Entry:
@@ -121,7 +121,7 @@ def test_a_sound_wheel_is_taken_without_a_word(label):
     given = {"sha256_digest": hashlib.sha256(body).hexdigest().upper(), "filetype": "bdist_wheel"}
     package = judged(body, fields=given)
     assert (package.name, package.version, package.warnings) == ("good-env", "1.0", ())
-    assert package.entry_point == "good_env:load_environment"
+    assert package.contents.entry_point == "good_env:load_environment"
 
 
 SOUND_SDISTS = {
@@ -148,7 +148,7 @@ SOUND_SDISTS = {
 def test_a_sound_source_archive_is_taken_without_a_word(label):
     package = judged(SOUND_SDISTS[label](), SDIST_NAME, fields={"filetype": "sdist"})
     assert (package.name, package.kind, package.warnings) == ("good-env", "sdist", ())
-    assert package.entry_point == "good_env:load_environment"
+    assert package.contents.entry_point == "good_env:load_environment"
 
 
 FLAGGED = {
@@ -320,7 +320,7 @@ def test_what_a_common_backend_builds_is_taken(backend, tmp_path):
         assert package.warnings == ()
         assert (package.summary, package.license, package.tags) == ("Good.", "MIT", ["text"])
         assert (package.requires_python, package.requires_dist) == (">=3.11", ["wander-sdk"])
-        assert package.entry_point == "good_env:load_environment"
+        assert package.contents.entry_point == "good_env:load_environment"
         assert "# Good" in package.readme
 
 

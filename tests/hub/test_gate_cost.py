@@ -12,7 +12,7 @@ import pytest
 from archive_forge import SDIST_NAME, STEM, WHEEL_NAME, TarEntry, sdist_of, wheel_of
 from wander_hub.settings import Settings
 from wander_hub.upload import checks
-from wander_hub.upload.schemas import Limits, Upload
+from wander_hub.upload.schemas import Upload
 
 MIB = 1024 * 1024
 
@@ -37,7 +37,7 @@ def judge(body: bytes, filename: str) -> Counted:
     sha256 = hashlib.sha256(body).hexdigest()  # taken as the bytes came in; this one is not
     given = {"sha256_digest": sha256, "blake2_256_digest": hashlib.blake2b(body, digest_size=32).hexdigest()}
     upload = Upload("alice", filename, file, len(body), sha256, given)
-    checks.check(upload, Limits.of(Settings()))
+    checks.check(upload, Settings())
     return file
 
 

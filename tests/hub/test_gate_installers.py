@@ -19,7 +19,7 @@ from hypothesis import HealthCheck, Phase, event, given, settings
 from wander_hub.http.problems import HubProblem
 from wander_hub.settings import Settings
 from wander_hub.upload import checks
-from wander_hub.upload.schemas import Limits, Upload
+from wander_hub.upload.schemas import Upload
 from wheel_mutator import wheels
 
 WRITTEN_ANEW = {"RECORD", "INSTALLER", "REQUESTED", "direct_url.json", "uv_cache.json"}
@@ -107,7 +107,7 @@ def promised(body: bytes) -> dict[str, str]:
 def is_taken(body: bytes) -> bool:
     upload = Upload("alice", WHEEL_NAME, io.BytesIO(body), len(body), hashlib.sha256(body).hexdigest())
     try:
-        checks.check(upload, Limits.of(Settings()))
+        checks.check(upload, Settings())
     except HubProblem as problem:
         event(f"refused: {problem.code}")
         return False

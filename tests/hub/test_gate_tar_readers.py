@@ -20,9 +20,9 @@ from wander_hub.upload import checks
 from wander_hub.upload.archives.members import Budget
 from wander_hub.upload.archives.stream import ByteStream
 from wander_hub.upload.archives.tar_archive import TarArchive
-from wander_hub.upload.schemas import Limits, Upload
+from wander_hub.upload.schemas import Upload
 
-LIMITS = Limits.of(Settings())
+LIMITS = Settings()
 NAMES = st.builds(
     "{}{}{}".format,
     st.sampled_from([f"{STEM}/"] * 8 + [f"{STEM}/pkg/"] * 4 + ["", f"./{STEM}/", f"{STEM}//"]),

@@ -6,9 +6,10 @@ import zipfile
 from importlib.metadata import distribution
 
 import pytest
+from wander_hub.settings import Settings
 from wander_hub.storage import Storage
 from wander_hub.upload import bundled
-from wander_hub.upload.schemas import Limits, Upload
+from wander_hub.upload.schemas import Upload
 
 
 @pytest.fixture
@@ -54,8 +55,7 @@ def test_an_installed_distribution_is_packed_again(tmp_path):
     assert bundled._pack(distribution("packaging"), tmp_path / "again").read_bytes() == body
     with wheel.open("rb") as file:
         upload = Upload("wander", wheel.name, file, len(body), "")
-        limits = Limits(10**8, 10**8, 10_000)
-        package = bundled.checks.check(upload, limits, environment=False)
+        package = bundled.checks.check(upload, Settings(), environment=False)
     assert package.name == "packaging"
 
 

@@ -19,7 +19,7 @@ from wander_hub.environments import service as environment_service
 from wander_hub.index import service as index
 from wander_hub.storage import Storage, digest_of
 from wander_hub.upload import checks, service
-from wander_hub.upload.schemas import Limits, Upload
+from wander_hub.upload.schemas import Upload
 from wander_hub.settings import Settings
 from pathlib import Path
 
@@ -37,7 +37,7 @@ if step in places:
 database, storage = Database(url), Storage.open(None, Path(objects))
 body = io.BytesIO(Path(wheel).read_bytes())
 sha256, size = digest_of(body)
-package = checks.check(Upload("alice", Path(wheel).name, body, size, sha256), Limits.of(Settings()))
+package = checks.check(Upload("alice", Path(wheel).name, body, size, sha256), Settings())
 storage.put(body)
 with database.write(HUB) as session:
     service.publish(session, accounts.owner_named(session, "alice"), [package], HUB)

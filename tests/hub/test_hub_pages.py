@@ -215,12 +215,12 @@ async def test_a_plain_package_is_not_shown_as_an_environment(hub, make_wheel):
     from wander_hub.accounts import repository
     from wander_hub.identity import HUB
     from wander_hub.upload import checks, service
-    from wander_hub.upload.schemas import Limits, Upload
+    from wander_hub.upload.schemas import Upload
 
     spec = make_wheel(name="wander-sdk", entry_points=None, files={"wander/__init__.py": b""})
     body = io.BytesIO(spec.build())
     upload = Upload("wander", spec.wheel_name, body, len(body.getvalue()), "0" * 64)
-    package = checks.check(upload, Limits(10**6, 10**6, 100), environment=False)
+    package = checks.check(upload, hub.settings, environment=False)
     with hub.database.write(HUB) as session:
         owner = repository.owner_named(session, "wander")
         service.publish(session, owner, [package], HUB, listed=False)

@@ -43,6 +43,7 @@ from wander_hub.rights.tokens import authenticate
 from wander_hub.database import Database
 from wander_hub.lifecycle import locks
 from wander_hub.leaderboards import listing
+from wander_hub.http.boundary import Context
 from wander_hub.index import repository as index_repository
 from wander_hub.index import service as index
 from wander_hub.settings import Settings
@@ -62,7 +63,7 @@ def finalized(place):
     elif place:
         owner, name = place.split(".")
         setattr(globals()[owner], name, die)
-    finalize.finalize(database, storage, caller, session_id, Settings(), "http://hub.test")
+    finalize.finalize(Context(caller, database, storage, Settings(), "http://hub.test"), session_id)
 
 for line in sys.stdin:  # one process imports, each step dies in a copy of it
     child = os.fork()

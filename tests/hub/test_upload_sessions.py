@@ -17,6 +17,7 @@ from wander_hub.accounts import service as account_service
 from wander_hub.database import now
 from wander_hub.environments.models import Version
 from wander_hub.fsck import check as fsck
+from wander_hub.http.boundary import Context
 from wander_hub.identity import HUB
 from wander_hub.rights.tokens import authenticate
 from wander_hub.storage import Storage
@@ -340,10 +341,8 @@ async def test_a_finalize_that_comes_late_is_answered_like_the_first(hub, begin,
     def slow(*arguments):
         monkeypatch.setattr(finalize, "_put_together", read)
         caller = authenticate(hub.database, hub.tokens["alice"])
-        settings = hub.settings
-        answers.append(
-            finalize.finalize(hub.database, storage, caller, upload.id, settings, "http://hub.test")
-        )
+        context = Context(caller, hub.database, storage, hub.settings, "http://hub.test")
+        answers.append(finalize.finalize(context, upload.id))
         return read(*arguments)
 
     monkeypatch.setattr(finalize, "_put_together", slow)

@@ -7,7 +7,9 @@ dependency through a thread.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from typing import Annotated, Protocol
 
 from fastapi import Depends, Request
@@ -17,13 +19,32 @@ from sqlalchemy.orm import Session
 from starlette.routing import BaseRoute
 
 from wander_hub import security
-from wander_hub.database import Database
+from wander_hub.database import Database, Result
 from wander_hub.http.problems import HubProblem
 from wander_hub.identity import Identity, Permission
 from wander_hub.settings import Settings
 from wander_hub.storage import Storage
 
 _SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
+
+
+@dataclass(frozen=True)
+class Context:
+    """Who sends something to the hub, and what the hub keeps it with."""
+
+    caller: Identity
+    database: Database
+    storage: Storage
+    settings: Settings
+    base_url: str = ""
+
+    def read(self) -> AbstractContextManager[Session]:
+        """Give a session that sees what the caller may see, and whose work is thrown away."""
+        return self.database.read(self.caller)
+
+    def committed(self, work: Callable[[Session], Result]) -> Result:
+        """Do `work` in the caller's writing session, once more when another request got in between."""
+        return self.database.committed(work, self.caller)
 
 
 class Wakeable(Protocol):
@@ -54,6 +75,12 @@ def storage_of(request: Request) -> Storage:
 def base_url_of(request: Request) -> str:
     """Return the address users reach the hub under, without a slash at its end."""
     return (settings_of(request).public_url or str(request.base_url)).rstrip("/")
+
+
+def context_of(request: Request, caller: Identity) -> Context:
+    """Return what a request of the caller works with."""
+    state = request.app.state
+    return Context(caller, state.database, state.storage, state.settings, base_url_of(request))
 
 
 def read_session(request: Request) -> Iterator[Session]:
@@ -188,3 +215,20 @@ HubDatabase = Annotated[Database, Depends(_database)]
 HubStorage = Annotated[Storage, Depends(_storage)]
 HubSettings = Annotated[Settings, Depends(_settings)]
 BaseUrl = Annotated[str, Depends(_base_url)]
+
+
+async def _for_poster(request: Request, caller: Poster) -> Context:
+    return context_of(request, caller)
+
+
+async def _for_publisher(request: Request, caller: Publisher) -> Context:
+    return context_of(request, caller)
+
+
+async def _for_manager(request: Request, caller: Manager) -> Context:
+    return context_of(request, caller)
+
+
+ForPoster = Annotated[Context, Depends(_for_poster)]
+ForPublisher = Annotated[Context, Depends(_for_publisher)]
+ForManager = Annotated[Context, Depends(_for_manager)]

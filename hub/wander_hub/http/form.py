@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import Any
 
 from fastapi import Request
 from starlette.datastructures import FormData
@@ -19,6 +20,12 @@ _FIELD_BYTES = 8 * 1024 * 1024
 """Limit of one text field: twine sends the whole README as one."""
 _OVERHEAD = 16 * 1024 * 1024
 """What a form may hold beside its files; it is in memory."""
+
+
+def form_body(properties: dict[str, Any], required: str) -> dict[str, Any]:
+    """Return how OpenAPI tells of a form."""
+    schema = {"type": "object", "required": [required], "properties": properties}
+    return {"requestBody": {"required": True, "content": {"multipart/form-data": {"schema": schema}}}}
 
 
 @asynccontextmanager

@@ -33,7 +33,7 @@ from wander_hub.names import BUNDLED_OWNER
 from wander_hub.settings import Settings
 from wander_hub.storage import Storage, digest_of
 from wander_hub.upload import checks, service
-from wander_hub.upload.schemas import Limits, Upload
+from wander_hub.upload.schemas import Upload
 
 logger = logging.getLogger("wander_hub")
 
@@ -111,7 +111,7 @@ def _publish(wheel: Path, database: Database, storage: Storage, settings: Settin
     with wheel.open("rb") as body:
         sha256, size = digest_of(body)
         upload = Upload(BUNDLED_OWNER, wheel.name, body, size, sha256)
-        package = checks.check(upload, Limits.of(settings), environment=False)
+        package = checks.check(upload, settings, environment=False)
         storage.put(body)
     with database.write(HUB) as session:
         owner = accounts.owner_named(session, BUNDLED_OWNER)

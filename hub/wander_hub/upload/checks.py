@@ -27,10 +27,11 @@ from wander.wire import CheckSummary
 
 from wander_hub import names
 from wander_hub.http.problems import HubProblem
+from wander_hub.settings import Settings
 from wander_hub.upload.archives import sdist, wheel, wheel_file
 from wander_hub.upload.archives.metadata import package_from
 from wander_hub.upload.archives.stream import DIGESTS, ByteStream
-from wander_hub.upload.schemas import Contents, FileName, Findings, Limits, Package, Upload, refusal
+from wander_hub.upload.schemas import Contents, FileName, Findings, Package, Upload, refusal
 
 CHECK_FIELD = "wander_check"
 CHECK_BYTES = 64 * 1024
@@ -41,22 +42,21 @@ _FILE_TYPES = {"bdist_wheel": "wheel", "sdist": "sdist"}
 _WANDER_MODULES = frozenset({"wander", "wander_client", "wander_compat", "wander_hub", "verifiers"})
 
 
-def check(upload: Upload, limits: Limits, *, environment: bool = True) -> Package:
+def check(upload: Upload, settings: Settings, *, environment: bool = True) -> Package:
     """Run every check and return what the file holds.
 
     `environment` demands that it offers one, and that it is none of the hub's own packages.
     """
     check_form(upload)
     filename = check_filename(upload.filename)
-    check_size(upload.filename, upload.size, limits)
-    findings = Findings(limits.policy)
-    contents = check_bytes(upload, filename, limits, findings)
-    package = package_from(upload, filename, contents, limits, findings)
+    check_size(upload.filename, upload.size, settings)
+    findings = Findings(settings.upload_policy)
+    contents = check_bytes(upload, filename, settings, findings)
+    package = package_from(upload, filename, contents, settings, findings)
     check_identity(upload, filename, package, findings)
-    check_name_allowed(package)
     check_modules(contents, findings, own=not environment)
-    if environment:
-        check_environment(package)
+    if environment and contents.entry_point is None and not contents.has_loader:
+        raise refusal("no_environment", f"`{package.filename}` offers no environment")
     return replace(package, warnings=findings.warnings())
 
 
@@ -94,39 +94,32 @@ def check_filename(filename: str) -> FileName:
         detail = f"`{filename[:100]!s}` is not the name of a distribution"
         raise refusal("bad_filename", detail.encode("utf-8", "replace").decode())
     try:
-        return _wheel_name(filename) if filename.endswith(".whl") else _sdist_name(filename)
+        if filename.endswith(".whl"):
+            parts = filename.removesuffix(".whl").split("-")
+            tags = wheel_file.expand("-".join(parts[-3:]))  # bounded, which the next line is not
+            name, version, build, _tags = parse_wheel_filename(filename)
+            stem = "-".join(parts[:2])
+            return FileName("wheel", name, str(version), stem, parts[2] if build else "", tags)
+        stem = filename.removesuffix(".tar.gz")
+        name, version = parse_sdist_filename(filename)
+        wanted = f"{name.replace('-', '_')}-{version}"
+        if stem != wanted:
+            raise ValueError(f"by PEP 625 its name is `{wanted}.tar.gz`")
+        return FileName("sdist", name, str(version), stem)
     except (InvalidWheelFilename, InvalidSdistFilename, ValueError) as error:
         raise refusal("bad_filename", f"`{filename}`: {error!s:.300}") from error
 
 
-def _wheel_name(filename: str) -> FileName:
-    parts = filename.removesuffix(".whl").split("-")
-    tags = wheel_file.expand("-".join(parts[-3:]))  # bounded, which the next line is not
-    name, version, build, _tags = parse_wheel_filename(filename)
-    return FileName(
-        *("wheel", name, str(version), "-".join(parts[:2])), build=parts[2] if build else "", tags=tags
-    )
-
-
-def _sdist_name(filename: str) -> FileName:
-    stem = filename.removesuffix(".tar.gz")
-    name, version = parse_sdist_filename(filename)
-    wanted = f"{name.replace('-', '_')}-{version}"
-    if stem != wanted:
-        raise ValueError(f"by PEP 625 its name is `{wanted}.tar.gz`")
-    return FileName("sdist", name, str(version), stem)
-
-
-def check_size(filename: str, size: int, limits: Limits) -> None:
+def check_size(filename: str, size: int, settings: Settings) -> None:
     """Neither empty nor over the limit."""
     if size == 0:
         raise refusal("empty_file", f"`{filename}` is empty")
-    if size > limits.file_bytes:
-        allowed = f"{limits.file_bytes / (1024 * 1024):,.0f} MiB"
+    if size > settings.max_upload_bytes:
+        allowed = f"{settings.max_upload_bytes / (1024 * 1024):,.0f} MiB"
         raise refusal("too_large", f"`{filename}` is over this hub's limit of {allowed}")
 
 
-def check_bytes(upload: Upload, filename: FileName, limits: Limits, findings: Findings) -> Contents:
+def check_bytes(upload: Upload, filename: FileName, settings: Settings, findings: Findings) -> Contents:
     """Read the file once, from its first byte to its last, for the archive's sake and the digests'.
 
     Where both are wrong, the digests are the answer: the file was damaged on its way.
@@ -135,9 +128,9 @@ def check_bytes(upload: Upload, filename: FileName, limits: Limits, findings: Fi
     stream = ByteStream(upload.body, given.keys() - {_TAKEN})
     try:
         if filename.kind == "wheel":
-            contents = wheel.read(stream, upload.body, filename, limits, upload.size, findings)
+            contents = wheel.read(stream, upload.body, filename, settings, upload.size, findings)
         else:
-            contents = sdist.read(stream, filename, limits, upload.size, findings)
+            contents = sdist.read(stream, filename, settings, upload.size, findings)
     except HubProblem:
         check_digests(stream, given, upload.sha256)
         raise
@@ -155,21 +148,21 @@ def check_digests(stream: ByteStream, given: Mapping[str, str], sha256: str) -> 
 
 
 def check_identity(upload: Upload, filename: FileName, package: Package, findings: Findings) -> None:
-    """File name, metadata inside the file and form agree on name and version."""
+    """File name, metadata inside the file and form agree; no address of the hub's own has the name."""
     if (filename.name, filename.version) != (package.name, package.version):
         inside = f"`{package.name}` {package.version}"
         raise refusal("name_mismatch", f"`{upload.filename}` holds the metadata of {inside}")
     claimed_name, claimed_version = upload.fields.get("name"), upload.fields.get("version")
     if claimed_name and canonicalize_name(claimed_name) != package.name:
         raise refusal("name_mismatch", f"the form says `{claimed_name[:100]}`, the file `{package.name}`")
-    if claimed_version and _differs(claimed_version, package.version):
+    try:
+        fits = not claimed_version or str(Version(claimed_version)) == package.version
+    except ValueError:  # no version, or a number with thousands of digits
+        fits = False
+    if not fits:
         raise refusal("version_mismatch", f"the form says {claimed_version[:100]}, not {package.version}")
     if "+" in package.version:
         findings.note("local_version", f"{package.version} is a local version")
-
-
-def check_name_allowed(package: Package) -> None:
-    """The name is not one that the hub's own addresses use."""
     if package.name in names.RESERVED_ENVIRONMENTS:
         raise refusal("reserved_name", f"the name `{package.name}` is reserved")
 
@@ -181,16 +174,3 @@ def check_modules(contents: Contents, findings: Findings, *, own: bool) -> None:
             findings.note("shadows_stdlib", f"`{module}` is a module of Python itself")
         if module in _WANDER_MODULES and not own:
             findings.note("shadows_wander", f"`{module}` is a module of Wander")
-
-
-def check_environment(package: Package) -> None:
-    """The package offers an environment: an entry point, or a module with `load_environment`."""
-    if package.entry_point is None and not package.has_loader:
-        raise refusal("no_environment", f"`{package.filename}` offers no environment")
-
-
-def _differs(claimed: str, version: str) -> bool:
-    try:
-        return str(Version(claimed)) != version
-    except ValueError:  # the latter for a number with thousands of digits
-        return True

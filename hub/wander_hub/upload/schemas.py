@@ -9,53 +9,9 @@ from typing import BinaryIO, Literal
 from wander.wire import UploadWarning
 
 from wander_hub.http.problems import HubProblem
-from wander_hub.settings import MIB, Settings
 from wander_hub.upload_rules import OPTIONAL, RULES, Action
 
 _SHOWN_FINDINGS = 3
-
-
-@dataclass(frozen=True)
-class Limits:
-    """Bounds that the checks hold every file to."""
-
-    file_bytes: int
-    unpacked_bytes: int
-    members: int
-    ratio: int = 50
-    """How many times its own size a file may unpack to, above `ratio_free_bytes`."""
-    ratio_free_bytes: int = 16 * MIB
-    metadata_bytes: int = 8 * MIB
-    """Each of METADATA, RECORD and PKG-INFO; of WHEEL, entry_points.txt and pyproject.toml `small_bytes`."""
-    small_bytes: int = 256 * 1024
-    """What the slowest of their parsers reads in a second."""
-    readme_bytes: int = 2 * MIB
-    summary_chars: int = 512
-    field_chars: int = 4096
-    """Each other value in the metadata; a licence's text may have sixteen times as much."""
-    field_values: int = 1000
-    """Values of one repeated field, such as requirements."""
-    path_chars: int = 512
-    policy: Mapping[str, Action] = field(default_factory=dict)
-    """Actions that differ from the defaults of the optional rules."""
-
-    @classmethod
-    def of(cls, settings: Settings) -> Limits:
-        """Return the limits that an operator has set."""
-        return cls(
-            file_bytes=settings.max_upload_bytes,
-            unpacked_bytes=settings.max_unpacked_bytes,
-            members=settings.max_members,
-            ratio=settings.max_compression_ratio,
-            ratio_free_bytes=settings.compression_ratio_from_bytes,
-            metadata_bytes=settings.max_metadata_bytes,
-            readme_bytes=settings.max_readme_bytes,
-            summary_chars=settings.max_summary_chars,
-            field_chars=settings.max_field_chars,
-            field_values=settings.max_field_values,
-            path_chars=settings.max_path_chars,
-            policy=settings.upload_policy,
-        )
 
 
 @dataclass(frozen=True)
@@ -127,16 +83,11 @@ class Package:
     tags: list[str]
     readme: str
     readme_type: str
-    entry_point: str | None
-    has_loader: bool
+    contents: Contents = field(repr=False)
     core_metadata: bytes | None
     """METADATA byte for byte, for wheels."""
     warnings: tuple[UploadWarning, ...] = ()
     """What the operator's policy flags and does not refuse."""
-    code: tuple[tuple[str, bytes], ...] = field(default=(), repr=False)
-    tree_sha256: str | None = None
-    generated: tuple[str, ...] = ()
-    """These three as in `Contents`."""
 
 
 def refusal(code: str, detail: str, *, hint: str | None = None) -> HubProblem:

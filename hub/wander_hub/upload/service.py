@@ -33,15 +33,6 @@ VISIBILITY_FIELD = "wander_visibility"
 
 
 @dataclass(frozen=True)
-class Wanted:
-    """The files of one version that a publisher wants to add, by name and digest."""
-
-    name: str
-    version: str
-    files: Mapping[str, str]
-
-
-@dataclass(frozen=True)
 class Place:
     """The environment and version that files are added to; both None for a new name."""
 
@@ -72,7 +63,7 @@ def read_visibility(upload: Upload) -> bool | None:
     if not stated:
         return None
     if stated not in ("private", "public"):
-        raise refusal("bad_form", f"`{VISIBILITY_FIELD}` is `private` or `public`", status=400)
+        raise refusal("bad_form", f"`{VISIBILITY_FIELD}` is `private` or `public`")
     return stated == "private"
 
 
@@ -101,8 +92,12 @@ def publish(
     accounts.lock_owner(session, owner)  # the index pages are rendered from all of the owner's rows
     wheels_first = sorted(packages, key=lambda one: one.kind != "wheel")
     first = wheels_first[0]
-    wanted = Wanted(first.name, first.version, {one.filename: one.sha256 for one in packages})
-    place = place_for(session, owner, wanted, caller, private=private, open_days=open_days, replace=replace)
+    place = place_for(
+        *(session, owner, first.name, first.version, {one.filename: one.sha256 for one in packages}, caller),
+        private=private,
+        open_days=open_days,
+        replace=replace,
+    )
     environment = place.environment or _add_environment(session, owner, first, listed, private)
     fresh = [one for one in wheels_first if not _is_there(place, one.filename, one.sha256)]
     if not fresh:
@@ -130,40 +125,40 @@ def publish(
 def place_for(
     session: Session,
     owner: Owner,
-    wanted: Wanted,
+    name: str,
+    version: str,
+    files: Mapping[str, str],
     caller: Identity,
     *,
     private: bool | None = None,
     open_days: int | None = None,
     replace: bool = False,
 ) -> Place:
-    """Return where files would go, or refuse them for all that can be said before their bytes are known."""
-    environment = _environment_for(session, owner, wanted.name, caller, private=private)
+    """Return where files of a version would go, given by name and digest.
+
+    Refuses them for all that can be said before their bytes are known.
+    """
+    environment = _environment_for(session, owner, name, caller, private=private)
     if environment is None:
         return Place()
-    version = environments.version_of(session, environment, wanted.version)
-    if version is not None and version.deleted_at is not None:
-        label = f"{environment.owner.name}/{environment.name}@{version.version}"
+    found = environments.version_of(session, environment, version)
+    if found is None:
+        return Place(environment)
+    label = f"{environment.owner.name}/{environment.name}@{found.version}"
+    if found.deleted_at is not None:
         hint = "publish a higher version"
         raise HubProblem(409, "version_deleted", f"`{label}` was deleted; it is not given again", hint=hint)
-    files = {one.filename: one for one in version.files} if version is not None else {}
-    place = Place(environment, version, {name: files[name] for name in wanted.files if name in files})
-    if all(_is_there(place, filename, sha256) for filename, sha256 in wanted.files.items()):
+    place = Place(environment, found, {one.filename: one for one in found.files if one.filename in files})
+    if all(_is_there(place, filename, sha256) for filename, sha256 in files.items()):
         return place
-    if version is not None and any(
-        names.distribution_of(file.filename) != wanted.name for file in version.files
-    ):
-        raise _refuse_taken(environment, next(iter(wanted.files)))
-    for filename, file in place.known.items():
-        if file.sha256 != wanted.files[filename] and not replace:
+    if any(names.distribution_of(one.filename) != name for one in found.files):
+        raise _refuse_taken(environment, next(iter(files)))
+    for filename in files:
+        if filename in place.known and not replace and not _is_there(place, filename, files[filename]):
             raise _refuse_taken(environment, filename)
-    late = (
-        version is not None
-        and open_days is not None
-        and now() - version.uploaded_at > timedelta(days=open_days)
-    )
-    if version is not None and late and not replace:
-        raise _refuse_closed(environment, version)
+    if open_days is not None and now() - found.uploaded_at > timedelta(days=open_days) and not replace:
+        detail = f"`{label}` is of {found.uploaded_at:%Y-%m-%d} and takes no more files"
+        raise HubProblem(409, "version_closed", detail, hint="publish a new version")
     return place
 
 
@@ -189,7 +184,12 @@ def _environment_for(
     """Return the environment of a name, None for a new one; refuse who may not publish there."""
     held = require_publisher(session, owner, name, caller)
     if isinstance(held, FormerName):
-        raise _refuse_moved(session, owner, name, held)
+        moved = environments.environment_numbered(session, held.environment_id)
+        detail = f"`{owner.name}/{name}` is a former name; former names are not given again"
+        hint = "choose another name"
+        if moved is not None:
+            hint = f"publish to `{moved.owner.name}/{moved.name}`, which it has become"
+        raise HubProblem(409, "environment_moved", detail, hint=hint)
     if held is None:
         return None
     label = f"{owner.name}/{held.name}"
@@ -256,24 +256,19 @@ def _version_for(
             files=[],
         )
         set_committed_value(version, "documents", [])
-        _describe(version, package)
         session.add(version)
-        return version, True
-    if replace or (package.kind == "wheel" and all(one.kind != "wheel" for one in version.files)):
-        _describe(version, package)  # a wheel knows more than the source archive that came before it
-        return version, True
-    return version, False
-
-
-def _describe(version: Version, package: Package) -> None:
+    # A wheel knows more than a source archive that came before it.
+    elif not replace and (package.kind != "wheel" or any(one.kind == "wheel" for one in version.files)):
+        return version, False
     version.summary = package.summary
     version.requires_python = package.requires_python
     version.requires_dist = package.requires_dist
     version.license = package.license
     version.tags = package.tags
-    version.entry_point = package.entry_point
+    version.entry_point = package.contents.entry_point
     version.readme = package.readme
     version.readme_html = render(package.readme, package.readme_type)
+    return version, True
 
 
 def _put_file(environment: Environment, version: Version, package: Package, known: File | None) -> None:
@@ -292,7 +287,8 @@ def _note_source(
     version: Version, packages: Sequence[Package], compared: Mapping[str, Sequence[str]]
 ) -> None:
     """Keep the digest of the source tree, and which wheels were found to be made of it."""
-    tree = next((one.tree_sha256 for one in packages if one.tree_sha256 is not None), None)
+    trees = (one.contents.tree_sha256 for one in packages)
+    tree = next((one for one in trees if one is not None), None)
     before = SourceInfo.model_validate(version.source) if version.source else None
     if tree is None and before is None:
         return
@@ -313,19 +309,3 @@ def _refuse_taken(environment: Environment, filename: str) -> HubProblem:
         f"`{filename}` already exists in `{label}` with other bytes",
         hint=f"versions never change: raise it above {environment.latest_version} and publish again",
     )
-
-
-def _refuse_closed(environment: Environment, version: Version) -> HubProblem:
-    label = f"{environment.owner.name}/{environment.name}@{version.version}"
-    day = f"{version.uploaded_at:%Y-%m-%d}"
-    hint = "publish a new version"
-    return HubProblem(409, "version_closed", f"`{label}` is of {day} and takes no more files", hint=hint)
-
-
-def _refuse_moved(session: Session, owner: Owner, name: str, former: FormerName) -> HubProblem:
-    now_at = environments.environment_numbered(session, former.environment_id)
-    detail = f"`{owner.name}/{name}` is a former name; former names are not given again"
-    hint = "choose another name"
-    if now_at is not None:
-        hint = f"publish to `{now_at.owner.name}/{now_at.name}`, which it has become"
-    return HubProblem(409, "environment_moved", detail, hint=hint)

@@ -14,19 +14,11 @@ from starlette.responses import JSONResponse, Response
 from wander.wire import VersionDetail
 from wander.wire.uploads import OFFSET_HEADER, NewUpload, UploadedFile, UploadSession
 
-from wander_hub.database import Database
 from wander_hub.http.bodies import plain_body, whole
-from wander_hub.http.boundary import (
-    BaseUrl,
-    HubDatabase,
-    HubSettings,
-    HubStorage,
-    Publisher,
-)
+from wander_hub.http.boundary import Context, ForPublisher
 from wander_hub.http.problems import HubProblem, refusals
 from wander_hub.upload import finalize as finishing
 from wander_hub.upload import sessions
-from wander_hub.upload.sessions import Chunk
 
 router = APIRouter(tags=["upload"], prefix="/api/v1/uploads")
 
@@ -47,40 +39,29 @@ ContentDigest = Annotated[
         200: {"description": "the caller's open upload of the very same files", "model": UploadSession},
     },
 )
-def open_upload(
-    wanted: NewUpload, caller: Publisher, database: HubDatabase, settings: HubSettings, base_url: BaseUrl
-) -> Response:
+def open_upload(wanted: NewUpload, context: ForPublisher) -> Response:
     """Announce all files of a version; what can be said against them is said before a byte is sent."""
-    found, created = sessions.begin(database, wanted, caller, settings, base_url)
-    headers = {"Location": f"{base_url}/api/v1/uploads/{found.id}"}
+    found, created = sessions.begin(context, wanted)
+    headers = {"Location": f"{context.base_url}/api/v1/uploads/{found.id}"}
     return JSONResponse(found.model_dump(mode="json"), 201 if created else 200, headers=headers)
 
 
 @router.get("/{session_id}", responses=refusals(401, 403, 404, 422))
-def show_upload(
-    session_id: str, caller: Publisher, database: HubDatabase, settings: HubSettings, base_url: BaseUrl
-) -> UploadSession:
+def show_upload(session_id: str, context: ForPublisher) -> UploadSession:
     """Show an upload of the caller's: how far each file is."""
-    with database.read(caller) as session:
-        return sessions.describe_session(sessions.find(session, caller, session_id), settings, base_url)
+    with context.read() as session:
+        return sessions.describe_session(sessions.find(session, context.caller, session_id), context)
 
 
 @router.head("/{session_id}/files/{filename}", include_in_schema=False)
 @router.get("/{session_id}/files/{filename}", responses=refusals(401, 403, 404, 409, 422))
-def show_file(
-    session_id: str,
-    filename: str,
-    caller: Publisher,
-    database: HubDatabase,
-    base_url: BaseUrl,
-    response: Response,
-) -> UploadedFile:
+def show_file(session_id: str, filename: str, context: ForPublisher, response: Response) -> UploadedFile:
     """Show how far a file is; `Upload-Offset` says where the next chunk begins."""
-    with database.read(caller) as session:
-        file = sessions.find_file(session, caller, session_id, filename)
+    with context.read() as session:
+        _, file = sessions.find_file(session, context.caller, session_id, filename)
         response.headers[OFFSET_HEADER] = str(file.received)
         response.headers["Cache-Control"] = "no-store"
-        return sessions.file_shown(file, session_id, base_url)
+        return sessions.describe_file(file, context.base_url)
 
 
 @router.put(
@@ -94,32 +75,20 @@ async def send_chunk(
     session_id: str,
     filename: str,
     upload_offset: Offset,
-    caller: Publisher,
-    database: HubDatabase,
-    storage: HubStorage,
-    settings: HubSettings,
-    base_url: BaseUrl,
+    context: ForPublisher,
     content_digest: ContentDigest = None,
 ) -> Response:
     """Send the next chunk of a file; at a wrong offset the answer is a 409 that tells the right one."""
     stated = _sha256_in(content_digest)
-    await run_in_threadpool(_expect, database, caller, session_id, filename)
-    most = settings.upload_chunk_bytes
+    await run_in_threadpool(_expect, context, session_id, filename)
+    most = context.settings.upload_chunk_bytes
     too_large = HubProblem(413, "chunk_too_large", f"the chunk is over this hub's {most:,} bytes")
     try:
         content = await whole(request, most, too_large)
     except ClientDisconnect as error:  # one that breaks off counts for nothing
         raise HubProblem(400, "chunk_broken_off", "the connection ended within the chunk") from error
     found = await run_in_threadpool(
-        sessions.receive,
-        database,
-        storage,
-        caller,
-        session_id,
-        filename,
-        Chunk(upload_offset, content, stated),
-        settings,
-        base_url,
+        sessions.receive, context, session_id, filename, upload_offset, content, stated
     )
     return JSONResponse(found.model_dump(mode="json"), headers={OFFSET_HEADER: str(found.offset)})
 
@@ -129,31 +98,24 @@ async def send_chunk(
     response_model=VersionDetail,
     responses=refusals(401, 403, 404, 409, 413, 422, 503, 507),
 )
-def finalize_upload(
-    session_id: str,
-    caller: Publisher,
-    database: HubDatabase,
-    storage: HubStorage,
-    settings: HubSettings,
-    base_url: BaseUrl,
-) -> Response:
+def finalize_upload(session_id: str, context: ForPublisher) -> Response:
     """Publish all files of an upload at once, or none of them; again is fine."""
-    detail, created = finishing.finalize(database, storage, caller, session_id, settings, base_url)
+    detail, created = finishing.finalize(context, session_id)
     outcome = "created" if created else "unchanged"
     return JSONResponse(detail.model_dump(mode="json"), headers={"X-Wander-Upload": outcome})
 
 
 @router.delete("/{session_id}", status_code=204, responses=refusals(401, 403, 404, 409, 422))
-def cancel_upload(session_id: str, caller: Publisher, database: HubDatabase, storage: HubStorage) -> None:
+def cancel_upload(session_id: str, context: ForPublisher) -> None:
     """Call an upload off and drop what was sent."""
-    sessions.cancel(database, caller, session_id)
-    finishing.drop_staged(storage, session_id)
+    sessions.cancel(context, session_id)
+    finishing.drop_staged(context.storage, session_id)
 
 
-def _expect(database: Database, caller: Publisher, session_id: str, filename: str) -> None:
+def _expect(context: Context, session_id: str, filename: str) -> None:
     """Refuse a chunk of nothing that is under way, before its bytes are read."""
-    with database.read(caller) as session:
-        sessions.find_file(session, caller, session_id, filename)
+    with context.read() as session:
+        sessions.find_file(session, context.caller, session_id, filename)
 
 
 def _sha256_in(header: str | None) -> str | None:

@@ -9,8 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import secrets
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
 from datetime import timedelta
 from typing import Any
 
@@ -21,59 +20,49 @@ from wander.wire.uploads import OFFSET_HEADER, NewUpload, UploadedFile, UploadFi
 from wander.wire.uploads import UploadSession as SessionInfo
 
 from wander_hub.attestations import verification
-from wander_hub.database import Database, now
+from wander_hub.database import now
 from wander_hub.environments import documents
+from wander_hub.http.boundary import Context
 from wander_hub.http.problems import HubProblem
 from wander_hub.identity import Identity
 from wander_hub.rights import rights
 from wander_hub.settings import Settings
-from wander_hub.storage import Storage
 from wander_hub.upload import checks, service
 from wander_hub.upload import session_repository as repository
 from wander_hub.upload.models import StagedChunk, StagedFile, UploadSession
-from wander_hub.upload.schemas import Limits, refusal
+from wander_hub.upload.schemas import refusal
 
 SMALLEST_CHUNK = 64 * 1024
 """Bytes; only the last of a file may have fewer, so that no file becomes a million objects."""
 
 
-@dataclass(frozen=True)
-class Chunk:
-    """A piece of a file as it arrived."""
-
-    offset: int
-    content: bytes
-    stated: str | None = None
-    """SHA-256 that the sender gave, in hexadecimal."""
-
-
-def begin(
-    database: Database, wanted: NewUpload, caller: Identity, settings: Settings, base_url: str
-) -> tuple[SessionInfo, bool]:
+def begin(context: Context, wanted: NewUpload) -> tuple[SessionInfo, bool]:
     """Open a session, or return the caller's open one for the very same wheels and source; tell which.
 
     Refuses at once whatever can be said of files whose bytes are still to come.
     """
+    caller, settings = context.caller, context.settings
     name, version = _check_names(wanted, settings)
-    check_attestations({one.filename: one.sha256 for one in wanted.files}, _statement(wanted), caller)
+    attested = {one.filename: json.dumps(one.attestations) for one in wanted.files if one.attestations}
+    stated = wanted.model_dump(mode="json", include={"private", "source_sha256", "check"})
+    stated |= {"attestations": attested}
+    check_attestations({one.filename: one.sha256 for one in wanted.files}, stated, caller)
+    expires_at = now() + timedelta(hours=settings.upload_hours)
 
     def record(session: Session) -> tuple[SessionInfo, bool]:
         owner = rights.find_uploading_owner(session, caller, wanted.owner)
         files = {one.filename: one.sha256 for one in wanted.files if one.kind != "lock"}
         place = service.place_for(
-            session,
-            owner,
-            service.Wanted(name, version, files),
-            caller,
+            *(session, owner, name, version, files, caller),
             private=wanted.private,
             open_days=settings.version_open_days,
         )
         for known in repository.open_sessions(session, caller.user_id, owner.id, name, version, now()):
-            if _same_files(known, wanted):
+            if _distributions(known.files) == _distributions(wanted.files):
                 _take_lock(session, known, wanted)
-                known.stated, known.expires_at = _statement(wanted), _until(settings)
+                known.stated, known.expires_at = stated, expires_at
                 session.flush()
-                return describe_session(known, settings, base_url), False
+                return describe_session(known, context), False
         if repository.count_open(session, caller.user_id, now()) >= settings.max_open_uploads:
             detail = f"{settings.max_open_uploads} uploads of yours are open"
             hint = (
@@ -87,16 +76,16 @@ def begin(
             name=name,
             version=version,
             status="open",
-            stated=_statement(wanted),
+            stated=stated,
             created_at=now(),
-            expires_at=_until(settings),
+            expires_at=expires_at,
             files=[_stage(one, published=one.filename in place.known) for one in wanted.files],
         )
         session.add(opened)
         session.flush()
-        return describe_session(opened, settings, base_url), True
+        return describe_session(opened, context), True
 
-    return database.committed(record, caller)
+    return context.committed(record)
 
 
 def find(session: Session, caller: Identity, session_id: str, *, lock: bool = False) -> UploadSession:
@@ -109,13 +98,15 @@ def find(session: Session, caller: Identity, session_id: str, *, lock: bool = Fa
     return found
 
 
-def find_file(session: Session, caller: Identity, session_id: str, filename: str) -> StagedFile:
-    """Return a file of an open session."""
-    found = find(session, caller, session_id)
+def find_file(
+    session: Session, caller: Identity, session_id: str, filename: str, *, lock: bool = False
+) -> tuple[UploadSession, StagedFile]:
+    """Return an open session and one of its files."""
+    found = find(session, caller, session_id, lock=lock)
     require_open(found)
     for file in found.files:
         if file.filename == filename:
-            return file
+            return found, file
     listed = ", ".join(f"`{file.filename}`" for file in found.files)
     raise HubProblem(404, "file_not_found", f"the upload has no file `{filename[:100]}`; it has {listed}")
 
@@ -128,82 +119,74 @@ def require_open(found: UploadSession) -> None:
 
 
 def receive(
-    database: Database,
-    storage: Storage,
-    caller: Identity,
-    session_id: str,
-    filename: str,
-    chunk: Chunk,
-    settings: Settings,
-    base_url: str,
+    context: Context, session_id: str, filename: str, offset: int, content: bytes, stated: str | None
 ) -> UploadedFile:
-    """Keep a chunk and return how far its file is; the same chunk again changes nothing."""
-    sha256 = hashlib.sha256(chunk.content).hexdigest()
-    if chunk.stated is not None and chunk.stated != sha256:
+    """Keep a chunk and return how far its file is; the same chunk again changes nothing.
+
+    `stated` is the SHA-256 that its sender gave, in hexadecimal.
+    """
+    caller, sha256 = context.caller, hashlib.sha256(content).hexdigest()
+    chunk = StagedChunk(offset=offset, size=len(content), sha256=sha256)
+    if stated not in (None, sha256):
         raise HubProblem(
             422, "digest_mismatch", "the chunk has another digest than stated", hint="send it again"
         )
-    with database.read(caller) as session:
-        file = find_file(session, caller, session_id, filename)
-        if not _is_next(file, chunk, sha256):
-            return file_shown(file, session_id, base_url)
-        key = chunk_key(session_id, file.id, chunk.offset, sha256)
-    storage.stage(key, chunk.content)
+    with context.read() as session:
+        _, file = find_file(session, caller, session_id, filename)
+        if not _is_next(file, chunk):
+            return describe_file(file, context.base_url)
+        key = chunk_key(file, chunk)
+    context.storage.stage(key, content)
 
     def record(session: Session) -> UploadedFile:
-        found = find(session, caller, session_id, lock=True)
-        require_open(found)
-        file = next(one for one in found.files if one.filename == filename)
-        if _is_next(file, chunk, sha256):
-            repository.advance(session, file, chunk.offset, len(chunk.content))
-            file.chunks.append(StagedChunk(offset=chunk.offset, size=len(chunk.content), sha256=sha256))
-            file.received = chunk.offset + len(chunk.content)
-        found.expires_at = _until(settings)
-        return file_shown(file, session_id, base_url)
+        found, file = find_file(session, caller, session_id, filename, lock=True)
+        if _is_next(file, chunk):
+            repository.advance(session, file, offset, chunk.size)
+            file.chunks.append(StagedChunk(offset=offset, size=chunk.size, sha256=sha256))
+            file.received = offset + chunk.size
+        found.expires_at = now() + timedelta(hours=context.settings.upload_hours)
+        return describe_file(file, context.base_url)
 
-    return database.committed(record, caller)
+    return context.committed(record)
 
 
-def _is_next(file: StagedFile, chunk: Chunk, sha256: str) -> bool:
+def _is_next(file: StagedFile, chunk: StagedChunk) -> bool:
     """Tell whether a chunk goes on where its file ends; False for one that is there, else a refusal."""
-    size = len(chunk.content)
+    size, told = chunk.size, {OFFSET_HEADER: str(file.received)}
     if chunk.offset != file.received:
-        if any((one.offset, one.size, one.sha256) == (chunk.offset, size, sha256) for one in file.chunks):
+        wanted = (chunk.offset, size, chunk.sha256)
+        if any((one.offset, one.size, one.sha256) == wanted for one in file.chunks):
             return False
-        raise offset_mismatch(file, chunk.offset)
+        has = f"the hub has {file.received:,} bytes of `{file.filename}`"
+        detail = f"{has}, and the chunk begins at {chunk.offset:,}"
+        hint = f"go on at {file.received}, as `{OFFSET_HEADER}` of this answer says"
+        raise HubProblem(409, "offset_mismatch", detail, hint=hint, headers=told)
     if file.received + size > file.size:
         left = file.size - file.received
         detail = f"the chunk has {size:,} bytes, and `{file.filename}` only {left:,} more"
-        raise HubProblem(422, "chunk_too_long", detail, headers=_offset(file))
+        raise HubProblem(422, "chunk_too_long", detail, headers=told)
     if size < SMALLEST_CHUNK and (size == 0 or file.received + size != file.size):
         detail = f"the chunk has {size:,} bytes; all but a file's last have {SMALLEST_CHUNK:,} at least"
-        raise HubProblem(422, "chunk_too_short", detail, headers=_offset(file))
+        raise HubProblem(422, "chunk_too_short", detail, headers=told)
     return True
 
 
-def offset_mismatch(file: StagedFile, offset: int) -> HubProblem:
-    """Return the refusal of a chunk for another place; it tells the right one."""
-    detail = f"the hub has {file.received:,} bytes of `{file.filename}`, and the chunk begins at {offset:,}"
-    hint = f"go on at {file.received}, as `{OFFSET_HEADER}` of this answer says"
-    return HubProblem(409, "offset_mismatch", detail, hint=hint, headers=_offset(file))
-
-
-def cancel(database: Database, caller: Identity, session_id: str) -> None:
+def cancel(context: Context, session_id: str) -> None:
     """Call a session off; what was sent is dropped. One that was called off before is fine."""
-    with database.write(caller) as session:
-        found = find(session, caller, session_id, lock=True)
+    with context.database.write(context.caller) as session:
+        found = find(session, context.caller, session_id, lock=True)
         if found.status != "canceled":
             require_open(found)
         found.status = "canceled"
         repository.drop_chunks(session, found.files)
 
 
-def chunk_key(session_id: str, file_id: int, offset: int, sha256: str) -> str:
-    """Return where a chunk lies in the staging part of the storage."""
-    return f"{session_id}/{file_id}/{offset:015d}-{sha256}"
+def chunk_key(file: StagedFile, chunk: StagedChunk) -> str:
+    """Return where a chunk of a file lies in the staging part of the storage."""
+    return f"{file.session_id}/{file.id}/{chunk.offset:015d}-{chunk.sha256}"
 
 
-def describe_session(found: UploadSession, settings: Settings, base_url: str) -> SessionInfo:
+def describe_session(found: UploadSession, context: Context) -> SessionInfo:
     """Return a session as the API shows it."""
     return SessionInfo(
         id=found.id,
@@ -211,13 +194,13 @@ def describe_session(found: UploadSession, settings: Settings, base_url: str) ->
         name=found.name,
         version=found.version,
         status=found.status,
-        files=[file_shown(one, found.id, base_url) for one in found.files],
-        chunk_bytes=settings.upload_chunk_bytes,
+        files=[describe_file(one, context.base_url) for one in found.files],
+        chunk_bytes=context.settings.upload_chunk_bytes,
         expires_at=found.expires_at,
     )
 
 
-def file_shown(file: StagedFile, session_id: str, base_url: str) -> UploadedFile:
+def describe_file(file: StagedFile, base_url: str) -> UploadedFile:
     """Return a file as the API shows it."""
     return UploadedFile(
         filename=file.filename,
@@ -226,13 +209,12 @@ def file_shown(file: StagedFile, session_id: str, base_url: str) -> UploadedFile
         sha256=file.sha256,
         offset=file.received,
         published=file.published,
-        url=f"{base_url}/api/v1/uploads/{session_id}/files/{file.filename}",
+        url=f"{base_url}/api/v1/uploads/{file.session_id}/files/{file.filename}",
     )
 
 
 def _check_names(wanted: NewUpload, settings: Settings) -> tuple[str, str]:
     """Return name and version in their normal forms; refuse files that are not all of them."""
-    limits = Limits.of(settings)
     name = canonicalize_name(wanted.name)
     try:
         version = str(Version(wanted.version))
@@ -245,28 +227,23 @@ def _check_names(wanted: NewUpload, settings: Settings) -> tuple[str, str]:
         raise HubProblem(422, "invalid_request", "the upload has neither a wheel nor a source archive")
     for file in wanted.files:
         if file.kind == "lock":
-            _check_lock(file, settings)
+            if file.filename != documents.NAMES["lock"]:
+                raise refusal("bad_filename", f"a lock is called `{documents.NAMES['lock']}`")
+            if file.size > settings.max_lock_bytes:
+                detail = f"`{file.filename}` is over this hub's {settings.max_lock_bytes:,} bytes"
+                raise refusal("too_large", detail)
             continue
         found = checks.check_filename(file.filename)
         if (found.kind, found.name, found.version) != (file.kind, name, version):
             detail = f"`{file.filename}` is not the name of a {file.kind} of `{name}` {version}"
             raise refusal("name_mismatch", detail)
-        checks.check_size(file.filename, file.size, limits)
+        checks.check_size(file.filename, file.size, settings)
     return name, version
 
 
-def _check_lock(file: UploadFile, settings: Settings) -> None:
-    if file.filename != documents.NAMES["lock"]:
-        raise refusal("bad_filename", f"a lock is called `{documents.NAMES['lock']}`")
-    if file.size > settings.max_lock_bytes:
-        detail = f"`{file.filename}` is over this hub's {settings.max_lock_bytes:,} bytes"
-        raise refusal("too_large", detail)
-
-
-def _same_files(known: UploadSession, wanted: NewUpload) -> bool:
-    """Tell whether a session is of these very distribution files; a lock may be another one every time."""
-    staged = {(one.filename, one.size, one.sha256) for one in known.files if one.kind != "lock"}
-    return staged == {(one.filename, one.size, one.sha256) for one in wanted.files if one.kind != "lock"}
+def _distributions(files: Iterable[StagedFile | UploadFile]) -> set[tuple[str, int, str]]:
+    """Return what tells the uploads of a version apart; a lock may be another one every time."""
+    return {(one.filename, one.size, one.sha256) for one in files if one.kind != "lock"}
 
 
 def _take_lock(session: Session, known: UploadSession, wanted: NewUpload) -> None:
@@ -292,12 +269,6 @@ def _stage(file: UploadFile, *, published: bool) -> StagedFile:
     )
 
 
-def _statement(wanted: NewUpload) -> dict[str, Any]:
-    stated = wanted.model_dump(mode="json", include={"private", "source_sha256", "check"})
-    attested = {one.filename: json.dumps(one.attestations) for one in wanted.files if one.attestations}
-    return stated | {"attestations": attested}
-
-
 def check_attestations(
     files: Mapping[str, str], stated: Mapping[str, Any], caller: Identity
 ) -> dict[str, verification.Outcome]:
@@ -308,11 +279,3 @@ def check_attestations(
         for filename, sha256 in files.items()
         if filename in texts
     }
-
-
-def _until(settings: Settings) -> Any:
-    return now() + timedelta(hours=settings.upload_hours)
-
-
-def _offset(file: StagedFile) -> dict[str, str]:
-    return {OFFSET_HEADER: str(file.received)}

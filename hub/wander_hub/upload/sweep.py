@@ -62,11 +62,7 @@ def count_again(database: Database, storage: Storage, file_id: int) -> None:
         if file is None or file.published:
             return
         stored = {one.path for one in storage.list_staged(f"{file.session_id}/")}
-        whole = list(
-            takewhile(
-                lambda one: chunk_key(file.session_id, file.id, one.offset, one.sha256) in stored, file.chunks
-            )
-        )
+        whole = list(takewhile(lambda one: chunk_key(file, one) in stored, file.chunks))
         file.chunks[:] = whole
         file.received = sum(one.size for one in whole)
 
@@ -74,10 +70,7 @@ def count_again(database: Database, storage: Storage, file_id: int) -> None:
 def _list_counted(database: Database) -> list[CountedChunk]:
     with database.read(HUB) as session:
         return [
-            CountedChunk(
-                chunk_key(file.session_id, file.id, chunk.offset, chunk.sha256),
-                *(file.session_id, file.id, file.filename),
-            )
+            CountedChunk(chunk_key(file, chunk), file.session_id, file.id, file.filename)
             for file in repository.files_under_way(session, now())
             for chunk in file.chunks
         ]

@@ -1,8 +1,13 @@
-"""Entry points: the environment's own, and the commands that an installer would make."""
+"""Entry points: the environment's own, and the commands that an installer would make.
+
+Packages without an entry point have the habit of a module-level `load_environment`, which is looked for.
+"""
 
 from __future__ import annotations
 
+import ast
 import re
+import threading
 from collections.abc import Iterable
 from configparser import ConfigParser
 from configparser import Error as ConfigParserError
@@ -17,9 +22,12 @@ _OBJECT = re.compile(r"[A-Za-z_][\w.]*(:[A-Za-z_][\w.]*)?")
 _SCRIPT = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,99}")
 _TAKEN = re.compile(r"(python|pip)w?[0-9.]*|(de)?activate", re.IGNORECASE)
 """The commands of every virtual environment, with or without a suffix such as `.exe` or `.bat`."""
-
-
 _SUFFIXES = (".exe", ".bat", ".ps1", ".fish", ".csh", ".nu")
+_MODULE_BYTES = 512 * 1024
+_ALL_BYTES = 2 * 1024 * 1024
+"""A syntax tree takes a hundred times its source, so what is parsed of one file is bounded."""
+_PARSING = threading.Lock()
+"""CPython 3.11 counts the depth of all threads' parses together and fails when they meet (gh-106905)."""
 
 
 def read(text: bytes, scripts: Iterable[str] = ()) -> str | None:
@@ -58,3 +66,43 @@ def check(name: str, value: str) -> str:
     if not _OBJECT.fullmatch(target):
         raise refusal("bad_entry_points", f"the entry point `{name[:100]} = {value[:100]}` names no object")
     return target if ":" in target else f"{target}:{LOADER}"
+
+
+class LoaderSearch:
+    """Looks through an archive's top-level modules until one of them defines the function."""
+
+    def __init__(self) -> None:
+        self.found = False
+        self._left = _ALL_BYTES
+
+    def wants(self, path: str, size: int) -> bool:
+        """Tell whether a file is a top-level module, of a size that would still be looked into."""
+        top, _, below = path.partition("/")
+        is_module = below == "__init__.py" or (not below and top.endswith(".py"))
+        return is_module and not self.found and size <= min(_MODULE_BYTES, self._left)
+
+    def look(self, source: bytes) -> None:
+        """Look into one module."""
+        if LOADER.encode() in source:
+            self._left -= len(source)
+            self.found = defines_loader(source)
+
+
+def defines_loader(source: bytes) -> bool:
+    """Tell whether a module binds `load_environment` at its top level; it is parsed, never run."""
+    try:
+        with _PARSING:
+            tree = ast.parse(source)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return False
+    return any(LOADER in _bound_names(statement) for statement in tree.body)
+
+
+def _bound_names(statement: ast.stmt) -> set[str]:
+    if isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef):
+        return {statement.name}
+    if isinstance(statement, ast.ImportFrom):
+        return {alias.asname or alias.name for alias in statement.names}
+    if isinstance(statement, ast.Assign):
+        return {one.id for one in statement.targets if isinstance(one, ast.Name)}
+    return set()

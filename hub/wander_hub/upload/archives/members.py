@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 import unicodedata
+from collections.abc import Iterator
 
-from wander_hub.upload.schemas import Findings, Limits, printable, refusal
+from wander_hub.settings import Settings
+from wander_hub.upload.schemas import Findings, printable, refusal
 
 _MAX_DEPTH = 64
 _PART_BYTES = 255
@@ -18,6 +21,8 @@ _DEVICES = frozenset(
     {"con", "prn", "aux", "nul", "conin$", "conout$"}
     | {f"{port}{digit}" for port in ("com", "lpt") for digit in "0123456789\u00b9\u00b2\u00b3"}
 )
+_SMALL_BYTES = 256 * 1024
+"""Of WHEEL, entry_points.txt and pyproject.toml: what the slowest of their parsers reads in a second."""
 _STARTUP = re.compile(r"\.(pth|start)$", re.IGNORECASE)
 _CODE = (".py", ".pyw", ".pth", ".start")
 _PLAIN = re.compile(r"[A-Za-z0-9_./+-]+")
@@ -27,10 +32,11 @@ _ARCHIVE_STARTS = (b"PK\x03\x04", b"7z\xbc\xaf\x27\x1c", b"Rar!\x1a\x07")
 _ARCHIVE_NAMES = (".tar.gz", ".tgz", ".tar.bz2", ".tbz2", ".tar.xz", ".txz", ".tar.zst", ".egg", ".whl")
 
 
-def check_path(path: str, limits: Limits) -> None:
+def check_path(path: str, settings: Settings) -> None:
     """The path stays inside the archive and means the same file on every system."""
-    if len(path) > limits.path_chars:
-        raise refusal("path_too_long", f"the path `{shown(path)}` is over {limits.path_chars:,} characters")
+    most = settings.max_path_chars
+    if len(path) > most:
+        raise refusal("path_too_long", f"the path `{shown(path)}` is over {most:,} characters")
     parts = path.split("/")
     if len(parts) > _MAX_DEPTH:
         raise refusal("path_too_long", f"the path `{shown(path)}` is over {_MAX_DEPTH} folders deep")
@@ -70,8 +76,8 @@ def shown(path: str) -> str:
 class MemberNames:
     """Remembers the paths seen; refuses one that some file system would take for an earlier one."""
 
-    def __init__(self, limits: Limits) -> None:
-        self._limits = limits
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
         self._files: dict[str, str] = {}
         self._folders: dict[str, str] = {}
         self._listed: set[str] = set()
@@ -81,9 +87,11 @@ class MemberNames:
     def add(self, path: str, *, is_folder: bool = False, installed: str | None = None) -> None:
         """Check one more member; `installed` is where it goes when that is another path."""
         self._count += 1
-        if self._count > self._limits.members:
-            raise refusal("too_many_members", f"the archive has more than {self._limits.members:,} members")
-        check_path(path, self._limits)
+        if self._count > self._settings.max_members:
+            raise refusal(
+                "too_many_members", f"the archive has more than {self._settings.max_members:,} members"
+            )
+        check_path(path, self._settings)
         place = installed or path
         key = _fold(place)
         if is_folder:
@@ -122,8 +130,10 @@ class MemberNames:
                 detail = f"`{shown(path)}` spells the folder `{shown(earlier)}` in another way"
                 raise refusal("colliding_members", detail)
             self._folders[key] = place
-            if len(self._folders) > self._limits.members:
-                raise refusal("too_many_members", f"the archive has over {self._limits.members:,} folders")
+            if len(self._folders) > self._settings.max_members:
+                raise refusal(
+                    "too_many_members", f"the archive has over {self._settings.max_members:,} folders"
+                )
 
 
 def _fold(path: str) -> str:
@@ -136,30 +146,32 @@ def _fold(path: str) -> str:
 class Budget:
     """How much an archive may unpack to: the hub's limit, and a multiple of its own size."""
 
-    def __init__(self, limits: Limits, file_bytes: int) -> None:
-        self._limits = limits
-        self._most = max(limits.ratio_free_bytes, limits.ratio * file_bytes)
+    def __init__(self, settings: Settings, file_bytes: int) -> None:
+        self._settings = settings
+        self._most = max(settings.compression_ratio_from_bytes, settings.max_compression_ratio * file_bytes)
         self._file_bytes = file_bytes
         self._spent = 0
 
     def spend(self, size: int, where: str) -> None:
         """Count bytes that a member announces or a stream gives, before they are unpacked or kept."""
         self._spent += size
-        if self._spent > self._limits.unpacked_bytes:
-            detail = f"at `{shown(where)}` the members add up to over {self._limits.unpacked_bytes:,} bytes"
+        if self._spent > self._settings.max_unpacked_bytes:
+            detail = (
+                f"at `{shown(where)}` the members add up to over {self._settings.max_unpacked_bytes:,} bytes"
+            )
             raise refusal("too_large_unpacked", detail)
         if self._spent > self._most:
             detail = (
                 f"at `{shown(where)}` the {self._file_bytes:,} bytes of the file are {self._spent:,}, "
-                f"over {self._limits.ratio} times as much"
+                f"over {self._settings.max_compression_ratio} times as much"
             )
             raise refusal("compression_bomb", detail)
 
 
-def check_metadata_size(path: str, size: int, limits: Limits) -> None:
+def check_metadata_size(path: str, size: int, settings: Settings) -> None:
     """A metadata file, which is read into memory, is not too large."""
     large = path.endswith(("METADATA", "RECORD", "PKG-INFO"))
-    most = limits.metadata_bytes if large else min(limits.metadata_bytes, limits.small_bytes)
+    most = settings.max_metadata_bytes if large else min(settings.max_metadata_bytes, _SMALL_BYTES)
     if size > most:
         raise refusal("too_large_metadata", f"`{shown(path)}` is over {most:,} bytes")
 
@@ -178,11 +190,24 @@ def note_startup(path: str, findings: Findings) -> None:
         findings.note("site_customization", f"`{shown(path)}` runs when Python starts")
 
 
-def note_hidden(path: str, start: bytes, findings: Findings) -> None:
-    """Note members whose content nobody can read: byte code, archives inside the archive."""
+def read_member(
+    path: str, content: Iterator[bytes], findings: Findings, *, keep: bool
+) -> tuple[bytes, bytes]:
+    """Read a member to its end; return its SHA-256, and its bytes if they are to be kept.
+
+    Notes what nobody can read: byte code, archives inside the archive.
+    """
+    kept: list[bytes] = []
+    digest, start = hashlib.sha256(), b""
+    for piece in content:
+        start = start or piece[:512]
+        digest.update(piece)
+        if keep:
+            kept.append(piece)
     lowered = path.lower()
     if lowered.endswith((".pyc", ".pyo")):
         findings.note("bytecode", f"`{shown(path)}` is compiled")
     packed = start.startswith(_ARCHIVE_STARTS) and not lowered.endswith(_ZIP_FORMATS)
     if packed or start[257:262] == b"ustar" or lowered.endswith(_ARCHIVE_NAMES):
         findings.note("nested_archive", f"`{shown(path)}` is an archive")
+    return digest.digest(), b"".join(kept)

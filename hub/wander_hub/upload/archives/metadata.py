@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from typing import Any
 
 from packaging.metadata import InvalidMetadata, Metadata, RawMetadata, parse_email
@@ -11,9 +12,10 @@ from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
 from trove_classifiers import classifiers as known_classifiers
 
+from wander_hub.settings import Settings
 from wander_hub.upload.archives.headers import decode
 from wander_hub.upload.archives.members import shown
-from wander_hub.upload.schemas import Contents, FileName, Findings, Limits, Package, Upload, refusal
+from wander_hub.upload.schemas import Contents, FileName, Findings, Package, Upload, refusal
 
 _MAX_TAGS = 32
 _NAME_CHARS = 128
@@ -29,13 +31,23 @@ _PRIVATE = "Private ::"
 
 
 def package_from(
-    upload: Upload, filename: FileName, contents: Contents, limits: Limits, findings: Findings
+    upload: Upload, filename: FileName, contents: Contents, settings: Settings, findings: Findings
 ) -> Package:
     """Return the package that a file describes, or refuse metadata that the standard does not allow."""
     what = "METADATA" if filename.kind == "wheel" else "PKG-INFO"
-    metadata = _parse(contents.metadata, what, limits)
-    _check_licence_files(metadata, contents)
-    _note_requirements(metadata, findings)
+    metadata = _parse(contents.metadata, what, settings)
+    for path in metadata.license_files or []:
+        if path not in contents.licence_files:
+            detail = f"the file `{shown(path)}`, which `License-File` names, is not in the archive"
+            raise refusal("license_file_missing", detail)
+    for requirement in metadata.requires_dist or []:
+        if requirement.url:
+            findings.note("direct_url", f"`{requirement!s:.200}` is required from an address")
+    for classifier in metadata.classifiers or []:
+        if classifier not in known_classifiers and not classifier.startswith(_PRIVATE):
+            findings.note("unknown_classifier", f"`{shown(classifier)}` is no known classifier")
+    licence = metadata.license_expression or metadata.license
+    words = [_SPACE.sub("-", one.strip().lower())[:40] for one in metadata.keywords or []]
     return Package(
         filename=upload.filename,
         kind=filename.kind,
@@ -46,28 +58,27 @@ def package_from(
         summary=_SPACE.sub(" ", metadata.summary or "").strip(),
         requires_python=str(metadata.requires_python) if metadata.requires_python else None,
         requires_dist=[str(one) for one in metadata.requires_dist or []],
-        license=_licence(metadata),
-        tags=_tags(metadata),
+        license=_SPACE.sub(" ", licence).strip()[:100] if licence else None,
+        tags=list(dict.fromkeys(one for one in words if one))[:_MAX_TAGS],
         readme=metadata.description or "",
         readme_type=(metadata.description_content_type or "text/x-rst").split(";")[0].strip().lower(),
-        entry_point=contents.entry_point,
-        has_loader=contents.has_loader,
+        contents=contents,
         core_metadata=contents.metadata if filename.kind == "wheel" else None,
-        code=contents.code,
-        tree_sha256=contents.tree_sha256,
-        generated=contents.generated,
     )
 
 
-def _parse(text: bytes, what: str, limits: Limits) -> Metadata:
+def _parse(text: bytes, what: str, settings: Settings) -> Metadata:
     decode(text, what, "bad_metadata")
     raw, unknown = parse_email(text)
     if unknown:
         name = min(unknown)
         detail = f"{what} has the field `{shown(name)}`, which is unknown, repeated or malformed"
         raise refusal("bad_metadata", detail)
-    _check_lengths(raw, what, limits)
-    _drop_early_licence_files(raw)
+    _check_lengths(raw, what, settings)
+    with suppress(InvalidVersion):  # which is refused below
+        # Setuptools 57 to 76 wrote `License-File` into metadata 2.1, before the standard had it.
+        if Version(raw.get("metadata_version", "")) < _LICENCE_FILES_SINCE:
+            raw.pop("license_files", None)
     try:
         return Metadata.from_raw(raw, validate=True)
     except (ExceptionGroup, InvalidMetadata, ValueError, RecursionError) as error:
@@ -83,35 +94,37 @@ def _explain(fault: Exception) -> str:
     return text or type(fault).__name__
 
 
-def _check_lengths(raw: RawMetadata, what: str, limits: Limits) -> None:
+def _check_lengths(raw: RawMetadata, what: str, settings: Settings) -> None:
     """No text is longer, and no list has more values, than the hub keeps."""
     most: Mapping[str, int] = {
-        "name": min(_NAME_CHARS, limits.field_chars),
-        "version": min(_VERSION_CHARS, limits.field_chars),
-        "summary": limits.summary_chars,
-        "license": limits.field_chars * _LICENCE_FACTOR,
+        "name": min(_NAME_CHARS, settings.max_field_chars),
+        "version": min(_VERSION_CHARS, settings.max_field_chars),
+        "summary": settings.max_summary_chars,
+        "license": settings.max_field_chars * _LICENCE_FACTOR,
     }
     total = 0
     for field, value in raw.items():
         label = field.replace("_", "-")
         if field == "description":
             size = len(str(value).encode())
-            if size > limits.readme_bytes:
-                detail = f"the README in {what} has {size:,} bytes, over {limits.readme_bytes:,}"
+            if size > settings.max_readme_bytes:
+                detail = f"the README in {what} has {size:,} bytes, over {settings.max_readme_bytes:,}"
                 raise refusal("text_too_long", detail)
             continue
         count = 0
         for count, text in enumerate(_texts(value), 1):  # noqa: B007 - the count is used after the loop
-            allowed = most.get(field, limits.field_chars)
+            allowed = most.get(field, settings.max_field_chars)
             total += len(text)
             if len(text) > allowed:
                 detail = f"`{label}` in {what} has {len(text):,} characters, over {allowed:,}"
                 raise refusal("text_too_long", detail)
-        if count > limits.field_values:
-            detail = f"`{label}` in {what} has {count:,} values, over {limits.field_values:,}"
+        if count > settings.max_field_values:
+            detail = f"`{label}` in {what} has {count:,} values, over {settings.max_field_values:,}"
             raise refusal("text_too_long", detail)
-    if total > limits.field_chars * _ALL_FACTOR:
-        detail = f"the fields of {what} have {total:,} characters, over {limits.field_chars * _ALL_FACTOR:,}"
+    if total > settings.max_field_chars * _ALL_FACTOR:
+        detail = (
+            f"the fields of {what} have {total:,} characters, over {settings.max_field_chars * _ALL_FACTOR:,}"
+        )
         raise refusal("text_too_long", detail)
 
 
@@ -122,39 +135,3 @@ def _texts(value: Any) -> Iterator[str]:
         yield from map(str, value)
     else:
         yield str(value)
-
-
-def _drop_early_licence_files(raw: RawMetadata) -> None:
-    """Forget `License-File` from before the standard had it: setuptools 57 to 76 wrote it into 2.1."""
-    try:
-        early = Version(raw.get("metadata_version", "")) < _LICENCE_FILES_SINCE
-    except InvalidVersion:
-        return
-    if early:
-        raw.pop("license_files", None)
-
-
-def _check_licence_files(metadata: Metadata, contents: Contents) -> None:
-    for path in metadata.license_files or []:
-        if path not in contents.licence_files:
-            detail = f"the file `{shown(path)}`, which `License-File` names, is not in the archive"
-            raise refusal("license_file_missing", detail)
-
-
-def _note_requirements(metadata: Metadata, findings: Findings) -> None:
-    for requirement in metadata.requires_dist or []:
-        if requirement.url:
-            findings.note("direct_url", f"`{requirement!s:.200}` is required from an address")
-    for classifier in metadata.classifiers or []:
-        if classifier not in known_classifiers and not classifier.startswith(_PRIVATE):
-            findings.note("unknown_classifier", f"`{shown(classifier)}` is no known classifier")
-
-
-def _licence(metadata: Metadata) -> str | None:
-    text = metadata.license_expression or metadata.license
-    return _SPACE.sub(" ", text).strip()[:100] if text else None
-
-
-def _tags(metadata: Metadata) -> list[str]:
-    words = [_SPACE.sub("-", one.strip().lower())[:40] for one in metadata.keywords or []]
-    return list(dict.fromkeys(one for one in words if one))[:_MAX_TAGS]

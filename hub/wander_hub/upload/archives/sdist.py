@@ -2,26 +2,25 @@
 
 from __future__ import annotations
 
-import hashlib
 import tomllib
-from collections.abc import Iterator
 from typing import Any
 
 from wander.wire.source_tree import TreeEntry, is_source, tree_digest
 
+from wander_hub.settings import Settings
 from wander_hub.upload.archives import entry_points
-from wander_hub.upload.archives.loaders import LoaderSearch
+from wander_hub.upload.archives.entry_points import LoaderSearch
 from wander_hub.upload.archives.members import (
     Budget,
     MemberNames,
     check_metadata_size,
     is_code,
-    note_hidden,
+    read_member,
     shown,
 )
 from wander_hub.upload.archives.stream import ByteStream
-from wander_hub.upload.archives.tar_archive import TarArchive, TarMember
-from wander_hub.upload.schemas import Contents, FileName, Findings, Limits, refusal
+from wander_hub.upload.archives.tar_archive import TarArchive
+from wander_hub.upload.schemas import Contents, FileName, Findings, refusal
 
 _METADATA, _PROJECT = "PKG-INFO", "pyproject.toml"
 _MOST_PATTERNS, _LONGEST_PATTERN = 100, 200
@@ -29,12 +28,14 @@ _MOST_DOTS = 100
 """The memory that `tomllib` takes grows with the square of a dotted key's parts."""
 
 
-def read(stream: ByteStream, filename: FileName, limits: Limits, size: int, findings: Findings) -> Contents:
+def read(
+    stream: ByteStream, filename: FileName, settings: Settings, size: int, findings: Findings
+) -> Contents:
     """Check the archive in one pass and return what it holds."""
-    names, loaders = MemberNames(limits), LoaderSearch()
+    names, loaders = MemberNames(settings), LoaderSearch()
     texts: dict[str, bytes] = {}
     tree: list[TreeEntry] = []
-    for member, content in TarArchive(stream, Budget(limits, size), limits).walk():
+    for member, content in TarArchive(stream, Budget(settings, size), settings).walk():
         names.add(member.name, is_folder=member.is_folder)
         top, _, path = member.name.partition("/")
         if top != filename.stem or (not path and not member.is_folder):
@@ -45,11 +46,10 @@ def read(stream: ByteStream, filename: FileName, limits: Limits, size: int, find
             continue
         wanted = path in (_METADATA, _PROJECT)
         if wanted:
-            check_metadata_size(member.name, member.size, limits)
-        digest = hashlib.sha256()
-        keep = wanted or _may_load(path, member, loaders)
-        text = _text(path, _hash(content, digest), findings, keep=keep)
-        tree.append(TreeEntry(path, member.is_executable, digest.digest()))
+            check_metadata_size(member.name, member.size, settings)
+        keep = wanted or loaders.wants(path.removeprefix("src/"), member.size)
+        sha256, text = read_member(path, content, findings, keep=keep)
+        tree.append(TreeEntry(path, member.is_executable, sha256))
         if wanted:
             texts[path] = text
         elif text:
@@ -57,43 +57,20 @@ def read(stream: ByteStream, filename: FileName, limits: Limits, size: int, find
     if _METADATA not in texts:
         raise refusal("missing_metadata", f"the archive has no `{filename.stem}/{_METADATA}`")
     project = _project(texts, filename)
+    try:
+        name, value = next(iter(project["project"]["entry-points"][entry_points.GROUP].items()))
+        entry_point = entry_points.check(str(name), str(value))
+    except (KeyError, TypeError, AttributeError, StopIteration):
+        entry_point = None
     return Contents(
         texts[_METADATA],
-        _entry_point(project),
+        entry_point,
         loaders.found,
         licence_files=frozenset(one.path for one in tree),
         code=tuple((one.path, one.sha256) for one in tree if is_code(one.path)),
         tree_sha256=tree_digest(one for one in tree if is_source(one.path)),
         generated=_generated_patterns(project),
     )
-
-
-def _hash(content: Iterator[bytes], digest: Any) -> Iterator[bytes]:
-    for piece in content:
-        digest.update(piece)
-        yield piece
-
-
-def _text(path: str, content: Iterator[bytes], findings: Findings, *, keep: bool) -> bytes:
-    """Read a member to its end; return it if it is to be kept."""
-    kept: list[bytes] = []
-    start = b""
-    for piece in content:
-        start = start or piece[:512]
-        if keep:
-            kept.append(piece)
-    note_hidden(path, start, findings)
-    return b"".join(kept)
-
-
-def _may_load(path: str, member: TarMember, loaders: LoaderSearch) -> bool:
-    parts = path.split("/")
-    if parts[0] == "src":
-        parts = parts[1:]
-    is_module = (len(parts) == 1 and parts[0].endswith(".py")) or (
-        len(parts) == 2 and parts[1] == "__init__.py"
-    )
-    return is_module and loaders.wants(member.size)
 
 
 def _project(texts: dict[str, bytes], filename: FileName) -> dict[str, Any]:
@@ -105,14 +82,6 @@ def _project(texts: dict[str, bytes], filename: FileName) -> dict[str, Any]:
         return tomllib.loads(texts[_PROJECT].decode())
     except (UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError, ValueError) as error:
         raise refusal("missing_pyproject", f"`{_PROJECT}` is not TOML: {error!s:.200}") from error
-
-
-def _entry_point(project: dict[str, Any]) -> str | None:
-    try:
-        name, value = next(iter(project["project"]["entry-points"][entry_points.GROUP].items()))
-    except (KeyError, TypeError, AttributeError, StopIteration):
-        return None
-    return entry_points.check(str(name), str(value))
 
 
 def _generated_patterns(project: dict[str, Any]) -> tuple[str, ...]:

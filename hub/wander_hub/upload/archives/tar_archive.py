@@ -14,9 +14,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+from wander_hub.settings import Settings
 from wander_hub.upload.archives.members import Budget, shown
 from wander_hub.upload.archives.stream import CHUNK, ByteStream, Truncated
-from wander_hub.upload.schemas import Limits, refusal
+from wander_hub.upload.schemas import refusal
 
 _BLOCK = tarfile.BLOCKSIZE
 _EXTENSION_BYTES = 64 * 1024
@@ -98,8 +99,8 @@ class _Gunzipped:
 class TarArchive:
     """One pass over an archive."""
 
-    def __init__(self, stream: ByteStream, budget: Budget, limits: Limits) -> None:
-        self._plain = _Gunzipped(stream, limits.members * _OVERHEAD_BYTES)
+    def __init__(self, stream: ByteStream, budget: Budget, settings: Settings) -> None:
+        self._plain = _Gunzipped(stream, settings.max_members * _OVERHEAD_BYTES)
         self._budget = budget
 
     def walk(self) -> Iterator[tuple[TarMember, Iterator[bytes]]]:

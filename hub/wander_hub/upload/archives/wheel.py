@@ -5,7 +5,10 @@ pip and uv verify neither path collisions nor the digests of RECORD; an index is
 
 from __future__ import annotations
 
+import base64
+import csv
 import hashlib
+import io
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import BinaryIO
@@ -13,20 +16,21 @@ from typing import BinaryIO
 from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
 
-from wander_hub.upload.archives import entry_points, record, wheel_file
-from wander_hub.upload.archives.loaders import LoaderSearch
+from wander_hub.settings import Settings
+from wander_hub.upload.archives import entry_points, wheel_file
+from wander_hub.upload.archives.entry_points import LoaderSearch
 from wander_hub.upload.archives.members import (
     Budget,
     MemberNames,
     check_metadata_size,
     is_code,
-    note_hidden,
     note_startup,
+    read_member,
     shown,
 )
 from wander_hub.upload.archives.stream import ByteStream
 from wander_hub.upload.archives.zip_archive import Member, ZipArchive, unpack_again
-from wander_hub.upload.schemas import Contents, FileName, Findings, Limits, refusal
+from wander_hub.upload.schemas import Contents, FileName, Findings, refusal
 
 _NEEDED = ("METADATA", "WHEEL", "RECORD")
 _READ = (*_NEEDED, "entry_points.txt")
@@ -34,6 +38,9 @@ _LIBRARIES = ("purelib", "platlib")
 _SCHEMES = (*_LIBRARIES, "scripts", "data", "headers")
 _INFO_FOLDERS = (".dist-info", ".egg-info")
 _IMPORTABLE = (".py", ".pyc", ".so", ".pyd")
+_EXEMPT = ("RECORD", "RECORD.jws", "RECORD.p7s")
+"""What RECORD need not give a digest of."""
+_STRONGER = ("sha384", "sha512")
 
 
 @dataclass
@@ -41,7 +48,7 @@ class _Pass:
     """The state of the walk over an archive's members."""
 
     filename: FileName
-    limits: Limits
+    settings: Settings
     findings: Findings
     names: MemberNames
     loaders: LoaderSearch = field(default_factory=LoaderSearch)
@@ -60,19 +67,14 @@ class _Pass:
 
 
 def read(
-    stream: ByteStream, body: BinaryIO, filename: FileName, limits: Limits, size: int, findings: Findings
+    stream: ByteStream, body: BinaryIO, filename: FileName, settings: Settings, size: int, findings: Findings
 ) -> Contents:
     """Check the archive and return what it holds; `body` is for reading a member once more."""
-    state = _Pass(filename, limits, findings, MemberNames(limits))
-    for member, content in ZipArchive(stream, Budget(limits, size)).walk():
+    state = _Pass(filename, settings, findings, MemberNames(settings))
+    for member, content in ZipArchive(stream, Budget(settings, size)).walk():
         _take(state, member, content)
     _check_folders(state)
-    record.check(
-        state.texts["RECORD"],
-        state.folder,
-        state.files,
-        lambda path: unpack_again(body, state.members[path]),
-    )
+    _check_record(state, body)
     wheel_file.check(state.texts["WHEEL"], filename)
     target = None
     entry_points.check_scripts(state.scripts)
@@ -101,27 +103,18 @@ def _take(state: _Pass, member: Member, content: Iterator[bytes]) -> None:
     name = path.rpartition("/")[2]
     is_metadata = path.count("/") == 1 and path.startswith(f"{state.folder}/") and name in _READ
     if is_metadata:
-        check_metadata_size(path, member.size, state.limits)
-    parts = path.split("/")
-    is_top = (len(parts) == 1 and path.endswith(".py")) or (len(parts) == 2 and parts[1] == "__init__.py")
-    is_loader = is_top and state.loaders.wants(member.size)
-    kept: list[bytes] = []
-    digest, start = hashlib.sha256(), b""
-    for piece in content:
-        start = start or piece[:512]
-        digest.update(piece)
-        if is_metadata or is_loader:
-            kept.append(piece)
-    state.files[path] = (record.spelt(digest.digest()), member.size)
+        check_metadata_size(path, member.size, state.settings)
+    is_loader = state.loaders.wants(path, member.size)
+    sha256, text = read_member(path, content, state.findings, keep=is_metadata or is_loader)
+    state.files[path] = (spell(sha256), member.size)
     if is_code(path):
         below = path.split("/", 2)[-1] if path.startswith(f"{state.data}/") else path
-        state.code.append((below, digest.digest()))
+        state.code.append((below, sha256))
     state.members[path] = member
-    note_hidden(path, start, state.findings)
     if is_metadata:
-        state.texts[name] = b"".join(kept)
+        state.texts[name] = text
     elif is_loader:
-        state.loaders.look(b"".join(kept))
+        state.loaders.look(text)
 
 
 def _place_of(state: _Pass, member: Member) -> str | None:
@@ -211,3 +204,56 @@ def _identity(folder: str) -> tuple[str, str] | None:
         return canonicalize_name(name), str(Version(version))
     except InvalidVersion:
         return None
+
+
+def _check_record(state: _Pass, body: BinaryIO) -> None:
+    """RECORD names exactly the files of the wheel, each with its digest and its size."""
+    rows = _read_record(state)
+    exempt = {f"{state.folder}/{name}" for name in _EXEMPT}
+    for path, (digest, size) in state.files.items():
+        stated, stated_size, line = rows.get(path, ("", "", 0))
+        if not stated and path in exempt:
+            continue
+        if not line:
+            raise refusal("record_missing", f"RECORD does not name `{shown(path)}`")
+        algorithm, _, expected = stated.partition("=")
+        where = f"line {line} of RECORD"
+        if algorithm in _STRONGER:  # rare, and so read once more
+            longer = hashlib.new(algorithm)
+            for piece in unpack_again(body, state.members[path]):
+                longer.update(piece)
+            digest = spell(longer.digest())
+        elif algorithm != "sha256":
+            detail = f"{where} gives `{shown(algorithm) or 'no digest'}` for `{shown(path)}`"
+            raise refusal("record_weak_digest", detail)
+        if expected != digest:
+            gives = f"{where} gives {algorithm} `{shown(expected)}`"
+            raise refusal("record_digest", f"{gives} for `{shown(path)}`, which has `{digest}`")
+        if stated_size != str(size):
+            detail = f"{where} gives `{shown(stated_size)}` bytes for `{shown(path)}`, which has {size}"
+            raise refusal("record_size", detail)
+
+
+def spell(digest: bytes) -> str:
+    """Return a digest as RECORD spells it: urlsafe base64 without padding."""
+    return base64.urlsafe_b64encode(digest).rstrip(b"=").decode()
+
+
+def _read_record(state: _Pass) -> dict[str, tuple[str, str, int]]:
+    """Return what RECORD gives of each file: digest, size and the number of the line."""
+    rows: dict[str, tuple[str, str, int]] = {}
+    try:
+        reader = csv.reader(io.StringIO(state.texts["RECORD"].decode(), newline=""), strict=True)
+        for row in reader:
+            line = f"line {reader.line_num} of RECORD"
+            if len(row) != 3:
+                raise refusal("bad_record", f"{line} has {len(row)} columns and not 3")
+            path, digest, size = row
+            if path in rows:
+                raise refusal("bad_record", f"{line} names `{shown(path)}` again")
+            if path not in state.files:
+                raise refusal("record_extra", f"{line} names `{shown(path)}`, which is not there")
+            rows[path] = (digest, size, reader.line_num)
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise refusal("bad_record", f"RECORD cannot be read: {error!s:.300}") from error
+    return rows
