@@ -294,16 +294,9 @@ def training_server(context: Invocation, checkpoint: Path, section: InferenceSec
     choice = ServeChoice(
         arguments=server_arguments(section), python=section.python, environment=tuple(DEV_MODE.items())
     )
-    thread = LoopThread()
     serving = serve(context, str(checkpoint), choice, log_path=checkpoint.parent / "server.log")
-    try:
-        server = thread.run(serving.__aenter__())
-        try:
-            yield server.base_url
-        finally:
-            thread.run(serving.__aexit__(None, None, None))
-    finally:
-        thread.close()
+    with contextlib.closing(LoopThread()) as thread:
+        yield thread.enter(serving).base_url
 
 
 def server_arguments(section: InferenceSection) -> tuple[str, ...]:

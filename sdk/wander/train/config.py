@@ -150,7 +150,7 @@ class DataSection(Section):
     easy_from: float = 0.75
     """Mean reward from which it is easy; one whose rollouts all earn the same and are not hard is solved."""
     pool_weights: dict[Pool, float] = Field(default_factory=lambda: dict(POOL_WEIGHTS))
-    """How likely an example is drawn from each pool."""
+    """How likely an example is drawn from each pool; one that is not given keeps its default."""
     unseen_share: float = Field(default=1.0, ge=0, le=1)
     """Share of draws that take an example never played while there is one; 1 plays all of them first."""
 
@@ -161,10 +161,6 @@ class DataSection(Section):
         if any(weight < 0 for weight in self.pool_weights.values()):
             raise ValueError("pool_weights must not be negative")
         return self
-
-    def weight_of(self, pool: Pool) -> float:
-        """Return a pool's weight; one that is not given keeps its default."""
-        return self.pool_weights.get(pool, POOL_WEIGHTS[pool])
 
 
 class SamplingSection(Section):
@@ -441,9 +437,14 @@ def read_settings(
     return check_settings(kind, data, f" in `{file}`" if file else "")
 
 
-def settings_data(file: Path | None, overrides: Sequence[str] = ()) -> dict[str, Any]:
+def settings_data(file: Path | None, overrides: Sequence[str]) -> dict[str, Any]:
     """Return what a TOML file holds after `section.field=value` overrides; phases by their name."""
-    data: dict[str, Any] = _read_toml(file) if file is not None else {}
+    try:
+        data: dict[str, Any] = tomllib.loads(file.read_text(encoding="utf-8")) if file is not None else {}
+    except OSError as error:
+        raise ConfigError(f"cannot read `{file}`: {error.strerror}") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"`{file}` is not valid TOML: {error}") from error
     if isinstance(phases := data.get("phases"), list):
         data["phases"] = _phases_by_name(phases, file)
     for override in overrides:
@@ -491,38 +492,19 @@ def _refusal(kind: type[BaseModel], error: ValidationError, where: str) -> Confi
     problem = error.errors(include_url=False, include_input=False)[0]
     *sections, name = [str(part) for part in problem["loc"]] or [""]
     place = ".".join([*sections, name]) or "the settings"
-    if problem["type"] != "extra_forbidden":
-        message = problem["msg"]
-        return ConfigError(
-            f"`{place}`{where}: {message[:1].lower()}{message[1:]}", hint=_list_fields(kind, sections)
-        )
-    near = difflib.get_close_matches(name, _fields(kind, sections), n=1)
-    hint = f"did you mean `{'.'.join([*sections, near[0]])}`?" if near else _list_fields(kind, sections)
-    return ConfigError(f"there is no setting `{place}`{where}", hint=hint)
-
-
-def _list_fields(kind: type[BaseModel], sections: Sequence[str]) -> str:
-    names = ", ".join(f"`{name}`" for name in _fields(kind, sections))
-    return f"`{'.'.join(sections)}` takes {names}" if sections else f"the sections are {names}"
-
-
-def _fields(kind: type[BaseModel], sections: Sequence[str]) -> list[str]:
-    """Return the names that a section of the settings takes."""
-    for section in sections:
+    for section in sections:  # as far as they lead to one whose fields are known
         inner = kind.model_fields[section].annotation if section in kind.model_fields else None
         if not (isinstance(inner, type) and issubclass(inner, BaseModel)):
             break
         kind = inner
-    return list(kind.model_fields)
-
-
-def _read_toml(file: Path) -> dict[str, Any]:
-    try:
-        return tomllib.loads(file.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ConfigError(f"cannot read `{file}`: {error.strerror}") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"`{file}` is not valid TOML: {error}") from error
+    listed = ", ".join(f"`{field}`" for field in kind.model_fields)
+    hint = f"`{'.'.join(sections)}` takes {listed}" if sections else f"the sections are {listed}"
+    if problem["type"] != "extra_forbidden":
+        message = problem["msg"]
+        return ConfigError(f"`{place}`{where}: {message[:1].lower()}{message[1:]}", hint=hint)
+    if near := difflib.get_close_matches(name, list(kind.model_fields), n=1):
+        hint = f"did you mean `{'.'.join([*sections, near[0]])}`?"
+    return ConfigError(f"there is no setting `{place}`{where}", hint=hint)
 
 
 def _value(text: str) -> Any:

@@ -7,11 +7,12 @@ import operator
 import re
 import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from wander.errors import ConfigError
+from wander.evals.store import jsonl
 from wander.parsers import message_text
 from wander.types import Message, Rollout, canonical_json
 
@@ -103,20 +104,15 @@ class DataReport:
     samples: list[Dropped] = field(default_factory=list)
     """The first rollouts that were dropped for each reason."""
 
-    def drop(self, reason: str, source: Sourced | None = None, *, samples: int = 0) -> None:
+    def drop(self, reason: str, source: Sourced, samples: int) -> None:
         """Count one dropped rollout, and keep it among the samples of its reason while there are few."""
         self.dropped[reason] = self.dropped.get(reason, 0) + 1
-        if source is None or self.dropped[reason] > samples:
-            return
-        one = source.rollout
-        said = collect_replies(one)
-        self.samples.append(
-            Dropped(reason, source.run_id, one.example_id, one.index, one.reward, said[-1] if said else "")
-        )
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return the report as plain data."""
-        return asdict(self)
+        if self.dropped[reason] <= samples:
+            one = source.rollout
+            said = collect_replies(one)[-1:] or [""]
+            self.samples.append(
+                Dropped(reason, source.run_id, one.example_id, one.index, one.reward, said[0])
+            )
 
 
 _Kept = tuple[dict[str, Any], Sourced]
@@ -157,13 +153,15 @@ def select_rows(
         rollout = source.rollout
         report.rollouts += 1
         reason = _reason_to_drop(rollout, min_reward, conditions, stop_reasons, whole)
-        messages = learnable_messages(rollout)
+        messages = [*rollout.prompt, *rollout.completion]
+        last = max((i for i, m in enumerate(messages) if m.get("role") == "assistant"), default=-1)
+        messages = messages[: last + 1]  # nothing is learnt from what the model did not answer
         if reason is None and not messages:
             reason = "no assistant message"
         if reason is None and not keep_repeats:
             reason = _reason_as_repeat(messages, rollout.tools, seen, near=near)
         if reason is not None:
-            report.drop(reason, source, samples=samples)
+            report.drop(reason, source, samples)
             continue
         kept.append((_row(source, messages), source))
     for most, key, name in (
@@ -225,7 +223,7 @@ def _balance(
         chosen.update(sorted(places, key=lambda place: -(kept[place][1].rollout.reward or 0.0))[:most])
     for place, (_, source) in enumerate(kept):
         if place not in chosen:
-            report.drop(reason, source, samples=samples)
+            report.drop(reason, source, samples)
     return [one for place, one in enumerate(kept) if place in chosen]
 
 
@@ -255,20 +253,11 @@ def collect_replies(rollout: Rollout) -> list[str]:
     return [message_text(turn) for turn in rollout.completion if turn.get("role") == "assistant"]
 
 
-def learnable_messages(rollout: Rollout) -> list[Message]:
-    """Return prompt and completion up to the last assistant message; empty when there is none."""
-    messages = [*rollout.prompt, *rollout.completion]
-    last = max((i for i, m in enumerate(messages) if m.get("role") == "assistant"), default=-1)
-    return messages[: last + 1]
-
-
 def write_rows(rows: Iterable[dict[str, Any]], file: Path) -> None:
     """Write rows as JSON lines, whole or not at all."""
     file.parent.mkdir(parents=True, exist_ok=True)
-    temporary = file.with_name(f".{file.name}.partial")
-    with temporary.open("w", encoding="utf-8") as stream:
-        stream.writelines(canonical_json(row) + "\n" for row in rows)
-    temporary.replace(file)
+    with jsonl.replace_file(file) as out:
+        out.writelines(canonical_json(row).encode() + b"\n" for row in rows)
 
 
 def read_rows(file: Path) -> Iterator[dict[str, Any]]:

@@ -158,14 +158,14 @@ def attach(current: CurrentWeights, section: InferenceSection) -> None:
     trainer.player.source.client.refresh = current.refresh
     if isinstance(current.engine, VLLMColocatedEngine):
         current.engine.start(trainer.model, trainer.accelerator)
-    if section.engine != "transformers" and section.correction != "none":
+    if correction_arguments(section):
         trainer.use_vllm = True
         trainer.vllm_generation = current
         trainer._last_loaded_step = -1
 
 
 def correction_arguments(section: InferenceSection) -> dict[str, Any]:
-    """Return TRL's arguments of the correction."""
+    """Return TRL's arguments of the correction; none where nothing is corrected."""
     if section.engine == "transformers" or section.correction == "none":
         return {}
     return {

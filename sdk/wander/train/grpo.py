@@ -59,7 +59,7 @@ from wander.train.distributed import (
 from wander.train.engine import CurrentWeights, ServerOpener, attach, correction_arguments, open_engine
 from wander.train.evaluation.schedule import BEST_MODEL, Listener, open_schedule
 from wander.train.records.outcome import BestCheckpoint, Outcome, Stopped, write_outcome
-from wander.train.records.record import METRICS, SavedByAll, TrainingRecord
+from wander.train.records.record import METRICS, TrainingRecord
 from wander.train.records.step_metrics import mean, rollout_metrics
 from wander.train.rollouts.environments import EnvironmentOpener, PinSource, choices_of
 from wander.train.rollouts.sampler import SamplerCheckpoint
@@ -398,7 +398,7 @@ def train_grpo(
             player = StepPlayer(source, mixture, settings, rank=world.rank, exchange=world.exchange)
             trainer = RolloutTrainer(
                 *(player, model, loaded.tokenizer, settings, folder, log, record, world),
-                callbacks=[*schedule.callbacks, sampling, SavedByAll(world), *mine],
+                callbacks=[*schedule.callbacks, sampling, *mine],
             )
             interrupted = train_until_interrupted(trainer, log, begun)
             outcome = schedule.outcome(trainer.state.global_step, interrupted=interrupted)

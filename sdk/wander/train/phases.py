@@ -164,7 +164,7 @@ def read_phases(file: Path, overrides: Sequence[str] = (), **given: Mapping[str,
         if not name.replace("-", "").replace("_", "").isalnum():
             raise ConfigError(f"`{name}` is no name of a phase", hint="take letters, digits, `-` and `_`")
         phase = _phase(name, dict(own), data, phases, f" of phase `{name}` in `{file}`")
-        require_earlier(phase, phases)
+        _require_earlier(phase, phases)
         phases.append(phase)
     if not phases:
         raise ConfigError(f"`{file}` has no phase", hint='begin with `[[phases]]` and `kind = "grpo"`')
@@ -248,9 +248,17 @@ def phase_folders(folder: Path, phases: Sequence[Phase]) -> dict[str, Path]:
     return {phase.name: folder / f"{n}-{phase.name}" for n, phase in enumerate(phases, start=1)}
 
 
-def require_earlier(phase: Phase, before: Sequence[Phase]) -> None:
+def _require_earlier(phase: Phase, before: Sequence[Phase]) -> None:
     """Raise `ConfigError` when a phase takes a model or rows from one that does not come before it."""
-    for text, kinds in _list_inputs(phase):
+    inputs: list[tuple[str, Sequence[str]]] = []  # what it takes, and the kinds of phases that make it
+    if isinstance(phase, RolloutsPhase):
+        inputs.append((phase.settings.rollouts.model or "", MODEL_KINDS))
+    elif isinstance(phase, ModelPhase):
+        inputs.append((phase.transcripts, ("rollouts",)))
+    else:
+        inputs.append((phase.settings.model.path, MODEL_KINDS))
+        inputs += [(text, ("rollouts",)) for text in phase.rows] if isinstance(phase, SFTPhase) else []
+    for text, kinds in inputs:
         name = text.removeprefix(PHASE)
         makers = [f"`{PHASE}{each.name}`" for each in before if each.kind in kinds]
         if text.startswith(PHASE) and f"`{text}`" not in makers:
@@ -259,16 +267,6 @@ def require_earlier(phase: Phase, before: Sequence[Phase]) -> None:
                 f"`{name}`",
                 hint=f"there are {', '.join(makers)}" if makers else "change the order of the phases",
             )
-
-
-def _list_inputs(phase: Phase) -> list[tuple[str, Sequence[str]]]:
-    """Return what a phase takes from elsewhere, and which kinds of phases make it."""
-    if isinstance(phase, RolloutsPhase):
-        return [(phase.settings.rollouts.model or "", MODEL_KINDS)]
-    if isinstance(phase, ModelPhase):
-        return [(phase.transcripts, ("rollouts",))]
-    rows = [(text, ("rollouts",)) for text in phase.rows] if isinstance(phase, SFTPhase) else []
-    return [(phase.settings.model.path, MODEL_KINDS), *rows]
 
 
 def find_made_model(folder: Path) -> Path:

@@ -51,7 +51,7 @@ from wander.train.trainer import Progress, StepLog, make_arguments, train_until_
 from wander.train.watch.alerts import write_alerts
 from wander.train.watch.observers import TrackerCallback
 from wander.train.watch.trackers import require_trackers
-from wander.train.weights import save_model, wrap_lora
+from wander.train.weights import save_policy, wrap_lora
 
 IGNORED = -100
 """Label of a token that is not learnt."""
@@ -133,7 +133,7 @@ def train_sft(
             ),
         )
         interrupted = train_until_interrupted(trainer, log, None if begun is None else begun.path)
-        saved = save_model(trainer.model, loaded, folder / "model")
+        saved = save_policy(trainer.model, loaded, folder / "model")
     if not interrupted and not schedule.checkpoint_every:
         _forget_checkpoints(folder)
     losses = [entry["loss"] for entry in log.entries if entry["loss"] is not None]

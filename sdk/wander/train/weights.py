@@ -98,23 +98,18 @@ class WeightMean(TrainerCallback):  # type: ignore[misc]
         return Path(args.output_dir) / f"checkpoint-{state.global_step}" / MEAN
 
 
-def save_model(model: Any, loaded: LoadedModel, folder: Path) -> Path:
-    """Write the model, adapters merged, with its tokenizer in Hugging Face form; whole or not at all."""
-    if hasattr(model, "merge_and_unload"):
-        model = model.merge_and_unload()
-    with replace_folder(folder) as made:
-        model.save_pretrained(made)
-        loaded.tokenizer.save_pretrained(made)
-    return folder
-
-
 def save_policy(model: Any, loaded: LoadedModel, folder: Path) -> Path:
-    """Write the policy as every process sees it; a sharded one all of them gather, and the first writes."""
-    if not is_sharded(model):
-        return save_model(model, loaded, folder)
-    whole = {name: weight.to("cpu") for name, weight in whole_weights(model) if not is_beside_main()}
-    if is_beside_main():
-        return folder
+    """Write the policy, adapters merged, with its tokenizer in Hugging Face form; whole or not at all.
+
+    All processes gather a sharded policy, and the first writes it.
+    """
+    whole = None
+    if is_sharded(model):
+        whole = {name: weight.to("cpu") for name, weight in whole_weights(model) if not is_beside_main()}
+        if is_beside_main():
+            return folder
+    elif hasattr(model, "merge_and_unload"):
+        model = model.merge_and_unload()
     with replace_folder(folder) as made:
         model.save_pretrained(made, state_dict=whole)
         loaded.tokenizer.save_pretrained(made)

@@ -6,7 +6,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 from wander.train.config import AlertsSection
-from wander.train.watch.alerts import AlertWatch, alerts_of, read_alerts, write_alerts
+from wander.train.watch.alerts import Alert, AlertWatch, read_alerts, write_alerts
 
 SECTION = AlertsSection(steps=3, entropy_first_steps=2)
 SOUND = {"reward": 0.5, "entropy": 1.0, "groups_without_variance": 0.2, "truncated": 0.0, "rollouts": 20}
@@ -16,13 +16,18 @@ def steps(*changes: dict[str, Any]) -> list[dict[str, Any]]:
     return [{"step": number, **SOUND, **change} for number, change in enumerate(changes, start=1)]
 
 
+def alerts_of(entries: list[dict[str, Any]]) -> list[Alert]:
+    watch = AlertWatch(SECTION)
+    return [alert for entry in entries for alert in watch.read(entry)]
+
+
 def told(*changes: dict[str, Any]) -> list[tuple[int, str]]:
-    return [(alert.step, alert.rule) for alert in alerts_of(steps(*changes), SECTION)]
+    return [(alert.step, alert.rule) for alert in alerts_of(steps(*changes))]
 
 
 def test_a_sound_run_raises_nothing() -> None:
     assert told(*[{}] * 30) == []
-    assert alerts_of([{"step": 1, "loss": 0.1}], SECTION) == [], "metrics that are absent raise nothing"
+    assert alerts_of([{"step": 1, "loss": 0.1}]) == [], "metrics that are absent raise nothing"
 
 
 def test_a_reward_that_is_no_number_is_told_at_once() -> None:
@@ -53,7 +58,7 @@ def test_errors_of_the_environment_are_a_share_of_the_rollouts() -> None:
 
 def test_alerts_are_kept_beside_the_metrics(tmp_path: Path) -> None:
     assert read_alerts(tmp_path) == []
-    alerts = alerts_of(steps({"truncated": 0.5}, {"reward": None}), SECTION)
+    alerts = alerts_of(steps({"truncated": 0.5}, {"reward": None}))
     write_alerts(tmp_path, alerts)
     assert read_alerts(tmp_path) == alerts
     assert alerts[0].message == "50% of the rollouts were cut short by a limit"
@@ -81,4 +86,4 @@ def test_a_resumed_run_tells_the_same(changes: list[dict[str, Any]], cut: int) -
     for entry in entries[:cut]:
         resumed.read(entry)
     after = [alert for entry in entries[cut:] for alert in resumed.read(entry)]
-    assert before + after == alerts_of(entries, SECTION)
+    assert before + after == alerts_of(entries)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -86,9 +87,7 @@ def data(
         output.warn(f"nothing is left of {report.rollouts} rollouts; `{out}` was not written")
         return FAILED
     write_rows(rows, out)
-    output.answer(
-        {"out": str(out), **report.as_dict()}, f"{out}: {report.kept} of {report.rollouts} rollouts"
-    )
+    output.answer({"out": str(out), **asdict(report)}, f"{out}: {report.kept} of {report.rollouts} rollouts")
     output.next(f"wander sft {out} --model MODEL --out models/NAME")
     return None
 

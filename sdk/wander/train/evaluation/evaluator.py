@@ -6,8 +6,6 @@ are played while no rollout of a step is in flight. Several processes deal the e
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import math
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -20,15 +18,15 @@ from wander.errors import ConfigError
 from wander.evals.stats.intervals import clustered_wilson_interval, t_interval
 from wander.evals.stats.summary import is_number, summarise
 from wander.evals.store import jsonl
-from wander.handle import RolloutRequest
+from wander.handle import EnvironmentHandle, RolloutRequest
+from wander.train.config import EvaluationCell, GRPOSettings
 from wander.train.distributed import World
 from wander.train.rollouts.environments import EnvironmentChoice, EnvironmentOpener
+from wander.train.rollouts.source import LoopThread, play_together
 from wander.types import Example, Record, Rollout, SamplingArgs, canonical_json, task_set_digest
 
 if TYPE_CHECKING:
-    from wander.handle import EnvironmentHandle
     from wander.models.policy import PolicyClient
-    from wander.train.config import EvaluationCell, GRPOSettings
 
 EVALUATIONS = "evaluations.jsonl"
 
@@ -97,16 +95,13 @@ class Evaluator:
         open_environment: EnvironmentOpener,
         client: PolicyClient,
         settings: GRPOSettings,
-        world: World | None = None,
+        world: World,
     ) -> None:
-        from wander.train.rollouts.source import LoopThread
-
-        self.world = world or World()
+        self.world = world
         self.client = client
         self.settings = settings
         self._open = open_environment
         self._thread = LoopThread()
-        self._stack = contextlib.AsyncExitStack()
         self._handles: dict[str, EnvironmentHandle] = {}
         self._examples: dict[str, list[Example]] = {}
 
@@ -129,14 +124,11 @@ class Evaluator:
 
     def close(self) -> None:
         """Close the environments and the loop."""
-        try:
-            self._thread.run(self._stack.aclose())
-        finally:
-            self._thread.close()
+        self._thread.close()
 
     def _evaluate_cell(self, cell: EvaluationCell, step: int) -> CellEvaluation:
         started = perf_counter()
-        own = self.world.together(lambda: self._thread.run(self._play(cell)))
+        own = self.world.together(lambda: self._play(cell))
         tokens = sum(self.world.exchange([self.client.take_totals().tokens]))
         played = dict(self.world.exchange(list(own.items())))
         rollouts = [played[number] for number in range(len(played))]
@@ -165,10 +157,20 @@ class Evaluator:
             seconds=perf_counter() - started,
         )
 
-    async def _play(self, cell: EvaluationCell) -> dict[int, Rollout]:
+    def _play(self, cell: EvaluationCell) -> dict[int, Rollout]:
         """Play this process's share of the examples; return the rollouts by the numbers of theirs."""
-        handle = await self._open_cell(cell)
-        examples = await self._examples_of(cell, handle)
+        base = {} if cell.environment else self.settings.environment.arguments
+        choice = EnvironmentChoice(cell.environment, {**base, **cell.arguments})
+        key = canonical_json([choice.name, choice.arguments])
+        if key not in self._handles:
+            self._handles[key] = self._thread.enter(self._open(choice))
+        handle = self._handles[key]
+        if cell.name not in self._examples:
+            count = cell.examples or self.settings.evaluation.examples
+            self._examples[cell.name] = self._thread.run(handle.examples("eval", 0, count))
+        examples = self._examples[cell.name]
+        if not examples:
+            raise ConfigError(f"`{handle.info.name}` has no examples to evaluate `{cell.name}` on")
         share = range(self.world.rank, len(examples), self.world.size)
         # As many at once as a step plays: what fits in memory there fits here.
         size = self.settings.batch.rollouts // self.world.size
@@ -176,58 +178,28 @@ class Evaluator:
         for first in range(0, len(share), size):
             part = share[first : first + size]
             name = f"evaluation/{cell.name}/{first}"
-            played = await self._play_part(handle, [examples[number] for number in part], name)
+            played = self._play_part(handle, [examples[number] for number in part], name)
             rollouts |= dict(zip(part, played, strict=True))
             failed = [number for number in part if rollouts[number].failure is not None]
-            again = await self._play_part(handle, [examples[number] for number in failed], f"{name}/again")
+            again = self._play_part(handle, [examples[number] for number in failed], f"{name}/again")
             rollouts |= dict(zip(failed, again, strict=True))
         return rollouts
 
-    async def _open_cell(self, cell: EvaluationCell) -> EnvironmentHandle:
-        base = {} if cell.environment else self.settings.environment.arguments
-        choice = EnvironmentChoice(cell.environment, {**base, **cell.arguments})
-        key = canonical_json([choice.name, choice.arguments])
-        if key not in self._handles:
-            self._handles[key] = await self._stack.enter_async_context(self._open(choice))
-        return self._handles[key]
-
-    async def _examples_of(self, cell: EvaluationCell, handle: EnvironmentHandle) -> list[Example]:
-        if cell.name not in self._examples:
-            count = cell.examples or self.settings.evaluation.examples
-            examples = await handle.examples("eval", 0, count)
-            if not examples:
-                raise ConfigError(f"`{handle.info.name}` has no examples to evaluate `{cell.name}` on")
-            self._examples[cell.name] = examples
-        return self._examples[cell.name]
-
-    async def _play_part(
-        self, handle: EnvironmentHandle, examples: Sequence[Example], name: str
-    ) -> list[Rollout]:
-        """Play examples at the same time; all begin before any asks, so their batches are always the same."""
-        names = [f"{name}/{number}" for number in range(len(examples))]
-
-        async def play_one(example: Example, name: str) -> Rollout:
-            request = RolloutRequest.of(
+    def _play_part(self, handle: EnvironmentHandle, examples: Sequence[Example], name: str) -> list[Rollout]:
+        requests = [
+            RolloutRequest.of(
                 self.client,
                 example,
                 [0],
                 run_seed=self.settings.evaluation.seed,
                 sampling=self.sampling,
-                rollout_ids=[name],
+                rollout_ids=[f"{name}/{number}"],
                 together=handle.info.group_rewards,
             )
-            try:
-                return (await request.send(handle))[0]
-            finally:
-                self.client.end(name)
-
-        for each in names:
-            self.client.begin(each)
-        try:
-            return await asyncio.gather(*map(play_one, examples, names))
-        finally:
-            for each in names:
-                self.client.end(each)
+            for number, example in enumerate(examples)
+        ]
+        played = self._thread.run(play_together(self.client, [(handle, request) for request in requests]))
+        return [rollout for (rollout,) in played]
 
 
 def interval_of(values: Sequence[float]) -> Interval | None:

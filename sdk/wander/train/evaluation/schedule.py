@@ -127,8 +127,8 @@ def open_schedule(
     log: StepLog,
     save_best: SaveBest,
     *,
-    world: World | None = None,
-    checkpoint: Path | None = None,
+    world: World,
+    checkpoint: Path | None,
     listeners: Sequence[Listener] = (),
 ) -> Iterator[Schedule]:
     """Yield the callbacks of the step log, of evaluation and of stopping; close their environments after."""

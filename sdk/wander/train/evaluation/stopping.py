@@ -34,18 +34,21 @@ class CollapseWatch:
 
     def add(self, entry: dict[str, Any]) -> Stopped | None:
         """Read one step; raises `ConfigError` when the steps lack a metric that is to be watched."""
-        self._check_names(entry)
-        return self._entropy(entry) or self._drop(entry)
-
-    def _check_names(self, entry: dict[str, Any]) -> None:
-        if self._names_checked or entry.get("reward") is None:
-            return
-        self._names_checked = True
-        if missing := sorted(set(self._drops) - entry.keys()):
-            known = ", ".join(
-                sorted(name for name in entry if name == "reward" or name.startswith("rewards/"))
-            )
-            raise ConfigError(f"`stopping.drop`: the steps have no `{missing[0]}`", hint=f"they have {known}")
+        if not self._names_checked and entry.get("reward") is not None:
+            self._names_checked = True
+            if missing := sorted(set(self._drops) - entry.keys()):
+                known = sorted(name for name in entry if name == "reward" or name.startswith("rewards/"))
+                raise ConfigError(
+                    f"`stopping.drop`: the steps have no `{missing[0]}`", hint=f"they have {', '.join(known)}"
+                )
+        if (stopped := self._entropy(entry)) is not None:
+            return stopped
+        for name, watch in self._drops.items():
+            value = entry.get(name)
+            if value is not None and watch.add(value):
+                reason = f"`{name}` is {value:.3g}, and was {watch.best:.3g} at its best"
+                return Stopped(kind="drop", step=entry["step"], reason=reason)
+        return None
 
     def _entropy(self, entry: dict[str, Any]) -> Stopped | None:
         value, settings = entry.get("entropy"), self.settings
@@ -64,14 +67,6 @@ class CollapseWatch:
             reason=f"the entropy is {value:.3g} nats a token, and was {first:.3g} in the first "
             f"{settings.first_steps} steps",
         )
-
-    def _drop(self, entry: dict[str, Any]) -> Stopped | None:
-        for name, watch in self._drops.items():
-            value = entry.get(name)
-            if value is not None and watch.add(value):
-                reason = f"`{name}` is {value:.3g}, and was {watch.best:.3g} at its best"
-                return Stopped(kind="drop", step=entry["step"], reason=reason)
-        return None
 
 
 class _DropWatch:

@@ -112,10 +112,9 @@ class TrainingRecord:
 
     def callbacks_of(self, world: World) -> list[TrainerCallback]:
         """Return what the trainer must call in a process, after all that writes into a checkpoint."""
-        if world.is_main:
-            return [self.hashes, _Sealing(self)]
         # To hash a sharded policy takes all processes, each of which has its part of it.
-        return [self.hashes] if shards_policy(self.settings) else []
+        hashes = [self.hashes] if world.is_main or shards_policy(self.settings) else []
+        return [_SavedByAll(world), *hashes, *([_Sealing(self)] if world.is_main else [])]
 
     @contextlib.contextmanager
     def arithmetic(self) -> Iterator[None]:
@@ -153,7 +152,7 @@ class TrainingRecord:
         self.folder.close()
 
 
-class SavedByAll(TrainerCallback):  # type: ignore[misc]
+class _SavedByAll(TrainerCallback):  # type: ignore[misc]
     """Waits after every checkpoint until all processes wrote their part of it; all of them call it."""
 
     def __init__(self, world: World) -> None:

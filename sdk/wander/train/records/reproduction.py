@@ -53,14 +53,13 @@ def reproduction_of(
     *,
     processes: int = 1,
     looseness: Sequence[str] = (),
-    folder: Path | None = None,
 ) -> tuple[Reproduction, bytes]:
     """Return what a run that starts now records of itself, and the diff of uncommitted changes.
 
-    `looseness`: what else keeps the run from being exact, in words; `folder`: whose repository counts.
+    `looseness`: what else keeps the run from being exact, in words.
     """
     mode, reason = decide_mode(environments, device, processes, looseness)
-    diff = read_uncommitted_diff(folder or Path.cwd()) or b""
+    diff = read_uncommitted_diff(Path.cwd()) or b""
     kept = CHANGES if len(diff) <= MOST_CHANGES else None
     made = Reproduction(
         mode=mode,
@@ -124,9 +123,8 @@ def training_differences(recorded: RunManifest, now: RunManifest) -> list[Differ
         settings = GRPOSettings.model_validate(recorded.training).model_dump(mode="json")
         with_defaults = recorded.model_copy(update={"training": settings})
     found = pin_differences(with_defaults, now)
-    found += (
-        find_differences(_pick_computation(recorded), _pick_computation(now)) if recorded.reproduction else []
-    )
+    if recorded.reproduction:
+        found += find_differences(_pick_computation(recorded), _pick_computation(now))
     # The task set's digest says the same of the examples, in fewer words.
     differences = {name: Difference(name, a, b) for name, a, b in found if name != "example_ids"}
     first: dict[str, Any] = {}
@@ -163,11 +161,9 @@ def _pick_computation(manifest: RunManifest) -> dict[str, Any]:
     }
     if made.mode == "exact":
         hardware |= {"cpu": made.hardware.cpu, "instructions": made.hardware.instructions}
+    computing = made.model_dump(include={"mode", "processes", "device", "libraries", "trainer_sha256"})
     return {
-        "reproduction": {
-            **made.model_dump(include={"mode", "processes", "device", "libraries", "trainer_sha256"}),
-            "hardware": hardware,
-        },
+        "reproduction": {**computing, "hardware": hardware},
         "environment": {"source_sha256": manifest.environment.source_sha256},
         "mixture": mixture,
     }
@@ -193,10 +189,8 @@ def looseness(settings: GRPOSettings) -> list[str]:
 def arithmetic(mode: TrainingMode, threads: int) -> Iterator[None]:
     """Compute with so many threads inside the block and, in exact mode, by deterministic algorithms alone."""
     before = torch.get_num_threads()
-    strict, warns = (
-        torch.are_deterministic_algorithms_enabled(),
-        torch.is_deterministic_algorithms_warn_only_enabled(),
-    )
+    strict = torch.are_deterministic_algorithms_enabled()
+    warns = torch.is_deterministic_algorithms_warn_only_enabled()
     fills = torch.utils.deterministic.fill_uninitialized_memory  # type: ignore[attr-defined]
     torch.set_num_threads(threads)
     if mode == "exact":

@@ -7,13 +7,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from wander.train.rollouts.sampler import has_signal
-from wander.train.rollouts.step import Group, PlayedStep, usable_reward
+from wander.train.rollouts.step import Group, PlayedStep
 from wander.types import Rollout
 
 
-def rollout_metrics(
-    step: PlayedStep, labels: Sequence[str] = ("",), *, refills: bool = False
-) -> dict[str, Any]:
+def rollout_metrics(step: PlayedStep, labels: Sequence[str], *, refills: bool) -> dict[str, Any]:
     """Return rewards, each reward function, lengths, failures and times of a step.
 
     Means are over everything that was played, the groups that were replaced too: the policy as it is, not the
@@ -100,8 +98,8 @@ def _pick_scored(groups: Sequence[Group]) -> list[Rollout]:
     return [
         rollout
         for group in groups
-        for rollout, trajectory in zip(group.rollouts, group.trajectories, strict=True)
-        if usable_reward(rollout, trajectory) is not None
+        for rollout, reward in zip(group.rollouts, group.rewards, strict=True)
+        if reward is not None
     ]
 
 

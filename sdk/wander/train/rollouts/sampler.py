@@ -124,7 +124,7 @@ class ExampleSampler:
         for row in known:
             pools.setdefault(self._seen[row].pool, []).append(row)
         names = sorted(pools)
-        weights = [self.settings.weight_of(name) for name in names]
+        weights = [self.settings.pool_weights.get(name, POOL_WEIGHTS[name]) for name in names]
         if not any(weights):
             return self._walk(lane)[1]
         chosen = pools[rng.choices(names, weights)[0]]

@@ -11,17 +11,21 @@ import asyncio
 import contextlib
 import threading
 from collections.abc import Coroutine, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, replace
 from itertools import groupby
 from time import perf_counter
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from wander.handle import EnvironmentHandle, RolloutRequest
-from wander.models.policy import PolicyClient
 from wander.rollout.garbage import fewer_collections
 from wander.seeding import derived_rng, derived_seed
 from wander.train.rollouts.environments import EnvironmentChoice, EnvironmentOpener, require_distinct
 from wander.types import EnvironmentInfo, Example, Rollout, SamplingArgs, TurnTokens
+
+if TYPE_CHECKING:
+    # Who only reads evaluations gets here too, and needs no PyTorch.
+    from wander.models.policy import PolicyClient
 
 Result = TypeVar("Result")
 
@@ -138,6 +142,8 @@ class LoopThread:
 
     def __init__(self) -> None:
         self.loop = asyncio.new_event_loop()
+        self.open = contextlib.AsyncExitStack()
+        """What `close` closes on the loop before it ends."""
         self._thread = threading.Thread(target=self.loop.run_forever, name="wander-rollouts", daemon=True)
         self._thread.start()
 
@@ -150,11 +156,44 @@ class LoopThread:
             future.cancel()
             raise
 
+    def enter(self, context: AbstractAsyncContextManager[Result]) -> Result:
+        """Enter a context on the loop, until `close`, and return what it yields."""
+        return self.run(self.open.enter_async_context(context))
+
     def close(self) -> None:
-        """Stop the loop and the thread."""
-        self.loop.call_soon_threadsafe(self.loop.stop)
-        self._thread.join()
-        self.loop.close()
+        """Close what was entered, the last first, then stop the loop and the thread."""
+        try:
+            self.run(self.open.aclose())
+        finally:
+            self.loop.call_soon_threadsafe(self.loop.stop)
+            self._thread.join()
+            self.loop.close()
+
+
+async def play_together(
+    client: PolicyClient, asked: Sequence[tuple[EnvironmentHandle, RolloutRequest]]
+) -> list[list[Rollout]]:
+    """Play requests at the same time; return the rollouts of each.
+
+    All begin before any asks the policy, so that every batch holds every rollout that still plays: the same
+    requests are always sampled in the same batches.
+    """
+    names = [name for _, request in asked for name in request.rollout_ids]
+    for name in names:
+        client.begin(name)
+
+    async def play(environment: EnvironmentHandle, request: RolloutRequest) -> list[Rollout]:
+        try:
+            return await request.send(environment)
+        finally:
+            for name in request.rollout_ids:
+                client.end(name)
+
+    try:
+        return await asyncio.gather(*(play(*each) for each in asked))
+    finally:
+        for name in names:  # those too that never came to play
+            client.end(name)
 
 
 class RolloutSource:
@@ -180,16 +219,14 @@ class RolloutSource:
         self.retries = retries
         self.environments: list[EnvironmentHandle] = []
         self._thread = LoopThread()
-        self._opened = contextlib.AsyncExitStack()
+        self._thread.open.push_async_callback(client.close)
         self._examples: dict[tuple[int, int], Example] = {}
         self._strata: dict[int, list[int | None]] = {}
         try:
             for choice in self.choices:
-                opening = self._opened.enter_async_context(open_environment(choice))
-                self.environments.append(self._thread.run(opening))
+                self.environments.append(self._thread.enter(open_environment(choice)))
             require_distinct(self.labels)
         except BaseException:
-            self._thread.run(self._opened.aclose())
             self._thread.close()
             raise
 
@@ -239,7 +276,7 @@ class RolloutSource:
         retried = 0
         with fewer_collections(len(assignments)):
             examples = self._examples_of(assignments)
-            rollouts = self._thread.run(self._play(assignments, examples))
+            rollouts = self._play(assignments, examples)
             for attempt in range(1, self.retries + 1):
                 failed = {number for number, rollout in enumerate(rollouts) if rollout.failure is not None}
                 # A reward function that compares the rollouts of a group wants all of them again.
@@ -248,9 +285,7 @@ class RolloutSource:
                 if not again:
                     break
                 retried += len(again)
-                replayed = self._thread.run(
-                    self._play([assignments[n] for n in again], [examples[n] for n in again], attempt)
-                )
+                replayed = self._play([assignments[n] for n in again], [examples[n] for n in again], attempt)
                 for number, rollout in zip(again, replayed, strict=True):
                     rollouts[number] = rollout
             totals = self.client.take_totals()
@@ -274,56 +309,36 @@ class RolloutSource:
     def _scores_groups(self, assignment: Assignment) -> bool:
         return self.environments[assignment.environment].info.group_rewards
 
-    async def _play(
+    def _play(
         self, assignments: Sequence[Assignment], examples: Sequence[Example], attempt: int = 0
     ) -> list[Rollout]:
-        names = [each.name + (f"/{attempt}" if attempt else "") for each in assignments]
-        # All begin before any asks, so that every batch holds every rollout still playing.
-        for name in names:
-            self.client.begin(name)
         # Rollouts that a reward function compares are one piece of work, every other is its own.
         pieces: dict[Any, list[int]] = {}
         for number, each in enumerate(assignments):
             pieces.setdefault(each.group if self._scores_groups(each) else number, []).append(number)
-        played: dict[int, Rollout] = {}
-
-        async def play_piece(numbers: list[int]) -> None:
+        asked = []
+        for numbers in pieces.values():
             first = assignments[numbers[0]]
-            environment = self.environments[first.environment]
+            environment, length = self.environments[first.environment], self.length(first.environment)
+            # Rows that come again meet new chances; within a group they are shared.
+            epoch = first.position // length if length else 0
             request = RolloutRequest.of(
                 self.client,
                 examples[numbers[0]],
                 [assignments[number].index for number in numbers],
-                run_seed=self._seed_at(first),
+                run_seed=derived_seed(self.run_seed, "epoch", epoch),
                 sampling=self.sampling,
-                rollout_ids=[names[number] for number in numbers],
+                rollout_ids=[assignments[n].name + (f"/{attempt}" if attempt else "") for n in numbers],
                 together=environment.info.group_rewards,
             )
-            try:
-                played.update(zip(numbers, await request.send(environment), strict=True))
-            finally:
-                if not request.together:
-                    self.client.end(names[numbers[0]])
-
-        try:
-            await asyncio.gather(*map(play_piece, pieces.values()))
-        finally:
-            for name in names:
-                self.client.end(name)
-        return [played[number] for number in range(len(names))]
-
-    def _seed_at(self, assignment: Assignment) -> int:
-        """Return the run seed at a place of the training order.
-
-        Rows that come again meet new chances; within a group they are shared.
-        """
-        length = self.length(assignment.environment)
-        return derived_seed(self.run_seed, "epoch", assignment.position // length if length else 0)
+            asked.append((environment, request))
+        played: dict[int, Rollout] = {}
+        for numbers, rollouts in zip(
+            pieces.values(), self._thread.run(play_together(self.client, asked)), strict=True
+        ):
+            played.update(zip(numbers, rollouts, strict=True))
+        return [played[number] for number in range(len(assignments))]
 
     def close(self) -> None:
         """Close the environments, the client's thread and the loop."""
-        try:
-            self._thread.run(self._opened.aclose())
-            self._thread.run(self.client.close())
-        finally:
-            self._thread.close()
+        self._thread.close()

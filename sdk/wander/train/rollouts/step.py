@@ -34,7 +34,12 @@ class Group:
     @property
     def rewards(self) -> list[float | None]:
         """The reward to learn from of each rollout; None of one that failed: it gets no advantage."""
-        return [usable_reward(*pair) for pair in zip(self.rollouts, self.trajectories, strict=True)]
+        return [
+            float(rollout.reward)
+            if trajectory is not None and rollout.reward is not None and math.isfinite(rollout.reward)
+            else None
+            for rollout, trajectory in zip(self.rollouts, self.trajectories, strict=True)
+        ]
 
     @property
     def scored(self) -> list[float]:
@@ -81,8 +86,8 @@ class StepPlayer:
         mixture: Mixture,
         settings: GRPOSettings,
         *,
-        rank: int = 0,
-        exchange: Exchange = list,
+        rank: int,
+        exchange: Exchange,
     ) -> None:
         self.source = source
         self.mixture = mixture
@@ -154,7 +159,9 @@ class StepPlayer:
 
     def _play(self, picks: Sequence[Pick]) -> tuple[list[Group], StepRollouts]:
         size = self.settings.batch.group_size
-        call = self.source.play([each for pick in picks for each in _assignments(pick, size)])
+        call = self.source.play(
+            [Assignment(pick.position, index, pick.environment) for pick in picks for index in range(size)]
+        )
         groups = []
         for number, pick in enumerate(picks):
             part = slice(number * size, (number + 1) * size)
@@ -206,17 +213,6 @@ def plan_examples(source: RolloutSource, settings: GRPOSettings) -> list[list[Ex
                 break
             found[sampler.draw() % (sampler.length or 1)] = None
     return [source.examples(list(found), number) for number, found in enumerate(rows)]
-
-
-def usable_reward(rollout: Rollout, trajectory: Trajectory | None) -> float | None:
-    """Return the reward to learn from, or None for a rollout that failed: it gets no advantage."""
-    if trajectory is None or rollout.reward is None or not math.isfinite(rollout.reward):
-        return None
-    return float(rollout.reward)
-
-
-def _assignments(pick: Pick, count: int) -> list[Assignment]:
-    return [Assignment(pick.position, index, pick.environment) for index in range(count)]
 
 
 def merge_shares(shares: Sequence[PlayedStep]) -> PlayedStep:

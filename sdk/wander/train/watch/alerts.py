@@ -7,7 +7,7 @@ once. The alerts are a function of the metrics alone, so a resumed run tells the
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -47,7 +47,11 @@ class AlertWatch:
         alerts: list[tuple[Rule, str]] = []
         if self._fires("reward_not_finite", "reward" in entry and entry["reward"] is None, 1):
             alerts.append(("reward_not_finite", "the mean reward of the step is no finite number"))
-        entropy, usual = number(entry, "entropy"), self._usual_entropy(entry)
+        entropy, usual = number(entry, "entropy"), None
+        if len(first := self._first_entropies) >= section.entropy_first_steps:
+            usual = sum(first) / len(first)
+        elif entropy is not None:
+            first.append(entropy)
         low = entropy is not None and usual is not None and entropy < section.entropy_share * usual
         if self._fires("entropy_low", low, lasting):
             text = (
@@ -78,20 +82,6 @@ class AlertWatch:
             return False
         self._quiet[rule] = 0
         return True
-
-    def _usual_entropy(self, entry: Mapping[str, Any]) -> float | None:
-        """Return the mean over the first steps, None while they are not over."""
-        entropy = number(entry, "entropy")
-        if len(self._first_entropies) < self.section.entropy_first_steps:
-            self._first_entropies += [entropy] if entropy is not None else []
-            return None
-        return sum(self._first_entropies) / len(self._first_entropies)
-
-
-def alerts_of(entries: Iterable[Mapping[str, Any]], section: AlertsSection) -> list[Alert]:
-    """Return every alert that the metrics of a run raise."""
-    watch = AlertWatch(section)
-    return [alert for entry in entries for alert in watch.read(entry)]
 
 
 def environment_errors(entry: Mapping[str, Any]) -> float | None:

@@ -100,8 +100,11 @@ def _open_wandb(folder: Path, section: LoggingSection, config: Mapping[str, Any]
     tracker = WandBTracker(
         section.project,
         name=folder.resolve().name,
-        # The id is stored with the run, so that a resumed run goes on in the same place.
-        id=_read_id(folder),
+        # The id is stored with the run, so that a resumed run goes on in the same place; fine-tuning has
+        # its folder alone.
+        id=RunFolder.open(folder).manifest.run_id
+        if (folder / MANIFEST).is_file()
+        else hashlib.sha256(str(folder.resolve()).encode()).hexdigest()[:26],
         resume="allow",
         dir=str(folder),
         mode="online" if _has_wandb_key() else "offline",
@@ -142,11 +145,10 @@ def open_trackers(
 
 def scalars(entry: Mapping[str, Any]) -> dict[str, float]:
     """Return what of a line of metrics can be drawn over the steps."""
-    left_out = ("step", "steps")
     return {
         name: float(value)
         for name, value in entry.items()
-        if name not in left_out and isinstance(value, int | float) and not isinstance(value, bool)
+        if name not in ("step", "steps") and isinstance(value, int | float) and not isinstance(value, bool)
     }
 
 
@@ -156,13 +158,6 @@ def _settings_lines(config: Mapping[str, Any], prefix: str = "") -> Iterator[str
             yield from _settings_lines(value, f"{prefix}{name}.")
         else:
             yield f"{prefix}{name} = {value}"
-
-
-def _read_id(folder: Path) -> str:
-    """Return the id under which W&B knows the run: that of its manifest; fine-tuning has its folder alone."""
-    if (folder / MANIFEST).is_file():
-        return RunFolder.open(folder).manifest.run_id
-    return hashlib.sha256(str(folder.resolve()).encode()).hexdigest()[:26]
 
 
 def _has_wandb_key() -> bool:
