@@ -15,7 +15,7 @@ from typing import Any
 
 from wander.errors import ModelError, RunError
 from wander.evals.foreign_run import UNKNOWN, ForeignRun
-from wander.types import Boundary, Failure, Message, SamplingArgs
+from wander.types import Boundary, Failure, Message, Rollout, SamplingArgs, Turn
 
 from wander_compat.adapters.host_client import merge_sampling
 from wander_compat.results import rows
@@ -59,8 +59,10 @@ def read_classic(folder: Path) -> ForeignRun:
     )
     path = folder / "results.jsonl"
     for number, row in rows.json_lines(path):
+        if "completion" not in row:
+            raise RunError(f"line {number} of `{path}` has no `completion`")
         with rows.blame_line(path, number):
-            _add(foreign, row, path, number)
+            _add(foreign, row, number)
     return foreign
 
 
@@ -86,28 +88,28 @@ def _metric_names(metadata: dict[str, Any]) -> list[str]:
     return [name.removeprefix("avg_") for name in metadata if name.startswith("avg_") and name not in told]
 
 
-def _add(foreign: ForeignRun, row: dict[str, Any], path: Path, number: int) -> None:
+def _add(foreign: ForeignRun, row: dict[str, Any], number: int) -> None:
     """Add the rollout of one row."""
-    if "completion" not in row:
-        raise RunError(f"line {number} of `{path}` has no `completion`")
     prompt, completion = _messages(row.get("prompt")), _messages(row["completion"])
     position = (number - 1) // max(1, foreign.rollouts_per_example or 1)
     known = (row[name] for name in ("example_id", "id") if row.get(name) is not None)
     example_id = str(next(known, position))
     answer = plain(row.get("answer")) if row.get("answer") is not None else ""
-    info = _info(row.get("info"))
     task = {"task": row["task"]} if row.get("task") not in (None, "default") else {}
-    example = foreign.example(example_id, prompt, answer, info, task)
+    example = foreign.example(example_id, prompt, answer, _info(row.get("info")), task)
     failure = _failure(row.get("error"))
     usage = row.get("token_usage") or {}
-    times = _times(row)
     rollout = {
         "example_id": example_id,
         "index": foreign.counts[example_id],
         "seed": example.seed,
         "prompt": prompt,
         "completion": completion,
-        "turns": rows.turns_of(prompt, completion),
+        "turns": [
+            Turn(message=message, context_messages=len(prompt) + position)
+            for position, message in enumerate(completion)
+            if message.get("role") == "assistant"
+        ],
         "answer": answer,
         "stop_reason": None if failure else str(row.get("stop_condition") or UNKNOWN),
         "truncated": bool(row.get("is_truncated")),
@@ -115,9 +117,9 @@ def _add(foreign: ForeignRun, row: dict[str, Any], path: Path, number: int) -> N
         "metrics": {} if failure else _metrics(row, foreign.reward_names),
         "failure": failure,
         "usage": rows.total_usage(usage.get("input_tokens"), usage.get("output_tokens")),
-        **times,
+        **_times(row),
     }
-    foreign.add(rows.make_rollout(rollout, path, number))
+    foreign.add(Rollout.model_validate(rollout))
 
 
 def _messages(value: Any) -> list[Message]:

@@ -3,23 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
 from wander.errors import RunError
-from wander.types import Message, Rollout, Turn, Usage
-
-
-def turns_of(prompt: Sequence[Message], completion: Sequence[Message]) -> list[Turn]:
-    """Return the model's turns of a conversation."""
-    return [
-        Turn(message=message, context_messages=len(prompt) + position)
-        for position, message in enumerate(completion)
-        if message.get("role") == "assistant"
-    ]
+from wander.types import Usage
 
 
 def total_usage(prompt_tokens: Any, completion_tokens: Any) -> Usage:
@@ -53,6 +44,10 @@ def blame_line(path: Path, number: int) -> Iterator[None]:
     """Turn what a row of an unexpected shape raises into a `RunError` that names its line."""
     try:
         yield
+    except ValidationError as error:
+        problem = error.errors(include_url=False)[0]
+        where = ".".join(map(str, problem["loc"]))
+        raise RunError(f"line {number} of `{path}` makes no rollout: {where}: {problem['msg']}") from error
     except (ValueError, TypeError, KeyError, IndexError, AttributeError) as error:
         raise RunError(f"line {number} of `{path}` makes no rollout: {error}") from error
 
@@ -68,13 +63,3 @@ def json_object(path: Path) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise RunError(f"`{path}` holds no object")
     return value
-
-
-def make_rollout(rollout: dict[str, Any], path: Path, number: int) -> Rollout:
-    """Return a rollout; raises `RunError` naming the line that makes none."""
-    try:
-        return Rollout.model_validate(rollout)
-    except ValidationError as error:
-        problem = error.errors(include_url=False)[0]
-        where = ".".join(map(str, problem["loc"]))
-        raise RunError(f"line {number} of `{path}` makes no rollout: {where}: {problem['msg']}") from error

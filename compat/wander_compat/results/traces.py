@@ -6,6 +6,7 @@ The longest branch of a trace that ends in what the model said is taken as its c
 
 from __future__ import annotations
 
+import contextlib
 import tomllib
 from datetime import UTC, datetime
 from pathlib import Path
@@ -13,7 +14,7 @@ from typing import Any
 
 from wander.errors import RunError
 from wander.evals.foreign_run import UNKNOWN, ForeignRun
-from wander.types import Failure, Message, Turn, Usage
+from wander.types import Failure, Message, Rollout, Turn, Usage
 
 from wander_compat.results import rows
 from wander_compat.verifiers.messages.conversion import plain, wire_message, wire_messages
@@ -21,10 +22,17 @@ from wander_compat.verifiers.messages.conversion import plain, wire_message, wir
 
 def read_traces(folder: Path) -> ForeignRun:
     """Read one evaluation of `verifiers.v1`; raises `RunError`."""
-    configuration = _configuration(folder)
+    configuration = rows.json_object(folder / "configs" / "resolved" / "eval.json")
+    if not configuration:
+        with contextlib.suppress(OSError, ValueError):
+            configuration = tomllib.loads((folder / "configs" / "eval.toml").read_text(encoding="utf-8"))
+    # The task set stands in one of two places, by its id or with it.
+    env = configuration.get("env")
+    taskset = configuration.get("taskset") or (env.get("taskset") if isinstance(env, dict) else None)
+    name = taskset.get("id") if isinstance(taskset, dict) else taskset
     environment, _, rest = folder.name.partition("--")
     foreign = ForeignRun(
-        environment=_taskset(configuration) or environment or UNKNOWN,
+        environment=str(name or environment or UNKNOWN),
         model=str(configuration.get("model") or rest.partition("--")[0] or UNKNOWN),
         source="verifiers.v1 traces",
     )
@@ -33,34 +41,16 @@ def read_traces(folder: Path) -> ForeignRun:
         traces = line["traces"] if isinstance(line.get("traces"), list) else [line]
         for trace in traces:
             if isinstance(trace, dict) and (trace.get("agent") or {}).get("trainable", True):
+                if not isinstance(trace.get("nodes"), list):
+                    raise RunError(f"line {number} of `{path}` is neither an episode nor a trace")
                 with rows.blame_line(path, number):
-                    _add(foreign, trace, line, path, number)
+                    _add(foreign, trace, line, number)
     return foreign
 
 
-def _configuration(folder: Path) -> dict[str, Any]:
-    resolved = rows.json_object(folder / "configs" / "resolved" / "eval.json")
-    if resolved:
-        return resolved
-    try:
-        return tomllib.loads((folder / "configs" / "eval.toml").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-
-
-def _taskset(configuration: dict[str, Any]) -> str | None:
-    """Return the id of the task set, wherever the release puts it."""
-    env = configuration.get("env")
-    taskset = configuration.get("taskset") or (env.get("taskset") if isinstance(env, dict) else None)
-    found = taskset.get("id") if isinstance(taskset, dict) else taskset
-    return str(found) if found else None
-
-
-def _add(foreign: ForeignRun, trace: dict[str, Any], line: dict[str, Any], path: Path, number: int) -> None:
+def _add(foreign: ForeignRun, trace: dict[str, Any], line: dict[str, Any], number: int) -> None:
     """Add the rollout of one trace."""
-    nodes = trace.get("nodes")
-    if not isinstance(nodes, list):
-        raise RunError(f"line {number} of `{path}` is neither an episode nor a trace")
+    nodes: list[dict[str, Any]] = trace["nodes"]
     task: dict[str, Any] = trace.get("task") or line.get("task") or {}
     data: dict[str, Any] = task.get("data") or {}
     example_id = str(data["idx"] if data.get("idx") is not None else task.get("hash") or number - 1)
@@ -74,7 +64,19 @@ def _add(foreign: ForeignRun, trace: dict[str, Any], line: dict[str, Any], path:
     columns = {name: plain(value) for name, value in data.items() if name not in ("idx", "prompt")}
     example = foreign.example(example_id, wire_messages(data.get("prompt")) or prompt, "", {}, columns)
     failure = _failure([*(trace.get("errors") or []), *(line.get("errors") or [])])
-    rewards = {name: value for name, value in (trace.get("rewards") or {}).items() if value is not None}
+    metrics: dict[str, float] = {}
+    total: float | None = None
+    if failure is None:  # of a failed rollout nothing counts, whatever was noted
+        total = 0.0
+        noted = (trace.get("metrics") or {}).items()
+        metrics = {name: float(value) for name, value in noted if value is not None}
+        for name, reward in (trace.get("rewards") or {}).items():
+            if reward is not None:
+                known = reward if isinstance(reward, dict) else {"score": reward}
+                metrics[name] = float(known["score"])
+                total += metrics[name] * float(known.get("weight", 1.0))
+    parents = {node.get("parent") for node in nodes}
+    branches = sum(at not in parents for at in range(len(nodes)))
     rollout = {
         "example_id": example_id,
         "index": foreign.counts[example_id],
@@ -84,36 +86,30 @@ def _add(foreign: ForeignRun, trace: dict[str, Any], line: dict[str, Any], path:
         "turns": _turns(trace, nodes, branch, messages),
         "stop_reason": None if failure else str(trace.get("stop_condition") or UNKNOWN),
         "truncated": bool(trace.get("is_timeout")),
-        "reward": None if failure else sum(_score(each) * _weight(each) for each in rewards.values()),
-        "metrics": {} if failure else _metrics(trace, rewards),
+        "reward": total,
+        "metrics": metrics,
         "failure": failure,
         "usage": _usage(trace),
         "started_at": started.isoformat() if started else "",
         "seconds": _seconds(trace),
-        "info": {"other_branches": _leaves(nodes) - 1} if _leaves(nodes) > 1 else {},
+        "info": {"other_branches": branches - 1} if branches > 1 else {},
     }
-    foreign.add(rows.make_rollout(rollout, path, number))
+    foreign.add(Rollout.model_validate(rollout))
 
 
 def _branch(nodes: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return the nodes from the root to the last sampled one, of the longest such way."""
-    ways = [_way(nodes, at) for at, node in enumerate(nodes) if node.get("sampled")]
-    if not ways:
-        return _way(nodes, len(nodes) - 1) if nodes else []
-    return max(ways, key=len)
-
-
-def _way(nodes: list[dict[str, Any]], at: int | None) -> list[dict[str, Any]]:
-    way: list[dict[str, Any]] = []
-    while at is not None and 0 <= at < len(nodes) and len(way) <= len(nodes):
-        way.append(nodes[at])
-        at = nodes[at].get("parent")
-    return way[::-1]
-
-
-def _leaves(nodes: list[dict[str, Any]]) -> int:
-    parents = {node.get("parent") for node in nodes}
-    return sum(at not in parents for at in range(len(nodes)))
+    longest: list[dict[str, Any]] = []
+    sampled = [at for at, node in enumerate(nodes) if node.get("sampled")]
+    for end in sampled or [len(nodes) - 1]:
+        way: list[dict[str, Any]] = []
+        at: int | None = end
+        while at is not None and 0 <= at < len(nodes) and len(way) <= len(nodes):
+            way.append(nodes[at])
+            at = nodes[at].get("parent")
+        if len(way) > len(longest):
+            longest = way
+    return longest[::-1]
 
 
 def _turns(
@@ -144,19 +140,6 @@ def _usage(trace: dict[str, Any]) -> Usage:
     found = [call["usage"] for call in trace.get("calls") or [] if call.get("usage")]
     each = (rows.total_usage(one.get("prompt_tokens"), one.get("completion_tokens")) for one in found)
     return sum(each, Usage())
-
-
-def _score(reward: Any) -> float:
-    return float(reward["score"] if isinstance(reward, dict) else reward)
-
-
-def _weight(reward: Any) -> float:
-    return float(reward.get("weight", 1.0)) if isinstance(reward, dict) else 1.0
-
-
-def _metrics(trace: dict[str, Any], rewards: dict[str, Any]) -> dict[str, float]:
-    named = {name: float(value) for name, value in (trace.get("metrics") or {}).items() if value is not None}
-    return {**named, **{name: _score(reward) for name, reward in rewards.items()}}
 
 
 def _failure(errors: list[Any]) -> Failure | None:

@@ -6,7 +6,7 @@ Rows may come as a dataset, a list of dictionaries or a function that makes eith
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from wander.errors import MissingExtra
@@ -70,7 +70,14 @@ def format_dataset(
         return dataset.map(make, **options)
     if system_prompt is None:
         return dataset
-    return dataset.map(_system_adder(system_prompt), **options)
+
+    def add_system(row: dict[str, Any]) -> dict[str, Any]:
+        prompt = row["prompt"]
+        if not isinstance(prompt, list) or (prompt and prompt[0].get("role") == "system"):
+            return {"prompt": prompt}
+        return {"prompt": [{"role": "system", "content": system_prompt}, *prompt]}
+
+    return dataset.map(add_system, **options)
 
 
 def prompt_of(
@@ -79,16 +86,6 @@ def prompt_of(
     """Return the messages of one question."""
     system = [{"role": "system", "content": system_prompt}] if system_prompt else []
     return [*system, *map(dict, few_shot or []), {"role": "user", "content": question}]
-
-
-def _system_adder(system_prompt: str) -> Callable[[dict[str, Any]], dict[str, Any]]:
-    def make(row: dict[str, Any]) -> dict[str, Any]:
-        prompt = row["prompt"]
-        if not isinstance(prompt, list) or (prompt and prompt[0].get("role") == "system"):
-            return {"prompt": prompt}
-        return {"prompt": [{"role": "system", "content": system_prompt}, *prompt]}
-
-    return make
 
 
 def with_example_ids(dataset: Dataset) -> Dataset:

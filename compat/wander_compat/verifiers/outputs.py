@@ -9,6 +9,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from wander.evals.stats import pass_at_k as stats
+
 from wander_compat.verifiers.errors import error_info
 from wander_compat.verifiers.messages.conversion import as_messages, field_of, plain
 from wander_compat.verifiers.timing import format_timing
@@ -114,16 +116,11 @@ def pass_at_k(
     all_right: dict[str, float] = {}
     k = 1
     while k <= fewest:
-        chances = [_chances(len(group), sum(group), k) for group in groups.values()]
-        any_right[str(k)] = math.fsum(chance[0] for chance in chances) / len(chances)
-        all_right[str(k)] = math.fsum(chance[1] for chance in chances) / len(chances)
+        counts = [(len(group), sum(group), k) for group in groups.values()]
+        any_right[str(k)] = math.fsum(stats.pass_at_k(*count) for count in counts) / len(counts)
+        all_right[str(k)] = math.fsum(stats.pass_hat_k(*count) for count in counts) / len(counts)
         k *= 2
     return any_right, all_right
-
-
-def _chances(count: int, right: int, k: int) -> tuple[float, float]:
-    total = math.comb(count, k)
-    return 1 - math.comb(count - right, k) / total, math.comb(right, k) / total
 
 
 def aggregate(outputs: Sequence[Mapping[str, Any]], threshold: float) -> dict[str, Any]:

@@ -90,12 +90,12 @@ class ThinkParser(Parser):
 
     def get_format_reward_func(self) -> Callable[..., float]:
         """Return a reward function: the share of messages with one `<think>` at the start and an answer."""
-        return self._mean_reward(_thinks_once)
 
+        def judged(text: str) -> float:
+            once = text.count("<think>") == text.count("</think>") == 1
+            return float(once and text.strip().startswith("<think>") and not text.endswith("</think>"))
 
-def _thinks_once(text: str) -> float:
-    once = text.strip().startswith("<think>") and text.count("<think>") == 1 and text.count("</think>") == 1
-    return 1.0 if once and text.rpartition("</think>")[2] else 0.0
+        return self._mean_reward(judged)
 
 
 class MaybeThinkParser(Parser):

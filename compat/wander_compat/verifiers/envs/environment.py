@@ -33,6 +33,9 @@ from wander_compat.verifiers.types import SamplingArgs, State, response_of
 if TYPE_CHECKING:
     from datasets import Dataset
 
+_TOOLS = ("tools", "tool_defs", "oai_tools")
+"""What the generations call the tools of a model call."""
+
 
 class Environment(GenerationRuns, ABC):
     """Base of the classic environments; arguments that it does not know become attributes.
@@ -239,18 +242,22 @@ class Environment(GenerationRuns, ABC):
 
         Raises `vf.Error`s only.
         """
-        call = _ModelCall.of(args, kwargs)
-        state = call.state
-        if state is not None:
-            client, model = call.client or state["client"], call.model or state["model"]
-            tools = call.tools if call.tools is not None else state.get("tool_defs")
-            given = call.sampling_args if call.sampling_args is not None else state.get("sampling_args")
-        else:
-            client, model, tools, given = call.client, call.model or "", call.tools, call.sampling_args
-        asked = resolve_client(client).get_response(
-            prompt=self.own_messages(call.prompt),
-            model=model,
-            sampling_args={**self.sampling_args, **(given or {})},
+        names: tuple[str, ...] = ("client", "model", "prompt", "tools", "sampling_args")
+        if "state" in kwargs or (args and isinstance(args[0], State)):
+            names = ("state", "prompt", "client", "model", "tools", "sampling_args")
+        given = {**dict(zip(names, args, strict=False)), **kwargs}
+        state: State | None = given.get("state")
+        # What is not given is the state's, where there is one.
+        kept: Mapping[str, Any] = {"client": None, "model": ""} if state is None else state
+        tools = next((given[name] for name in _TOOLS if given.get(name) is not None), kept.get("tool_defs"))
+        sampling = given.get("sampling_args")
+        asked = resolve_client(given.get("client") or kept["client"]).get_response(
+            prompt=self.own_messages(given.get("prompt")),
+            model=given.get("model") or kept["model"],
+            sampling_args={
+                **self.sampling_args,
+                **((kept.get("sampling_args") if sampling is None else sampling) or {}),
+            },
             tools=tools_of(tools),
             state=state,
         )
@@ -329,34 +336,6 @@ class Environment(GenerationRuns, ABC):
     def set_concurrency(self, concurrency: int) -> None:
         """Set how many rollouts run at once; the host decides that here, so nothing needs resizing."""
         self.max_workers = concurrency
-
-
-class _ModelCall:
-    """The arguments of `get_model_response`, whichever generation's they are."""
-
-    def __init__(self) -> None:
-        self.state: State | None = None
-        self.prompt: Any = None
-        self.client: Any = None
-        self.model: str | None = None
-        self.tools: Any = None
-        self.sampling_args: SamplingArgs | None = None
-
-    @classmethod
-    def of(cls, args: Sequence[Any], kwargs: Mapping[str, Any]) -> _ModelCall:
-        by_state = "state" in kwargs or (bool(args) and isinstance(args[0], State))
-        names = (
-            ("state", "prompt", "client", "model", "tools", "sampling_args")
-            if by_state
-            else ("client", "model", "prompt", "tools", "sampling_args")
-        )
-        call = cls()
-        named = {
-            ("tools" if name in ("oai_tools", "tool_defs") else name): value for name, value in kwargs.items()
-        }
-        for name, value in {**dict(zip(names, args, strict=False)), **named}.items():
-            setattr(call, name, value)
-        return call
 
 
 def tools_of(tools: Sequence[Any] | None) -> list[Tool] | None:

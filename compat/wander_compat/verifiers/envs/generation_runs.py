@@ -10,7 +10,6 @@ import os
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractAsyncContextManager
 from datetime import datetime
 from itertools import groupby
 from pathlib import Path
@@ -101,9 +100,11 @@ class GenerationRuns:
         resolved = resolve_client(client)
 
         async def play(position: int, group: list[dict[str, Any]]) -> None:
-            found = await self._group_outputs(
-                group, resolved, model, sampling_args or {}, limit, max_retries, state_columns
-            )
+            async with limit:
+                # Ours, whatever a package overrides: `generate` never went through theirs.
+                found = await GenerationRuns.run_group(
+                    self, group, resolved, model, sampling_args, max_retries, state_columns
+                )
             outputs[position] = found
             if save_results:
                 save_new_outputs(found, folder)
@@ -172,31 +173,11 @@ class GenerationRuns:
         **options: Any,
     ) -> list[RolloutOutput]:
         """Play rows of one example and score them together."""
-        outputs: list[RolloutOutput] = await self._group_outputs(
-            [dict(row) for row in group_inputs],
-            resolve_client(client),
-            model,
-            sampling_args or {},
-            await maybe_semaphore(None),
-            max_retries,
-            state_columns,
+        play, resolved = maybe_retry(play_row, max_retries), resolve_client(client)
+        states = await asyncio.gather(
+            *(play(self, dict(row), resolved, model, sampling_args or {}) for row in group_inputs)
         )
-        return outputs
-
-    async def _group_outputs(
-        self: Any,
-        group: list[dict[str, Any]],
-        client: Any,
-        model: str,
-        sampling_args: SamplingArgs,
-        limit: AbstractAsyncContextManager[Any],
-        max_retries: int,
-        state_columns: Sequence[str] | None,
-    ) -> list[RolloutOutput]:
-        play = maybe_retry(play_row, max_retries)
-        async with limit:
-            states = await asyncio.gather(*(play(self, row, client, model, sampling_args) for row in group))
-            await score_example(self, states)
+        await score_example(self, states)
         return [state_to_output(state, state_columns) for state in states]
 
 

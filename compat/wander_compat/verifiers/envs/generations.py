@@ -66,10 +66,12 @@ def generation_of(cls: type, made_in: str = "") -> Generation:
     response = _override(cls, "env_response")
     completed = _override(cls, "is_completed")
     rollout = _override(cls, "rollout")
+    names = [] if completed is None else _positional(completed)
+    by_columns = rollout is not None and {"prompt", "input"} & set(_positional(rollout)) == {"prompt"}
     return Generation(
         tuple_response=response is not None and _returns_pair(response),
-        messages_first=completed is not None and _takes_messages(completed),
-        own_rollout=None if rollout is None else _rollout_form(rollout),
+        messages_first=completed is not None and (names[:1] == ["messages"] or len(names) > 1),
+        own_rollout=None if rollout is None else "columns" if by_columns else "input",
         own_completion=completed is not None,
         declared=max(filter(None, map(read_declared_release, modules)), default=None),
     )
@@ -123,16 +125,6 @@ def _own_nodes(function: ast.AST) -> list[ast.AST]:
     return found
 
 
-def _takes_messages(function: Callable[..., Any]) -> bool:
-    names = _positional(function)
-    return names[:1] == ["messages"] or len(names) > 1
-
-
-def _rollout_form(function: Callable[..., Any]) -> str:
-    names = _positional(function)
-    return "columns" if "prompt" in names and "input" not in names else "input"
-
-
 def _positional(function: Callable[..., Any]) -> list[str]:
     """Return the names of a method's positional parameters without a default, `self` left out."""
     kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
@@ -149,16 +141,9 @@ def read_declared_release(module: str) -> Version | None:
     Packages are tested with the newest release of their day and name it as the lower bound, so this is the
     best sign there is of what a package expects where releases differ.
     """
-    found = [_lower_bound(text) for text in _requirements(module.partition(".")[0])]
-    return max((release for release in found if release is not None), default=None)
-
-
-def _lower_bound(requirement: str) -> Version | None:
-    matched = _REQUIREMENT.match(requirement)
-    if matched is None:
-        return None
-    bounds = [tuple(map(int, bound.split("."))) for bound in _BOUND.findall(matched[1])]
-    return max(bounds, default=None)
+    matches = [_REQUIREMENT.match(text) for text in _requirements(module.partition(".")[0])]
+    bounds = [bound for matched in matches if matched is not None for bound in _BOUND.findall(matched[1])]
+    return max((tuple(map(int, bound.split("."))) for bound in bounds), default=None)
 
 
 def _requirements(top: str) -> list[str]:

@@ -51,17 +51,15 @@ class ReasoningGymEnv(SingleTurnEnv):
             parser=parser,
             **kwargs,
         )
-        self.rubric = Rubric(parser=parser)
-        self.rubric.add_reward_func(self._checked())
-        self.rubric.add_reward_func(parser.get_format_reward_func(), weight=0.0)
 
-    def _checked(self) -> Any:
         def check_answer_reward_func(completion: Any, answer: str, parser: Parser) -> float:
             entry = self.rg_dataset[int(answer)]
             response = str(parser.parse_answer(completion)).strip()
             return float(self.rg_dataset.score_answer(answer=response, entry=entry))
 
-        return check_answer_reward_func
+        self.rubric = Rubric(parser=parser)
+        self.rubric.add_reward_func(check_answer_reward_func)
+        self.rubric.add_reward_func(parser.get_format_reward_func(), weight=0.0)
 
     def build_rg_dataset(
         self, gym: str | list[str | dict[str, Any]], total_examples: int = 1000, seed: int = 0

@@ -59,35 +59,22 @@ def as_message(message: Any, form: Form = "model") -> AnyMessage:
     found = {name: value for name, value in found.items() if value is not None}
     if found.get("content") is None:
         found["content"] = None if found["role"] == "assistant" else ""
-    return _dict_message(found) if form == "dict" else _model_message(found)
-
-
-def _dict_message(found: dict[str, Any]) -> MessageDict:
-    calls = found.pop("tool_calls", None)
-    message = MessageDict(found)
-    message["content"] = _dict_content(found["content"])
-    if calls:
-        message["tool_calls"] = [as_tool_call(call) for call in calls]
-    return message
-
-
-def _model_message(found: dict[str, Any]) -> CustomBaseModel:
-    model = ROLE_MODELS.get(found["role"], OtherMessage)
-    if "tool_calls" in found:
-        found["tool_calls"] = [as_tool_call(call) for call in found["tool_calls"]] or None
     content = found["content"]
+    if "tool_calls" in found:
+        calls = [as_tool_call(call) for call in found.pop("tool_calls")]
+        if calls or form == "model":
+            found["tool_calls"] = calls or None
+    if form == "dict":
+        if isinstance(content, list | tuple):  # Arrow adds empty keys to parts
+            parts = map(_without_empty, content)
+            found["content"] = [plain(part) if as_mapping(part) is not None else part for part in parts]
+        return MessageDict(found)
+    model = ROLE_MODELS.get(found["role"], OtherMessage)
     if isinstance(content, list | tuple):
         found["content"] = [_model_part(part) for part in content]
     elif content is not None and not isinstance(content, str) and model is not OtherMessage:
         found["content"] = str(content)
     return model(**found)
-
-
-def _dict_content(content: Any) -> Any:
-    """Return content as plain values, without the empty keys that Arrow adds to parts."""
-    if not isinstance(content, list | tuple):
-        return content
-    return [plain(part) if as_mapping(part) is not None else part for part in map(_without_empty, content)]
 
 
 def _model_part(part: Any) -> Any:

@@ -227,9 +227,8 @@ class Rubric:
 
     def _keep(self, state: State, values: Sequence[float]) -> None:
         names, weights = self._get_reward_func_names(), self._get_reward_weights()
-        state["reward"] = sum(value * weight for value, weight in zip(values, weights, strict=True))
+        state["reward"] = float(sum(value * weight for value, weight in zip(values, weights, strict=True)))
         state["metrics"] = dict(zip(names, values, strict=True))
-        state["reward"] = float(state["reward"])
 
     async def dummy_score_rollout(self, state: State) -> None:
         """Set the reward of a rollout that is not scored to 0."""
@@ -255,7 +254,8 @@ class Rubric:
         for prompt, completion, answer, state, task, info in zip(
             prompts, completions, answers, states, tasks, infos, strict=True
         ):
-            one = state_of_columns(prompt, completion, answer, state, task, info)
+            one = State(state)
+            one.update(prompt=prompt, completion=completion, answer=answer, task=task, info=info)
             await self.score_rollout(one)
             scored.append(RolloutScore(one["reward"], one["metrics"]))
         names = self._get_reward_func_names()
@@ -282,8 +282,12 @@ async def score_states(rubric: Rubric, states: list[State]) -> None:
     elif not is_overridden(rubric, "score_rollout"):
         await rubric.score_group(states)
     elif "completion" in inspect.signature(rubric.score_rollout).parameters:
+        # The first generation's is `score_rollout(prompt, completion, answer, state, ...)`.
         for state in states:
-            await _score_by_columns(rubric, state)
+            objects = pick_arguments(rubric.score_rollout, rubric.score_objects(state))
+            score = await maybe_await(rubric.score_rollout, **objects)
+            found = score if isinstance(score, Mapping) else vars(score)
+            state["reward"], state["metrics"] = float(found["reward"]), dict(found.get("metrics") or {})
     else:
         for state in states:
             await _with_semaphore(rubric.score_rollout, state)
@@ -298,14 +302,6 @@ async def _with_semaphore(score: Callable[..., Any], subject: Any) -> None:
     """Call a scoring method; the second generation's takes a semaphore too."""
     needed = inspect.signature(score).parameters.get("score_sem")
     await (score(subject) if needed is None else score(subject, score_sem=NullAsyncContext()))
-
-
-async def _score_by_columns(rubric: Rubric, state: State) -> None:
-    """Score by a `score_rollout(prompt, completion, answer, state, ...)` of the first generation."""
-    objects = rubric.score_objects(state)
-    score = await maybe_await(rubric.score_rollout, **pick_arguments(rubric.score_rollout, objects))
-    found = score if isinstance(score, Mapping) else vars(score)
-    state["reward"], state["metrics"] = float(found["reward"]), dict(found.get("metrics") or {})
 
 
 def function_name(func: RewardFunction) -> str:
@@ -326,12 +322,3 @@ def set_advantages(states: Sequence[State]) -> None:
                 step["advantage"] = state["advantage"]
             if step.get("reward") is None:
                 step["reward"] = state["reward"]
-
-
-def state_of_columns(
-    prompt: Any, completion: Any, answer: Any, state: dict[str, Any], task: str, info: dict[str, Any]
-) -> State:
-    """Return a state of the later form for what the first generation passes one by one."""
-    made = State(state)
-    made.update(prompt=prompt, completion=completion, answer=answer, task=task, info=info)
-    return made

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
 from wander_compat.verifiers.rubrics.rubric import RewardFunction, Rubric, score_states, set_advantages
@@ -66,25 +66,29 @@ class RubricGroup(Rubric):
 
     async def score_rollout(self, state: State, score_sem: Any = None, **kwargs: Any) -> None:
         """Set `reward` and `metrics` to the sums over the rubrics."""
-        total = _Total()
-        for rubric in self.rubrics:
-            await rubric.score_rollout(state)
-            total.add(state)
-        total.put(state)
+        await self._sum_scores([state], lambda rubric: rubric.score_rollout(state))
 
     async def score_group(self, states: list[State], score_sem: Any = None, **kwargs: Any) -> None:
         """Set `reward`, `metrics` and `advantage` of a group to the sums over the rubrics."""
-        totals = [_Total() for _ in states]
-        for rubric in self.rubrics:
-            await score_states(rubric, states)
-            for total, state in zip(totals, states, strict=True):
-                total.add(state)
-        for total, state in zip(totals, states, strict=True):
-            total.put(state)
+        await self._sum_scores(states, lambda rubric: score_states(rubric, states))
+        for state in states:
             state["advantage"] = None
             for step in state.get("trajectory") or []:
                 step.update(advantage=None, reward=None)
         set_advantages(states)
+
+    async def _sum_scores(self, states: Sequence[State], score: Callable[[Rubric], Awaitable[None]]) -> None:
+        """Score states by each rubric, which overwrites what the one before left, and set the sums."""
+        rewards = [0.0] * len(states)
+        metrics: list[dict[str, float]] = [{} for _ in states]
+        for rubric in self.rubrics:
+            await score(rubric)
+            for position, state in enumerate(states):
+                rewards[position] += state.get("reward") or 0.0
+                for name, value in (state.get("metrics") or {}).items():
+                    metrics[position][name] = metrics[position].get(name, 0.0) + value
+        for state, total, found in zip(states, rewards, metrics, strict=True):
+            state["reward"], state["metrics"] = total, found
 
     async def cleanup(self, state: State) -> None:
         """Run the group's own handlers, then those of the rubrics."""
@@ -97,19 +101,3 @@ class RubricGroup(Rubric):
         await super().teardown()
         for rubric in self.rubrics:
             await rubric.teardown()
-
-
-class _Total:
-    """Sums of one rollout."""
-
-    def __init__(self) -> None:
-        self.reward = 0.0
-        self.metrics: dict[str, float] = {}
-
-    def add(self, state: State) -> None:
-        self.reward += state.get("reward") or 0.0
-        for name, value in (state.get("metrics") or {}).items():
-            self.metrics[name] = self.metrics.get(name, 0.0) + value
-
-    def put(self, state: State) -> None:
-        state["reward"], state["metrics"] = self.reward, self.metrics
