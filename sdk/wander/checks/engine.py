@@ -10,18 +10,24 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import IO, TYPE_CHECKING, Any
+
+from pydantic import ValidationError
 
 from wander.checks.findings import findings_of_first, findings_of_second
 from wander.checks.package import check_package
-from wander.checks.probe import NOTE_SUFFIX
 from wander.checks.records import ProbeRequest, ProbeResult, Trouble
-from wander.checks.report import CHECKS, CheckReport, CheckResult, result
+from wander.checks.report import CHECKS, CheckReport, result
 from wander.errors import ArgumentsUnfit
 from wander.sandbox import SandboxPolicy
 
+if TYPE_CHECKING:
+    from wander.sandbox.groups import Group
+
+_GROUP_ROUNDS, _GROUP_PAUSE = 100, 0.02
+_LONGEST_OUTPUT = 64 << 10
 KEPT_VARIABLES = ("PATH", "HOME", "LANG", "TMPDIR", "SYSTEMROOT", "VIRTUAL_ENV", "SSL_CERT_FILE")
 """Variables of this process that the environment may see."""
 
@@ -55,14 +61,14 @@ def check_environment(
     Nothing that the environment does raises: it fails a check.
     """
     started = time.monotonic()
-    is_path = _is_path(target)
+    is_path = isinstance(target, Path) or (
+        target.startswith((".", "/", "~")) or target.endswith(".py") or Path(target).is_dir()
+    )
     folder = Path(target).expanduser().resolve() if is_path else None
     report = CheckReport(
         schema="wander.check/1", target=str(target), arguments=dict(arguments or {}), checks=[]
     )
-    found: dict[str, CheckResult] = {
-        each.id: each for each in check_package(folder, str(target), Path(python))
-    }
+    found = {each.id: each for each in check_package(folder, str(target), Path(python))}
     request = ProbeRequest(
         target=str(folder or target),
         is_path=is_path,
@@ -71,121 +77,132 @@ def check_environment(
         examples=examples,
         watch=True,
     )
-    with tempfile.TemporaryDirectory(prefix="wander-check-") as scratch:
-        processes = _Processes(Path(scratch), Path(python), timeout, dict(variables or {}), sandbox)
-        _two_processes(processes, request, found, report)
-    report.checks = [found.get(check) or result(check, "skip", _SKIPPED) for check in CHECKS]
-    report.seconds = time.monotonic() - started
-    return report
-
-
-_SKIPPED = "not looked at, since an earlier check failed"
-
-
-def _two_processes(
-    processes: _Processes, request: ProbeRequest, found: dict[str, CheckResult], report: CheckReport
-) -> None:
-    """Run the processes one after the other and judge what they tell."""
+    run = partial(
+        _run_probe, python=Path(python), timeout=timeout, variables=dict(variables or {}), sandbox=sandbox
+    )
     began = time.monotonic()
-    first = processes.run(request, 0)
+    first = run(request, 0)
     took = time.monotonic() - began
     if first.info is not None:
         report.environment, report.deterministic = first.info.name, first.info.deterministic
     if first.trouble is not None and first.trouble.type == ArgumentsUnfit.__name__:
         report.unfit_arguments = first.trouble
     found.update({each.id: each for each in findings_of_first(first)})
-    _set_seconds(found, "load.works", took)
-    if first.info is None or first.trouble is not None:
-        return
-    second = processes.run(request.model_copy(update={"watch": False, "recorded": first.plays}), 1)
-    found.update({each.id: each for each in findings_of_second(first, second)})
-    _set_seconds(found, "dataset.stable", time.monotonic() - began - took)
+    if "load.works" in found:
+        found["load.works"].seconds = took
+    if first.info is not None and first.trouble is None:
+        second = run(request.model_copy(update={"watch": False, "recorded": first.plays}), 1)
+        found.update({each.id: each for each in findings_of_second(first, second)})
+        if "dataset.stable" in found:
+            found["dataset.stable"].seconds = time.monotonic() - began - took
+    skipped = "not looked at, since an earlier check failed"
+    report.checks = [found.get(check) or result(check, "skip", skipped) for check in CHECKS]
+    report.seconds = time.monotonic() - started
+    return report
 
 
-def _set_seconds(found: dict[str, CheckResult], check: str, seconds: float) -> None:
-    if check in found:
-        found[check] = found[check].model_copy(update={"seconds": seconds})
+def _run_probe(
+    request: ProbeRequest,
+    number: int,
+    *,
+    python: Path,
+    timeout: float,
+    variables: Mapping[str, str],
+    sandbox: SandboxPolicy | None,
+) -> ProbeResult:
+    """Run one process of a check and return what it tells, also when it dies or hangs.
 
+    What it is asked and what it tells pass through inherited memory, since in the sandbox it can write no
+    file of the host's. Raises `SandboxError` where no sandbox can be made.
+    """
+    with contextlib.ExitStack() as stack:
+        asked, told, note = (stack.enter_context(_open_memory(name)) for name in ("asked", "told", "note"))
+        asked.write(request.model_dump_json().encode())
+        output = stack.enter_context(tempfile.TemporaryFile())
+        shared = [file.fileno() for file in (asked, told, note)]
+        words = ["wander.checks.probe", *map(str, shared)]
+        variables = {**variables, **SURROUNDINGS[number]}
+        group = None
+        if sandbox is None:
+            command = [str(python), "-P", "-m", *words]
+            kept = {name: os.environ[name] for name in KEPT_VARIABLES if name in os.environ}
+            environ = {**kept, **variables, "PYTHONDONTWRITEBYTECODE": "1"}
+            place = stack.enter_context(tempfile.TemporaryDirectory(prefix="wander-check-"))
+        else:
+            from wander.sandbox.groups import new_group
+            from wander.sandbox.support import require_support
+            from wander.sandbox.visible import visible
+            from wander.worker.process.sandboxed import confine
 
-@dataclass(frozen=True)
-class _Processes:
-    """Starts the processes of a check, with a bound on their time."""
-
-    scratch: Path
-    python: Path
-    timeout: float
-    variables: dict[str, str]
-    sandbox: SandboxPolicy | None
-
-    def run(self, request: ProbeRequest, number: int) -> ProbeResult:
-        """Run one process and return what it tells, also when it dies or hangs."""
-        if self.sandbox is not None:
-            return self._run_confined(self.sandbox, request, number)
-        folder = self.scratch / str(number)
-        folder.mkdir()
-        asked, told = folder / "request.json", folder / "result.json"
-        asked.write_text(request.model_dump_json(), encoding="utf-8")
-        kept = {name: os.environ[name] for name in KEPT_VARIABLES if name in os.environ}
-        environ = {**kept, **self.variables, **SURROUNDINGS[number], "PYTHONDONTWRITEBYTECODE": "1"}
-        command = [str(self.python), "-P", "-m", "wander.checks.probe", str(asked), str(told)]
-        with (folder / "output").open("w+b") as output:
-            process = subprocess.Popen(  # noqa: S603 - our own module, in the caller's interpreter
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                env=environ,
-                cwd=folder,
-                start_new_session=True,
-            )
-            try:
-                status = process.wait(self.timeout)
-            except subprocess.TimeoutExpired:
-                return _report_lost(told, f"it was not done after {self.timeout:g} s")
-            finally:
-                _end(process)
-        if not told.exists():
-            said = (folder / "output").read_text(encoding="utf-8", errors="replace").strip().splitlines()
-            reason = f"its process ended with status {status}" + (f": {said[-1]:.300}" if said else "")
-            return _report_lost(told, reason)
-        return ProbeResult.model_validate_json(told.read_text(encoding="utf-8"))
-
-    def _run_confined(self, policy: SandboxPolicy, request: ProbeRequest, number: int) -> ProbeResult:
-        from wander.checks.confined import run_confined
-
-        left = run_confined(
-            policy,
-            self.python,
-            Path(request.target) if request.is_path else None,
-            request.model_dump_json(),
-            timeout=self.timeout,
-            variables={**self.variables, **SURROUNDINGS[number]},
+            support = require_support()
+            sees = visible(python, Path(request.target) if request.is_path else None, sandbox.read)
+            group = new_group(sandbox)
+            plan = {"module": words[0], "arguments": words}
+            confined = confine(sandbox, support, sees, group, plan, variables)
+            for descriptor in confined.descriptors:
+                stack.callback(os.close, descriptor)
+            command, environ, place = confined.command, confined.environ, "/"
+            shared += confined.descriptors
+        process = subprocess.Popen(  # noqa: S603 - our own module, in the caller's interpreter or the sandbox
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            env=environ,
+            cwd=place,
+            pass_fds=shared,
+            start_new_session=True,
         )
-        if not left.told:
-            return _report_lost_while(left.doing or "starting", left.ending)
-        return ProbeResult.model_validate_json(left.told)
+        hung = False
+        try:
+            ending = f"its process ended with status {process.wait(timeout)}"
+        except subprocess.TimeoutExpired:
+            hung, ending = True, f"it was not done after {timeout:g} s"
+        finally:
+            # With all that it started.
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+            if group is not None and _close_group(group):
+                ending = "its process ran out of the memory that the sandbox allows"
+        output.seek(0)
+        said = output.read(_LONGEST_OUTPUT).decode("utf-8", "replace").strip()
+        if sandbox is not None:
+            _require_made(process.returncode, said)
+        with contextlib.suppress(ValidationError):  # there is no result, or not all of it
+            if not hung:
+                return ProbeResult.model_validate_json(_read(told))
+        doing = _read(note).decode("utf-8", "replace") or "starting"
+        ending += f": {said.splitlines()[-1]:.300}" if said else ""
+        lost = Trouble(type="ProcessLost", message=f"{ending}, while {doing}")
+        return ProbeResult(trouble=lost, lost_while=doing)
 
 
-def _report_lost(told: Path, reason: str) -> ProbeResult:
-    """Return the result of a process that left none."""
-    note = told.with_suffix(NOTE_SUFFIX)
-    return _report_lost_while(note.read_text(encoding="utf-8") if note.exists() else "starting", reason)
+def _open_memory(name: str) -> IO[bytes]:
+    if sys.platform == "linux":  # where what a sandbox writes counts as its memory
+        return os.fdopen(os.memfd_create(name), "w+b", buffering=0)
+    return tempfile.TemporaryFile(buffering=0)
 
 
-def _report_lost_while(doing: str, reason: str) -> ProbeResult:
-    return ProbeResult(
-        trouble=Trouble(type="ProcessLost", message=f"{reason}, while {doing}"), lost_while=doing
-    )
+def _read(file: IO[bytes]) -> bytes:
+    file.seek(0)
+    return file.read()
 
 
-def _end(process: subprocess.Popen[bytes]) -> None:
-    """End a process and all that it started."""
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
+def _close_group(group: Group) -> bool:
+    """Remove the processes' group, once they are gone; tell whether they ran out of memory."""
+    starved = group.out_of_memory()
+    for _ in range(_GROUP_ROUNDS):
+        if group.close():
+            break
+        time.sleep(_GROUP_PAUSE)
+    return starved
 
 
-def _is_path(target: str | Path) -> bool:
-    if isinstance(target, Path):
-        return True
-    return target.startswith((".", "/", "~")) or target.endswith(".py") or Path(target).is_dir()
+def _require_made(status: int, said: str) -> None:
+    """Raise `SandboxError` where the sandbox was not made, which is no fault of the environment."""
+    from wander.sandbox import inside, launcher
+    from wander.sandbox.support import explain_failure
+
+    if status in (1, launcher.FAILED, inside.UNCONFINED) and said.startswith(("bwrap: ", "sandbox: ")):
+        raise explain_failure(said.splitlines()[0].partition(": ")[2])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from statistics import fmean
 
 from wander.checks.records import PlayRecord, ProbeResult, RowRead
@@ -21,13 +21,19 @@ _JUDGED = "not compared: its judge is not asked here"
 def findings_of_first(first: ProbeResult) -> Iterator[CheckResult]:
     """Judge the process that was watched and played."""
     if first.lost_while is not None and first.lost_while.startswith("playing"):
-        yield result("rollout.stops", "fail", _describe_trouble(first), example_id=_quote(first.lost_while))
+        _, _, example = first.lost_while.partition("`")
+        example_id = example.partition("`")[0] or None
+        yield result("rollout.stops", "fail", _describe_trouble(first), example_id=example_id)
         return
     if first.trouble is not None:
         yield result("load.works", "fail", _describe_trouble(first))
         return
     yield result("load.works", "pass", f"in {first.import_seconds + first.load_seconds:.2f} s")
-    yield _light(first)
+    if first.heavy:
+        heavy = ", ".join(f"`{name}`" for name in first.heavy)
+        yield result("load.light", "fail", f"importing it imports {heavy}")
+    else:
+        yield result("load.light", "pass")
     yield from _rows(first)
     yield from _sources(first)
     if first.plays or first.hung:
@@ -47,8 +53,7 @@ def findings_of_second(first: ProbeResult, second: ProbeResult) -> Iterator[Chec
         return
     if second.import_seconds > SLOW_IMPORT and not first.heavy:
         yield result("load.light", "warn", f"importing it took {second.import_seconds:.1f} s")
-    yield _stable(first, second)
-    yield _accessible(first, second)
+    yield from _stable(first, second)
     if first.info is None or not first.plays:
         return
     if first.has_judge or not first.info.deterministic:
@@ -66,22 +71,8 @@ def _describe_trouble(probe: ProbeResult) -> str:
     if trouble is None:
         return ""
     hint = f" ({trouble.hint})" if trouble.hint else ""
-    return (
-        f"{trouble.message}{hint}"
-        if trouble.type == "ProcessLost"
-        else f"{trouble.type}: {trouble.message}{hint}"
-    )
-
-
-def _quote(doing: str) -> str | None:
-    parts = doing.split("`")
-    return parts[1] if len(parts) > 1 else None
-
-
-def _light(first: ProbeResult) -> CheckResult:
-    if first.heavy:
-        return result("load.light", "fail", f"importing it imports {_list(first.heavy)}")
-    return result("load.light", "pass")
+    kind = "" if trouble.type == "ProcessLost" else f"{trouble.type}: "
+    return f"{kind}{trouble.message}{hint}"
 
 
 def _rows(first: ProbeResult) -> Iterator[CheckResult]:
@@ -140,8 +131,7 @@ def _faults(first: ProbeResult) -> CheckResult:
             continue
         if first.has_judge and failure.boundary == "rubric":
             continue
-        said = f"{_who(play)}: {failure.boundary}: {failure.message}"
-        return result("rollout.faults", "fail", said, example_id=play.rollout.example_id)
+        return _fail("rollout.faults", play, f": {failure.boundary}: {failure.message}")
     if first.closing is not None:
         return result("rollout.faults", "fail", f"its teardown raised {first.closing.message}")
     return result("rollout.faults", "pass", f"{len(first.plays)} rollouts played")
@@ -150,60 +140,55 @@ def _faults(first: ProbeResult) -> CheckResult:
 def _stops(first: ProbeResult) -> CheckResult:
     limit = first.info.max_turns if first.info is not None else None
     if first.hung:
-        return result(
-            "rollout.stops",
-            "fail",
-            "its rollouts wait for something that never comes",
-            example_id=first.hung[0],
-        )
+        said = "its rollouts wait for something that never comes"
+        return result("rollout.stops", "fail", said, example_id=first.hung[0])
     for play in first.plays:
         turns = len(play.rollout.turns)
         if limit is not None and turns > limit:
-            said = f"{_who(play)}: it took {turns} turns, and `max_turns` is {limit}"
-            return result("rollout.stops", "fail", said, example_id=play.rollout.example_id)
+            return _fail("rollout.stops", play, f": it took {turns} turns, and `max_turns` is {limit}")
         if play.gave_up and (limit is None or turns >= limit):
-            said = f"{_who(play)}: it goes on after {turns} turns"
-            return result("rollout.stops", "fail", said, example_id=play.rollout.example_id)
+            return _fail("rollout.stops", play, f": it goes on after {turns} turns")
     return result("rollout.stops", "pass")
+
+
+def _fail(check: str, play: PlayRecord, said: str) -> CheckResult:
+    """Return a check that a player's rollout fails; what is said follows the player's name."""
+    return result(check, "fail", f"player `{play.player}`{said}", example_id=play.rollout.example_id)
 
 
 def _check_declaration(first: ProbeResult) -> CheckResult:
     assert first.info is not None
-    network = [use for use in first.uses if use.kind == "network" and use.phase == "rollout"]
     if not first.info.deterministic:
         return result("determinism.declared", "pass", "it declares `deterministic=False`")
     if first.has_judge:
         return result("determinism.declared", "fail", "its rubric asks a judge")
-    if network:
+    if network := [use for use in first.uses if use.kind == "network" and use.phase == "rollout"]:
         said = f"its rollouts use the network: {_use_said(network, declared=False)}"
         return result("determinism.declared", "fail", said)
     return result("determinism.declared", "pass")
 
 
-def _stable(first: ProbeResult, second: ProbeResult) -> CheckResult:
-    """Compare the examples of both processes, one by one."""
+def _stable(first: ProbeResult, second: ProbeResult) -> Iterator[CheckResult]:
+    """Compare the examples of both processes, one by one, and in each those read in another order."""
     if not first.rows:
-        return result("dataset.stable", "skip", "there are no rows")
-    digests = {(row.split, row.index): row for row in second.rows}
-    for row in first.rows:
-        other = digests.get((row.split, row.index))
-        if other is None or (other.digest, other.example_id) != (row.digest, row.example_id):
-            said = f"row {row.index} of `{row.split}` is another one in the second process"
-            return result("dataset.stable", "fail", said, example_id=row.example_id or str(row.index))
-    if len(first.rows) != len(second.rows):
+        yield result("dataset.stable", "skip", "there are no rows")
+        yield result("dataset.access", "skip", "there are no rows")
+        return
+    others = {(row.split, row.index): (row.digest, row.example_id) for row in second.rows}
+    unlike = [row for row in first.rows if others.get((row.split, row.index)) != (row.digest, row.example_id)]
+    if unlike:
+        said = f"row {unlike[0].index} of `{unlike[0].split}` is another one in the second process"
+        yield result("dataset.stable", "fail", said, example_id=unlike[0].example_id or str(unlike[0].index))
+    elif len(first.rows) != len(second.rows):
         said = f"{len(first.rows)} rows in the first process, {len(second.rows)} in the second"
-        return result("dataset.stable", "fail", said)
-    return result("dataset.stable", "pass")
-
-
-def _accessible(first: ProbeResult, second: ProbeResult) -> CheckResult:
-    moved = [*first.moved, *second.moved]
-    if not first.rows:
-        return result("dataset.access", "skip", "there are no rows")
-    if moved:
+        yield result("dataset.stable", "fail", said)
+    else:
+        yield result("dataset.stable", "pass")
+    if moved := [*first.moved, *second.moved]:
         said = f"row {moved[0].index} of `{moved[0].split}` is another one when it is asked for first"
-        return result("dataset.access", "fail", said, example_id=moved[0].example_id or str(moved[0].index))
-    return result("dataset.access", "pass")
+        yield result("dataset.access", "fail", said, example_id=moved[0].example_id or str(moved[0].index))
+    else:
+        yield result("dataset.access", "pass")
 
 
 def _same(check: str, played: list[PlayRecord], again: list[PlayRecord]) -> CheckResult:
@@ -211,24 +196,15 @@ def _same(check: str, played: list[PlayRecord], again: list[PlayRecord]) -> Chec
     others = {_key(play): play.rollout for play in again}
     for play in played:
         if _key(play) not in others:
-            said = f"{_who(play)}: it could not be played again"
-            return result(check, "fail", said, example_id=play.rollout.example_id)
+            return _fail(check, play, ": it could not be played again")
         difference = first_difference(play.rollout, others[_key(play)])
         if difference is not None:
-            return result(check, "fail", f"{_who(play)}: {difference}", example_id=play.rollout.example_id)
+            return _fail(check, play, f": {difference}")
     return result(check, "pass", f"{len(played)} rollouts compared")
 
 
 def _key(play: PlayRecord) -> tuple[str, int, str]:
     return play.split, play.position, play.player
-
-
-def _who(play: PlayRecord) -> str:
-    return f"player `{play.player}`"
-
-
-def _list(names: Iterable[str]) -> str:
-    return ", ".join(f"`{name}`" for name in names)
 
 
 TOLERANCE = 1e-9
@@ -285,8 +261,7 @@ def _within(scored: list[PlayRecord], low: float, high: float) -> CheckResult:
         reward = play.rollout.reward
         assert reward is not None
         if not low - TOLERANCE <= reward <= high + TOLERANCE:
-            said = f"player `{play.player}` earned {reward:g}, outside {low:g} to {high:g}"
-            return result("rewards.bounds", "fail", said, example_id=play.rollout.example_id)
+            return _fail("rewards.bounds", play, f" earned {reward:g}, outside {low:g} to {high:g}")
     return result("rewards.bounds", "pass", f"{low:g} to {high:g}")
 
 
@@ -312,6 +287,5 @@ def _low(check: str, plays: list[PlayRecord], low: float, top: float) -> CheckRe
         mean = fmean(_rewards(own))
         if mean >= limit - TOLERANCE:
             best = max(own, key=lambda play: play.rollout.reward or 0.0)
-            said = f"player `{player}` earned {mean:g} on average; less than {limit:g} is low"
-            return result(check, "fail", said, example_id=best.rollout.example_id)
+            return _fail(check, best, f" earned {mean:g} on average; less than {limit:g} is low")
     return result(check, "pass", f"{fmean(_rewards(plays)):g} on average")

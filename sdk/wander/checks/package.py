@@ -42,70 +42,42 @@ def check_package(folder: Path | None, name: str, python: Path) -> list[CheckRes
 
     A single file is no package: its checks are skipped.
     """
+    checks = [check for check in CHECKS if check.startswith("package.")]
     if folder is not None and not folder.is_dir():
-        return _skip_all("a single file is no package")
+        return [result(check, "skip", "a single file is no package") for check in checks]
     about = _read_project(folder) if folder is not None else _read_installed(name, python)
     if isinstance(about, str):
-        return _skip_all(about)
-    return [result(check_id, *found) for check_id, found in _findings(about).items()]
+        return [result(check, "skip", about) for check in checks]
+    faults = {check: result(check, status, said) for check, status, said in _find_faults(about)}
+    return [faults.get(check) or result(check, "pass") for check in checks]
 
 
-def _skip_all(reason: str) -> list[CheckResult]:
-    return [result(check, "skip", reason) for check in CHECKS if check.startswith("package.")]
-
-
-def _findings(about: dict[str, Any]) -> dict[str, tuple[Status, str]]:
-    """Judge the metadata, check by check."""
-    entries, version = about.get("entry_points") or {}, about.get("version")
-    readme = str(about.get("readme") or "")
-    return {
-        "package.name": _first(_name_faults(about.get("name"), version)),
-        "package.entry-point": _first(_entry_faults(entries)),
-        "package.summary": ("pass", "")
-        if about.get("description")
-        else ("fail", "there is no `description`"),
-        "package.readme": _readme_finding(readme.strip()),
-        "package.license": ("pass", "") if about.get("license") else ("warn", "there is no `license`"),
-        "package.sdk": (
-            ("pass", "")
-            if any(_requires_sdk(str(each)) for each in about.get("dependencies") or [])
-            else ("warn", "`wander-sdk` is not among its dependencies")
-        ),
-    }
-
-
-def _readme_finding(readme: str) -> tuple[Status, str]:
-    if not readme:
-        return "fail", "there is none"
-    if len(readme) < LEAST_README:
-        return "warn", f"its {len(readme)} characters can hardly explain it"
-    return "pass", ""
-
-
-def _first(faults: Iterator[str]) -> tuple[Status, str]:
-    fault = next(faults, None)
-    return ("pass", "") if fault is None else ("fail", fault)
-
-
-def _name_faults(name: Any, version: Any) -> Iterator[str]:
+def _find_faults(about: dict[str, Any]) -> Iterator[tuple[str, Status, str]]:
+    """Yield what is wrong with the metadata: check, status, and message."""
+    name, version, readme = about.get("name"), about.get("version"), str(about.get("readme") or "").strip()
     if not isinstance(name, str) or not _NAME.fullmatch(name):
-        yield f"`{name}` is no name of a package" if name else "there is no `name`"
-    if not isinstance(version, str) or not version:
-        yield "there is no `version`"
+        said = f"`{name}` is no name of a package" if name else "there is no `name`"
+        yield "package.name", "fail", said
+    elif not isinstance(version, str) or not version:
+        yield "package.name", "fail", "there is no `version`"
     elif not _VERSION.fullmatch(version):
-        yield f"`{version}` is no version"
-
-
-def _entry_faults(entries: dict[str, str]) -> Iterator[str]:
-    if len(entries) != 1:
-        yield f"`{GROUP}` has {len(entries)} entry points, not one"
-    for target in entries.values():
-        if not re.fullmatch(r"[\w.]+:[\w.]+", target):
-            yield f"`{target}` is not `module:function`"
-
-
-def _requires_sdk(requirement: str) -> bool:
-    return re.sub(r"[-_.]+", "-", requirement).lower().startswith("wander-sdk")
+        yield "package.name", "fail", f"`{version}` is no version"
+    targets = list((about.get("entry_points") or {}).values())
+    if len(targets) != 1:
+        yield "package.entry-point", "fail", f"`{GROUP}` has {len(targets)} entry points, not one"
+    elif not re.fullmatch(r"[\w.]+:[\w.]+", targets[0]):
+        yield "package.entry-point", "fail", f"`{targets[0]}` is not `module:function`"
+    if not about.get("description"):
+        yield "package.summary", "fail", "there is no `description`"
+    if not readme:
+        yield "package.readme", "fail", "there is none"
+    elif len(readme) < LEAST_README:
+        yield "package.readme", "warn", f"its {len(readme)} characters can hardly explain it"
+    if not about.get("license"):
+        yield "package.license", "warn", "there is no `license`"
+    required = [re.sub(r"[-_.]+", "-", str(each)).lower() for each in about.get("dependencies") or []]
+    if not any(each.startswith("wander-sdk") for each in required):
+        yield "package.sdk", "warn", "`wander-sdk` is not among its dependencies"
 
 
 def _read_project(folder: Path) -> dict[str, Any] | str:
@@ -118,25 +90,21 @@ def _read_project(folder: Path) -> dict[str, Any] | str:
         project: dict[str, Any] = tomllib.loads(text).get("project", {})
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         return f"`pyproject.toml` is not valid TOML: {error}"
-    dynamic = project.get("dynamic", [])
+    dynamic, readme = project.get("dynamic", []), project.get("readme")
+    if isinstance(readme, dict) and "text" in readme:
+        readme = readme["text"]
+    elif readme:
+        place = folder / str(readme.get("file") if isinstance(readme, dict) else readme)
+        readme = place.read_text(encoding="utf-8", errors="replace") if place.is_file() else ""
     return {
         "name": project.get("name"),
         "version": "0" if "version" in dynamic else project.get("version"),
         "description": "dynamic" if "description" in dynamic else project.get("description"),
-        "readme": _readme(folder, project.get("readme")),
+        "readme": readme,
         "license": project.get("license"),
         "dependencies": project.get("dependencies", []),
         "entry_points": project.get("entry-points", {}).get(GROUP, {}),
     }
-
-
-def _readme(folder: Path, declared: Any) -> str:
-    """Return the text of the README that the project declares; empty when there is none."""
-    name = declared.get("file") if isinstance(declared, dict) else declared
-    if isinstance(declared, dict) and "text" in declared:
-        return str(declared["text"])
-    place = folder / str(name) if name else None
-    return place.read_text(encoding="utf-8", errors="replace") if place and place.is_file() else ""
 
 
 def _read_installed(name: str, python: Path) -> dict[str, Any] | str:

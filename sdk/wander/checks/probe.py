@@ -1,9 +1,8 @@
 """One process of a check: loads an environment, reads its rows, plays it, and writes down what happened.
 
-Run as `python -m wander.checks.probe REQUEST RESULT`, two JSON files, or in the sandbox with `--descriptors`
-and the numbers of three open files: request, result, note. The first process of a check watches
-what is read from outside and plays; the second has another hash seed and time zone and plays the recorded
-rollouts again.
+Run as `python -m wander.checks.probe ASKED TOLD NOTE`, the numbers of three files that its parent opened: the
+request, the result, and what it is doing. The first process of a check watches what is read from outside and
+plays; the second has another hash seed and time zone and plays the recorded rollouts again.
 """
 
 from __future__ import annotations
@@ -53,18 +52,16 @@ GROUP_SECONDS = 120.0
 SIBLING = 1000
 """Added to the index of a rollout that is played once more as another one of its group."""
 
-NOTE_SUFFIX = ".doing"
-"""Of the file beside the result that says what the process was doing."""
-
 
 class Probe:
     """Does what a request asks for and keeps the result."""
 
-    def __init__(self, request: ProbeRequest, note: Callable[[str], object]) -> None:
+    def __init__(self, request: ProbeRequest, tell: Callable[[str], object]) -> None:
         self.request = request
         self.result = ProbeResult()
         self.watch = SourceWatch()
-        self._note = note
+        self._tell = tell
+        """Leaves a note of what is being done, for whoever finds this process dead or hanging."""
 
     def run(self) -> ProbeResult:
         """Load, read and play; whatever the environment raises is in the result."""
@@ -94,10 +91,6 @@ class Probe:
         asyncio.run(self._play_all(env))
         self.result.uses = self.watch.uses(_own_place(self.request, factory))
 
-    def _tell(self, doing: str) -> None:
-        """Leave a note of what is being done, for whoever finds this process dead or hanging."""
-        self._note(doing)
-
     def _import_factory(self) -> Factory:
         self._tell("importing its module")
         before = set(sys.modules)
@@ -109,7 +102,9 @@ class Probe:
 
     def _read_rows(self, env: Environment, factory: Factory) -> None:
         """Read the rows in order, and in a second environment once more from the last to the first."""
-        for split in _splits(env):
+        train, evaluation = env.dataset("train"), env.dataset("eval")
+        splits: list[Split] = ["train", "eval"] if train is not evaluation else [train.split]
+        for split in splits:
             rows = _rows(env.dataset(split), split, self.request.rows)
             self.result.rows += rows
             again = factory.made(dict(self.request.arguments)).dataset(split)
@@ -230,12 +225,6 @@ def _players(env: Environment, example: Example) -> dict[str, Player]:
     return {"gold": Player(gold, limit), **players} if gold is not None else players
 
 
-def _splits(env: Environment) -> list[Split]:
-    """Return the splits that have rows of their own."""
-    train, evaluation = env.dataset("train"), env.dataset("eval")
-    return ["train", "eval"] if train is not evaluation else [train.split]
-
-
 def _rows(dataset: Dataset, split: Split, most: int) -> list[RowRead]:
     """Read the first rows and the last one."""
     length = dataset.length
@@ -276,30 +265,17 @@ def _own_place(request: ProbeRequest, factory: Factory) -> str:
 
 
 def main() -> None:
-    """Read the request, run the probe, write the result by temporary file and rename."""
-    if sys.argv[1] == "--descriptors":
-        _through_descriptors(*map(int, sys.argv[2:]))
-        return
-    request_path, result_path = map(Path, sys.argv[1:])
-    request = ProbeRequest.model_validate_json(request_path.read_text(encoding="utf-8"))
-    note = result_path.with_suffix(NOTE_SUFFIX)
-    result = Probe(request, lambda doing: note.write_text(doing, encoding="utf-8")).run()
-    written = result_path.with_suffix(".part")
-    written.write_text(result.model_dump_json(), encoding="utf-8")
-    written.replace(result_path)
-
-
-def _through_descriptors(asked: int, told: int, note: int) -> None:
-    """Do the same where no file can be written, through files that were opened before."""
+    """Read the request, run the probe, write the result."""
+    asked, told, note = map(int, sys.argv[1:])
     for descriptor in (asked, told, note):
         os.set_inheritable(descriptor, False)
 
-    def noted(doing: str) -> None:
+    def tell(doing: str) -> None:
         os.ftruncate(note, 0)
         os.pwrite(note, doing.encode(), 0)
 
     text = os.pread(asked, os.fstat(asked).st_size, 0)
-    result = Probe(ProbeRequest.model_validate_json(text), noted).run()
+    result = Probe(ProbeRequest.model_validate_json(text), tell).run()
     with os.fdopen(told, "wb") as file:
         file.write(result.model_dump_json().encode())
 

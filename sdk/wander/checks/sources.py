@@ -9,6 +9,7 @@ around it.
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import functools
 import importlib.abc
@@ -29,6 +30,7 @@ from wander.adapters import folders
 from wander.types import Record
 
 Kind = Literal["random", "numpy", "clock", "entropy", "network"]
+Phase = Literal["load", "rollout"]
 
 _CLOCKS = ("time", "time_ns", "monotonic", "monotonic_ns", "perf_counter", "perf_counter_ns", "process_time")
 _CALENDAR = ("localtime", "gmtime", "ctime", "asctime", "strftime")
@@ -55,7 +57,7 @@ class SourceUse(Record):
     """`file.py:12 function` in the environment's code."""
     library: str | None = None
     """The library in between, when the environment's code did not read it itself."""
-    phase: Literal["load", "rollout"]
+    phase: Phase
     count: int = 1
 
 
@@ -67,8 +69,8 @@ class SourceWatch:
     """Collects reads between `start` and `stop`; `uses` attributes them, once the environment has a place."""
 
     def __init__(self) -> None:
-        self.phase: Literal["load", "rollout"] = "load"
-        self._seen: Counter[tuple[Kind, str, str, Stack]] = Counter()
+        self.phase: Phase = "load"
+        self._seen: Counter[tuple[Kind, str, Phase, Stack]] = Counter()
         self._active = False
         self._functions = _find_watched_functions()
         self._restore: list[Callable[[], None]] = []
@@ -78,7 +80,13 @@ class SourceWatch:
         self._active = True
         sys.addaudithook(self._on_audit_event)  # cannot be removed: it does nothing after `stop`
         for name in _CALENDAR:
-            self._wrap(time, name, "clock", f"time.{name}", self._reads_clock(name))
+            self._wrap(
+                time,
+                name,
+                "clock",
+                f"time.{name}",
+                functools.partial(_reads_clock, 2 if name == "strftime" else 1),
+            )
         self._wrap_numpy()
         threading.setprofile(self._on_call)
         sys.setprofile(self._on_call)
@@ -102,15 +110,8 @@ class SourceWatch:
             key = (kind, name, where, library, phase)
             earlier = found.get(key)
             total = count + (earlier.count if earlier else 0)
-            found[key] = SourceUse.model_validate(
-                {
-                    "kind": kind,
-                    "name": name,
-                    "where": where,
-                    "library": library,
-                    "phase": phase,
-                    "count": total,
-                }
+            found[key] = SourceUse(
+                kind=kind, name=name, where=where, library=library, phase=phase, count=total
             )
         return sorted(found.values(), key=lambda use: (use.kind, use.phase, use.where, use.name))
 
@@ -121,15 +122,11 @@ class SourceWatch:
             if named is not None:
                 self._read(*named, frame)
         elif event == "call" and frame.f_code is _SEED:
-            self._on_seed(frame)
-
-    def _on_seed(self, frame: FrameType) -> None:
-        """Look at a generator that is being seeded."""
-        generator = frame.f_locals.get("self")
-        if generator is _GLOBAL:
-            self._read("random", "random.seed", frame)
-        elif frame.f_locals.get("a") is None and not isinstance(generator, random.SystemRandom):
-            self._read("entropy", "random.Random() without a seed", frame)
+            generator = frame.f_locals.get("self")
+            if generator is _GLOBAL:
+                self._read("random", "random.seed", frame)
+            elif frame.f_locals.get("a") is None and not isinstance(generator, random.SystemRandom):
+                self._read("entropy", "random.Random() without a seed", frame)
 
     def _on_audit_event(self, event: str, arguments: tuple[Any, ...]) -> None:
         if not self._active or event not in _NETWORK:
@@ -141,7 +138,8 @@ class SourceWatch:
             return  # a Unix socket stays on this machine
         if event == "socket.connect" and is_own_port(peer):
             return  # what this process serves to itself
-        self._read("network", f"{event} to {_show_peer(peer)}", sys._getframe(1))
+        shown = ":".join(str(part) for part in peer[:2]) if isinstance(peer, tuple) else str(peer)
+        self._read("network", f"{event} to {shown}", sys._getframe(1))
 
     def _read(self, kind: Kind, name: str, frame: FrameType | None) -> None:
         if not self._active:
@@ -149,11 +147,6 @@ class SourceWatch:
         stack = _stack(frame)
         if kind == "network" or (stack and not _is_ignored(stack[0][0])):
             self._seen[kind, _outer_name(frame, name), self.phase, stack] += 1
-
-    def _reads_clock(self, name: str) -> Callable[[tuple[Any, ...]], bool]:
-        """Return whether a call of a calendar function reads the clock: without a time, it does."""
-        given = 2 if name == "strftime" else 1
-        return lambda arguments: len(arguments) < given or arguments[-1] is None
 
     def _wrap_numpy(self) -> None:
         """Replace the functions of numpy's global generator, which no interpreter hook can see.
@@ -214,6 +207,11 @@ class _OnImport(importlib.abc.MetaPathFinder):
         return spec
 
 
+def _reads_clock(given: int, arguments: tuple[Any, ...]) -> bool:
+    """Tell whether a calendar function reads the clock: without a time to convert, it does."""
+    return len(arguments) < given or arguments[-1] is None
+
+
 _GLOBAL: random.Random = random._inst
 _SEED: CodeType = random.Random.seed.__code__
 
@@ -223,10 +221,9 @@ def _find_watched_functions() -> dict[int, tuple[Kind, str]]:
     found: dict[int, tuple[Kind, str]] = {
         id(getattr(time, name)): ("clock", f"time.{name}") for name in _CLOCKS
     }
-    found[id(os.urandom)] = ("entropy", "os.urandom")
-    getrandom = getattr(os, "getrandom", None)
-    if getrandom is not None:
-        found[id(getrandom)] = ("entropy", "os.getrandom")
+    for name in ("urandom", "getrandom"):
+        if hasattr(os, name):
+            found[id(getattr(os, name))] = ("entropy", f"os.{name}")
     return found
 
 
@@ -305,10 +302,6 @@ def _library(file: str) -> str:
     return Path(file).stem
 
 
-def _show_peer(peer: Any) -> str:
-    return ":".join(str(part) for part in peer[:2]) if isinstance(peer, tuple) else str(peer)
-
-
 _TABLES = (Path("/proc/self/net/tcp"), Path("/proc/self/net/tcp6"))
 _LISTENING = "0A"
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
@@ -318,33 +311,16 @@ def is_own_port(peer: Any) -> bool:
     """Tell it from the kernel's tables; False where there are none, and for every other machine."""
     if not isinstance(peer, tuple) or len(peer) < 2 or peer[0] not in _LOOPBACK:
         return False
-    listening = _listening_inodes(peer[1])
-    return bool(listening) and bool(listening & _own_inodes())
-
-
-def _listening_inodes(port: int) -> set[str]:
-    found: set[str] = set()
+    listening: set[str] = set()
     for table in _TABLES:
-        try:
-            rows = table.read_text(encoding="ascii").splitlines()[1:]
-        except OSError:
-            continue
-        for row in rows:
-            fields = row.split()
-            if fields[3] == _LISTENING and int(fields[1].rpartition(":")[2], 16) == port:
-                found.add(f"socket:[{fields[9]}]")
-    return found
-
-
-def _own_inodes() -> set[str]:
-    found: set[str] = set()
-    try:
-        handles = os.listdir("/proc/self/fd")
-    except OSError:
-        return found
-    for handle in handles:
-        try:
-            found.add(os.readlink(f"/proc/self/fd/{handle}"))
-        except OSError:  # closed while we looked
-            continue
-    return found
+        with contextlib.suppress(OSError):
+            for row in table.read_text(encoding="ascii").splitlines()[1:]:
+                fields = row.split()
+                if fields[3] == _LISTENING and int(fields[1].rpartition(":")[2], 16) == peer[1]:
+                    listening.add(f"socket:[{fields[9]}]")
+    if listening:
+        for handle in os.listdir("/proc/self/fd"):
+            with contextlib.suppress(OSError):  # closed while we looked
+                if os.readlink(f"/proc/self/fd/{handle}") in listening:
+                    return True
+    return False
