@@ -17,7 +17,7 @@ from wander.evals.store.manifest import new_manifest
 from wander.types import EnvironmentInfo, Example, Failure, Rollout, Turn
 from wander.wire import EnvironmentPin, ModelPin, RunManifest
 
-HOSTILE = "</script><img src=x onerror=alert(1)>{{ 7 * 7 }}<!--"
+HOSTILE = "</script><img src=x onerror=alert(1)>{{ 777 * 777 }}<!--"
 
 
 class Recorded:
@@ -120,7 +120,7 @@ def test_the_page_stands_alone_and_what_a_model_said_is_text() -> None:
     assert [tag for tag, _ in page.tags].count("script") == 3
     assert not [one for _, one in page.tags if "src" in one or "href" in one or "onerror" in one]
     assert HOSTILE in "".join(page.words)
-    assert "49" not in "".join(page.words)
+    assert "603729" not in "".join(page.words)
     specs = json.loads(page.scripts[0])
     drawn = {one["id"] for tag, one in page.tags if one.get("class") == "chart"}
     assert drawn == set(specs)

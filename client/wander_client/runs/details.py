@@ -22,8 +22,7 @@ def list_pinned(manifest: RunManifest) -> Iterator[tuple[str, str]]:
     """Yield what a run pinned as (name, value), the unset left out."""
     environment, model = manifest.environment, manifest.model
     yield "kind", manifest.kind
-    name = f"{environment.owner}/{environment.name}" if environment.owner else environment.name
-    yield "environment", f"{name} {environment.version or f'from {environment.path}'}"
+    yield "environment", f"{environment.full_name} {environment.version or f'from {environment.path}'}"
     yield from _drop_unset(
         ("wheel", environment.wheel_sha256),
         ("lock", environment.lock_sha256 or (environment.unlocked and f"none: {environment.unlocked}")),

@@ -15,7 +15,7 @@ from wander_client.runs.lookup import local_runs
 
 if TYPE_CHECKING:
     from wander.evals.store.folder import RunFolder
-    from wander.wire import EnvironmentPin, RunDetail
+    from wander.wire import RunDetail
 
     from wander_client.context import Invocation
     from wander_client.terminal.output import Output
@@ -122,7 +122,7 @@ def _local_row(run: RunFolder) -> dict[str, Any]:
         "run_dir": str(run.path),
         "run_id": manifest.run_id,
         "kind": manifest.kind,
-        "environment": _name(manifest.environment),
+        "environment": manifest.environment.full_name,
         "version": manifest.environment.version,
         "model": manifest.model.name,
         "rollouts": summary.rollouts if summary else len(run.keys_done()),
@@ -139,7 +139,7 @@ def _format_posted(run: RunDetail) -> dict[str, Any]:
         "url": run.url,
         "run_id": run.run_id,
         "kind": manifest.kind,
-        "environment": _name(manifest.environment),
+        "environment": manifest.environment.full_name,
         "version": manifest.environment.version,
         "model": manifest.model.name,
         "rollouts": run.summary.rollouts,
@@ -150,7 +150,3 @@ def _format_posted(run: RunDetail) -> dict[str, Any]:
         "level": run.level,
         "posted_by": run.posted_by,
     }
-
-
-def _name(pin: EnvironmentPin) -> str:
-    return f"{pin.owner}/{pin.name}" if pin.owner else pin.name

@@ -41,8 +41,7 @@ def format_facts(manifest: RunManifest, facts: dict[str, Any]) -> Iterator[str]:
     from wander.train.records.outcome import Outcome
 
     pin = manifest.environment
-    owner = f"{pin.owner}/" if pin.owner else ""
-    yield f"training {manifest.model.name} on {owner}{pin.name} {pin.version or ''}".rstrip()
+    yield f"training {manifest.model.name} on {pin.full_name} {pin.version or ''}".rstrip()
     steps = facts["steps"]
     outcome = Outcome.model_validate(facts["outcome"]) if facts["outcome"] else None
     yield _line("steps", f"{len(steps)}{_describe_end(outcome, steps)}")

@@ -87,10 +87,7 @@ class LineCount:
         return not (self.lost or self.unfinished or self.failed)
 
     def __add__(self, other: LineCount) -> LineCount:
-        return LineCount(*(one + two for one, two in zip(self._counts(), other._counts(), strict=True)))
-
-    def _counts(self) -> tuple[int, ...]:
-        return tuple(int(value) for value in vars(self).values())
+        return LineCount(**{name: count + getattr(other, name) for name, count in vars(self).items()})
 
 
 @dataclass(frozen=True)
@@ -139,11 +136,6 @@ def count_lines(rollouts: Iterable[Rollout]) -> LineCount:
         ends[outcome_of(rollout)] += 1
         ends["invalid"] += rollout.metrics.get(INVALID, 0.0) > 0
     return LineCount(**ends)
-
-
-def is_bad(rollout: Rollout) -> bool:
-    """Tell whether a line is one to look at: not won or drawn, or with an invalid move."""
-    return outcome_of(rollout) not in ("won", "drawn") or rollout.metrics.get(INVALID, 0.0) > 0
 
 
 class ConversationMemo(WrappedClient):
@@ -355,7 +347,11 @@ class _Walk:
             by_opening=by_opening,
             conversations=self._memo.conversations,
             run_dir=self._folder.path if self._folder else None,
-            bad=[each for each in played if is_bad(each)],
+            bad=[
+                each
+                for each in played
+                if outcome_of(each) not in ("won", "drawn") or each.metrics.get(INVALID, 0.0) > 0
+            ],
             interrupted=stopped,
             unexplored=self._unexplored,
             resumed=self._resumed,

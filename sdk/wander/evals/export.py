@@ -12,7 +12,7 @@ import os
 import shutil
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
@@ -77,14 +77,11 @@ def export(
 def run_rows(manifest: RunManifest, rollouts: Iterable[Rollout], *, tokens: bool = False) -> Iterator[Row]:
     """Yield a row for every rollout of a run."""
     strata = dict(zip(manifest.example_ids, manifest.strata, strict=False))
-    environment = manifest.environment
     for rollout in rollouts:
         row: Row = {
             "run_id": manifest.run_id,
-            "environment": f"{environment.owner}/{environment.name}"
-            if environment.owner
-            else environment.name,
-            "version": environment.version,
+            "environment": manifest.environment.full_name,
+            "version": manifest.environment.version,
             "model": manifest.model.name,
             "example_id": rollout.example_id,
             "index": rollout.index,
@@ -105,16 +102,12 @@ def run_rows(manifest: RunManifest, rollouts: Iterable[Rollout], *, tokens: bool
             "seconds": rollout.seconds,
             "info": rollout.info,
         }
-        yield row | (_token_columns(rollout) if tokens else {})
-
-
-def _token_columns(rollout: Rollout) -> Row:
-    known = [turn.tokens for turn in rollout.turns if turn.tokens is not None]
-    return {
-        "prompt_ids": [one.prompt_ids for one in known],
-        "completion_ids": [one.completion_ids for one in known],
-        "logprobs": [one.logprobs for one in known],
-    }
+        if tokens:
+            known = [turn.tokens for turn in rollout.turns if turn.tokens is not None]
+            row["prompt_ids"] = [one.prompt_ids for one in known]
+            row["completion_ids"] = [one.completion_ids for one in known]
+            row["logprobs"] = [one.logprobs for one in known]
+        yield row
 
 
 def _write_lines(rows: Iterator[Row], path: Path) -> Iterator[int]:
@@ -151,7 +144,7 @@ def _write_folder(
         written = 0
         while (first := next(rows, None)) is not None:
             shard = temporary / "data" / f"rollouts-{written // _SHARD:05}.parquet"
-            here = _chain(first, islice(rows, _SHARD - 1))
+            here = chain([first], islice(rows, _SHARD - 1))
             before = written
             for done in _write_parquet(here, shard, table):
                 written = before + done
@@ -162,11 +155,6 @@ def _write_folder(
         temporary.replace(path)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
-
-
-def _chain(first: Row, others: Iterator[Row]) -> Iterator[Row]:
-    yield first
-    yield from others
 
 
 def _card(runs: Sequence[ExportedRun], rows: int) -> str:
@@ -180,8 +168,7 @@ def _card(runs: Sequence[ExportedRun], rows: int) -> str:
     lines += ["# Rollouts", "", f"{rows:,} rollouts, one a row, exported by `wander runs export`.", ""]
     for run in runs:
         pin = run.manifest.environment
-        name = f"{pin.owner}/{pin.name}" if pin.owner else pin.name
-        said = f"{run.manifest.model.name} on {name} {pin.version or ''}".strip()
+        said = f"{run.manifest.model.name} on {pin.full_name} {pin.version or ''}".strip()
         lines.append(f"- run `{run.manifest.run_id}`: `{' '.join(said.replace('`', ' ').split())}`")
     return "\n".join(lines) + "\n"
 

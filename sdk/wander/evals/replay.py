@@ -17,7 +17,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from itertools import groupby, islice
 from typing import Any
 
@@ -86,19 +86,35 @@ async def replay_run(
     deterministic = environment.info.deterministic
     rescoring = level == "rescored" or (level == "highest" and not deterministic)
     method: Method = "rescore" if rescoring else "replay"
-    replay = _Replay(environment, manifest, method, concurrency, on_replayed)
+    report = ReplayReport(
+        run_id=manifest.run_id,
+        method=method,
+        expected=manifest.expected_rollouts,
+        recorded=0,
+        replayed=0,
+        same=0,
+        differing=0,
+        failed=0,
+    )
+    replay = _Replay(environment, manifest, report, concurrency, on_replayed)
     examples = await replay.examples()
-    refused = replay.contradiction(examples)
-    contradicted = refused is not None
-    if refused is None and not deterministic and method == "replay":
-        refused = f"`{environment.info.name}` declares that it is not deterministic"
-    chosen = None if refused else _sample(manifest, environment.info.group_rewards, sample, sample_seed)
+    report.refused = replay.contradiction(examples)
+    report.contradicted = report.refused is not None
+    if report.refused is None and not deterministic and method == "replay":
+        report.refused = f"`{environment.info.name}` declares that it is not deterministic"
+    chosen = None
+    if report.refused is None:
+        chosen = _sample(manifest, environment.info.group_rewards, sample, sample_seed)
+    if chosen is not None:
+        report.sampled, report.sample_seed = True, sample_seed
     with fewer_collections(_CHUNK):
-        for chunk in _chunks(rollouts, whole=environment.info.group_rewards):
-            await replay.add(chunk, examples, chosen, compare=refused is None)
-    report = replay.report(seconds=time.monotonic() - started)
-    drawn = {"sampled": chosen is not None, "sample_seed": None if chosen is None else sample_seed}
-    return report.model_copy(update={"refused": refused, "contradicted": contradicted, **drawn})
+        stream = iter(rollouts)
+        while chunk := list(stream if environment.info.group_rewards else islice(stream, _CHUNK)):
+            await replay.add(chunk, examples, chosen)
+    report.same = report.replayed - report.differing - report.unscored
+    report.divergences.sort(key=lambda each: (each.example_id, each.index))
+    report.seconds = time.monotonic() - started
+    return report
 
 
 def first_difference(recorded: Rollout, again: Rollout) -> str | None:
@@ -147,20 +163,17 @@ class _Replay:
         self,
         environment: EnvironmentHandle,
         manifest: RunManifest,
-        method: Method,
+        report: ReplayReport,
         concurrency: int,
         on_replayed: OnReplayed | None,
     ) -> None:
         self._environment = environment
         self._manifest = manifest
-        self._method = method
+        self._report = report
         self._concurrency = max(1, concurrency)
         self._on_replayed = on_replayed
         self._seen: set[tuple[str, int]] = set()
         self._wanted = set(manifest.example_ids)
-        self._recorded = self._replayed = self._failed = self._differing = self._unscored = 0
-        self._unscored_reason: str | None = None
-        self._divergences: list[Divergence] = []
 
     async def examples(self) -> dict[str, Example]:
         """Return the manifest's examples by id, in its order, without those that the environment lacks."""
@@ -190,15 +203,13 @@ class _Replay:
         rollouts: Sequence[Rollout],
         examples: dict[str, Example],
         chosen: set[tuple[str, int]] | None,
-        *,
-        compare: bool,
     ) -> None:
         """Take some of the run's rollouts: count them and, where asked, play them again."""
         for rollout in rollouts:
             self._count(rollout)
         playable = [each for each in rollouts if each.failure is None]
-        self._failed += len(rollouts) - len(playable)
-        if not compare:
+        self._report.failed += len(rollouts) - len(playable)
+        if self._report.refused is not None:
             return
         if chosen is not None:
             playable = [each for each in playable if each.key in chosen]
@@ -206,9 +217,8 @@ class _Replay:
         if self._environment.info.group_rewards:
             playable.sort(key=lambda each: each.key)
             groups = [list(group) for _, group in groupby(playable, key=lambda each: each.example_id)]
-        lines = self._manifest.kind in WITH_LINES
-        client: Client = ReplayClient(playable, lines=lines)
-        if self._method == "rescore":
+        client: Client = ReplayClient(playable, lines=self._manifest.kind in WITH_LINES)
+        if self._report.method == "rescore":
             client = TranscriptClient(playable)
         waiting = iter([(examples[group[0].example_id], group) for group in groups])
 
@@ -219,23 +229,6 @@ class _Replay:
         async with asyncio.TaskGroup() as tasks:
             for _ in range(min(self._concurrency, len(playable))):
                 tasks.create_task(work())
-
-    def report(self, *, seconds: float) -> ReplayReport:
-        """Return what was found."""
-        return ReplayReport(
-            run_id=self._manifest.run_id,
-            method=self._method,
-            expected=self._manifest.expected_rollouts,
-            recorded=self._recorded,
-            replayed=self._replayed,
-            same=self._replayed - self._differing - self._unscored,
-            differing=self._differing,
-            failed=self._failed,
-            unscored=self._unscored,
-            unscored_reason=self._unscored_reason,
-            divergences=sorted(self._divergences, key=lambda each: (each.example_id, each.index)),
-            seconds=seconds,
-        )
 
     def _count(self, rollout: Rollout) -> None:
         manifest = self._manifest
@@ -248,7 +241,7 @@ class _Replay:
         if rollout.key in self._seen:
             raise RunError(f"rollout `{rollout.example_id}/{rollout.index}` stands twice in the run")
         self._seen.add(rollout.key)
-        self._recorded += 1
+        self._report.recorded += 1
 
     async def _compare(self, client: Client, example: Example, recorded: list[Rollout]) -> None:
         again = await self._environment.play_request(
@@ -261,27 +254,22 @@ class _Replay:
                 together=self._environment.info.group_rewards,
             )
         )
-        compared = RESCORED if self._method == "rescore" else COMPARED
+        report, rescored = self._report, self._report.method == "rescore"
         for one, other in zip(recorded, again, strict=True):
-            self._replayed += 1
-            if self._method == "rescore" and _needs_playing(other):
-                assert other.failure is not None
-                self._unscored += 1
-                self._unscored_reason = self._unscored_reason or other.failure.message
+            report.replayed += 1
+            failure = other.failure
+            # A rubric that failed on a transcript, other than by asking what the record cannot answer.
+            if rescored and failure and failure.boundary == "rubric" and failure.type != NotRecorded.__name__:
+                report.unscored += 1
+                report.unscored_reason = report.unscored_reason or failure.message
                 continue
-            divergence = first_divergence(one, other, compared)
+            divergence = first_divergence(one, other, RESCORED if rescored else COMPARED)
             if divergence is not None:
-                self._differing += 1
-                if len(self._divergences) < SHOWN:
-                    self._divergences.append(divergence)
+                report.differing += 1
+                if len(report.divergences) < SHOWN:
+                    report.divergences.append(divergence)
         if self._on_replayed is not None:
-            self._on_replayed(self._replayed, self._differing)
-
-
-def _needs_playing(rescored: Rollout) -> bool:
-    """Tell whether a rubric failed on a transcript, other than by asking what the record cannot answer."""
-    failure = rescored.failure
-    return failure is not None and failure.boundary == "rubric" and failure.type != NotRecorded.__name__
+            self._on_replayed(report.replayed, report.differing)
 
 
 async def _read_examples(environment: EnvironmentHandle, manifest: RunManifest) -> AsyncIterator[Example]:
@@ -312,13 +300,6 @@ def _sample(manifest: RunManifest, groups: bool, size: int | None, seed: int) ->
         return {(name, index) for name in names for index in numbers}
     keys = [(name, index) for name in manifest.example_ids for index in numbers]
     return set(draw.sample(keys, size))
-
-
-def _chunks(rollouts: Iterable[Rollout], *, whole: bool) -> Iterator[list[Rollout]]:
-    """Yield the rollouts in pieces, or all at once."""
-    stream = iter(rollouts)
-    while chunk := list(stream if whole else islice(stream, _CHUNK)):
-        yield chunk
 
 
 def _differ(one: Any, other: Any) -> bool:

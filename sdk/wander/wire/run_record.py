@@ -63,6 +63,11 @@ class EnvironmentPin(Record):
     """None when its process was not confined."""
     info: EnvironmentInfo
 
+    @property
+    def full_name(self) -> str:
+        """`owner/name`, or the name alone of an environment from a local path."""
+        return f"{self.owner}/{self.name}" if self.owner else self.name
+
 
 class ModelPin(Record):
     """Which model answered, as precisely as the client knows."""
@@ -140,21 +145,18 @@ class EndpointUse(Record):
         return f"{self.calls:,}{retried}; refused {self.refusals:,} times for their rate, {pauses}"
 
     def __add__(self, other: EndpointUse) -> EndpointUse:
-        return EndpointUse(
-            calls=self.calls + other.calls,
-            retries=self.retries + other.retries,
-            refusals=self.refusals + other.refusals,
-            paused_seconds=round(self.paused_seconds + other.paused_seconds, 3),
-            cached=self.cached + other.cached,
-        )
+        return self._combine(other, 1)
 
     def __sub__(self, other: EndpointUse) -> EndpointUse:
+        return self._combine(other, -1)
+
+    def _combine(self, other: EndpointUse, sign: int) -> EndpointUse:
         return EndpointUse(
-            calls=self.calls - other.calls,
-            retries=self.retries - other.retries,
-            refusals=self.refusals - other.refusals,
-            paused_seconds=round(self.paused_seconds - other.paused_seconds, 3),
-            cached=self.cached - other.cached,
+            calls=self.calls + sign * other.calls,
+            retries=self.retries + sign * other.retries,
+            refusals=self.refusals + sign * other.refusals,
+            paused_seconds=round(self.paused_seconds + sign * other.paused_seconds, 3),
+            cached=self.cached + sign * other.cached,
         )
 
 

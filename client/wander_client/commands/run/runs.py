@@ -167,7 +167,7 @@ def show(run: Run = None, pass_threshold: PassThreshold = None) -> None:
         from wander.evals.report.document import text_lines
 
         if training is None:
-            for line in text_lines(found.manifest, breakdown.summary, breakdown):
+            for line in text_lines(found.manifest, breakdown):
                 output.line(line)
         else:
             for line in format_facts(found.manifest, training):

@@ -155,14 +155,13 @@ def _sort(rows: list[RolloutRow], word: str) -> list[RolloutRow]:
 
 
 def _show(found: FoundRun, shown: list[RolloutRow], matching: int) -> None:
+    from wander.evals.report.document import title
+
     from wander_client.runs.text import ROLLOUT_COLUMNS, rollout_row, show_summary
 
     output = current().output
     if output.human:
-        environment = found.manifest.environment
-        owner = f"{environment.owner}/" if environment.owner else ""
-        version = f" {environment.version}" if environment.version else ""
-        output.line(f"{found.manifest.model.name} on {owner}{environment.name}{version}", style="bold")
+        output.line(title(found.manifest), style="bold")
         output.line(
             f"run     {found.manifest.run_id}, started {found.manifest.started_at:%Y-%m-%d %H:%M} UTC"
         )

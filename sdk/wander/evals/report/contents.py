@@ -53,7 +53,11 @@ def report_of(
     runs: Sequence[RecordedRun], *, pass_threshold: float | None = None, shown: int = SHOWN
 ) -> RunReport:
     """Return the report of one or more runs; every rollout is read once, with several runs twice."""
-    labels = _labels([run.manifest for run in runs])
+    names = [run.manifest.model.name for run in runs]
+    labels = [
+        name if names.count(name) == 1 else f"{name} ({run.manifest.run_id[-6:]})"
+        for name, run in zip(names, runs, strict=True)
+    ]
     reported = [
         ReportedRun(
             label=label,
@@ -72,11 +76,3 @@ def _contrast(label: str, first: RecordedRun, other: RecordedRun) -> Contrast:
     except RunError as error:
         return Contrast(label=label, refusal=str(error))
     return Contrast(label=label, comparison=found)
-
-
-def _labels(manifests: Sequence[RunManifest]) -> list[str]:
-    names = [manifest.model.name for manifest in manifests]
-    return [
-        name if names.count(name) == 1 else f"{name} ({manifest.run_id[-6:]})"
-        for name, manifest in zip(names, manifests, strict=True)
-    ]

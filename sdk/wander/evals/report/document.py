@@ -17,39 +17,39 @@ def report_lines(report: RunReport) -> list[str]:
     """Return a whole report as lines of plain text."""
     lines: list[str] = []
     for run in report.runs:
-        lines += [*text_lines(run.manifest, run.breakdown.summary, run.breakdown), ""]
+        lines += [*text_lines(run.manifest, run.breakdown), ""]
     if report.contrasts:
         lines += [f"compared with {report.runs[0].label}, example by example", ""]
-        lines += _table(("run", *_CONTRAST), _contrast_rows(report), left=1)
+        lines += _table(("run", *_CONTRAST), _contrast_rows(report))
     return lines if report.contrasts else lines[:-1]
 
 
 def report_markdown(report: RunReport) -> str:
     """Return a whole report as Markdown."""
-    parts = [markdown(run.manifest, run.breakdown.summary, run.breakdown) for run in report.runs]
+    parts = [markdown(run.manifest, run.breakdown) for run in report.runs]
     if report.contrasts:
         title = f"## Compared with {_escape(report.runs[0].label)}, example by example\n"
         parts.append("\n".join([title, *_markdown_table(("run", *_CONTRAST), _contrast_rows(report))]) + "\n")
     return "\n".join(parts)
 
 
-def text_lines(manifest: RunManifest, summary: RunSummary, breakdown: Breakdown | None = None) -> list[str]:
+def text_lines(manifest: RunManifest, breakdown: Breakdown) -> list[str]:
     """Return the report as lines of plain text, readable without colour."""
-    lines = [title(manifest), *(f"{name:<10}{value}" for name, value in facts(manifest, summary, breakdown))]
-    for heading, rows in _tables(summary, breakdown):
-        lines += ["", *_table(heading, rows, left=1)]
-    if histogram := histogram_lines(summary):
+    lines = [title(manifest), *(f"{name:<10}{value}" for name, value in facts(manifest, breakdown))]
+    for heading, rows in _tables(breakdown):
+        lines += ["", *_table(heading, rows)]
+    if histogram := histogram_lines(breakdown.summary):
         lines += ["", *histogram]
     return lines
 
 
-def markdown(manifest: RunManifest, summary: RunSummary, breakdown: Breakdown | None = None) -> str:
+def markdown(manifest: RunManifest, breakdown: Breakdown) -> str:
     """Return the report as a Markdown section."""
     parts = [f"## {_escape(title(manifest))}", "", "| | |", "|---|---|"]
-    parts += [f"| {name} | {_escape(value)} |" for name, value in facts(manifest, summary, breakdown)]
-    for heading, rows in _tables(summary, breakdown):
+    parts += [f"| {name} | {_escape(value)} |" for name, value in facts(manifest, breakdown)]
+    for heading, rows in _tables(breakdown):
         parts += ["", *_markdown_table(heading, rows)]
-    if histogram := histogram_lines(summary):
+    if histogram := histogram_lines(breakdown.summary):
         parts += ["", "```text", *histogram, "```"]
     return "\n".join(parts) + "\n"
 
@@ -76,32 +76,25 @@ def _contrast_rows(report: RunReport) -> list[list[str]]:
     return [[contrast.label, *contrast_cells(contrast)] for contrast in report.contrasts]
 
 
-def _tables(
-    summary: RunSummary, breakdown: Breakdown | None
-) -> Iterator[tuple[Sequence[str], list[list[str]]]]:
+def _tables(breakdown: Breakdown) -> Iterator[tuple[Sequence[str], list[list[str]]]]:
     """Yield heading and rows of the tables that a run has."""
-    if summary.metrics:
-        yield metric_table(summary, breakdown)
-    if summary.pass_rates:
-        yield pass_table(summary)
-    if breakdown and breakdown.strata:
+    if breakdown.summary.metrics:
+        yield metric_table(breakdown)
+    if breakdown.summary.pass_rates:
+        yield pass_table(breakdown.summary)
+    if breakdown.strata:
         yield stratum_table(breakdown)
-    if breakdown and breakdown.failures:
+    if breakdown.failures:
         yield failure_table(breakdown)
 
 
-def metric_table(summary: RunSummary, breakdown: Breakdown | None) -> tuple[Sequence[str], list[list[str]]]:
-    """Return heading and rows of the metrics, with intervals where there is a breakdown."""
-    heading = ["metric", "mean", "std", "count"]
-    rows = [
-        [name, f"{one.mean:.4f}", f"{one.std:.4f}", str(one.count)] for name, one in summary.metrics.items()
-    ]
-    if breakdown is None:
-        return heading, rows
-    for row in rows:
-        interval = breakdown.metrics[row[0]]
-        row.insert(2, bounds(interval.low, interval.high))
-    return ["metric", "mean", "95 % interval", "std", "count"], rows
+def metric_table(breakdown: Breakdown) -> tuple[Sequence[str], list[list[str]]]:
+    """Return heading and rows of the metrics with their intervals."""
+    rows = []
+    for name, one in breakdown.summary.metrics.items():
+        interval = bounds(breakdown.metrics[name].low, breakdown.metrics[name].high)
+        rows.append([name, f"{one.mean:.4f}", interval, f"{one.std:.4f}", str(one.count)])
+    return ("metric", "mean", "95 % interval", "std", "count"), rows
 
 
 def pass_table(summary: RunSummary) -> tuple[Sequence[str], list[list[str]]]:
@@ -145,11 +138,11 @@ def bounds(low: float | None, high: float | None) -> str:
     return "" if low is None or high is None else f"{low:.4f} to {high:.4f}"
 
 
-def _table(heading: Sequence[str], rows: Sequence[Sequence[str]], *, left: int) -> list[str]:
-    """Align columns: text to the left, numbers to the right."""
+def _table(heading: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    """Align columns: the first and other text to the left, numbers to the right."""
     widths = [max(map(len, column)) for column in zip(heading, *rows, strict=True)]
     number = [
-        place >= left and all(not row[place] or row[place][0] in "0123456789+-" for row in rows)
+        place > 0 and all(not row[place] or row[place][0] in "0123456789+-" for row in rows)
         for place in range(len(heading))
     ]
     return [
@@ -166,12 +159,14 @@ def _markdown_table(heading: Sequence[str], rows: Sequence[Sequence[str]]) -> li
     return lines + ["| " + " | ".join(map(_escape, row)) + " |" for row in rows]
 
 
-def facts(
-    manifest: RunManifest, summary: RunSummary, breakdown: Breakdown | None = None
-) -> list[tuple[str, str]]:
+def facts(manifest: RunManifest, breakdown: Breakdown) -> list[tuple[str, str]]:
     """Return what a report says first, as (name, value) pairs."""
-    rows = [("reward", score(summary)), ("rollouts", _counts(manifest, summary))]
-    if breakdown is not None and breakdown.detectable is not None:
+    summary, each = breakdown.summary, manifest.rollouts_per_example
+    counts = f"{summary.rollouts} of {summary.expected}: {len(manifest.example_ids)} examples, {each} each"
+    if summary.failed:
+        counts += f"; {summary.failed} failed"
+    rows = [("reward", score(summary)), ("rollouts", counts)]
+    if breakdown.detectable is not None:
         shown = f"a difference of {breakdown.detectable:.4f} to a run on other examples, 4 times in 5"
         rows.append(("detects", shown))
     if summary.failures:
@@ -231,15 +226,8 @@ def report_title(report: RunReport) -> str:
 
 
 def _describe_play(manifest: RunManifest) -> str:
-    environment = manifest.environment
-    name = f"{environment.owner}/{environment.name}" if environment.owner else environment.name
-    return f"{name} {environment.version}" if environment.version else name
-
-
-def _counts(manifest: RunManifest, summary: RunSummary) -> str:
-    each = manifest.rollouts_per_example
-    text = f"{summary.rollouts} of {summary.expected}: {len(manifest.example_ids)} examples, {each} each"
-    return text if not summary.failed else f"{text}; {summary.failed} failed"
+    name, version = manifest.environment.full_name, manifest.environment.version
+    return f"{name} {version}" if version else name
 
 
 def _shares(counts: dict[str, int]) -> str:

@@ -10,6 +10,7 @@ import base64
 import hashlib
 import json
 import re
+from collections.abc import Iterator, Sequence
 from functools import cache
 from importlib import resources
 from typing import Any
@@ -58,8 +59,8 @@ def html_report(report: RunReport) -> str:
     charts.require_charts("an HTML report")
     from jinja2 import Environment, StrictUndefined
 
-    specs: dict[str, charts.Spec] = {}
-    shared = _place(charts.make_shared_charts(report), "shared", specs)
+    specs: dict[str, charts.Row] = {}
+    shared = _place(_chart_together(report.runs), "shared", specs)
     sections = [_section(run, number, specs) for number, run in enumerate(report.runs)]
     scripts = [_libraries(), _inline(_DRAW)]
     environment = Environment(
@@ -88,20 +89,30 @@ def _libraries() -> str:
     return _inline(vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed"))
 
 
-def _section(run: ReportedRun, number: int, specs: dict[str, charts.Spec]) -> dict[str, Any]:
+def _section(run: ReportedRun, number: int, specs: dict[str, charts.Row]) -> dict[str, Any]:
     summary, breakdown = run.breakdown.summary, run.breakdown
-    tables = [words.metric_table(summary, breakdown)] if summary.metrics else []
+    tables = [words.metric_table(breakdown)] if summary.metrics else []
     if summary.pass_rates:
         tables.append(words.pass_table(summary))
     if breakdown.strata:
         tables.append(words.stratum_table(breakdown))
+    histograms = {
+        "rewards": ("Rewards", "reward", summary.histogram, summary.reward_mean),
+        "tokens": ("Lengths", "completion tokens a rollout", breakdown.tokens, None),
+        "turns": ("Turns", "turns a rollout", breakdown.turns, None),
+    }
+    found = {
+        name: (title, charts.chart_histogram(bins, axis=axis, mean=mean))
+        for name, (title, axis, bins, mean) in histograms.items()
+        if bins is not None
+    }
     return {
         "label": run.label,
         "title": words.title(run.manifest),
-        "facts": words.facts(run.manifest, summary, breakdown),
+        "facts": words.facts(run.manifest, breakdown),
         "tables": tables,
         "failures": words.failure_table(breakdown)[1],
-        "charts": _place(charts.run_charts(run), f"run{number}", specs),
+        "charts": _place(found, f"run{number}", specs),
         "ends": [
             ("Highest rewards", [_show(one) for one in breakdown.best]),
             ("Lowest rewards", [_show(one) for one in breakdown.worst]),
@@ -110,11 +121,58 @@ def _section(run: ReportedRun, number: int, specs: dict[str, charts.Spec]) -> di
 
 
 def _place(
-    found: dict[str, tuple[str, charts.Spec]], place: str, specs: dict[str, charts.Spec]
+    found: dict[str, tuple[str, Any]], place: str, specs: dict[str, charts.Row]
 ) -> list[tuple[str, str]]:
     """Put charts among the page's and return (id, title) of each."""
-    specs.update({f"{place}-{name}": spec for name, (_, spec) in found.items()})
+    for name, (_, chart) in found.items():
+        spec = chart.to_dict()
+        spec.pop("config", None)  # the page's
+        specs[f"{place}-{name}"] = spec
     return [(f"{place}-{name}", title) for name, (title, _) in found.items()]
+
+
+def _chart_together(runs: Sequence[ReportedRun]) -> dict[str, tuple[str, Any]]:
+    """Return title and chart, by name, of what all runs of a report show together."""
+    scores = charts.chart_intervals(list(_scores(runs)), "metric")
+    found = {"scores": ("Rewards and metrics, with 95 % intervals", scores)}
+    if rates := list(_rates(runs)):
+        title = "Passing once (pass@k) and always (pass^k) in k rollouts"
+        found["passes"] = (title, charts.chart_pass_rates(rates))
+    if strata := list(_strata(runs)):
+        found["strata"] = ("Reward by stratum", charts.chart_intervals(strata, "stratum"))
+    return found
+
+
+def _scores(runs: Sequence[ReportedRun]) -> Iterator[charts.Row]:
+    for run in runs:
+        summary = run.breakdown.summary
+        if summary.reward_mean is not None:
+            yield _row(run, "reward", summary.reward_mean, summary.reward_low, summary.reward_high)
+        for name, metric in summary.metrics.items():
+            interval = run.breakdown.metrics[name]
+            yield _row(run, name, metric.mean, interval.low, interval.high)
+
+
+def _strata(runs: Sequence[ReportedRun]) -> Iterator[charts.Row]:
+    for run in runs:
+        for one in run.breakdown.strata:
+            if one.mean is not None:
+                name = "none" if one.stratum is None else str(one.stratum)
+                yield _row(run, name, one.mean, one.low, one.high)
+
+
+def _row(run: ReportedRun, name: str, mean: float, low: float | None, high: float | None) -> charts.Row:
+    ends = {"low": mean if low is None else low, "high": mean if high is None else high}
+    return {"run": run.label, "name": name, "mean": mean, **ends}
+
+
+def _rates(runs: Sequence[ReportedRun]) -> Iterator[charts.Row]:
+    for run in runs:
+        for rate in run.breakdown.summary.pass_rates:
+            some = (rate.pass_at_k, rate.pass_at_k_low, rate.pass_at_k_high)
+            whole = (rate.pass_hat_k, rate.pass_hat_k_low, rate.pass_hat_k_high)
+            for kind, (value, low, high) in (("pass@k", some), ("pass^k", whole)):
+                yield {"run": run.label, "k": rate.k, "kind": kind, "value": value, "low": low, "high": high}
 
 
 def _show(rollout: Rollout) -> dict[str, Any]:

@@ -5,9 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 
-from wander.clients.base import Client, ModelRequest, ModelResponse, WrappedClient
-from wander.clients.sub_calls import main_rollout_id
-
 
 class Admission:
     """Counts the rollouts that need the model: those that ask it, wait for that, or have not asked yet.
@@ -58,19 +55,3 @@ class Admission:
             if not turn.done():
                 turn.set_result(None)
                 return
-
-
-class AdmittedClient(WrappedClient):
-    """The client of an evaluation, which tells the admission of every call."""
-
-    def __init__(self, client: Client, admission: Admission) -> None:
-        super().__init__(client)
-        self._admission = admission
-
-    async def complete(self, request: ModelRequest) -> ModelResponse:
-        """Return the client's completion."""
-        self._admission.asks(main_rollout_id(request.rollout_id))
-        try:
-            return await super().complete(request)
-        finally:
-            self._admission.asked()

@@ -6,9 +6,10 @@ from collections import defaultdict
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from wander.clients.base import Client, ModelRequest, ModelResponse
+from wander.clients.base import Client, ModelRequest, ModelResponse, WrappedClient
+from wander.clients.sub_calls import main_rollout_id
 from wander.errors import ConfigError
-from wander.evals.run.admission import Admission, AdmittedClient
+from wander.evals.run.admission import Admission
 from wander.types import Rollout, Turn, Usage
 from wander.wire import Spending, TokenPrices
 
@@ -156,15 +157,20 @@ def count_tokens(turns: list[Turn]) -> Usage:
     return sum((turn.usage for turn in turns if not turn.cached), Usage())
 
 
-class MeteredClient(AdmittedClient):
+class MeteredClient(WrappedClient):
     """The client of an evaluation: tells the admission of every call, and the meter of every answer."""
 
     def __init__(self, client: Client, admission: Admission, meter: Meter) -> None:
-        super().__init__(client, admission)
+        super().__init__(client)
+        self._admission = admission
         self._meter = meter
 
     async def complete(self, request: ModelRequest) -> ModelResponse:
         """Return the client's completion."""
-        response = await super().complete(request)
+        self._admission.asks(main_rollout_id(request.rollout_id))
+        try:
+            response = await super().complete(request)
+        finally:
+            self._admission.asked()
         self._meter.add(request, response)
         return response

@@ -12,7 +12,7 @@ from wander.errors import ConfigError, DatasetError
 from wander.evals.run.budget import Budget, Share
 from wander.handle import EnvironmentHandle, Split
 from wander.seeding import derived_rng
-from wander.types import EnvironmentInfo, Example, SamplingArgs
+from wander.types import Example, SamplingArgs
 from wander.wire.run_record import ExampleChoice
 
 
@@ -69,8 +69,11 @@ class EvaluationPlan:
 
 async def planned_examples(environment: EnvironmentHandle, plan: EvaluationPlan) -> list[Example]:
     """Return the ordered examples that a plan plays."""
-    if plan.strata:
-        _require_strata(environment.info)
+    if plan.strata and not environment.info.strata:
+        raise ConfigError(
+            f"`{environment.info.name}` declares no strata to choose its examples from",
+            hint="leave `--strata` out; an environment declares them by `strata=`",
+        )
     if plan.shuffle or plan.strata:
         examples = await environment.examples(plan.split)
         if plan.shuffle:
@@ -99,11 +102,3 @@ def in_turn(examples: Sequence[Example]) -> list[Example]:
         strata[example.stratum is None, example.stratum or 0].append(example)
     rows = zip_longest(*(strata[key] for key in sorted(strata)))
     return [example for example in chain.from_iterable(rows) if example is not None]
-
-
-def _require_strata(info: EnvironmentInfo) -> None:
-    if not info.strata:
-        raise ConfigError(
-            f"`{info.name}` declares no strata to choose its examples from",
-            hint="leave `--strata` out; an environment declares them by `strata=`",
-        )

@@ -47,10 +47,19 @@ def agreement(
     span = sum(weights) or 1.0
     width = margin * span
     low, high = _interval(found, span)
+    verdict: Verdict = "differs" if found.significant else "inconclusive"
+    if low is None or high is None or found.unshared:
+        verdict = "inconclusive"
+    elif -width < low and high < width:
+        verdict = "agrees"
+    # What keeps the second run from being one of the same model.
+    names = ["name", "weights_sha256", "revision"]
+    said = [(name, getattr(one.model, name), getattr(other.model, name)) for name in names]
+    models = {f"model.{name}" for name, left, right in said if None not in (left, right) and left != right}
     return Agreement(
         run_id=one.run_id,
         rerun_id=other.run_id,
-        verdict=_verdict(found, low, high, width),
+        verdict=verdict,
         before=found.before,
         after=found.after,
         difference=found.difference,
@@ -60,16 +69,8 @@ def agreement(
         margin=width,
         examples=found.examples,
         unshared=found.unshared,
-        differing=sorted({*found.differing, *_other_model(one, other)}),
+        differing=sorted({*found.differing, *models}),
     )
-
-
-def _verdict(found: Comparison, low: float | None, high: float | None, margin: float) -> Verdict:
-    if low is None or high is None or found.unshared:
-        return "inconclusive"
-    if -margin < low and high < margin:
-        return "agrees"
-    return "differs" if found.significant else "inconclusive"
 
 
 def _interval(found: Comparison, span: float) -> tuple[float | None, float | None]:
@@ -84,10 +85,3 @@ def _interval(found: Comparison, span: float) -> tuple[float | None, float | Non
     else:
         half = (1 - 0.05 ** (1 / count)) * span
     return mean - half, mean + half
-
-
-def _other_model(one: RunManifest, other: RunManifest) -> list[str]:
-    """Name what keeps the second run from being one of the same model."""
-    names = ["name", "weights_sha256", "revision"]
-    said = [(name, getattr(one.model, name), getattr(other.model, name)) for name in names]
-    return [f"model.{name}" for name, left, right in said if None not in (left, right) and left != right]

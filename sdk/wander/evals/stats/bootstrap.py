@@ -55,11 +55,19 @@ def bootstrap_interval(
         raise ValueError("the statistic of a resample is not a finite number")
     if found[0] == found[-1]:
         return found[0], found[0]
-    bias = _bias(found, statistic(clusters))
+    value = statistic(clusters)
+    # z0: how far the statistic lies from the median of its resamples, ties counted half.
+    below = sum(one < value for one in found) + sum(one == value for one in found) / 2
+    least = 0.5 / len(found)
+    bias = _NORMAL.inv_cdf(min(max(below / len(found), least), 1 - least))
     acceleration = _acceleration(clusters, statistic)
+
+    def end(share: float) -> float:
+        z = bias + _NORMAL.inv_cdf(share)
+        return _quantile(found, _NORMAL.cdf(bias + z / (1 - acceleration * z)))
+
     tail = (1 - confidence) / 2
-    low, high = (_correct(share, bias, acceleration) for share in (tail, 1 - tail))
-    return _quantile(found, low), _quantile(found, high)
+    return end(tail), end(1 - tail)
 
 
 def ratio_interval(
@@ -73,20 +81,11 @@ def ratio_interval(
     means = [total / count for total, count in present]
     if len(means) < 2 or max(means) - min(means) <= 1e-12 * max(abs(means[0]), abs(means[-1])):
         return t_interval(means)
-    return bootstrap_interval(present, _ratio, seed=seed)
 
+    def ratio(drawn: Sequence[tuple[float, float]]) -> float:
+        return sum([total for total, _ in drawn]) / sum([count for _, count in drawn])
 
-def _ratio(pairs: Sequence[tuple[float, float]]) -> float:
-    return sum([total for total, _ in pairs]) / sum([count for _, count in pairs])
-
-
-def _bias(found: Sequence[float], value: float) -> float:
-    """Return z0: how far the statistic lies from the median of its resamples, ties counted half."""
-    below = sum(one < value for one in found)
-    equal = sum(one == value for one in found)
-    share = (below + equal / 2) / len(found)
-    least = 0.5 / len(found)
-    return _NORMAL.inv_cdf(min(max(share, least), 1 - least))
+    return bootstrap_interval(present, ratio, seed=seed)
 
 
 def _acceleration(clusters: Sequence[Cluster], statistic: Callable[[Sequence[Cluster]], float]) -> float:
@@ -97,11 +96,6 @@ def _acceleration(clusters: Sequence[Cluster], statistic: Callable[[Sequence[Clu
     mean = sum(left) / groups
     squares = sum((mean - one) ** 2 for one in left)
     return sum((mean - one) ** 3 for one in left) / (6 * squares**1.5) if squares > 0 else 0.0
-
-
-def _correct(share: float, bias: float, acceleration: float) -> float:
-    z = bias + _NORMAL.inv_cdf(share)
-    return _NORMAL.cdf(bias + z / (1 - acceleration * z))
 
 
 def _quantile(ordered: Sequence[float], share: float) -> float:

@@ -89,8 +89,8 @@ def compare_runs(
     first, second = _group_scores(before), _group_scores(after)
     shared = [name for name in one.example_ids if name in first and name in second]
     shared = [name for name in shared if first[name].task == second[name].task]
+    pins = [name for name in find_differing_pins(one, other) if not name.startswith(_FREE)]
     if not shared:
-        pins = [name for name in find_differing_pins(one, other) if not name.startswith(_FREE)]
         why = f": they differ in {differences_in_words(pins)}" if pins else ""
         raise RunError(
             f"the runs share no scored example{why}",
@@ -104,21 +104,30 @@ def compare_runs(
     count = len(shared)
     mean = sum(differences) / count
     rewards = [*(pair.before for pair in pairs), *(pair.after for pair in pairs)]
-    low, high = _interval(differences, mean, max(1.0, *rewards) - min(0.0, *rewards))
+    low, high = t_interval(differences)
+    p_value = detectable = None
+    if count > 1 and is_rounding(error := standard_error(differences, mean), mean):
+        p_value = 1.0 if mean == 0 else 2 * 0.5**count
+        widest = max(1.0, *rewards) - min(0.0, *rewards)
+        away = 2 * abs(mean) or widest
+        low, high = unanimous_interval(mean, count, max(-widest, mean - away), min(widest, mean + away))
+    elif count > 1:
+        p_value = 2 * student_t.cdf(-abs(mean / error), count - 1)
+        detectable = detectable_difference(error, count - 1)
     return Comparison(
         before=sum(pair.before for pair in pairs) / count,
         after=sum(pair.after for pair in pairs) / count,
         difference=mean,
         low=low,
         high=high,
-        p_value=_p_value(differences, mean),
-        detectable=_detectable(differences, mean),
+        p_value=p_value,
+        detectable=detectable,
         examples=count,
         unshared=len(first.keys() | second.keys()) - count,
         wins=sum(value > 0 for value in differences),
         losses=sum(value < 0 for value in differences),
         ties=sum(value == 0 for value in differences),
-        differing=[name for name in find_differing_pins(one, other) if not name.startswith(_FREE)],
+        differing=pins,
         by_example=sorted(pairs, key=lambda pair: (pair.difference, pair.example_id)),
     )
 
@@ -146,28 +155,6 @@ def _group_scores(rollouts: Iterable[Rollout]) -> dict[str, _Scored]:
             one.total += rollout.reward
             one.count += 1
     return found
-
-
-def _interval(values: list[float], mean: float, widest: float) -> tuple[float, float] | tuple[None, None]:
-    if len(values) < 2 or not is_rounding(standard_error(values, mean), mean):
-        return t_interval(values)
-    away = 2 * abs(mean) or widest
-    return unanimous_interval(mean, len(values), max(-widest, mean - away), min(widest, mean + away))
-
-
-def _p_value(values: list[float], mean: float) -> float | None:
-    if len(values) < 2:
-        return None
-    error = standard_error(values, mean)
-    if is_rounding(error, mean):
-        return 1.0 if mean == 0 else 2 * 0.5 ** len(values)
-    return 2 * student_t.cdf(-abs(mean / error), len(values) - 1)
-
-
-def _detectable(values: list[float], mean: float) -> float | None:
-    if len(values) < 2 or is_rounding(error := standard_error(values, mean), mean):
-        return None
-    return detectable_difference(error, len(values) - 1)
 
 
 def detectable_difference(error: float, df: float) -> float:

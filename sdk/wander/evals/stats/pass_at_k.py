@@ -40,7 +40,10 @@ def pass_rates(counts: Iterable[tuple[int, int]]) -> list[PassRate]:
     """
     present = sorted((n, passed) for n, passed in counts if n)
     most = present[-1][0] if present else 0
-    return [_rate([one for one in present if one[0] >= k], k) for k in _sizes(most)]
+    if most < 2:
+        return []  # the rates of a single rollout are the mean itself
+    powers = [1 << place for place in range(most.bit_length()) if 1 << place < most]
+    return [_rate([one for one in present if one[0] >= k], k) for k in (*powers, most)]
 
 
 def _rate(counts: Sequence[tuple[int, int]], k: int) -> PassRate:
@@ -59,14 +62,6 @@ def _rate(counts: Sequence[tuple[int, int]], k: int) -> PassRate:
         pass_hat_k_low=whole_low,
         pass_hat_k_high=whole_high,
     )
-
-
-def _sizes(most: int) -> list[int]:
-    """Return 1, 2, 4... and `most`; nothing for a single rollout, whose rates are the mean itself."""
-    if most < 2:
-        return []
-    powers = [1 << place for place in range(most.bit_length()) if 1 << place < most]
-    return [*powers, most]
 
 
 def _check(n: int, passed: int, k: int) -> None:

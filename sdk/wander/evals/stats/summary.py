@@ -115,16 +115,21 @@ class RunningSummary:
 
     def summary(self, *, expected: int) -> RunSummary:
         """Return the aggregates of what was added so far."""
-        low, high = self._interval()
         scored = self.scored
-        threshold = self._threshold()
+        means = [total / count for total, count, _ in self._examples.values() if count]
+        low, high = self._interval(means)
+        threshold = self._pass_threshold
+        if threshold is None and self._binary and scored:
+            threshold = 1.0
+        passes = ((count, passed) for _, count, passed in self._examples.values())
         return RunSummary(
             rollouts=self.rollouts,
             expected=expected,
             failed=self.failed,
             failures=dict(sorted(self._failures.items())),
             examples=len(self._examples),
-            reward_mean=self._exact_mean(),
+            # From scratch: `self.reward_mean` gathers rounding errors as it goes.
+            reward_mean=sum(means) / len(means) if means else None,
             reward_low=low,
             reward_high=high,
             reward_std=self._reward_moments.std if scored else None,
@@ -136,7 +141,7 @@ class RunningSummary:
             usage=Usage(prompt_tokens=self.usage_prompt, completion_tokens=self.usage_completion),
             seconds_mean=self._seconds / scored if scored else None,
             pass_threshold=threshold,
-            pass_rates=[] if threshold is None else pass_rates(self._count_passes()),
+            pass_rates=[] if threshold is None else pass_rates(passes),
         )
 
     def _count_failure(self, boundary: str) -> None:
@@ -161,31 +166,10 @@ class RunningSummary:
             if is_number(value):
                 self._metrics.setdefault(name, ClusteredMean()).add(value, number)
 
-    def _example_means(self) -> list[float]:
-        return [total / count for total, count, _ in self._examples.values() if count]
-
-    def _threshold(self) -> float | None:
-        if self._pass_threshold is not None or not (self._binary and self.scored):
-            return self._pass_threshold
-        return 1.0
-
-    def _count_passes(self) -> Iterable[tuple[int, int]]:
-        return ((count, passed) for _, count, passed in self._examples.values())
-
-    def _exact_mean(self) -> float | None:
-        """The mean from scratch: `reward_mean` gathers rounding errors as it goes."""
-        means = self._example_means()
-        return sum(means) / len(means) if means else None
-
-    def _interval(self) -> tuple[float, float] | tuple[None, None]:
-        means = self._example_means()
-        if not means:
-            return None, None
-        if self._binary:
+    def _interval(self, means: list[float]) -> tuple[float, float] | tuple[None, None]:
+        if means and self._binary:
             return clustered_wilson_interval(means, self.scored)
-        if len(means) == 1:
-            return t_interval(self._rewards)
-        return t_interval(means)
+        return t_interval(self._rewards if len(means) == 1 else means)
 
 
 class Moments:

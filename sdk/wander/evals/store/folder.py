@@ -94,8 +94,7 @@ class RunFolder:
         with _disk_errors(path):
             path.mkdir(parents=True, exist_ok=True)
         folder._take_lock()
-        with _disk_errors(path):
-            folder._write_manifest()
+        folder._change_manifest()
         folder._open_for_append()
         return folder
 
@@ -200,32 +199,25 @@ class RunFolder:
     def finish(self, summary: RunSummary, *, compress: bool = True, ended_at: datetime | None = None) -> None:
         """Close a complete run: end time, `summary.json`, compressed rollouts, each by rename."""
         self.sync()
-        self.manifest = self.manifest.model_copy(update={"ended_at": ended_at or datetime.now(UTC)})
-        with _disk_errors(self.path):
-            self._write_manifest()
+        self._change_manifest(ended_at=ended_at or datetime.now(UTC))
         self.write_summary(summary)
         if compress:
-            self._compress()
+            with _disk_errors(self.path):
+                jsonl.compress(self.path / ROLLOUTS, self.path / COMPRESSED)
+                (self.path / ROLLOUTS).unlink()
         self.close()
 
     def add_use(self, use: EndpointUse) -> None:
         """Record in the manifest how a part of the run used its endpoints."""
-        before = self.manifest.endpoints or EndpointUse()
-        self.manifest = self.manifest.model_copy(update={"endpoints": before + use})
-        with _disk_errors(self.path):
-            self._write_manifest()
+        self._change_manifest(endpoints=(self.manifest.endpoints or EndpointUse()) + use)
 
     def set_spending(self, spending: Spending) -> None:
         """Record in the manifest what the run has spent."""
-        self.manifest = self.manifest.model_copy(update={"spending": spending})
-        with _disk_errors(self.path):
-            self._write_manifest()
+        self._change_manifest(spending=spending)
 
     def set_reproduction(self, reproduction: Reproduction) -> None:
         """Record in the manifest what a resumed training run continues with."""
-        self.manifest = self.manifest.model_copy(update={"reproduction": reproduction})
-        with _disk_errors(self.path):
-            self._write_manifest()
+        self._change_manifest(reproduction=reproduction)
 
     def plain_bytes(self) -> int:
         """Return the length of `rollouts.jsonl`, with everything that was appended."""
@@ -276,12 +268,12 @@ class RunFolder:
                     os.close(descriptor)
             self._file = self._lock = None
 
-    def _manifest_json(self) -> dict[str, Any]:
-        return self.manifest.model_dump(mode="json", by_alias=True)
-
-    def _write_manifest(self) -> None:
-        text = json.dumps(self._manifest_json(), indent=2, ensure_ascii=False, allow_nan=False)
-        jsonl.write_whole(self.path / MANIFEST, text.encode() + b"\n")
+    def _change_manifest(self, **fields: Any) -> None:
+        self.manifest = self.manifest.model_copy(update=fields)
+        plain = self.manifest.model_dump(mode="json", by_alias=True)
+        text = json.dumps(plain, indent=2, ensure_ascii=False, allow_nan=False)
+        with _disk_errors(self.path):
+            jsonl.write_whole(self.path / MANIFEST, text.encode() + b"\n")
 
     def _take_lock(self) -> None:
         """Keep other processes from writing here; the lock goes with this process, however it ends."""
@@ -362,12 +354,6 @@ class RunFolder:
             elif size and os.pread(self._file, 1, size - 1) != b"\n":
                 os.write(self._file, b"\n")  # the line is whole, only its end was lost
 
-    def _compress(self) -> None:
-        plain = self.path / ROLLOUTS
-        with _disk_errors(self.path):
-            jsonl.compress(plain, self.path / COMPRESSED)
-            plain.unlink()
-
 
 def _rollouts_file(path: Path) -> Path | None:
     return next((path / name for name in (ROLLOUTS, COMPRESSED) if (path / name).exists()), None)
@@ -375,8 +361,12 @@ def _rollouts_file(path: Path) -> Path | None:
 
 def _recordable(rollout: Rollout) -> tuple[Rollout, bytes]:
     """Return the rollout and its line, or a failed one in its place when the line could not be read again."""
-    problem = _unrecordable(rollout)
-    if problem is None:
+    broken = next((name for name, value in rollout.metrics.items() if not isfinite(value)), None)
+    if rollout.reward is not None and not isfinite(rollout.reward):
+        problem = f"its reward is {rollout.reward}"
+    elif broken is not None:
+        problem = f"its metric `{broken}` is {rollout.metrics[broken]}"
+    else:
         try:
             return rollout, rollout.model_dump_json().encode() + b"\n"
         except ValueError as error:  # pydantic's serialisation error, or a lone surrogate
@@ -393,13 +383,6 @@ def _recordable(rollout: Rollout) -> tuple[Rollout, bytes]:
         seconds=rollout.seconds,
     )
     return failed, failed.model_dump_json().encode() + b"\n"
-
-
-def _unrecordable(rollout: Rollout) -> str | None:
-    if rollout.reward is not None and not isfinite(rollout.reward):
-        return f"its reward is {rollout.reward}"
-    broken = next((name for name, value in rollout.metrics.items() if not isfinite(value)), None)
-    return None if broken is None else f"its metric `{broken}` is {rollout.metrics[broken]}"
 
 
 def _is_rollout(line: bytes) -> bool:

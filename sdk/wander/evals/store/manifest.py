@@ -57,6 +57,7 @@ def new_manifest(
     notes: str = "",
 ) -> RunManifest:
     """Return the manifest of a run that starts now, in this process and working folder."""
+    strata = [example.stratum for example in examples]
     return RunManifest(
         run_id=new_run_id(),
         kind=kind,
@@ -65,7 +66,7 @@ def new_manifest(
         sampling=sampling or SamplingArgs(),
         split=split,
         example_ids=[example.example_id for example in examples],
-        strata=_strata(examples),
+        strata=strata if any(stratum is not None for stratum in strata) else [],
         rollouts_per_example=rollouts_per_example,
         task_set_sha256=task_set_digest(list(examples)),
         seed=seed,
@@ -74,11 +75,6 @@ def new_manifest(
         training=training,
         notes=notes,
     )
-
-
-def _strata(examples: Sequence[Example]) -> list[int | None]:
-    strata = [example.stratum for example in examples]
-    return strata if any(stratum is not None for stratum in strata) else []
 
 
 def model_pin(client: Client) -> ModelPin:
@@ -115,7 +111,7 @@ def git_state(folder: Path) -> tuple[str | None, bool | None]:
     if commit is None:
         return None, None
     changes = _git(folder, "status", "--porcelain", "--untracked-files=no")
-    return commit.strip(), None if changes is None else bool(changes.strip())
+    return commit.decode("ascii").strip(), None if changes is None else bool(changes.strip())
 
 
 def read_uncommitted_diff(folder: Path) -> bytes | None:
@@ -123,16 +119,8 @@ def read_uncommitted_diff(folder: Path) -> bytes | None:
 
     Files that git ignores or does not track never stand in it; of binary ones only their digests do.
     """
-    return _git_bytes(
-        folder,
-        "diff",
-        "HEAD",
-        "--full-index",
-        "--no-color",
-        "--no-ext-diff",
-        "--no-textconv",
-        "--submodule=short",
-    )
+    options = ["--full-index", "--no-color", "--no-ext-diff", "--no-textconv", "--submodule=short"]
+    return _git(folder, "diff", "HEAD", *options)
 
 
 def find_differing_pins(one: RunManifest, other: RunManifest) -> list[str]:
@@ -243,12 +231,7 @@ def _accelerator() -> str | None:
     return "mps" if torch.backends.mps.is_available() else None
 
 
-def _git(folder: Path, *arguments: str) -> str | None:
-    found = _git_bytes(folder, *arguments)
-    return None if found is None else found.decode("utf-8", "replace")
-
-
-def _git_bytes(folder: Path, *arguments: str) -> bytes | None:
+def _git(folder: Path, *arguments: str) -> bytes | None:
     try:
         done = subprocess.run(  # noqa: S603 - fixed arguments
             ["git", "-C", str(folder), *arguments],  # noqa: S607 - git from the user's PATH

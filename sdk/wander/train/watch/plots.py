@@ -8,12 +8,13 @@ drawn, so that no spike is lost, and the title says so.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from wander.errors import ConfigError, MissingExtra
+from wander.errors import ConfigError
+from wander.evals.report import charts
 from wander.train.watch.alerts import number
 
 if TYPE_CHECKING:
@@ -41,7 +42,6 @@ WINDOW = 10
 """Steps of the running mean that is drawn thick."""
 MOST_POINTS = 1500
 SUFFIXES = (".svg", ".png", ".html", ".json")
-_PANEL = {"width": 320, "height": 180}
 
 
 @dataclass(frozen=True)
@@ -109,37 +109,34 @@ def draw_runs(
     for file in files:
         if file.suffix not in SUFFIXES:
             raise ConfigError(f"`{file}` is no plot", hint=f"end its name in one of {', '.join(SUFFIXES)}")
-    alt = _altair()
     names = list(metrics) or _panel_names(runs)
     if missing := [name for name in metrics if not any(run.known(name) for run in runs)]:
         known = sorted({name for run in runs for entry in run.entries for name in entry})
         raise ConfigError(f"no run has a metric `{missing[0]}`", hint=f"they have {', '.join(known)}")
-    charts = [_panel(alt, runs, name, across) for name in names]
+    panels = [
+        charts.chart_curve(
+            [row for run in runs for row in _points(run, name, across)],
+            [row for run in runs for row in _evaluations(run, across)] if name == "reward" else [],
+            [run.name for run in runs],
+            title=dict(PANELS).get(name, name.removeprefix("rewards/")),
+            across=across,
+        )
+        for name in names
+    ]
     if len(runs) == 1 and not metrics and names:
-        charts += _time_panel(alt, runs[0], across)
-    if not charts:
+        times = _times(runs[0], across)
+        if len({row["at"] for row in times}) > 1:
+            panels.append(charts.chart_shares(times, TIMES, across=across))
+    if not panels:
         return []
-    rows = [alt.hconcat(*charts[first : first + 3]) for first in range(0, len(charts), 3)]
     if any(len(run.entries) > MOST_POINTS for run in runs):
         title = f"{title} (of many steps the least and the greatest)"
-    whole = alt.vconcat(*rows).properties(title=title)
-    # The parts of the time and the runs never stand side by side, so either takes the one scale of colours.
-    whole = whole.resolve_scale(color="shared")
-    whole = whole.configure_view(strokeOpacity=0).configure_axis(gridOpacity=0.4)
+    whole = charts.arrange_panels(panels, title=title)
     for file in files:
         file.parent.mkdir(parents=True, exist_ok=True)
         options: dict[str, dict[str, Any]] = {".png": {"scale_factor": 2}, ".html": {"inline": True}}
         whole.save(file, **options.get(file.suffix, {}))
     return list(files)
-
-
-def _altair() -> Any:
-    try:
-        import altair as alt
-        import vl_convert  # noqa: F401 - altair saves through it
-    except ImportError as error:
-        raise MissingExtra("plots", needed_for="drawing learning curves") from error
-    return alt
 
 
 def _panel_names(runs: Sequence[PlottedRun]) -> list[str]:
@@ -158,33 +155,8 @@ def _panel_names(runs: Sequence[PlottedRun]) -> list[str]:
     ]
 
 
-def _panel(alt: Any, runs: Sequence[PlottedRun], name: str, across: Across) -> Any:
-    title = dict(PANELS).get(name, name.removeprefix("rewards/"))
-    x = alt.X("at:Q", title=across)
-    # Digits that only tell how floats are added are not drawn.
-    shape = {"title": title, "scale": alt.Scale(zero=False), "axis": alt.Axis(format=".4~g")}
-    rows = [row for run in runs for row in _points(run, name, across)]
-    base = alt.Chart(alt.Data(values=rows)).encode(x=x, **_colors(alt, runs))
-    layers = [
-        base.mark_line(opacity=0.35, strokeWidth=1).encode(y=alt.Y("value:Q", **shape)),
-        base.mark_line(strokeWidth=2.5).encode(y=alt.Y("mean:Q", **shape)),
-    ]
-    if name == "reward":
-        if len(runs) == 1:
-            area = base.mark_area(opacity=0.12)
-            layers.insert(0, area.encode(y=alt.Y("low:Q", **shape), y2="high:Q"))
-        layers += _evaluation_layers(alt, runs, across, shape)
-    return alt.layer(*layers).properties(**_PANEL)
-
-
-def _colors(alt: Any, runs: Sequence[PlottedRun]) -> dict[str, Any]:
-    if len(runs) == 1:
-        return {}
-    return {"color": alt.Color("run:N", title="run", sort=[run.name for run in runs])}
-
-
-def _points(run: PlottedRun, name: str, across: Across) -> Iterator[dict[str, Any]]:
-    """Yield each step's place, value, mean of the last ten, and, of the reward, its spread."""
+def _points(run: PlottedRun, name: str, across: Across) -> list[dict[str, Any]]:
+    """Return each step's place, value, mean of the last ten, and, of the reward, its spread."""
     places = run.places(across)
     spread = dict(run.known("reward_std")) if name == "reward" else {}
     recent: list[float] = []
@@ -197,7 +169,7 @@ def _points(run: PlottedRun, name: str, across: Across) -> Iterator[dict[str, An
             half = spread.get(step, 0.0)
             row |= {"low": value - half, "high": value + half}
         rows.append(row)
-    yield from thin_out(rows)
+    return thin_out(rows)
 
 
 def thin_out(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -214,43 +186,24 @@ def thin_out(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return kept
 
 
-def _evaluation_layers(
-    alt: Any, runs: Sequence[PlottedRun], across: Across, shape: dict[str, Any]
-) -> list[Any]:
-    """Return the evaluations as points with their 95 % intervals; a shape for each cell."""
+def _evaluations(run: PlottedRun, across: Across) -> list[dict[str, Any]]:
+    """Return the rewards of the evaluations with their 95 % intervals."""
+    places = run.places(across)
     rows = []
-    for run in runs:
-        places = run.places(across)
-        for one in run.evaluations:
-            if one.reward is None or one.step not in places:
-                continue
+    for one in run.evaluations:
+        if one.reward is not None and one.step in places:
             low, high = one.interval or (one.reward, one.reward)
             at = {"run": run.name, "at": places[one.step], "cell": one.cell}
             rows.append({**at, "mean": one.reward, "low": low, "high": high})
-    if not rows:
-        return []
-    base = alt.Chart(alt.Data(values=rows)).encode(x="at:Q", **_colors(alt, runs))
-    # One run has no colours of its own, and its evaluations shall not look like its steps.
-    color = {"color": "#e45756"} if len(runs) == 1 else {}
-    points = base.mark_point(filled=True, size=45, opacity=1, **color)
-    points = points.encode(y=alt.Y("mean:Q", **shape), shape=alt.Shape("cell:N", title="evaluation"))
-    whiskers = base.mark_rule(**color).encode(y=alt.Y("low:Q", **shape), y2="high:Q")
-    return [whiskers, points]
+    return rows
 
 
-def _time_panel(alt: Any, run: PlottedRun, across: Across) -> list[Any]:
-    """Return the shares of each step's time, stacked; nothing where they are not known."""
+def _times(run: PlottedRun, across: Across) -> list[dict[str, Any]]:
+    """Return how long each part of a step took, where that is known."""
     places = run.places(across)
-    entries = run.entries[:: max(1, -(-len(run.entries) // MOST_POINTS))]
-    rows = [
+    return [
         {"at": places[entry["step"]], "part": part, "seconds": seconds}
-        for entry in entries
+        for entry in run.entries[:: max(1, -(-len(run.entries) // MOST_POINTS))]
         for part in TIMES
         if (seconds := number(entry, f"seconds/{part}")) is not None and seconds > 0
     ]
-    if len({row["at"] for row in rows}) < 2:
-        return []
-    share = alt.Y("seconds:Q", stack="normalize", title="share of the time", axis=alt.Axis(format="%"))
-    chart = alt.Chart(alt.Data(values=rows)).mark_area()
-    chart = chart.encode(x=alt.X("at:Q", title=across), y=share, color=alt.Color("part:N", sort=list(TIMES)))
-    return [chart.properties(**_PANEL)]
