@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
 from typing import Any
 
 BOXED_SYSTEM_PROMPT = "Think step by step and give the final answer inside \\boxed{}, as in \\boxed{42}."
@@ -65,15 +64,13 @@ def extract_json_answer(text: str, default: Any = None) -> Any:
     The last fenced code block that is JSON wins; then the whole text; then the last `{...}` or `[...]` that
     stands anywhere in it. Numbers that JSON does not know (`NaN`, `Infinity`) make it no JSON.
     """
-    for block in reversed(_FENCE.findall(text)):
+    for block in (*reversed(_FENCE.findall(text)), text):
         value = _parse(block)
         if value is not None:
             return value
-    value = _parse(text)
-    if value is not None:
-        return value
-    values = list(_json_values(text))
-    return values[-1] if values else default
+    spans = reversed(_find_closed_spans(text))
+    values = (_parse(text[start:end]) for start, end in spans)
+    return next((value for value in values if value is not None), default)
 
 
 def _parse(text: str) -> Any | None:
@@ -87,14 +84,6 @@ def _parse(text: str) -> Any | None:
 
 def _refuse(constant: str) -> Any:
     raise ValueError(f"`{constant}` is not JSON")
-
-
-def _json_values(text: str) -> Iterator[Any]:
-    """Yield the JSON objects and arrays that stand in a text, in order; of nested ones the outermost."""
-    for start, end in _find_closed_spans(text):
-        value = _parse(text[start:end])
-        if value is not None:
-            yield value
 
 
 def _find_closed_spans(text: str) -> list[tuple[int, int]]:

@@ -91,17 +91,13 @@ def _number(value: Any, lowest: float, highest: float) -> float:
         word = value.strip().strip("*`'\"").rstrip(".*`'\"").lower()
         if word in WORDS:
             return WORDS[word]
-        value = _parse_word(word)
+        try:
+            value = float(word)
+        except ValueError:
+            raise ValueError(f"`{word:.80}` is neither a number nor yes or no") from None
     if not isinstance(value, int | float) or not lowest <= value <= highest:
         raise ValueError(f"`{value!r:.80}` is no verdict from {lowest:g} to {highest:g}")
     return (value - lowest) / (highest - lowest)
-
-
-def _parse_word(word: str) -> float:
-    try:
-        return float(word)
-    except ValueError:
-        raise ValueError(f"`{word:.80}` is neither a number nor yes or no") from None
 
 
 class JudgeRubric(Rubric):
@@ -218,11 +214,15 @@ class Judge:
         `{question}` is the last user message of the prompt, `{response}` what the parser finds in the
         completion. All are filled in one pass, so that a response cannot bring a place of its own.
         """
-        asked = (self.parser or Parser()).parse_answer(completion)
+        question = prompt
+        if not isinstance(question, str):
+            asked = [message for message in question if message.get("role") == "user"]
+            question = message_text(asked[-1]) if asked else ""
+        response = (self.parser or Parser()).parse_answer(completion)
         places = {
-            "{question}": _question_text(prompt),
+            "{question}": question,
             "{answer}": _show(answer),
-            "{response}": "" if asked is None else _show(asked),
+            "{response}": "" if response is None else _show(response),
         }
         text = _PLACES.sub(lambda place: places[place.group()], self.prompt)
         return [{"role": "user", "content": text}]
@@ -233,7 +233,13 @@ class Judge:
         key = {"model": model, "messages": messages, "sampling": self.sampling.given()}
         digest = hashlib.sha256(canonical_json(key).encode()).hexdigest()
         if state.get("recorded") is not None:
-            text = _find_recorded(state["recorded"], digest)
+            recorded = state["recorded"].get(PUBLIC_KEY, [])
+            text = next((str(each["answer"]) for each in recorded if each["digest"] == digest), None)
+            if text is None:
+                raise NotRecorded(
+                    "the record has no answer of the judge to this request",
+                    hint="the judge's prompt, model or sampling differ from those of the recorded run",
+                )
         else:
             text = await self.cache.answer(digest, partial(self._complete, messages, digest))
         kept = state["public"].setdefault(PUBLIC_KEY, [])
@@ -265,22 +271,5 @@ async def judge_score(
     return await judge.verdict(prompt, completion, answer, state)
 
 
-def _question_text(prompt: Messages | str) -> str:
-    if isinstance(prompt, str):
-        return prompt
-    asked = [message for message in prompt if message.get("role") == "user"]
-    return message_text(asked[-1]) if asked else ""
-
-
 def _show(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
-
-
-def _find_recorded(recorded: dict[str, Any], digest: str) -> str:
-    for each in recorded.get(PUBLIC_KEY, []):
-        if each["digest"] == digest:
-            return str(each["answer"])
-    raise NotRecorded(
-        "the record has no answer of the judge to this request",
-        hint="the judge's prompt, model or sampling differ from those of the recorded run",
-    )

@@ -130,10 +130,7 @@ async def group_scores(
     scores = [Score(reward=0.0) for _ in group]
     totals = [0.0 for _ in group]
     for function in functions:
-        if function.of_group:
-            results = await _group_values(function, group)
-        else:
-            results = [await _value(function, values) for values in group]
+        results = await _values(function, group)
         for position, (score, result) in enumerate(zip(scores, results, strict=True)):
             if isinstance(result, RubricError):
                 score.error = score.error or result
@@ -145,22 +142,20 @@ async def group_scores(
     return scores
 
 
-async def _value(function: RewardFunction, values: Mapping[str, Any]) -> float | RubricError:
-    try:
-        return await function.value(values)
-    except RubricError as error:
-        return error
-
-
-async def _group_values(
-    function: RewardFunction, group: Sequence[Mapping[str, Any]]
-) -> list[float | RubricError]:
-    """Return a group function's value, or what went wrong, for every rollout."""
+async def _values(function: RewardFunction, group: Sequence[Mapping[str, Any]]) -> list[float | RubricError]:
+    """Return a function's value, or what went wrong, for every rollout."""
+    values: list[float | RubricError] = []
+    if not function.of_group:
+        for injected in group:
+            try:
+                values.append(await function.value(injected))
+            except RubricError as error:
+                values.append(error)
+        return values
     try:
         items = await _call(function, group)
     except RubricError as error:
         return [error for _ in group]
-    values: list[float | RubricError] = []
     for item in items:
         try:
             values.append(check_reward(item, function.name))

@@ -208,29 +208,29 @@ class HidingReason(Record, defer_build=False):
     reason: str = Field(min_length=3, max_length=500, pattern=r"\S")
 
 
-CSV_COLUMNS = (
-    "rank_low",
-    "rank_high",
-    "model",
-    "reward_mean",
-    "reward_low_95",
-    "reward_high_95",
-    "examples",
-    "rollouts_per_example",
-    "rollouts",
-    "failed_rollouts",
-    "tokens_per_rollout",
-    "usd_per_rollout",
-    "seconds_per_rollout",
-    "level",
-    "posted_by",
-    "posted_at_utc",
-    "environment_version",
-    "run_id",
-    "url",
-)
-"""Of every board; `pass@K`, `pass^K` and `metric:NAME_mean`, `_low_95`, `_high_95` follow for what its rows
-have."""
+CSV_COLUMNS = {
+    "rank_low": "rank_low",
+    "rank_high": "rank_high",
+    "model": "model",
+    "reward_mean": "reward_mean",
+    "reward_low_95": "reward_low",
+    "reward_high_95": "reward_high",
+    "examples": "examples",
+    "rollouts_per_example": "rollouts_per_example",
+    "rollouts": "rollouts",
+    "failed_rollouts": "failed",
+    "tokens_per_rollout": "tokens_per_rollout",
+    "usd_per_rollout": "usd_per_rollout",
+    "seconds_per_rollout": "seconds_per_rollout",
+    "level": "level",
+    "posted_by": "posted_by",
+    "posted_at_utc": "posted_at",
+    "environment_version": "version",
+    "run_id": "run_id",
+    "url": "url",
+}
+"""Of every board, with the fields of a row; `pass@K`, `pass^K` and `metric:NAME_mean`, `_low_95`, `_high_95`
+follow for what its rows have."""
 
 
 def csv_table(rows: Iterable[LeaderboardRow]) -> Iterator[list[str | int | float | None]]:
@@ -249,31 +249,14 @@ def csv_table(rows: Iterable[LeaderboardRow]) -> Iterator[list[str | int | float
             for value in ((found[k].pass_at_k, found[k].pass_hat_k) if k in found else (None, None))
         ]
         means = [value for name in metrics for value in (row.metrics.get(name), *row.interval(name))]
-        yield [*_csv_cells(row), *chances, *means]
+        yield [*(_csv_cell(getattr(row, field)) for field in CSV_COLUMNS.values()), *chances, *means]
 
 
-def _csv_cells(row: LeaderboardRow) -> list[str | int | float | None]:
-    return [
-        row.rank_low,
-        row.rank_high,
-        harmless(row.model),
-        row.reward_mean,
-        row.reward_low,
-        row.reward_high,
-        row.examples,
-        row.rollouts_per_example,
-        row.rollouts,
-        row.failed,
-        row.tokens_per_rollout,
-        row.usd_per_rollout,
-        row.seconds_per_rollout,
-        row.level,
-        harmless(row.posted_by),
-        row.posted_at.isoformat(),
-        row.version,
-        harmless(row.run_id),
-        row.url,
-    ]
+def _csv_cell(value: Any) -> str | int | float | None:
+    if isinstance(value, datetime):
+        return value.isoformat()
+    cell: str | int | float | None = harmless(value) if isinstance(value, str) else value
+    return cell
 
 
 def harmless(text: str) -> str:
