@@ -26,16 +26,17 @@ import threading
 import time
 from collections.abc import Iterator
 from dataclasses import replace
-from datetime import timedelta
 from pathlib import Path
 
 import httpx
 from wander.types import Rollout
 from wander.wire.postings import FinishPosting, RolloutsDigest, line_digest, run_digest
 from wander_hub.database import Database
+from wander_hub.http.boundary import Context
 from wander_hub.identity import HUB
 from wander_hub.posting import finish as finishing
 from wander_hub.posting import service as posting
+from wander_hub.settings import Settings
 from wander_hub.storage import Storage
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -145,17 +146,17 @@ def store(data: Path, manifest: dict[str, object], rollouts: int) -> None:
     for _, one in many(rollouts):
         digest.add(line_digest(one))
     sha256 = run_digest(text, digest.hexdigest(), {})
-    limits = posting.PostingLimits(2**50, 0, 5, timedelta(hours=1))
     database, storage = Database(f"sqlite:///{data / 'hub.db'}"), Storage.open(None, data / "objects")
-    caller = replace(HUB, user_id=1)
-    posting.open_posting(database, storage, text, sha256, caller, limits, private=False)
+    settings = Settings(max_run_bytes=2**50)
+    context = Context(replace(HUB, user_id=1), database, storage, settings)
+    posting.open_posting(context, text, sha256, private=False)
     found = many(rollouts)
     for chunk in range(rollouts // 1000):
         lines = b"".join(line.rstrip(b"\n") + b"\n" for _, line in itertools.islice(found, 1000))
         stated = hashlib.sha256(lines).hexdigest()
-        posting.add_chunk(database, storage, sha256, chunk, io.BytesIO(lines), stated, caller, limits)
+        posting.add_chunk(context, sha256, chunk, io.BytesIO(lines), stated)
     started = time.perf_counter()
-    finishing.finish(database, storage, sha256, FinishPosting(chunks=rollouts // 1000), caller)
+    finishing.finish(context, sha256, FinishPosting(chunks=rollouts // 1000))
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     print(f"finishing {rollouts:,}: {time.perf_counter() - started:.1f} s, {peak:.0f} MB")
     database.close()

@@ -142,6 +142,8 @@ async def test_the_index_of_a_private_owner_answers_strangers_alike(private):
 
 async def test_an_index_with_nothing_public_asks_for_a_token(hub, make_wheel):
     spec = make_wheel()
+    odd = await hub.upload(spec.build(), spec.wheel_name, fields={"wander_visibility": "hidden"})
+    assert (odd.status_code, odd.json()["code"]) == (400, "bad_form")
     await hub.upload(spec.build(), spec.wheel_name, fields={"wander_visibility": "private"})
     for headers in ({}, hub.auth("bob")):
         assert (await hub.get("/alice/simple/", headers=headers)).status_code == 401

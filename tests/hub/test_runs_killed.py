@@ -13,20 +13,20 @@ from wander_hub.fsck import check as fsck
 
 POSTER = """
 import hashlib, io, os, signal, sys
-from datetime import timedelta
 from pathlib import Path
 from wander.wire.postings import FinishPosting
 from wander_hub.runs import objects
 from wander_hub.identity import HUB
 from wander_hub.database import Database
 from wander_hub.posting import finish as finishing, repository as posting_repository, service as posting
+from wander_hub.http.boundary import Context
+from wander_hub.settings import Settings
 from wander_hub.storage import Storage
 from dataclasses import replace
 
 url, folder, parcel, sha256, user_id = sys.argv[1:6]
 identity = replace(HUB, user_id=int(user_id))
 texts = [one.encode() for one in eval(Path(parcel).read_text())]
-limits = posting.PostingLimits(2**40, 32, 50, timedelta(hours=1))
 
 def die(*a, **k):
     os.kill(os.getpid(), signal.SIGKILL)
@@ -42,8 +42,9 @@ def dies_inside(work):
 
 def attempt(step):
     database, storage = Database(url), Storage.open(None, Path(folder))
+    context = Context(identity, database, storage, Settings())
     manifest, *chunks = texts
-    posting.open_posting(database, storage, manifest, sha256, identity, limits, private=False)
+    posting.open_posting(context, manifest, sha256, private=False)
     for number, lines in enumerate(chunks):
         if number == 1 and step.startswith("chunk"):
             if step == "chunk: before its object":
@@ -53,7 +54,7 @@ def attempt(step):
             elif step == "chunk: before the commit":
                 Database.committed = dies_inside(Database.committed)
         digest = hashlib.sha256(lines).hexdigest()
-        posting.add_chunk(database, storage, sha256, number, io.BytesIO(lines), digest, identity, limits)
+        posting.add_chunk(context, sha256, number, io.BytesIO(lines), digest)
     if step == "finish: before the order":
         Storage.put = die
     elif step == "finish: before the rows":
@@ -62,7 +63,7 @@ def attempt(step):
         posting_repository.remove = die
     elif step == "finish: before the commit":
         Database.committed = dies_inside(Database.committed)
-    done = finishing.finish(database, storage, sha256, FinishPosting(chunks=len(chunks)), identity)
+    done = finishing.finish(context, sha256, FinishPosting(chunks=len(chunks)))
     if step == "finish: before the answer":
         die()
 

@@ -17,7 +17,8 @@ from wander.evals.stats.summary import RunningSummary
 from wander.wire import RunSummary
 from wander.wire.postings import Checkpoint, FinishPosting, RolloutsDigest, run_digest
 
-from wander_hub.database import Database, now
+from wander_hub.database import now
+from wander_hub.http.boundary import Context
 from wander_hub.http.problems import HubProblem
 from wander_hub.identity import Identity
 from wander_hub.leaderboards.listing import refresh_results
@@ -75,11 +76,10 @@ class ExampleSeeds:
         return facts.seed == self._seed or None in (facts.seed, self._seed)
 
 
-def finish(
-    database: Database, storage: Storage, sha256: str, wanted: FinishPosting, caller: Identity
-) -> tuple[str, bool]:
+def finish(context: Context, sha256: str, wanted: FinishPosting) -> tuple[str, bool]:
     """Make a run visible whose parts have all arrived; return its id, and whether that was now."""
-    with database.read(caller) as session:
+    caller, storage = context.caller, context.storage
+    with context.read() as session:
         if posting_repository.find_posting(session, caller.user_id, sha256) is None:
             done = own_run(session, caller.user_id, sha256)
             if done is not None:
@@ -112,18 +112,17 @@ def finish(
         if _identity(_chunks(session, row, wanted.chunks)) != _identity(chunks):
             hint = "wait for the other `wander post` of this run to end, then run it again"
             raise HubProblem(409, "concurrent_change", "another request changed a chunk", hint=hint)
-        database.lock_objects(session, exclusive=False)
+        context.database.lock_objects(session, exclusive=False)
         storage.ensure(order_sha256, order)
-        key_id = key.id if key is not None else None
         run = _run(session, row, pinned, finished, caller, order_sha256)
-        run.signing_key_id = key_id
+        run.signing_key_id = key.id if key is not None else None
         run.signature = wanted.signature.signature if wanted.signature is not None else None
         _add(session, run, chunks, artifacts, finished.checkpoints)
         posting_repository.remove(session, row)
         refresh_results(session, posting.require_permission(session, pinned.manifest, caller)[0])
         return True
 
-    return pinned.manifest.run_id, database.committed(record, caller)
+    return pinned.manifest.run_id, context.committed(record)
 
 
 def _chunks(session: Session, row: PostingRow, count: int) -> list[PostingChunk]:

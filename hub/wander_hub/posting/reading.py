@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import BinaryIO
 
@@ -94,7 +94,7 @@ def rollouts_in_order(plain: BinaryIO, pinned: PinnedRun, chunk: int) -> Iterato
         yield rollout, line
 
 
-def split(lines: list[Line], most_bytes: int) -> Iterator[list[Line]]:
+def split(lines: Sequence[Line], most_bytes: int) -> Iterator[list[Line]]:
     """Yield the lines in parts of at most `MAX_CHUNK_ROLLOUTS` and about `most_bytes`."""
     part: list[Line] = []
     size = 0

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from datetime import timedelta
-from typing import Annotated
+from contextlib import AbstractAsyncContextManager
+from typing import Annotated, BinaryIO
 
 from fastapi import APIRouter, Path, Query, Request
 from starlette.concurrency import run_in_threadpool
@@ -20,16 +20,12 @@ from wander.wire.postings import (
     Posting,
 )
 
-from wander_hub.database import Database
 from wander_hub.http.bodies import open_body, plain_body
 from wander_hub.http.boundary import (
-    BaseUrl,
     Caller,
-    HubDatabase,
-    HubSettings,
-    HubStorage,
+    Context,
+    ForPoster,
     Manager,
-    Poster,
     ReadSession,
     WriteSession,
     wake_jobs,
@@ -39,10 +35,8 @@ from wander_hub.identity import HUB
 from wander_hub.jobs import JobQueue
 from wander_hub.posting import finish as finishing
 from wander_hub.posting import service as posting
-from wander_hub.posting.service import PostingLimits
 from wander_hub.runs import service, signing
 from wander_hub.runs.artifacts import check_file, media_type_of
-from wander_hub.settings import Settings
 from wander_hub.verification import service as verification
 
 router = APIRouter(prefix="/api/v1", tags=["runs"])
@@ -51,8 +45,9 @@ Digest = Annotated[str, Path(pattern=r"^[0-9a-f]{64}$", description="the run's d
 _POSTING = "/postings/{sha256}"
 
 
-def _too_large(what: str, most: int) -> HubProblem:
-    return HubProblem(413, "too_large", f"{what} is over {most:,} bytes")
+def _file_within(request: Request, what: str, most: int) -> AbstractAsyncContextManager[BinaryIO]:
+    """Give the body as a file; refuse one of more than `most` bytes."""
+    return open_body(request, most, HubProblem(413, "too_large", f"{what} is over {most:,} bytes"))
 
 
 @router.put(
@@ -67,22 +62,14 @@ def _too_large(what: str, most: int) -> HubProblem:
 )
 async def open_posting(
     request: Request,
-    caller: Poster,
-    database: HubDatabase,
-    storage: HubStorage,
-    settings: HubSettings,
+    context: ForPoster,
     sha256: Digest,
     private: Annotated[bool, Query(description="only for its submitter and who has a role there")] = False,
 ) -> Response:
     """Begin to post a run, or hear what is here of it already."""
-    most = settings.max_manifest_bytes
-    async with open_body(request, most, _too_large("run.json", most)) as body:
+    async with _file_within(request, "run.json", context.settings.max_manifest_bytes) as body:
         text = await run_in_threadpool(body.read)
-    found, created = await run_in_threadpool(
-        lambda: posting.open_posting(
-            database, storage, text, sha256, caller, limits_of(settings), private=private
-        )
-    )
+    found, created = await run_in_threadpool(posting.open_posting, context, text, sha256, private=private)
     return Response(found.model_dump_json(), 201 if created else 200, media_type="application/json")
 
 
@@ -100,20 +87,14 @@ def get_posting(session: ReadSession, caller: Caller, sha256: Digest) -> Posting
 )
 async def put_chunk(
     request: Request,
-    caller: Poster,
-    database: HubDatabase,
-    storage: HubStorage,
-    settings: HubSettings,
+    context: ForPoster,
     sha256: Digest,
     chunk: Annotated[int, Path(ge=0, lt=2**31)],
     digest: Annotated[str, Query(pattern=r"^[0-9a-f]{64}$", description="SHA-256 of the plain lines")],
 ) -> PostedChunk:
     """Send one chunk of the rollouts. The hub validates every line; the same chunk again changes nothing."""
-    async with open_body(request, MAX_CHUNK_BYTES, _too_large("the chunk", MAX_CHUNK_BYTES)) as body:
-        return await run_in_threadpool(
-            posting.add_chunk,
-            *(database, storage, sha256, chunk, body, digest, caller, limits_of(settings)),
-        )
+    async with _file_within(request, "the chunk", MAX_CHUNK_BYTES) as body:
+        return await run_in_threadpool(posting.add_chunk, context, sha256, chunk, body, digest)
 
 
 @router.put(
@@ -122,25 +103,14 @@ async def put_chunk(
     responses=refusals(401, 403, 404, 413, 422, 507),
     openapi_extra=plain_body("the file"),
 )
-async def put_artifact(
-    request: Request,
-    caller: Poster,
-    database: HubDatabase,
-    storage: HubStorage,
-    settings: HubSettings,
-    sha256: Digest,
-    file: str,
-) -> PostedArtifact:
+async def put_artifact(request: Request, context: ForPoster, sha256: Digest, file: str) -> PostedArtifact:
     """Send a file that belongs to the run: metrics, checkpoints, plots."""
     media_type_of(file)
-    most = settings.max_artifact_bytes
-    async with open_body(request, most, _too_large("the file", most)) as body:
-
-        def keep() -> PostedArtifact:
-            given = check_file(file, body, most)
-            return posting.add_artifact(database, storage, sha256, given, caller, limits_of(settings))
-
-        return await run_in_threadpool(keep)
+    most = context.settings.max_artifact_bytes
+    async with _file_within(request, "the file", most) as body:
+        return await run_in_threadpool(
+            lambda: posting.add_artifact(context, sha256, check_file(file, body, most))
+        )
 
 
 @router.post(
@@ -152,29 +122,15 @@ async def put_artifact(
         **refusals(401, 403, 404, 409, 422, 507),
     },
 )
-def finish_posting(
-    request: Request,
-    caller: Poster,
-    database: HubDatabase,
-    storage: HubStorage,
-    base_url: BaseUrl,
-    sha256: Digest,
-    body: FinishPosting,
-) -> Response:
+def finish_posting(request: Request, context: ForPoster, sha256: Digest, body: FinishPosting) -> Response:
     """Say that everything was sent: the hub computes all aggregates and shows the run."""
-    run_id, created = finishing.finish(database, storage, sha256, body, caller)
-    if created:
-        verify_after_post(request, database, run_id)
-    with database.read(caller) as session:
-        detail = service.detail_of(service.find(session, run_id), base_url)
-    text = detail.model_dump_json(by_alias=True)
-    return Response(text, 201 if created else 200, media_type="application/json")
+    return answer_run(request, context, *finishing.finish(context, sha256, body))
 
 
 @router.delete(_POSTING, status_code=204, responses=refusals(401, 403, 404, 422))
-def drop_posting(caller: Poster, database: HubDatabase, storage: HubStorage, sha256: Digest) -> Response:
+def drop_posting(context: ForPoster, sha256: Digest) -> Response:
     """Forget what was sent of a run."""
-    posting.drop(database, storage, sha256, caller)
+    posting.drop(context, sha256)
     return Response(status_code=204)
 
 
@@ -207,22 +163,14 @@ def revoke_key(
     return signing.revoke_key(session, fingerprint, caller)
 
 
-def limits_of(settings: Settings) -> PostingLimits:
-    """Return what the settings say of postings."""
-    return PostingLimits(
-        run_bytes=settings.max_run_bytes,
-        artifacts=settings.max_artifacts,
-        open_postings=settings.max_open_postings,
-        kept=timedelta(hours=settings.posting_hours),
-    )
-
-
-def verify_after_post(request: Request, database: Database, run_id: str) -> None:
-    """Have a run read that was just posted and, where the settings say so, played again."""
-    settings: Settings = request.app.state.settings
+def answer_run(request: Request, context: Context, run_id: str, created: bool) -> Response:
+    """Answer with a posted run; a new one is read and, where the settings say so, played again."""
     queue: JobQueue = request.app.state.jobs
-
-    if database.committed(
-        lambda session: verification.request_after_post(session, queue, settings, run_id), HUB
+    if created and context.database.committed(
+        lambda session: verification.request_after_post(session, queue, context.settings, run_id), HUB
     ):
         wake_jobs(request)
+    with context.read() as session:
+        detail = service.detail_of(service.find(session, run_id), context.base_url)
+    text = detail.model_dump_json(by_alias=True)
+    return Response(text, 201 if created else 200, media_type="application/json")

@@ -2,57 +2,47 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+import hashlib
+import io
+import tempfile
+from collections.abc import Sequence
+from typing import Annotated, BinaryIO
 
 from fastapi import APIRouter, Query, Request
 from starlette.concurrency import run_in_threadpool
 from starlette.datastructures import FormData
 from starlette.responses import Response
 from wander.wire import RunDetail
+from wander.wire.postings import FinishPosting, RolloutsDigest, line_digest, run_digest
 
-from wander_hub.database import Database
-from wander_hub.http.boundary import BaseUrl, HubDatabase, HubSettings, HubStorage, Poster, WriteSession
-from wander_hub.http.form import multipart_form
+from wander_hub.http.boundary import BaseUrl, Context, ForPoster, Poster, WriteSession
+from wander_hub.http.form import form_body, multipart_form
 from wander_hub.http.problems import HubProblem, refusals
-from wander_hub.identity import Identity
-from wander_hub.posting import changes, whole_post
-from wander_hub.posting.routes import limits_of, verify_after_post
+from wander_hub.posting import finish as finishing
+from wander_hub.posting import service as posting
+from wander_hub.posting.reading import Line, lines_that_count, split, unpack
+from wander_hub.posting.routes import answer_run
 from wander_hub.runs import manifest as manifests
 from wander_hub.runs import service
-from wander_hub.runs.artifacts import check_file
+from wander_hub.runs.artifacts import PostedFile, check_file
+from wander_hub.runs.manifest import PinnedRun
 from wander_hub.runs.routes import RunId
-from wander_hub.runs.schemas import PostedRun
-from wander_hub.settings import Settings
-from wander_hub.storage import Storage
 
 router = APIRouter(prefix="/api/v1/runs", tags=["runs"])
 
-_BODY: dict[str, Any] = {
-    "requestBody": {
-        "required": True,
-        "content": {
-            "multipart/form-data": {
-                "schema": {
-                    "type": "object",
-                    "required": ["manifest"],
-                    "properties": {
-                        "manifest": {"type": "string", "format": "binary", "description": "run.json"},
-                        "rollouts": {
-                            "type": "string",
-                            "format": "binary",
-                            "description": "rollouts.jsonl, plain or zstd",
-                        },
-                        "artifacts": {"type": "array", "items": {"type": "string", "format": "binary"}},
-                        "private": {"type": "string", "enum": ["true", "false"]},
-                    },
-                }
-            }
-        },
-    }
-}
+_BODY = form_body(
+    {
+        "manifest": {"type": "string", "format": "binary", "description": "run.json"},
+        "rollouts": {"type": "string", "format": "binary", "description": "rollouts.jsonl, plain or zstd"},
+        "artifacts": {"type": "array", "items": {"type": "string", "format": "binary"}},
+        "private": {"type": "string", "enum": ["true", "false"]},
+    },
+    required="manifest",
+)
 
 ONE_REQUEST_BYTES = 1024 * 1024 * 1024
 """A run that is larger comes in parts."""
+_CHUNK_BYTES = 8 * 1024 * 1024
 
 
 @router.post(
@@ -65,63 +55,38 @@ ONE_REQUEST_BYTES = 1024 * 1024 * 1024
     },
     openapi_extra=_BODY,
 )
-async def post_run(
-    request: Request,
-    caller: Poster,
-    database: HubDatabase,
-    storage: HubStorage,
-    settings: HubSettings,
-    base_url: BaseUrl,
-) -> Response:
+async def post_run(request: Request, context: ForPoster) -> Response:
     """Post a whole run folder at once, as `curl` can: it is taken in by the same steps as one that comes in
     parts (`/api/v1/postings`). The hub validates every rollout and computes all aggregates itself.
     """
-    max_files = 2 + settings.max_artifacts
-    max_bytes = min(settings.max_run_bytes, ONE_REQUEST_BYTES)
+    max_files = 2 + context.settings.max_artifacts
+    max_bytes = min(context.settings.max_run_bytes, ONE_REQUEST_BYTES)
     async with multipart_form(request, max_bytes=max_bytes, max_files=max_files) as form:
-        detail, created = await run_in_threadpool(_post, form, caller, database, storage, settings, base_url)
-    if created:
-        await run_in_threadpool(verify_after_post, request, database, detail.run_id)
-    body = detail.model_dump_json(by_alias=True)
-    return Response(body, 201 if created else 200, media_type="application/json")
+        run_id, created = await run_in_threadpool(_post, form, context)
+    return await run_in_threadpool(answer_run, request, context, run_id, created)
 
 
 @router.post("/{run_id}/publish", response_model=RunDetail, responses=refusals(401, 403, 404, 410, 422))
 def publish_run(session: WriteSession, caller: Poster, base_url: BaseUrl, run_id: RunId) -> RunDetail:
     """Show a private run to everybody, for good."""
-    return service.detail_of(changes.publish(session, run_id, caller), base_url)
+    return service.detail_of(posting.publish_run(session, run_id, caller), base_url)
 
 
 @router.delete("/{run_id}", response_model=RunDetail, responses=refusals(401, 403, 404, 422))
 def withdraw_run(
-    database: HubDatabase,
-    storage: HubStorage,
-    caller: Poster,
-    base_url: BaseUrl,
+    context: ForPoster,
     run_id: RunId,
     reason: Annotated[str, Query(min_length=1, max_length=500, description="shown to all")],
 ) -> RunDetail:
     """Remove the rollouts and files of a run one posted, and leave its manifest, digests and the reason."""
-    changes.withdraw(database, storage, run_id, reason, caller)
-    with database.read(caller) as session:
-        return service.detail_of(service.find(session, run_id), base_url)
+    posting.withdraw_run(context, run_id, reason)
+    with context.read() as session:
+        return service.detail_of(service.find(session, run_id), context.base_url)
 
 
-def _post(
-    form: FormData,
-    caller: Identity,
-    database: Database,
-    storage: Storage,
-    settings: Settings,
-    base_url: str,
-) -> tuple[RunDetail, bool]:
-    posted = _read_run(form, settings)
-    run_id, created = whole_post.post(database, storage, posted, caller, limits_of(settings))
-    with database.read(caller) as session:
-        return service.detail_of(service.find(session, run_id), base_url), created
-
-
-def _read_run(form: FormData, settings: Settings) -> PostedRun:
+def _post(form: FormData, context: Context) -> tuple[str, bool]:
+    """Post what a form holds; return the run's id and whether it is new."""
+    settings = context.settings
     part = form.get("manifest")
     if part is None:
         raise HubProblem(400, "bad_form", "the form has no part `manifest` (run.json)")
@@ -131,7 +96,7 @@ def _read_run(form: FormData, settings: Settings) -> PostedRun:
     rollouts = form.get("rollouts")
     if isinstance(rollouts, str):
         raise HubProblem(400, "bad_form", "`rollouts` must be a file part")
-    artifacts = []
+    artifacts: list[PostedFile] = []
     for part in form.getlist("artifacts"):
         if isinstance(part, str) or not part.filename:
             raise HubProblem(400, "bad_form", "`artifacts` must be file parts")
@@ -141,8 +106,54 @@ def _read_run(form: FormData, settings: Settings) -> PostedRun:
     manifest = manifests.parse(text)
     if manifest.kind == "evaluation" and rollouts is None:
         raise HubProblem(400, "bad_form", "the form has no file part `rollouts`")
-    body = rollouts.file if rollouts is not None else None
     private = form.get("private", "false")
     if private not in ("true", "false"):
         raise HubProblem(400, "bad_form", "`private` is `true` or `false`")
-    return PostedRun(manifest, text, body, artifacts, private == "true")
+    with context.read() as session:
+        posting.require_permission(session, manifest, context.caller)
+    with tempfile.TemporaryFile() as plain:
+        lines: list[Line] = []
+        if rollouts is not None:
+            unpack(rollouts.file, plain, settings.max_run_bytes, "the rollouts are")
+            lines = lines_that_count(plain, PinnedRun.of(manifest))
+        return _post_parts(context, text, plain, lines, artifacts, private=private == "true")
+
+
+def _post_parts(
+    context: Context,
+    manifest: bytes,
+    plain: BinaryIO,
+    lines: Sequence[Line],
+    artifacts: Sequence[PostedFile],
+    *,
+    private: bool,
+) -> tuple[str, bool]:
+    """Post a run by the same steps as one that comes in parts; `lines` of `plain` are its rollouts."""
+    digest = RolloutsDigest()
+    for line in lines:
+        digest.add(line_digest(_read(plain, line)))
+    sha256 = run_digest(manifest, digest.hexdigest(), {one.name: one.sha256 for one in artifacts})
+    opened, created = posting.open_posting(context, manifest, sha256, private=private)
+    if opened.posted:
+        return opened.run_id, False
+    try:
+        count = 0
+        for count, part in enumerate(split(lines, _CHUNK_BYTES), start=1):
+            text = b"".join(_read(plain, line).rstrip(b"\n") + b"\n" for line in part)
+            stated = hashlib.sha256(text).hexdigest()
+            posting.add_chunk(context, sha256, count - 1, io.BytesIO(text), stated)
+        for artifact in artifacts:
+            posting.add_artifact(context, sha256, artifact)
+        return finishing.finish(context, sha256, FinishPosting(chunks=count))
+    except Exception as error:
+        with context.read() as session:
+            if posting.is_known(session, opened.run_id, sha256):
+                return opened.run_id, False  # another request for the same run came first
+        if created and getattr(error, "code", None) != "posting_not_found":
+            posting.drop(context, sha256)
+        raise
+
+
+def _read(plain: BinaryIO, line: Line) -> bytes:
+    plain.seek(line.offset)
+    return plain.read(line.length)

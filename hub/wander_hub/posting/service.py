@@ -1,8 +1,9 @@
 """Takes runs in, part by part: opened under their digest, filled in any order, forgotten when left alone.
 
-Every part is validated when it arrives and stored as it will stay; `finishing` makes a run of them. A part
+Every part is validated when it arrives and stored as it will stay; `finish` makes a run of them. A part
 that is sent again changes nothing, so whoever was cut off sends what is missing and goes on. Objects are
-stored before the rows that point to them, and removed after these are gone.
+stored before the rows that point to them, and removed after these are gone. Who posted a run may publish it
+later, where it was private, and withdraw it.
 """
 
 from __future__ import annotations
@@ -11,7 +12,6 @@ import hashlib
 import tempfile
 from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass
 from datetime import timedelta
 from threading import Lock
 from typing import BinaryIO
@@ -21,32 +21,25 @@ from wander.wire.postings import MAX_CHUNK_BYTES, PostedArtifact, PostedChunk, P
 
 from wander_hub.database import Database, now
 from wander_hub.environments.models import Environment, Version
+from wander_hub.http.boundary import Context
 from wander_hub.http.problems import HubProblem
 from wander_hub.identity import Identity
+from wander_hub.leaderboards.listing import refresh_results
 from wander_hub.posting import repository
 from wander_hub.posting.reading import rollouts_in_order, unpack
 from wander_hub.rights import rights
 from wander_hub.runs import manifest as manifests
 from wander_hub.runs import objects
+from wander_hub.runs import repository as run_repository
+from wander_hub.runs import service as runs
+from wander_hub.runs.artifacts import PostedFile
 from wander_hub.runs.chunks import write_chunk
 from wander_hub.runs.manifest import PinnedRun
 from wander_hub.runs.models import PostingArtifact, PostingChunk, PostingRow, Run
-from wander_hub.runs.schemas import PostedFile
 from wander_hub.storage import Storage
 
 _SPOOLED = 4 * 1024 * 1024
 """Up to so many bytes of a chunk stay in memory."""
-
-
-@dataclass(frozen=True)
-class PostingLimits:
-    """The settings' limits on postings."""
-
-    run_bytes: int
-    artifacts: int
-    open_postings: int
-    kept: timedelta
-    """How long the hub keeps what was sent, counted from the last part."""
 
 
 class PinnedRuns:
@@ -74,50 +67,39 @@ class PinnedRuns:
 _pinned = PinnedRuns(2)
 
 
-def open_posting(
-    database: Database,
-    storage: Storage,
-    text: bytes,
-    sha256: str,
-    caller: Identity,
-    limits: PostingLimits,
-    *,
-    private: bool,
-) -> tuple[Posting, bool]:
+def open_posting(context: Context, text: bytes, sha256: str, *, private: bool) -> tuple[Posting, bool]:
     """Begin to post a run, or go on; return what is here of it, and whether it is a new posting."""
-    manifest = manifests.parse(text)
-    with database.read(caller) as session:
-        require_permission(session, manifest, caller)
+    user_id, settings = context.caller.user_id, context.settings
+    manifest, manifest_sha256 = manifests.parse(text), hashlib.sha256(text).hexdigest()
+    with context.read() as session:
+        require_permission(session, manifest, context.caller)
         if is_known(session, manifest.run_id, sha256):
             return Posting(sha256=sha256, run_id=manifest.run_id, posted=True), False
-    forget_expired(database, storage)
+    forget_expired(context.database, context.storage)
 
     def record(session: Session) -> tuple[Posting, bool]:
-        posting = repository.find_posting(session, caller.user_id, sha256)
+        posting = repository.find_posting(session, user_id, sha256)
         created = posting is None
         if posting is None:
-            if repository.count_of(session, caller.user_id) >= limits.open_postings:
-                raise HubProblem(
-                    429,
-                    "too_many_postings",
-                    f"{limits.open_postings} postings of yours are unfinished",
-                    hint="finish them with `wander post`; a hub drops those that are left alone",
-                )
+            if repository.count_of(session, user_id) >= settings.max_open_postings:
+                detail = f"{settings.max_open_postings} postings of yours are unfinished"
+                hint = "finish them with `wander post`; a hub drops those that are left alone"
+                raise HubProblem(429, "too_many_postings", detail, hint=hint)
             posting = PostingRow(
-                user_id=caller.user_id,
+                user_id=user_id,
                 sha256=sha256,
                 run_id=manifest.run_id,
                 manifest=text.decode(),
-                manifest_sha256=hashlib.sha256(text).hexdigest(),
+                manifest_sha256=manifest_sha256,
             )
             session.add(posting)
-        elif posting.manifest_sha256 != hashlib.sha256(text).hexdigest():
+        elif posting.manifest_sha256 != manifest_sha256:
             raise HubProblem(409, "posting_differs", "this digest was opened with another run.json")
-        posting.private, posting.expires_at = private, now() + limits.kept
+        posting.private, posting.expires_at = private, now() + timedelta(hours=settings.posting_hours)
         session.flush()
         return describe_posting(session, posting), created
 
-    return database.committed(record, caller)
+    return context.committed(record)
 
 
 def find(session: Session, sha256: str, caller: Identity) -> tuple[PostingRow, PinnedRun]:
@@ -153,19 +135,10 @@ def describe_posting(session: Session, posting: PostingRow) -> Posting:
     )
 
 
-def add_chunk(
-    database: Database,
-    storage: Storage,
-    sha256: str,
-    number: int,
-    body: BinaryIO,
-    claimed: str,
-    caller: Identity,
-    limits: PostingLimits,
-) -> PostedChunk:
+def add_chunk(context: Context, sha256: str, number: int, body: BinaryIO, claimed: str) -> PostedChunk:
     """Validate and keep one chunk of a posting; the same again changes nothing, another takes its place."""
-    with database.read(caller) as session:
-        posting, pinned = find(session, sha256, caller)
+    with context.read() as session:
+        posting, pinned = find(session, sha256, context.caller)
         known = repository.chunk_numbered(session, posting.id, number)
         if known is not None and known.sha256 == claimed:
             return PostedChunk(number=number, sha256=claimed, rollouts=known.rollouts)
@@ -177,11 +150,11 @@ def add_chunk(
             raise HubProblem(
                 422, "digest_mismatch", f"chunk {number} has another digest than stated", hint=hint
             )
-        if others + size > limits.run_bytes:
-            raise HubProblem(413, "too_large", f"the rollouts are over this hub's {limits.run_bytes:,} bytes")
+        if others + size > (most := context.settings.max_run_bytes):
+            raise HubProblem(413, "too_large", f"the rollouts are over this hub's {most:,} bytes")
         with tempfile.SpooledTemporaryFile(_SPOOLED) as packed:
             frames, count = write_chunk(rollouts_in_order(plain, pinned, number), packed)
-            object_sha256 = storage.put(packed)
+            object_sha256 = context.storage.put(packed)
 
             def row(session: Session, posting: PostingRow) -> tuple[PostingChunk, str | None]:
                 known = repository.chunk_numbered(session, posting.id, number)
@@ -197,27 +170,20 @@ def add_chunk(
                 )
                 return chunk, replaced
 
-            _keep(database, storage, sha256, caller, limits, (object_sha256, packed), row)
+            _keep(context, sha256, (object_sha256, packed), row)
     return PostedChunk(number=number, sha256=found, rollouts=count)
 
 
-def add_artifact(
-    database: Database,
-    storage: Storage,
-    sha256: str,
-    file: PostedFile,
-    caller: Identity,
-    limits: PostingLimits,
-) -> PostedArtifact:
+def add_artifact(context: Context, sha256: str, file: PostedFile) -> PostedArtifact:
     """Keep a file of a posting; another of its name takes its place."""
-    with database.read(caller) as session:
-        find(session, sha256, caller)
-    storage.put(file.body)
+    with context.read() as session:
+        find(session, sha256, context.caller)
+    context.storage.put(file.body)
 
     def row(session: Session, posting: PostingRow) -> tuple[PostingArtifact, str | None]:
         present = {one.name: one.sha256 for one in repository.artifacts_of(session, posting.id)}
-        if file.name not in present and len(present) >= limits.artifacts:
-            raise HubProblem(422, "too_many_artifacts", f"a run has at most {limits.artifacts} files")
+        if file.name not in present and len(present) >= (most := context.settings.max_artifacts):
+            raise HubProblem(422, "too_many_artifacts", f"a run has at most {most} files")
         artifact = PostingArtifact(
             posting_id=posting.id,
             name=file.name,
@@ -227,48 +193,45 @@ def add_artifact(
         )
         return artifact, present.get(file.name)
 
-    _keep(database, storage, sha256, caller, limits, (file.sha256, file.body), row)
+    _keep(context, sha256, (file.sha256, file.body), row)
     return PostedArtifact(name=file.name, sha256=file.sha256)
 
 
 def _keep(
-    database: Database,
-    storage: Storage,
+    context: Context,
     sha256: str,
-    caller: Identity,
-    limits: PostingLimits,
     stored: tuple[str, BinaryIO],
     row: Callable[[Session, PostingRow], tuple[PostingChunk | PostingArtifact, str | None]],
 ) -> None:
     """Write the row of a part whose object is stored, then drop the object of the part that it replaces."""
 
     def record(session: Session) -> list[str]:
-        posting, _ = find(session, sha256, caller)
+        posting, _ = find(session, sha256, context.caller)
         repository.lock_posting(session, posting)
         part, replaced = row(session, posting)
-        database.lock_objects(session, exclusive=False)
-        storage.ensure(*stored)
+        context.database.lock_objects(session, exclusive=False)
+        context.storage.ensure(*stored)
         session.merge(part)
-        posting.expires_at = now() + limits.kept
+        posting.expires_at = now() + timedelta(hours=context.settings.posting_hours)
         return [replaced] if replaced not in (None, stored[0]) else []
 
-    objects.discard(database, storage, database.committed(record, caller))
+    objects.discard(context.database, context.storage, context.committed(record))
 
 
-def drop(database: Database, storage: Storage, sha256: str, caller: Identity) -> None:
+def drop(context: Context, sha256: str) -> None:
     """Forget a posting and all that came for it."""
 
     def record(session: Session) -> list[str]:
-        posting, _ = find(session, sha256, caller)
+        posting, _ = find(session, sha256, context.caller)
         repository.lock_posting(session, posting)
         return repository.remove(session, posting)
 
-    objects.discard(database, storage, database.committed(record, caller))
+    objects.discard(context.database, context.storage, context.committed(record))
 
 
 def forget_expired(database: Database, storage: Storage) -> int:
     """Forget some of the postings that were left alone for too long; return how many."""
-    with database.read() as session:
+    with database.read() as session:  # a writing session would make every other one wait
         if not repository.any_expired(session):
             return 0
 
@@ -303,3 +266,39 @@ def is_known(session: Session, run_id: str, sha256: str) -> bool:
         hint = "a posted run never changes; evaluate again for a new run"
         raise HubProblem(409, "run_exists", f"the run `{run_id}` was posted with other content", hint=hint)
     return True
+
+
+def publish_run(session: Session, run_id: str, caller: Identity) -> Run:
+    """Show a private run to all; only who posted it may, and never back."""
+    run = _find_own_run(session, run_id, caller, "publish")
+    run_repository.lock_run(session, run)
+    runs.with_rollouts(run).private = False
+    session.flush()
+    refresh_results(session, run.environment)
+    return run
+
+
+def withdraw_run(context: Context, run_id: str, reason: str) -> None:
+    """Remove the rollouts and files of a run, leave a tombstone with the reason; who posted it may."""
+
+    def record(session: Session) -> list[str]:
+        run = _find_own_run(session, run_id, context.caller, "withdraw")
+        run_repository.lock_run(session, run)
+        if run.withdrawn_at is not None:
+            return []  # the first reason stands
+        run.withdrawn_at, run.withdrawn_reason, run.withdrawn_by_id = now(), reason, context.caller.user_id
+        loose = run_repository.remove_contents(session, run)
+        refresh_results(session, run.environment)
+        return loose
+
+    objects.discard(context.database, context.storage, context.committed(record))
+
+
+def _find_own_run(session: Session, run_id: str, caller: Identity, verb: str) -> Run:
+    run = runs.find(session, run_id)
+    environment = run.environment
+    covered = caller.covers("results", environment.owner_id, environment.id)
+    if not covered or (run.posted_by_id != caller.user_id and not caller.administers):
+        hint = f"ask `{run.posted_by.name}`"
+        raise HubProblem(403, "not_permitted", f"only who posted a run may {verb} it", hint=hint)
+    return run

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 from typing import BinaryIO
 
 from wander_hub.http.problems import HubProblem
-from wander_hub.runs.schemas import PostedFile
 from wander_hub.storage import digest_of
 
 MEDIA_TYPES = {
@@ -21,6 +21,17 @@ MEDIA_TYPES = {
 }
 """By suffix; none of these can run in a browser here."""
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,98}")
+
+
+@dataclass(frozen=True)
+class PostedFile:
+    """One artifact as it arrived."""
+
+    name: str
+    media_type: str
+    body: BinaryIO
+    size: int
+    sha256: str
 
 
 def check_file(name: str, body: BinaryIO, max_bytes: int) -> PostedFile:
