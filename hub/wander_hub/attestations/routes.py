@@ -7,9 +7,10 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Path, Request
 from starlette.responses import Response
 
-from wander_hub.attestations import service
+from wander_hub.environments.models import FileProvenance
 from wander_hub.http.boundary import HubDatabase, optional_identity
 from wander_hub.http.problems import HubProblem, refusals
+from wander_hub.index import service as index
 from wander_hub.index.negotiation import accepts
 
 router = APIRouter(tags=["index"])
@@ -38,5 +39,9 @@ def get_provenance(
     if not accepts(request.headers.get("accept"), INTEGRITY_V1, "application/json"):
         raise HubProblem(406, "not_acceptable", f"provenance is served as `{INTEGRITY_V1}`")
     with database.read(optional_identity(request)) as session:
-        document = service.document_of(session, owner, project, version, filename)
-    return Response(document, media_type=INTEGRITY_V1, headers={"Cache-Control": "no-cache"})
+        file, _environment = index.file(session, owner, project, filename)
+        found = session.get(FileProvenance, file.id)
+        if found is None or file.version.version != version:
+            detail = f"nobody attested `{filename}` of version `{version[:80]}`"
+            raise HubProblem(404, "no_provenance", detail)
+    return Response(found.document, media_type=INTEGRITY_V1, headers={"Cache-Control": "no-cache"})

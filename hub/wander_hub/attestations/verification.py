@@ -1,7 +1,7 @@
 """Checks attestations against the workflow that uploads: signature, certificate, log, file and identity.
 
 The work is done by `pypi-attestations` and `sigstore` (extra `wander-hub[attestations]`), with the root of
-trust that they ship: nothing is asked of the network.
+trust that they ship: nothing is asked of the network. What they confirm is kept beside the file.
 """
 
 from __future__ import annotations
@@ -12,9 +12,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from sqlalchemy.orm import Session
 from wander.wire import UploadWarning
 from wander.wire.uploads import MOST_ATTESTATIONS
 
+from wander_hub.database import now
+from wander_hub.environments import repository
+from wander_hub.environments.models import Environment, FileProvenance
 from wander_hub.http.problems import HubProblem
 
 if TYPE_CHECKING:
@@ -65,6 +69,25 @@ def verify(stated: str | None, filename: str, sha256: str, claims: Mapping[str, 
     bundle = library.AttestationBundle(publisher=publisher, attestations=attestations)
     provenance = library.Provenance(attestation_bundles=[bundle])
     return Outcome(provenance=provenance.model_dump(mode="json"))
+
+
+def keep(session: Session, environment: Environment, attested: Mapping[str, Outcome]) -> bool:
+    """Attach provenance to files by their names, the first of each for good; tell whether any is new.
+
+    The index has to be written after it.
+    """
+    new = False
+    for filename, outcome in attested.items():
+        if outcome.provenance is None:
+            continue
+        file = repository.file_of(session, environment, filename)
+        assert file is not None
+        if session.get(FileProvenance, file.id) is None:
+            document = json.dumps(outcome.provenance, separators=(",", ":"), sort_keys=True)
+            session.add(FileProvenance(file_id=file.id, document=document, created_at=now()))
+            new = True
+    session.flush()
+    return new
 
 
 def _parse(stated: str | None) -> list[Any]:

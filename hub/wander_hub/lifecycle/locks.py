@@ -19,9 +19,11 @@ from packaging.pylock import Package, Pylock, PylockValidationError
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from sqlalchemy.orm import Session
+from wander.wire import VersionDetail
 
 from wander_hub.environments import documents, service
 from wander_hub.environments.models import Environment, Version, VersionDocument
+from wander_hub.http.boundary import Context
 from wander_hub.http.problems import HubProblem
 from wander_hub.identity import Identity
 from wander_hub.rights import rights
@@ -140,24 +142,35 @@ def _check_requirements(lock: Pylock, wanted: LockedVersion) -> None:
             )
 
 
-def check_offer(
-    session: Session, caller: Identity, owner: str, name: str, version: str, content: bytes, max_bytes: int
-) -> None:
-    """Refuse a lock that does not fit a published version, and whoever may not attach it.
+def offer(context: Context, owner: str, name: str, version: str, content: bytes) -> VersionDetail:
+    """Give a version that was published without one its lock; refuse one that does not fit it.
 
     Reading a long one takes a second, so this comes before the transaction that attaches it.
     """
-    environment = service.find(session, owner, name)
-    if not rights.may(caller, "publish", environment):
-        raise rights.refusal(caller, "publish", environment)
-    found = service.find_version(session, environment, version)
-    check(content, describe_version(environment, found), max_bytes)
+    with context.read() as session:
+        environment = service.find(session, owner, name)
+        if not rights.may(context.caller, "publish", environment):
+            raise rights.refusal(context.caller, "publish", environment)
+        found = service.find_version(session, environment, version)
+        wheels = {file.filename: file.sha256 for file in found.files if file.kind == "wheel"}
+        # An environment may have been renamed since; its files keep the name that they were built under.
+        built_as = canonicalize_name(next(iter(wheels), environment.name).partition("-")[0])
+        wanted = LockedVersion(built_as, found.version, found.requires_dist, wheels)
+        check(content, wanted, context.settings.max_lock_bytes)
+    context.storage.put(io.BytesIO(content))
+
+    def record(session: Session) -> VersionDetail:
+        context.database.lock_objects(session, exclusive=False)
+        attached = attach(session, context.storage, context.caller, owner, name, version, content)
+        return service.version_detail(*attached, context.base_url)
+
+    return context.committed(record)
 
 
 def attach(
     session: Session, storage: Storage, caller: Identity, owner: str, name: str, version: str, content: bytes
 ) -> tuple[Environment, Version]:
-    """Give a published version its lock, stored and `offered`; the same again is fine, others are a 409."""
+    """Give a published version its lock, whose bytes are stored; the same again is fine, others are a 409."""
     environment = rights.environment_for(session, caller, "publish", owner, name)
     found = service.find_version(session, environment, version)
     if found.deleted_at is not None:
@@ -179,14 +192,6 @@ def find(session: Session, owner: str, name: str, version: str) -> VersionDocume
     label = f"{environment.owner.name}/{environment.name}@{found.version}"
     hint = f"`wander lock {label}` makes one, and `--attach` gives it to the version"
     raise HubProblem(404, "lock_not_found", f"`{label}` has no lock", hint=hint)
-
-
-def describe_version(environment: Environment, version: Version) -> LockedVersion:
-    """Return what the lock of a published version must fit."""
-    wheels = {file.filename: file.sha256 for file in version.files if file.kind == "wheel"}
-    # An environment may have been renamed since; its files keep the name that they were built under.
-    name = canonicalize_name(next(iter(wheels), environment.name).partition("-")[0])
-    return LockedVersion(name, version.version, version.requires_dist, wheels)
 
 
 def _refusal(fault: str, *, code: str = "bad_lock", status: int = 422) -> HubProblem:

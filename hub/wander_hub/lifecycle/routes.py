@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request
@@ -18,8 +17,8 @@ from wander_hub.http.answers import REVALIDATE, stored_object
 from wander_hub.http.bodies import whole
 from wander_hub.http.boundary import (
     BaseUrl,
-    HubDatabase,
-    HubSettings,
+    ForManager,
+    ForPublisher,
     HubStorage,
     Manager,
     Publisher,
@@ -59,47 +58,33 @@ def unyank_version(
     session: WriteSession, caller: Publisher, base_url: BaseUrl, owner: str, name: str, version: str
 ) -> VersionDetail:
     """Offer a yanked version again."""
-    environment, found = life.unyank(session, caller, owner, name, version)
+    environment, found = life.yank(session, caller, owner, name, version, undo=True)
     return service.version_detail(environment, found, base_url)
 
 
 @router.delete("/versions/{version}", response_model=VersionDetail, responses=_REFUSALS)
 def delete_version(
-    database: HubDatabase,
-    storage: HubStorage,
-    caller: Manager,
-    base_url: BaseUrl,
-    owner: str,
-    name: str,
-    version: str,
-    reason: Why = None,
+    context: ForManager, owner: str, name: str, version: str, reason: Why = None
 ) -> VersionDetail:
     """Delete the files of a version for good; its number and file names are never reused."""
 
     def record(session: Session) -> tuple[VersionDetail, list[str]]:
-        environment, found, digests = life.delete_version(session, caller, owner, name, version, reason)
-        return service.version_detail(environment, found, base_url), digests
+        what = (context.caller, owner, name, version, reason)
+        environment, found, digests = life.delete_version(session, *what)
+        return service.version_detail(environment, found, context.base_url), digests
 
-    detail, digests = database.committed(record, caller)
-    objects.discard(database, storage, digests)
+    detail, digests = context.committed(record)
+    objects.discard(context.database, context.storage, digests)
     return detail
 
 
 @router.delete("", status_code=204, responses=_REFUSALS, response_class=Response)
-def delete_environment(
-    database: HubDatabase,
-    storage: HubStorage,
-    caller: Manager,
-    owner: str,
-    name: str,
-    reason: Why = None,
-) -> Response:
+def delete_environment(context: ForManager, owner: str, name: str, reason: Why = None) -> Response:
     """Delete an environment with all files for good; its name is never reused, its runs are kept."""
-
-    def record(session: Session) -> list[str]:
-        return life.delete_environment(session, caller, owner, name, reason)
-
-    objects.discard(database, storage, database.committed(record, caller))
+    digests = context.committed(
+        lambda session: life.delete_environment(session, context.caller, owner, name, reason)
+    )
+    objects.discard(context.database, context.storage, digests)
     return Response(status_code=204)
 
 
@@ -128,16 +113,14 @@ def transfer_environment(
 
 
 @router.post("/fork", status_code=201, response_model=EnvironmentDetail, responses=_REFUSALS)
-def fork_environment(
-    database: HubDatabase, caller: Publisher, base_url: BaseUrl, owner: str, name: str, body: NewPlace
-) -> EnvironmentDetail:
+def fork_environment(context: ForPublisher, owner: str, name: str, body: NewPlace) -> EnvironmentDetail:
     """Start an environment under another owner from one version of this one."""
 
     def record(session: Session) -> EnvironmentDetail:
-        database.lock_objects(session, exclusive=False)
-        return _detail(session, life.fork(session, caller, owner, name, body), base_url)
+        context.database.lock_objects(session, exclusive=False)
+        return _detail(session, life.fork(session, context.caller, owner, name, body), context.base_url)
 
-    return database.committed(record, caller)
+    return context.committed(record)
 
 
 def _detail(session: Session, environment: Environment, base_url: str) -> EnvironmentDetail:
@@ -164,30 +147,10 @@ def get_lock(
     openapi_extra={"requestBody": {"required": True, **_TOML}},
 )
 async def put_lock(
-    request: Request,
-    caller: Publisher,
-    database: HubDatabase,
-    storage: HubStorage,
-    settings: HubSettings,
-    base_url: BaseUrl,
-    owner: str,
-    name: str,
-    version: str,
+    request: Request, context: ForPublisher, owner: str, name: str, version: str
 ) -> VersionDetail:
     """Give a version that was uploaded without one its `pylock.toml`; it is never changed afterwards."""
-    most = settings.max_lock_bytes
+    most = context.settings.max_lock_bytes
     too_large = HubProblem(413, "too_large", f"a lock has at most {most:,} bytes on this hub")
     content = await whole(request, most, too_large)
-
-    def record(session: Session) -> VersionDetail:
-        database.lock_objects(session, exclusive=False)
-        environment, found = locks.attach(session, storage, caller, owner, name, version, content)
-        return service.version_detail(environment, found, base_url)
-
-    def attach() -> VersionDetail:
-        with database.read(caller) as session:
-            locks.check_offer(session, caller, owner, name, version, content, most)
-        storage.put(io.BytesIO(content))
-        return database.committed(record, caller)
-
-    return await run_in_threadpool(attach)
+    return await run_in_threadpool(locks.offer, context, owner, name, version, content)

@@ -29,24 +29,25 @@ _NAME = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,198}[a-z0-9])?")
 
 
 def yank(
-    session: Session, caller: Identity, owner: str, name: str, version: str, reason: str | None
+    session: Session,
+    caller: Identity,
+    owner: str,
+    name: str,
+    version: str,
+    reason: str | None = None,
+    *,
+    undo: bool = False,
 ) -> tuple[Environment, Version]:
-    """Tell installers to pass a version over unless it is asked for by its exact number (PEP 592)."""
+    """Tell installers to pass a version over unless it is asked for by its exact number (PEP 592).
+
+    `undo` offers a yanked version again.
+    """
     environment = rights.environment_for(session, caller, "publish", owner, name)
     found = _present_version(session, environment, version)
-    if not found.yanked or _text(reason):  # yanking again without a reason keeps the first
+    if undo:
+        found.yanked, found.yanked_reason = False, None
+    elif not found.yanked or _text(reason):  # yanking again without a reason keeps the first
         found.yanked, found.yanked_reason = True, _text(reason)
-    _refresh(session, environment)
-    return environment, found
-
-
-def unyank(
-    session: Session, caller: Identity, owner: str, name: str, version: str
-) -> tuple[Environment, Version]:
-    """Offer a yanked version again."""
-    environment = rights.environment_for(session, caller, "publish", owner, name)
-    found = _present_version(session, environment, version)
-    found.yanked, found.yanked_reason = False, None
     _refresh(session, environment)
     return environment, found
 
@@ -57,7 +58,7 @@ def delete_version(
     """Leave a tombstone of a version; return also the digests of its files, to discard after the commit."""
     environment = rights.environment_for(session, caller, "manage", owner, name)
     found = _present_version(session, environment, version)
-    _bury(found, reason)
+    found.deleted_at, found.deleted_reason = now(), _text(reason)
     _refresh(session, environment)
     return environment, found, _digests(session, found)
 
@@ -70,7 +71,7 @@ def delete_environment(
     digests: list[str] = []
     for version in repository.versions_of(session, environment):
         if version.deleted_at is None:
-            _bury(version, reason)
+            version.deleted_at, version.deleted_reason = now(), _text(reason)
             digests += _digests(session, version)
     environment.deleted_at = now()
     environment.listed = False
@@ -117,7 +118,9 @@ def move(session: Session, caller: Identity, owner: str, name: str, place: NewPl
 
     Trusted publishers of the old name end, and with the old owner roles and tokens, which were its choice.
     """
-    _lock_both(session, caller, owner, place.owner)
+    both = {one.id: one for one in (rights.find_owner(session, caller, one) for one in (owner, place.owner))}
+    for _, one in sorted(both.items()):  # in one order, so that two transfers cannot wait for each other
+        accounts.lock_owner(session, one)
     environment = rights.environment_for(session, caller, "manage", owner, name)
     old_owner, old_name = environment.owner, environment.name
     target = rights.owner_for(session, caller, "publish", place.owner)
@@ -127,8 +130,8 @@ def move(session: Session, caller: Identity, owner: str, name: str, place: NewPl
     carried = {new_name, *index.projects_of(session, environment)}
     if target.id == old_owner.id:
         carried = {new_name}
-    for one in sorted(carried):
-        _claim(session, target, one, environment)
+    for carried_name in sorted(carried):
+        _claim(session, target, carried_name, environment)
     session.add(
         FormerName(owner_id=old_owner.id, name=old_name, environment_id=environment.id, moved_at=now())
     )
@@ -136,9 +139,9 @@ def move(session: Session, caller: Identity, owner: str, name: str, place: NewPl
     publishers.drop_of_environment(session, old_owner.id, old_name)
     if target.id != old_owner.id:
         _drop_roles(session, environment)
-        for one in sorted(carried - {new_name}):
+        for former in sorted(carried - {new_name}):
             session.add(
-                FormerName(owner_id=target.id, name=one, environment_id=environment.id, moved_at=now())
+                FormerName(owner_id=target.id, name=former, environment_id=environment.id, moved_at=now())
             )
     _refresh(session, environment)
     if target.id != old_owner.id:
@@ -191,11 +194,6 @@ def _present_version(session: Session, environment: Environment, version: str) -
     return found
 
 
-def _bury(version: Version, reason: str | None) -> None:
-    version.deleted_at = now()
-    version.deleted_reason = _text(reason)
-
-
 def _digests(session: Session, version: Version) -> list[str]:
     """Return the digests of all that a version points to."""
     return [one.sha256 for one in (*version.files, *documents.documents_of(session, version))]
@@ -214,13 +212,6 @@ def _drop_roles(session: Session, environment: Environment) -> None:
         session.delete(grant)
     for token in roles.tokens_bound_to(session, environment.id):
         token.revoked_at = token.revoked_at or now()
-
-
-def _lock_both(session: Session, caller: Identity, *owner_names: str) -> None:
-    """Lock two owners in one order, so that two transfers cannot wait for each other."""
-    found = {one.id: one for one in (rights.find_owner(session, caller, name) for name in owner_names)}
-    for _, owner in sorted(found.items()):
-        accounts.lock_owner(session, owner)
 
 
 def _claim(session: Session, owner: Owner, name: str, environment: Environment) -> None:

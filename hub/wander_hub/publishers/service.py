@@ -1,11 +1,16 @@
-"""Adds and removes trusted publishers, and trades their identity tokens for tokens of minutes."""
+"""Adds and removes trusted publishers, and trades their identity tokens for tokens of minutes.
+
+What claims say: GitHub, docs.github.com/actions, "OpenID Connect reference"; GitLab, docs.gitlab.com, "ID
+tokens".
+"""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
+from urllib.parse import urlsplit
 
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
@@ -18,7 +23,6 @@ from wander_hub.database import now
 from wander_hub.environments import repository as environments
 from wander_hub.http.problems import HubProblem
 from wander_hub.identity import Identity
-from wander_hub.publishers import claims as claim
 from wander_hub.publishers import repository
 from wander_hub.publishers.identity_tokens import LEEWAY_SECONDS, refusal
 from wander_hub.publishers.models import Publisher, UsedAssertion
@@ -32,6 +36,19 @@ _DEFAULT_ISSUERS: dict[PublisherKind, str] = {
 }
 _SLACK = timedelta(seconds=60)
 """Extra time for which a used token is remembered, beyond its own expiry and the leeway."""
+_PINNED: dict[PublisherKind, tuple[str, ...]] = {
+    "github": ("repository_owner_id", "repository_id"),
+    "gitlab": ("namespace_id", "project_id"),
+    "oidc": (),
+}
+"""Ids that stay with an account: whoever takes a freed name has others."""
+_SHOWN: dict[PublisherKind, tuple[str, ...]] = {
+    "github": ("repository", "sha", "ref", "job_workflow_ref", "run_id", "environment"),
+    "gitlab": ("project_path", "sha", "ref", "ci_config_ref_uri", "pipeline_id", "environment"),
+    "oidc": ("sub",),
+}
+"""Claims that are kept with what was published."""
+_SUBJECT: dict[PublisherKind, str] = {"github": "repository", "gitlab": "project_path", "oidc": "sub"}
 
 
 def publishers_of(session: Session, caller: Identity, owner: str) -> list[PublisherInfo]:
@@ -60,7 +77,7 @@ def add(
         name=name,
         kind=wanted.kind,
         issuer=_issuer(wanted, issuers),
-        subject=claim.normal_subject(wanted.kind, wanted.subject),
+        subject=_normal_subject(wanted.kind, wanted.subject),
         workflow=wanted.workflow,
         deployment=wanted.deployment,
         created_by=session.get_one(User, caller.user_id),
@@ -99,20 +116,22 @@ def remove(session: Session, caller: Identity, owner: str, number: int) -> Publi
 def mint(session: Session, kind: PublisherKind, claims: dict[str, Any]) -> MintedToken:
     """Give the publisher whom verified claims name a token for what it may publish; each token works once."""
     repository.forget_before(session, now())
-    subject = claim.subject_of(kind, claims)
+    subject = _normal_subject(kind, str(claims.get(_SUBJECT[kind], "")))
     known = repository.with_subject(session, claims["iss"], subject)
     if not known:
         raise refusal("unknown_publisher", f"nobody here trusts `{subject[:200]}` of `{claims['iss']}`")
-    differences = [(one, claim.difference(one, claims)) for one in known]
+    differences = [(one, _difference(one, claims)) for one in known]
     fitting = [one for one, why in differences if why is None]
     if not fitting:
         reasons = dict.fromkeys(why for _, why in differences if why)
         raise refusal("unknown_publisher", "; ".join(reasons))
     publisher = _the_one(fitting)
     _use_once(session, claims)
-    publisher.pinned = publisher.pinned or claim.pins_of(kind, claims)
+    pins = {one: str(claims[one]) for one in _PINNED[kind] if one in claims}
+    publisher.pinned = publisher.pinned or pins
     publisher.last_used_at = now()
     label = f"{publisher.kind} {publisher.subject} {publisher.workflow or ''}".strip()
+    shown = {one: str(claims[one])[:500] for one in _SHOWN[kind] if claims.get(one) not in (None, "")}
     secret, token = tokens.short_lived_token(
         session,
         publisher.created_by,
@@ -120,7 +139,7 @@ def mint(session: Session, kind: PublisherKind, claims: dict[str, Any]) -> Minte
         owner=publisher.owner,
         environment_name=publisher.name,
         minutes=TOKEN_MINUTES,
-        claims={"publisher": str(publisher.id), "kind": kind, **claim.select_claims(kind, claims)},
+        claims={"publisher": str(publisher.id), "kind": kind, "issuer": str(claims["iss"]), **shown},
     )
     assert token.expires_at is not None
     return MintedToken(token=secret, expires=int(token.expires_at.timestamp()))
@@ -185,3 +204,40 @@ def _use_once(session: Session, claims: dict[str, Any]) -> None:
             session.add(UsedAssertion(sha256=hashlib.sha256(name.encode()).hexdigest(), expires_at=until))
     except IntegrityError as error:
         raise refusal("token_used", "it was used already; every identity token works once") from error
+
+
+def _normal_subject(kind: PublisherKind, subject: str) -> str:
+    """Return the spelling of a subject that is stored: names of repositories have no case."""
+    return subject if kind == "oidc" else subject.lower()
+
+
+def _difference(publisher: Publisher, claims: Mapping[str, Any]) -> str | None:
+    """Say why the claims are not those of a publisher whose issuer and subject fit; None when they are."""
+    if publisher.kind == "github" and claims.get("event_name") == "pull_request_target":
+        return "a workflow that runs on `pull_request_target` runs for strangers, and may not publish"
+    workflow = _workflow(publisher, claims)
+    if publisher.workflow is not None and workflow != publisher.workflow:
+        return f"the workflow is `{workflow or '?'}`, not `{publisher.workflow}`"
+    deployment = str(claims.get("environment", ""))
+    if publisher.deployment is not None and deployment.lower() != publisher.deployment.lower():
+        return f"the job runs in the environment `{deployment}`, not in `{publisher.deployment}`"
+    for claim, first in (publisher.pinned or {}).items():
+        if str(claims.get(claim, "")) != first:
+            return (
+                f"`{claim}` is `{claims.get(claim, '')}`, and was `{first}` at the first use: "
+                "another account has taken the name"
+            )
+    return None
+
+
+def _workflow(publisher: Publisher, claims: Mapping[str, Any]) -> str | None:
+    """Return the file of the workflow that runs, when it lies in the publisher's own repository."""
+    if publisher.kind == "github":
+        home, reference = f"{publisher.subject}/.github/workflows/", str(claims.get("job_workflow_ref", ""))
+    else:
+        host = urlsplit(publisher.issuer).netloc
+        home, reference = f"{host}/{publisher.subject}//", str(claims.get("ci_config_ref_uri", ""))
+    if not reference.lower().startswith(home.lower()):
+        return None
+    path, at, _ = reference[len(home) :].partition("@")
+    return path if at else None

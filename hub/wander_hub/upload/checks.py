@@ -55,8 +55,8 @@ def check(upload: Upload, settings: Settings, *, environment: bool = True) -> Pa
     package = package_from(upload, filename, contents, settings, findings)
     check_identity(upload, filename, package, findings)
     check_modules(contents, findings, own=not environment)
-    if environment and contents.entry_point is None and not contents.has_loader:
-        raise refusal("no_environment", f"`{package.filename}` offers no environment")
+    if environment:
+        check_environment(package)
     return replace(package, warnings=findings.warnings())
 
 
@@ -174,3 +174,9 @@ def check_modules(contents: Contents, findings: Findings, *, own: bool) -> None:
             findings.note("shadows_stdlib", f"`{module}` is a module of Python itself")
         if module in _WANDER_MODULES and not own:
             findings.note("shadows_wander", f"`{module}` is a module of Wander")
+
+
+def check_environment(package: Package) -> None:
+    """The package offers an environment: an entry point, or a module with `load_environment`."""
+    if package.contents.entry_point is None and not package.contents.has_loader:
+        raise refusal("no_environment", f"`{package.filename}` offers no environment")

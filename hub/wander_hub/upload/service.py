@@ -15,7 +15,7 @@ from wander.wire.source_tree import SourceInfo
 from wander_hub import names
 from wander_hub.accounts import repository as accounts
 from wander_hub.accounts.models import Owner, User
-from wander_hub.attestations import service as attestations
+from wander_hub.attestations import verification as attestations
 from wander_hub.attestations.verification import Outcome
 from wander_hub.database import now
 from wander_hub.environments import repository as environments
