@@ -9,7 +9,9 @@ import sys
 import tempfile
 import time
 import traceback
+from collections.abc import Collection
 from pathlib import Path
+from typing import Any, TypeVar
 
 from wander_client.errors import (
     ClientError,
@@ -19,6 +21,8 @@ from wander_client.errors import (
     Unavailable,
     UsageError,
 )
+
+Model = TypeVar("Model")
 
 _OS_HINTS = {
     errno.ENOSPC: ("disk_full", "free some space and run the command again; what was written before is kept"),
@@ -99,3 +103,21 @@ def _explain_unexpected(error: BaseException) -> ClientError:
     except OSError:
         hint = "this is a bug in wander; run again with `--debug` for the traceback"
     return ClientError(f"unexpected {type(error).__name__}: {error}", hint=hint, code="internal")
+
+
+def validate(kind: type[Model], given: dict[str, Any], hint: str, options: Collection[str] = ()) -> Model:
+    """Return a model of what was typed; raises `UsageError` with the first thing that is wrong.
+
+    `options` names the fields that are options of the command line.
+    """
+    from pydantic import ValidationError
+
+    try:
+        return kind(**given)
+    except ValidationError as error:
+        fault = error.errors(include_url=False)[0]
+        place = ".".join(map(str, fault["loc"]))
+        place = f"--{place}" if place in options else place
+        said = str(fault["msg"]).removeprefix("Value error, ")
+        said = f"`{place}`: {said[:1].lower()}{said[1:]}" if place else said
+        raise UsageError(said, hint=hint) from error

@@ -18,7 +18,7 @@ from wander_client.commands import COMMANDS, SECTIONS, load
 from wander_client.context import CommonOptions, Invocation, set_current
 from wander_client.errors import EXIT_CODES, UsageError
 from wander_client.terminal.output import MODES, Mode, Output, choose_mode
-from wander_client.terminal.suggestions import did_you_mean
+from wander_client.terminal.suggestions import choose, did_you_mean
 
 if TYPE_CHECKING:
     import httpx
@@ -92,9 +92,7 @@ def take_common_options(arguments: Sequence[str]) -> tuple[CommonOptions, list[s
             values[name] = value if equals else _value_after(name, words)
         else:
             rest.append(word)
-    color = values.get("--color", "auto")
-    if color not in ("auto", "always", "never"):
-        raise UsageError(f"`--color {color}` is unknown", hint="use `auto`, `always` or `never`")
+    color = choose("--color", values.get("--color", "auto"), ("auto", "always", "never"))
     return CommonOptions(mode, color, progress, values.get("--hub"), debug), rest
 
 

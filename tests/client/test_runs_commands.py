@@ -101,7 +101,10 @@ def test_export_writes_rows_of_several_runs(wander: Wander, home: Path, pair: li
 
 def test_export_refuses_what_it_cannot_write(wander: Wander, pair: list[str]) -> None:
     assert wander("runs", "export", pair[0], "-o", "rows.csv").status == 2
-    assert "write jsonl, parquet, hf" in wander("runs", "export", pair[0], "-o", "x", "--format", "csv").err
+    assert (
+        "use `jsonl`, `parquet` or `hf`"
+        in wander("runs", "export", pair[0], "-o", "x", "--format", "csv").err
+    )
     assert wander("runs", "export", "no/thing", "-o", "x.jsonl").status == 3
 
 

@@ -110,7 +110,7 @@ def test_training_without_its_settings_says_which_file_is_missing(wander: Wander
 
 def test_a_tracker_that_is_none_is_told_with_what_was_meant(wander: Wander) -> None:
     refused = wander("train", "acme/wordle", "--log", "tensorbord")
-    assert (refused.status, "`--log tensorbord` is not a tracker" in refused.err) == (2, True)
+    assert (refused.status, "`--log tensorbord` is unknown" in refused.err) == (2, True)
     assert "did you mean `tensorboard`?" in refused.err
 
 

@@ -22,8 +22,8 @@ import typer
 from pydantic import Field
 from wander.types import Record, SamplingArgs
 
-from wander_client.errors import UsageError
 from wander_client.terminal.command import find_typed_options
+from wander_client.terminal.suggestions import choose
 
 
 class Mark(Enum):
@@ -106,9 +106,7 @@ class Setting:
         (value,) = given.values()
         choices = _literals(self.kind)
         if choices and value not in (*choices, None):
-            word = self.options[0].word
-            allowed = " or ".join(f"`{word} {choice}`" for choice in choices)
-            raise UsageError(f"`{word} {value}` is unknown", hint=f"use {allowed}")
+            choose(self.options[0].word, value, choices)
         return value
 
     def differences(self, said: Mapping[str, Any], held: Any) -> list[str]:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import dataclasses
+import functools
+import inspect
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 import typer
 from typer.core import TyperGroup
@@ -38,6 +41,36 @@ def command_app(help: str | None = None, *, group: bool = False, default: str | 
     if group or default:
         app.callback()(_keep_group)
     return app
+
+
+Answer = TypeVar("Answer")
+
+
+def spread_options(function: Callable[..., Answer]) -> Callable[..., Answer]:
+    """Make the fields of a dataclass among a function's parameters options of the command.
+
+    They are declared as typer's parameters are; the function gets them as one value.
+    """
+    signature = inspect.signature(function, eval_str=True)
+    kinds = {name: each.annotation for name, each in signature.parameters.items()}
+    kinds = {name: kind for name, kind in kinds.items() if dataclasses.is_dataclass(kind)}
+    groups = {name: inspect.signature(kind, eval_str=True).parameters for name, kind in kinds.items()}
+
+    @functools.wraps(function)
+    def command(**given: Any) -> Answer:
+        for name, fields in groups.items():
+            given[name] = kinds[name](**{field: given.pop(field) for field in fields})
+        return function(**given)
+
+    spread = [
+        parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY)
+        for each in signature.parameters.values()
+        for parameter in groups.get(each.name, {each.name: each}).values()
+    ]
+    shown: Any = command
+    shown.__signature__ = signature.replace(parameters=spread)
+    shown.__annotations__ = {each.name: each.annotation for each in spread}
+    return command
 
 
 def find_typed_options(context: typer.Context) -> dict[str, Any]:

@@ -233,6 +233,11 @@ class Output:
         sys.stderr.flush()
         return sys.stdin.readline().strip()
 
+    def confirm(self, word: str, what: str) -> None:
+        """Have a word typed before something happens; raises `UsageError` for any other."""
+        if self.ask(f"Type `{word}` to {what}", flag="--yes") != word:
+            raise UsageError(f"`{word}` was not confirmed: nothing was changed", hint="or pass `--yes`")
+
 
 class Progress:
     """Counts finished parts; the base shows nothing."""

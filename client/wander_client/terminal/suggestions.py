@@ -1,9 +1,14 @@
-"""Words that a mistyped one may have meant."""
+"""Words that a mistyped one may have meant, and words that must be one of a few."""
 
 from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
+from typing import TypeVar
+
+from wander_client.errors import UsageError
+
+Word = TypeVar("Word", bound=str)
 
 
 def near(word: str, known: Iterable[str], *, most: int = 2, cutoff: float = 0.6) -> list[str]:
@@ -16,3 +21,14 @@ def did_you_mean(word: str, known: Iterable[str], *, cutoff: float = 0.6) -> str
     """Return the hint "did you mean `x` or `y`?", or None when nothing looks like the word."""
     meant = " or ".join(f"`{one}`" for one in near(word, known, cutoff=cutoff))
     return f"did you mean {meant}?" if meant else None
+
+
+def choose(option: str, word: str, known: Iterable[Word]) -> Word:
+    """Return the known word that an option names; raises `UsageError` with those that there are."""
+    words = list(known)
+    for one in words:
+        if one == word:
+            return one
+    *most, last = (f"`{one}`" for one in words)
+    hint = did_you_mean(word, words) or f"use {', '.join(most)} or {last}"
+    raise UsageError(f"`{option} {word}` is unknown", hint=hint)

@@ -1,4 +1,4 @@
-"""`wander login`: store a hub's token after the hub has accepted it."""
+"""`wander login`, `wander whoami`, `wander logout`: the token of a hub that this machine keeps."""
 
 from __future__ import annotations
 
@@ -11,18 +11,14 @@ import typer
 
 from wander_client.context import current
 from wander_client.errors import ClientError, NotFound, UsageError
-from wander_client.terminal.command import command_app
 
 if TYPE_CHECKING:
     from wander.wire.changes import Whoami
-
-app = command_app()
 
 _PAUSE = 0.2
 """Seconds between two looks at what is waited for."""
 
 
-@app.command()
 def login(
     token_stdin: Annotated[bool, typer.Option("--token-stdin", help="read the token from stdin")] = False,
     token_file: Annotated[
@@ -94,3 +90,41 @@ def _from_file(path: Path, deadline: float) -> tuple[str, Whoami]:
             if time.monotonic() >= deadline:
                 raise
         time.sleep(_PAUSE)
+
+
+def whoami() -> None:
+    """Show whose token is in use, and on which hub.
+
+    \b
+    wander whoami
+    wander whoami --json
+    """
+    here = current()
+    with here.hub(login=True) as hub:
+        who = hub.whoami()
+    credential = here.credentials.get(here.settings.hub)
+    origin = credential.origin if credential else ""
+
+    def show() -> None:
+        here.output.line(f"{who.user} on {here.settings.hub}" + (" (administrator)" if who.admin else ""))
+        here.output.line(f"may publish as: {', '.join(who.owners) or 'no owner yet'}")
+        here.output.line(f"token: {who.token.name} ({who.token.prefix}...) from {origin}")
+        target = f" on {who.token.target}" if who.token.target else ""
+        until = f", until {who.token.expires_at:%Y-%m-%d}" if who.token.expires_at else ""
+        here.output.line(f"good for: {', '.join(who.token.scopes)}{target}{until}")
+
+    here.output.answer({"hub": here.settings.hub, **who.model_dump(), "token_from": origin}, show)
+
+
+def logout() -> None:
+    """Forget the hub's token on this machine; the token itself stays valid until the hub revokes it.
+
+    \b
+    wander logout
+    wander logout --hub https://hub.example.org
+    """
+    here = current()
+    hub = here.settings.hub
+    removed = here.credentials.remove(hub)
+    text = f"logged out of {hub}" if removed else f"no token was stored for {hub}"
+    here.output.answer({"hub": hub, "removed": removed}, text)

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, get_args
 
 import typer
 
 from wander_client.context import current
 from wander_client.errors import UsageError
+from wander_client.names import parse_name
 from wander_client.terminal.command import command_app
+from wander_client.terminal.suggestions import choose
 
 if TYPE_CHECKING:
-    from wander.wire import EnvironmentDetail, Role
     from wander.wire.changes import Member
 
 app = command_app(
@@ -38,8 +39,7 @@ def list_members(target: Target) -> None:
     """
     from wander_client.hub import administration
 
-    here = current()
-    with here.hub(login=True) as hub:
+    with current().hub(login=True) as hub:
         _show(administration.members(hub, target))
 
 
@@ -55,12 +55,13 @@ def add(
     wander owner add acme ada --role owner
     wander owner add acme/wordle bob --role reader
     """
+    from wander.wire import Role
+
     from wander_client.hub import administration
 
-    here = current()
-    chosen = _role(role)
-    with here.hub(login=True) as hub:
-        _show(administration.set_role(hub, target, user, chosen))
+    given = choose("--role", role, get_args(Role))
+    with current().hub(login=True) as hub:
+        _show(administration.set_role(hub, target, user, given))
 
 
 @app.command()
@@ -72,8 +73,7 @@ def remove(target: Target, user: Annotated[str, typer.Argument(help="user name")
     """
     from wander_client.hub import administration
 
-    here = current()
-    with here.hub(login=True) as hub:
+    with current().hub(login=True) as hub:
         _show(administration.remove_role(hub, target, user))
 
 
@@ -90,7 +90,8 @@ def transfer(
 
     Roles on the environment and tokens for it end with the transfer.
     """
-    _confirm(f"give {environment} to {owner}", owner, yes=yes)
+    if not yes:
+        current().output.confirm(owner, f"give {environment} to {owner}")
     _move(environment, owner=owner, name=None)
 
 
@@ -107,7 +108,8 @@ def rename(
 
     What was published keeps its file names; the next version has to carry the new name in pyproject.toml.
     """
-    _confirm(f"rename {environment} to {name}", name, yes=yes)
+    if not yes:
+        current().output.confirm(name, f"rename {environment} to {name}")
     _move(environment, owner=None, name=name)
 
 
@@ -123,7 +125,6 @@ def visibility(
     wander owner visibility acme private
     """
     from wander_client.hub import administration
-    from wander_client.names import parse_name
 
     here = current()
     if choice not in ("private", "public"):
@@ -142,30 +143,13 @@ def _move(environment: str, *, owner: str | None, name: str | None) -> None:
     from wander.wire.changes import NewPlace
 
     from wander_client.hub import administration
-    from wander_client.names import parse_name
 
     here = current()
     old = parse_name(environment)
     place = NewPlace(owner=(owner or old.owner).lower(), name=name)
     with here.hub(login=True) as hub:
-        detail: EnvironmentDetail = administration.transfer(hub, old, place)
+        detail = administration.transfer(hub, old, place)
     here.output.answer(detail, f"{old} is {detail.owner}/{detail.name} now")
-
-
-def _confirm(what: str, word: str, *, yes: bool) -> None:
-    if not yes and current().output.ask(f"Type `{word}` to {what}", flag="--yes") != word:
-        raise UsageError("not confirmed: nothing was changed", hint="or pass `--yes`")
-
-
-def _role(word: str) -> Role:
-    roles: dict[str, Literal["reader", "maintainer", "owner"]] = {
-        "reader": "reader",
-        "maintainer": "maintainer",
-        "owner": "owner",
-    }
-    if word not in roles:
-        raise UsageError(f"`{word}` is not a role", hint=f"write one of {', '.join(roles)}")
-    return roles[word]
 
 
 def _show(found: list[Member]) -> None:

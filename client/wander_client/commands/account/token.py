@@ -7,8 +7,9 @@ from typing import Annotated
 import typer
 
 from wander_client.context import current
-from wander_client.errors import UsageError
+from wander_client.failures import validate
 from wander_client.terminal.command import command_app
+from wander_client.terminal.suggestions import choose
 
 app = command_app(
     help="""Make, list and revoke your tokens.
@@ -44,23 +45,18 @@ def new(
 
     pip and uv take it as a password: https://__token__:TOKEN@HUB/OWNER/simple/
     """
-    from pydantic import ValidationError
     from wander.wire import TOKEN_SCOPES
     from wander.wire.changes import NewToken
 
     from wander_client.hub import administration
 
     here = current()
-    words = scope or ["read"]
-    scopes = [one for one in TOKEN_SCOPES if one in words]
-    if unknown := sorted(set(words) - set(scopes)):
-        raise UsageError(f"`{unknown[0]}` is not a scope", hint=f"choose from {', '.join(TOKEN_SCOPES)}")
-    try:
-        wanted = NewToken(name=name, scopes=scopes, target=target, days=None if never_expires else days)
-    except ValidationError as error:
-        raise UsageError(f"the name or target does not fit: {error.errors()[0]['msg']}") from error
+    wanted = {choose("--scope", word, TOKEN_SCOPES) for word in scope or ["read"]}
+    scopes = [one for one in TOKEN_SCOPES if one in wanted]
+    body = {"name": name, "scopes": scopes, "target": target, "days": None if never_expires else days}
+    asked = validate(NewToken, body, "`wander token new --help` has examples")
     with here.hub(login=True) as hub:
-        made = administration.new_token(hub, wanted)
+        made = administration.new_token(hub, asked)
     here.output.answer(made, made.token)
     until = f"until {made.expires_at:%Y-%m-%d}" if made.expires_at else "until it is revoked"
     here.output.note(

@@ -7,17 +7,13 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from wander_client.context import current
-from wander_client.terminal.command import command_app
 
 if TYPE_CHECKING:
     from wander.wire import EnvironmentDetail, VersionDetail
 
     from wander_client.packages.store import Installed
 
-app = command_app()
 
-
-@app.command()
 def info(
     environment: Annotated[str, typer.Argument(help="owner/name or owner/name@version")],
     readme: Annotated[bool, typer.Option("--readme", help="print only the README")] = False,

@@ -1,4 +1,4 @@
-"""`wander install`: an exact version into a virtual environment of its own."""
+"""`wander install`, `wander list`, `wander uninstall`: the environments of this machine."""
 
 from __future__ import annotations
 
@@ -7,15 +7,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from wander_client.context import current
-from wander_client.terminal.command import command_app
+from wander_client.errors import NotFound
+from wander_client.names import parse_name
 
 if TYPE_CHECKING:
     from wander_client.packages.store import Installed, InstalledRecord
 
-app = command_app()
 
-
-@app.command()
 def install(
     environments: Annotated[
         list[str], typer.Argument(help="one or more of owner/name or owner/name@version")
@@ -38,7 +36,6 @@ def install(
     nothing is there unless all of it is. `wander-sdk` comes from the hub, other packages from the index that
     pip or uv is set to. Of what is installed both ways, other commands use the one that was named last.
     """
-    from wander_client.names import parse_name
     from wander_client.packages import install as installing
     from wander_client.packages.store import EnvironmentStore
 
@@ -70,6 +67,68 @@ def install(
     here.output.answer([{**record_of(one), "fresh": fresh} for one, fresh in done], show)
     last = done[-1][0].record
     here.output.next(f"wander eval {last.owner}/{last.name} -m MODEL")
+
+
+def list_installed() -> None:
+    """List installed environments, of all hubs.
+
+    \b
+    wander list
+    wander list --json
+    """
+    from wander_client.packages.store import EnvironmentStore
+
+    here = current()
+    found = EnvironmentStore(here.settings.data_dir, here.output.warn).all()
+    rows = [
+        [
+            f"{one.record.owner}/{one.record.name}",
+            one.record.version,
+            one.record.wheel_sha256[:12],
+            one.record.lock_sha256[:12] if one.record.lock_sha256 else "none",
+            f"{one.record.installed_at:%Y-%m-%d}",
+            one.record.hub,
+        ]
+        for one in found
+    ]
+    if not found and here.output.human:
+        here.output.note("no environment is installed")
+        here.output.next("wander search")
+        return
+    columns = ["environment", "version", "sha256", "lock", "installed", "hub"]
+    here.output.answer(
+        [record_of(one) for one in found],
+        lambda: here.output.table(columns, rows, shrink=["hub"], drop=["sha256", "installed", "lock"]),
+    )
+
+
+def uninstall(
+    environment: Annotated[str, typer.Argument(help="owner/name (all versions) or owner/name@version")],
+) -> None:
+    """Remove an installed environment from this machine; runs and the hub keep what they have.
+
+    \b
+    wander uninstall wander/tictactoe
+    wander uninstall wander/tictactoe@0.1.0
+    """
+    from wander_client.packages.store import EnvironmentStore
+
+    here = current()
+    name = parse_name(environment)
+    store = EnvironmentStore(here.settings.data_dir, here.output.warn)
+    found = [
+        one
+        for one in store.all()
+        if (one.record.owner, one.record.name) == (name.owner, name.name)
+        and name.version in (None, one.record.version)
+    ]
+    if not found:
+        raise NotFound(f"`{name}` is not installed", hint="`wander list` shows what is", code="not_installed")
+    with store.locked(name):
+        for one in found:
+            store.remove(one)
+    said = ", ".join(str(one.name) for one in found)
+    here.output.answer([record_of(one) for one in found], f"uninstalled {said}")
 
 
 def lock_of(record: InstalledRecord) -> str:

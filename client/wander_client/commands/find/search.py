@@ -7,12 +7,8 @@ from typing import Annotated
 import typer
 
 from wander_client.context import current
-from wander_client.terminal.command import command_app
-
-app = command_app()
 
 
-@app.command()
 def search(
     query: Annotated[str, typer.Argument(help="search words; without any, everything is listed")] = "",
     owner: Annotated[str | None, typer.Option(help="only environments of this owner")] = None,

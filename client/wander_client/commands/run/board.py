@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from wander_client.context import current
 from wander_client.errors import UsageError
+from wander_client.failures import validate
+from wander_client.names import parse_name
 from wander_client.terminal.command import command_app
 
 if TYPE_CHECKING:
@@ -17,8 +19,6 @@ if TYPE_CHECKING:
 
     from wander_client.terminal.output import Cell
 
-Body = TypeVar("Body")
-
 app = command_app(
     help="""Arrange an environment's boards, and keep runs off them, with a reason that everybody can read.
 
@@ -26,6 +26,8 @@ app = command_app(
     `wander leaderboard` shows it.""",
     group=True,
 )
+
+_HELP = "`wander board --help` shows what there is"
 
 Environment = Annotated[str, typer.Argument(help="owner/name or owner/name@version")]
 Board = Annotated[
@@ -43,7 +45,6 @@ def list_boards(environment: Environment) -> None:
     wander board list acme/wordle@0.3.0 --json
     """
     from wander_client.hub import administration
-    from wander_client.names import parse_name
 
     here = current()
     name = parse_name(environment)
@@ -85,7 +86,6 @@ def edit(
     from wander.wire import BoardSettings
 
     from wander_client.hub import administration
-    from wander_client.names import parse_name
 
     given = {"title": title, "description": description, "pinned": pin}
     changes: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
@@ -101,7 +101,7 @@ def edit(
     with here.hub(login=True) as hub:
         shown = hub.leaderboard(name.owner, name.name, version=name.version, board=board, limit=1)
         before = administration.settings_of(shown).model_dump()
-        after = administration.arrange_board(hub, shown, _valid(BoardSettings, before | changes))
+        after = administration.arrange_board(hub, shown, validate(BoardSettings, before | changes, _HELP))
     here.output.answer(after, lambda: _show_changed(shown, after))
 
 
@@ -115,7 +115,6 @@ def reset(environment: Environment, board: Board) -> None:
     from wander.wire import BoardSettings
 
     from wander_client.hub import administration
-    from wander_client.names import parse_name
 
     here = current()
     name = parse_name(environment)
@@ -136,12 +135,12 @@ def hide(run: RunId, reason: Annotated[str, typer.Option(help="reason, shown to 
     """
     from wander.wire.boards import HiddenRunInfo, HidingReason
 
-    from wander_client.commands.run.posted_runs import resolve_posted_id
+    from wander_client.commands.run.runs import resolve_posted_id
 
     here = current()
     with here.hub(login=True) as hub:
         run_id = resolve_posted_id(hub, run)
-        body = _valid(HidingReason, {"reason": reason})
+        body = validate(HidingReason, {"reason": reason}, _HELP)
         hidden = hub.change("PUT", f"/api/v1/runs/{run_id}/hiding", HiddenRunInfo, body)
     here.output.answer(hidden, f"hidden: {hidden.run_id} of {hidden.model}: {hidden.reason}")
     here.output.note(hidden.url)
@@ -154,7 +153,7 @@ def unhide(run: RunId) -> None:
     \b
     wander board unhide RUN
     """
-    from wander_client.commands.run.posted_runs import resolve_posted_id
+    from wander_client.commands.run.runs import resolve_posted_id
 
     here = current()
     with here.hub(login=True) as hub:
@@ -180,7 +179,7 @@ def clear(
     """
     from wander.wire.verification import ClearanceReason, RunEvidence
 
-    from wander_client.commands.run.posted_runs import resolve_posted_id
+    from wander_client.commands.run.runs import resolve_posted_id
 
     if undo == (reason is not None):
         raise UsageError(
@@ -193,24 +192,8 @@ def clear(
         if undo:
             found = hub.change("DELETE", path, RunEvidence)
         else:
-            found = hub.change("PUT", path, RunEvidence, _valid(ClearanceReason, {"reason": reason}))
+            found = hub.change("PUT", path, RunEvidence, validate(ClearanceReason, {"reason": reason}, _HELP))
     here.output.answer(found, lambda: _show_evidence(found))
-
-
-def _valid(kind: type[Body], given: dict[str, Any]) -> Body:
-    """Return a request's body, or say as a usage error what is wrong with it."""
-    from pydantic import ValidationError
-
-    try:
-        return kind(**given)
-    except ValidationError as error:
-        fault = error.errors(include_url=False)[0]
-        place = ".".join(map(str, fault["loc"]))
-        said = str(fault["msg"]).removeprefix("Value error, ")
-        raise UsageError(f"`{place}`: {said[:1].lower()}{said[1:]}" if place else said, hint=_HELP) from error
-
-
-_HELP = "`wander board --help` shows what there is"
 
 
 def _show_list(boards: list[BoardInfo]) -> None:

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from wander_client.context import current
-from wander_client.terminal.command import command_app
 
 if TYPE_CHECKING:
     from wander.evals.stats.comparison import Comparison
@@ -15,10 +14,7 @@ if TYPE_CHECKING:
     from wander_client.runs.found import FoundRun
     from wander_client.terminal.output import Output
 
-app = command_app()
 
-
-@app.command()
 def compare(
     before: Annotated[str, typer.Argument(help="folder or run id: the baseline")],
     after: Annotated[str, typer.Argument(help="folder or run id")],

@@ -14,14 +14,11 @@ import typer
 
 from wander_client.context import current
 from wander_client.runs.lookup import short_ids
-from wander_client.terminal.command import command_app
 
 if TYPE_CHECKING:
     from wander.wire import BoardInfo, Leaderboard, LeaderboardRow
 
     from wander_client.terminal.output import Cell
-
-app = command_app()
 
 COLUMNS = [
     "rank",
@@ -60,7 +57,6 @@ class Sort(StrEnum):
     cost = "cost"
 
 
-@app.command()
 def leaderboard(
     environment: Annotated[str, typer.Argument(help="owner/name or owner/name@version")],
     task_set: Annotated[str | None, typer.Option(help="digest of another task set")] = None,

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -13,61 +12,61 @@ import typer
 from wander_client.context import current
 from wander_client.environments.sandbox import SandboxFlag, SandboxLimits, choose_policy
 from wander_client.errors import FAILED, Interrupted, NotFound, UsageError
-from wander_client.terminal.command import command_app
+from wander_client.terminal.command import spread_options
+from wander_client.terminal.suggestions import choose
 
 if TYPE_CHECKING:
-    from typing import Any
-
     from wander.clients.base import Client
-    from wander.sandbox import SandboxPolicy
-    from wander.types import Example, Message, Rollout
+    from wander.types import Example, Rollout
 
     from wander_client.environments.location import OpenedEnvironment
-
-app = command_app()
 
 
 @dataclass(frozen=True)
 class _Game:
     """What is played, and by whom."""
 
-    environment: str
-    split: str = "eval"
-    position: int | None = None
-    opening: str | None = None
-    seed: int = 0
-    wrap: str | None = None
-    against: str | None = None
-    hints: str | None = None
-    base_url: str | None = None
-    out: Path | None = None
-    arguments: dict[str, Any] = field(default_factory=dict)
-    sandbox: SandboxPolicy | None = None
-
-
-@app.command()
-def play(
-    environment: Annotated[str, typer.Argument(help="owner/name[@version], or ./folder")],
+    environment: Annotated[str, typer.Argument(help="owner/name[@version], or ./folder")]
     example: Annotated[
         int | None, typer.Option("-e", "--example", min=0, help="position of the example (0)")
-    ] = None,
-    split: Annotated[str, typer.Option(help="eval or train")] = "eval",
-    seed: Annotated[int, typer.Option(help="seed of the run")] = 0,
+    ] = None
+    split: Annotated[str, typer.Option(help="eval or train")] = "eval"
+    seed: Annotated[int, typer.Option(help="seed of the run")] = 0
     against: Annotated[
         str | None, typer.Option(metavar="MODEL", help="model to play against, from the environment's side")
-    ] = None,
-    opening: Annotated[
-        str | None, typer.Option(help="with --against: name of the opening (the first)")
-    ] = None,
-    hints: Annotated[str | None, typer.Option(metavar="MODEL", help="model that answers `/hint`")] = None,
-    base_url: Annotated[str | None, typer.Option("-b", "--base-url", help="of the model")] = None,
-    wrap: Annotated[str | None, typer.Option(help="text around what you type, which replaces {}")] = None,
-    out: Annotated[Path | None, typer.Option(help="folder for the record of the game")] = None,
-    argument: Annotated[list[str] | None, typer.Option("-a", "--arg", help="environment: KEY=VALUE")] = None,
-    args: Annotated[str | None, typer.Option("--args", help="environment arguments, a JSON object")] = None,
-    sandbox: SandboxFlag = None,
-    sandbox_limit: SandboxLimits = None,
-) -> int | None:
+    ] = None
+    opening: Annotated[str | None, typer.Option(help="with --against: name of the opening (the first)")] = (
+        None
+    )
+    hints: Annotated[str | None, typer.Option(metavar="MODEL", help="model that answers `/hint`")] = None
+    base_url: Annotated[str | None, typer.Option("-b", "--base-url", help="of the model")] = None
+    wrap: Annotated[str | None, typer.Option(help="text around what you type, which replaces {}")] = None
+    out: Annotated[Path | None, typer.Option(help="folder for the record of the game")] = None
+    argument: Annotated[list[str] | None, typer.Option("-a", "--arg", help="environment: KEY=VALUE")] = None
+    args: Annotated[str | None, typer.Option("--args", help="environment arguments, a JSON object")] = None
+    sandbox: SandboxFlag = None
+    sandbox_limit: SandboxLimits = None
+
+    def require_sense(self) -> None:
+        """Refuse options that contradict each other."""
+        choose("--split", self.split, ("eval", "train"))
+        if self.wrap is not None and "{}" not in self.wrap:
+            raise UsageError(
+                "`--wrap` has no `{}` for what you type", hint="write `--wrap '<answer>{}</answer>'`"
+            )
+        if current().output.json:
+            raise UsageError("`wander play` talks to a person", hint="`wander eval --json` is for programs")
+        if self.against is None and self.opening is not None:
+            raise UsageError("`--opening` is for the environment's side", hint="add `--against MODEL`")
+        for option in ("wrap", "hints", "example") if self.against is not None else ():
+            if getattr(self, option) is not None:
+                raise UsageError(
+                    f"`--{option}` is for the model's side", hint=f"leave `--{option}` or `--against` out"
+                )
+
+
+@spread_options
+def play(game: _Game) -> int | None:
     """Play one example yourself; the terminal shows exactly what a model sees.
 
     \b
@@ -88,71 +87,30 @@ def play(
     With `--against` the model plays and you make the environment's choices, where it declares them; `/hint`
     then counts how every line after each choice would end.
     """
-    from wander_client.environments.location import parse_arguments
-
-    _require_sense(split, wrap, against, opening, hints, example)
-    game = _Game(
-        environment,
-        split,
-        example,
-        opening,
-        seed,
-        wrap,
-        against,
-        hints,
-        base_url,
-        out,
-        parse_arguments(argument or [], args),
-        choose_policy(sandbox, sandbox_limit, default=current().settings.sandbox),
-    )
+    game.require_sense()
     rollout, folder = asyncio.run(_play(game))
     if rollout is None or folder is None:
         raise Interrupted("you left the game; nothing was saved")
     return _show_end(rollout, folder)
 
 
-def _require_sense(
-    split: str,
-    wrap: str | None,
-    against: str | None,
-    opening: str | None,
-    hints: str | None,
-    example: int | None,
-) -> None:
-    """Refuse options that contradict each other."""
-    if split not in ("train", "eval"):
-        raise UsageError(f"`--split {split}` is unknown", hint="use `eval` or `train`")
-    if wrap is not None and "{}" not in wrap:
-        raise UsageError(
-            "`--wrap` has no `{}` for what you type", hint="write `--wrap '<answer>{}</answer>'`"
-        )
-    if current().output.json:
-        raise UsageError("`wander play` talks to a person", hint="`wander eval --json` is for programs")
-    if against is None and opening is not None:
-        raise UsageError("`--opening` is for the environment's side", hint="add `--against MODEL`")
-    for option, given in (("--wrap", wrap), ("--hints", hints), ("--example", example)):
-        if against is not None and given is not None:
-            raise UsageError(
-                f"`{option}` is for the model's side", hint=f"leave `{option}` or `--against` out"
-            )
-
-
 async def _play(game: _Game) -> tuple[Rollout | None, Path | None]:
     """Return the rollout and the folder of its record; nothing when the person left."""
-    from wander_client.environments.location import open_environment
+    from wander_client.environments.location import open_environment, parse_arguments
     from wander_client.models.reference import open_model
 
-    async with contextlib.AsyncExitStack() as stack:
-        opening = open_environment(current(), game.environment, game.arguments, sandbox=game.sandbox)
-        opened = await stack.enter_async_context(opening)
+    arguments = parse_arguments(game.argument or [], game.args)
+    policy = choose_policy(game.sandbox, game.sandbox_limit, default=current().settings.sandbox)
+    async with open_environment(current(), game.environment, arguments, sandbox=policy) as opened:
         name = game.against or game.hints
-        model: Client | None = None
-        if name is not None:
-            model = open_model(current(), name, base_url=game.base_url, location=opened.location)
-            stack.push_async_callback(model.close)
-        if game.against is not None and model is not None:
-            return await _play_environment(game, opened, model)
-        return await _play_model(game, opened, model)
+        if name is None:
+            return await _play_model(game, opened, None)
+        model = open_model(current(), name, base_url=game.base_url, location=opened.location)
+        try:
+            side = _play_model if game.against is None else _play_environment
+            return await side(game, opened, model)
+        finally:
+            await model.close()
 
 
 async def _play_model(
@@ -161,10 +119,10 @@ async def _play_model(
     from wander_client.play.player import PlayerClient
 
     client = PlayerClient(current().output, wrap=game.wrap, hints=hints)
-    split, place = ("train" if game.split == "train" else "eval"), game.position or 0
-    rows = await opened.handle.examples(split, place, 1)  # type: ignore[arg-type]
+    place = game.example or 0
+    rows = await opened.handle.examples("train" if game.split == "train" else "eval", place, 1)
     if not rows:
-        raise NotFound(f"the {split} split has no example {place}", hint="try `--example 0`")
+        raise NotFound(f"the {game.split} split has no example {place}", hint="try `--example 0`")
     while True:
         rollout = await opened.handle.rollout(client, rows[0], run_seed=game.seed)
         if client.left:
@@ -240,7 +198,8 @@ def _show_end(rollout: Rollout, folder: Path) -> int | None:
         output.line(f"failed at the {rollout.failure.boundary}: {rollout.failure.message}", style="error")
         return FAILED
     if rollout.info.get("line_of_play") is None:
-        for message in _last_words(rollout):
+        answers = [at for at, one in enumerate(rollout.completion) if one.get("role") == "assistant"]
+        for message in rollout.completion[answers[-1] + 1 if answers else 0 :]:
             show_message(message, output)
     output.line()
     output.line(f"ended: {rollout.stop_reason}, reward {rollout.reward}", style="bold")
@@ -248,13 +207,3 @@ def _show_end(rollout: Rollout, folder: Path) -> int | None:
         output.line(f"  {name:<24} {value:.4g}")
     output.next(f"wander view {folder} --rollout 0", f"wander replay {folder}")
     return None
-
-
-def _last_words(rollout: Rollout) -> list[Message]:
-    """Return what the environment said after the player's last answer."""
-    said: list[Message] = []
-    for message in reversed(rollout.completion):
-        if message.get("role") == "assistant":
-            break
-        said.append(message)
-    return said[::-1]

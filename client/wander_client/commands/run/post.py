@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from wander_client.context import current
-from wander_client.terminal.command import command_app
 
 if TYPE_CHECKING:
     from wander.evals.store.folder import RunFolder
@@ -15,10 +14,7 @@ if TYPE_CHECKING:
 
     from wander_client.hub.posting import Parcel
 
-app = command_app()
 
-
-@app.command()
 def post(
     run: Annotated[str | None, typer.Argument(help="folder, run id, or nothing for the newest run")] = None,
     private: Annotated[

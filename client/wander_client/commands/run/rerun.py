@@ -12,7 +12,6 @@ from wander_client.context import current
 from wander_client.environments.sandbox import SandboxFlag, SandboxLimits, choose_policy, require_confined
 from wander_client.errors import FAILED, OK, PARTIAL, ClientError, UsageError
 from wander_client.models.reference import KEY_VARIABLE
-from wander_client.terminal.command import command_app
 
 if TYPE_CHECKING:
     from wander.evals.run.runner import EvaluationResult, Progress
@@ -24,10 +23,7 @@ if TYPE_CHECKING:
     from wander_client.runs.found import FoundRun
     from wander_client.terminal.output import Output
 
-app = command_app()
 
-
-@app.command()
 def rerun(
     run: Annotated[str | None, typer.Argument(help="folder, run id, or nothing for the newest run")] = None,
     model: Annotated[

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, cast
+from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 import typer
 
-from wander_client.commands.run.posted_runs import publish, withdraw
 from wander_client.context import current
 from wander_client.errors import NotFound, UsageError
 from wander_client.terminal.command import command_app
+from wander_client.terminal.suggestions import choose
 
 if TYPE_CHECKING:
-    from wander.evals.export import Format
-    from wander.train.watch.plots import Across
-
+    from wander_client.hub.api import HubApi
     from wander_client.runs.diff import MessageDifference, RunDiff
     from wander_client.runs.found import FoundRun
     from wander_client.terminal.output import Cell
@@ -290,13 +288,13 @@ def export_runs(
     `messages`, `prompt` and `completion` are conversations, as TRL takes them. `wander data` selects and
     cleans rows to train on instead.
     """
-    from wander.evals.export import export, format_of
+    from wander.evals.export import Format, export, format_of
 
     from wander_client.runs.lookup import find_run
     from wander_client.terminal.output import counted
 
     output = current().output
-    kind = _format(format) or format_of(out)
+    kind = choose("--format", format, get_args(Format)) if format else format_of(out)
     found = [find_run(current(), one) for one in runs]
     total = sum(one.summary.rollouts for one in found)
     rows = 0
@@ -310,13 +308,6 @@ def export_runs(
         "runs": [one.manifest.run_id for one in found],
     }
     output.answer(data, f"wrote {counted(rows, 'row')} to {out}")
-
-
-def _format(word: str | None) -> Format | None:
-    known: dict[str, Format] = {"jsonl": "jsonl", "parquet": "parquet", "hf": "hf"}
-    if word is not None and word not in known:
-        raise UsageError(f"there is no format `{word}`", hint=f"write {', '.join(known)}")
-    return known[word] if word else None
 
 
 @app.command()
@@ -374,9 +365,6 @@ def schema(
     current().output.answer(found, json.dumps(found, indent=2, ensure_ascii=False))
 
 
-ACROSS = ("step", "rollouts", "hours")
-
-
 @app.command()
 def plot(
     runs: Annotated[list[str], typer.Argument(help="folders or ids of training runs, or NAME=RUN")],
@@ -395,13 +383,12 @@ def plot(
     wander runs plot small=runs/A large=runs/B -o comparison.html
     wander runs plot runs/A runs/B --metric reward --metric entropy -x rollouts -o two.png
     """
-    from wander.train.watch.plots import draw_runs, read_plotted
+    from wander.train.watch.plots import Across, draw_runs, read_plotted
 
     from wander_client.runs.lookup import run_folder
 
     output = current().output
-    if across not in ACROSS:
-        raise UsageError(f"`-x {across}` is unknown", hint=f"use one of {', '.join(ACROSS)}")
+    axis = choose("-x", across, get_args(Across))
     plotted, folders = [], []
     for word in runs:
         name, named, place = word.partition("=")
@@ -413,7 +400,7 @@ def plot(
         raise UsageError(f"two runs are called `{twice[0]}`", hint="name them: `first=RUN second=RUN`")
     files = out or [folders[0] / "learning_curve.svg" if len(runs) == 1 else Path("comparison.svg")]
     title = f"training run {names[0]}" if len(names) == 1 else f"{len(names)} training runs"
-    drawn = draw_runs(plotted, files, title=title, across=cast("Across", across), metrics=metric or [])
+    drawn = draw_runs(plotted, files, title=title, across=axis, metrics=metric or [])
     if not drawn:
         output.note("there is nothing to draw yet: a curve needs two steps")
     output.answer(
@@ -422,5 +409,50 @@ def plot(
     )
 
 
-app.command()(publish)
-app.command()(withdraw)
+@app.command()
+def publish(
+    run: Annotated[str, typer.Argument(help="a private run on the hub: its id, or the folder here")],
+) -> None:
+    """Make a private run of yours public, on its leaderboard too. This cannot be undone.
+
+    \b
+    wander runs publish RUN
+    """
+    from wander.wire import RunDetail
+
+    here = current()
+    with here.hub(login=True) as hub:
+        run_id = resolve_posted_id(hub, run)
+        detail = hub.change("POST", f"/api/v1/runs/{run_id}/publish", RunDetail)
+    here.output.answer(detail, f"public: {detail.url}")
+
+
+@app.command()
+def withdraw(
+    run: Annotated[str, typer.Argument(help="a run on the hub: its id, or the folder here")],
+    reason: Annotated[str, typer.Option(help="reason, shown to everybody")],
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="do not ask for confirmation")] = False,
+) -> None:
+    """Remove the rollouts of a run you posted for good; its manifest, its digests and the reason stay.
+
+    \b
+    wander runs withdraw RUN --reason "evaluated with the wrong prompt"
+    """
+    from wander.wire import RunDetail
+
+    here = current()
+    with here.hub(login=True) as hub:
+        run_id = resolve_posted_id(hub, run)
+        if not yes:
+            here.output.confirm(run_id, "withdraw it for good")
+        place = f"/api/v1/runs/{run_id}"
+        detail = hub.change("DELETE", place, RunDetail, params={"reason": reason})
+    here.output.answer(detail, f"withdrawn: {detail.url}")
+
+
+def resolve_posted_id(hub: HubApi, word: str) -> str:
+    """Return the whole id of the posted run that a word means: its id, the beginning, or the folder here."""
+    from wander.evals.store.folder import RunFolder
+
+    known = RunFolder.open(Path(word)).manifest.run_id if Path(word).is_dir() else word
+    return hub.run(known).run_id

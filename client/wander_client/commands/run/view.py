@@ -11,20 +11,16 @@ import typer
 
 from wander_client.context import current
 from wander_client.errors import NotFound, UsageError
-from wander_client.terminal.command import command_app
 
 if TYPE_CHECKING:
     from wander.wire import RolloutRow
 
     from wander_client.runs.found import FoundRun
 
-app = command_app()
-
 SORTED_BY = {"reward": "reward", "turns": "turns", "seconds": "seconds", "tokens": "completion_tokens"}
 """What `--sort` takes, and the field of a row it means."""
 
 
-@app.command()
 def view(
     run: Annotated[str | None, typer.Argument(help="folder, run id, or nothing for the newest run")] = None,
     rollout: Annotated[

@@ -10,12 +10,8 @@ from typing import Annotated
 import typer
 
 from wander_client.context import current
-from wander_client.terminal.command import command_app
-
-app = command_app()
 
 
-@app.command()
 def worker(
     environment: Annotated[str, typer.Argument(help="owner/name[@version], or ./folder")],
     listen: Annotated[

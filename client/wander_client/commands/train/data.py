@@ -10,7 +10,6 @@ import typer
 
 from wander_client.context import current
 from wander_client.errors import FAILED
-from wander_client.terminal.command import command_app
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -19,10 +18,7 @@ if TYPE_CHECKING:
 
     from wander_client.runs.found import FoundRun
 
-app = command_app()
 
-
-@app.command()
 def data(
     runs: Annotated[list[str], typer.Argument(help="folders or ids of runs, here or on the hub")],
     out: Annotated[Path, typer.Option("-o", "--out", help="file to write the rows to")],

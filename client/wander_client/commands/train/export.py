@@ -8,13 +8,9 @@ from typing import Annotated
 import typer
 
 from wander_client.context import current
-from wander_client.errors import UsageError
-from wander_client.terminal.command import command_app
-
-app = command_app()
+from wander_client.terminal.suggestions import choose
 
 
-@app.command()
 def export(
     environment: Annotated[str, typer.Argument(help="owner/name[@version], or ./folder")],
     to: Annotated[str, typer.Option("--to", metavar="prime-rl|skyrl|tinker", help="trainer to write for")],
@@ -34,10 +30,7 @@ def export(
     from wander_client.environments.location import locate, parse_arguments
     from wander_client.training.export import TRAINERS, write_adapter
 
-    if to not in TRAINERS:
-        raise UsageError(
-            f"`--to {to}` is unknown", hint=f"use {' or '.join(f'`{name}`' for name in TRAINERS)}"
-        )
+    choose("--to", to, TRAINERS)
     here = current()
     location = locate(here, environment)
     owner = location.installed.record.owner if location.installed else "OWNER"

@@ -12,28 +12,24 @@ import typer
 
 from wander_client.context import current
 from wander_client.errors import ClientError, Interrupted, NotFound, UsageError
-from wander_client.terminal.command import command_app
 
 if TYPE_CHECKING:
     from wander.train.config import SFTSettings
 
-app = command_app()
 
+Overrides = Annotated[list[str] | None, typer.Option("--set", help="section.field=value; repeatable")]
 
 RECORD = "sft.json"
 """What a fine-tuning run was asked for, in its folder, so that `--resume` needs nothing else."""
 
 
-@app.command()
 def sft(
     rows: Annotated[Path | None, typer.Argument(help="rows of `wander data`")] = None,
     out: Annotated[Path | None, typer.Option("-o", "--out", help="folder for the model")] = None,
     config: Annotated[Path | None, typer.Option("-c", "--config", help="settings, TOML")] = None,
     model: Annotated[str | None, typer.Option("-m", "--model", help="smollm2, or a folder")] = None,
     steps: Annotated[int | None, typer.Option(min=1)] = None,
-    setting: Annotated[
-        list[str] | None, typer.Option("--set", help="section.field=value; repeatable")
-    ] = None,
+    setting: Overrides = None,
     resume: Annotated[
         Path | None, typer.Option(help="resume the run in this folder; no other option is needed")
     ] = None,

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 import typer
 
+from wander_client.commands.train.sft import Overrides
 from wander_client.context import current
 from wander_client.environments.sandbox import SandboxFlag, SandboxLimits, choose_policy
 from wander_client.errors import OK, ClientError, Interrupted, NotFound, UsageError
-from wander_client.terminal.command import command_app, find_typed_options
+from wander_client.terminal.command import find_typed_options
+from wander_client.terminal.suggestions import choose
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -23,19 +25,14 @@ if TYPE_CHECKING:
     from wander_client.training.phases import PhasedCommand
     from wander_client.training.run import TrainingCommand
 
-app = command_app()
 
-
-@app.command()
 def train(
     context: typer.Context,
     environment: Annotated[str | None, typer.Argument(help="owner/name[@version], or ./folder")] = None,
     config: Annotated[Path | None, typer.Argument(help="settings, TOML")] = None,
     model: Annotated[str | None, typer.Option("-m", "--model", help="smollm2, or a folder")] = None,
     steps: Annotated[int | None, typer.Option(min=1)] = None,
-    setting: Annotated[
-        list[str] | None, typer.Option("--set", help="section.field=value; repeatable")
-    ] = None,
+    setting: Overrides = None,
     argument: Annotated[list[str] | None, typer.Option("-a", "--arg", help="environment: KEY=VALUE")] = None,
     out: Annotated[Path | None, typer.Option("-o", "--out", help="the run's folder")] = None,
     log: Annotated[
@@ -76,6 +73,7 @@ def train(
     The run's folder holds the manifest, metrics.jsonl, learning curves, sample rollouts and the model.
     The first Ctrl-C finishes the step and keeps a checkpoint to resume from.
     """
+    from wander.train.config import Tracker
     from wander.train.phases import only_phase
 
     from wander_client.runs.lookup import resumable_folder
@@ -97,7 +95,8 @@ def train(
         raise UsageError("the environment is missing", hint="run `wander train --help` for examples")
     _require_startable(environment, config, None if dry_run else out)
     overrides = [*(setting or []), *([f"schedule.steps={steps}"] if steps else [])]
-    overrides += [f"logging.trackers={json.dumps(_trackers(log))}"] if log else []
+    trackers = [choose("--log", word, get_args(Tracker)) for word in log or []]
+    overrides += [f"logging.trackers={json.dumps(trackers)}"] if trackers else []
     model = training.choose_model(here, model, started_from)
     policy = choose_policy(sandbox, sandbox_limit, default=here.settings.sandbox)
     asked = (here, environment, config, model, overrides, argument or [], policy)
@@ -186,22 +185,6 @@ def _require_startable(environment: str, config: Path | None, out: Path | None) 
         )
     if out is not None:
         _require_unused(out)
-
-
-def _trackers(log: list[str]) -> list[str]:
-    """Return the trackers of `--log`; raises `UsageError` for a word that is none."""
-    from typing import get_args
-
-    from wander.train.config import Tracker
-
-    from wander_client.terminal.suggestions import did_you_mean
-
-    known = list(get_args(Tracker))
-    for word in log:
-        if word not in known:
-            hint = did_you_mean(word, known) or f"there are {', '.join(f'`{one}`' for one in known)}"
-            raise UsageError(f"`--log {word}` is not a tracker", hint=hint)
-    return log
 
 
 def _require_unused(out: Path) -> None:

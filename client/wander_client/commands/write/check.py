@@ -9,7 +9,6 @@ import typer
 from wander_client.context import current
 from wander_client.environments.sandbox import SandboxFlag, SandboxLimits, choose_policy
 from wander_client.errors import FAILED, OK, UsageError
-from wander_client.terminal.command import command_app
 
 if TYPE_CHECKING:
     from wander.checks import CheckResult
@@ -18,12 +17,9 @@ if TYPE_CHECKING:
 
     from wander_client.environments.location import Location
 
-app = command_app()
-
 SIGNS = {"pass": ("ok", None), "warn": ("warn", "warning"), "fail": ("FAULT", "error"), "skip": ("-", None)}
 
 
-@app.command()
 def check(
     environment: Annotated[str, typer.Argument(help="./folder, or owner/name[@version]")] = ".",
     argument: Annotated[list[str] | None, typer.Option("-a", "--arg", help="environment: KEY=VALUE")] = None,

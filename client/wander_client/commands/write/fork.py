@@ -7,12 +7,8 @@ from typing import Annotated
 import typer
 
 from wander_client.context import current
-from wander_client.terminal.command import command_app
-
-app = command_app()
 
 
-@app.command()
 def fork(
     environment: Annotated[str, typer.Argument(help="owner/name, or owner/name@version")],
     owner: Annotated[str | None, typer.Option(help="owner of the copy  [default: you]")] = None,

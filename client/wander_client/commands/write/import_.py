@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -10,11 +11,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from wander_client.commands.write.publish import choose_owner
 from wander_client.context import current
-from wander_client.terminal.command import command_app
+from wander_client.errors import ClientError, Unavailable
+from wander_client.names import parse_name
+from wander_client.terminal.command import command_app, spread_options
 
 if TYPE_CHECKING:
-    from wander.evals.imports import PublishedName
     from wander.types import EnvironmentInfo
     from wander.wire import CheckSummary
 
@@ -25,27 +28,28 @@ if TYPE_CHECKING:
 
 app = command_app(help="Bring in environments and results of other libraries.", group=True)
 
-Owner = Annotated[str | None, typer.Option(help="publish under this owner")]
-Out = Annotated[Path | None, typer.Option(help="keep the completed project in this folder")]
-EntryPoint = Annotated[
-    str | None, typer.Option("--entry-point", help="MODULE:FUNCTION, if there are several")
-]
-Argument = Annotated[
-    list[str] | None, typer.Option("-a", "--arg", help="argument to load it with: KEY=VALUE")
-]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="do everything but publish")]
-NoCheck = Annotated[bool, typer.Option("--no-check", help="do not install, load or check it")]
+
+@dataclass(frozen=True)
+class _Wishes:
+    """The options of an import."""
+
+    owner: Annotated[str | None, typer.Option(help="publish under this owner")] = None
+    out: Annotated[Path | None, typer.Option(help="keep the completed project in this folder")] = None
+    entry_point: Annotated[
+        str | None, typer.Option("--entry-point", help="MODULE:FUNCTION, if there are several")
+    ] = None
+    argument: Annotated[
+        list[str] | None, typer.Option("-a", "--arg", help="argument to load it with: KEY=VALUE")
+    ] = None
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="do everything but publish")] = False
+    no_check: Annotated[bool, typer.Option("--no-check", help="do not install, load or check it")] = False
 
 
 @app.command()
+@spread_options
 def path(
     source: Annotated[str, typer.Argument(help="a folder, an sdist or a wheel")],
-    owner: Owner = None,
-    out: Out = None,
-    entry_point: EntryPoint = None,
-    argument: Argument = None,
-    dry_run: DryRun = False,
-    no_check: NoCheck = False,
+    wishes: _Wishes,
 ) -> None:
     """Make a package of this machine an environment of the hub, its code as it is.
 
@@ -59,21 +63,14 @@ def path(
     """
     from wander_client.packages.origins.source import bring_project
 
-    _import(
-        lambda work: bring_project(source, work),
-        _Wishes(owner, out, entry_point, argument, dry_run, no_check),
-    )
+    _import(lambda work: bring_project(source, work), wishes)
 
 
 @app.command()
+@spread_options
 def git(
     url: Annotated[str, typer.Argument(help="URL[@REVISION][#subdirectory=FOLDER]")],
-    owner: Owner = None,
-    out: Out = None,
-    entry_point: EntryPoint = None,
-    argument: Argument = None,
-    dry_run: DryRun = False,
-    no_check: NoCheck = False,
+    wishes: _Wishes,
 ) -> None:
     """Make a package of a git repository an environment of the hub; as `wander import path` does.
 
@@ -85,20 +82,14 @@ def git(
     """
     from wander_client.packages.origins.git import clone_project
 
-    _import(
-        lambda work: clone_project(url, work), _Wishes(owner, out, entry_point, argument, dry_run, no_check)
-    )
+    _import(lambda work: clone_project(url, work), wishes)
 
 
 @app.command()
+@spread_options
 def prime(
     name: Annotated[str, typer.Argument(help="OWNER/NAME[@VERSION], or what `prime env pull` wrote")],
-    owner: Owner = None,
-    out: Out = None,
-    entry_point: EntryPoint = None,
-    argument: Argument = None,
-    dry_run: DryRun = False,
-    no_check: NoCheck = False,
+    wishes: _Wishes,
 ) -> None:
     """Make an environment of Prime Intellect's hub one of this hub; as `wander import path` does.
 
@@ -110,10 +101,7 @@ def prime(
     """
     from wander_client.packages.origins.prime import fetch_environment
 
-    _import(
-        lambda work: fetch_environment(name, work),
-        _Wishes(owner, out, entry_point, argument, dry_run, no_check),
-    )
+    _import(lambda work: fetch_environment(name, work), wishes)
 
 
 @app.command()
@@ -133,12 +121,19 @@ def results(
     Reads `metadata.json` with `results.jsonl`, in both of their schemas, and `traces.jsonl` of verifiers.v1.
     Failed rollouts have no reward, whatever the file says. A posted run of this kind counts as claimed.
     """
-    from wander.evals.imports import import_results
+    from wander.evals.imports import PublishedName, import_results
+
+    from wander_client.packages.install import exact_version
 
     here = current()
+    published = None
+    if environment is not None:
+        with here.hub() as hub:
+            detail = exact_version(hub, parse_name(environment))
+        published = PublishedName(detail.owner, detail.name, detail.version)
     source = folder.expanduser().resolve()
     target = out or here.settings.runs_dir / f"imported-{source.name}"
-    run = import_results(source, target, None if environment is None else _publish(environment))
+    run = import_results(source, target, published)
     summary = run.summary()
     pin = run.manifest.environment
     known = pin.owner is not None
@@ -158,30 +153,6 @@ def results(
     here.output.next(f"wander post {target}" if known else f"wander view {target}")
 
 
-def _publish(environment: str) -> PublishedName:
-    """Return the exact version that a name on the hub means."""
-    from wander.evals.imports import PublishedName
-
-    from wander_client.names import parse_name
-    from wander_client.packages.install import exact_version
-
-    with current().hub() as hub:
-        detail = exact_version(hub, parse_name(environment))
-    return PublishedName(detail.owner, detail.name, detail.version)
-
-
-@dataclass(frozen=True)
-class _Wishes:
-    """The options of an import."""
-
-    owner: str | None
-    out: Path | None
-    entry_point: str | None
-    argument: list[str] | None
-    dry_run: bool
-    no_check: bool
-
-
 @dataclass(frozen=True)
 class _Tried:
     """What loading and checking a package in its own virtual environment told."""
@@ -197,19 +168,32 @@ def _import(bring: Callable[[Path], tuple[Path, Origin]], wishes: _Wishes) -> No
     from wander_client.packages.publish import build_package, upload
 
     here = current()
-    owner, importer = _owner(wishes)
+    owner, importer = wishes.owner, None
+    if not wishes.dry_run:  # the token is checked before anything is fetched
+        with here.hub(login=True) as hub:
+            who = hub.whoami()
+        owner, importer = choose_owner(wishes.owner, who), who.user
+    if wishes.out is not None and wishes.out.exists() and any(wishes.out.iterdir()):
+        raise ClientError(f"`{wishes.out}` is not empty", hint="choose another folder")
     with tempfile.TemporaryDirectory(prefix="wander-import-") as work:
-        _require_empty(wishes.out)
         folder, origin = bring(Path(work))
         origin = replace(origin, importer=importer)
         converted = convert_project(folder, origin, wishes.entry_point)
-        _show(converted)
+        generation = "" if converted.generation is None else f", generation {converted.generation}"
+        kind = f"{converted.library}{generation}"
+        here.output.note(f"{converted.name}: an environment of {kind}, loaded by `{converted.target}`")
+        if converted.written:
+            here.output.note(f"written: {', '.join(converted.written)}")
         here.output.note(f"building {converted.name}")
         with build_package(converted.folder) as package:
             for warning in package.warnings:
                 here.output.warn(warning)
             tried = None if wishes.no_check else _try(package, wishes)
-            _keep(converted, tried, wishes.out)
+            if wishes.out is not None:
+                shutil.copytree(converted.folder, wishes.out, dirs_exist_ok=True)
+                if tried is not None:
+                    (wishes.out / "pylock.toml").write_text(tried.lock, encoding="utf-8")
+                here.output.note(f"kept in {wishes.out}")
             sent: frozenset[str] = frozenset()
             if owner is not None and not wishes.dry_run:
                 here.output.note(f"uploading to {here.settings.hub}")
@@ -218,30 +202,6 @@ def _import(bring: Callable[[Path], tuple[Path, Origin]], wishes: _Wishes) -> No
                     lock = _lock(hub, owner, package)
                     sent = upload(hub, owner, package, check, lock=lock, warn=here.output.warn).sent
             _answer(converted, origin, package, tried, owner, sent=bool(sent), dry_run=wishes.dry_run)
-
-
-def _owner(wishes: _Wishes) -> tuple[str | None, str | None]:
-    """Return owner and importer; checks the token before anything is fetched. None for a dry run."""
-    from wander_client.errors import UsageError
-
-    if wishes.dry_run:
-        return wishes.owner, None
-    with current().hub(login=True) as hub:
-        who = hub.whoami()
-    if wishes.owner is not None:
-        return wishes.owner.lower(), who.user
-    if who.user not in who.owners and len(who.owners) != 1:
-        raise UsageError(
-            f"`{who.user}` may publish under {len(who.owners)} owners", hint="choose one with `--owner NAME`"
-        )
-    return who.user if who.user in who.owners else who.owners[0], who.user
-
-
-def _require_empty(out: Path | None) -> None:
-    from wander_client.errors import ClientError
-
-    if out is not None and out.exists() and any(out.iterdir()):
-        raise ClientError(f"`{out}` is not empty", hint="choose another folder")
 
 
 def _try(package: BuiltPackage, wishes: _Wishes) -> _Tried:
@@ -280,7 +240,6 @@ def _try(package: BuiltPackage, wishes: _Wishes) -> _Tried:
 
 def _lock(hub: HubApi, owner: str, package: BuiltPackage) -> bytes | None:
     """Lock what it runs with; a package of somebody else's is published also where that cannot be done."""
-    from wander_client.errors import ClientError, Unavailable
     from wander_client.packages.lock import resolve_lock
     from wander_client.packages.publish import find_missing_files
 
@@ -297,28 +256,6 @@ def _lock(hub: HubApi, owner: str, package: BuiltPackage) -> bytes | None:
     except ClientError as error:
         here.output.warn(f"it is published without a lock: {error}")
         return None
-
-
-def _keep(converted: ConvertedProject, tried: _Tried | None, out: Path | None) -> None:
-    """Keep the completed project, with the lock of what it was tried with."""
-    import shutil
-
-    if out is None:
-        return
-    shutil.copytree(converted.folder, out, dirs_exist_ok=True)
-    if tried is not None:
-        (out / "pylock.toml").write_text(tried.lock, encoding="utf-8")
-    current().output.note(f"kept in {out}")
-
-
-def _show(converted: ConvertedProject) -> None:
-    output = current().output
-    kind: str = converted.library
-    if converted.generation is not None:
-        kind = f"{kind}, generation {converted.generation}"
-    output.note(f"{converted.name}: an environment of {kind}, loaded by `{converted.target}`")
-    if converted.written:
-        output.note(f"written: {', '.join(converted.written)}")
 
 
 def _answer(

@@ -8,9 +8,9 @@ from typing import Annotated
 import typer
 
 from wander_client.context import current
-from wander_client.errors import UsageError
 from wander_client.packages.scaffold import KINDS, kinds_help
 from wander_client.terminal.command import command_app
+from wander_client.terminal.suggestions import choose
 
 app = command_app()
 
@@ -36,10 +36,7 @@ def new(
     from wander_client.packages.scaffold import package_name, write_package
 
     here = current()
-    if kind not in KINDS:
-        raise UsageError(
-            f"`--kind {kind}` is unknown", hint=f"use one of {', '.join(f'`{one}`' for one in KINDS)}"
-        )
+    choose("--kind", kind, KINDS)
     folder = path.expanduser()
     if folder.name in ("", ".."):
         folder = folder.resolve()

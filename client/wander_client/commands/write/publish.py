@@ -8,18 +8,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from wander_client.commands.write.lock import ExcludeNewer, KeepHosts
 from wander_client.context import current
 from wander_client.errors import Interrupted, NotFound, UsageError
-from wander_client.terminal.command import command_app
 
 if TYPE_CHECKING:
     from wander.wire import CheckSummary
+    from wander.wire.changes import Whoami
 
     from wander_client.packages.lock import ResolvedLock
     from wander_client.packages.publish import BuiltPackage
     from wander_client.packages.staged_upload import Publication
-
-app = command_app()
 
 SHOWN_FILES = 30
 _KIB = 1024
@@ -27,7 +26,6 @@ TOLD_BY_THE_BUILD = {"package.license", "package.sdk"}
 """Checks whose warnings were given when the wheel was read."""
 
 
-@app.command()
 def publish(
     path: Annotated[Path, typer.Argument(help="the environment's folder")] = Path(),
     owner: Annotated[str | None, typer.Option(help="publish under this owner")] = None,
@@ -39,14 +37,8 @@ def publish(
     ] = False,
     no_check: Annotated[bool, typer.Option("--no-check", help="publish without `wander check`")] = False,
     no_lock: Annotated[bool, typer.Option("--no-lock", help="publish without locking its packages")] = False,
-    exclude_newer: Annotated[
-        str | None,
-        typer.Option("--exclude-newer", metavar="DATE", help="ignore packages uploaded after this time"),
-    ] = None,
-    keep_host: Annotated[
-        list[str] | None,
-        typer.Option("--keep-host", help="index that everybody can reach; its addresses stay in the lock"),
-    ] = None,
+    exclude_newer: ExcludeNewer = None,
+    keep_host: KeepHosts = None,
     attestations: Annotated[
         Path | None,
         typer.Option(metavar="DIR", help="folder with signed attestations of wheel and source (PEP 740)"),
@@ -73,13 +65,23 @@ def publish(
     if not folder.is_dir():
         raise NotFound(f"the folder `{path}` does not exist", hint="`wander new NAME` makes an environment")
     publishing.require_project(folder)
-    under = owner if dry_run else _owner(owner)
+    under = owner
+    if not dry_run:  # the token is checked before anything is built
+        with here.hub(login=True, trusted=True) as hub:
+            under = choose_owner(owner, hub.whoami())
     here.output.note(f"building {folder.name}")
     with publishing.build_package(folder) as package:
         for warning in package.warnings:
             here.output.warn(warning)
-        _show_contents(package)
-        to_send = under is None or dry_run or _is_new(under, package)
+        here.output.note(f"{package.name} {package.version}")
+        for name, size in sorted(package.members)[:SHOWN_FILES]:
+            here.output.note(f"  {size:>9,}  {name}")
+        if len(package.members) > SHOWN_FILES:
+            here.output.note(f"  ... and {len(package.members) - SHOWN_FILES} more files")
+        to_send = True
+        if under is not None and not dry_run:  # before the seconds that a check takes
+            with here.hub(login=True) as hub:
+                to_send = bool(publishing.find_missing_files(hub, under, package))
         check = _check(folder, path) if to_send and not no_check else None
         lock = None
         if under is not None and not dry_run and to_send and not no_lock:
@@ -135,38 +137,15 @@ def _publish(
     return published
 
 
-def _owner(wanted: str | None) -> str:
-    """Return the owner to publish under; checks the token before anything is built."""
-    here = current()
-    with here.hub(login=True, trusted=True) as hub:
-        who = hub.whoami()
+def choose_owner(wanted: str | None, who: Whoami) -> str:
+    """Return the owner to publish under: the one that is named, or the only one that it can be."""
     if wanted is not None:
         return wanted.lower()
-    if len(who.owners) == 1:
-        return who.owners[0]
-    if who.user in who.owners:
-        return who.user
+    if who.user in who.owners or len(who.owners) == 1:
+        return who.user if who.user in who.owners else who.owners[0]
     raise UsageError(
         f"`{who.user}` may publish under {len(who.owners)} owners", hint="choose one with `--owner NAME`"
     )
-
-
-def _show_contents(package: BuiltPackage) -> None:
-    output = current().output
-    output.note(f"{package.name} {package.version}")
-    shown = sorted(package.members, key=lambda item: item[0])
-    for name, size in shown[:SHOWN_FILES]:
-        output.note(f"  {size:>9,}  {name}")
-    if len(shown) > SHOWN_FILES:
-        output.note(f"  ... and {len(shown) - SHOWN_FILES} more files")
-
-
-def _is_new(owner: str, package: BuiltPackage) -> bool:
-    """Tell whether the hub lacks a file, before the seconds that a check takes; raises for other bytes."""
-    from wander_client.packages.publish import find_missing_files
-
-    with current().hub(login=True) as hub:
-        return bool(find_missing_files(hub, owner, package))
 
 
 def _check(folder: Path, given: Path) -> CheckSummary:

@@ -8,6 +8,7 @@ import typer
 
 from wander_client.context import current
 from wander_client.errors import UsageError
+from wander_client.failures import validate
 from wander_client.terminal.command import command_app
 
 if TYPE_CHECKING:
@@ -44,7 +45,6 @@ def add(
     wander publisher add acme acme/environments --workflow release.yml --deployment production
     wander publisher add acme/wordle group/project --kind gitlab --workflow .gitlab-ci.yml
     """
-    from pydantic import ValidationError
     from wander.wire.trusted_publishing import NewPublisher
 
     from wander_client.hub import administration
@@ -53,14 +53,8 @@ def add(
     owner, _, name = target.partition("/")
     body = {"name": name or None, "kind": kind, "subject": repository, "workflow": workflow}
     body |= {"deployment": deployment, "issuer": issuer}
-    try:
-        wanted = NewPublisher.model_validate(body)
-    except ValidationError as error:
-        fault = error.errors()[0]
-        field = str(fault["loc"][0]) if fault["loc"] else ""
-        said = fault["msg"].removeprefix("Value error, ")
-        detail = f"`--{field}`: {said}" if field in ("workflow", "kind", "deployment", "issuer") else said
-        raise UsageError(detail, hint="`wander publisher add --help` has examples") from error
+    options = ("workflow", "kind", "deployment", "issuer")
+    wanted = validate(NewPublisher, body, "`wander publisher add --help` has examples", options)
     with here.hub(login=True) as hub:
         added = administration.add_publisher(hub, owner, wanted)
     here.output.answer(added, f"trusted: {_describe(added)}")

@@ -1,0 +1,110 @@
+"""`wander yank`, `wander deprecate`, `wander delete`: what should no longer be used, or not be there."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from wander_client.context import current
+from wander_client.errors import UsageError
+from wander_client.failures import validate
+from wander_client.names import parse_name
+
+if TYPE_CHECKING:
+    from wander.wire import ProjectStatus
+
+
+def yank(
+    environment: Annotated[str, typer.Argument(help="owner/name@version")],
+    reason: Annotated[str | None, typer.Option(help="reason, shown to everybody")] = None,
+    undo: Annotated[bool, typer.Option("--undo", help="undo: offer the version again")] = False,
+) -> None:
+    """Have installers pass a version over unless its exact number is asked for.
+
+    \b
+    wander yank acme/wordle@0.2.0 --reason "rewards were wrong"
+    wander yank acme/wordle@0.2.0 --undo
+
+    Nothing is removed: what is pinned to the version goes on working. `wander delete` removes files.
+    """
+    from wander_client.hub import administration
+
+    here = current()
+    name = parse_name(environment)
+    if name.version is None:
+        raise UsageError(f"`{environment}` names no version", hint=f"write `{name}@VERSION`")
+    if undo and reason is not None:
+        raise UsageError("`--undo` takes no `--reason`", hint=f"run `wander yank {name} --undo`")
+    with here.hub(login=True) as hub:
+        version = administration.yank(hub, name, reason, undo=undo)
+    label = f"{version.owner}/{version.name}@{version.version}"
+    here.output.answer(version, f"{'yanked' if version.yanked else 'offered again'}: {label}")
+
+
+def deprecate(
+    environment: Annotated[str, typer.Argument(help="owner/name")],
+    reason: Annotated[str | None, typer.Option(help="reason, shown to everybody")] = None,
+    successor: Annotated[str | None, typer.Option(help="owner/name to use instead")] = None,
+    archive: Annotated[bool, typer.Option("--archive", help="archive it: accept no more uploads")] = False,
+    quarantine: Annotated[
+        bool, typer.Option("--quarantine", help="serve no files either (administrators only)")
+    ] = False,
+    undo: Annotated[bool, typer.Option("--undo", help="make it active again")] = False,
+) -> None:
+    """Mark an environment as deprecated, archived or quarantined; installers and pages tell so.
+
+    \b
+    wander deprecate acme/wordle --reason "scores are biased" --successor acme/wordle2
+    wander deprecate acme/wordle --archive
+    wander deprecate acme/wordle --undo
+    """
+    from wander.wire.changes import NewStatus
+
+    from wander_client.hub import administration
+
+    here = current()
+    name = parse_name(environment)
+    if name.version is not None:
+        hint = f"`wander yank {name}` marks one version"
+        raise UsageError("a status is that of the whole environment", hint=hint)
+    chosen: dict[ProjectStatus, bool] = {"archived": archive, "quarantined": quarantine, "active": undo}
+    given = [status for status, wanted in chosen.items() if wanted]
+    if len(given) > 1:
+        raise UsageError("`--archive`, `--quarantine` and `--undo` exclude each other", hint="give one")
+    status: ProjectStatus = given[0] if given else "deprecated"
+    if successor is not None and status != "deprecated":
+        raise UsageError("only a deprecated environment has a successor", hint="leave `--successor` out")
+    body = {"status": status, "reason": reason, "successor": successor}
+    wanted = validate(NewStatus, body, "`wander deprecate --help` has examples")
+    with here.hub(login=True) as hub:
+        detail = administration.set_status(hub, name, wanted)
+    here.output.answer(detail, f"{detail.owner}/{detail.name} is {detail.status}")
+
+
+def delete(
+    environment: Annotated[str, typer.Argument(help="owner/name@version, or owner/name for all of it")],
+    reason: Annotated[str | None, typer.Option(help="reason, shown to everybody")] = None,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="do not ask for confirmation")] = False,
+) -> None:
+    """Delete a version's files from the hub, or a whole environment; neither number nor name comes back.
+
+    \b
+    wander delete acme/wordle@0.2.0 --reason "held private data"
+    wander delete acme/wordle --yes
+
+    Posted runs keep their numbers and say that the version was deleted. What is merely wrong is better
+    yanked: `wander yank acme/wordle@0.2.0`.
+    """
+    from wander_client.hub import administration
+
+    here = current()
+    name = parse_name(environment)
+    if not yes:
+        here.output.confirm(str(name), "delete it for good")
+    with here.hub(login=True) as hub:
+        if name.version is None:
+            administration.delete_environment(hub, name, reason)
+        else:
+            administration.delete_version(hub, name, reason)
+    here.output.answer({"deleted": str(name), "reason": reason}, f"deleted {name}")
