@@ -17,7 +17,7 @@ import pytest
 from wander import Rollout, ScriptedClient
 from wander.errors import SandboxError
 from wander.sandbox import SandboxPolicy, parse_limits
-from wander.sandbox.groups import NoGroup, new_group
+from wander.sandbox.groups import Group, new_group
 from wander.sandbox.support import explain_failure, require_support
 from wander.sandbox.visible import visible
 from wander.worker.host.environment import WorkerEnvironment
@@ -60,7 +60,7 @@ def why_not() -> str | None:
         sees = visible(None, None, ())
     except SandboxError as error:
         return f"no sandbox on this machine: {error}"
-    ready = confine(small(), support, sees, NoGroup(), {"module": "this"}, {})
+    ready = confine(small(), support, sees, Group(), {"module": "this"}, {})
     done = subprocess.run(
         ready.command,
         env=ready.environ,

@@ -11,7 +11,7 @@ import pytest
 from sandboxes import answered, came_up, confined, marked, needs_groups, needs_sandbox, none_left, played
 from wander.errors import LoadError
 from wander.sandbox import SandboxPolicy
-from wander.sandbox.groups import Group, NoGroup, new_group
+from wander.sandbox.groups import Group, new_group
 
 pytestmark = needs_sandbox
 
@@ -56,7 +56,7 @@ async def test_memory_of_all_processes_together(tmp_path):
 
 
 async def test_memory_where_there_are_no_control_groups(tmp_path, monkeypatch):
-    monkeypatch.setattr("wander.worker.process.sandboxed.new_group", lambda policy: NoGroup())
+    monkeypatch.setattr("wander.worker.process.sandboxed.new_group", lambda policy: Group())
     async with confined(tmp_path, "memory=768M") as environment:
         rollout = await played(environment, EAT)
         assert rollout.failure is not None

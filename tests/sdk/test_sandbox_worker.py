@@ -19,7 +19,7 @@ from wander import Example, Rollout, ScriptedClient
 from wander.clients.base import ModelRequest
 from wander.errors import LoadError, SandboxError
 from wander.rollout.outside_calls import PUBLIC_KEY
-from wander.sandbox.groups import NoGroup
+from wander.sandbox.groups import Group
 from wander.sandbox.support import require_support
 from wander.sandbox.visible import visible
 from wander.worker.host.environment import WorkerEnvironment
@@ -301,7 +301,7 @@ def test_a_pth_file_does_not_run_before_the_sandbox_is_complete(tmp_path):
     subprocess.run([python, "-c", ""], env={"HOOK": str(marker)}, check=True)
     assert marker.exists(), "outside the hook runs, else this test would prove nothing"
     sees = visible(python, None, [str(script)])
-    ready = confine(small(), require_support(), sees, NoGroup(), {"arguments": [str(script)]}, {})
+    ready = confine(small(), require_support(), sees, Group(), {"arguments": [str(script)]}, {})
     done = subprocess.run(
         ready.command, env=ready.environ, pass_fds=ready.descriptors, capture_output=True, check=True
     )

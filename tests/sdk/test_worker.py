@@ -35,7 +35,7 @@ from wander.loading import load_path
 from wander.wire import EnvironmentPin
 from wander.worker.host import session as worker_session
 from wander.worker.host.environment import WorkerEnvironment
-from wander.worker.host.socket_folder import SocketFolder
+from wander.worker.host.link import SocketFolder
 from wander.worker.process import start as worker_process
 from wander.worker.protocol import PROTOCOL, Cancel, Close, Fault, Hello, to_host, to_worker
 

@@ -14,12 +14,12 @@ import pytest
 from wander.errors import LoadError
 from wander.worker.host import link
 from wander.worker.host.environment import WorkerEnvironment
-from wander.worker.host.socket_folder import PREFIX, SocketFolder, remove_left
+from wander.worker.host.link import PREFIX, SocketFolder, remove_left
 
 HOST = """
 import sys, tempfile, time
 tempfile.tempdir = sys.argv[1]
-from wander.worker.host.socket_folder import SocketFolder
+from wander.worker.host.link import SocketFolder
 folder = SocketFolder.make()
 (folder.path / "s").touch()
 print(folder.path, flush=True)
@@ -31,13 +31,13 @@ time.sleep(1000)
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A temporary folder of this test's own, with a short path."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    monkeypatch.setattr("wander.worker.host.socket_folder._SOCKET_LIMIT", 1000)
+    monkeypatch.setattr("wander.worker.host.link._SOCKET_LIMIT", 1000)
     return tmp_path
 
 
 def test_a_killed_host_s_folder_goes_when_the_next_one_starts(place: Path) -> None:
     setting = HOST.replace(
-        "folder =", "from wander.worker.host import socket_folder as m; m._SOCKET_LIMIT = 1000\nfolder ="
+        "folder =", "from wander.worker.host import link as m; m._SOCKET_LIMIT = 1000\nfolder ="
     )
     process = subprocess.Popen([sys.executable, "-c", setting, str(place)], stdout=subprocess.PIPE, text=True)
     with process:

@@ -181,7 +181,7 @@ async def open_environment(
     try:
         pin = environment_pin(location, handle, given)
         if sandbox is not None:
-            from wander.sandbox.pin import sandbox_pin
+            from wander.sandbox.bubblewrap import sandbox_pin
 
             pin.sandbox = sandbox_pin(sandbox)
         yield OpenedEnvironment(handle, pin, location)

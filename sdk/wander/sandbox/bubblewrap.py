@@ -5,10 +5,13 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 
+from wander.sandbox.groups import new_group
 from wander.sandbox.policy import SandboxPolicy
 from wander.sandbox.seccomp import Machine, compile_filter
+from wander.sandbox.support import require_support
 from wander.sandbox.visible import Visible
 from wander.types import canonical_json
+from wander.wire import SandboxPin
 
 SCRATCH = "/tmp"  # noqa: S108 - a file system of the sandbox's own, in memory
 _ISOLATION = (
@@ -58,3 +61,16 @@ def profile_digest(policy: SandboxPolicy, machine: Machine) -> str:
         "limits": policy.limits(),
     }
     return hashlib.sha256(canonical_json(profile).encode()).hexdigest()
+
+
+def sandbox_pin(policy: SandboxPolicy) -> SandboxPin:
+    """Return what a run's manifest says of a sandbox on this machine; raises `SandboxError` without one."""
+    support = require_support()
+    group = new_group(policy)
+    group.close()
+    return SandboxPin(
+        version=".".join(map(str, support.version)),
+        profile_sha256=profile_digest(policy, support.machine),
+        limits=policy.limits(),
+        memory_bound=group.memory_bound,
+    )

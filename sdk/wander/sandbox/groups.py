@@ -13,8 +13,9 @@ import itertools
 import os
 import shutil
 import subprocess
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Literal
 
 from wander.sandbox.policy import SandboxPolicy
 
@@ -24,100 +25,42 @@ _PREFIX = "wander-"
 _numbers = itertools.count()
 
 
-class Group(Protocol):
-    """What bounds one sandbox."""
+@dataclass
+class Group:
+    """What bounds one sandbox; as it stands, nothing but the limits of each process by itself."""
 
-    memory_bound: MemoryBound
-
-    @property
-    def prefix(self) -> list[str]:
-        """What the launcher's command is preceded by."""
-        ...
+    memory_bound: MemoryBound = "process"
+    prefix: list[str] = field(default_factory=list)
+    """What the launcher's command is preceded by, where the user's systemd makes the group."""
+    folders: list[Path] = field(default_factory=list)
+    """In the control group file systems: one for version 2, one a controller for version 1."""
+    events: Path | None = None
+    """Where the kernel counts. A scope of systemd is gone with its last process, and its counts with it."""
 
     @property
     def joined(self) -> list[str]:
         """Files into which the launcher writes its process id."""
-        ...
+        return [str(folder / "cgroup.procs") for folder in self.folders]
 
     def out_of_memory(self) -> bool:
         """Tell whether the kernel ended a process because the group's memory was used up."""
-        ...
-
-    def close(self) -> bool:
-        """Remove the group; False while processes are left in it."""
-        ...
-
-
-class NoGroup:
-    """Limits of single processes alone."""
-
-    memory_bound: MemoryBound = "process"
-    prefix: list[str] = []  # noqa: RUF012 - part of the port
-    joined: list[str] = []  # noqa: RUF012
-
-    def out_of_memory(self) -> bool:
-        """Nobody counts."""
-        return False
-
-    def close(self) -> bool:
-        """There is nothing to remove."""
-        return True
-
-
-class ScopeGroup:
-    """A scope that the user's systemd makes."""
-
-    memory_bound: MemoryBound = "cgroup"
-    joined: list[str] = []  # noqa: RUF012 - part of the port
-
-    def __init__(self, program: str, policy: SandboxPolicy) -> None:
-        limits = (f"MemoryMax={policy.memory}", "MemorySwapMax=0", f"TasksMax={policy.processes + 8}")
-        options = [part for limit in limits for part in ("-p", limit)]
-        self.prefix = [program, "--user", "--scope", "--quiet", "--collect", *options, "--"]
-
-    def out_of_memory(self) -> bool:
-        """The scope is gone with its last process, and its counts with it."""
-        return False
-
-    def close(self) -> bool:
-        """systemd removes it."""
-        return True
-
-
-class FolderGroup:
-    """Folders of the control group file systems, one for version 2, one a controller for version 1."""
-
-    memory_bound: MemoryBound = "cgroup"
-    prefix: list[str] = []  # noqa: RUF012 - part of the port
-
-    def __init__(self, folders: list[Path], version: Literal[1, 2]) -> None:
-        self._folders = folders
-        self._events = folders[0] / ("memory.events" if version == 2 else "memory.oom_control")
-
-    @property
-    def joined(self) -> list[str]:
-        """One file a folder."""
-        return [str(folder / "cgroup.procs") for folder in self._folders]
-
-    def out_of_memory(self) -> bool:
-        """Read the kernel's count."""
         with contextlib.suppress(OSError):
-            for line in self._events.read_text().splitlines():
+            for line in self.events.read_text().splitlines() if self.events else ():
                 name, _, count = line.partition(" ")
                 if name == "oom_kill":
                     return int(count) > 0
         return False
 
     def close(self) -> bool:
-        """Kill what is left, and remove the folders."""
-        for folder in list(self._folders):
+        """Kill what is left, and remove the folders; False while processes are left in one."""
+        for folder in list(self.folders):
             with contextlib.suppress(OSError):
                 (folder / "cgroup.kill").write_text("1")
             with contextlib.suppress(OSError):
                 folder.rmdir()
             if not folder.exists():
-                self._folders.remove(folder)
-        return not self._folders
+                self.folders.remove(folder)
+        return not self.folders
 
 
 def new_group(policy: SandboxPolicy, root: Path = Path("/sys/fs/cgroup")) -> Group:
@@ -127,10 +70,14 @@ def new_group(policy: SandboxPolicy, root: Path = Path("/sys/fs/cgroup")) -> Gro
         if made is not None:
             return made
     program = _scopes()
-    return NoGroup() if program is None else ScopeGroup(program, policy)
+    if program is None:
+        return Group()
+    limits = (f"MemoryMax={policy.memory}", "MemorySwapMax=0", f"TasksMax={policy.processes + 8}")
+    options = [part for limit in limits for part in ("-p", limit)]
+    return Group("cgroup", [program, "--user", "--scope", "--quiet", "--collect", *options, "--"])
 
 
-def _version_2(policy: SandboxPolicy, root: Path, own: str | None) -> FolderGroup | None:
+def _version_2(policy: SandboxPolicy, root: Path, own: str | None) -> Group | None:
     """Make a group in the nearest one above this process that hands memory and pids on."""
     if own is None or not (root / "cgroup.controllers").exists():
         return None
@@ -147,38 +94,47 @@ def _version_2(policy: SandboxPolicy, root: Path, own: str | None) -> FolderGrou
         with contextlib.suppress(OSError):
             handed_on = set((parent / "cgroup.subtree_control").read_text().split())
             if {"memory", "pids"} <= handed_on:
-                return _make([parent], [settings], 2)
+                return _make([parent], [settings], "memory.events")
     return None
 
 
-def _version_1(policy: SandboxPolicy, root: Path, own: dict[str, str]) -> FolderGroup | None:
+def _version_1(policy: SandboxPolicy, root: Path, own: dict[str, str]) -> Group | None:
     """Make a group below this process's own in each of two hierarchies."""
     parents = [root / name / own.get(name, "/").lstrip("/") for name in ("memory", "pids")]
     if not all((parent / "cgroup.procs").exists() for parent in parents):
         return None
     memory = {"memory.limit_in_bytes": policy.memory, "memory.memsw.limit_in_bytes": policy.memory}
     with contextlib.suppress(OSError):
-        return _make(parents, [memory, {"pids.max": policy.processes + 8}], 1)
+        return _make(parents, [memory, {"pids.max": policy.processes + 8}], "memory.oom_control")
     return None
 
 
-def _make(parents: list[Path], settings: list[dict[str, int]], version: Literal[1, 2]) -> FolderGroup:
-    """Make one folder a parent with its settings; raises `OSError`, leaving none."""
+def _make(parents: list[Path], settings: list[dict[str, int]], events: str) -> Group:
+    """Make one folder a parent with its settings; raises `OSError`, leaving none.
+
+    `events` is the file of the first folder in which the kernel counts.
+    """
     name = f"{_PREFIX}{os.getpid()}-{next(_numbers)}"
     folders: list[Path] = []
     try:
         for parent, values in zip(parents, settings, strict=True):
-            _sweep(parent)
+            for left in parent.glob(f"{_PREFIX}*"):  # of hosts that were killed
+                pid = left.name.removeprefix(_PREFIX).partition("-")[0]
+                if not Path("/proc", pid).exists():
+                    with contextlib.suppress(OSError):  # still in use
+                        left.rmdir()
             (parent / name).mkdir()
             folders.append(parent / name)
             for file, value in values.items():
-                _set(parent / name / file, value)
+                # The settings about swap do not exist where the kernel does not count it.
+                if (parent / name / file).exists() or "sw" not in file:
+                    (parent / name / file).write_text(str(value))
         _try_to_join(folders)
     except OSError:
         for folder in folders:
             folder.rmdir()
         raise
-    return FolderGroup(folders, version)
+    return Group("cgroup", folders=folders, events=folders[0] / events)
 
 
 def _try_to_join(folders: list[Path]) -> None:
@@ -188,21 +144,6 @@ def _try_to_join(folders: list[Path]) -> None:
     done = subprocess.run([*tried, *joined], capture_output=True, check=False)  # noqa: S603 - our own words
     if done.returncode != 0:
         raise PermissionError(f"cannot join {joined}")
-
-
-def _set(path: Path, value: int) -> None:
-    """Write a setting; those about swap do not exist where the kernel does not count it."""
-    if path.exists() or "sw" not in path.name:
-        path.write_text(str(value))
-
-
-def _sweep(parent: Path) -> None:
-    """Remove empty groups of hosts that were killed."""
-    for left in parent.glob(f"{_PREFIX}*"):
-        pid = left.name.removeprefix(_PREFIX).partition("-")[0]
-        if not Path("/proc", pid).exists():
-            with contextlib.suppress(OSError):
-                left.rmdir()
 
 
 def _own_groups() -> dict[str, str]:

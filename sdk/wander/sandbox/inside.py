@@ -35,7 +35,10 @@ def main(plan: dict[str, Any]) -> None:
     site.setquit()
     site.sethelper()
     if plan["calls"] is not None:
-        _reach_host(plan["calls"], (plan["calls_host"], plan["calls_port"]))
+        os.set_inheritable(plan["calls"], False)
+        HostSocket.host = socket.socket(fileno=plan["calls"])
+        HostSocket.endpoint = (plan["calls_host"], plan["calls_port"])
+        socket.socket = HostSocket  # type: ignore[misc]
     sys.argv = plan["arguments"]
     if plan["module"] is not None:
         runpy.run_module(plan["module"], run_name="__main__", alter_sys=True)
@@ -116,12 +119,6 @@ class HostSocket(socket.socket):
     def getsockname(self) -> Any:
         """Return an address as TCP sockets have one."""
         return ("127.0.0.1", 0) if self._paired else super().getsockname()
-
-
-def _reach_host(descriptor: int, endpoint: tuple[str, int]) -> None:
-    os.set_inheritable(descriptor, False)
-    HostSocket.host, HostSocket.endpoint = socket.socket(fileno=descriptor), endpoint
-    socket.socket = HostSocket  # type: ignore[misc]
 
 
 if __name__ == "__main__":

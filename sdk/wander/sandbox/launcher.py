@@ -32,7 +32,11 @@ def main(plan: dict[str, Any]) -> None:
     with open("/proc/self/oom_score_adj", "w") as file:
         file.write("1000")
     for name, (soft, hard) in plan["limits"].items():
-        _lower(getattr(resource, name), soft, hard)
+        kind = getattr(resource, name)
+        most = resource.getrlimit(kind)[1]
+        if most != resource.RLIM_INFINITY:
+            hard = min(hard, most)  # a limit can only be lowered
+        resource.setrlimit(kind, (min(soft, hard), hard))
     if plan["uid"] is not None:
         _show(plan["binds"])
         _become(plan["uid"] + os.getpid())
@@ -43,13 +47,6 @@ def main(plan: dict[str, Any]) -> None:
 def staged(index: int) -> str:
     """Return where a root launcher shows the bind of that number."""
     return f"{STAGE}/{index}"
-
-
-def _lower(kind: int, soft: int, hard: int) -> None:
-    most = resource.getrlimit(kind)[1]
-    if most != resource.RLIM_INFINITY:
-        hard = min(hard, most)
-    resource.setrlimit(kind, (min(soft, hard), hard))
 
 
 def _show(paths: list[str]) -> None:

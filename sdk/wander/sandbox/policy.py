@@ -60,28 +60,22 @@ def parse_limits(pairs: Iterable[str], base: SandboxPolicy | None = None) -> San
                 f"`{pair}` is no limit of the sandbox",
                 hint=f"write KEY=VALUE with one of {', '.join(SandboxPolicy.model_fields)}",
             )
-        given[key] = (*given["read"], _readable(value)) if key == "read" else _number(pair, value)
+        if key != "read":
+            found = re.fullmatch(r"(\d+(?:\.\d+)?)([kmgt]?)(?:i?b)?", value.strip().lower())
+            if found is None:
+                raise ConfigError(
+                    f"`{pair}` has no number", hint="write one like `memory=2G` or `rollout=60`"
+                )
+            number = float(found[1]) * _UNITS[found[2]]
+            given[key] = int(number) if number.is_integer() else number
+            continue
+        path = Path(value).expanduser().absolute()
+        if not path.exists():
+            raise ConfigError(f"`{value}` does not exist", hint="give a folder or a file that is there")
+        given[key] = (*given[key], str(path))
     try:
         return SandboxPolicy(**given)
     except ValidationError as error:
-        raise ConfigError(f"the sandbox cannot have these limits: {_first(error)}") from error
-
-
-def _readable(value: str) -> str:
-    path = Path(value).expanduser().absolute()
-    if not path.exists():
-        raise ConfigError(f"`{value}` does not exist", hint="give a folder or a file that is there")
-    return str(path)
-
-
-def _number(pair: str, value: str) -> int | float:
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)([kmgt]?)(?:i?b)?", value.strip().lower())
-    if found is None:
-        raise ConfigError(f"`{pair}` has no number", hint="write one like `memory=2G` or `rollout=60`")
-    number = float(found[1]) * _UNITS[found[2]]
-    return int(number) if number.is_integer() else number
-
-
-def _first(error: ValidationError) -> str:
-    problem = error.errors()[0]
-    return f"`{'.'.join(map(str, problem['loc']))}`: {problem['msg'].lower()}"
+        problem = error.errors()[0]
+        where = f"`{'.'.join(map(str, problem['loc']))}`: {problem['msg'].lower()}"
+        raise ConfigError(f"the sandbox cannot have these limits: {where}") from error

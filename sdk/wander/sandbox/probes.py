@@ -21,7 +21,8 @@ import select
 import signal
 import stat
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -50,21 +51,21 @@ def probes() -> dict[str, Probe]:
     """Return every probe by its name."""
     found: dict[str, Probe] = {}
     for path in ("/etc/shadow", "/etc/passwd", "/proc/kcore", "/proc/kmsg", "/dev/mem"):
-        found[f"read {path}"] = _read(path)
+        found[f"read {path}"] = partial(_read, path)
     for path in ("/sys", "/run", "/var", "/home", "/boot", "/proc/1/cwd/etc", "/proc/1/root/home"):
-        found[f"list {path}"] = _list(path)
+        found[f"list {path}"] = partial(_list, path)
     for path in ("/usr/probe", "/probe", f"{sys.prefix}/probe", f"{os.path.dirname(os.__file__)}/probe"):
-        found[f"write {path}"] = _write(path)
+        found[f"write {path}"] = partial(_write, path)
     for path in ("kernel/core_pattern", "vm/drop_caches", "net/ipv4/ip_forward", "kernel/hostname"):
-        found[f"write /proc/sys/{path}"] = _write(f"/proc/sys/{path}")
-    found["write /proc/sysrq-trigger"] = _write("/proc/sysrq-trigger")
+        found[f"write /proc/sys/{path}"] = partial(_write, f"/proc/sys/{path}")
+    found["write /proc/sysrq-trigger"] = partial(_write, "/proc/sysrq-trigger")
     for path in ("kvm", "fuse", "net/tun", "userfaultfd", "kmsg", "vda", "sda"):
-        found[f"open /dev/{path}"] = _write(f"/dev/{path}")
+        found[f"open /dev/{path}"] = partial(_write, f"/dev/{path}")
     for name in DENIED:
-        found[f"call {name}"] = _call(name)
+        found[f"call {name}"] = partial(_call, name)
     for name, family, kind in _SOCKETS:
-        found[f"socket {name}"] = _open_socket(family, kind)
-    return found | {function.__name__.strip("_").replace("_", " "): function for function in _OTHERS}
+        found[f"socket {name}"] = partial(_open_socket, family, kind)
+    return found | _OTHERS
 
 
 _SOCKETS = (
@@ -84,39 +85,36 @@ _SOCKETS = (
 )
 
 
-def _read(path: str) -> Probe:
+def _read(path: str, _: dict[str, Any]) -> object:
+    with open(path, "rb") as file:
+        return file.read(16) or _nothing()
+
+
+def _list(path: str, _: dict[str, Any]) -> object:
+    return os.listdir(path) or _nothing()
+
+
+def _write(path: str, _: dict[str, Any]) -> object:
+    made = 0 if path.startswith(("/proc/", "/dev/")) else os.O_CREAT
+    os.close(os.open(path, os.O_WRONLY | made, 0o600))
+    return "opened for writing"
+
+
+def _call(name: str, _: dict[str, Any]) -> object:
+    return _syscall(DENIED[name], 0, 0, 0, 0, 0, 0)
+
+
+def _open_socket(family: int, kind: int, _: dict[str, Any]) -> object:
+    with contextlib.closing(_socket.socket(family, kind)):
+        return "a socket"
+
+
+def _do(got: str, call: Callable[..., object], *arguments: object) -> Probe:
+    """Return a probe that makes a call; where that succeeds, it `got` something."""
+
     def probe(_: dict[str, Any]) -> object:
-        with open(path, "rb") as file:
-            return file.read(16) or _nothing()
-
-    return probe
-
-
-def _list(path: str) -> Probe:
-    return lambda _: os.listdir(path) or _nothing()
-
-
-def _write(path: str) -> Probe:
-    def probe(_: dict[str, Any]) -> object:
-        os.close(
-            os.open(path, os.O_WRONLY | (0 if path.startswith(("/proc/", "/dev/")) else os.O_CREAT), 0o600)
-        )
-        return "opened for writing"
-
-    return probe
-
-
-def _call(name: str) -> Probe:
-    def probe(_: dict[str, Any]) -> object:
-        return _syscall(DENIED[name], 0, 0, 0, 0, 0, 0)
-
-    return probe
-
-
-def _open_socket(family: int, kind: int) -> Probe:
-    def probe(_: dict[str, Any]) -> object:
-        with contextlib.closing(_socket.socket(family, kind)):
-            return "a socket"
+        call(*arguments)
+        return got
 
     return probe
 
@@ -135,14 +133,6 @@ def _syscall(numbers: tuple[int, int | None], *arguments: int, refused: int = er
 
 def _nothing() -> object:
     raise FileNotFoundError(errno.ENOENT, "nothing is there")
-
-
-def _secret_file(bait: dict[str, Any]) -> object:
-    return Path(bait["file"]).read_text()
-
-
-def _secret_file_by_proc(bait: dict[str, Any]) -> object:
-    return Path(f"/proc/1/root{bait['file']}").read_text()
 
 
 def _secret_variable(bait: dict[str, Any]) -> object:
@@ -187,50 +177,13 @@ def _inherited_files(_: dict[str, Any]) -> object:
             mode = os.fstat(int(name)).st_mode
             if stat.S_ISDIR(mode) or stat.S_ISREG(mode) or stat.S_ISBLK(mode):
                 target = os.readlink(f"/proc/self/fd/{name}")
-                if not target.startswith("/tmp/") and not _is_note(int(name), target):  # noqa: S108 - its own
+                if target.startswith("/memfd:note "):  # shared with the worker, and sealed in its size
+                    sealed = fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_SEAL
+                    if fcntl.fcntl(int(name), fcntl.F_GET_SEALS) & sealed == sealed:
+                        continue
+                if not target.startswith("/tmp/"):  # noqa: S108 - its own
                     return target
     return _nothing()
-
-
-def _is_note(descriptor: int, target: str) -> bool:
-    """Tell whether a descriptor is the memory that the host shares with the worker, sealed in its size."""
-    if not target.startswith("/memfd:note "):
-        return False
-    seals = fcntl.fcntl(descriptor, fcntl.F_GET_SEALS)
-    return bool(seals & fcntl.F_SEAL_GROW and seals & fcntl.F_SEAL_SHRINK and seals & fcntl.F_SEAL_SEAL)
-
-
-def _datagram_pair(_: dict[str, Any]) -> object:
-    return _socket.socketpair(1, 2)
-
-
-def _connect_of_a_pair(_: dict[str, Any]) -> object:
-    _socket.socketpair()[0].connect("/tmp/any")  # noqa: S108
-    return "connected"
-
-
-def _sendto_with_an_address(_: dict[str, Any]) -> object:
-    return _socket.socketpair(1, 5)[0].sendto(b"x", "/tmp/any")  # noqa: S108
-
-
-def _clone_of_a_namespace(_: dict[str, Any]) -> object:
-    return _syscall(JUDGED["clone"], CLONE_NEW_ANY & 0x10000000 | signal.SIGCHLD, 0, 0, 0, 0)
-
-
-def _clone3(_: dict[str, Any]) -> object:
-    return _syscall(JUDGED["clone3"], 0, 0, refused=errno.ENOSYS)
-
-
-def _typing_into_a_terminal(_: dict[str, Any]) -> object:
-    return _syscall(JUDGED["ioctl"], 0, 0x5412, 0)
-
-
-def _typing_by_a_longer_number(_: dict[str, Any]) -> object:
-    return _syscall(JUDGED["ioctl"], 0, 0x1_0000_5412, 0)
-
-
-def _console_selection(_: dict[str, Any]) -> object:
-    return _syscall(JUDGED["ioctl"], 0, 0x541C, 0)
 
 
 def _calls_of_x32(_: dict[str, Any]) -> object:
@@ -248,26 +201,6 @@ def _calls_of_32_bits(_: dict[str, Any]) -> object:
     return ctypes.CFUNCTYPE(ctypes.c_int)(address)()
 
 
-def _becoming_root(_: dict[str, Any]) -> object:
-    os.setuid(0)
-    return "user 0"
-
-
-def _becoming_roots_group(_: dict[str, Any]) -> object:
-    os.setgid(0)
-    return "group 0"
-
-
-def _leaving_groups(_: dict[str, Any]) -> object:
-    os.setgroups([])
-    return "no groups"
-
-
-def _making_a_device(_: dict[str, Any]) -> object:
-    os.mknod("/tmp/device", 0o600 | stat.S_IFBLK, os.makedev(254, 0))  # noqa: S108
-    return "a disk"
-
-
 def _raising_a_limit(_: dict[str, Any]) -> object:
     hard = resource.getrlimit(resource.RLIMIT_NPROC)[1]
     resource.setrlimit(resource.RLIMIT_NPROC, (hard + 1, hard + 1))
@@ -278,10 +211,6 @@ def _memory_of_the_worker(_: dict[str, Any]) -> object:
     """What a model's code in a REPL would like to read: the answers. The worker is this child's parent."""
     with open(f"/proc/{os.getppid()}/mem", "rb") as file:
         return file.name
-
-
-def _descriptors_of_the_worker(_: dict[str, Any]) -> object:
-    return os.listdir(f"/proc/{os.getppid()}/fd")
 
 
 def _killing_the_first_process(_: dict[str, Any]) -> object:
@@ -296,14 +225,6 @@ def _a_file_too_long(bait: dict[str, Any]) -> object:
             return "a long file"
         finally:
             os.unlink("/tmp/long")  # noqa: S108
-
-
-def _more_than_tmp_holds(bait: dict[str, Any]) -> object:
-    return _fill("/tmp", bait["tmp_limit"], bait["file_limit"])  # noqa: S108
-
-
-def _more_than_shm_holds(bait: dict[str, Any]) -> object:
-    return _fill("/dev/shm", bait["shm_limit"], bait["file_limit"])  # noqa: S108
 
 
 def _fill(folder: str, size: int, most: int) -> object:
@@ -339,38 +260,40 @@ def _more_processes(bait: dict[str, Any]) -> object:
             os.waitpid(child, 0)
 
 
-_OTHERS: tuple[Probe, ...] = (
-    _secret_file,
-    _secret_file_by_proc,
-    _secret_variable,
-    _secret_over_loopback,
-    _secret_in_host_process,
-    _name_resolution,
-    _own_process_namespace,
-    _inherited_files,
-    _datagram_pair,
-    _connect_of_a_pair,
-    _sendto_with_an_address,
-    _clone_of_a_namespace,
-    _clone3,
-    _typing_into_a_terminal,
-    _typing_by_a_longer_number,
-    _console_selection,
-    _calls_of_x32,
-    _calls_of_32_bits,
-    _becoming_root,
-    _becoming_roots_group,
-    _leaving_groups,
-    _making_a_device,
-    _raising_a_limit,
-    _memory_of_the_worker,
-    _descriptors_of_the_worker,
-    _killing_the_first_process,
-    _a_file_too_long,
-    _more_than_tmp_holds,
-    _more_than_shm_holds,
-    _more_processes,
-)
+_OTHERS: dict[str, Probe] = {
+    "secret file": lambda bait: Path(bait["file"]).read_text(),
+    "secret file by proc": lambda bait: Path(f"/proc/1/root{bait['file']}").read_text(),
+    "secret variable": _secret_variable,
+    "secret over loopback": _secret_over_loopback,
+    "secret in host process": _secret_in_host_process,
+    "name resolution": _name_resolution,
+    "own process namespace": _own_process_namespace,
+    "inherited files": _inherited_files,
+    "datagram pair": lambda _: _socket.socketpair(1, 2),
+    "connect of a pair": _do("connected", lambda: _socket.socketpair()[0].connect("/tmp/any")),  # noqa: S108
+    "sendto with an address": lambda _: _socket.socketpair(1, 5)[0].sendto(b"x", "/tmp/any"),  # noqa: S108
+    "clone of a namespace": lambda _: _syscall(
+        JUDGED["clone"], CLONE_NEW_ANY & 0x10000000 | signal.SIGCHLD, 0, 0, 0, 0
+    ),
+    "clone3": lambda _: _syscall(JUDGED["clone3"], 0, 0, refused=errno.ENOSYS),
+    "typing into a terminal": lambda _: _syscall(JUDGED["ioctl"], 0, 0x5412, 0),
+    "typing by a longer number": lambda _: _syscall(JUDGED["ioctl"], 0, 0x1_0000_5412, 0),
+    "console selection": lambda _: _syscall(JUDGED["ioctl"], 0, 0x541C, 0),
+    "calls of x32": _calls_of_x32,
+    "calls of 32 bits": _calls_of_32_bits,
+    "becoming root": _do("user 0", os.setuid, 0),
+    "becoming roots group": _do("group 0", os.setgid, 0),
+    "leaving groups": _do("no groups", os.setgroups, []),
+    "making a device": _do("a disk", os.mknod, "/tmp/device", 0o600 | stat.S_IFBLK, os.makedev(254, 0)),  # noqa: S108
+    "raising a limit": _raising_a_limit,
+    "memory of the worker": _memory_of_the_worker,
+    "descriptors of the worker": lambda _: os.listdir(f"/proc/{os.getppid()}/fd"),
+    "killing the first process": _killing_the_first_process,
+    "a file too long": _a_file_too_long,
+    "more than tmp holds": lambda bait: _fill("/tmp", bait["tmp_limit"], bait["file_limit"]),  # noqa: S108
+    "more than shm holds": lambda bait: _fill("/dev/shm", bait["shm_limit"], bait["file_limit"]),  # noqa: S108
+    "more processes": _more_processes,
+}
 
 
 def _outcome(probe: Probe, bait: dict[str, Any]) -> dict[str, Any]:
@@ -378,8 +301,13 @@ def _outcome(probe: Probe, bait: dict[str, Any]) -> dict[str, Any]:
     reading, writing = os.pipe()
     child = os.fork()
     if child == 0:
-        for line in _tell(probe, bait):
-            os.write(writing, line.encode())
+        try:
+            told = {"held": False, "how": f"got {probe(bait)!r}"[:200]}
+        except OSError as error:
+            told = {"held": True, "how": errno.errorcode.get(error.errno or 0, str(error))}
+        except Exception as error:  # noqa: BLE001 - setrlimit raises ValueError; the outcome tells
+            told = {"held": True, "how": f"{type(error).__name__}: {error}"[:200]}
+        os.write(writing, json.dumps(told).encode())
         os._exit(0)
     os.close(writing)
     with os.fdopen(reading, "rb", buffering=0) as pipe:
@@ -394,16 +322,6 @@ def _outcome(probe: Probe, bait: dict[str, Any]) -> dict[str, Any]:
     if not ready:
         return {"held": False, "how": f"no end within {_SECONDS:g} s"}
     return {"held": True, "how": f"killed by {signal.Signals(os.WTERMSIG(status)).name}"}
-
-
-def _tell(probe: Probe, bait: dict[str, Any]) -> Iterator[str]:
-    try:
-        got = probe(bait)
-        yield json.dumps({"held": False, "how": f"got {got!r}"[:200]})
-    except OSError as error:
-        yield json.dumps({"held": True, "how": errno.errorcode.get(error.errno or 0, str(error))})
-    except Exception as error:  # noqa: BLE001 - setrlimit raises ValueError; the outcome tells
-        yield json.dumps({"held": True, "how": f"{type(error).__name__}: {error}"[:200]})
 
 
 if __name__ == "__main__":

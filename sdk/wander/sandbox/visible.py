@@ -39,8 +39,18 @@ def visible(python: Path | None, source: Path | None, read: Iterable[str]) -> Vi
     interpreter = Path(python or sys.executable).absolute()
     if not interpreter.exists():
         raise SandboxError(f"there is no interpreter `{interpreter}`", hint="install the environment again")
-    ours = _same_interpreter(interpreter)
-    packages = _own_packages() if ours else _packages_of(interpreter)
+    own = Path(sys.executable).absolute()
+    if interpreter == own or (interpreter.parent.samefile(own.parent) and sys.prefix != sys.base_prefix):
+        # Where this process imports packages from: site folders, and what they name (editable installs).
+        # Only folders that this interpreter imports from already, and none that PYTHONPATH names.
+        known = [path for path in sys.path if path and Path(path).is_dir()]
+        sites = [path for path in known if Path(path).name in ("site-packages", "dist-packages")]
+        named = {line.strip() for site in sites for file in Path(site).glob("*.pth") for line in _lines(file)}
+        packages = [path for path in known if path in sites or path in named]
+    else:  # the site folders alone: `.pth` files of a virtual environment may be anybody's
+        root = interpreter.parent.parent
+        found = (path for lib in ("lib", "lib64") for path in root.glob(f"{lib}/python3*/site-packages"))
+        packages = sorted(map(str, found))
     binds, links = ["/usr"], []
     for folder in map(Path, _SYSTEM):
         if folder.is_symlink():
@@ -70,30 +80,6 @@ def outermost(paths: Iterable[str]) -> tuple[str, ...]:
         if not any(Path(path).is_relative_to(kept) for kept in ordered):
             ordered.append(path)
     return tuple(ordered)
-
-
-def _same_interpreter(interpreter: Path) -> bool:
-    own = Path(sys.executable).absolute()
-    return interpreter == own or (interpreter.parent.samefile(own.parent) and sys.prefix != sys.base_prefix)
-
-
-def _own_packages() -> list[str]:
-    """Return where this process imports packages from: site folders, and what they name (editable installs).
-
-    Only folders that this interpreter imports from already, and none that PYTHONPATH names.
-    """
-    known = [path for path in sys.path if path and Path(path).is_dir()]
-    sites = [path for path in known if Path(path).name in ("site-packages", "dist-packages")]
-    named = {line.strip() for site in sites for file in Path(site).glob("*.pth") for line in _lines(file)}
-    return [path for path in known if path in sites or path in named]
-
-
-def _packages_of(interpreter: Path) -> list[str]:
-    """Return the site folders of a virtual environment; its `.pth` files may be anybody's."""
-    root = interpreter.parent.parent
-    return sorted(
-        str(path) for lib in ("lib", "lib64") for path in root.glob(f"{lib}/python3*/site-packages")
-    )
 
 
 def _python_roots(interpreter: Path) -> list[str]:

@@ -50,13 +50,26 @@ def main() -> int:
     parser.add_argument("--note", type=int, help="with --fd: descriptor of the file of `note.py`")
     host.add_argument("--listen", metavar="HOST:PORT", help="serve hosts on other machines")
     parser.add_argument("--lifeline", type=int, help="descriptor of a pipe that closes when the host ends")
-    _add_listen_options(parser.add_argument_group("with --listen"))
+    add = parser.add_argument_group("with --listen").add_argument
+    add("--token-file", type=Path, metavar="FILE", help="holds the token that hosts must give")
+    add(
+        "--environment",
+        metavar="NAME|FOLDER",
+        help="serve this one alone; a folder is served in no other way",
+    )
+    add("--workers", type=int, default=os.cpu_count() or 1, help="processes at a time (default: one a core)")
+    add("--pass-env", action="append", default=[], metavar="NAME", help="variable the environment may see")
+    add("--log", type=Path, default=Path("wander-worker.log"), help="takes what the environments print")
     given = parser.parse_args()
     if given.listen is not None:
         return _listen(given)
     if given.lifeline is not None:
         threading.Thread(target=_watch, args=(given.lifeline,), name="lifeline", daemon=True).start()
-    _take_no_interrupts()
+    with contextlib.suppress(ValueError):  # not the main thread
+        # The terminal's Ctrl-C is the host's to handle. A handler, since an ignored signal would stay ignored
+        # in the programs that the environment starts.
+        signal.signal(signal.SIGINT, lambda *_: None)
+    without_keyboard()
     loop = asyncio.new_event_loop()
     asyncio.set_event_loop(loop)
     service, asked = loop.run_until_complete(_greet(given.socket, given.fd, given.lifeline, given.note))
@@ -109,14 +122,6 @@ def _end_group() -> None:
     os._exit(1)
 
 
-def _take_no_interrupts() -> None:
-    """Take a `KeyboardInterrupt` for the author's: the terminal's Ctrl-C is the host's to handle."""
-    with contextlib.suppress(ValueError):  # not the main thread
-        # A handler, since an ignored signal would stay ignored in the programs that the environment starts.
-        signal.signal(signal.SIGINT, lambda *_: None)
-    without_keyboard()
-
-
 def _keep_from_children(descriptors: Iterable[int]) -> None:
     """Cut forked children off from the host: they must neither speak to it nor keep its connections open."""
     kept = tuple(descriptors)
@@ -132,20 +137,6 @@ def _keep_from_children(descriptors: Iterable[int]) -> None:
         os.close(nothing)
 
     os.register_at_fork(after_in_child=cut)
-
-
-def _add_listen_options(group: argparse._ArgumentGroup) -> None:
-    """Add the options that belong to `--listen`."""
-    add = group.add_argument
-    add("--token-file", type=Path, metavar="FILE", help="holds the token that hosts must give")
-    add(
-        "--environment",
-        metavar="NAME|FOLDER",
-        help="serve this one alone; a folder is served in no other way",
-    )
-    add("--workers", type=int, default=os.cpu_count() or 1, help="processes at a time (default: one a core)")
-    add("--pass-env", action="append", default=[], metavar="NAME", help="variable the environment may see")
-    add("--log", type=Path, default=Path("wander-worker.log"), help="takes what the environments print")
 
 
 def _listen(given: argparse.Namespace) -> int:

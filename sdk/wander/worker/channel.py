@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterator
-from typing import Any, AnyStr
+from collections.abc import AsyncIterator, Callable
+from typing import Any
 
 from websockets.asyncio.connection import Connection
 from websockets.exceptions import ConnectionClosed
@@ -101,13 +101,7 @@ class Channel:
         await self._connection.close()
 
     async def _write(self) -> None:
-        frame = self._frame()
-        # In parts, a long frame lets heartbeats through.
-        await self._connection.send(frame if len(frame) <= 2 * FRAME else parts(frame))
-        self._sent.set()
-
-    def _frame(self) -> bytes:
-        """Take the next messages from the queue: as many as fit, at least one."""
+        """Send the next messages of the queue in a frame: as many as fit, at least one."""
         size, count = 0, 0
         for message in self._waiting:
             size += len(message) + 1
@@ -117,9 +111,13 @@ class Channel:
         frame = b"\n".join(self._waiting[:count])
         del self._waiting[:count]
         self._size -= len(frame) - (count - 1)
-        return frame
+        await send_frame(self._connection, frame)
+        self._sent.set()
 
 
-def parts(frame: AnyStr) -> Iterator[AnyStr]:
-    """Cut a frame into parts of moderate length."""
-    return (frame[start : start + FRAME] for start in range(0, len(frame), FRAME))
+async def send_frame(connection: Connection, frame: str | bytes) -> None:
+    """Send a frame; in parts where it is long, which lets heartbeats through."""
+    if len(frame) <= 2 * FRAME:
+        await connection.send(frame)
+    else:
+        await connection.send(frame[start : start + FRAME] for start in range(0, len(frame), FRAME))

@@ -21,9 +21,9 @@ import signal
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from pydantic import ValidationError
-from websockets.asyncio.connection import Connection
 from websockets.asyncio.server import Server, ServerConnection, serve
 from websockets.exceptions import ConnectionClosed
 from websockets.frames import CloseCode
@@ -31,7 +31,7 @@ from websockets.http11 import Request, Response
 from websockets.protocol import State
 
 from wander.errors import ConfigError, LoadError, WanderError
-from wander.worker.channel import FRAME, OPTIONS, parts
+from wander.worker.channel import OPTIONS, send_frame
 from wander.worker.host.link import LocalLink, WorkerOptions
 from wander.worker.host.session import CLOSE_SECONDS, EXIT_SECONDS
 from wander.worker.protocol import PROTOCOL, Fault, LastWords, Load, LoadFailed, Refused, to_worker
@@ -151,11 +151,9 @@ class Listener:
         )
         try:
             link = await LocalLink.open(started)
-            return await self._until_over(host, link, calls)
-        finally:
+        except BaseException:
             await calls.close()
-
-    async def _until_over(self, host: ServerConnection, link: LocalLink, calls: WorkerEnd) -> str:
+            raise
         passing = asyncio.create_task(self._pass_on(host, link, calls))
         exited = asyncio.create_task(link.process.wait())
         gone = asyncio.create_task(host.wait_closed())
@@ -198,11 +196,11 @@ class Listener:
                 if isinstance(frame, str):
                     calls.received(frame)
                 else:
-                    await _send(worker, frame)
+                    await send_frame(worker, frame)
 
         async def to_the_host() -> None:
             while True:
-                await _send(host, await worker.recv(decode=False))
+                await send_frame(host, await worker.recv(decode=False))
 
         both = [asyncio.create_task(each) for each in (to_the_worker(), to_the_host())]
         try:
@@ -227,32 +225,32 @@ class Listener:
         if not isinstance(asked, Load):
             raise LoadError("it did not begin with what to load")
         served, wanted = self._options.serves, asked.target
+        folder = Path(asked.path).name if asked.path else None
+        place = Path(served or "").expanduser()
+        update: dict[str, Any] = {"path": None}
         if served is None:
             if wanted is None:
                 return _failure(
                     "a folder is not sent to another machine",
                     hint="start the worker there with the folder: `wander worker FOLDER --listen ...`",
                 )
-            return asked.model_copy(update={"path": None}).model_dump_json().encode()
-        place = Path(served).expanduser()
-        if place.exists() and (place.is_dir() or place.suffix == ".py"):
+        elif place.exists() and (place.is_dir() or place.suffix == ".py"):
             # A host that names nothing takes what there is; a name is held to: runs record it.
-            named = asked.target or (Path(asked.path).name if asked.path else None)
-            if named is not None and (asked.target or named != place.resolve().name):
-                said = f"this worker serves the folder `{place.name}`, not `{named}`"
+            if wanted or folder not in (None, place.resolve().name):
+                said = f"this worker serves the folder `{place.name}`, not `{wanted or folder}`"
                 return _failure(said, hint="ask for the one it serves")
-            found = asked.model_copy(update={"target": None, "path": str(place.resolve())})
-            return found.model_dump_json().encode()
-        if wanted is None and asked.path is not None:
-            said = f"this worker serves `{served}`, not the folder `{Path(asked.path).name}`"
+            update = {"target": None, "path": str(place.resolve())}
+        elif wanted is None and folder is not None:
+            said = f"this worker serves `{served}`, not the folder `{folder}`"
             return _failure(
                 said, hint="ask for the one it serves by name, or start the worker with the folder"
             )
-        if wanted is not None and _plain(wanted) != _plain(served):
-            return _failure(
-                f"this worker serves `{served}`, not `{wanted}`", hint="ask for the one it serves"
-            )
-        return asked.model_copy(update={"target": wanted or served, "path": None}).model_dump_json().encode()
+        elif wanted is not None and _plain(wanted) != _plain(served):
+            said = f"this worker serves `{served}`, not `{wanted}`"
+            return _failure(said, hint="ask for the one it serves")
+        else:
+            update["target"] = wanted or served
+        return asked.model_copy(update=update).model_dump_json().encode()
 
 
 async def listen(options: ListenerOptions, say: Callable[[str], None]) -> None:
@@ -262,11 +260,6 @@ async def listen(options: ListenerOptions, say: Callable[[str], None]) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
     await Listener(options, say).run(stop)
-
-
-async def _send(connection: Connection, frame: bytes) -> None:
-    # In parts, a long frame lets heartbeats through.
-    await connection.send(frame if len(frame) <= 2 * FRAME else parts(frame))
 
 
 def _failure(message: str, hint: str) -> LoadFailed:

@@ -36,19 +36,6 @@ MOST_CONNECTIONS = 256
 """Connections that a sandbox, or a worker on another machine, may have open at a time."""
 
 
-@dataclass(frozen=True)
-class Upstream:
-    """Where the calls go."""
-
-    base_url: str
-    api_key: str | None
-
-    @classmethod
-    def of_environment(cls) -> Upstream:
-        """Return what the host's own variables say."""
-        return cls(os.environ.get(BASE_VARIABLE) or USUAL_BASE, os.environ.get(KEY_VARIABLE))
-
-
 @dataclass
 class CallCount:
     """What a worker's code asked for, over all rollouts."""
@@ -73,9 +60,11 @@ class _Record:
 class OpenAIProxy:
     """Serves one worker; made by `open`, ended by `close`. The web server starts when it is first needed."""
 
-    def __init__(self, listening: socket.socket, upstream: Upstream) -> None:
+    def __init__(self, listening: socket.socket) -> None:
         self._socket = listening
-        self._upstream = upstream
+        # Where the calls go: what the host's own variables say.
+        self._base_url = os.environ.get(BASE_VARIABLE) or USUAL_BASE
+        self._key = os.environ.get(KEY_VARIABLE)
         self._token = f"wander-{secrets.token_hex(16)}"
         self._records: dict[str, _Record] = defaultdict(_Record)
         self._runner: web.ServerRunner | None = None
@@ -87,13 +76,13 @@ class OpenAIProxy:
         self.count = CallCount()
 
     @classmethod
-    def open(cls, upstream: Upstream | None = None) -> OpenAIProxy:
+    def open(cls) -> OpenAIProxy:
         """Listen on a free port of loopback; must be called inside a running loop."""
         listening = socket.socket()
         listening.bind(("127.0.0.1", 0))
         listening.listen(128)
         listening.setblocking(False)
-        endpoint = cls(listening, upstream or Upstream.of_environment())
+        endpoint = cls(listening)
         asyncio.get_running_loop().add_reader(listening, endpoint._start_serving)
         return endpoint
 
@@ -205,19 +194,36 @@ class OpenAIProxy:
             call = {"digest": digest, "path": path, "request": body, "status": status, "response": response}
         if record is not None:
             record.made.append(call)
-        self._count(call)
-        return int(call["status"]), call["response"]
+        status, response = int(call["status"]), call["response"]
+        usage = response.get("usage") if isinstance(response, dict) else None
+        if status >= 400:
+            self.count.failed += 1
+        elif isinstance(usage, dict):
+            count = self.count
+            count.prompt_tokens += int(usage.get("prompt_tokens") or usage.get("input_tokens") or 0)
+            count.completion_tokens += int(usage.get("completion_tokens") or usage.get("output_tokens") or 0)
+        return status, response
 
     async def _ask_upstream(
         self, path: str, body: dict[str, Any], limiter: CallLimiter, rollout_id: str
     ) -> tuple[int, Any]:
         """Ask upstream; what cannot be reached is an answer too, with status 502."""
-        from wander.clients.transport import TransportError
+        from wander.clients.retries import Attempts
+        from wander.clients.transport import AiohttpTransport, TransportError
 
-        url = self._upstream.base_url
-        if self._upstream.api_key is None and url == USUAL_BASE:
+        if self._key is None and self._base_url == USUAL_BASE:
             return 401, _error(f"the host has no key for this: set `{KEY_VARIABLE}` (or `{BASE_VARIABLE}`)")
-        attempts = self._attempts = self._attempts or self._upstream_attempts()
+        if self._attempts is None:
+            transport = AiohttpTransport(
+                self._base_url,
+                {"Authorization": f"Bearer {self._key}"} if self._key else {},
+                timeout=_SECONDS,
+                connect_timeout=_CONNECT_SECONDS,
+                max_connections=None,
+            )
+            # The code that asks has a client of its own, which tries again after faults.
+            self._attempts = Attempts(transport, max_retries=0)
+        attempts = self._attempts
         try:
             answer = await attempts.answer(limiter, f"/{path}", body, rollout_id)
         except RateLimited as error:
@@ -228,33 +234,6 @@ class OpenAIProxy:
             return answer.status, json.loads(answer.body)
         except ValueError:
             return 502, _error(f"`{attempts.transport.base_url}` answered {answer.status} with no JSON")
-
-    def _upstream_attempts(self) -> Attempts:
-        from wander.clients.retries import Attempts
-        from wander.clients.transport import AiohttpTransport
-
-        key = self._upstream.api_key
-        headers = {"Authorization": f"Bearer {key}"} if key else {}
-        transport = AiohttpTransport(
-            self._upstream.base_url,
-            headers,
-            timeout=_SECONDS,
-            connect_timeout=_CONNECT_SECONDS,
-            max_connections=None,
-        )
-        # The code that asks has a client of its own, which tries again after faults.
-        return Attempts(transport, max_retries=0)
-
-    def _count(self, call: dict[str, Any]) -> None:
-        response = call["response"]
-        usage = response.get("usage") if isinstance(response, dict) else None
-        if int(call["status"]) >= 400:
-            self.count.failed += 1
-        elif isinstance(usage, dict):
-            self.count.prompt_tokens += int(usage.get("prompt_tokens") or usage.get("input_tokens") or 0)
-            self.count.completion_tokens += int(
-                usage.get("completion_tokens") or usage.get("output_tokens") or 0
-            )
 
 
 def _error(message: str) -> dict[str, Any]:

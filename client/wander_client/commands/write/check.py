@@ -76,7 +76,7 @@ def _construct(location: Location, policy: SandboxPolicy | None) -> CheckedWith:
 
     pin = None
     if policy is not None:
-        from wander.sandbox.pin import sandbox_pin
+        from wander.sandbox.bubblewrap import sandbox_pin
 
         pin = sandbox_pin(policy)
     record = location.installed.record if location.installed else None

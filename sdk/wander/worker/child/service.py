@@ -8,23 +8,23 @@ import os
 import platform
 import sys
 import time
-from collections.abc import AsyncIterator, Callable
+import traceback
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextvars import copy_context
+from typing import Any
 
 from pydantic import ValidationError
 
-from wander.clients.base import ModelRequest, ModelResponse
-from wander.clients.proxy import ProxyClient
+from wander.clients.base import Client, ModelRequest, ModelResponse
 from wander.environment import LocalEnvironment
 from wander.errors import DatasetError, EnvironmentFault, LoadError, WanderError
 from wander.handle import RolloutRequest
 from wander.loading import load_environment, load_path
 from wander.rollout.outside_calls import ROLLOUT, attribute_openai_calls
-from wander.types import Boundary, Example, Failure, Rollout
+from wander.types import Example, Failure, Rollout
 from wander.version import __version__
 from wander.worker.channel import Channel
-from wander.worker.child.log import log_line, log_trace
-from wander.worker.child.watch import Watch
+from wander.worker.child.watch import Watch, log_line
 from wander.worker.note import PLAY, Note
 from wander.worker.protocol import (
     PAGE_BYTES,
@@ -37,7 +37,6 @@ from wander.worker.protocol import (
     Fault,
     GetExamples,
     Hello,
-    LastWords,
     Load,
     Loaded,
     LoadFailed,
@@ -47,6 +46,7 @@ from wander.worker.protocol import (
     Played,
     Pong,
     Refused,
+    make_failed_rollouts,
     to_worker,
 )
 
@@ -143,40 +143,22 @@ class Service:
 
     def _watch(self, end: Callable[[], None], playing_limit: float | None) -> None:
         note = Note(self._note)
-
-        def with_last_words(words: LastWords) -> None:
-            note.leave(words)
-            end()
-
         note.follow()
         Watch(
             asyncio.get_running_loop(),
             note,
             self._begun,
-            with_last_words,
+            end,
             limits=(self._load.rollout_timeout, playing_limit),
             stall_seconds=self._load.stall_seconds,
         ).start()
 
     async def _play(self, environment: LocalEnvironment, asked: Play) -> None:
-        async def ask(request: ModelRequest) -> ModelResponse:
-            return await self._ask(asked.id, request)
-
-        def ended(rollout_id: str) -> None:
-            # A single rollout's end is told by its `Played`; a client that waits for all that play must
-            # not wait for one whose group still goes on.
-            if asked.group:
-                part = PartEnded.model_construct(play=asked.id, rollout_id=rollout_id)
-                self._channel.send(part.model_dump_json())
-
-        recorded = dict(zip(asked.rollout_ids, asked.recorded, strict=False))
-        transcripts = dict(zip(asked.rollout_ids, asked.transcripts, strict=False))
-        client = ProxyClient(ask, asked.model, recorded, ended, transcripts)
         attribute_openai_calls()
         ROLLOUT.set(asked.rollout_ids[0])
         limit = asyncio.timeout(self._load.rollout_timeout)
         request = RolloutRequest.of(
-            client,
+            _HostClient(self._ask, asked, self._channel),
             asked.example,
             asked.indices,
             run_seed=asked.run_seed,
@@ -192,22 +174,23 @@ class Service:
             if asked.id in self._cancelled:
                 raise
             if limit.expired():
-                failure = self._overdue(asked.id)
-            else:
+                failure = Failure(
+                    boundary="model" if asked.id in self._asking else "environment",
+                    type="RolloutTimeout",
+                    message=f"it was not over after {self._load.rollout_timeout:g} s",
+                )
+            else:  # it broke outside the places where the rollout's own loop catches failures
                 log_trace()
-                failure = _failure(error)
-            self._send_played(asked, _fail_all(asked, failure))
-
-    def _overdue(self, play: int) -> Failure:
-        boundary: Boundary = "model" if play in self._asking else "environment"
-        message = f"it was not over after {self._load.rollout_timeout:g} s"
-        return Failure(boundary=boundary, type="RolloutTimeout", message=message)
+                kind = type(error).__name__
+                failure = Failure(boundary="environment", type=kind, message=str(error) or kind)
+            self._send_played(asked, make_failed_rollouts(asked.example, asked.indices, failure))
 
     def _send_played(self, asked: Play, rollouts: list[Rollout]) -> None:
         text = Played.model_construct(id=asked.id, rollouts=rollouts).model_dump_json()
         if self._too_long(text):
-            failure = _failure(self._oversize("the record of this rollout", text))
-            text = Played(id=asked.id, rollouts=_fail_all(asked, failure)).model_dump_json()
+            failure = self._oversize("the record of this rollout", text).failure()
+            failed = make_failed_rollouts(asked.example, asked.indices, failure)
+            text = Played(id=asked.id, rollouts=failed).model_dump_json()
         self._channel.send(text)
 
     def _too_long(self, text: str) -> bool:
@@ -308,21 +291,43 @@ def load(asked: Load) -> LocalEnvironment:
             sys.stderr.flush()
 
 
-def _failure(error: BaseException) -> Failure:
-    """What broke outside the places where the rollout's own loop catches failures."""
-    kind = type(error).__name__
-    return Failure(boundary="environment", type=kind, message=str(error) or kind)
+def log_trace() -> None:
+    """Write the exception that is being handled to the log, unless the environment has closed it."""
+    with contextlib.suppress(Exception):
+        traceback.print_exc()
 
 
-def _fail_all(asked: Play, failure: Failure) -> list[Rollout]:
-    return [
-        Rollout(
-            example_id=asked.example.example_id,
-            index=index,
-            seed=asked.example.seed,
-            prompt=asked.example.prompt,
-            completion=[],
-            failure=failure,
-        )
-        for index in asked.indices
-    ]
+class _HostClient(Client):
+    """Hands the model calls of one `Play` to the host, and gives what the host has recorded of it."""
+
+    def __init__(
+        self, ask: Callable[[int, ModelRequest], Awaitable[ModelResponse]], asked: Play, channel: Channel
+    ) -> None:
+        self.model = asked.model
+        self._ask = ask
+        self._asked = asked
+        self._channel = channel
+        self._recorded = dict(zip(asked.rollout_ids, asked.recorded, strict=False))
+        self._transcripts = dict(zip(asked.rollout_ids, asked.transcripts, strict=False))
+
+    async def complete(self, request: ModelRequest) -> ModelResponse:
+        """Return what the host's client answered; raises its `ModelError`."""
+        return await self._ask(self._asked.id, request)
+
+    def end(self, rollout_id: str) -> None:
+        """Tell the host that a rollout of a group makes no more calls.
+
+        A single rollout's end is told by its `Played`; a client that waits for all that play must not wait
+        for one whose group still goes on.
+        """
+        if self._asked.group:
+            part = PartEnded.model_construct(play=self._asked.id, rollout_id=rollout_id)
+            self._channel.send(part.model_dump_json())
+
+    def recorded(self, rollout_id: str) -> dict[str, Any] | None:
+        """Return what the host's client has on record of the rollout."""
+        return self._recorded.get(rollout_id)
+
+    def transcript(self, rollout_id: str) -> Rollout | None:
+        """Return the recorded rollout that the host wants scored again, or None for one to be played."""
+        return self._transcripts.get(rollout_id)

@@ -9,6 +9,7 @@ others can be played again, and the host is told which one it was. Code that nev
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import sys
 import threading
 import time
@@ -18,7 +19,6 @@ from pathlib import Path
 from types import FrameType
 
 from wander.types import Boundary
-from wander.worker.child.log import log_line
 from wander.worker.note import Note
 from wander.worker.protocol import LastWords
 
@@ -34,12 +34,12 @@ class Watch:
         loop: asyncio.AbstractEventLoop,
         note: Note,
         begun: Mapping[int, float],
-        end: Callable[[LastWords], None],
+        end: Callable[[], None],
         *,
         limits: tuple[float | None, float | None],
         stall_seconds: float,
     ) -> None:
-        """Watch the plays that `begun` tells the start of, and call `end` once.
+        """Watch the plays that `begun` tells the start of; leave last words in the note and call `end` once.
 
         `limits`: seconds that a rollout may take as a whole, and that it may be played before it is scored.
         """
@@ -79,43 +79,35 @@ class Watch:
         stood = now - self._turned
         if stood < min(self._stall, _TELL_SECONDS):
             return
-        frames = _frames(sys._current_frames().get(self._thread))
+        innermost = sys._current_frames().get(self._thread)
+        frames = [frame for frame, _ in traceback.walk_stack(innermost)] if innermost else []
         if stood > _TELL_SECONDS and self._told != self._turned:
             self._told = self._turned
             self._tell(frames, f"nothing else has gone on here for {stood:.0f} s, while this ran:")
         play = self._note.current or None
-        boundary = _boundary(frames)
+        modules = {str(frame.f_globals.get("__name__")) for frame in frames}
+        scoring = any(name.startswith("wander.rubrics.") for name in modules)
         begun = self._begun.get(play) if play is not None else min(list(self._begun.values()), default=None)
-        limits = [each for each in (self._whole, boundary != "rubric" and self._unscored) if each]
+        limits = [each for each in (self._whole, not scoring and self._unscored) if each]
         if begun is None or not limits or now - begun < min(limits) + self._stall:
             return
         if stood >= self._stall:
             self._tell(frames, f"ended after {stood:.0f} s, since a rollout past its time ran this:")
-            words = LastWords(play=play, boundary=boundary, seconds=round(stood, 1), where=_where(frames))
-            self._end(words)
+            where = ""
+            if frames:  # without the file's folder, which is this machine's own matter
+                code = frames[0].f_code
+                where = f"{Path(code.co_filename).name}:{frames[0].f_lineno} {code.co_name}"
+            boundary: Boundary = "rubric" if scoring else "environment"
+            self._note.leave(LastWords(play=play, boundary=boundary, seconds=round(stood, 1), where=where))
+            self._end()
 
     def _tell(self, frames: list[FrameType], what: str) -> None:
         stack = "".join(traceback.format_stack(frames[0])) if frames else ""
         log_line(f"{what}\n{stack}")
 
 
-def _frames(innermost: FrameType | None) -> list[FrameType]:
-    """Return a thread's frames, the innermost first."""
-    found: list[FrameType] = []
-    while innermost is not None:
-        found.append(innermost)
-        innermost = innermost.f_back
-    return found
-
-
-def _boundary(frames: list[FrameType]) -> Boundary:
-    modules = {str(frame.f_globals.get("__name__")) for frame in frames}
-    return "rubric" if any(name.startswith("wander.rubrics.") for name in modules) else "environment"
-
-
-def _where(frames: list[FrameType]) -> str:
-    """Return file and line of the innermost frame, without its folder, which is this machine's own matter."""
-    if not frames:
-        return ""
-    code = frames[0].f_code
-    return f"{Path(code.co_filename).name}:{frames[0].f_lineno} {code.co_name}"
+def log_line(text: str) -> None:
+    """Write a line to the log, unless the environment's code, which writes to it too, has closed it."""
+    with contextlib.suppress(Exception):
+        sys.stderr.write(f"wander worker: {text}\n")
+        sys.stderr.flush()

@@ -16,9 +16,9 @@ from wander.sandbox import SandboxPolicy
 from wander.types import EnvironmentInfo, Example, Rollout
 from wander.worker.host.link import WorkerOptions
 from wander.worker.host.pool import WorkerPool
-from wander.worker.host.session import WorkerLost, make_failed_rollouts, make_lost_rollouts
+from wander.worker.host.session import WorkerLost
 from wander.worker.openai_proxy import CallCount, OpenAIProxy
-from wander.worker.protocol import MESSAGE_LIMIT, Load
+from wander.worker.protocol import MESSAGE_LIMIT, Load, make_failed_rollouts
 from wander.worker.remote.address import WorkerAddress
 from wander.worker.remote.tunnel import AnswerCall
 
@@ -90,7 +90,7 @@ class WorkerEnvironment(EnvironmentHandle):
         """
         load = Load(
             target=None if path else target,
-            path=None if path is None else _absolute(path),
+            path=None if path is None else str(path.expanduser().resolve()),  # noqa: ASYNC240 - a moment
             arguments=arguments or {},
             rollout_timeout=rollout_timeout,
             stall_seconds=stall_seconds,
@@ -185,11 +185,9 @@ class WorkerEnvironment(EnvironmentHandle):
             finally:
                 slot.under_way -= len(indices)
         except WorkerLost as error:
-            return make_lost_rollouts(example, indices, str(error), retryable=False)
+            return make_failed_rollouts(example, indices, error.failure(retryable=False))
         except SandboxError as error:
-            return make_failed_rollouts(
-                example, indices, type(error).__name__, str(error), boundary="sandbox"
-            )
+            return make_failed_rollouts(example, indices, error.failure())
         finally:
             for name, rollout in zip_longest(request.rollout_ids, rollouts):
                 client.end(name)
@@ -227,7 +225,3 @@ def _each(
     load = options.load.model_copy(update={"path": None if path is None else Path(path).name})
     places = [replace(options, load=load, address=address, answer_call=answer) for address in addresses]
     return [places[number % len(places)] for number in range(max(workers, len(places)))]
-
-
-def _absolute(path: Path) -> str:
-    return str(path.expanduser().resolve())

@@ -17,20 +17,14 @@ def end_marked(mark: str) -> None:
 
     The worker's process group is ended before. This finds children that left it, as daemons do.
     """
+    entry = f"{MARK}={mark}".encode()
     for _ in range(_ROUNDS):
-        found = _find_marked(f"{MARK}={mark}".encode())
+        found = False
+        for folder in Path("/proc").glob("[0-9]*"):
+            # Gone meanwhile, or another user's. What was killed and not reaped yet has no variables any more.
+            with contextlib.suppress(OSError):
+                if entry in (folder / "environ").read_bytes().split(b"\0"):
+                    found = True
+                    os.kill(int(folder.name), signal.SIGKILL)
         if not found:
             return
-        for pid in found:
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.kill(pid, signal.SIGKILL)
-
-
-def _find_marked(entry: bytes) -> list[int]:
-    found: list[int] = []
-    for folder in Path("/proc").glob("[0-9]*"):
-        # Gone meanwhile, or another user's. What was killed and not reaped yet has no variables any more.
-        with contextlib.suppress(OSError):
-            if entry in (folder / "environ").read_bytes().split(b"\0"):
-                found.append(int(folder.name))
-    return found

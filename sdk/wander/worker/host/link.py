@@ -1,11 +1,22 @@
-"""How a host reaches a worker: one that it starts beside itself, over a socket in a folder of its own."""
+"""How a host reaches a worker: one that it starts beside itself, over a socket in a folder of its own.
+
+Whoever made a folder holds a lock on it for as long as it lives. A lock ends with its process, however that
+ends, also where the process cannot be seen from here (in another container that shares `/tmp`), so a folder
+that can be locked is nobody's any more.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
+import fcntl
+import os
 import secrets
+import shutil
+import stat
 import sys
+import tempfile
 from collections.abc import Callable, Coroutine, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,7 +28,6 @@ from websockets.asyncio.server import Server, ServerConnection, unix_serve
 from wander.errors import LoadError
 from wander.worker.channel import FRAME, OPTIONS
 from wander.worker.host.leftovers import MARK, end_marked
-from wander.worker.host.socket_folder import SocketFolder
 from wander.worker.note import NOTE_FILE, read_note
 from wander.worker.process.start import WorkerProcess
 from wander.worker.protocol import LastWords, Load
@@ -31,6 +41,9 @@ T = TypeVar("T")
 
 _NO_PYTHON = (errno.ENOENT, errno.ENOTDIR, errno.EACCES, errno.ENOEXEC)
 """What the system answers where an interpreter is missing or damaged."""
+PREFIX = "wander-worker-"
+_SOCKET_LIMIT = 100
+"""Longest path of a Unix socket that macOS takes is 104 bytes."""
 
 
 @dataclass(frozen=True)
@@ -52,6 +65,49 @@ class WorkerOptions:
     `answer_call` count."""
     answer_call: AnswerCall | None = None
     """Answers the OpenAI clients of code on another machine; None lets nobody answer."""
+
+
+class SocketFolder:
+    """A folder of mode 0700; `close` removes it."""
+
+    def __init__(self, path: Path, lock: int) -> None:
+        self.path = path
+        self._lock = lock
+
+    @classmethod
+    def make(cls) -> SocketFolder:
+        """Make a folder whose path leaves room for a socket; macOS has long temporary paths."""
+        place = Path(tempfile.gettempdir())
+        if len(str(place / f"{PREFIX}12345678" / "s")) > _SOCKET_LIMIT:
+            place = Path("/tmp")  # noqa: S108 - the folder in it is made by `mkdtemp`
+        remove_left(place)
+        # It gets the name under which it may be removed once it is locked.
+        made = Path(tempfile.mkdtemp(prefix=f".{PREFIX}", dir=place))
+        lock = os.open(made, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        with contextlib.suppress(OSError):  # a file system without locks: nobody removes it either
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        path = made.rename(made.with_name(made.name[1:]))
+        return cls(path, lock)
+
+    def close(self) -> None:
+        """Remove the folder; safe to call twice."""
+        if self._lock >= 0:
+            shutil.rmtree(self.path, ignore_errors=True)
+            os.close(self._lock)
+            self._lock = -1
+
+
+def remove_left(place: Path) -> None:
+    """Remove the folders in `place` that this user's hosts have left when they were killed."""
+    for path in place.glob(f"{PREFIX}*"):
+        # Gone meanwhile, in use, another user's, or on a file system without locks.
+        with contextlib.suppress(OSError), contextlib.ExitStack() as stack:
+            folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+            stack.callback(os.close, folder)
+            found = os.fstat(folder)
+            if found.st_uid == os.geteuid() and stat.S_IMODE(found.st_mode) == 0o700:
+                fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(path, ignore_errors=True)
 
 
 class LocalLink:
@@ -112,7 +168,9 @@ class LocalLink:
         async def wait() -> Connection:
             return await asyncio.shield(self._connected)
 
-        return await unless_ended(self.process, wait())
+        if (connection := await until_ended(self.process, wait())) is None:
+            raise explain_early_end(self.process)
+        return connection
 
     def last_words(self) -> LastWords | None:
         """Return what is known of a worker that a rollout ended: itself, or by the code that it ran."""
@@ -147,41 +205,22 @@ class LocalLink:
         await self._done.wait()
 
 
-async def until_ended(process: WorkerProcess, reading: Coroutine[Any, Any, None]) -> None:
-    """Read until the connection ends, or the process has: its children may hold the connection open."""
-    task, ended = asyncio.create_task(reading), asyncio.create_task(process.wait())
+async def until_ended(process: WorkerProcess, work: Coroutine[Any, Any, T]) -> T | None:
+    """Return what the work gives, or None where the process ends before that.
+
+    It is asked for both, since children of the process may hold its connection open.
+    """
+    task, ended = asyncio.create_task(work), asyncio.create_task(process.wait())
     try:
-        both: Iterable[asyncio.Task[None]] = (task, ended)
+        both: Iterable[asyncio.Task[Any]] = (task, ended)
         await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
         # What it said last may still be on its way.
         await asyncio.wait({task}, timeout=1.0)
-        if task.done():
-            task.result()
+        return task.result() if task.done() else None
     finally:
         task.cancel()
         ended.cancel()
         await asyncio.gather(task, ended, return_exceptions=True)
-
-
-async def unless_ended(process: WorkerProcess, work: Coroutine[Any, Any, T]) -> T:
-    """Wait for some work of the start; raises `LoadError` when the process ends before."""
-    ended = asyncio.create_task(process.wait())
-    task = asyncio.create_task(work)
-    try:
-        both: Iterable[asyncio.Task[Any]] = (ended, task)
-        await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
-        if not task.done():
-            # What it said last may still be on its way.
-            await asyncio.wait({task}, timeout=1.0)
-        if task.done() and task.exception() is None:
-            return task.result()
-        if task.done() and (error := task.exception()) is not None:
-            raise error
-        raise explain_early_end(process)
-    finally:
-        for each in (ended, task):
-            each.cancel()
-        await asyncio.gather(ended, task, return_exceptions=True)
 
 
 def explain_early_end(process: WorkerProcess) -> LoadError:

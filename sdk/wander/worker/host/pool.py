@@ -6,7 +6,6 @@ import asyncio
 from collections.abc import Sequence
 
 from wander.errors import LoadError, SandboxError
-from wander.types import EnvironmentInfo
 from wander.worker.host.link import WorkerOptions
 from wander.worker.host.session import WorkerLost, WorkerSession
 
@@ -154,16 +153,12 @@ class Slot:
                     else:
                         await asyncio.sleep(2.0 ** (failed - 1))
                     continue
-                if self._same(session.info, gone.info):
+                if session.info == gone.info:
                     self._hold(session)
                     return
+                self.lost_reason = (
+                    "the environment changed while it was in use: its next worker loaded another one"
+                )
                 await session.close()
         finally:
             self.filling = None
-
-    def _same(self, info: EnvironmentInfo, before: EnvironmentInfo) -> bool:
-        if info != before:
-            self.lost_reason = (
-                "the environment changed while it was in use: its next worker loaded another one"
-            )
-        return info == before

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,18 +12,10 @@ from pydantic import ValidationError
 from wander.clients.base import Client, ModelRequest
 from wander.errors import LoadError, ModelError
 from wander.handle import RolloutRequest, Split
-from wander.sandbox.clock import OwnTime
 from wander.types import Boundary, EnvironmentInfo, Example, Failure, Rollout
 from wander.version import __version__
 from wander.worker.channel import Channel
-from wander.worker.host.link import (
-    LocalLink,
-    WorkerOptions,
-    explain_early_end,
-    load_error,
-    unless_ended,
-    until_ended,
-)
+from wander.worker.host.link import LocalLink, WorkerOptions, explain_early_end, load_error, until_ended
 from wander.worker.process.start import WorkerProcess
 from wander.worker.protocol import (
     PROTOCOL,
@@ -44,6 +36,7 @@ from wander.worker.protocol import (
     Played,
     Pong,
     Refused,
+    make_failed_rollouts,
     to_host,
 )
 from wander.worker.remote.link import RemoteLink
@@ -72,6 +65,34 @@ class _Playing:
 
 class WorkerLost(Exception):
     """The worker ended while something was asked of it."""
+
+    def failure(self, *, retryable: bool) -> Failure:
+        """Return what the record of a rollout says whose worker ended."""
+        kind = type(self).__name__
+        return Failure(boundary="environment", type=kind, message=str(self), retryable=retryable)
+
+
+class OwnTime:
+    """Adds up, tick by tick, the time in which a request waits for the worker and not for the model.
+
+    So a clock that the environment's code cannot reach says how long that code takes over a rollout.
+    """
+
+    def __init__(self, limit: float) -> None:
+        """`limit`: seconds that one rollout may take of its own."""
+        self._limit = limit
+        self._spent: dict[int, float] = {}
+        self.tick = min(1.0, limit / 4)
+        """Seconds between two looks. A look that comes late counts as one: this process was held up then."""
+
+    def late(self, working: Mapping[int, int]) -> set[int]:
+        """Return which of the requests took longer than they may; called once a tick.
+
+        `working`: of each request that the worker works on, how many rollouts it is for.
+        """
+        for number in working:
+            self._spent[number] = self._spent.get(number, 0.0) + self.tick
+        return {number for number, count in working.items() if self._spent[number] > self._limit * count}
 
 
 class WorkerSession:
@@ -102,17 +123,30 @@ class WorkerSession:
     @classmethod
     async def start(cls, options: WorkerOptions) -> WorkerSession:
         """Start a worker and have it load its environment; raises `LoadError`, leaving no process."""
-        link = await _link(options)
+        link: LocalLink | RemoteLink
+        if options.address is None:
+            link = await LocalLink.open(options)
+        else:
+            link = await RemoteLink.open(
+                options.address,
+                message_limit=options.load.message_limit,
+                seconds=options.startup_timeout,
+                answer=options.answer_call,
+            )
         session: WorkerSession | None = None
         try:
             async with asyncio.timeout(options.startup_timeout):
                 channel = Channel(await link.connected(), link.aside)
                 session = cls(options, channel, link.process)
-                await unless_ended(link.process, session._load())
+                info = await until_ended(link.process, session._load())
+                if info is None:
+                    raise explain_early_end(link.process)
         except BaseException as error:
             await link.process.end(grace=0)
             if session is not None:
-                await session._abandon()
+                for task in session._tasks:
+                    task.cancel()
+                await asyncio.gather(*session._tasks, return_exceptions=True)
             await link.close()
             if session is None and (cause := link.process.not_made()) is not None:
                 raise cause from None
@@ -120,6 +154,7 @@ class WorkerSession:
                 seconds = f"{options.startup_timeout:g} s"
                 raise load_error(f"the environment was not loaded within {seconds}", link.process) from None
             raise
+        session.info = info
         session._serve(link)
         return session
 
@@ -177,17 +212,17 @@ class WorkerSession:
         await self._process.end(CLOSE_SECONDS if self.lost is None else 0)
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
-    async def _load(self) -> None:
+    async def _load(self) -> EnvironmentInfo:
         """Check the worker's greeting and have the environment loaded."""
         self._spawn(self._channel.run())
         async for line in self._lines:
             answer = to_host.validate_json(line)
             if isinstance(answer, Hello):
-                self._check_protocol(answer)
+                if answer.protocol != PROTOCOL:
+                    raise self._refuse(answer)
                 self._channel.send(self.options.load.model_dump_json())
             if isinstance(answer, Loaded):
-                self.info = answer.info
-                return
+                return answer.info
             if isinstance(answer, LoadFailed):
                 error = answer.fault.load_error()
                 log = self._process.whole_trace()
@@ -196,10 +231,8 @@ class WorkerSession:
         await self._process.wait()
         raise explain_early_end(self._process)
 
-    def _check_protocol(self, hello: Hello) -> None:
-        """Raise `LoadError` for a worker that speaks otherwise, and tell it so, for its log."""
-        if hello.protocol == PROTOCOL:
-            return
+    def _refuse(self, hello: Hello) -> LoadError:
+        """Tell a worker that speaks otherwise so, for its log, and return the error."""
         said = (
             f"the environment's wander-sdk {hello.wander} speaks protocol {hello.protocol}, this wander-sdk "
             f"{__version__} speaks {PROTOCOL}"
@@ -208,7 +241,7 @@ class WorkerSession:
         hint = "install the environment again, or upgrade wander-sdk in its virtual environment"
         if hello.protocol > PROTOCOL:
             hint = "upgrade this one: `pip install -U wander-sdk wander-client`"
-        raise LoadError(said, hint=hint)
+        return LoadError(said, hint=hint)
 
     def _serve(self, link: LocalLink | RemoteLink) -> None:
         """Handle what the worker sends, until it ends."""
@@ -304,8 +337,7 @@ class WorkerSession:
             if not running.result.done():
                 self._channel.send(Cancel(id=asked.play).model_dump_json())
                 reason = f"it asked for more than {_MOST_CALLS} completions at once"
-                example, indices = running.asked.example, running.asked.indices
-                running.result.set_result(make_failed_rollouts(example, indices, "TooManyCalls", reason))
+                running.result.set_result(_fail(running.asked, "TooManyCalls", reason))
             return
         call = asyncio.create_task(self._call(running.client, asked.id, asked.request))
         running.calls.add(call)
@@ -337,21 +369,22 @@ class WorkerSession:
             if running.result.done():
                 continue
             if asked.id in self._late:
-                failed = make_failed_rollouts(asked.example, asked.indices, "RolloutTimeout", self._too_long)
-                running.result.set_result(failed)
+                running.result.set_result(_fail(asked, "RolloutTimeout", self._too_long))
             elif words is not None and asked.id == words.play:
-                running.result.set_result(_culprit(asked, words, self.lost))
+                # Not retryable: a second time it would do the same.
+                kind, reason = "ProcessEnded", f"its code ended its process: {self.lost}"
+                if words.seconds:
+                    where = f" ({words.where})" if words.where else ""
+                    kind = "RolloutTimeout"
+                    reason = f"past its time, its code let nothing else go on for {words.seconds:g} s{where}"
+                running.result.set_result(_fail(asked, kind, reason, words.boundary))
             else:
-                running.result.set_result(make_lost_rollouts(asked.example, asked.indices, self.lost))
+                lost = WorkerLost(self.lost).failure(retryable=True)
+                running.result.set_result(make_failed_rollouts(asked.example, asked.indices, lost))
         for answer in list(self._examples.values()):
             if not answer.done():
                 answer.set_exception(WorkerLost(self.lost))
         self.on_lost()
-
-    async def _abandon(self) -> None:
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def _number(self) -> int:
         if self.lost is not None:
@@ -365,60 +398,15 @@ class WorkerSession:
         task.add_done_callback(self._tasks.discard)
 
 
-async def _link(options: WorkerOptions) -> LocalLink | RemoteLink:
-    if options.address is None:
-        return await LocalLink.open(options)
-    limit, seconds = options.load.message_limit, options.startup_timeout
-    return await RemoteLink.open(
-        options.address, message_limit=limit, seconds=seconds, answer=options.answer_call
-    )
-
-
 def _check_answer(asked: Play, rollouts: list[Rollout]) -> list[Rollout]:
     """Return the worker's answer if it is for what was asked: a worker must not write others' rollouts."""
     wanted = [(asked.example.example_id, index) for index in asked.indices]
     if [rollout.key for rollout in rollouts] == wanted:
         return rollouts
     reason = "the environment's process answered with rollouts that were not asked for"
-    return make_failed_rollouts(asked.example, asked.indices, "ForeignRollouts", reason)
+    return _fail(asked, "ForeignRollouts", reason)
 
 
-def make_lost_rollouts(
-    example: Example, indices: Iterable[int], reason: str, *, retryable: bool = True
-) -> list[Rollout]:
-    """Return the records of rollouts whose worker ended."""
-    return make_failed_rollouts(example, indices, WorkerLost.__name__, reason, retryable=retryable)
-
-
-def _culprit(asked: Play, words: LastWords, ending: str) -> list[Rollout]:
-    """Return the records of the rollout that ended its worker; a second time it would do the same."""
-    kind, reason = "ProcessEnded", f"its code ended its process: {ending}"
-    if words.seconds:
-        where = f" ({words.where})" if words.where else ""
-        kind = "RolloutTimeout"
-        reason = f"past its time, its code let nothing else go on for {words.seconds:g} s{where}"
-    return make_failed_rollouts(asked.example, asked.indices, kind, reason, boundary=words.boundary)
-
-
-def make_failed_rollouts(
-    example: Example,
-    indices: Iterable[int],
-    kind: str,
-    reason: str,
-    *,
-    retryable: bool = False,
-    boundary: Boundary = "environment",
-) -> list[Rollout]:
-    """Return the records of rollouts that the environment's process did not play to their end."""
-    failure = Failure(boundary=boundary, type=kind, message=reason, retryable=retryable)
-    return [
-        Rollout(
-            example_id=example.example_id,
-            index=index,
-            seed=example.seed,
-            prompt=example.prompt,
-            completion=[],
-            failure=failure,
-        )
-        for index in indices
-    ]
+def _fail(asked: Play, kind: str, reason: str, boundary: Boundary = "environment") -> list[Rollout]:
+    failure = Failure(boundary=boundary, type=kind, message=reason)
+    return make_failed_rollouts(asked.example, asked.indices, failure)

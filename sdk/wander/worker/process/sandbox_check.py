@@ -6,7 +6,7 @@ import contextlib
 import json
 import os
 import secrets
-import socket
+import socketserver
 import subprocess
 import sys
 import tempfile
@@ -109,7 +109,7 @@ def bait(policy: SandboxPolicy) -> Iterator[dict[str, Any]]:
         yield {
             "file": str(folder / "secret"),
             "secret": secret,
-            "port": stack.enter_context(_listen(secret)),
+            "port": stack.enter_context(_tell_everybody(secret)),
             "file_limit": policy.file,
             "tmp_limit": policy.tmp,
             "shm_limit": policy.shm,
@@ -118,22 +118,17 @@ def bait(policy: SandboxPolicy) -> Iterator[dict[str, Any]]:
 
 
 @contextlib.contextmanager
-def _listen(secret: str) -> Iterator[int]:
-    """Tell the secret to everybody who connects on loopback."""
-    with socket.create_server(("127.0.0.1", 0)) as server:
+def _tell_everybody(secret: str) -> Iterator[int]:
+    """Tell the secret to everybody who connects on loopback; yield the port."""
 
-        def serve() -> None:
-            with contextlib.suppress(OSError):  # closed
-                while True:
-                    connection, _ = server.accept()
-                    with connection:
-                        connection.sendall(secret.encode())
+    class Telling(socketserver.BaseRequestHandler):
+        def handle(self) -> None:
+            self.request.sendall(secret.encode())
 
-        thread = threading.Thread(target=serve, daemon=True)
-        thread.start()
-        yield server.getsockname()[1]
-        server.shutdown(socket.SHUT_RDWR)
-        thread.join()
+    with socketserver.TCPServer(("127.0.0.1", 0), Telling) as server:
+        threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
+        yield server.server_address[1]
+        server.shutdown()
 
 
 def _probe(policy: SandboxPolicy, prepared: dict[str, Any], group: Group, support: Support) -> dict[str, Any]:

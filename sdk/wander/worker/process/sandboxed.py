@@ -112,8 +112,11 @@ class SandboxedWorker(WorkerProcess):
             calls = CallSockets(sandbox.take_call)
             unless_started.callback(calls.close)
             handed_on.callback(calls.inside.close)
-            note = _new_note()
+            # Memory that the worker shares with its host, of a size that it cannot change.
+            note = os.memfd_create("note", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
             unless_started.callback(os.close, note)
+            os.ftruncate(note, NOTE_BYTES)
+            fcntl.fcntl(note, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
             plan = {
                 "module": "wander.worker",
                 "arguments": ["wander.worker", "--fd", str(connected.fileno()), "--note", str(note)],
@@ -146,7 +149,10 @@ class SandboxedWorker(WorkerProcess):
             await super().end(grace)
         finally:
             self._calls.close()
-            self._read_note()
+            note, self._note = self._note, None
+            if note is not None:
+                self._noted = os.pread(note, NOTE_BYTES, 0)
+                os.close(note)
             await self._log.ended(_LAST_OUTPUT_SECONDS)
             self._starved |= self._group.out_of_memory()
             for _ in range(_GROUP_ROUNDS):
@@ -174,12 +180,6 @@ class SandboxedWorker(WorkerProcess):
     def note(self) -> bytes | None:
         """Return what the worker noted of what it ran."""
         return self._noted
-
-    def _read_note(self) -> None:
-        note, self._note = self._note, None
-        if note is not None:
-            self._noted = os.pread(note, NOTE_BYTES, 0)
-            os.close(note)
 
     def _signal(self) -> int:
         """Return the signal that ended what ran inside, which bubblewrap tells as a shell does; else 0."""
@@ -235,14 +235,6 @@ def confine(
     return Confined(command, {"PATH": path, **VARIABLES, **variables}, [filter_fd])
 
 
-def _new_note() -> int:
-    """Return memory that the worker shares with its host, of a size that it cannot change."""
-    descriptor = os.memfd_create("note", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-    os.ftruncate(descriptor, NOTE_BYTES)
-    fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
-    return descriptor
-
-
 def _limits(policy: SandboxPolicy, group: Group) -> dict[str, tuple[int, int]]:
     """Return the soft and hard limits that hold for each process, by their names in `resource`."""
     limits = {
@@ -295,19 +287,15 @@ class CallSockets:
             self.close()
         for descriptor in descriptors:
             os.set_inheritable(descriptor, False)
-            if _is_stream(descriptor):
-                self._take(socket.socket(fileno=descriptor))
+            # Only a pair of stream sockets is taken: the other side may be hostile.
+            if stat.S_ISSOCK(os.fstat(descriptor).st_mode):
+                found = socket.socket(fileno=descriptor)
+                if (found.family, found.type) == (socket.AF_UNIX, socket.SOCK_STREAM):
+                    self._take(found)
+                else:
+                    found.close()
             else:
                 os.close(descriptor)
-
-
-def _is_stream(descriptor: int) -> bool:
-    """Only a pair of stream sockets is taken: the other side may be hostile."""
-    if not stat.S_ISSOCK(os.fstat(descriptor).st_mode):
-        return False
-    probe = socket.socket(fileno=os.dup(descriptor))
-    with probe:
-        return (probe.family, probe.type) == (socket.AF_UNIX, socket.SOCK_STREAM)
 
 
 class CappedLog:

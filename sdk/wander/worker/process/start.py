@@ -43,6 +43,15 @@ class WorkerProcess:
         `environ` names variables of this process that it gets too, `variables` gives it others.
         """
         log_path.parent.mkdir(parents=True, exist_ok=True)
+        # Output reaches the log as it is made, and a crash in native code leaves a trace there.
+        # Sets of text have the same order on every machine and in every run.
+        settings = {
+            "PYTHONUNBUFFERED": "1",
+            "PYTHONFAULTHANDLER": "1",
+            "PYTHONUTF8": "1",
+            "PYTHONHASHSEED": "0",
+        }
+        passed = own_variables((*ALWAYS_PASSED, *environ))
         theirs, ours = os.pipe()
         try:
             with log_path.open("ab") as log:
@@ -58,7 +67,7 @@ class WorkerProcess:
                     stdin=asyncio.subprocess.DEVNULL,
                     stdout=log,
                     stderr=log,
-                    env={**worker_environ(environ), **(variables or {})},
+                    env={**settings, **passed, **(variables or {})},
                     pass_fds=(theirs,),
                     start_new_session=True,
                 )
@@ -68,11 +77,6 @@ class WorkerProcess:
         finally:
             os.close(theirs)
         return cls(process, ours, log_path)
-
-    @property
-    def pid(self) -> int:
-        """The child's process id, also that of its process group."""
-        return self._process.pid
 
     @property
     def returncode(self) -> int | None:
@@ -96,12 +100,12 @@ class WorkerProcess:
         """Give the child `grace` seconds to end, then kill it, and in any case all that it started."""
         try:
             async with asyncio.timeout(grace):
-                await self._process.wait()
+                await self.wait()
         except TimeoutError:
             pass
         finally:
             self.kill()
-        await self._process.wait()
+        await self.wait()
 
     def kill(self) -> None:
         """Kill the child's whole process group at once."""
@@ -144,15 +148,6 @@ class WorkerProcess:
         except OSError:
             return ""
         return "\n".join(text.splitlines()[-_LOG_LINES:])
-
-
-def worker_environ(names: Iterable[str]) -> dict[str, str]:
-    """Return the environment variables of a worker: the few it always gets, and those named."""
-    passed = own_variables((*ALWAYS_PASSED, *names))
-    # Output reaches the log as it is made, and a crash in native code leaves a trace there.
-    # Sets of text have the same order on every machine and in every run.
-    python = {"PYTHONUNBUFFERED": "1", "PYTHONFAULTHANDLER": "1", "PYTHONUTF8": "1", "PYTHONHASHSEED": "0"}
-    return {**python, **passed}
 
 
 def own_variables(names: Iterable[str]) -> dict[str, str]:

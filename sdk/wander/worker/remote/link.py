@@ -33,16 +33,6 @@ class RemoteProcess(WorkerProcess):
         """Wait until the connection is closed."""
         await self._connection.wait_closed()
 
-    async def end(self, grace: float) -> None:
-        """Give the worker `grace` seconds to end, then cut the connection: the listener ends the rest."""
-        try:
-            async with asyncio.timeout(grace):
-                await self._connection.wait_closed()
-        except TimeoutError:
-            pass
-        finally:
-            self.kill()
-
     def kill(self) -> None:
         """Cut the connection; the listener then kills the process and what it started."""
         self._connection.transport.abort()

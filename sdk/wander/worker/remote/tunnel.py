@@ -23,7 +23,7 @@ from websockets.exceptions import ConnectionClosed
 
 from wander.errors import LoadError
 from wander.rollout.outside_calls import HEADER
-from wander.worker.channel import FRAME, parts
+from wander.worker.channel import send_frame
 from wander.worker.openai_proxy import MOST_CONNECTIONS, TOKEN_REFUSED, as_response, refusal, token_variables
 from wander.worker.protocol import PROTOCOL, OutsideAnswer, OutsideCall
 
@@ -109,7 +109,7 @@ class WorkerEnd:
         waiting: asyncio.Future[OutsideAnswer] = asyncio.get_running_loop().create_future()
         self._waiting[call.id] = waiting
         try:
-            await send_text(self._host, call.model_dump_json())
+            await send_frame(self._host, call.model_dump_json())
             async with asyncio.timeout(_SECONDS):
                 return await waiting
         except ConnectionClosed:
@@ -153,7 +153,7 @@ class HostEnd:
             logging.getLogger(__name__).exception("a call of a worker's code could not be answered")
             answer = _failure(asked.id, 500, f"the host's endpoint raised `{type(error).__name__}`")
         try:
-            await send_text(self._worker, answer.model_dump_json())
+            await send_frame(self._worker, answer.model_dump_json())
         except ConnectionClosed:
             return  # and with it whoever asked
 
@@ -164,11 +164,6 @@ class _Refusing(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
         transport.abort()
-
-
-async def send_text(connection: Connection, text: str) -> None:
-    """Send a text frame; in parts where it is long, which lets heartbeats through."""
-    await connection.send(text if len(text) <= FRAME else parts(text))
 
 
 def _sendable(text: str) -> str:
