@@ -45,7 +45,14 @@ def choose(
     taken = state["public"].setdefault(LINE, {"choices": [], "options": []})
     place = len(taken["choices"])
     if place < len(asked["choices"]):
-        chosen = _find_option(options, asked["choices"][place])
+        # Equal as JSON: what was asked for may have travelled.
+        wanted = canonical_json(asked["choices"][place])
+        found = [option for option in options if canonical_json(option) == wanted]
+        if not found:
+            raise EnvironmentFault(
+                f"the line asks for {wanted}, which is none of the options {canonical_json(list(options))}"
+            )
+        chosen = found[0]
     elif asked.get("stop"):
         taken["pending"], taken["position"] = list(options), position
         raise ChoicePending("the line has no further choice")
@@ -54,17 +61,6 @@ def choose(
     taken["choices"].append(chosen)
     taken["options"].append(list(options))
     return chosen
-
-
-def _find_option(options: Sequence[Option], wanted: Any) -> Option:
-    """Return the option that is equal as JSON: what was asked for may have travelled."""
-    key = canonical_json(wanted)
-    for option in options:
-        if canonical_json(option) == key:
-            return option
-    raise EnvironmentFault(
-        f"the line asks for {key}, which is none of the options {canonical_json(list(options))}"
-    )
 
 
 def line_of(rollout: Rollout) -> dict[str, Any]:

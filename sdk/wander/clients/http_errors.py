@@ -39,17 +39,32 @@ def completion_of(answer: Answer, base_url: str) -> ModelResponse:
         # NaN and infinities are no JSON, and a record that held one could not be read again.
         data = from_json(answer.body, allow_inf_nan=False)
     except ValueError as error:
-        raise _not_json(answer, base_url, error) from error
+        if answer.body[:200].lstrip().lower().startswith((b"<!doctype", b"<html")):
+            raise InvalidResponse(
+                f"`{base_url}` answered with a web page: {_show(answer.body)}",
+                hint="correct the base URL: it usually ends in `/v1`",
+            ) from error
+        raise InvalidResponse(
+            f"`{base_url}` answered with broken JSON ({error}): {_show(answer.body)}",
+            hint="look at the server's log",
+            retryable=True,
+        ) from error
     try:
         choice = data["choices"][0]
-        message = _message(choice["message"])
+        message, ended = _message(choice["message"]), choice.get("finish_reason")
     except (KeyError, IndexError, TypeError, AttributeError) as error:
-        raise _not_a_completion(data, base_url) from error
+        # Some gateways put an error into an answer of status 200; it may pass.
+        said = data.get("error") if isinstance(data, dict) else None
+        raise InvalidResponse(
+            f"`{base_url}` answered with something that is no chat completion: {_line(str(said or data))}",
+            hint="check that the base URL is that of an OpenAI-compatible chat endpoint",
+            retryable=said is not None,
+        ) from error
     try:
         # Validating is faster than `model_construct`, which runs in Python.
         return ModelResponse(
             message=message,
-            finish_reason=_text(choice.get("finish_reason")) or "stop",
+            finish_reason=ended if isinstance(ended, str) and ended else "stop",
             usage=_usage(data.get("usage")),
             tokens=_tokens(data, choice),
         )
@@ -146,10 +161,6 @@ def _count(value: Any) -> int:
     return value if isinstance(value, int) and value >= 0 else 0
 
 
-def _text(value: Any) -> str | None:
-    return value if isinstance(value, str) else None
-
-
 def _tokens(data: dict[str, Any], choice: dict[str, Any]) -> TurnTokens | None:
     """Return ids and log-probabilities where the server gives both (vLLM with `return_token_ids`).
 
@@ -178,30 +189,6 @@ def complaint(answer: Answer) -> str:
         code = error.get("code") or error.get("type")
         return _line(f"{said} ({code})" if isinstance(code, str) and code not in str(said) else str(said))
     return _line(str(error))
-
-
-def _not_json(answer: Answer, base_url: str, error: ValueError) -> InvalidResponse:
-    start = answer.body[:200].lstrip().lower()
-    if start.startswith((b"<!doctype", b"<html")):
-        return InvalidResponse(
-            f"`{base_url}` answered with a web page: {_show(answer.body)}",
-            hint="correct the base URL: it usually ends in `/v1`",
-        )
-    return InvalidResponse(
-        f"`{base_url}` answered with broken JSON ({error}): {_show(answer.body)}",
-        hint="look at the server's log",
-        retryable=True,
-    )
-
-
-def _not_a_completion(data: Any, base_url: str) -> InvalidResponse:
-    # Some gateways put an error into an answer of status 200; it may pass.
-    error = data.get("error") if isinstance(data, dict) else None
-    return InvalidResponse(
-        f"`{base_url}` answered with something that is no chat completion: {_line(str(error or data))}",
-        hint="check that the base URL is that of an OpenAI-compatible chat endpoint",
-        retryable=error is not None,
-    )
 
 
 def _show(body: bytes) -> str:

@@ -27,7 +27,6 @@ from wander.clients.transport import (
 )
 from wander.errors import ConfigError, EndpointUnreachable, InvalidResponse, ModelError
 from wander.seeding import derived_seed
-from wander.types import Message
 
 if TYPE_CHECKING:
     from openai import AsyncOpenAI
@@ -72,9 +71,22 @@ class OpenAIClient(Client):
         self.model = model
         self.send_reasoning = send_reasoning
         self.limiter: CallLimiter = limiter or CallLimiter()
-        self._transport = transport or _over_aiohttp(
-            base_url, api_key, headers, timeout, connect_timeout, max_connections
-        )
+        if transport is None:
+            url = base_url or os.environ.get("OPENAI_BASE_URL") or _DEFAULT_URL
+            parts = urlsplit(url)
+            if parts.scheme not in ("http", "https") or not parts.netloc:
+                raise ConfigError(
+                    f"`{url}` is not the address of an endpoint", hint="give it as `http://HOST:PORT/v1`"
+                )
+            key = api_key if api_key is not None else os.environ.get("OPENAI_API_KEY", "")
+            transport = AiohttpTransport(
+                url,
+                {**({"Authorization": f"Bearer {key}"} if key else {}), **(headers or {})},
+                timeout=timeout,
+                connect_timeout=connect_timeout,
+                max_connections=max_connections,
+            )
+        self._transport = transport
         self.attempts = Attempts(self._transport, max_retries=max_retries)
 
     @classmethod
@@ -98,7 +110,19 @@ class OpenAIClient(Client):
 
     async def complete(self, request: ModelRequest) -> ModelResponse:
         """Return the endpoint's completion."""
-        payload = self._payload(request)
+        messages = request.messages
+        if not self.send_reasoning:
+            messages = [
+                {name: value for name, value in message.items() if name != "reasoning_content"}
+                if "reasoning_content" in message
+                else message
+                for message in messages
+            ]
+        payload: dict[str, Any] = {"model": self.model, "messages": messages, **request.sampling.given()}
+        if request.tools:
+            payload["tools"] = request.tools
+        if "seed" in payload:
+            payload["seed"] = derived_seed(payload["seed"], request.seed) >> 33
         try:
             answer = await self.attempts.answer(self.limiter, _COMPLETIONS, payload, request.rollout_id)
         except TransportError as error:
@@ -129,10 +153,8 @@ class OpenAIClient(Client):
             raise error_of(answer, self.base_url, self.model)
         listed = list_models(answer)
         answers = answer.status == 200 and answer.body.lstrip().startswith(b"{")
-        if self.model not in listed and (listed or not answers):
-            await self._probe(listed)
-
-    async def _probe(self, listed: list[str]) -> None:
+        if self.model in listed or (answers and not listed):
+            return
         payload = {"model": self.model, "messages": [{"role": "user", "content": "hi"}], "max_tokens": 1}
         answer = await self._ask_twice(payload)
         if listed and lacks_model(answer, self.model):
@@ -150,17 +172,6 @@ class OpenAIClient(Client):
     async def close(self) -> None:
         """Close the connections; a later request opens new ones."""
         await self._transport.close()
-
-    def _payload(self, request: ModelRequest) -> dict[str, Any]:
-        messages = request.messages
-        if not self.send_reasoning:
-            messages = [_without_reasoning(message) for message in messages]
-        payload: dict[str, Any] = {"model": self.model, "messages": messages, **request.sampling.given()}
-        if request.tools:
-            payload["tools"] = request.tools
-        if "seed" in payload:
-            payload["seed"] = derived_seed(payload["seed"], request.seed) >> 33
-        return payload
 
     async def _ask_twice(self, payload: dict[str, Any] | None) -> Answer:
         """Ask for the models, or for a completion, and once more where that may help."""
@@ -205,39 +216,6 @@ class OpenAIClient(Client):
         )
 
 
-def _over_aiohttp(
-    base_url: str | None,
-    api_key: str | None,
-    headers: Mapping[str, str] | None,
-    timeout: float,
-    connect_timeout: float,
-    max_connections: int | None,
-) -> Transport:
-    url = base_url or os.environ.get("OPENAI_BASE_URL") or _DEFAULT_URL
-    parts = urlsplit(url)
-    if parts.scheme not in ("http", "https") or not parts.netloc:
-        raise ConfigError(
-            f"`{url}` is not the address of an endpoint", hint="give it as `http://HOST:PORT/v1`"
-        )
-    key = api_key if api_key is not None else os.environ.get("OPENAI_API_KEY", "")
-    return AiohttpTransport(
-        url,
-        {**({"Authorization": f"Bearer {key}"} if key else {}), **(headers or {})},
-        timeout=timeout,
-        connect_timeout=connect_timeout,
-        max_connections=max_connections,
-    )
-
-
-def _without_reasoning(message: Message) -> Message:
-    if "reasoning_content" not in message:
-        return message
-    return {name: value for name, value in message.items() if name != "reasoning_content"}
-
-
-_SECONDS = 600.0
-
-
 class ServedClient(OpenAIClient):
     """Asks a server whose address means nothing once it has ended; what it is made of stands in its place.
 
@@ -252,7 +230,7 @@ class ServedClient(OpenAIClient):
         weights_sha256: str | None = None,
         timeout: float | None = None,
     ) -> None:
-        super().__init__(model, base_url, "", timeout=timeout or _SECONDS)
+        super().__init__(model, base_url, "", timeout=timeout or 600.0)
         self._server = server
         self._weights_sha256 = weights_sha256
 

@@ -36,7 +36,7 @@ import random
 from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from time import monotonic
 
 from wander.clients.sub_calls import main_rollout_id
@@ -146,7 +146,7 @@ class Pace:
         self._share *= _MEMORY
         self._hiccups = max(0.0, self._hiccups - _GIVEN_BACK)
         self.accepted_at = now
-        if self._cut_at is not None and self._is_forgotten(now):
+        if self._cut_at is not None and self._growth(now) > _FREE and now - self._bound_at > _FREE_SECONDS:
             self._cut_at = None
 
     def refused(
@@ -201,16 +201,6 @@ class Pace:
             return float(2.0 ** min(elapsed, 60.0))
         return float(1 + (1 - _CUT) * (elapsed - 1) ** 3)
 
-    def _is_forgotten(self, now: float) -> bool:
-        return self._growth(now) > _FREE and now - self._bound_at > _FREE_SECONDS
-
-    def _measured(self, now: float) -> float:
-        """Return the calls a second that the endpoint took, lately or since the last cut."""
-        since, taken = self._mark
-        if since == -math.inf:
-            since, taken = self._next_mark
-        return (self._taken - taken) / max(1.0, now - since)
-
     def _hold(self, now: float, seconds: float) -> float:
         before, self.held_until = max(self.held_until, now), max(self.held_until, now + seconds)
         self.paused_seconds += self.held_until - before
@@ -220,7 +210,10 @@ class Pace:
         return min(pause, self.longest_pause) * self._jitter.uniform(0.75, 1.25)
 
     def _cut(self, now: float, pause: float) -> None:
-        measured, before = self._measured(now), self.rate(now)
+        before = self.rate(now)
+        since, taken = self._next_mark if self._mark[0] == -math.inf else self._mark
+        # The calls a second that the endpoint took, lately or since the last cut.
+        measured = (self._taken - taken) / max(1.0, now - since)
         if before is None:
             self._searching = True
             self._rate = max(1.0, measured / 2)
@@ -257,17 +250,24 @@ class LimiterStatus:
     """How long no call will leave to an endpoint that is waited for."""
 
 
+@dataclass
+class _Line:
+    """The calls that are in flight, and those that wait, of everybody who shares a limiter."""
+
+    bounds: list[int]
+    paces: defaultdict[str, Pace] = field(default_factory=lambda: defaultdict(Pace))
+    waiting: dict[Pace, list[tuple[int, int, asyncio.Future[None]]]] = field(default_factory=dict)
+    numbers: Iterator[int] = field(default_factory=itertools.count)
+    ages: dict[str, int] = field(default_factory=dict)
+    in_flight: int = 0
+    timer: asyncio.TimerHandle | None = None
+
+
 class CallLimiter:
     """Lets calls leave; `acquire` one, make it, `release` it. Belongs to one event loop at a time."""
 
     def __init__(self, most: int | None = None) -> None:
-        self._bounds: list[int] = [] if most is None else [most]
-        self._paces: defaultdict[str, Pace] = defaultdict(Pace)
-        self._waiting: dict[Pace, list[tuple[int, int, asyncio.Future[None]]]] = {}
-        self._numbers = itertools.count()
-        self._ages: dict[str, int] = {}
-        self._in_flight = 0
-        self._timer: asyncio.TimerHandle | None = None
+        self._line = _Line([] if most is None else [most])
         self.calls = 0
         self.retries = 0
         self.refusals = 0
@@ -275,33 +275,34 @@ class CallLimiter:
     @contextmanager
     def at_most(self, calls: int) -> Iterator[None]:
         """Bound the calls in flight for the length of a block; the lowest of several bounds counts."""
-        self._bounds.append(calls)
+        self._line.bounds.append(calls)
         try:
             yield
         finally:
-            self._bounds.remove(calls)
+            self._line.bounds.remove(calls)
 
     def pace(self, endpoint: str) -> Pace:
         """Return the pace of the endpoint at an address."""
-        return self._paces[endpoint]
+        return self._line.paces[endpoint]
 
     def begin(self, rollout_id: str) -> None:
         """Learn that a rollout begins: its calls leave before those of rollouts that begin later."""
-        self._ages[rollout_id] = next(self._numbers)
+        self._line.ages[self._own(rollout_id)] = next(self._line.numbers)
 
     def end(self, rollout_id: str) -> None:
         """Learn that a rollout ended."""
-        self._ages.pop(rollout_id, None)
+        self._line.ages.pop(self._own(rollout_id), None)
 
     async def acquire(self, pace: Pace, rollout_id: str = "") -> float:
         """Wait until a call may leave; return when it did. Calls of no known rollout are the first."""
+        line = self._line
         now = monotonic()
-        if not self._waiting and self._has_room() and pace.wait(now) <= 0:
+        if not line.waiting and self._has_room() and pace.wait(now) <= 0:
             self._leave(pace, now)
             return now
         left: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        age = self._ages.get(main_rollout_id(rollout_id), -1)
-        heapq.heappush(self._waiting.setdefault(pace, []), (age, next(self._numbers), left))
+        age = line.ages.get(main_rollout_id(self._own(rollout_id)), -1)
+        heapq.heappush(line.waiting.setdefault(pace, []), (age, next(line.numbers), left))
         self._dispatch()
         try:
             await left
@@ -315,21 +316,22 @@ class CallLimiter:
 
     def release(self, pace: Pace) -> None:
         """Count a call as ended and let the next ones leave."""
-        self._in_flight -= 1
+        self._line.in_flight -= 1
         pace.ended()
-        if self._waiting:
+        if self._line.waiting:
             self._dispatch()
 
     def give_up(self, pace: Pace, error: Exception) -> None:
         """Raise an error in every call that waits for an endpoint."""
-        for _, _, left in self._waiting.pop(pace, []):
+        for _, _, left in self._line.waiting.pop(pace, []):
             if not left.done():
                 left.set_exception(error)
 
     def use(self) -> EndpointUse:
         """Return the use of endpoints through this limiter since it was made."""
+        line = self._line
         now = monotonic()
-        paused = sum(each.paused_seconds - max(0.0, each.held_until - now) for each in self._paces.values())
+        paused = sum(each.paused_seconds - max(0.0, each.held_until - now) for each in line.paces.values())
         return EndpointUse(
             calls=self.calls,
             retries=self.retries,
@@ -339,39 +341,45 @@ class CallLimiter:
 
     def status(self) -> LimiterStatus:
         """Return what is in flight and what delays calls."""
+        line = self._line
         now = monotonic()
-        rates = [rate for pace in self._paces.values() if (rate := pace.rate(now)) is not None]
+        rates = [rate for pace in line.paces.values() if (rate := pace.rate(now)) is not None]
         return LimiterStatus(
-            in_flight=self._in_flight,
-            waiting=sum(map(len, self._waiting.values())),
+            in_flight=line.in_flight,
+            waiting=sum(map(len, line.waiting.values())),
             rate=min(rates, default=None),
-            paused_seconds=max((pace.held_until - now for pace in self._waiting), default=0.0),
+            paused_seconds=max((pace.held_until - now for pace in line.waiting), default=0.0),
         )
 
+    def _own(self, rollout_id: str) -> str:
+        """Return the name of a rollout among all whose calls wait here."""
+        return rollout_id
+
     def _has_room(self) -> bool:
-        return not self._bounds or self._in_flight < min(self._bounds)
+        return not self._line.bounds or self._line.in_flight < min(self._line.bounds)
 
     def _leave(self, pace: Pace, now: float) -> None:
-        self._in_flight += 1
+        self._line.in_flight += 1
         pace.began(now)
 
     def _dispatch(self) -> None:
         """Let every call leave that may, the oldest first; come back when time alone lets another leave."""
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+        line = self._line
+        if line.timer is not None:
+            line.timer.cancel()
+            line.timer = None
         now = monotonic()
-        while self._waiting and self._has_room():
-            pauses = {pace: pace.wait(now) for pace in self._waiting}
+        while line.waiting and self._has_room():
+            pauses = {pace: pace.wait(now) for pace in line.waiting}
             ready = [pace for pace, pause in pauses.items() if pause <= 0]
             if not ready:
                 soonest = min(pauses.values())
-                self._timer = asyncio.get_running_loop().call_later(soonest, self._dispatch)
+                line.timer = asyncio.get_running_loop().call_later(soonest, self._dispatch)
                 return
-            pace = min(ready, key=lambda each: self._waiting[each][0])
-            _, _, left = heapq.heappop(self._waiting[pace])
-            if not self._waiting[pace]:
-                del self._waiting[pace]
+            pace = min(ready, key=lambda each: line.waiting[each][0])
+            _, _, left = heapq.heappop(line.waiting[pace])
+            if not line.waiting[pace]:
+                del line.waiting[pace]
             if not left.done():
                 self._leave(pace, now)
                 left.set_result(None)
@@ -381,51 +389,18 @@ class SharedLimiter(CallLimiter):
     """One evaluation's share of a limiter: bounds, paces and order are everybody's, the counts its own.
 
     `name` keeps the rollouts of evaluations apart that have the same ids. The bound that an evaluation itself
-    asks for (`at_most`) does not count: the whole has one.
+    asks for (`at_most`) does not count: the whole has one. Pauses hold up all: each tells them all.
     """
 
     def __init__(self, whole: CallLimiter, name: str) -> None:
         super().__init__()
-        self._whole = whole
+        self._line = whole._line
         self._name = name
 
     @contextmanager
     def at_most(self, calls: int) -> Iterator[None]:
         """Change nothing."""
         yield
-
-    def pace(self, endpoint: str) -> Pace:
-        """Return the pace that all have at the endpoint of an address."""
-        return self._whole.pace(endpoint)
-
-    def begin(self, rollout_id: str) -> None:
-        """Learn that a rollout begins: its calls leave before those of all that begin later."""
-        self._whole.begin(self._own(rollout_id))
-
-    def end(self, rollout_id: str) -> None:
-        """Learn that a rollout ended."""
-        self._whole.end(self._own(rollout_id))
-
-    async def acquire(self, pace: Pace, rollout_id: str = "") -> float:
-        """Wait until a call may leave; return when it did."""
-        return await self._whole.acquire(pace, self._own(rollout_id))
-
-    def release(self, pace: Pace) -> None:
-        """Count a call as ended and let the next ones leave."""
-        self._whole.release(pace)
-
-    def give_up(self, pace: Pace, error: Exception) -> None:
-        """Raise an error in every call that waits for an endpoint."""
-        self._whole.give_up(pace, error)
-
-    def use(self) -> EndpointUse:
-        """Return what this evaluation asked; pauses hold up all."""
-        own = EndpointUse(calls=self.calls, retries=self.retries, refusals=self.refusals)
-        return own.model_copy(update={"paused_seconds": self._whole.use().paused_seconds})
-
-    def status(self) -> LimiterStatus:
-        """Return what is in flight, of all, and what keeps calls back."""
-        return self._whole.status()
 
     def _own(self, rollout_id: str) -> str:
         return f"{self._name}/{rollout_id}"

@@ -45,7 +45,14 @@ class ReplayClient(Client):
         if rollout is None:
             raise ModelError(f"there is no record of rollout `{request.rollout_id}`")
         if request.turn >= len(rollout.turns):
-            raise _find_recorded_end(rollout, request)
+            if rollout.stop_reason == "context_overflow":
+                raise ContextOverflow("the recorded rollout ran out of context here")
+            if rollout.failure is not None and rollout.failure.boundary == "model":
+                raise ModelError(rollout.failure.message, retryable=rollout.failure.retryable)
+            raise ModelError(
+                f"rollout `{request.rollout_id}` was recorded with {len(rollout.turns)} turns "
+                f"and now asks for number {request.turn + 1}"
+            )
         turn = rollout.turns[request.turn]
         return ModelResponse.made(
             message=copy_json(turn.message),
@@ -61,18 +68,6 @@ class ReplayClient(Client):
         if rollout is None:
             return None
         return {name: copy_json(value) for name, value in rollout.info.items() if self._lines or name != LINE}
-
-
-def _find_recorded_end(rollout: Rollout, request: ModelRequest) -> ModelError:
-    """Return what the model raised after its last recorded turn, or that it was never asked so far."""
-    if rollout.stop_reason == "context_overflow":
-        return ContextOverflow("the recorded rollout ran out of context here")
-    if rollout.failure is not None and rollout.failure.boundary == "model":
-        return ModelError(rollout.failure.message, retryable=rollout.failure.retryable)
-    return ModelError(
-        f"rollout `{request.rollout_id}` was recorded with {len(rollout.turns)} turns "
-        f"and now asks for number {request.turn + 1}"
-    )
 
 
 class TranscriptClient(Client):

@@ -5,12 +5,12 @@ For tests, for demonstrations without a model, and for the scripted players that
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import inspect
 import json
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 from urllib.parse import parse_qsl
 
@@ -48,7 +48,14 @@ class ScriptedClient(Client):
     async def complete(self, request: ModelRequest) -> ModelResponse:
         """Return the script's next reply; raises `ModelError` when there is none, or the function raises."""
         if callable(self.replies):
-            return _response(await self._call_script(self.replies, request))
+            try:
+                reply: Any = self.replies(request)
+                return _response(await reply if inspect.isawaitable(reply) else reply)
+            except ModelError:
+                raise
+            except Exception as error:
+                said = f"the scripted function raised `{type(error).__name__}: {error}`"
+                raise ModelError(said) from error
         position = self._positions.get(request.rollout_id, 0)
         if position >= len(self.replies):
             raise ModelError(
@@ -57,15 +64,6 @@ class ScriptedClient(Client):
             )
         self._positions[request.rollout_id] = position + 1
         return _response(self.replies[position])
-
-    async def _call_script(self, script: Script, request: ModelRequest) -> Any:
-        try:
-            reply = script(request)
-            return await reply if inspect.isawaitable(reply) else reply
-        except ModelError:
-            raise
-        except Exception as error:
-            raise ModelError(f"the scripted function raised `{type(error).__name__}: {error}`") from error
 
 
 def scripted_client_from_spec(spec: str) -> ScriptedClient:
@@ -82,43 +80,31 @@ def scripted_client_from_spec(spec: str) -> ScriptedClient:
         raise ConfigError(
             f"`{spec}` does not name a function", hint="write it as `scripted:package.module:function`"
         )
-    script = getattr(_script_module(module_name), function_name, None)
+    if module_name.endswith(".py"):
+        module = import_file(Path(module_name).expanduser().resolve())
+    else:
+        try:
+            module = importlib.import_module(module_name)
+        except Exception as error:
+            raise LoadError(
+                f"importing `{module_name}` raised `{type(error).__name__}: {error}`",
+                hint="install its package where `wander` runs, or name the `.py` file by its path",
+            ) from error
+    script = getattr(module, function_name, None)
     if not callable(script):
         raise LoadError(f"`{module_name}` has no function `{function_name}`")
     if is_factory:
-        script = _call_factory(script, query, spec)
+        arguments: dict[str, Any] = dict(parse_qsl(query, keep_blank_values=True))
+        for key, value in arguments.items():
+            with contextlib.suppress(ValueError):  # then it stays a text
+                arguments[key] = json.loads(value)
+        try:
+            script = script(**arguments)
+        except Exception as error:
+            raise ConfigError(f"`{spec}` raised `{type(error).__name__}: {error}`") from error
+        if not callable(script):
+            raise ConfigError(f"`{spec}` made a `{type(script).__name__}`, not a function of the request")
     return ScriptedClient(script, model=f"scripted:{spec.removeprefix('scripted:')}")
-
-
-def _script_module(name: str) -> ModuleType:
-    if name.endswith(".py"):
-        return import_file(Path(name).expanduser().resolve())
-    try:
-        return importlib.import_module(name)
-    except Exception as error:
-        raise LoadError(
-            f"importing `{name}` raised `{type(error).__name__}: {error}`",
-            hint="install its package where `wander` runs, or name the `.py` file by its path",
-        ) from error
-
-
-def _call_factory(factory: Callable[..., Any], query: str, spec: str) -> Script:
-    """Call a factory with the arguments of a spec's query."""
-    arguments = {key: _parse_argument(value) for key, value in parse_qsl(query, keep_blank_values=True)}
-    try:
-        script = factory(**arguments)
-    except Exception as error:
-        raise ConfigError(f"`{spec}` raised `{type(error).__name__}: {error}`") from error
-    if not callable(script):
-        raise ConfigError(f"`{spec}` made a `{type(script).__name__}`, not a function of the request")
-    return script  # type: ignore[no-any-return]
-
-
-def _parse_argument(text: str) -> Any:
-    try:
-        return json.loads(text)
-    except ValueError:
-        return text
 
 
 def _response(reply: Any) -> ModelResponse:

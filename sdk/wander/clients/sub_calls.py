@@ -73,8 +73,10 @@ def main_rollout_id(rollout_id: str) -> str:
 
 def sub_rollouts(rollout: Rollout) -> dict[str, Rollout]:
     """Return each sub-call as a rollout that a client can replay, by its path."""
-    return {
-        call.path: Rollout.model_construct(
+    found = {}
+    for call in read_sub_calls(rollout):
+        overflowed = call.failure is not None and call.failure.type == "ContextOverflow"
+        found[call.path] = Rollout.model_construct(
             example_id=rollout.example_id,
             index=rollout.index,
             seed=rollout.seed,
@@ -82,11 +84,6 @@ def sub_rollouts(rollout: Rollout) -> dict[str, Rollout]:
             completion=call.completion,
             turns=call.turns,
             failure=call.failure,
-            stop_reason="context_overflow" if _has_overflowed(call) else None,
+            stop_reason="context_overflow" if overflowed else None,
         )
-        for call in read_sub_calls(rollout)
-    }
-
-
-def _has_overflowed(call: SubCall) -> bool:
-    return call.failure is not None and call.failure.type == "ContextOverflow"
+    return found

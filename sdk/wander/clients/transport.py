@@ -12,9 +12,10 @@ import email.utils
 import io
 import json
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal
 from urllib.parse import parse_qsl, unquote, urlsplit, urlunsplit
 from urllib.request import getproxies, proxy_bypass
 
@@ -75,28 +76,29 @@ class Secrets:
         return text
 
 
-class Transport(Protocol):
+class Transport(ABC):
     """Sends one request, once."""
 
-    @property
-    def base_url(self) -> str:
-        """The endpoint's address, without credentials."""
-        ...
+    base_url: str
+    """The endpoint's address, without credentials."""
 
     async def post(self, path: str, payload: dict[str, Any]) -> Answer:
         """Send a JSON body; raises `TransportError` when no answer comes."""
-        ...
+        return await self._request("POST", path, payload)
 
     async def get(self, path: str) -> Answer:
         """Fetch a path; raises `TransportError` when no answer comes."""
-        ...
+        return await self._request("GET", path, None)
 
-    async def close(self) -> None:
-        """Release the connections."""
-        ...
+    async def close(self) -> None:  # noqa: B027 - an SDK's connections are left to whoever made its client
+        """Release the connections; a later request opens new ones."""
+
+    @abstractmethod
+    async def _request(self, method: str, path: str, payload: dict[str, Any] | None) -> Answer:
+        """Send a request; raises `TransportError` when no answer comes."""
 
 
-class AiohttpTransport:
+class AiohttpTransport(Transport):
     """Keeps connections open in one session, made in the running event loop when first used.
 
     `max_connections` None leaves their number to the caller's concurrency. Proxies are taken from the
@@ -115,7 +117,7 @@ class AiohttpTransport:
         max_answer_bytes: int = MAX_ANSWER_BYTES,
     ) -> None:
         self._max_answer_bytes = max_answer_bytes
-        self._url = without_credentials(base_url).rstrip("/")
+        self.base_url = without_credentials(base_url).rstrip("/")
         parts = urlsplit(base_url)
         self._query = f"?{parts.query}" if parts.query else ""
         self._headers = dict.fromkeys(_OPEN_HEADERS, "application/json")
@@ -129,22 +131,9 @@ class AiohttpTransport:
         )
         self._timeout = aiohttp.ClientTimeout(total=timeout, sock_connect=connect_timeout)
         self._limit = max_connections or 0
-        self._proxy = _proxy(self._url)
+        self._proxy = _proxy(self.base_url)
         self._session: aiohttp.ClientSession | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
-
-    @property
-    def base_url(self) -> str:
-        """The endpoint's address, without credentials."""
-        return self._url
-
-    async def post(self, path: str, payload: dict[str, Any]) -> Answer:
-        """Send a JSON body; raises `TransportError` when no answer comes."""
-        return await self._request("POST", path, json.dumps(payload).encode())
-
-    async def get(self, path: str) -> Answer:
-        """Fetch a path; raises `TransportError` when no answer comes."""
-        return await self._request("GET", path, None)
 
     async def close(self) -> None:
         """Close the session; a later request opens a new one."""
@@ -152,12 +141,17 @@ class AiohttpTransport:
         if session is not None:
             await session.close()
 
-    async def _request(self, method: str, path: str, body: bytes | None) -> Answer:
+    async def _request(self, method: str, path: str, payload: dict[str, Any] | None) -> Answer:
+        body = None if payload is None else json.dumps(payload).encode()
         session = self._open_session()
         data = io.BytesIO(body) if body is not None and len(body) > _LARGE_BODY else body
         try:
             async with session.request(
-                method, self._url + path + self._query, data=data, proxy=self._proxy, allow_redirects=False
+                method,
+                self.base_url + path + self._query,
+                data=data,
+                proxy=self._proxy,
+                allow_redirects=False,
             ) as response:
                 return Answer(response.status, response.headers, await self._body(response))
         except TimeoutError as error:
@@ -207,35 +201,21 @@ class AiohttpTransport:
         return self._session
 
 
-class SdkTransport:
+class SdkTransport(Transport):
     """Sends through an `openai.AsyncOpenAI` (or Azure, or any subclass): its URLs, headers and sign-in."""
 
     def __init__(self, sdk: AsyncOpenAI) -> None:
         self._sdk = sdk.with_options(max_retries=0)
         self._secrets = Secrets([sdk.api_key])
+        self.base_url = without_credentials(str(sdk.base_url).rstrip("/"))
 
-    @property
-    def base_url(self) -> str:
-        """The endpoint's address, without credentials."""
-        return without_credentials(str(self._sdk.base_url).rstrip("/"))
-
-    async def post(self, path: str, payload: dict[str, Any]) -> Answer:
-        """Send a JSON body; raises `TransportError` when no answer comes."""
-        return await self._request("post", path, body=payload)
-
-    async def get(self, path: str) -> Answer:
-        """Fetch a path; raises `TransportError` when no answer comes."""
-        return await self._request("get", path)
-
-    async def close(self) -> None:
-        """Leave the connections to whoever made the SDK's client."""
-
-    async def _request(self, method: str, path: str, **given: Any) -> Answer:
+    async def _request(self, method: str, path: str, payload: dict[str, Any] | None) -> Answer:
         import httpx
         import openai
 
+        given = {} if payload is None else {"body": payload}
         try:
-            response = await getattr(self._sdk, method)(path, cast_to=httpx.Response, **given)
+            response = await getattr(self._sdk, method.lower())(path, cast_to=httpx.Response, **given)
         except openai.APIStatusError as error:
             response = error.response
         except openai.APITimeoutError as error:

@@ -63,7 +63,9 @@ class SteppedRollout:
         """Give the model's completion; return the messages that follow it, and set `rollout` at the end."""
         if self._task is None or self.rollout is not None:
             raise ModelError("nothing is asked: the episode has not begun, or has ended")
-        self._client.reply(
+        if self._client.answer is None:
+            raise ModelError("nothing is asked")
+        self._client.answer.set_result(
             ModelResponse(message=copy_json(message), finish_reason=finish_reason, usage=usage or Usage())
         )
         return await self._next()
@@ -101,21 +103,16 @@ class _WaitingClient(Client):
 
     def __init__(self) -> None:
         self.asked: asyncio.Queue[ModelRequest] = asyncio.Queue()
-        self._answer: asyncio.Future[ModelResponse] | None = None
+        self.answer: asyncio.Future[ModelResponse] | None = None
+        """Set while a request waits."""
 
     async def complete(self, request: ModelRequest) -> ModelResponse:
         """Return the answer once it is given."""
-        if self._answer is not None:
+        if self.answer is not None:
             raise ModelError("an episode that is played in steps asks one completion at a time")
-        self._answer = asyncio.get_running_loop().create_future()
+        self.answer = asyncio.get_running_loop().create_future()
         self.asked.put_nowait(request)
         try:
-            return await self._answer
+            return await self.answer
         finally:
-            self._answer = None
-
-    def reply(self, response: ModelResponse) -> None:
-        """Answer the request that waits."""
-        if self._answer is None:
-            raise ModelError("nothing is asked")
-        self._answer.set_result(response)
+            self.answer = None
