@@ -46,7 +46,7 @@ class EnvGroup(Environment):
         **kwargs: Any,
     ) -> None:
         self.members = _name_members(envs, env_names)
-        self.weights = _weights(weights, list(self.members))
+        self.weights = _read_weights(weights, list(self.members))
         members = list(self.members.values())
         kinds = {type(member.parser) for member in members}
         super().__init__(
@@ -210,7 +210,7 @@ def _name_members(
     return dict(zip(names, members, strict=True))
 
 
-def _weights(
+def _read_weights(
     weights: Mapping[str, float] | Sequence[float] | None, names: Sequence[str]
 ) -> list[float] | None:
     if weights is None:
@@ -295,11 +295,11 @@ class Mixture:
         ]
         if not ends:
             return None if any(self.weights) else 0
-        return sum(self._before(member, *min(ends)) for member in range(len(self.lengths)))
-
-    def _before(self, member: int, moment: Fraction, last: int) -> int:
-        """Count a member's examples that come before what is due for member `last` at a moment."""
-        # (2j + 1) / (2w) < moment, or equal to it where this member goes first.
-        bound = moment * self.weights[member] - Fraction(1, 2)
-        whole = math.ceil(bound)
-        return whole + 1 if bound == whole and member < last else whole
+        moment, last = min(ends)
+        count = 0
+        for member, weight in enumerate(self.weights):
+            # (2j + 1) / (2w) < moment, or equal to it where this member goes first.
+            bound = moment * weight - Fraction(1, 2)
+            whole = math.ceil(bound)
+            count += whole + 1 if bound == whole and member < last else whole
+        return count

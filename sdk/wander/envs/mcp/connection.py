@@ -122,7 +122,11 @@ class MCPConnection:
             )
             ready.cancel()
             if not self._ready.is_set():
-                raise await self._not_started()
+                why = f"it did not start within {self.server.start_seconds:g} seconds"
+                if self._holding.done():
+                    error = self._holding.exception()
+                    why = f"it did not start ({_innermost(error)})" if error else "it did not start"
+                raise self._explain_loss(why)
         except BaseException:
             await self.close()
             raise
@@ -183,60 +187,54 @@ class MCPConnection:
         """Keep the session open until it is closed."""
         from mcp import Client
 
+        server = self.server
         async with AsyncExitStack() as stack:
-            transport = await self._transport(stack)
+            if server.url is not None:
+                import httpx2
+                from mcp.client.streamable_http import streamable_http_client
+
+                timeout = httpx2.Timeout(server.start_seconds, read=None)  # reading is timed call by call
+                http = await stack.enter_async_context(
+                    httpx2.AsyncClient(headers=dict(server.headers), timeout=timeout, verify=_tls())
+                )
+                transport: Any = streamable_http_client(server.url, http_client=http)
+            else:
+                from mcp import StdioServerParameters
+                from mcp.client.stdio import stdio_client
+
+                passed = {name: os.environ[name] for name in server.pass_env if name in os.environ}
+                parameters = StdioServerParameters(
+                    command=str(server.command),
+                    args=list(server.args),
+                    env={**passed, **server.env},
+                    cwd=server.cwd,
+                )
+                assert self._log is not None
+                transport = stdio_client(parameters, errlog=self._log)
             client = await stack.enter_async_context(Client(transport, mode=self._protocol))
-            self.tools = await _list(client)
+            cursor: str | None = None
+            for _ in range(MAX_PAGES):
+                page = await client.list_tools(cursor=cursor)
+                self.tools += page.tools
+                cursor = page.next_cursor
+                if cursor is None:
+                    break
             self._client = client
             self._ready.set()
             await self._closing.wait()
 
-    async def _transport(self, stack: AsyncExitStack) -> Any:
-        server = self.server
-        if server.url is not None:
-            import httpx2
-            from mcp.client.streamable_http import streamable_http_client
-
-            timeout = httpx2.Timeout(server.start_seconds, read=None)  # reading is timed call by call
-            http = await stack.enter_async_context(
-                httpx2.AsyncClient(headers=dict(server.headers), timeout=timeout, verify=_tls())
-            )
-            return streamable_http_client(server.url, http_client=http)
-        from mcp import StdioServerParameters
-        from mcp.client.stdio import stdio_client
-
-        passed = {name: os.environ[name] for name in server.pass_env if name in os.environ}
-        parameters = StdioServerParameters(
-            command=str(server.command),
-            args=list(server.args),
-            env={**passed, **server.env},
-            cwd=server.cwd,
-        )
-        assert self._log is not None
-        return stdio_client(parameters, errlog=self._log)
-
-    async def _not_started(self) -> EnvironmentFault:
-        assert self._holding is not None
-        if not self._holding.done():
-            return self._explain_loss(f"it did not start within {self.server.start_seconds:g} seconds")
-        error = self._holding.exception()
-        return self._explain_loss(f"it did not start ({_innermost(error)})" if error else "it did not start")
-
     def _explain_loss(self, why: str) -> EnvironmentFault:
-        log = self._log_tail()
-        said = f"; its last output: {log}" if log else ""
+        said = ""
+        if self._log is not None and not self._log.closed:
+            size = os.fstat(self._log.fileno()).st_size
+            data = os.pread(self._log.fileno(), 4 * LOG_TAIL, max(0, size - 4 * LOG_TAIL))
+            if log := data.decode("utf-8", "replace").strip()[-LOG_TAIL:]:
+                said = f"; its last output: {log}"
         return EnvironmentFault(
             f"MCP server `{self.server.name}` is not there: {why}{said}",
             hint="run the server by hand and see what it says",
             retryable=True,
         )
-
-    def _log_tail(self) -> str:
-        if self._log is None or self._log.closed:
-            return ""
-        size = os.fstat(self._log.fileno()).st_size
-        data = os.pread(self._log.fileno(), 4 * LOG_TAIL, max(0, size - 4 * LOG_TAIL))
-        return data.decode("utf-8", "replace").strip()[-LOG_TAIL:]
 
 
 class MCPTool(Tool):
@@ -311,18 +309,6 @@ def _content_part(block: Any) -> dict[str, Any]:
 
 def _text_part(text: str) -> dict[str, Any]:
     return {"type": "text", "text": encodable(text)}
-
-
-async def _list(client: Client) -> list[ServerTool]:
-    tools: list[ServerTool] = []
-    cursor: str | None = None
-    for _ in range(MAX_PAGES):
-        page = await client.list_tools(cursor=cursor)
-        tools += page.tools
-        cursor = page.next_cursor
-        if cursor is None:
-            break
-    return tools
 
 
 def _innermost(error: BaseException) -> str:

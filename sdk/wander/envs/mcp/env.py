@@ -72,7 +72,15 @@ class MCPEnv(ToolEnv):
 
         The tools are there when `setup_state` runs, so it may call them: `self.offered(state)["reset"]`.
         """
-        connections = await self._connect_servers(state)
+        if self.session == "rollout":
+            connections: list[MCPConnection] = []
+            state["mcp_connections"] = connections
+            await self._open_into(connections)
+        else:
+            self._opening = self._opening or asyncio.Lock()
+            async with self._opening:
+                await self._open_into(self._shared)
+                connections = list(self._shared)
         state["mcp_tools"] = {**self._tools, **name_tools(connections, taken=set(self._tools))}
         await super().play(state, model)
 
@@ -86,17 +94,6 @@ class MCPEnv(ToolEnv):
         """End the sessions that rollouts shared."""
         shared, self._shared = self._shared, []
         await _close_all(shared)
-
-    async def _connect_servers(self, state: State) -> list[MCPConnection]:
-        if self.session == "rollout":
-            connections: list[MCPConnection] = []
-            state["mcp_connections"] = connections
-            await self._open_into(connections)
-            return connections
-        self._opening = self._opening or asyncio.Lock()
-        async with self._opening:
-            await self._open_into(self._shared)
-            return list(self._shared)
 
     async def _open_into(self, connections: list[MCPConnection]) -> None:
         """Open a session with every server that has none alive in the list, all at the same time."""
@@ -123,7 +120,14 @@ def name_tools(connections: Sequence[MCPConnection], taken: set[str]) -> dict[st
         for tool in connection.tools
         if connection.server.tools is None or tool.name in connection.server.tools
     ]
-    _check_wanted(connections)
+    for connection in connections:
+        there = {tool.name for tool in connection.tools}
+        missing = [name for name in connection.server.tools or () if name not in there]
+        if missing:
+            raise EnvironmentFault(
+                f"MCP server `{connection.server.name}` has no tool `{missing[0]}`",
+                hint=f"it has {', '.join(sorted(there)) or 'none'}",
+            )
     counts = Counter(_accept(tool.name) for _, tool in offered)
     named: dict[str, Tool] = {}
     for connection, tool in offered:
@@ -134,17 +138,6 @@ def name_tools(connections: Sequence[MCPConnection], taken: set[str]) -> dict[st
             name = _accept(f"{name[:62]}_2")
         named[name] = MCPTool(connection, tool, name)
     return named
-
-
-def _check_wanted(connections: Sequence[MCPConnection]) -> None:
-    for connection in connections:
-        there = {tool.name for tool in connection.tools}
-        missing = [name for name in connection.server.tools or () if name not in there]
-        if missing:
-            raise EnvironmentFault(
-                f"MCP server `{connection.server.name}` has no tool `{missing[0]}`",
-                hint=f"it has {', '.join(sorted(there)) or 'none'}",
-            )
 
 
 def _accept(name: str) -> str:

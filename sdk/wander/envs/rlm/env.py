@@ -13,12 +13,11 @@ from wander.envs.rlm.prompts import (
     FinalAnswerParser,
     Interface,
     context_description,
-    context_length,
+    context_text,
     instructions,
     make_closing_message,
 )
-from wander.envs.rlm.repl import Repl, ReplLimits
-from wander.envs.rlm.repl_command import Sandbox
+from wander.envs.rlm.repl import Repl, ReplLimits, Sandbox
 from wander.envs.rlm.session import ReplSession, SubCaller, SubCallLimits
 from wander.errors import ConfigError, EnvironmentFault
 from wander.handle import RolloutRequest
@@ -26,7 +25,7 @@ from wander.parsers import Parser
 from wander.rollout.calls import ModelCalls
 from wander.rollout.hooks import cleanup, stop
 from wander.seeding import derived_seed
-from wander.types import Example, Message, Messages, Rollout, SamplingArgs, State
+from wander.types import Messages, Rollout, SamplingArgs, State
 
 
 class RLMEnv(MultiTurnEnv):
@@ -88,7 +87,13 @@ class RLMEnv(MultiTurnEnv):
         A subclass that computes the context sets `state["context"]` before it calls this.
         """
         if "context" not in state:
-            state["context"] = self._context_of(state.example)
+            example, column = state.example, self.context_column
+            state["context"] = example.columns.get(column, example.info.get(column))
+            if state["context"] is None:
+                raise EnvironmentFault(
+                    f"example `{example.example_id}` has no `{column}`",
+                    hint=f"put the context into the column `{column}`, or name another column",
+                )
         model: ModelCalls = state["model_calls"]
         caller = SubCaller(
             model,
@@ -141,7 +146,7 @@ class RLMEnv(MultiTurnEnv):
         state["final_answer"] = session.final
         state["public"]["rlm"] = {
             "final_answer": session.final,
-            "context_chars": context_length(state["context"]),
+            "context_chars": len(context_text(state["context"])),
             "repl_calls": session.cells + caller.cells,
             "sub_calls": caller.record(),
         }
@@ -149,16 +154,12 @@ class RLMEnv(MultiTurnEnv):
 
     async def play_request(self, request: RolloutRequest) -> list[Rollout]:
         """Play and score the request; count the tokens of sub-calls in the usage."""
-        return [_with_all_usage(each) for each in await super().play_request(request)]
-
-    def _context_of(self, example: Example) -> Any:
-        context = example.columns.get(self.context_column, example.info.get(self.context_column))
-        if context is None:
-            raise EnvironmentFault(
-                f"example `{example.example_id}` has no `{self.context_column}`",
-                hint=f"put the context into the column `{self.context_column}`, or name another column",
+        return [
+            played.model_copy(
+                update={"usage": sum((call.usage() for call in read_sub_calls(played)), played.usage)}
             )
-        return context
+            for played in await super().play_request(request)
+        ]
 
     def _opening(self, state: State) -> Messages:
         """Return the prompt with the REPL explained before it and the context described at its end."""
@@ -168,8 +169,14 @@ class RLMEnv(MultiTurnEnv):
             system["content"] += f"\n\n{first['content']}"
         else:
             rest = state.prompt
-        description = context_description(state["context"])
-        return [system, *rest[:-1], _with_text(rest[-1], description)] if rest else [system]
+        if not rest:
+            return [system]
+        description, content = context_description(state["context"]), rest[-1].get("content") or ""
+        if isinstance(content, str):
+            content = f"{content}\n\n{description}".strip()
+        else:
+            content = [*content, {"type": "text", "text": description}]
+        return [system, *rest[:-1], {**rest[-1], "content": content}]
 
     def _instructions(self) -> str:
         if self.repl_instructions is not None:
@@ -208,16 +215,3 @@ def context_chars(state: State) -> float:
 
 def _read_published(state: State, name: str) -> Any:
     return state["public"]["rlm"][name]
-
-
-def _with_text(message: Message, text: str) -> Message:
-    """Return the message with a paragraph added to its text."""
-    content = message.get("content") or ""
-    if isinstance(content, str):
-        return {**message, "content": f"{content}\n\n{text}".strip()}
-    return {**message, "content": [*content, {"type": "text", "text": text}]}
-
-
-def _with_all_usage(rollout: Rollout) -> Rollout:
-    usage = sum((call.usage() for call in read_sub_calls(rollout)), rollout.usage)
-    return rollout.model_copy(update={"usage": usage})

@@ -61,19 +61,14 @@ def context_description(context: Any) -> str:
     """Say what the model finds in `context`."""
     names: dict[type, str] = {str: "text", list: "list", dict: "dictionary"}
     kind = names.get(type(context), type(context).__name__)
-    size = f"{context_length(context):,} characters"
+    size = f"{len(context_text(context)):,} characters"
     if isinstance(context, list | dict):
         size = f"{len(context):,} items, {size} as JSON"
     return f"The variable `context` is a {kind} of {size}."
 
 
-def context_length(context: Any) -> int:
-    """Return the length of a context: of the text itself, else of its JSON."""
-    return len(context_text(context))
-
-
 def context_text(context: Any) -> str:
-    """Return a context as text."""
+    """Return a context as text: the text itself, else its JSON."""
     return context if isinstance(context, str) else json.dumps(context, ensure_ascii=False)
 
 

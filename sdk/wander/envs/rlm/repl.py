@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import fcntl
 import json
 import os
 import re
@@ -16,6 +15,7 @@ import shutil
 import signal
 import socket
 import struct
+import sys
 import tempfile
 import time
 from asyncio.subprocess import DEVNULL, Process
@@ -24,7 +24,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from wander.envs.rlm.repl_command import Launch, Sandbox, launch
 from wander.errors import SandboxError
 
 MAX_MESSAGE = 64 << 20
@@ -35,6 +34,27 @@ GRACE_SECONDS = 3.0
 START_SECONDS = 60.0
 ADDRESS = re.compile(r"\bat 0x[0-9a-fA-F]+")
 """Where an object lies in memory; no second run has it in the same place."""
+
+Sandbox = Literal["none", "auto", "bwrap"]
+"""`none`: an ordinary process with limits. `bwrap`: bubblewrap, or no REPL at all. `auto`: bubblewrap where
+it is installed."""
+
+NOBODY = 65534
+SCRATCH = "/tmp"  # noqa: S108 - a file system of the sandbox's own, in memory
+SOURCE = Path(__file__).with_name("repl_child.py")
+
+ENVIRONMENT = {
+    "PATH": "/usr/local/bin:/usr/bin:/bin",
+    "LANG": "C.UTF-8",
+    "TZ": "UTC",
+    "PYTHONHASHSEED": "0",
+    "PYTHONDONTWRITEBYTECODE": "1",
+    "OMP_NUM_THREADS": "1",
+    "OPENBLAS_NUM_THREADS": "1",
+    "MKL_NUM_THREADS": "1",
+}
+"""All that the process sees of the environment; secrets of the host are not in it. Threads are one because
+linear algebra gives other bits with other thread counts."""
 
 
 @dataclass(frozen=True)
@@ -114,7 +134,10 @@ class Repl:
         try:
             ended, final = await self._finish_cell(running, code, answer)
         except (ReplGone, TimeoutError) as error:
-            return await self._lose("timeout" if isinstance(error, TimeoutError) else "died")
+            output, length = running.output(self.limits.output_chars)
+            await self.close()
+            how: Literal["timeout", "died"] = "timeout" if isinstance(error, TimeoutError) else "died"
+            return CellResult(output, length, how, restarted=True)
         except BaseException:
             await self.close()  # the cell would wait for its answer for ever
             raise
@@ -130,8 +153,19 @@ class Repl:
             message = await asyncio.wait_for(running.receive(), max(left, 0.01))
             left -= time.monotonic() - waiting
             if message.get("op") != "query":
-                return _outcome(message)
-            answers = await _ours(answer(_queries(message)))
+                ended, final = message.get("ended"), message.get("final")
+                if ended not in ("ok", "error", "timeout"):
+                    raise ReplGone("an outcome that is none")
+                return ended, final if isinstance(final, str) else None
+            queries = message.get("queries")
+            if not isinstance(queries, list) or not all(
+                isinstance(each, dict) and isinstance(each.get("prompt"), str) for each in queries
+            ):
+                raise ReplGone("queries that are none")
+            try:
+                answers = await answer([Query(each["prompt"], each.get("context")) for each in queries])
+            except TimeoutError as error:  # not to be taken for one of the cell
+                raise AnswerTimeout(str(error)) from error
             await running.send({"error": answers} if isinstance(answers, str) else {"replies": answers})
 
     async def value(self, name: str) -> str | None:
@@ -151,30 +185,22 @@ class Repl:
         if running is not None:
             await running.close()
 
-    async def _lose(self, ended: Literal["timeout", "died"]) -> CellResult:
-        assert self._running is not None
-        output, length = self._running.output(self.limits.output_chars)
-        await self.close()
-        return CellResult(output, length, ended, restarted=True)
-
     async def _start(self) -> _Running:
-        if self._running is None:
-            self._running = await _Running.start(self)
-            for name, value in self.loaded.items():
-                await self._load(self._running, name, value)
-        return self._running
-
-    async def _load(self, running: _Running, name: str, value: Any) -> None:
-        try:
-            ask = running.ask({"op": "load", "name": name, "value": value})
-            await asyncio.wait_for(ask, START_SECONDS)
-        except (ReplGone, TimeoutError) as error:
-            said = running.output(500)[0].strip()
-            await self.close()
-            raise SandboxError(
-                f"the REPL's process ended while `{name}` was loaded: {said}",
-                hint=f"it may use {self.limits.memory_mb} MB; raise `memory_mb` if that is too little",
-            ) from error
+        if self._running is not None:
+            return self._running
+        running = self._running = await _Running.start(self)
+        for name, value in self.loaded.items():
+            try:
+                ask = running.ask({"op": "load", "name": name, "value": value})
+                await asyncio.wait_for(ask, START_SECONDS)
+            except (ReplGone, TimeoutError) as error:
+                said = running.output(500)[0].strip()
+                await self.close()
+                raise SandboxError(
+                    f"the REPL's process ended while `{name}` was loaded: {said}",
+                    hint=f"it may use {self.limits.memory_mb} MB; raise `memory_mb` if that is too little",
+                ) from error
+        return running
 
 
 class _Running:
@@ -194,13 +220,12 @@ class _Running:
     async def start(cls, repl: Repl) -> _Running:
         """Start a process and wait until it is ready; raises `SandboxError`."""
         folder = Path(os.path.realpath(tempfile.mkdtemp(prefix="wander-repl-")))  # noqa: ASYNC240 - a moment
-        output = _output_file(folder)
+        # A file without a name; writes go to its end, so that it can be emptied between cells.
+        output = os.open(folder / "output", os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o600)
+        (folder / "output").unlink()
         parent, child = socket.socketpair()
-        limits = repl.limits
-        arguments = [str(each) for each in (child.fileno(), limits.memory_mb, limits.file_mb, repl.seed)]
         try:
-            how = launch(repl.sandbox, repl.python, folder, arguments, disk_mb=limits.file_mb * 4)
-            process = await _spawn(how, folder, output, child)
+            process = await _spawn(repl, folder, output, child)
         except BaseException:
             parent.close()
             os.close(output)
@@ -210,22 +235,18 @@ class _Running:
             child.close()
         running = cls(process, folder, output, parent)
         try:
-            await running._greet()
-        except BaseException:
+            running._reader, running._writer = await asyncio.open_connection(sock=parent)
+            await asyncio.wait_for(running.receive(), START_SECONDS)
+        except BaseException as error:
+            said = running.output(2000)[0].strip() or "it said nothing"
             await running.close()
+            if isinstance(error, ReplGone | TimeoutError):
+                raise SandboxError(
+                    f"the REPL's process did not start: {said}",
+                    hint="see whether `python=` names an interpreter that the sandbox's user may run",
+                ) from error
             raise
         return running
-
-    async def _greet(self) -> None:
-        self._reader, self._writer = await asyncio.open_connection(sock=self._parent)
-        try:
-            await asyncio.wait_for(self.receive(), START_SECONDS)
-        except (ReplGone, TimeoutError) as error:
-            said = self.output(2000)[0].strip() or "it said nothing"
-            raise SandboxError(
-                f"the REPL's process did not start: {said}",
-                hint="see whether `python=` names an interpreter that the sandbox's user may run",
-            ) from error
 
     async def ask(self, message: dict[str, Any]) -> dict[str, Any]:
         """Send a message and return the answer; raises `ReplGone`."""
@@ -281,24 +302,49 @@ class _Running:
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(self.process.wait(), LEAVE_SECONDS)
         finally:
-            _kill_group(self.process.pid)
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(self.process.pid, signal.SIGKILL)
             os.close(self._output)
             shutil.rmtree(self.folder, ignore_errors=True)
             await self.process.wait()
 
 
-async def _spawn(how: Launch, folder: Path, output: int, child: socket.socket) -> Process:
+async def _spawn(repl: Repl, folder: Path, output: int, child: socket.socket) -> Process:
+    """Start the child in `folder`; raises `SandboxError`, also when the sandbox cannot be had.
+
+    Bubblewrap is never started as root: in a user namespace the root outside keeps its rights over
+    `/proc/sys`. A root host takes on an ordinary user first.
+    """
+    limits, interpreter = repl.limits, repl.python or sys.executable
+    arguments = [str(each) for each in (child.fileno(), limits.memory_mb, limits.file_mb, repl.seed)]
+    # -s and -P keep user packages and the current folder out; -I would also ignore PYTHONHASHSEED.
+    command = [interpreter, "-s", "-P", "-c", SOURCE.read_text(encoding="utf-8"), *arguments]
+    environment = ENVIRONMENT | {"HOME": str(folder), "TMPDIR": str(folder)}
     taken_on: dict[str, Any] = {}
-    if how.user is not None:
-        taken_on = {"user": how.user, "group": how.user, "extra_groups": []}
-        os.chown(folder, how.user, how.user)
+    bwrap = None if repl.sandbox == "none" else shutil.which("bwrap")
+    # In a sandbox no other can be made. It has no network and nothing of the host's to write either, and the
+    # worker's memory is closed to it.
+    confined = os.environ.get("WANDER_CONFINED") == "bubblewrap"
+    if confined:
+        confined = Path("/proc/1/comm").read_text(encoding="utf-8").strip() == "bwrap"  # noqa: ASYNC240
+    if repl.sandbox != "none" and not (repl.sandbox == "auto" and bwrap is None) and not confined:
+        if bwrap is None:
+            raise SandboxError(
+                "bubblewrap is not installed",
+                hint='install the `bubblewrap` package, or pass `sandbox="none"`',
+            )
+        command = [bwrap, *_profile(interpreter, limits.file_mb * 4), "--", *command]
+        environment = ENVIRONMENT
+        if hasattr(os, "geteuid") and os.geteuid() == 0:
+            taken_on = {"user": NOBODY, "group": NOBODY, "extra_groups": []}
+            os.chown(folder, NOBODY, NOBODY)
     try:
         return await asyncio.create_subprocess_exec(
-            *how.command,
+            *command,
             stdin=DEVNULL,
             stdout=output,
             stderr=output,
-            env=how.environment,
+            env=environment,
             cwd=folder,
             pass_fds=[child.fileno()],
             start_new_session=True,
@@ -308,42 +354,30 @@ async def _spawn(how: Launch, folder: Path, output: int, child: socket.socket) -
         raise SandboxError(f"the REPL's process cannot be started: {error}") from error
 
 
-def _output_file(folder: Path) -> int:
-    """Open a file without a name; writes go to its end, so that it can be emptied between cells."""
-    path = folder / "output"
-    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
-    path.unlink()
-    fcntl.fcntl(fd, fcntl.F_SETFL, fcntl.fcntl(fd, fcntl.F_GETFL) | os.O_APPEND)
-    return fd
-
-
-def _kill_group(pid: int) -> None:
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(pid, signal.SIGKILL)
-
-
-def _queries(message: dict[str, Any]) -> list[Query]:
-    queries = message.get("queries")
-    if not isinstance(queries, list) or not all(
-        isinstance(each, dict) and isinstance(each.get("prompt"), str) for each in queries
-    ):
-        raise ReplGone("queries that are none")
-    return [Query(each["prompt"], each.get("context")) for each in queries]
-
-
-async def _ours(answer: Awaitable[list[str] | str]) -> list[str] | str:
-    """Await an answer; a timeout of its own must not be taken for one of the cell."""
-    try:
-        return await answer
-    except TimeoutError as error:
-        raise AnswerTimeout(str(error)) from error
-
-
-def _outcome(message: dict[str, Any]) -> Outcome:
-    ended, final = message.get("ended"), message.get("final")
-    if ended not in ("ok", "error", "timeout"):
-        raise ReplGone("an outcome that is none")
-    return ended, final if isinstance(final, str) else None
+def _profile(interpreter: str, disk_mb: int) -> list[str]:
+    """Return bubblewrap's arguments: no network, a read-only system, `/tmp` as the only place to write."""
+    variables = {**ENVIRONMENT, "HOME": SCRATCH, "TMPDIR": SCRATCH}
+    # The interpreter's virtual environment and its base, where they are not in `/usr`.
+    found = Path(shutil.which(interpreter) or interpreter).absolute()
+    roots = {found.parent.parent, found.resolve().parent.parent} - {Path("/usr"), Path("/")}
+    beside: list[str] = []  # what programs expect beside `/usr`: links into it, or folders of their own
+    for path in map(Path, ("/bin", "/sbin", "/lib", "/lib64")):
+        if path.is_symlink():
+            beside += ["--symlink", str(path.readlink()), str(path)]
+        elif path.is_dir():
+            beside += ["--ro-bind", str(path), str(path)]
+    return [
+        *("--unshare-all", "--unshare-user", "--uid", "1000", "--gid", "1000", "--disable-userns"),
+        *("--hostname", "sandbox", "--new-session", "--die-with-parent", "--cap-drop", "ALL", "--clearenv"),
+        *(part for name, value in variables.items() for part in ("--setenv", name, value)),
+        *("--ro-bind", "/usr", "/usr"),
+        *beside,
+        *(part for root in sorted(map(str, roots)) for part in ("--ro-bind", root, root)),
+        *("--proc", "/proc", "--dev", "/dev"),
+        *("--size", str(disk_mb << 20), "--tmpfs", SCRATCH),
+        *("--size", str(16 << 20), "--tmpfs", "/dev/shm"),  # noqa: S108 - the sandbox's own
+        *("--chdir", SCRATCH, "--remount-ro", "/"),
+    ]
 
 
 def cut(text: str, chars: int, length: int) -> str:

@@ -78,7 +78,10 @@ class Session:
         self.final = None
         name = f"{CELL}{self.cells}>"
         linecache.cache[name] = (len(code), None, code.splitlines(True), name)
-        self._restore_output()
+        # Undo what a cell did to standard output: replaced it, closed it, or filled its file.
+        if sys.stdout is not self.output or self.output.closed or not say(""):
+            self.output = standard_output()
+        sys.stdout = sys.stderr = self.output
         ended = "ok"
         try:
             self.armed = True
@@ -106,12 +109,6 @@ class Session:
             value = eval(compile(ast.Expression(last.value), name, "eval"), self.names)  # noqa: S307
             if value is not None:
                 sys.stdout.write(f"{value!r}\n")
-
-    def _restore_output(self) -> None:
-        """Undo what a cell did to standard output: replaced it, closed it, or filled its file."""
-        if sys.stdout is not self.output or self.output.closed or not say(""):
-            self.output = standard_output()
-        sys.stdout = sys.stderr = self.output
 
     def timed_out(self, signum: int, frame: FrameType | None) -> None:
         """Interrupt the running cell; again every second, in case it caught the first time."""
@@ -218,8 +215,12 @@ def _keep_cells(shown: traceback.TracebackException | None) -> None:
         shown = shown.__context__
 
 
-def set_limits(memory_mb: int, file_mb: int) -> None:
-    """Limit this process and those it starts; macOS has no limit on address space."""
+def serve(arguments: list[str]) -> None:
+    """Answer the host until it closes the channel."""
+    fd, memory_mb, file_mb, seed = (int(argument) for argument in arguments)
+    channel = Channel(fd)
+    session = Session(channel)
+    # Of this process and those it starts; macOS has no limit on address space.
     wanted = {resource.RLIMIT_FSIZE: file_mb << 20, resource.RLIMIT_NOFILE: 256, resource.RLIMIT_CORE: 0}
     if sys.platform != "darwin":
         wanted[resource.RLIMIT_AS] = memory_mb << 20
@@ -227,14 +228,6 @@ def set_limits(memory_mb: int, file_mb: int) -> None:
         hard = resource.getrlimit(kind)[1]
         value = value if hard == resource.RLIM_INFINITY else min(value, hard)
         resource.setrlimit(kind, (value, value))
-
-
-def serve(arguments: list[str]) -> None:
-    """Answer the host until it closes the channel."""
-    fd, memory_mb, file_mb, seed = (int(argument) for argument in arguments)
-    channel = Channel(fd)
-    session = Session(channel)
-    set_limits(memory_mb, file_mb)
     signal.signal(signal.SIGALRM, session.timed_out)
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)  # writing too much is an OSError instead of the end
     threading.excepthook = lambda raised: say(format_error(raised.exc_value)) and None

@@ -44,6 +44,12 @@ class SubCallLimits:
     """Completions that one sub-call with a REPL may take."""
 
 
+_NUDGE = (
+    "This message has neither code to run nor a final answer. Write a ```repl block, or FINAL(your "
+    "answer) on a line of its own."
+)
+
+
 class ReplSession:
     """Reads what a model writes, runs its code, and notices its final answer."""
 
@@ -58,8 +64,9 @@ class ReplSession:
 
     async def read_final(self, message: Message) -> bool:
         """Take the final answer of a message that runs no code; return whether there is one now."""
-        if self.final is None and message.get("role") == "assistant" and not self._runs_code(message):
-            text = message_text(message)
+        text = message_text(message)
+        runs_code = bool(tool_calls(message) if self.interface == "tool" else code_blocks(text))
+        if self.final is None and message.get("role") == "assistant" and not runs_code:
             problem = await self._read_text(text)
             if self.interface == "tool" and self.final is None and problem is None:
                 self.final = spoken(text).strip()  # an answer without a call is how tool users end
@@ -76,13 +83,8 @@ class ReplSession:
         if self.final is None:
             problem = await self._read_text(text)
             if problem or not reports:
-                reports.append(problem or self._nudge())
+                reports.append(problem or _NUDGE)
         return message, [{"role": "user", "content": encodable("\n\n".join(reports))}]
-
-    def _runs_code(self, message: Message) -> bool:
-        if self.interface == "tool":
-            return bool(tool_calls(message))
-        return bool(code_blocks(message_text(message)))
 
     async def _read_text(self, text: str) -> str | None:
         """Take a final answer from outside of code; return what is wrong with it, if anything."""
@@ -127,12 +129,6 @@ class ReplSession:
         result = await self.repl.run(code, self._answer)
         self.final = result.final
         return cell_report(self.cells, result, self.repl.limits.cell_seconds)
-
-    def _nudge(self) -> str:
-        return (
-            "This message has neither code to run nor a final answer. Write a ```repl block, or FINAL(your "
-            "answer) on a line of its own."
-        )
 
 
 class SubCallRefused(Exception):
@@ -184,27 +180,25 @@ class SubCaller:
         self._check_budget(len(queries))
         first = self._asked.get(parent, 0) + 1
         self._asked[parent] = first - 1 + len(queries)
-        paths = [(*parent, first + position) for position in range(len(queries))]
-        if any(self._gets_repl(query, path) for query, path in zip(queries, paths, strict=True)):
+        asked = [(query, (*parent, number)) for number, query in enumerate(queries, start=first)]
+        answers: list[str] = []
+        if any(self._gets_repl(query, path) for query, path in asked):
             # One after the other: what they ask themselves must meet the budget in the same order each time.
-            return [await self._check_one(query, path) for query, path in zip(queries, paths, strict=True)]
+            for query, path in asked:
+                self._check_budget(1)
+                answers.append(await self._one(query, path))
+            return answers
         slots = asyncio.Semaphore(self.limits.concurrent)
-        answers = await asyncio.gather(
-            *(self._in_turn(slots, query, path) for query, path in zip(queries, paths, strict=True)),
-            return_exceptions=True,
-        )
-        failed = next((answer for answer in answers if isinstance(answer, BaseException)), None)
-        if failed is not None:
-            raise failed
-        return [answer for answer in answers if isinstance(answer, str)]
 
-    async def _in_turn(self, slots: asyncio.Semaphore, query: Query, path: tuple[int, ...]) -> str:
-        async with slots:
-            return await self._one(query, path)
+        async def wait_and_ask(query: Query, path: tuple[int, ...]) -> str:
+            async with slots:
+                return await self._one(query, path)
 
-    async def _check_one(self, query: Query, path: tuple[int, ...]) -> str:
-        self._check_budget(1)
-        return await self._one(query, path)
+        for answer in await asyncio.gather(*(wait_and_ask(*each) for each in asked), return_exceptions=True):
+            if isinstance(answer, BaseException):
+                raise answer
+            answers.append(answer)
+        return answers
 
     async def _one(self, query: Query, path: tuple[int, ...]) -> str:
         """Make one sub-call and record it; raises `SubCallRefused` and `ModelError`."""
@@ -276,11 +270,20 @@ class SubCaller:
 
     def _calls(self, query: Query, path: tuple[int, ...]) -> ModelCalls:
         """Return the model as a sub-call sees it: an own conversation under an own id."""
+        text = query.prompt
+        prompt: Messages = []
+        if self._gets_repl(query, path):
+            text = f"{text}\n\n{context_description(query.context)}"
+            prompt = [{"role": "system", "content": self.instructions}, {"role": "user", "content": text}]
+        else:
+            if query.context is not None:
+                text = f"{text}\n\n{context_text(query.context)}"
+            prompt = [{"role": "user", "content": encodable(text)}]
         rollout = self.model.state
         name = ".".join(map(str, path))
         state = State(
             example=rollout.example,
-            prompt=self._prompt(query, path),
+            prompt=prompt,
             completion=[],
             turns=[],
             run_seed=rollout.run_seed,
@@ -288,12 +291,3 @@ class SubCaller:
             truncated=False,
         )
         return ModelCalls(self.model.client, state, self.sampling, sub_call_id(self.model.rollout_id, name))
-
-    def _prompt(self, query: Query, path: tuple[int, ...]) -> Messages:
-        if self._gets_repl(query, path):
-            question = f"{query.prompt}\n\n{context_description(query.context)}"
-            return [{"role": "system", "content": self.instructions}, {"role": "user", "content": question}]
-        text = query.prompt
-        if query.context is not None:
-            text = f"{text}\n\n{context_text(query.context)}"
-        return [{"role": "user", "content": encodable(text)}]

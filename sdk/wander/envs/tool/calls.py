@@ -44,23 +44,17 @@ def read_calls(message: Message, turn: int) -> list[ToolCall]:
         name = function.get("name")
         call_id = raw.get("id") if isinstance(raw, dict) else None
         if not isinstance(call_id, str) or not call_id or call_id in taken:
-            call_id = _free_id(f"call_{turn}_{position}", taken)
+            call_id = f"call_{turn}_{position}"
+            while call_id in taken:
+                call_id += "_"
         taken.add(call_id)
-        calls.append(_read_call(call_id, name if isinstance(name, str) else "", function.get("arguments")))
+        arguments, problem = {}, None
+        try:
+            arguments = parse_arguments(function.get("arguments"))
+        except InvalidArguments as error:
+            problem = error
+        calls.append(ToolCall(call_id, name if isinstance(name, str) else "", arguments, problem))
     return calls
-
-
-def _free_id(wanted: str, taken: set[str]) -> str:
-    while wanted in taken:
-        wanted += "_"
-    return wanted
-
-
-def _read_call(call_id: str, name: str, raw: Any) -> ToolCall:
-    try:
-        return ToolCall(call_id, name, parse_arguments(raw))
-    except InvalidArguments as problem:
-        return ToolCall(call_id, name, {}, problem)
 
 
 def with_calls(message: Message, calls: Sequence[ToolCall]) -> Message:

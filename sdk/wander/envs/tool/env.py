@@ -99,10 +99,13 @@ class ToolEnv(MultiTurnEnv):
         state.completion[-1] = messages[-1] = with_calls(state.completion[-1], calls)
         if not self.concurrent_calls:
             return [await self._answer_call(call, messages, state) for call in calls]
-        answers = await asyncio.gather(
-            *(self._answer_call(call, messages, state) for call in calls), return_exceptions=True
-        )
-        return [_raise_or_return(answer) for answer in answers]
+        answering = (self._answer_call(call, messages, state) for call in calls)
+        answers: Messages = []
+        for answer in await asyncio.gather(*answering, return_exceptions=True):
+            if isinstance(answer, BaseException):
+                raise answer
+            answers.append(answer)
+        return answers
 
     def update_tool_args(
         self, tool_name: str, tool_args: dict[str, Any], messages: Messages, state: State
@@ -117,9 +120,16 @@ class ToolEnv(MultiTurnEnv):
     async def _answer_call(self, call: ToolCall, messages: Messages, state: State) -> Message:
         """Return the tool message of one call; raises `ToolError` for `stop_errors` only."""
         try:
-            tool = self._look_up_tool(call.name, state)
-            arguments = tool.checked(call.checked_arguments())
-            arguments = await self._update_arguments(tool, arguments, messages, state)
+            offered = self.offered(state)
+            if call.name not in offered:
+                known = ", ".join(offered) or "none"
+                raise UnknownTool(f"there is no tool `{call.name}`; the tools are {known}")
+            tool = offered[call.name]
+            checked = tool.checked(call.checked_arguments())
+            arguments = await call_hook(self.update_tool_args, tool.name, checked, messages, state)
+            if not isinstance(arguments, dict):
+                kind = type(arguments).__name__
+                raise EnvironmentFault(f"`update_tool_args` must return the arguments, got `{kind}`")
             content = await self.call_tool(tool, arguments, state)
         except BoundaryError:
             raise
@@ -131,22 +141,6 @@ class ToolEnv(MultiTurnEnv):
             state["public"]["tool_errors"] = state["public"].get("tool_errors", 0) + 1
             content = encodable(self.error_formatter(error))
         return {"role": "tool", "tool_call_id": call.call_id, "content": content}
-
-    async def _update_arguments(
-        self, tool: Tool, arguments: dict[str, Any], messages: Messages, state: State
-    ) -> dict[str, Any]:
-        updated = await call_hook(self.update_tool_args, tool.name, arguments, messages, state)
-        if not isinstance(updated, dict):
-            raise EnvironmentFault(
-                f"`update_tool_args` must return the arguments, got `{type(updated).__name__}`"
-            )
-        return updated
-
-    def _look_up_tool(self, name: str, state: State) -> Tool:
-        offered = self.offered(state)
-        if name not in offered:
-            raise UnknownTool(f"there is no tool `{name}`; the tools are {', '.join(offered) or 'none'}")
-        return offered[name]
 
     def _offer(self, tool: Tool) -> None:
         if tool.name in self._tools:
@@ -175,9 +169,3 @@ def _calls_metric(tool: str) -> Callable[[Messages], float]:
 
     count.__name__ = f"{tool}_calls"
     return count
-
-
-def _raise_or_return(answer: Message | BaseException) -> Message:
-    if isinstance(answer, BaseException):
-        raise answer
-    return answer

@@ -21,17 +21,13 @@ def tool_content(value: Any, name: str) -> str | list[Any]:
         return ""
     if isinstance(value, str):
         return encodable(value)
-    if is_content_parts(value):
+    if isinstance(value, list) and value and all(map(_is_content_part, value)):
         return list(value)
     return encodable(json.dumps(_plain(value, name), ensure_ascii=False))
 
 
-def is_content_parts(value: Any) -> bool:
-    """Tell whether a value is a list of content parts: `{"type": "text", "text": ...}` and the like."""
-    return isinstance(value, list) and bool(value) and all(_is_content_part(part) for part in value)
-
-
 def _is_content_part(value: Any) -> bool:
+    """Tell whether a value is like `{"type": "text", "text": ...}`."""
     kind = value.get("type") if isinstance(value, dict) else None
     return isinstance(kind, str) and isinstance(value.get(kind), str | dict)
 
@@ -54,14 +50,10 @@ def _plain(value: Any, name: str) -> Any:
     try:
         return _plain(to_jsonable_python(value), name)
     except (TypeError, ValueError) as error:
-        if not _has_text(type(value)):
+        classes = type(value).__mro__[:-1]
+        if not any("__str__" in vars(each) or "__repr__" in vars(each) for each in classes):
             # A bare object prints its address, which no second run would print again.
             raise TypeError(
                 f"`{name}` returned a `{type(value).__name__}`, which is not a JSON value"
             ) from error
         return str(value)
-
-
-def _has_text(kind: type) -> bool:
-    """Tell whether a class says how its objects are written."""
-    return any("__str__" in vars(each) or "__repr__" in vars(each) for each in kind.__mro__[:-1])

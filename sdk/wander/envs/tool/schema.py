@@ -7,6 +7,7 @@ NumPy or Sphinx style. Arguments are validated and coerced by the same model.
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import json
 import re
@@ -76,9 +77,21 @@ class FunctionTool(Tool):
         if not callable(function):
             raise ConfigError(f"a tool must be callable, got `{function!r}`")
         self.function = function
-        self.name = check_name(name or _function_name(function))
+        own_names = (getattr(each, "__name__", None) for each in (function, getattr(function, "func", None)))
+        self.name = name or next(filter(None, own_names), type(function).__name__)
+        if not TOOL_NAME.fullmatch(self.name):
+            raise ConfigError(
+                f"`{self.name}` cannot be the name of a tool",
+                hint="use 1 to 64 letters, digits, `_` and `-`; lambdas need a name of their own",
+            )
         parameters = _parameters(function, self.name)
-        self.skipped = _find_skipped(parameters, args_to_skip, self.name)
+        self.skipped = frozenset([args_to_skip] if isinstance(args_to_skip, str) else args_to_skip)
+        unknown = sorted(self.skipped - set(parameters))
+        if unknown:
+            raise ConfigError(
+                f"tool `{self.name}` has no parameter `{unknown[0]}` to skip",
+                hint=f"its parameters are {', '.join(f'`{each}`' for each in parameters) or 'none'}",
+            )
         summary, documented = documentation(function)
         self.description = summary if description is None else description
         self._names = {
@@ -87,8 +100,7 @@ class FunctionTool(Tool):
             if parameter not in self.skipped
             and parameters[parameter].kind is not inspect.Parameter.VAR_KEYWORD
         }
-        self._model = _argument_model(function, self.name, self._names, documented)
-        self.parameters = _parameters_schema(self._model, self.name)
+        self._model, self.parameters = _argument_model(function, self.name, self._names, documented)
 
     def schema(self) -> dict[str, Any]:
         """Return the function schema in OpenAI's form."""
@@ -125,11 +137,17 @@ class FunctionTool(Tool):
         decoded = dict(arguments)
         for name in {error["loc"][0] for error in first.errors(include_url=False) if error["loc"]}:
             if isinstance(name, str) and isinstance(decoded.get(name), str):
-                decoded[name] = _unwrap(decoded[name])
+                with contextlib.suppress(ValueError, RecursionError):  # then it stays a text
+                    decoded[name] = json.loads(decoded[name], parse_constant=_refuse_constant)
         try:
             return self._model.model_validate(decoded)
         except (ValidationError, RecursionError):
-            raise InvalidArguments(_explain(first, self.name)) from first
+            faults = []
+            for fault in first.errors(include_url=False)[:10]:
+                where = ".".join(map(str, fault["loc"])) or "arguments"
+                faults.append(f"{where}: {fault['msg']}")
+            said = f"wrong arguments for `{self.name}`: {'; '.join(faults)}"
+            raise InvalidArguments(said) from first
 
 
 def parse_arguments(raw: Any) -> dict[str, Any]:
@@ -147,9 +165,10 @@ def parse_arguments(raw: Any) -> dict[str, Any]:
         try:
             value = json.loads(value, parse_constant=_refuse_constant)
         except (ValueError, RecursionError) as error:
-            raise InvalidArguments(
-                f"the arguments are not valid JSON ({_reason(error)}): {value[:500]}"
-            ) from error
+            reason = next(iter(str(error).splitlines()), type(error).__name__)
+            if isinstance(error, json.JSONDecodeError):
+                reason = f"{error.msg} at character {error.pos}"
+            raise InvalidArguments(f"the arguments are not valid JSON ({reason}): {value[:500]}") from error
     if value is None:
         return {}
     if not isinstance(value, dict):
@@ -157,19 +176,9 @@ def parse_arguments(raw: Any) -> dict[str, Any]:
     return value
 
 
-def check_name(name: str) -> str:
-    """Return the name, or raise `ConfigError` when endpoints would refuse it."""
-    if not TOOL_NAME.fullmatch(name):
-        raise ConfigError(
-            f"`{name}` cannot be the name of a tool",
-            hint="use 1 to 64 letters, digits, `_` and `-`; lambdas need a name of their own",
-        )
-    return name
-
-
 def documentation(function: Callable[..., Any]) -> tuple[str, dict[str, str]]:
     """Return what a docstring says about the function, and about each of its parameters."""
-    text = _docstring(function)
+    text = inspect.getdoc(_written_code(function)) or ""
     if not text:
         return "", {}
     from docstring_parser import ParseError, parse
@@ -186,17 +195,10 @@ def documentation(function: Callable[..., Any]) -> tuple[str, dict[str, str]]:
     return (parsed.description or "").strip(), {name: value for name, value in described.items() if value}
 
 
-def _docstring(function: Callable[..., Any]) -> str:
-    """Return the docstring that belongs to the callable itself, not to its class."""
+def _written_code(function: Callable[..., Any]) -> Any:
+    """Return what carries docstring and annotations: of an object its `__call__`, not its class."""
     inner = getattr(function, "func", function)
-    if not (inspect.isroutine(inner) or inspect.isclass(inner)):
-        inner = type(inner).__call__
-    return inspect.getdoc(inner) or ""
-
-
-def _function_name(function: Callable[..., Any]) -> str:
-    inner = getattr(function, "func", function)
-    return getattr(function, "__name__", None) or getattr(inner, "__name__", None) or type(function).__name__
+    return inner if inspect.isroutine(inner) or inspect.isclass(inner) else type(inner).__call__
 
 
 def _parameters(function: Callable[..., Any], name: str) -> dict[str, inspect.Parameter]:
@@ -214,23 +216,10 @@ def _parameters(function: Callable[..., Any], name: str) -> dict[str, inspect.Pa
     return parameters
 
 
-def _find_skipped(
-    parameters: Mapping[str, inspect.Parameter], args_to_skip: Iterable[str], name: str
-) -> frozenset[str]:
-    skipped = frozenset([args_to_skip] if isinstance(args_to_skip, str) else args_to_skip)
-    unknown = sorted(skipped - set(parameters))
-    if unknown:
-        raise ConfigError(
-            f"tool `{name}` has no parameter `{unknown[0]}` to skip",
-            hint=f"its parameters are {', '.join(f'`{each}`' for each in parameters) or 'none'}",
-        )
-    return skipped
-
-
 def _argument_model(
     function: Callable[..., Any], tool: str, names: Mapping[str, str], documented: Mapping[str, str]
-) -> type[BaseModel]:
-    """Build the model of the arguments; `names` gives the parameter behind each field.
+) -> tuple[type[BaseModel], dict[str, Any]]:
+    """Build the model of the arguments and its schema; `names` gives the parameter behind each field.
 
     Fields have neutral names, so that a parameter called `schema` or `_x` cannot clash with pydantic's own.
     """
@@ -239,24 +228,33 @@ def _argument_model(
     fields: dict[str, Any] = {}
     for field, name in names.items():
         annotation, default = hints.get(name, Any), parameters[name].default
+        # `Annotated[int, "how many"]`
+        texts = (each for each in getattr(annotation, "__metadata__", ()) if isinstance(each, str))
         given = Field(
             default=... if default is inspect.Parameter.empty else default,
             alias=name,
-            description=documented.get(name) or _read_annotated(annotation),
+            description=documented.get(name) or next(texts, None),
         )
         fields[field] = (annotation, given)
     takes_more = any(each.kind is each.VAR_KEYWORD for each in parameters.values())
     config = ConfigDict(extra="allow" if takes_more else "forbid", coerce_numbers_to_str=True)
     try:
-        return create_model(f"{tool} arguments", __config__=config, **fields)
+        model = create_model(f"{tool} arguments", __config__=config, **fields)
+        schema = model.model_json_schema(by_alias=True, schema_generator=_QuietSchema)
     except (PydanticSchemaGenerationError, PydanticUserError, TypeError) as error:
-        raise _untypable(tool, error) from error
+        raise ConfigError(
+            f"the parameters of tool `{tool}` have no JSON schema: {str(error).splitlines()[0]}",
+            hint="use types that JSON can carry, or name the parameter in `args_to_skip` of a "
+            "`StatefulToolEnv`",
+        ) from error
+    schema.pop("description", None)
+    schema.setdefault("properties", {})
+    without_titles(schema)
+    return model, schema
 
 
 def _hints(function: Callable[..., Any], name: str) -> dict[str, Any]:
-    inner = getattr(function, "func", function)
-    if not (inspect.isroutine(inner) or inspect.isclass(inner)):
-        inner = type(inner).__call__
+    inner = _written_code(function)
     if inspect.isclass(inner):
         inner = inner.__init__
     try:
@@ -266,12 +264,6 @@ def _hints(function: Callable[..., Any], name: str) -> dict[str, Any]:
             f"the annotations of tool `{name}` cannot be resolved: {error}",
             hint="import the types that the annotations name where the function is defined",
         ) from error
-
-
-def _read_annotated(annotation: Any) -> str | None:
-    """Return the text of `Annotated[int, "how many"]`."""
-    texts = (each for each in getattr(annotation, "__metadata__", ()) if isinstance(each, str))
-    return next(texts, None)
 
 
 class _QuietSchema(GenerateJsonSchema):
@@ -287,24 +279,6 @@ class _QuietSchema(GenerateJsonSchema):
         except ValueError as error:
             raise PydanticSerializationError(str(error)) from error
         return value
-
-
-def _parameters_schema(model: type[BaseModel], name: str) -> dict[str, Any]:
-    try:
-        schema = model.model_json_schema(by_alias=True, schema_generator=_QuietSchema)
-    except PydanticUserError as error:
-        raise _untypable(name, error) from error
-    schema.pop("description", None)
-    schema.setdefault("properties", {})
-    without_titles(schema)
-    return schema
-
-
-def _untypable(name: str, error: Exception) -> ConfigError:
-    return ConfigError(
-        f"the parameters of tool `{name}` have no JSON schema: {str(error).splitlines()[0]}",
-        hint="use types that JSON can carry, or name the parameter in `args_to_skip` of a `StatefulToolEnv`",
-    )
 
 
 def without_titles(schema: Any) -> None:
@@ -324,27 +298,5 @@ def without_titles(schema: Any) -> None:
             without_titles(value)
 
 
-def _unwrap(text: str) -> Any:
-    try:
-        return json.loads(text, parse_constant=_refuse_constant)
-    except (ValueError, RecursionError):
-        return text
-
-
 def _refuse_constant(text: str) -> None:
     raise ValueError(f"`{text}` is not a JSON value")
-
-
-def _reason(error: Exception) -> str:
-    if isinstance(error, json.JSONDecodeError):
-        return f"{error.msg} at character {error.pos}"
-    return str(error).splitlines()[0] if str(error) else type(error).__name__
-
-
-def _explain(error: ValidationError, name: str) -> str:
-    """Say in one line per fault what is wrong with the arguments."""
-    lines = []
-    for fault in error.errors(include_url=False):
-        where = ".".join(str(part) for part in fault["loc"]) or "arguments"
-        lines.append(f"{where}: {fault['msg']}")
-    return f"wrong arguments for `{name}`: " + "; ".join(lines[:10])
