@@ -12,6 +12,7 @@ import csv
 import io
 import itertools
 import json
+from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, overload
@@ -26,7 +27,25 @@ __all__ = ["file_rows", "hugging_face_rows"]
 Plain = dict[str, Any]
 
 
-class JsonlRows(Sequence[Plain]):
+class _Rows(Sequence[Plain]):
+    """Rows by position from 0, or from the end where it is negative; a slice of them is a list."""
+
+    @abstractmethod
+    def at(self, index: int) -> Plain:
+        """Return the row at a position below the length."""
+
+    @overload
+    def __getitem__(self, index: int) -> Plain: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Plain]: ...
+    def __getitem__(self, index: int | slice) -> Plain | list[Plain]:
+        positions = range(len(self))[index]
+        if isinstance(positions, range):
+            return [self.at(position) for position in positions]
+        return self.at(positions)
+
+
+class JsonlRows(_Rows):
     """The rows of a JSON Lines file, one object a line; blank lines are skipped.
 
     The file is scanned once for where its lines begin and read row by row after that, so that a large file
@@ -41,16 +60,11 @@ class JsonlRows(Sequence[Plain]):
     def __len__(self) -> int:
         return len(self._index())
 
-    @overload
-    def __getitem__(self, index: int) -> Plain: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[Plain]: ...
-    def __getitem__(self, index: int | slice) -> Plain | list[Plain]:
-        places = self._index()
+    def at(self, index: int) -> Plain:
+        """Read one row."""
+        place = self._index()[index]
         with _open(self.path) as file:
-            if isinstance(index, slice):
-                return [self._read(file, *place) for place in places[index]]
-            return self._read(file, *places[index])
+            return self._read(file, *place)
 
     def __iter__(self) -> Iterator[Plain]:
         with _open(self.path) as file:
@@ -82,7 +96,7 @@ class JsonlRows(Sequence[Plain]):
         return row
 
 
-class ParquetRows(Sequence[Plain]):
+class ParquetRows(_Rows):
     """The rows of a Parquet file; one row group at a time is in memory. Needs the extra `data`.
 
     A Parquet column holds a value for every row, so absent keys were stored as nulls: nulls are left out
@@ -98,31 +112,19 @@ class ParquetRows(Sequence[Plain]):
         self._held: tuple[int, list[Plain]] = (-1, [])
 
     def __len__(self) -> int:
-        return self._layout()[-1]
-
-    @overload
-    def __getitem__(self, index: int) -> Plain: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[Plain]: ...
-    def __getitem__(self, index: int | slice) -> Plain | list[Plain]:
-        if isinstance(index, slice):
-            return [self[position] for position in range(*index.indices(len(self)))]
-        if index < 0:
-            index += len(self)
-        if not 0 <= index < len(self):
-            raise IndexError(f"`{self.path}` has no row {index}")
-        group = bisect.bisect_right(self._starts, index) - 1
-        if self._held[0] != group:
-            self._held = (group, self._group(group))
-        return self._held[1][index - self._starts[group]]
-
-    def _layout(self) -> list[int]:
         if not self._starts:
             with _parquet_file(self.path) as file:
                 groups = range(file.metadata.num_row_groups)
                 sizes = [file.metadata.row_group(number).num_rows for number in groups]
             self._starts = [0, *itertools.accumulate(sizes)]
-        return self._starts
+        return self._starts[-1]
+
+    def at(self, index: int) -> Plain:
+        """Return one row of the row group that is in memory, which is read where it is another one."""
+        group = bisect.bisect_right(self._starts, index) - 1
+        if self._held[0] != group:
+            self._held = (group, self._group(group))
+        return self._held[1][index - self._starts[group]]
 
     def _group(self, number: int) -> list[Plain]:
         with _parquet_file(self.path) as file:
@@ -130,7 +132,7 @@ class ParquetRows(Sequence[Plain]):
         return rows if self.keep_nulls else [without_nulls(row) for row in rows]
 
 
-class CsvRows(Sequence[Plain]):
+class CsvRows(_Rows):
     """The rows of a CSV file with a header line, each value as the text that it is.
 
     `convert` gives a function for the columns that are not text, as in `{"answer": float}`; `seed` and
@@ -152,11 +154,8 @@ class CsvRows(Sequence[Plain]):
     def __len__(self) -> int:
         return len(self._read())
 
-    @overload
-    def __getitem__(self, index: int) -> Plain: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[Plain]: ...
-    def __getitem__(self, index: int | slice) -> Plain | list[Plain]:
+    def at(self, index: int) -> Plain:
+        """Return one row."""
         return self._read()[index]
 
     def _read(self) -> list[Plain]:
@@ -220,7 +219,20 @@ def hugging_face_rows(
     """
 
     def rows() -> Iterable[Plain]:
-        loaded = _from_hub(source, subset, split, revision) if isinstance(source, str) else source
+        loaded = source
+        if isinstance(source, str):
+            try:
+                import datasets
+            except ImportError as error:
+                raise MissingExtra("huggingface", needed_for=f"loading the dataset `{source}`") from error
+            try:
+                loaded = datasets.load_dataset(source, subset, split=split, revision=revision)
+            except Exception as error:
+                raise DatasetError(
+                    f"cannot load the dataset `{source}`: {error}",
+                    hint="check its name, subset and split, and the connection; or ship the rows in a "
+                    "`.jsonl` file",
+                ) from error
         if not hasattr(loaded, "__len__"):
             return (dict(row) if keep_nulls else without_nulls(row) for row in loaded)
         return _MappedRows(loaded, dict if keep_nulls else without_nulls)
@@ -260,7 +272,7 @@ def without_nulls(value: Any) -> Any:
     return value
 
 
-class _MappedRows(Sequence[Plain]):
+class _MappedRows(_Rows):
     """Rows of something with a length and positions, each passed through a function when it is asked for."""
 
     def __init__(self, rows: Any, change: Callable[[Any], Plain]) -> None:
@@ -270,13 +282,8 @@ class _MappedRows(Sequence[Plain]):
     def __len__(self) -> int:
         return len(self._rows)
 
-    @overload
-    def __getitem__(self, index: int) -> Plain: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[Plain]: ...
-    def __getitem__(self, index: int | slice) -> Plain | list[Plain]:
-        if isinstance(index, slice):
-            return [self[position] for position in range(*index.indices(len(self)))]
+    def at(self, index: int) -> Plain:
+        """Return one row, changed."""
         return self._change(self._rows[index])
 
 
@@ -302,17 +309,3 @@ def _parquet_file(path: Path) -> Any:
         return ParquetFile(path)
     except (ArrowException, OSError) as error:
         raise DatasetError(f"`{path}` is not Parquet ({error})") from error
-
-
-def _from_hub(name: str, subset: str | None, split: str, revision: str | None) -> Any:
-    try:
-        import datasets
-    except ImportError as error:
-        raise MissingExtra("huggingface", needed_for=f"loading the dataset `{name}`") from error
-    try:
-        return datasets.load_dataset(name, subset, split=split, revision=revision)
-    except Exception as error:
-        raise DatasetError(
-            f"cannot load the dataset `{name}`: {error}",
-            hint="check its name, subset and split, and the connection; or ship the rows in a `.jsonl` file",
-        ) from error

@@ -9,7 +9,7 @@ and is digested, so what an environment sees is the same wherever it runs.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
@@ -183,19 +183,19 @@ class _RowReader(Protocol):
     def length(self) -> int | None: ...
 
 
-class _IndexedRows:
-    """A sequence, or anything with a length and positions."""
+class _PlacedRows:
+    """Rows that can be had by their position: a sequence, or a function of the position."""
 
-    finite = True
-
-    def __init__(self, rows: Sequence[Row]) -> None:
-        self._rows = rows
+    def __init__(
+        self, row_at: Callable[[int], Any], length: Callable[[], int | None], *, finite: bool = True
+    ) -> None:
+        self._row_at = row_at
+        self.length = length
+        self.finite = finite
 
     def row(self, index: int) -> Any | None:
-        return self._rows[index] if index < len(self._rows) else None
-
-    def length(self) -> int | None:
-        return len(self._rows)
+        length = self.length()
+        return self._row_at(index) if length is None or index < length else None
 
 
 class _StreamedRows:
@@ -224,30 +224,14 @@ class _StreamedRows:
                 self._ended = True
 
 
-class _ComputedRows:
-    """Rows that are a function of their position."""
-
-    def __init__(self, rows: ProceduralRows) -> None:
-        self._rows = rows
-        self.finite = rows.length is not None
-
-    def row(self, index: int) -> Any | None:
-        length = self._rows.length
-        return self._rows.row_at(index) if length is None or index < length else None
-
-    def length(self) -> int | None:
-        return self._rows.length
-
-
 def _open(rows: Rows | ProceduralRows, split: str) -> _RowReader:
-    if isinstance(rows, ProceduralRows):
-        return _ComputedRows(rows)
     if callable(rows):
         rows = rows()
-        if isinstance(rows, ProceduralRows):
-            return _ComputedRows(rows)
+    if isinstance(rows, ProceduralRows):
+        length = rows.length
+        return _PlacedRows(rows.row_at, lambda: length, finite=length is not None)
     if hasattr(rows, "__len__") and hasattr(rows, "__getitem__") and not isinstance(rows, Mapping):
-        return _IndexedRows(rows)  # type: ignore[arg-type]
+        return _PlacedRows(rows.__getitem__, rows.__len__)
     if isinstance(rows, Iterable) and not isinstance(rows, Mapping):
         return _StreamedRows(iter(rows))
     raise DatasetError(

@@ -254,10 +254,10 @@ class Environment(Player):
         scoring = time.perf_counter()
         played = [each.state for each in episodes if each.state["failure"] is None]
         if request.together and self.rubric.has_group_functions:
-            await self._score_states(played)
+            await self._score_states(played, together=True)
         else:
             for state in played:
-                await self._score_state(state)
+                await self._score_states([state], together=False)
         seconds = (time.perf_counter() - scoring) / max(1, len(episodes))
         return [episode.record(scoring_seconds=seconds) for episode in episodes]
 
@@ -273,7 +273,10 @@ class Environment(Player):
         try:
             await self._begin_and_play(state, calls)
         finally:
-            _end_calls(calls, state)
+            try:
+                calls.end()
+            except ModelError as error:
+                _fail(state, error)
             await self._run_cleanup_hooks(state)
         return _Episode(state, started_at, time.perf_counter() - started)
 
@@ -302,28 +305,23 @@ class Environment(Player):
             except BoundaryError as error:
                 _fail(state, error)
 
-    async def _score_state(self, state: State) -> None:
+    async def _score_states(self, states: Sequence[State], *, together: bool) -> None:
+        """Score a rollout, or a group together; where the rubric fails, each has failed."""
         try:
-            try:  # a rubric may override `score`
-                score = await self.rubric.score(state, self.parser)
+            try:  # a rubric may override both methods
+                if together:
+                    scores = await self.rubric.score_group(states, self.parser)
+                else:
+                    scores = [await self.rubric.score(state, self.parser) for state in states]
             except BaseException as error:
-                blame(error, RubricError, "score")
-                raise
-        except RubricError as error:
-            score = Score(reward=None, error=error)
-        _keep_score(state, score)
-
-    async def _score_states(self, states: Sequence[State]) -> None:
-        try:
-            try:  # a rubric may override `score_group`
-                scores = await self.rubric.score_group(states, self.parser)
-            except BaseException as error:
-                blame(error, RubricError, "score_group")
+                blame(error, RubricError, "score_group" if together else "score")
                 raise
         except RubricError as error:
             scores = [Score(reward=None, error=error) for _ in states]
         for state, score in zip(states, scores, strict=True):
-            _keep_score(state, score)
+            state["reward"], state["metrics"] = score.reward, score.metrics
+            if score.error is not None:
+                state["failure"] = score.error.failure()
 
     async def teardown(self) -> None:
         """Run the hooks marked with `@teardown`, then close the rubric.
@@ -386,25 +384,11 @@ def _restore(state: State, transcript: Rollout) -> None:
     state["public"], state["recorded"] = copy_json(transcript.info), copy_json(transcript.info)
 
 
-def _end_calls(calls: ModelCalls, state: State) -> None:
-    """Tell the client that the rollout is over, whatever became of it."""
-    try:
-        calls.end()
-    except ModelError as error:
-        _fail(state, error)
-
-
 def _fail(state: State, error: BoundaryError) -> None:
     """Record the first failure of a rollout; a failed rollout has no stop reason."""
     if state["failure"] is None:
         state["failure"] = error.failure()
         state["stop_reason"] = None
-
-
-def _keep_score(state: State, score: Score) -> None:
-    state["reward"], state["metrics"] = score.reward, score.metrics
-    if score.error is not None:
-        state["failure"] = score.error.failure()
 
 
 @dataclass(frozen=True)

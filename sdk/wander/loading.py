@@ -8,19 +8,22 @@ from __future__ import annotations
 
 import difflib
 import inspect
+import json
 import re
 import tomllib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, get_type_hints
+
+from pydantic import TypeAdapter, ValidationError
+from pydantic.errors import PydanticUserError
 
 from wander.adapters import adapters
-from wander.arguments import cause, require_fitting
 from wander.environment import Environment
-from wander.errors import ArgumentsRefused, ConfigError, LoadError
+from wander.errors import ArgumentsRefused, ArgumentsUnfit, ConfigError, LoadError
 from wander.modules import NoModule, import_file, import_from, import_module
 
 GROUP = "wander.environments"
@@ -54,7 +57,26 @@ class Factory:
 
     def made(self, arguments: dict[str, Any]) -> Environment:
         """Call the function and name the environment it returns; raises `LoadError`."""
-        return _make_environment(self.name, self.function, arguments)
+        require_fitting(self.name, self.function, arguments)
+        try:
+            env = self.function(**arguments)
+        except (Exception, SystemExit) as error:
+            hint = getattr(error, "hint", None)
+            kind = ArgumentsRefused if isinstance(error, ConfigError) else LoadError
+            raise kind(f"`load_environment` of `{self.name}` raised `{cause(error)}`", hint=hint) from error
+        if inspect.iscoroutine(env):
+            env.close()
+        adapted = (adapter.adapt(env) for adapter in adapters())
+        env = next((each for each in adapted if each is not None), env)
+        if not isinstance(env, Environment):
+            raise LoadError(
+                f"`load_environment` of `{self.name}` returned a `{type(env).__name__}`, not an environment",
+                hint="return an instance of `wander.SingleTurnEnv`, `wander.MultiTurnEnv` or another "
+                "environment, from an ordinary (not async) function",
+            )
+        env.name = env.name or self.name
+        env.arguments = dict(arguments)
+        return env
 
 
 def find_factory(name: str) -> Factory:
@@ -123,16 +145,14 @@ def _import(module: str, name: str) -> ModuleType:
     try:
         return import_module(module)
     except NoModule as error:
-        raise LoadError(f"there is no environment `{name}` here", hint=_near(name)) from error
-
-
-def _near(name: str) -> str:
-    known = installed_environments()
-    near = difflib.get_close_matches(name, known, n=3)
-    if near:
-        return f"did you mean {', '.join(f'`{each}`' for each in near)}?"
-    installed = ", ".join(f"`{each}`" for each in known) or "none"
-    return f"run `wander install OWNER/{name}`, or check the spelling (installed: {installed})"
+        known = installed_environments()
+        near = difflib.get_close_matches(name, known, n=3)
+        if near:
+            hint = f"did you mean {', '.join(f'`{each}`' for each in near)}?"
+        else:
+            installed = ", ".join(f"`{each}`" for each in known) or "none"
+            hint = f"run `wander install OWNER/{name}`, or check the spelling (installed: {installed})"
+        raise LoadError(f"there is no environment `{name}` here", hint=hint) from error
 
 
 def _project_target(folder: Path) -> tuple[str, str]:
@@ -171,25 +191,86 @@ def _factory(module: ModuleType, attribute: str) -> Callable[..., Any]:
     return factory
 
 
-def _make_environment(name: str, factory: Callable[..., Any], arguments: dict[str, Any]) -> Environment:
-    """Call the factory and name the environment it returns."""
-    require_fitting(name, factory, arguments)
+def require_fitting(name: str, factory: Callable[..., Any], arguments: Mapping[str, Any]) -> None:
+    """Raise `ArgumentsUnfit` for an argument that the factory does not take, or not with such a value.
+
+    A value is held against the annotation as strict JSON: `2` fits a float, `[1]` a tuple, `"2"` no int. Null
+    fits wherever it is the default. What has no annotation, or one that means nothing to JSON, fits.
+    """
+    signature = inspect.signature(factory)
+    shown = ", ".join(f"`{_show_parameter(parameter)}`" for parameter in signature.parameters.values())
+    taken = f"it takes {shown}" if shown else "it takes no arguments"  # it takes `size: int = 3`, `level`
     try:
-        env = factory(**arguments)
-    except (Exception, SystemExit) as error:
-        hint = getattr(error, "hint", None)
-        kind = ArgumentsRefused if isinstance(error, ConfigError) else LoadError
-        raise kind(f"`load_environment` of `{name}` raised `{cause(error)}`", hint=hint) from error
-    if inspect.iscoroutine(env):
-        env.close()
-    adapted = (adapter.adapt(env) for adapter in adapters())
-    env = next((each for each in adapted if each is not None), env)
-    if not isinstance(env, Environment):
-        raise LoadError(
-            f"`load_environment` of `{name}` returned a `{type(env).__name__}`, not an environment",
-            hint="return an instance of `wander.SingleTurnEnv`, `wander.MultiTurnEnv` or another "
-            "environment, from an ordinary (not async) function",
-        )
-    env.name = env.name or name
-    env.arguments = dict(arguments)
-    return env
+        signature.bind(**arguments)
+    except TypeError as error:
+        why = _explain_unbound(signature, arguments, error)
+        raise ArgumentsUnfit(f"environment `{name}`: {why}", hint=taken) from error
+    try:
+        hints = get_type_hints(factory, include_extras=True)
+    except Exception:  # noqa: BLE001 - names that exist for a type checker alone; then nothing is known
+        return
+    variable = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
+    for key, parameter in signature.parameters.items():
+        if key not in arguments or key not in hints or parameter.kind in variable:
+            continue
+        problem = None
+        if arguments[key] is not None or parameter.default is not None:
+            problem = _misfit(hints[key], arguments[key])
+        if problem is not None:
+            kind, given = _write_annotation(parameter), json.dumps(arguments[key], ensure_ascii=False)
+            raise ArgumentsUnfit(
+                f"environment `{name}`: `{key}` must be `{kind}`, not `{given}` ({problem})", hint=taken
+            )
+
+
+def cause(error: BaseException) -> str:
+    """Return an exception's type and message; of a failed validation the first problem, in one line."""
+    if isinstance(error, ValidationError):
+        first = error.errors(include_url=False, include_input=False)[0]
+        place = ".".join(map(str, first["loc"]))
+        return f"{error.title}: {f'`{place}`: ' if place else ''}{first['msg']}"
+    return f"{type(error).__name__}: {error}"
+
+
+def _explain_unbound(signature: inspect.Signature, arguments: Mapping[str, Any], error: TypeError) -> str:
+    """Say what does not bind: the unknown names, each with the one that it looks like, or what is missing."""
+    parameters = signature.parameters
+    unknown = [key for key in arguments if key not in parameters]
+    if not unknown:
+        return str(error)
+    said = []
+    for key in unknown:
+        near = difflib.get_close_matches(key, parameters, n=1)
+        said.append(f"there is no argument `{key}`" + (f", did you mean `{near[0]}`?" if near else ""))
+    return "; ".join(said)
+
+
+def _misfit(annotation: Any, value: Any) -> str | None:
+    """Return why a value does not fit an annotation, or None."""
+    try:
+        adapter = TypeAdapter(annotation)
+        adapter.validate_json(json.dumps(value), strict=True)
+    except ValidationError as error:
+        message = error.errors(include_url=False, include_input=False)[0]["msg"]
+        return message[:1].lower() + message[1:]
+    except (PydanticUserError, TypeError, ValueError, NameError):
+        return None  # a class of the author's own, or a value that is no JSON: for the factory to say
+    return None
+
+
+def _show_parameter(parameter: inspect.Parameter) -> str:
+    name = str(parameter.replace(annotation=inspect.Parameter.empty, default=inspect.Parameter.empty))
+    kind = _write_annotation(parameter)
+    default = "" if parameter.default is inspect.Parameter.empty else repr(parameter.default)
+    if kind:
+        return f"{name}: {kind}" + (f" = {default}" if default else "")
+    return f"{name}={default}" if default else name
+
+
+def _write_annotation(parameter: inspect.Parameter) -> str:
+    """Return an annotation as its author wrote it; postponed ones are texts already."""
+    if parameter.annotation is inspect.Parameter.empty:
+        return ""
+    if isinstance(parameter.annotation, str):
+        return parameter.annotation
+    return inspect.formatannotation(parameter.annotation)
