@@ -16,13 +16,14 @@ from starlette.concurrency import run_in_threadpool
 from starlette.types import Message, Scope, Send
 
 from wander_hub.environments.models import File
-from wander_hub.http.answers import holds, parse_range, redirect_object, send_object
+from wander_hub.http.answers import IMMUTABLE, REVALIDATE, holds, parse_range, redirect_object, send_object
 from wander_hub.http.middleware import BROWSER_HEADERS, REQUEST_ID_HEADER, fresh_id, usable_id
 from wander_hub.http.problems import HubProblem
 from wander_hub.index.anonymous import AnonymousReader, PublicFile
-from wander_hub.index.caching import PAGE_HEADERS, file_caching
+from wander_hub.index.namespaces import covers
 from wander_hub.index.negotiation import PLAIN_HTML, choose_encoding, negotiate
 from wander_hub.index.schemas import Page, Place
+from wander_hub.names import BUNDLED_OWNER
 from wander_hub.settings import Settings
 from wander_hub.storage import Storage
 
@@ -47,7 +48,15 @@ def _encode(headers: dict[str, str]) -> Headers:
     return [(name.lower().encode(), value.encode()) for name, value in headers.items()]
 
 
-_PAGE_HEADERS = _encode({**BROWSER_HEADERS, **PAGE_HEADERS})
+_PAGE_HEADERS = _encode(
+    {
+        **BROWSER_HEADERS,
+        "Cache-Control": REVALIDATE,
+        "Vary": "Accept, Accept-Encoding",
+        "Content-Security-Policy": "sandbox; default-src 'none'",
+    }
+)
+"""pip and uv obey `Cache-Control` on pages: any age would hide what was just published."""
 _FILE_HEADERS = _encode(BROWSER_HEADERS)
 _BYTES = (b"content-type", b"application/octet-stream")
 _NOTHING: Message = {"type": "http.response.body", "body": b""}
@@ -206,6 +215,17 @@ def _read_headers(scope: Scope) -> Asked | None:
         elif name in _CREDENTIALS:
             return None
     return found
+
+
+def file_caching(owner: str | None, project: str, *, private: bool = False) -> str:
+    """Return the caching of a file, owner None for the combined index.
+
+    Files never change, but for the hub's own packages, which are rebuilt under one version while they are
+    developed.
+    """
+    if covers(BUNDLED_OWNER, project) if owner is None else owner == BUNDLED_OWNER:
+        return REVALIDATE
+    return IMMUTABLE.replace("public", "private") if private else IMMUTABLE
 
 
 def page_answer(page: Page) -> Answer:

@@ -30,12 +30,11 @@ def negotiate(accept: str | None, wanted: str | None = None) -> str | None:
     if wanted is not None:
         return _OFFERS.get(wanted.replace(" ", "+").strip().lower())
     ranges = _ranges(accept or "*/*")
-    best, best_quality = None, 0.0
-    for offer in _PREFERENCE:
-        quality = max(_quality(name, ranges) for name, answer in _OFFERS.items() if answer == offer)
-        if quality > best_quality:
-            best, best_quality = offer, quality
-    return best
+    wishes = {one: 0.0 for one in _PREFERENCE}
+    for name, offer in _OFFERS.items():
+        wishes[offer] = max(wishes[offer], _quality(name, ranges))
+    best = max(wishes, key=wishes.__getitem__)  # the first of those that are wished alike
+    return best if wishes[best] > 0 else None
 
 
 @lru_cache(_REMEMBERED)
@@ -45,12 +44,9 @@ def choose_encoding(accept_encoding: str | None) -> str | None:
     Without the header it is the plain bytes, though RFC 9110 would allow anything: old clients send none.
     """
     codings = _ranges(accept_encoding or "")
-    best, best_quality = None, 0.0
-    for offer in ENCODINGS:
-        quality = codings.get(offer, codings.get("*", 0.0))
-        if quality > best_quality:
-            best, best_quality = offer, quality
-    return best if best_quality >= codings.get("identity", 0.0) else None
+    wishes = {one: codings.get(one, codings.get("*", 0.0)) for one in ENCODINGS}
+    best = max(wishes, key=wishes.__getitem__)
+    return best if wishes[best] > 0 and wishes[best] >= codings.get("identity", 0.0) else None
 
 
 def accepts(accept: str | None, *offers: str) -> bool:

@@ -18,7 +18,7 @@ import shutil
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
-from sqlalchemy import Select, event, select
+from sqlalchemy import event, select
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.orm import Session
 
@@ -116,8 +116,14 @@ class PublicFiles:
         self, session: Session, environment_id: int | None = None
     ) -> Iterator[tuple[Path, str, int]]:
         """Yield path, digest and environment of every link that should be there."""
+        query = select(Owner.name, File.filename, File.sha256, Environment.id).join(File.version)
+        query = query.join(Environment, File.environment_id == Environment.id).join(Environment.owner)
+        # The hub's own packages are replaced, so they have no links.
+        query = query.where(Owner.name != BUNDLED_OWNER, *repository.downloadable())
+        if environment_id is not None:
+            query = query.where(Environment.id == environment_id)
         places: dict[tuple[str, str], list[Place]] = {}
-        for owner, filename, sha256, environment in session.execute(_rows(environment_id)).all():
+        for owner, filename, sha256, environment in session.execute(query).all():
             key = owner, names.distribution_of(filename)
             if key not in places:
                 places[key] = _places(session, *key)
@@ -171,11 +177,3 @@ def _target_of(path: Path) -> str | None:
     with contextlib.suppress(OSError):
         return os.readlink(path)
     return None
-
-
-def _rows(environment_id: int | None = None) -> Select[str, str, str, int]:
-    """Return every file that anybody may download, but for the hub's own packages, which are replaced."""
-    query = select(Owner.name, File.filename, File.sha256, Environment.id).join(File.version)
-    query = query.join(Environment, File.environment_id == Environment.id).join(Environment.owner)
-    query = query.where(Owner.name != BUNDLED_OWNER, *repository.downloadable())
-    return query if environment_id is None else query.where(Environment.id == environment_id)

@@ -8,7 +8,8 @@ instead of three.
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from collections.abc import Callable
+from typing import Annotated, Any, TypeAlias, TypeVar
 
 from fastapi import APIRouter, Path, Query, Request
 from starlette.responses import RedirectResponse, Response
@@ -21,22 +22,19 @@ from wander_hub.http.answers import holds, stored_object
 from wander_hub.http.boundary import HubDatabase, HubStorage, optional_identity
 from wander_hub.http.problems import HubProblem, refusals
 from wander_hub.index import service
-from wander_hub.index.caching import file_caching
-from wander_hub.index.direct import Answer, metadata_answer, page_answer
+from wander_hub.index.direct import Answer, file_caching, metadata_answer, page_answer
 from wander_hub.index.negotiation import HTML_V1, JSON_V1, choose_encoding, negotiate
 from wander_hub.index.schemas import NamespaceInfo, Place
 from wander_hub.storage import Storage
 
 router = APIRouter(tags=["index"])
+Answers: TypeAlias = dict[int | str, dict[str, Any]]
+Route = TypeVar("Route", bound=Callable[..., Any])
 
-_PAGES: dict[int | str, dict[str, Any]] = {
-    200: {"content": {JSON_V1: {}, HTML_V1: {}, "text/html": {}}, "description": "The page"}
-}
-_BYTES: dict[int | str, dict[str, Any]] = {
-    200: {"content": {"application/octet-stream": {}}, "description": "The file"}
-}
+_PAGES: Answers = {200: {"content": {JSON_V1: {}, HTML_V1: {}, "text/html": {}}, "description": "The page"}}
+_BYTES: Answers = {200: {"content": {"application/octet-stream": {}}, "description": "The file"}}
 
-_FILES = {
+_FILES: Answers = {
     **_BYTES,
     206: {"content": {"application/octet-stream": {}}, "description": "The range that was asked for"},
     302: {"description": "The object store sends the file, from the address in `Location`"},
@@ -44,6 +42,17 @@ _FILES = {
 
 FileName = Annotated[str, Path(max_length=255)]
 Format = Annotated[str | None, Query(alias="format", max_length=80, description="outranks Accept")]
+
+
+def _serve(path: str, content: Answers, *refused: int) -> Callable[[Route], Route]:
+    """Answer GET and HEAD at a path; the description of the API tells of the former."""
+
+    def register(route: Route) -> Route:
+        router.head(path, include_in_schema=False)(route)
+        responses = {**content, **refusals(*refused)}
+        return router.get(path, responses=responses, response_class=Response)(route)
+
+    return register
 
 
 @router.get("/simple/namespaces", response_model=list[NamespaceInfo], responses=refusals(401))
@@ -69,8 +78,7 @@ def add_slash(request: Request, owner: str | None = None, project: str | None = 
     return _redirect(request, _index_path(owner, project))
 
 
-@router.get("/simple/", responses={**_PAGES, **refusals(401, 406, 422)}, response_class=Response)
-@router.head("/simple/", include_in_schema=False)
+@_serve("/simple/", _PAGES, 401, 406, 422)
 def list_combined(request: Request, database: HubDatabase, format: Format = None) -> Response:
     """List what every owner offers in its own namespace: `alice` and `alice-*` of the owner `alice`."""
     media_type = _media_type(request, format)
@@ -79,12 +87,7 @@ def list_combined(request: Request, database: HubDatabase, format: Format = None
     return _answer(request, page_answer(page))
 
 
-@router.get(
-    "/simple/{project}/",
-    responses={**_PAGES, **refusals(401, 404, 406, 422)},
-    response_class=Response,
-)
-@router.head("/simple/{project}/", include_in_schema=False)
+@_serve("/simple/{project}/", _PAGES, 401, 404, 406, 422)
 def list_combined_files(
     request: Request, database: HubDatabase, project: str, format: Format = None
 ) -> Response:
@@ -92,23 +95,18 @@ def list_combined_files(
     return _project_page(request, database, Place(None, project), format)
 
 
-@router.get("/{owner}/simple/", responses={**_PAGES, **refusals(401, 404, 406, 422)}, response_class=Response)
-@router.head("/{owner}/simple/", include_in_schema=False)
+@_serve("/{owner}/simple/", _PAGES, 401, 404, 406, 422)
 def list_projects(request: Request, database: HubDatabase, owner: str, format: Format = None) -> Response:
     """List the projects of an owner (PEP 503, 691)."""
     media_type = _media_type(request, format)
+    encoding = choose_encoding(request.headers.get("accept-encoding"))
     with database.read(optional_identity(request)) as session:
         environment_service.require_owner(session, owner)
-        page = service.root(session, owner, media_type, _encoding(request))
+        page = service.root(session, owner, media_type, encoding)
     return _answer(request, page_answer(page))
 
 
-@router.get(
-    "/{owner}/simple/{project}/",
-    responses={**_PAGES, **refusals(401, 404, 406, 422)},
-    response_class=Response,
-)
-@router.head("/{owner}/simple/{project}/", include_in_schema=False)
+@_serve("/{owner}/simple/{project}/", _PAGES, 401, 404, 406, 422)
 def list_files(
     request: Request,
     database: HubDatabase,
@@ -126,12 +124,7 @@ def list_files_for_hatch(request: Request, database: HubDatabase, owner: str, pr
     return _project_page(request, database, Place(owner, project), None)
 
 
-@router.get(
-    "/files/{project}/{filename}.metadata",
-    responses={**_BYTES, **refusals(401, 403, 404, 410, 422)},
-    response_class=Response,
-)
-@router.head("/files/{project}/{filename}.metadata", include_in_schema=False)
+@_serve("/files/{project}/{filename}.metadata", _BYTES, 401, 403, 404, 410, 422)
 def get_combined_core_metadata(
     request: Request, database: HubDatabase, project: str, filename: FileName
 ) -> Response:
@@ -139,12 +132,7 @@ def get_combined_core_metadata(
     return _core_metadata(request, database, Place(None, project), filename)
 
 
-@router.get(
-    "/{owner}/files/{project}/{filename}.metadata",
-    responses={**_BYTES, **refusals(401, 403, 404, 410, 422)},
-    response_class=Response,
-)
-@router.head("/{owner}/files/{project}/{filename}.metadata", include_in_schema=False)
+@_serve("/{owner}/files/{project}/{filename}.metadata", _BYTES, 401, 403, 404, 410, 422)
 def get_core_metadata(
     request: Request, database: HubDatabase, owner: str, project: str, filename: FileName
 ) -> Response:
@@ -152,12 +140,7 @@ def get_core_metadata(
     return _core_metadata(request, database, Place(owner, project), filename)
 
 
-@router.get(
-    "/files/{project}/{filename}",
-    responses={**_FILES, **refusals(401, 403, 404, 410, 416, 422)},
-    response_class=Response,
-)
-@router.head("/files/{project}/{filename}", include_in_schema=False)
+@_serve("/files/{project}/{filename}", _FILES, 401, 403, 404, 410, 416, 422)
 def get_combined_file(
     request: Request, database: HubDatabase, storage: HubStorage, project: str, filename: FileName
 ) -> Response:
@@ -165,12 +148,7 @@ def get_combined_file(
     return _distribution(request, database, storage, Place(None, project), filename)
 
 
-@router.get(
-    "/{owner}/files/{project}/{filename}",
-    responses={**_FILES, **refusals(401, 403, 404, 410, 416, 422)},
-    response_class=Response,
-)
-@router.head("/{owner}/files/{project}/{filename}", include_in_schema=False)
+@_serve("/{owner}/files/{project}/{filename}", _FILES, 401, 403, 404, 410, 416, 422)
 def get_file(
     request: Request,
     database: HubDatabase,
@@ -187,8 +165,9 @@ def _project_page(request: Request, database: Database, place: Place, wanted: st
     if names.normalise_environment(place.project) != place.project:
         return _redirect(request, _index_path(*place))
     media_type = _media_type(request, wanted)
+    encoding = choose_encoding(request.headers.get("accept-encoding"))
     with database.read(optional_identity(request)) as session:
-        page = service.page(session, place, media_type, _encoding(request))
+        page = service.page(session, place, media_type, encoding)
     return _answer(request, page_answer(page))
 
 
@@ -222,10 +201,6 @@ def _media_type(request: Request, wanted: str | None) -> str:
         hint = f"ask for `{JSON_V1}` or `text/html`"
         raise HubProblem(406, "not_acceptable", "the index has no such format", hint=hint)
     return media_type
-
-
-def _encoding(request: Request) -> str | None:
-    return choose_encoding(request.headers.get("accept-encoding"))
 
 
 def _answer(request: Request, answer: Answer) -> Response:

@@ -6,9 +6,8 @@ keeps the page of its former name, since the files published under that name sti
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Protocol
 
 from sqlalchemy.orm import Session
 
@@ -22,23 +21,11 @@ from wander_hub.http.problems import HubProblem, Moved
 from wander_hub.identity import Identity
 from wander_hub.index import namespaces, rendering, repository
 from wander_hub.index.negotiation import JSON_V1
+from wander_hub.index.public_files import PublicFiles
 from wander_hub.index.schemas import NamespaceInfo, Page, Place
 from wander_hub.rights.repository import is_closed_to
 
 CHALLENGE = {"WWW-Authenticate": 'Basic realm="wander"'}
-
-
-class FileLinks(Protocol):
-    """Keeps links to files up to date (`public_files`, where nginx sends them)."""
-
-    def changed(
-        self,
-        session: Session,
-        environment: Environment,
-        offered: Mapping[str, Mapping[str, str]],
-        gone: Iterable[tuple[str, str]],
-    ) -> None:
-        """Follow a change of what an environment offers, and of pages that are gone."""
 
 
 def write_pages(session: Session, environment: Environment, *, as_listed: bool = False) -> None:
@@ -49,7 +36,7 @@ def write_pages(session: Session, environment: Environment, *, as_listed: bool =
     projects = projects_of(session, environment)
     present = repository.pages_of(session, environment.id, whole=False)
     gone = [page for page in present if page.owner_id != environment.owner_id or page.project not in projects]
-    links: FileLinks | None = session.info.get(PUBLIC_FILES)
+    links: PublicFiles | None = session.info.get(PUBLIC_FILES)
     if links is not None:
         offered = {
             name: {one.filename: one.sha256 for one in every.files} for name, every in projects.items()

@@ -45,27 +45,28 @@ class LockedVersion:
     """Digests of its wheels by file name."""
 
 
-def check(content: bytes, wanted: LockedVersion, max_bytes: int) -> Pylock:
-    """Return a lock, or refuse one that nobody else could install from or that is another version's."""
+def check(content: bytes, wanted: LockedVersion, max_bytes: int) -> None:
+    """Refuse a lock that nobody else could install from or that is another version's."""
     if len(content) > max_bytes:
         raise _refusal(f"it has {len(content):,} bytes, this hub takes {max_bytes:,}", status=413)
-    lock = _parse(content)
+    try:
+        lock = Pylock.from_dict(tomllib.loads(content.decode()))
+    except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise _refusal(f"it is no TOML: {error}") from error
+    except (PylockValidationError, RecursionError) as error:
+        raise _refusal(f"it is no lock as PEP 751 has it: {error}") from error
     if lock.extras or lock.dependency_groups:
         raise _refusal("it has extras or dependency groups; the lock of a version is one set of packages")
     for package in lock.packages:
         _check_package(package)
     _check_own(lock, wanted)
-    _check_requirements(lock, wanted)
-    return lock
-
-
-def _parse(content: bytes) -> Pylock:
-    try:
-        return Pylock.from_dict(tomllib.loads(content.decode()))
-    except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise _refusal(f"it is no TOML: {error}") from error
-    except (PylockValidationError, RecursionError) as error:
-        raise _refusal(f"it is no lock as PEP 751 has it: {error}") from error
+    held = {package.name for package in lock.packages}
+    for text in wanted.requires_dist:
+        requirement = Requirement(text)
+        # Where a marker holds is for the installer to find out.
+        if requirement.marker is None and canonicalize_name(requirement.name) not in held:
+            detail = f"the version requires `{text}`, which the lock does not hold"
+            raise _refusal(detail, code="lock_mismatch")
 
 
 def _check_package(package: Package) -> None:
@@ -124,22 +125,6 @@ def _check_own(lock: Pylock, wanted: LockedVersion) -> None:
             if wanted.wheels.get(wheel.filename) != wheel.hashes["sha256"]:
                 detail = f"it holds `{wheel.filename}` with other bytes than this hub's"
                 raise _refusal(detail, code="lock_mismatch")
-
-
-def _check_requirements(lock: Pylock, wanted: LockedVersion) -> None:
-    """Refuse a lock that lacks what the version's wheel says it requires."""
-    held: dict[str, list[Package]] = {}
-    for package in lock.packages:
-        held.setdefault(package.name, []).append(package)
-    for text in wanted.requires_dist:
-        requirement = Requirement(text)
-        if requirement.marker is not None:
-            continue  # where it holds is for the installer to find out
-        found = held.get(canonicalize_name(requirement.name), [])
-        if not found:
-            raise _refusal(
-                f"the version requires `{text}`, which the lock does not hold", code="lock_mismatch"
-            )
 
 
 def offer(context: Context, owner: str, name: str, version: str, content: bytes) -> VersionDetail:

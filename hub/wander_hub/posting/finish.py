@@ -26,7 +26,7 @@ from wander_hub.posting import repository as posting_repository
 from wander_hub.posting import service as posting
 from wander_hub.posting.reading import bad_rollouts
 from wander_hub.runs import signing
-from wander_hub.runs.chunks import RowFacts, rows_of
+from wander_hub.runs.chunks import rows_of
 from wander_hub.runs.manifest import PinnedRun, protocol_digest
 from wander_hub.runs.models import (
     PostingArtifact,
@@ -56,24 +56,6 @@ class FinishedRun:
     rollouts_sha256: str | None
     order: bytes
     checkpoints: Sequence[Checkpoint]
-
-
-class ExampleSeeds:
-    """Knows that the rollouts of an example have one seed, which is the example's.
-
-    They come one after another, so nothing but the last one is held. Whether it is the seed that the
-    environment gives the example, a replay tells.
-    """
-
-    def __init__(self) -> None:
-        self._example: str | None = None
-        self._seed: int | None = None
-
-    def agree(self, facts: RowFacts) -> bool:
-        """Tell whether the next rollout has its example's seed."""
-        if facts.example_id != self._example:
-            self._example, self._seed = facts.example_id, facts.seed
-        return facts.seed == self._seed or None in (facts.seed, self._seed)
 
 
 def finish(context: Context, sha256: str, wanted: FinishPosting) -> tuple[str, bool]:
@@ -149,7 +131,10 @@ def _sum_up(
     manifest = pinned.manifest
     digest, order, summary = RolloutsDigest(), OrderWriter(), RunningSummary()
     last = -1
-    seeds = ExampleSeeds()
+    # An example's rollouts come one after another, so only its seed is held. Whether the environment gives the
+    # example that seed, a replay tells.
+    example: str | None = None
+    seed: int | None = None
     for chunk in chunks:
         for number, row in enumerate(rows_of(storage, chunk), start=1):
             facts = row.facts
@@ -158,7 +143,10 @@ def _sum_up(
                 where = f"line {number} of chunk {chunk.number}"
                 raise bad_rollouts(where, "rollouts come in the manifest's order of examples, each once")
             last = place
-            if manifest.kind == "evaluation" and not seeds.agree(facts):
+            if facts.example_id != example:
+                example, seed = facts.example_id, facts.seed
+            differs = facts.seed != seed and None not in (facts.seed, seed)
+            if manifest.kind == "evaluation" and differs:
                 where = f"line {number} of chunk {chunk.number}"
                 raise bad_rollouts(
                     where, f"another seed than a rollout of `{facts.example_id[:80]}` before it"

@@ -120,13 +120,10 @@ class Findings:
 
     def warnings(self) -> tuple[UploadWarning, ...]:
         """Return one warning a rule, in the order of their first finding."""
-        return tuple(
-            UploadWarning(code=code, detail=_shorten(details), hint=RULES[code].remedy)
-            for code, details in self._found.items()
-        )
-
-
-def _shorten(details: list[str]) -> str:
-    more = len(details) - _SHOWN_FINDINGS
-    shown = "; ".join(printable(detail[:300]) for detail in details[:_SHOWN_FINDINGS])
-    return f"{shown}; and {more:,} more" if more > 0 else shown
+        found: list[UploadWarning] = []
+        for code, details in self._found.items():
+            shown = "; ".join(printable(detail[:300]) for detail in details[:_SHOWN_FINDINGS])
+            if (more := len(details) - _SHOWN_FINDINGS) > 0:
+                shown += f"; and {more:,} more"
+            found.append(UploadWarning(code=code, detail=shown, hint=RULES[code].remedy))
+        return tuple(found)

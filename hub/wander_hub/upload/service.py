@@ -48,13 +48,8 @@ class Published:
 
     environment: Environment
     version: Version
-    new: frozenset[str]
-    """The files that the hub did not have."""
-
-    @property
-    def created(self) -> bool:
-        """False when the hub already had these very bytes."""
-        return bool(self.new)
+    created: bool
+    """False when the hub already had these very bytes."""
 
 
 def read_visibility(upload: Upload) -> bool | None:
@@ -105,7 +100,7 @@ def publish(
         _note_source(place.version, packages, compared or {})
         if attestations.keep(session, environment, attested or {}):
             index.write_pages(session, environment)
-        return Published(environment, place.version, frozenset())
+        return Published(environment, place.version, created=False)
     version, described = _version_for(session, environment, place.version, fresh[0], caller, replace=replace)
     if described and fresh[0].kind == "wheel":
         version.check_summary = check.model_dump(mode="json") if check is not None else None
@@ -119,7 +114,7 @@ def publish(
     listing.refresh(session, environment, without_runs=None if place.version else version)
     environment.updated_at = now()
     index.write_pages(session, environment, as_listed=place.environment is not None)
-    return Published(environment, version, frozenset(one.filename for one in fresh))
+    return Published(environment, version, created=True)
 
 
 def place_for(

@@ -57,13 +57,13 @@ def begin(context: Context, wanted: NewUpload) -> tuple[SessionInfo, bool]:
             private=wanted.private,
             open_days=settings.version_open_days,
         )
-        for known in repository.open_sessions(session, caller.user_id, owner.id, name, version, now()):
+        for known in repository.open_sessions(session, caller.user_id, owner.id, name, version):
             if _distributions(known.files) == _distributions(wanted.files):
                 _take_lock(session, known, wanted)
                 known.stated, known.expires_at = stated, expires_at
                 session.flush()
                 return describe_session(known, context), False
-        if repository.count_open(session, caller.user_id, now()) >= settings.max_open_uploads:
+        if repository.count_open(session, caller.user_id) >= settings.max_open_uploads:
             detail = f"{settings.max_open_uploads} uploads of yours are open"
             hint = (
                 f"finish them with `wander publish`, or wait: they end after {settings.upload_hours:g} hours"
@@ -90,7 +90,7 @@ def begin(context: Context, wanted: NewUpload) -> tuple[SessionInfo, bool]:
 
 def find(session: Session, caller: Identity, session_id: str, *, lock: bool = False) -> UploadSession:
     """Return a session of the caller, who may still publish there; any other does not exist."""
-    found = repository.session_of(session, caller.user_id, session_id, now(), lock=lock)
+    found = repository.session_of(session, caller.user_id, session_id, lock=lock)
     if found is None:
         hint = "`wander publish` begins a new one; a hub keeps unfinished uploads for a limited time"
         raise HubProblem(404, "upload_not_found", f"there is no upload `{session_id[:40]}`", hint=hint)

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from itertools import takewhile
 from typing import NamedTuple
 
-from wander_hub.database import Database, now
+from wander_hub.database import Database
 from wander_hub.identity import HUB
 from wander_hub.storage import Storage, StoredObject
 from wander_hub.upload import session_repository as repository
@@ -20,7 +20,7 @@ from wander_hub.upload.sessions import chunk_key
 def sweep(database: Database, storage: Storage) -> tuple[int, int]:
     """Drop what is over; return how many sessions and how many chunks that were."""
     with database.read(HUB) as session:
-        expired = repository.find_expired_sessions(session, now())
+        expired = repository.find_expired_sessions(session)
     if expired:
         with database.write(HUB) as session:
             repository.drop_sessions(session, expired)
@@ -34,7 +34,7 @@ def loose_chunks(database: Database, storage: Storage) -> Iterator[StoredObject]
     """Yield the staged chunks whose session is over."""
     staged = list(storage.list_staged())
     with database.read(HUB) as session:
-        kept = repository.find_live_sessions(session, now())
+        kept = repository.find_live_sessions(session)
     yield from (one for one in staged if one.path.partition("/")[0] not in kept)
 
 
@@ -71,6 +71,6 @@ def _list_counted(database: Database) -> list[CountedChunk]:
     with database.read(HUB) as session:
         return [
             CountedChunk(chunk_key(file, chunk), file.session_id, file.id, file.filename)
-            for file in repository.files_under_way(session, now())
+            for file in repository.files_under_way(session)
             for chunk in file.chunks
         ]

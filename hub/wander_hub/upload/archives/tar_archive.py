@@ -129,9 +129,15 @@ class TarArchive:
             if info.type == _PAX and not pax:
                 pax = self._pax(info)
             elif info.type == _PAX_GLOBAL:
-                self._check_global(self._pax(info))
+                records = self._pax(info)
+                if set(records) - {"comment"}:
+                    detail = f"a global pax header sets `{shown(min(records))}` for every member"
+                    raise refusal("tar_extension", detail)
             elif info.type == tarfile.GNUTYPE_LONGNAME and long_name is None:
-                long_name = self._long_name(info)
+                try:
+                    long_name = self._extension(info).removesuffix(b"\0").decode()
+                except UnicodeDecodeError as error:
+                    raise refusal("tar_extension", "a long name is not UTF-8") from error
             elif info.type in (_PAX, tarfile.GNUTYPE_LONGNAME) or (pax and long_name is not None):
                 raise refusal("tar_extension", f"`{shown(info.name)}` has more than one extended header")
             else:
@@ -194,12 +200,6 @@ class TarArchive:
         self._plain.exactly(-info.size % _BLOCK)
         return text
 
-    def _long_name(self, info: tarfile.TarInfo) -> str:
-        try:
-            return self._extension(info).removesuffix(b"\0").decode()
-        except UnicodeDecodeError as error:
-            raise refusal("tar_extension", "a long name is not UTF-8") from error
-
     def _pax(self, info: tarfile.TarInfo) -> dict[str, str]:
         if info.size == 0:
             raise refusal("tar_extension", f"an empty pax header before byte {self._plain.offset:,}")
@@ -208,13 +208,6 @@ class TarArchive:
         except ValueError as error:
             detail = f"a pax header before byte {self._plain.offset:,} is malformed: {error}"
             raise refusal("tar_extension", detail) from error
-
-    @staticmethod
-    def _check_global(records: dict[str, str]) -> None:
-        if set(records) - {"comment"}:
-            raise refusal(
-                "tar_extension", f"a global pax header sets `{shown(min(records))}` for every member"
-            )
 
 
 @contextmanager

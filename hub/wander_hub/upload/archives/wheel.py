@@ -10,6 +10,7 @@ import csv
 import hashlib
 import io
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import BinaryIO
 
@@ -37,6 +38,7 @@ _READ = (*_NEEDED, "entry_points.txt")
 _LIBRARIES = ("purelib", "platlib")
 _SCHEMES = (*_LIBRARIES, "scripts", "data", "headers")
 _INFO_FOLDERS = (".dist-info", ".egg-info")
+_OF_SOME_MACHINES = frozenset({"site-packages", "dist-packages", "bin", "scripts"})
 _IMPORTABLE = (".py", ".pyc", ".so", ".pyd")
 _EXEMPT = ("RECORD", "RECORD.jws", "RECORD.p7s")
 """What RECORD need not give a digest of."""
@@ -140,7 +142,14 @@ def _place_of_data(state: _Pass, member: Member, folder: str, rest: str) -> str 
         raise refusal("bad_data_folder", detail)
     if plain:
         return None
-    _check_data_path(member.name, scheme, path)
+    # It is checked as if it lay where it will be installed.
+    parts = path.lower().split("/")
+    if scheme != "scripts" and parts[0].endswith(_INFO_FOLDERS):
+        detail = f"`{shown(member.name)}` would pass for another distribution's metadata"
+        raise refusal("bad_dist_info", detail)
+    if scheme == "data" and not _OF_SOME_MACHINES.isdisjoint(parts):
+        where = "where packages or commands are, by a path of some machines only"
+        raise refusal("bad_data_folder", f"`{shown(member.name)}` goes {where}")
     if scheme in _LIBRARIES:
         if not member.is_folder:
             _note_library(state, path)
@@ -152,18 +161,6 @@ def _place_of_data(state: _Pass, member: Member, folder: str, rest: str) -> str 
         code = "data_scripts" if scheme == "scripts" else "data_files"
         state.findings.note(code, f"`{shown(member.name)}` is installed outside the packages")
     return path if scheme == "data" else None  # with `pip install --target` they share one root
-
-
-def _check_data_path(name: str, scheme: str, path: str) -> None:
-    """Check a member of `.data` as if it lay where it will be installed."""
-    top = path.split("/")[0].lower()
-    if scheme != "scripts" and top.endswith(_INFO_FOLDERS):
-        raise refusal("bad_dist_info", f"`{shown(name)}` would pass for another distribution's metadata")
-    if scheme == "data" and {"site-packages", "dist-packages", "bin", "scripts"} & set(
-        path.lower().split("/")
-    ):
-        detail = f"`{shown(name)}` goes where packages or commands are, by a path of some machines only"
-        raise refusal("bad_data_folder", detail)
 
 
 def _note_library(state: _Pass, path: str) -> None:
@@ -180,7 +177,11 @@ def _check_dist_info(state: _Pass, folder: str, *, is_folder: bool) -> None:
     if state.folder and folder != state.folder:
         detail = f"the wheel has the folders `{shown(state.folder)}` and `{shown(folder)}`, and may have one"
         raise refusal("bad_dist_info", detail)
-    if _identity(folder) != (state.filename.name, state.filename.version):
+    name, _, version = folder.removesuffix(".dist-info").rpartition("-")
+    identity = None
+    with suppress(InvalidVersion):
+        identity = canonicalize_name(name), str(Version(version))
+    if identity != (state.filename.name, state.filename.version):
         detail = f"the folder `{shown(folder)}` is not that of `{state.filename.stem}`"
         raise refusal("bad_dist_info", detail)
     state.folder = folder
@@ -196,14 +197,6 @@ def _check_folders(state: _Pass) -> None:
     stem = state.folder.removesuffix(".dist-info")
     if state.data and state.data != f"{stem}.data":
         raise refusal("bad_data_folder", f"the folder `{shown(state.data)}` is not `{stem}.data`")
-
-
-def _identity(folder: str) -> tuple[str, str] | None:
-    name, _, version = folder.removesuffix(".dist-info").rpartition("-")
-    try:
-        return canonicalize_name(name), str(Version(version))
-    except InvalidVersion:
-        return None
 
 
 def _check_record(state: _Pass, body: BinaryIO) -> None:
