@@ -11,7 +11,7 @@ from sqlalchemy.orm import Session, contains_eager, joinedload, selectinload
 from sqlalchemy.sql.base import ExecutableOption
 
 from wander_hub.accounts.models import Owner
-from wander_hub.database import READER
+from wander_hub.database import READER, now
 from wander_hub.environments.models import Environment, File, FileProvenance, FormerName, Version
 from wander_hub.environments.schemas import EnvironmentFilter, Position
 from wander_hub.identity import Identity
@@ -67,6 +67,30 @@ def find_taken(session: Session, owner_id: int, name: str) -> Environment | Form
     query = select(Environment).where(Environment.owner_id == owner_id, Environment.name == name)
     present = session.scalar(query.options(joinedload(Environment.owner)))
     return present or session.get(FormerName, (owner_id, name))
+
+
+def add_environment(
+    session: Session, owner: Owner, name: str, *, latest_version: str, listed: bool, private: bool
+) -> Environment:
+    """Add an environment, whose totals are brought up to date once it has a version."""
+    environment = Environment(
+        owner=owner,
+        owner_id=owner.id,
+        name=name,
+        listed=listed,
+        private=private,
+        latest_version=latest_version,
+        summary="",
+        tags=[],
+        search_text="",
+        version_count=0,
+        run_count=0,
+        created_at=now(),
+        updated_at=now(),
+    )
+    session.add(environment)
+    session.flush()
+    return environment
 
 
 def environment_numbered(session: Session, environment_id: int) -> Environment | None:

@@ -162,25 +162,13 @@ def fork(session: Session, caller: Identity, owner: str, name: str, place: NewPl
     accounts.lock_owner(session, target)
     if repository.find_taken(session, target.id, parent.name) is not None:
         raise _name_taken(target, parent.name)
-    child = Environment(
-        owner=target,
-        owner_id=target.id,
-        name=parent.name,
+    child = repository.add_environment(
+        *(session, target, parent.name),
+        latest_version=source.version,
         listed=parent.listed,
         private=parent.private or target.private_by_default,
-        latest_version=source.version,
-        summary=source.summary,
-        tags=source.tags,
-        search_text="",
-        version_count=1,
-        run_count=0,
-        parent_id=parent.id,
-        parent_version=source.version,
-        created_at=now(),
-        updated_at=now(),
     )
-    session.add(child)
-    session.flush()
+    child.parent_id, child.parent_version = parent.id, source.version
     _copy(session, source, child, caller)
     _refresh(session, child)
     return child

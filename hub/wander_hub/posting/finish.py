@@ -131,8 +131,8 @@ def _sum_up(
     manifest = pinned.manifest
     digest, order, summary = RolloutsDigest(), OrderWriter(), RunningSummary()
     last = -1
-    # An example's rollouts come one after another, so only its seed is held. Whether the environment gives the
-    # example that seed, a replay tells.
+    # An example's rollouts come one after another, so only its seed is held. Whether the environment gives
+    # the example that seed, a replay tells.
     example: str | None = None
     seed: int | None = None
     for chunk in chunks:

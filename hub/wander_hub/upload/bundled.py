@@ -66,7 +66,12 @@ def ensure_owner(session: Session) -> None:
 def wheel_of(installed: Distribution, folder: Path) -> Path:
     """Return a wheel of an installed distribution, made in `folder`."""
     source = source_folder(installed)
-    return _build(source, folder) if source else _pack(installed, folder)
+    if source is None:
+        return _pack(installed, folder)
+    before = set(folder.glob("*.whl"))
+    command = [sys.executable, "-m", "hatchling", "build", "--target", "wheel", "--directory", str(folder)]
+    subprocess.run(command, cwd=source, check=True, capture_output=True)  # noqa: S603 - our own command
+    return (set(folder.glob("*.whl")) - before).pop()
 
 
 def source_folder(installed: Distribution) -> Path | None:
@@ -78,13 +83,6 @@ def source_folder(installed: Distribution) -> Path | None:
     if not origin.get("dir_info", {}).get("editable"):
         return None
     return Path(url2pathname(urlsplit(origin["url"]).path))
-
-
-def _build(source: Path, folder: Path) -> Path:
-    before = set(folder.glob("*.whl"))
-    command = [sys.executable, "-m", "hatchling", "build", "--target", "wheel", "--directory", str(folder)]
-    subprocess.run(command, cwd=source, check=True, capture_output=True)  # noqa: S603 - our own command
-    return (set(folder.glob("*.whl")) - before).pop()
 
 
 def _pack(installed: Distribution, folder: Path) -> Path:

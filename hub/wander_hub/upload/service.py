@@ -93,7 +93,12 @@ def publish(
         open_days=open_days,
         replace=replace,
     )
-    environment = place.environment or _add_environment(session, owner, first, listed, private)
+    environment = place.environment or environments.add_environment(
+        *(session, owner, first.name),
+        latest_version=first.version,
+        listed=listed,
+        private=owner.private_by_default if private is None else private,
+    )
     fresh = [one for one in wheels_first if not _is_there(place, one.filename, one.sha256)]
     if not fresh:
         assert place.version is not None
@@ -204,29 +209,6 @@ def _environment_for(
         hint = f"`wander owner visibility {label}` changes that"
         raise HubProblem(409, "visibility_differs", f"`{label}` is {word} already", hint=hint)
     return held
-
-
-def _add_environment(
-    session: Session, owner: Owner, package: Package, listed: bool, private: bool | None
-) -> Environment:
-    environment = Environment(
-        owner=owner,
-        owner_id=owner.id,
-        name=package.name,
-        listed=listed,
-        private=owner.private_by_default if private is None else private,
-        latest_version=package.version,
-        summary="",
-        tags=[],
-        search_text="",
-        version_count=0,
-        run_count=0,
-        created_at=now(),
-        updated_at=now(),
-    )
-    session.add(environment)
-    session.flush()
-    return environment
 
 
 def _version_for(
