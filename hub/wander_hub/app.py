@@ -65,7 +65,7 @@ class Hub(FastAPI):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer the short way, or as FastAPI does."""
-        if not await self._direct.answered(scope, send):
+        if not await self._direct.answer(scope, send):
             await super().__call__(scope, receive, send)
 
 

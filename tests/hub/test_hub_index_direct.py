@@ -68,7 +68,7 @@ async def both(hub, make_wheel, monkeypatch):
 
 
 class Silent:
-    async def answered(self, _scope, _send) -> bool:
+    async def answer(self, _scope, _send) -> bool:
         return False
 
 
@@ -98,13 +98,13 @@ async def test_both_ways_answer_alike(both):
 async def test_the_short_way_is_taken(both, monkeypatch, folder_alone):
     hub, _ = both
     ways: list[bool] = []
-    answered = direct.DirectIndex.answered
+    answered = direct.DirectIndex.answer
 
     async def noted(self, scope, send):
         ways.append(await answered(self, scope, send))
         return ways[-1]
 
-    monkeypatch.setattr(direct.DirectIndex, "answered", noted)
+    monkeypatch.setattr(direct.DirectIndex, "answer", noted)
     for path in (PAGE, WHEEL, f"{WHEEL}.metadata", "/simple/alice-own/", "/alice/simple/", "/simple/"):
         assert (await hub.get(path, headers={"X-Request-ID": "mine"})).headers["x-request-id"] == "mine"
     assert ways == [True] * 6

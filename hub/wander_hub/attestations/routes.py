@@ -12,6 +12,7 @@ from wander_hub.http.boundary import HubDatabase, optional_identity
 from wander_hub.http.problems import HubProblem, refusals
 from wander_hub.index import service as index
 from wander_hub.index.negotiation import accepts
+from wander_hub.index.schemas import Place
 
 router = APIRouter(tags=["index"])
 
@@ -39,7 +40,7 @@ def get_provenance(
     if not accepts(request.headers.get("accept"), INTEGRITY_V1, "application/json"):
         raise HubProblem(406, "not_acceptable", f"provenance is served as `{INTEGRITY_V1}`")
     with database.read(optional_identity(request)) as session:
-        file, _environment = index.file(session, owner, project, filename)
+        file, _environment = index.find_file(session, Place(owner, project), filename)
         found = session.get(FileProvenance, file.id)
         if found is None or file.version.version != version:
             detail = f"nobody attested `{filename}` of version `{version[:80]}`"

@@ -87,7 +87,7 @@ class DirectIndex:
         self._kept: dict[tuple[str, ...], Answer] = {}
         self._kept_bytes, self._kept_at = 0, -1
 
-    async def answered(self, scope: Scope, send: Send) -> bool:
+    async def answer(self, scope: Scope, send: Send) -> bool:
         """Answer, or leave the request untouched and return False."""
         if scope["type"] != "http" or scope["method"] not in _SAFE or scope["query_string"]:
             return False
@@ -103,7 +103,7 @@ class DirectIndex:
             self._forget(change)
         answer = self._kept.get(key)
         if answer is None:
-            answer = await self._answer(path, media_type, encoding)
+            answer = await self._find(path, media_type, encoding)
             if answer is None:
                 return False
             self._keep(key, answer, change)
@@ -123,7 +123,7 @@ class DirectIndex:
         self._kept.clear()
         self._kept_bytes, self._kept_at = 0, -1 if change is None else change
 
-    async def _answer(self, path: str, media_type: str | None, encoding: str | None) -> Answer | None:
+    async def _find(self, path: str, media_type: str | None, encoding: str | None) -> Answer | None:
         if path == "/simple/" and media_type:
             return page_answer(await self._reader.combined_root(media_type))
         if found := _PAGE.fullmatch(path):

@@ -59,14 +59,14 @@ def _serve(path: str, content: Answers, *refused: int) -> Callable[[Route], Rout
 def list_namespaces(request: Request, database: HubDatabase) -> list[NamespaceInfo]:
     """List the namespaces that have projects in the combined index (PEP 752)."""
     with database.read(optional_identity(request)) as session:
-        return service.namespaces_offered(session)
+        return service.list_namespaces(session)
 
 
 @router.get("/simple/namespace/{namespace}", response_model=NamespaceInfo, responses=refusals(401, 404, 422))
 def get_namespace(request: Request, database: HubDatabase, namespace: str) -> NamespaceInfo:
     """Tell whose a namespace is (PEP 752)."""
     with database.read(optional_identity(request)) as session:
-        return service.namespace(session, names.normalise_environment(namespace))
+        return service.find_namespace(session, names.normalise_environment(namespace))
 
 
 @router.api_route("/simple", methods=["GET", "HEAD"], include_in_schema=False)
@@ -102,7 +102,7 @@ def list_projects(request: Request, database: HubDatabase, owner: str, format: F
     encoding = choose_encoding(request.headers.get("accept-encoding"))
     with database.read(optional_identity(request)) as session:
         environment_service.require_owner(session, owner)
-        page = service.root(session, owner, media_type, encoding)
+        page = service.find_root(session, owner, media_type, encoding)
     return _answer(request, page_answer(page))
 
 
@@ -167,7 +167,7 @@ def _project_page(request: Request, database: Database, place: Place, wanted: st
     media_type = _media_type(request, wanted)
     encoding = choose_encoding(request.headers.get("accept-encoding"))
     with database.read(optional_identity(request)) as session:
-        page = service.page(session, place, media_type, encoding)
+        page = service.find_page(session, place, media_type, encoding)
     return _answer(request, page_answer(page))
 
 
@@ -190,7 +190,7 @@ def _distribution(
 def _file(request: Request, database: Database, place: Place, filename: str) -> tuple[File, str, bool]:
     """Return a file that may be had, how long its bytes may be kept by whom, and whether it is private."""
     with database.read(optional_identity(request)) as session:
-        file, environment = service.file_at(session, place, filename)
+        file, environment = service.find_file(session, place, filename)
     private = environment.private
     return file, file_caching(environment.owner.name, place.project, private=private), private
 

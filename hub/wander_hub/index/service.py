@@ -6,9 +6,6 @@ keeps the page of its former name, since the files published under that name sti
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-
 from sqlalchemy.orm import Session
 
 from wander_hub import names
@@ -103,7 +100,7 @@ def write_root(session: Session, owner: Owner) -> None:
     )
 
 
-def page(session: Session, place: Place, media_type: str, encoding: str | None) -> Page:
+def find_page(session: Session, place: Place, media_type: str, encoding: str | None) -> Page:
     """Return the page of a project as it is stored, or say why there is none for this caller."""
     reader: Identity | None = session.info.get(READER)
     query = repository.page_query(place, media_type, encoding, reader)
@@ -111,14 +108,13 @@ def page(session: Session, place: Place, media_type: str, encoding: str | None) 
     if row is not None:
         return Page.of(tuple(row), media_type, encoding)
     owner = place.owner or owner_of(session, place.project)
-    with _in_namespace(owner, place):
-        raise_if_moved(session, owner, place.project)
-    raise refuse_missing(
+    _raise_if_moved(session, owner, place)
+    raise _refuse_missing(
         session, owner, f"`{owner}` offers no project `{place.project}`", "project_not_found"
     )
 
 
-def root(session: Session, owner: str, media_type: str, encoding: str | None) -> Page:
+def find_root(session: Session, owner: str, media_type: str, encoding: str | None) -> Page:
     """Return the owner's list of projects: stored for the public, made for who may see more."""
     if session.info.get(READER) is None:
         place = Place(owner, "")
@@ -132,22 +128,16 @@ def root(session: Session, owner: str, media_type: str, encoding: str | None) ->
     return _fresh(owner, list(projects), media_type)
 
 
-def file_at(session: Session, place: Place, filename: str) -> tuple[File, Environment]:
+def find_file(session: Session, place: Place, filename: str) -> tuple[File, Environment]:
     """Return a file that may be had at a place, and its environment."""
-    owner = place.owner or owner_of(session, place.project)
-    with _in_namespace(owner, place):
-        return file(session, owner, place.project, filename)
-
-
-def file(session: Session, owner: str, project: str, filename: str) -> tuple[File, Environment]:
-    """Return a file that may be had, and its environment."""
+    owner, project = place.owner or owner_of(session, place.project), place.project
     environment = environments.environment_named(session, owner, project)
     if environment is None:
-        raise_if_moved(session, owner, project)
+        _raise_if_moved(session, owner, place)
         environment = environments.environment_once_named(session, owner, project)
     found = environments.file_of(session, environment, filename) if environment else None
     if environment is None or found is None:
-        raise refuse_missing(
+        raise _refuse_missing(
             session, owner, f"`{owner}/{project}` has no file `{filename}`", "file_not_found"
         )
     if found.version.deleted_at is not None:
@@ -169,32 +159,20 @@ def owner_of(session: Session, project: str) -> str:
     return owner
 
 
-@contextmanager
-def _in_namespace(owner: str, place: Place) -> Iterator[None]:
-    """Answer with a 404 for what left its namespace: nobody else can have the name in the combined index."""
-    try:
-        yield
-    except Moved as moved:
-        if place.owner is not None:
-            raise
-        detail = f"`{place.project}` is `{moved.owner}/{moved.name}` now, outside of the namespace `{owner}`"
-        raise HubProblem(404, "project_not_found", detail) from moved
-
-
 def render_combined_root(session: Session, media_type: str) -> Page:
     """Return the list of the combined index, made from rows: few want it, every change alters it."""
     return _fresh("all namespaces", [name for name, _ in _list_combined(session)], media_type)
 
 
-def namespace(session: Session, name: str) -> NamespaceInfo:
+def find_namespace(session: Session, name: str) -> NamespaceInfo:
     """Return one namespace; raise a 404 where nothing is offered that the caller may see."""
-    for found in namespaces_offered(session):
+    for found in list_namespaces(session):
         if found.name == name:
             return found
     raise HubProblem(404, "namespace_not_found", f"there is no namespace `{name}`")
 
 
-def namespaces_offered(session: Session) -> list[NamespaceInfo]:
+def list_namespaces(session: Session) -> list[NamespaceInfo]:
     """Return the namespaces that the combined index offers something of that the caller may see."""
     spaces = sorted({owner for _, owner in _list_combined(session)})
     return [
@@ -218,14 +196,22 @@ def _list_combined(session: Session) -> list[tuple[str, str]]:
     ]
 
 
-def raise_if_moved(session: Session, owner: str, name: str) -> None:
-    """Redirect a name that its environment took to another owner."""
-    moved = environments.environment_once_named(session, owner, name)
-    if moved is not None and moved.owner.name != owner:
-        raise Moved(moved.owner.name, name)
+def _raise_if_moved(session: Session, owner: str, place: Place) -> None:
+    """Redirect a name that its environment took to another owner.
+
+    What left its namespace is a 404 in the combined index: nobody else can have the name there.
+    """
+    moved = environments.environment_once_named(session, owner, place.project)
+    if moved is None or moved.owner.name == owner:
+        return
+    if place.owner is not None:
+        raise Moved(moved.owner.name, place.project)
+    new = f"{moved.owner.name}/{place.project}"
+    detail = f"`{place.project}` is `{new}` now, outside of the namespace `{owner}`"
+    raise HubProblem(404, "project_not_found", detail)
 
 
-def refuse_missing(session: Session, owner: str, detail: str, code: str) -> HubProblem:
+def _refuse_missing(session: Session, owner: str, detail: str, code: str) -> HubProblem:
     """Return the answer for what is not there, or not for this caller, which it must not tell apart.
 
     Where an owner has private environments, who may read none of them gets the same 401 for every name that
