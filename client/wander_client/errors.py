@@ -41,6 +41,7 @@ class ClientError(Exception):
 
     status: ClassVar[int] = FAILED
     default_code: ClassVar[str] = "failed"
+    default_retryable: ClassVar[bool] = False
 
     def __init__(
         self,
@@ -48,14 +49,14 @@ class ClientError(Exception):
         *,
         hint: str | None = None,
         code: str | None = None,
-        retryable: bool = False,
+        retryable: bool | None = None,
         detail: str | None = None,
         request_id: str | None = None,
     ) -> None:
         super().__init__(message)
         self.hint = hint
         self.code = code or self.default_code
-        self.retryable = retryable
+        self.retryable = self.default_retryable if retryable is None else retryable
         self.detail = detail
         """Evidence printed between the error line and the hint."""
         self.request_id = request_id
@@ -87,20 +88,7 @@ class Unavailable(ClientError):
 
     status: ClassVar[int] = UNAVAILABLE
     default_code: ClassVar[str] = "unavailable"
-
-    def __init__(
-        self,
-        message: str,
-        *,
-        hint: str | None = None,
-        code: str | None = None,
-        retryable: bool = True,
-        detail: str | None = None,
-        request_id: str | None = None,
-    ) -> None:
-        super().__init__(
-            message, hint=hint, code=code, retryable=retryable, detail=detail, request_id=request_id
-        )
+    default_retryable: ClassVar[bool] = True
 
 
 class Interrupted(ClientError):

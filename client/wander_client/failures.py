@@ -46,9 +46,14 @@ def explain(error: BaseException, command: str = "wander") -> ClientError:
         text = error.format_message().strip().rstrip(".").replace("'", "`").replace("Value error, ", "")
         path = getattr(getattr(error, "ctx", None), "command_path", None)  # a sub-command's included
         return UsageError(text[:1].lower() + text[1:], hint=f"run `{path or f'wander {command}'} --help`")
-    explained = _from_sdk(error) or _from_httpx(error)
-    if explained is not None:
+    if (explained := _from_sdk(error)) is not None:
         return explained
+    if "httpx" in sys.modules:
+        import httpx
+
+        if isinstance(error, httpx.HTTPError | httpx.InvalidURL | httpx.StreamError):
+            what = error or type(error).__name__
+            return Unavailable(f"the request failed: {what}", hint="try again in a moment")
     if isinstance(error, FileNotFoundError):
         return NotFound(
             f"`{error.filename}` does not exist", hint="check the spelling of the path", code="file_not_found"
@@ -81,16 +86,6 @@ def _from_sdk(error: BaseException) -> ClientError | None:
             code = re.sub(r"(?<!^)(?=[A-Z])", "_", type(error).__name__).lower()
             return ours(str(error), hint=hint, code=code)
     return None
-
-
-def _from_httpx(error: BaseException) -> ClientError | None:
-    if "httpx" not in sys.modules:
-        return None
-    import httpx
-
-    if not isinstance(error, httpx.HTTPError | httpx.InvalidURL | httpx.StreamError):
-        return None
-    return Unavailable(f"the request failed: {error or type(error).__name__}", hint="try again in a moment")
 
 
 def _explain_unexpected(error: BaseException) -> ClientError:

@@ -10,9 +10,8 @@ import typer
 from command_line import Result, Wander
 from wander_client.commands.run.eval import app
 from wander_client.errors import UsageError
-from wander_client.evaluate.evaluation import load_settings_of
+from wander_client.evaluate.evaluation import find_changed_files, load_settings_of, source_digests
 from wander_client.evaluate.settings import EvaluationSettings, resume_settings
-from wander_client.evaluate.sources import find_changed_files, source_digests
 from wander_client.terminal.command import find_typed_options
 
 Resume = Callable[..., Result]

@@ -5,7 +5,7 @@
         opened.pin        # EnvironmentPin for the manifest
 
 `owner/name[@version]` is installed first when it is absent. It runs in a process and a virtual environment of
-its own; a folder runs in a process of its own with this interpreter; `in_process=True` runs either context.
+its own; a folder runs in a process of its own with this interpreter, or with `in_process=True` in this one.
 """
 
 from __future__ import annotations
@@ -72,7 +72,14 @@ def locate(context: Invocation, spec: str, *, no_lock: bool | None = None) -> Lo
     """
     found = parse_environment(spec)
     if isinstance(found, Path):
-        _require_something(found, spec)
+        module = found.name.replace("-", "_")
+        marks = ("pyproject.toml", f"{module}.py", f"{module}/__init__.py", f"src/{module}/__init__.py")
+        if not any((found / mark).exists() for mark in marks):
+            raise NotFound(
+                f"there is no environment in `{spec}`: it has no `pyproject.toml` and no module `{module}`",
+                hint="`wander new NAME` makes one; `wander search` finds one that is published",
+                code="no_environment",
+            )
         return Location(spec, str(found), Path(sys.executable), folder=found)
     try:
         return location_of(spec, ensure_installed(context, found, no_lock=no_lock))
@@ -85,18 +92,6 @@ def locate(context: Invocation, spec: str, *, no_lock: bool | None = None) -> Lo
 def location_of(spec: str, installed: Installed) -> Location:
     """Return where an installed environment lies."""
     return Location(spec, installed.record.name, installed.python, installed=installed)
-
-
-def _require_something(folder: Path, given: str) -> None:
-    """Raise when a folder holds neither a project nor a module of its name: there is nothing to look at."""
-    module = folder.name.replace("-", "_")
-    marks = ("pyproject.toml", f"{module}.py", f"{module}/__init__.py", f"src/{module}/__init__.py")
-    if not any((folder / mark).exists() for mark in marks):
-        raise NotFound(
-            f"there is no environment in `{given}`: it has no `pyproject.toml` and no module `{module}`",
-            hint="`wander new NAME` makes one; `wander search` finds one that is published",
-            code="no_environment",
-        )
 
 
 def find_installed(context: Invocation, name: EnvironmentName) -> list[Installed]:
@@ -173,11 +168,40 @@ async def open_environment(
     workers = workers or WorkerChoice()
     workers.require_together(in_process=in_process, pass_environ=pass_environ, sandbox=sandbox)
     with _blame_arguments(given):
+        handle: EnvironmentHandle
         if in_process:
-            handle = _start_here(location, given)
+            if location.folder is None:
+                said = f"`{location.spec}` is installed in an environment of its own"
+                raise UsageError(
+                    f"`--in-process` takes a folder, {said}",
+                    hint="leave `--in-process` out, or give the folder of the source",
+                )
+            from wander.environment import LocalEnvironment
+            from wander.loading import load_path
+
+            handle = LocalEnvironment(load_path(location.folder, **given))
         else:
+            from wander.worker.host.environment import WorkerEnvironment
+
             log = log_path or default_log(context, location)
-            handle = await _start_workers(location, given, pass_environ, log, sandbox, workers, hash_seed)
+            log.parent.mkdir(parents=True, exist_ok=True)
+            target = location.target
+            if workers.addresses and location.installed is not None:
+                # On another machine, exactly the version that is pinned here.
+                target = f"{target}@{location.installed.record.version}"
+            handle = await WorkerEnvironment.start(
+                location.python,
+                target,
+                arguments=given,
+                path=location.folder,
+                environ=pass_environ,
+                log_path=log,
+                sandbox=sandbox,
+                workers=workers.count,
+                addresses=workers.addresses,
+                rollout_timeout=workers.rollout_timeout,
+                hash_seed=hash_seed,
+            )
     try:
         pin = environment_pin(location, handle, given)
         if sandbox is not None:
@@ -237,48 +261,6 @@ def default_log(context: Invocation, location: Location) -> Path:
     """Return where the environment's prints go when no run has a folder for them."""
     folder = context.settings.cache_dir / "logs"
     return folder / f"{location.label.replace('/', '--')}.log"
-
-
-async def _start_workers(
-    location: Location,
-    arguments: dict[str, Any],
-    pass_environ: Iterable[str],
-    log_path: Path,
-    sandbox: SandboxPolicy | None,
-    workers: WorkerChoice,
-    hash_seed: int,
-) -> EnvironmentHandle:
-    from wander.worker.host.environment import WorkerEnvironment
-
-    log_path.parent.mkdir(parents=True, exist_ok=True)
-    return await WorkerEnvironment.start(
-        location.python,
-        # On another machine, exactly the version that is pinned context.
-        f"{location.target}@{location.installed.record.version}"
-        if workers.addresses and location.installed is not None
-        else location.target,
-        arguments=arguments,
-        path=location.folder,
-        environ=pass_environ,
-        log_path=log_path,
-        sandbox=sandbox,
-        workers=workers.count,
-        addresses=workers.addresses,
-        rollout_timeout=workers.rollout_timeout,
-        hash_seed=hash_seed,
-    )
-
-
-def _start_here(location: Location, arguments: dict[str, Any]) -> EnvironmentHandle:
-    if location.folder is None:
-        raise UsageError(
-            f"`--in-process` takes a folder, `{location.spec}` is installed in an environment of its own",
-            hint="leave `--in-process` out, or give the folder of the source",
-        )
-    from wander.environment import LocalEnvironment
-    from wander.loading import load_path
-
-    return LocalEnvironment(load_path(location.folder, **arguments))
 
 
 def parse_arguments(pairs: list[str], whole: str | None) -> dict[str, Any]:

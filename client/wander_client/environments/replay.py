@@ -79,11 +79,12 @@ def _install_pinned(context: Invocation, pin: EnvironmentPin, *, no_lock: bool =
     name = EnvironmentName(pin.owner, pin.name, pin.version)
     installed = _find_installed(context, name, pin, no_lock=no_lock)
     record = installed.record
+    elsewhere = "the run belongs to another hub, or its record was changed"
     if pin.wheel_sha256 is not None and record.wheel_sha256 != pin.wheel_sha256:
         raise ClientError(
             f"`{name}` is another file here than the run used: sha256 {record.wheel_sha256[:16]}..., "
             f"the run's is {pin.wheel_sha256[:16]}...",
-            hint="the run belongs to another hub, or its record was changed",
+            hint=elsewhere,
             code="other_environment",
         )
     if not _used_lock(pin):
@@ -96,7 +97,13 @@ def _install_pinned(context: Invocation, pin: EnvironmentPin, *, no_lock: bool =
             f"the run's lock is left aside: the packages are {found}, at least by their versions"
         )
     elif record.lock_sha256 != pin.lock_sha256:
-        raise _other_lock(name, pin, record.lock_sha256)
+        own = record.lock_sha256
+        has = f"has sha256 {own[:16]}... as its lock" if own else "has no lock"
+        raise ClientError(
+            f"`{name}` {has} here, the run's is {str(pin.lock_sha256)[:16]}...",
+            hint=f"{elsewhere}; `--no-lock` leaves the lock aside",
+            code="other_lock",
+        )
     return installed
 
 
@@ -116,15 +123,6 @@ def _find_installed(
 def _used_lock(pin: EnvironmentPin) -> bool:
     """Tell whether a run used its version's lock; older records name what was resolved in its place."""
     return pin.lock_sha256 is not None and pin.packages_sha256 is not None
-
-
-def _other_lock(name: EnvironmentName, pin: EnvironmentPin, found: str | None) -> ClientError:
-    has = f"has sha256 {found[:16]}... as its lock" if found else "has no lock"
-    return ClientError(
-        f"`{name}` {has} here, the run's is {str(pin.lock_sha256)[:16]}...",
-        hint="the run belongs to another hub, or its record was changed; `--no-lock` leaves the lock aside",
-        code="other_lock",
-    )
 
 
 async def replay_in(
@@ -147,7 +145,7 @@ async def replay_in(
     """
     from wander.evals.replay import replay_run
     from wander.evals.store.manifest import this_platform
-    from wander.wire.verification import VerifiedWith
+    from wander.wire.verification import ReplayReport, VerifiedWith
 
     arguments = manifest.environment.arguments
     async with contextlib.AsyncExitStack() as stack:
@@ -159,7 +157,18 @@ async def replay_in(
         except UsageError as error:
             if error.code != "bad_arguments":
                 raise
-            return _contradiction(manifest, f"the environment refuses its arguments: {error}"), None
+            refused = ReplayReport(
+                run_id=manifest.run_id,
+                expected=manifest.expected_rollouts,
+                recorded=0,
+                replayed=0,
+                same=0,
+                differing=0,
+                failed=0,
+                refused=f"the environment refuses its arguments: {error}",
+                contradicted=True,
+            )
+            return refused, None
         if location.folder is not None:
             # Under change: what differs from the manifest shows in the rollouts.
             pin = manifest.environment.model_copy(update={"info": opened.handle.info})
@@ -176,19 +185,3 @@ async def replay_in(
             on_replayed=on_replayed,
         )
     return report, made_with
-
-
-def _contradiction(manifest: RunManifest, why: str) -> ReplayReport:
-    from wander.wire.verification import ReplayReport
-
-    return ReplayReport(
-        run_id=manifest.run_id,
-        expected=manifest.expected_rollouts,
-        recorded=0,
-        replayed=0,
-        same=0,
-        differing=0,
-        failed=0,
-        refused=why,
-        contradicted=True,
-    )

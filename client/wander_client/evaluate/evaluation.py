@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import hashlib
+import os
 import re
 import secrets
 import shlex
 import shutil
 import signal
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -22,7 +24,6 @@ from wander_client.environments.location import Location, locate, open_environme
 from wander_client.environments.replay import locate_begun
 from wander_client.errors import ClientError, Interrupted, NotFound, Unavailable, UsageError
 from wander_client.evaluate.settings import EvaluationSettings
-from wander_client.evaluate.sources import environment_changed, find_changed_files, source_digests
 from wander_client.models.pool import ModelPool
 from wander_client.models.reference import require_model, require_servable
 from wander_client.names import looks_like_path
@@ -44,6 +45,9 @@ LOG_FILE = "environment.log"
 """What the environment printed."""
 SERVER_LOG_FILE = "server.log"
 """What a server that was started for the run printed."""
+
+_NO_SOURCE = frozenset({"__pycache__", "build", "dist", "runs", "venv", "node_modules"})
+_LARGE_BYTES = 16 * 1024 * 1024
 
 
 def load_settings_of(run_dir: Path) -> EvaluationSettings:
@@ -84,8 +88,17 @@ def settle(
 
 def new_run_dir(runs_dir: Path, location: Location, model: str) -> Path:
     """Return a fresh folder name: `<env>--<model>--<id>`, sortable by time within one model."""
+    if looks_like_path(model):
+        short = Path(model).name
+    else:
+        short = model.removeprefix("hf:").removeprefix("scripted:").rpartition("/")[2]
+    return fresh_folder(runs_dir, location.label, short)
+
+
+def fresh_folder(runs_dir: Path, *names: str) -> Path:
+    """Return a folder that is not there, called after some names and the time."""
     stamp = datetime.now(UTC).strftime("%Y%m%d-%H%M%S")
-    parts = (location.label, _short(model), f"{stamp}-{secrets.token_hex(2)}")
+    parts = (*names, f"{stamp}-{secrets.token_hex(2)}")
     return runs_dir / "--".join(re.sub(r"[^A-Za-z0-9._=-]+", "-", part).strip("-.") for part in parts)
 
 
@@ -326,7 +339,56 @@ def more_budget(spent_tokens: int, spent_usd: float, tokens: int | None, usd: fl
     return words
 
 
-def _short(model: str) -> str:
-    if looks_like_path(model):
-        return Path(model).name
-    return model.removeprefix("hf:").removeprefix("scripted:").rpartition("/")[2]
+def source_digests(folder: Path) -> dict[str, str]:
+    """Return what the files of an environment's folder hold, by their place in it.
+
+    Hidden files, caches, builds, virtual environments and runs do not count; of a file of more than 16 MiB
+    the size and the time of its last change stand for the content.
+    """
+    found: dict[str, str] = {}
+    for place, folders, files in os.walk(folder):
+        here = Path(place)
+        folders[:] = sorted(
+            name
+            for name in folders
+            if not name.startswith(".") and name not in _NO_SOURCE and not name.endswith(".egg-info")
+            if not any((here / name / mark).exists() for mark in ("pyvenv.cfg", "run.json"))
+        )
+        for name in files:
+            if not name.startswith("."):
+                found[str((here / name).relative_to(folder))] = _digest(here / name)
+    return found
+
+
+def find_changed_files(before: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
+    """Return the files that were added, removed or changed, in order."""
+    return sorted(name for name in before.keys() | now.keys() if before.get(name) != now.get(name))
+
+
+def environment_changed(files: list[str], *, examples_changed: bool, folder: str, model: str) -> ClientError:
+    """Return the refusal to go on with a run whose environment's files are others now."""
+    which = "\n".join(files[:10]) + (f"\nand {len(files) - 10} more" if len(files) > 10 else "")
+    anew = f"start a new run: `wander eval {folder} -m {model}`"
+    if examples_changed:
+        return ClientError(
+            "the environment's files changed since this run began, and so did its examples",
+            detail=which,
+            hint=anew,
+            code="environment_changed",
+        )
+    return ClientError(
+        "the environment's files changed since this run began; its examples are the same",
+        detail=which,
+        hint=f"{anew}; or go on with `--allow-changed-code`, if old and new rollouts may stand side by side",
+        code="environment_changed",
+    )
+
+
+def _digest(file: Path) -> str:
+    try:
+        facts = file.stat()
+        if facts.st_size > _LARGE_BYTES:
+            return f"{facts.st_size} bytes at {facts.st_mtime_ns}"
+        return hashlib.sha256(file.read_bytes()).hexdigest()
+    except OSError as error:  # a dangling link, a socket: it is the same as long as it fails the same way
+        return f"unreadable: {error.strerror}"

@@ -14,7 +14,7 @@ from wander_client.terminal.output import counted
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from wander.evals.exhaustive import LineCount, WalkProgress, WalkResult
+    from wander.evals.exhaustive import WalkProgress, WalkResult
     from wander.types import Rollout
 
     from wander_client.environments.location import OpenedEnvironment
@@ -37,7 +37,13 @@ def walk_and_report(evaluation: Evaluation) -> int:
             hint=f"go on with `{resume_command(evaluation.run_dir)}`",
         )
     if result.count.failed == result.count.lines:
-        raise _all_failed(result)
+        failure = result.bad[0].failure
+        assert failure is not None
+        raise ClientError(
+            f"no line could be played: {failure.boundary}: {failure.message}",
+            hint=f"mend the cause, then go on with `{resume_command(result.run_dir)}`",
+            code="all_failed",
+        )
     return _report(result, output)
 
 
@@ -77,16 +83,6 @@ async def _walk(evaluation: Evaluation, bar: Progress) -> WalkResult:
             on_progress=on_progress,
             stop=stop,
         )
-
-
-def _all_failed(result: WalkResult) -> ClientError:
-    failure = result.bad[0].failure
-    assert failure is not None
-    return ClientError(
-        f"no line could be played: {failure.boundary}: {failure.message}",
-        hint=f"mend the cause, then go on with `{resume_command(result.run_dir)}`",
-        code="all_failed",
-    )
 
 
 def _report(result: WalkResult, output: Output) -> int:
@@ -138,7 +134,11 @@ def _line_data(rollout: Rollout) -> dict[str, Any]:
 
 def _show(result: WalkResult, output: Output) -> None:
     count = result.count
-    output.line(_in_words(count), style="bold")
+    ends = [f"{count.won:,} won", f"{count.drawn:,} drawn", f"{count.lost:,} lost"]
+    ends += [f"{count.unfinished:,} unfinished"] if count.unfinished else []
+    ends += [f"{count.failed:,} failed"] if count.failed else []
+    said = f"{counted(count.lines, 'line')}: {', '.join(ends)}; {count.invalid:,} with an invalid move"
+    output.line(said, style="bold")
     output.line(f"{result.conversations:,} conversations were asked; each line is one sequence of replies")
     output.line()
     output.table(
@@ -152,13 +152,6 @@ def _show(result: WalkResult, output: Output) -> None:
     if len(result.bad) > SHOWN:
         more = len(result.bad) - SHOWN
         output.note(f"{more:,} more such lines: `--json` has all, `wander view` shows each")
-
-
-def _in_words(count: LineCount) -> str:
-    ends = [f"{count.won:,} won", f"{count.drawn:,} drawn", f"{count.lost:,} lost"]
-    ends += [f"{count.unfinished:,} unfinished"] if count.unfinished else []
-    ends += [f"{count.failed:,} failed"] if count.failed else []
-    return f"{counted(count.lines, 'line')}: {', '.join(ends)}; {count.invalid:,} with an invalid move"
 
 
 def line_text(rollout: Rollout) -> Iterator[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -54,9 +55,13 @@ class PlayerClient(Client):
         """Print what is new and return the person's answer; raises `ModelError` at the end of the input."""
         if request.turn < len(self._given):
             return _response(self._given[request.turn])
-        new = [one for one in self._unseen(request.messages) if one.get("role") != "assistant"]
-        for message in new:
-            show_message(message, self._output)
+        # What follows the messages that were shown before: all of it when another conversation goes on.
+        pairs = zip(self._seen, request.messages, strict=False)
+        same = sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
+        self._seen = list(request.messages)
+        for message in request.messages[same:]:
+            if message.get("role") != "assistant":
+                show_message(message, self._output)
         tools = request.tools or []
         if tools != self._tools:
             self._tools = tools
@@ -71,7 +76,11 @@ class PlayerClient(Client):
                 await self._hint(request)
                 continue
             if typed.strip() == "/undo":
-                self._undo()
+                if self._given:  # the rollout ends, and is played again without the last answer
+                    self._given.pop()
+                    self.undone = True
+                    raise ModelError("an answer was taken back")
+                self._output.line("there is no answer to take back", style="dim")
                 continue
             answer = self._answer(typed.rstrip("\r\n"), call_id=f"call_{request.turn}")
             if answer is not None:
@@ -90,15 +99,6 @@ class PlayerClient(Client):
             return
         self._output.line(f"hint: {message_text(response.message)}", style="dim")
 
-    def _undo(self) -> None:
-        """End the rollout, to be played again without the last answer."""
-        if not self._given:
-            self._output.line("there is no answer to take back", style="dim")
-            return
-        self._given.pop()
-        self.undone = True
-        raise ModelError("an answer was taken back")
-
     def again(self) -> None:
         """Begin the rollout anew after an `/undo`; only what was said last is shown again."""
         self.undone = False
@@ -106,14 +106,6 @@ class PlayerClient(Client):
         self._output.line("-- taken back", style="hint")
         answers = [place for place, one in enumerate(self._seen) if one.get("role") == "assistant"]
         self._seen = self._seen[: answers[-2] + 1] if len(answers) > 1 else []
-
-    def _unseen(self, messages: list[Message]) -> list[Message]:
-        """Return what follows the messages shown before; all of it when another conversation goes on."""
-        same = 0
-        while same < min(len(messages), len(self._seen)) and messages[same] == self._seen[same]:
-            same += 1
-        self._seen = list(messages)
-        return messages[same:]
 
     def _answer(self, line: str, call_id: str) -> Message | None:
         """Return the message that a line means; None for a line that only asked for something."""

@@ -95,9 +95,21 @@ def parse_call(line: str, tools: Sequence[Schema]) -> TypedCall:
         )
     rest = rest.strip()
     if rest.startswith("{"):
-        return TypedCall(name, _json_object(rest))
+        try:
+            found = json.loads(rest)
+        except ValueError as error:
+            raise UsageError(
+                f"the arguments are not JSON: {error}",
+                hint='write `{"name": "value"}`, or `name=value` words',
+            ) from error
+        return TypedCall(name, found)
     fields = (_function(known[name]).get("parameters") or {}).get("properties") or {}
-    return TypedCall(name, dict(_pair(word, fields, known[name]) for word in _words(rest)))
+    try:
+        words = shlex.split(rest)
+    except ValueError as error:
+        said = f"the line cannot be read: {str(error).lower()}"
+        raise UsageError(said, hint="close the quotation mark") from error
+    return TypedCall(name, dict(_pair(word, fields, known[name]) for word in words))
 
 
 def example_call(tool: Schema) -> str:
@@ -110,27 +122,6 @@ def example_call(tool: Schema) -> str:
 def _function(tool: Schema) -> Mapping[str, Any]:
     function = tool.get("function")
     return function if isinstance(function, dict) else {}
-
-
-def _json_object(text: str) -> dict[str, Any]:
-    try:
-        found = json.loads(text)
-    except ValueError as error:
-        raise UsageError(
-            f"the arguments are not JSON: {error}", hint='write `{"name": "value"}`, or `name=value` words'
-        ) from error
-    if not isinstance(found, dict):
-        raise UsageError("the arguments are not a JSON object", hint='write `{"name": "value"}`')
-    return found
-
-
-def _words(rest: str) -> list[str]:
-    try:
-        return shlex.split(rest)
-    except ValueError as error:
-        raise UsageError(
-            f"the line cannot be read: {str(error).lower()}", hint="close the quotation mark"
-        ) from error
 
 
 def _pair(word: str, fields: Mapping[str, Any], tool: Schema) -> tuple[str, Any]:

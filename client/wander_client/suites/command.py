@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-import re
-import secrets
-import shlex
 from collections.abc import Mapping
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from wander_client.errors import FAILED, OK, PARTIAL, Interrupted, UsageError
-from wander_client.evaluate.evaluation import Evaluation, more_budget, require_settings
+from wander_client.evaluate.evaluation import (
+    Evaluation,
+    fresh_folder,
+    more_budget,
+    require_settings,
+    resume_command,
+)
 from wander_client.evaluate.schema import BESIDE, FILE, options_in
 from wander_client.evaluate.settings import (
     NEWEST,
@@ -21,13 +23,8 @@ from wander_client.evaluate.settings import (
     require_needed,
     settings_for,
 )
-from wander_client.suites.budget import describe_spending, share_budget
 from wander_client.suites.file import SUITE_FILE, Suite, find_newest, name_run, read_suite, require_distinct
-from wander_client.suites.play import (
-    Outcome,
-    play_suite,
-    prepare,
-)
+from wander_client.suites.play import Outcome, describe_spending, play_suite, prepare, share_budget
 from wander_client.suites.table import SuiteTable
 from wander_client.terminal.output import counted
 
@@ -53,9 +50,12 @@ def play(context: Invocation, said: dict[str, Any], flags: CommandFlags) -> int:
     """Play the suite of a command line, or go on with it, and report."""
     output = context.output
     suite, begun = _find_suite(context.settings, said, flags)
-    folder = begun or flags.out or _new_folder(context.settings.runs_dir, suite)
+    # A typed budget is that of all evaluations.
+    budgets: dict[str, Any] = {name: said[name] for name in ("budget_tokens", "budget_usd") if name in said}
+    suite = suite.model_copy(update=budgets)
+    folder = begun or flags.out or fresh_folder(context.settings.runs_dir, suite.name)
     if begun is None and (folder / SUITE_FILE).exists():
-        raise UsageError(f"`{folder}` holds a suite already", hint=f"go on with `{_resume(folder)}`")
+        raise UsageError(f"`{folder}` holds a suite already", hint=f"go on with `{resume_command(folder)}`")
     ready = prepare(context, suite, folder, allow_changed_code=flags.allow_changed_code)
     budget = share_budget(suite, ready)
     if flags.dry_run:
@@ -76,13 +76,7 @@ def play(context: Invocation, said: dict[str, Any], flags: CommandFlags) -> int:
 
 
 def _find_suite(user: Settings, said: dict[str, Any], flags: CommandFlags) -> tuple[Suite, Path | None]:
-    """Return the suite, and its folder where one goes on; a typed budget is that of all evaluations."""
-    suite, folder = _name_suite(user, said, flags)
-    budget: dict[str, Any] = {name: said[name] for name in ("budget_tokens", "budget_usd") if name in said}
-    return suite.model_copy(update=budget), folder
-
-
-def _name_suite(user: Settings, said: dict[str, Any], flags: CommandFlags) -> tuple[Suite, Path | None]:
+    """Return the suite that a command line means, and its folder where one goes on."""
     word = said.get("environment", "")
     file = Path(word) if word.endswith(".toml") else None
     resumed = flags.resume
@@ -122,16 +116,6 @@ def _suite_of_models(said: dict[str, Any], user: Settings) -> Suite:
     return Suite(name="models", concurrency=settings.concurrency, evaluations_at_once=at_once, runs=runs)
 
 
-def _new_folder(runs_dir: Path, suite: Suite) -> Path:
-    stamp = datetime.now(UTC).strftime("%Y%m%d-%H%M%S")
-    name = re.sub(r"[^A-Za-z0-9._=-]+", "-", suite.name).strip("-.")
-    return runs_dir / f"{name}--{stamp}-{secrets.token_hex(2)}"
-
-
-def _resume(folder: Path) -> str:
-    return f"wander eval --resume {shlex.quote(str(folder))}"
-
-
 _COLUMNS = ["evaluation", "rollouts", "reward", "low", "high", "failed", "tokens", "USD", "state", "run"]
 
 
@@ -157,7 +141,7 @@ def _report(
         raise Interrupted(
             f"interrupted; {stopped} of {counted(len(outcomes), 'evaluation')} are not complete, "
             f"what was played is kept in `{folder}`",
-            hint=f"go on with `{_resume(folder)}`",
+            hint=f"go on with `{resume_command(folder)}`",
         )
     below = [each for each in outcomes if fail_under is not None and _mean(each) < fail_under]
     for each in below:
@@ -175,7 +159,7 @@ def _report(
     partial = any(each.state in ("partial", "failed") for each in outcomes)
     if partial:
         facts = budget and (budget.spent_tokens, budget.spent_usd, budget.tokens, budget.usd)
-        output.next(_resume(folder) + (more_budget(*facts) if facts else ""))
+        output.next(resume_command(folder) + (more_budget(*facts) if facts else ""))
     else:
         output.next(f"wander view {outcomes[0].run_dir}")
     if below:

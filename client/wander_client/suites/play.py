@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from wander_client.environments.replay import locate_begun
 from wander_client.environments.sandbox import require_confined
-from wander_client.errors import ClientError
+from wander_client.errors import ClientError, UsageError
 from wander_client.evaluate.evaluation import (
     COMMAND_FILE,
     Evaluation,
@@ -23,6 +23,7 @@ from wander_client.evaluate.evaluation import (
 )
 from wander_client.failures import explain
 from wander_client.models.pool import ModelPool
+from wander_client.models.reference import is_local_model
 from wander_client.suites.file import Suite, SuiteRun
 from wander_client.suites.table import SuiteTable
 
@@ -190,3 +191,52 @@ def _judge(run: SuiteRun, run_dir: Path, result: EvaluationResult) -> Outcome:
     elif summary.failed or summary.rollouts < summary.expected:
         outcome.state = "partial"
     return outcome
+
+
+def share_budget(suite: Suite, ready: list[Ready]) -> SharedBudget | None:
+    """Return what the evaluations may spend together, over all parts in which the suite is played.
+
+    None without bounds. Raises `UsageError` for a bound in USD where somebody's prices are not known.
+    """
+    from wander.evals.run.budget import SharedBudget
+
+    if suite.budget_tokens is None and suite.budget_usd is None:
+        return None
+    for each in ready if suite.budget_usd is not None else ():
+        settings = each.evaluation.settings
+        # A model of this machine costs nothing; for any other somebody else answers the calls.
+        local = settings.base_url is None and is_local_model(settings.model)
+        free = local or settings.serve is not None or settings.model.startswith("scripted:")
+        if settings.prices is None and not free:
+            raise UsageError(
+                f"{each.run.where}: a budget of the suite in USD needs the prices of `{settings.model}`",
+                hint="give them in USD per million tokens: `--price 0.15/0.60`; in a suite `price`",
+            )
+    earlier = {each.run.folder: _sum_spent(each) for each in ready}
+    return SharedBudget(suite.budget_tokens, suite.budget_usd, earlier)
+
+
+def _sum_spent(ready: Ready) -> tuple[int, float]:
+    """Return the tokens and the cost of the parts of an evaluation that were played before."""
+    from wander.evals.run.budget import Meter, count_tokens
+    from wander.evals.store.folder import RunFolder
+    from wander.types import Usage
+
+    if not (ready.evaluation.run_dir / "run.json").exists():
+        return 0, 0.0
+    folder = RunFolder.open(ready.evaluation.run_dir)
+    spending = folder.manifest.spending
+    meter = Meter(ready.evaluation.settings.plan().budget, Usage() if spending is None else spending.usage)
+    meter.at_least(sum((count_tokens(one.turns) for one in folder.rollouts()), Usage()))
+    return meter.tokens, meter.usd or 0.0
+
+
+def describe_spending(budget: SharedBudget) -> dict[str, Any]:
+    """Return what `--json` tells of a shared budget."""
+    return {
+        "tokens": budget.spent_tokens,
+        "usd": budget.spent_usd,
+        "budget_tokens": budget.tokens,
+        "budget_usd": budget.usd,
+        "budget_spent": budget.spent,
+    }

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from wander_client.commands.run.leaderboard import protocol
+from wander_client.commands.run.runs import resolve_posted_id
 from wander_client.context import current
 from wander_client.errors import UsageError
 from wander_client.failures import validate
@@ -14,9 +16,6 @@ from wander_client.names import parse_name
 from wander_client.terminal.command import command_app
 
 if TYPE_CHECKING:
-    from wander.wire import BoardInfo, Leaderboard
-    from wander.wire.verification import RunEvidence
-
     from wander_client.terminal.output import Cell
 
 app = command_app(
@@ -51,7 +50,12 @@ def list_boards(environment: Environment) -> None:
     with here.hub() as hub:
         boards, first = administration.boards(hub, name)
     more = first.boards - len(boards)
-    here.output.answer(boards, lambda: _show_list(boards))
+    rows: list[list[Cell]] = [
+        [one.board, "yes" if one.pinned else "", one.runs, one.models, one.title, protocol(one)]
+        for one in boards
+    ]
+    titles = ["board", "pinned", "runs", "models", "title", "protocol"]
+    here.output.answer(boards, lambda: here.output.table(titles, rows, shrink=["title", "protocol"]))
     if more > 0 and boards:
         here.output.note(
             f"and {more} with fewer runs; `wander leaderboard {environment} --board NAME` finds one"
@@ -102,7 +106,12 @@ def edit(
         shown = hub.leaderboard(name.owner, name.name, version=name.version, board=board, limit=1)
         before = administration.settings_of(shown).model_dump()
         after = administration.arrange_board(hub, shown, validate(BoardSettings, before | changes, _HELP))
-    here.output.answer(after, lambda: _show_changed(shown, after))
+    title = json.dumps(after.title, ensure_ascii=False) if after.title else "none"
+    here.output.answer(
+        after,
+        f"board      {after.board} of {shown.owner}/{shown.name} {shown.version}\n"
+        f"title      {title}\npinned     {'yes' if after.pinned else 'no'}",
+    )
 
 
 @app.command()
@@ -135,8 +144,6 @@ def hide(run: RunId, reason: Annotated[str, typer.Option(help="reason, shown to 
     """
     from wander.wire.boards import HiddenRunInfo, HidingReason
 
-    from wander_client.commands.run.runs import resolve_posted_id
-
     here = current()
     with here.hub(login=True) as hub:
         run_id = resolve_posted_id(hub, run)
@@ -153,7 +160,6 @@ def unhide(run: RunId) -> None:
     \b
     wander board unhide RUN
     """
-    from wander_client.commands.run.runs import resolve_posted_id
 
     here = current()
     with here.hub(login=True) as hub:
@@ -179,8 +185,6 @@ def clear(
     """
     from wander.wire.verification import ClearanceReason, RunEvidence
 
-    from wander_client.commands.run.runs import resolve_posted_id
-
     if undo == (reason is not None):
         raise UsageError(
             "either remove the mark with a reason, or restore it", hint="write `--reason WHY`, or `--undo`"
@@ -193,30 +197,8 @@ def clear(
             found = hub.change("DELETE", path, RunEvidence)
         else:
             found = hub.change("PUT", path, RunEvidence, validate(ClearanceReason, {"reason": reason}, _HELP))
-    here.output.answer(found, lambda: _show_evidence(found))
-
-
-def _show_list(boards: list[BoardInfo]) -> None:
-    from wander_client.commands.run.leaderboard import protocol
-
-    rows: list[list[Cell]] = [
-        [one.board, "yes" if one.pinned else "", one.runs, one.models, one.title, protocol(one)]
-        for one in boards
-    ]
-    titles = ["board", "pinned", "runs", "models", "title", "protocol"]
-    current().output.table(titles, rows, shrink=["title", "protocol"])
-
-
-def _show_changed(shown: Leaderboard, after: BoardInfo) -> None:
-    output = current().output
-    output.line(f"board      {after.board} of {shown.owner}/{shown.name} {shown.version}")
-    output.line(f"title      {json.dumps(after.title, ensure_ascii=False) if after.title else 'none'}")
-    output.line(f"pinned     {'yes' if after.pinned else 'no'}")
-
-
-def _show_evidence(found: RunEvidence) -> None:
-    output = current().output
-    output.line(f"duplicate  of {found.duplicate_of}")
+    lines = [f"duplicate  of {found.duplicate_of}"]
     if found.cleared is not None:
-        output.line(f"cleared    by {found.cleared.cleared_by}: {found.cleared.reason}")
-    output.line(f"level      {found.level}: {found.level_reason}")
+        lines.append(f"cleared    by {found.cleared.cleared_by}: {found.cleared.reason}")
+    lines.append(f"level      {found.level}: {found.level_reason}")
+    here.output.answer(found, "\n".join(lines))

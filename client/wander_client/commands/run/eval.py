@@ -150,8 +150,10 @@ def _play(
 
         def on_start(opened: OpenedEnvironment) -> None:
             output.note(_plan_line(settings, location, opened, run_dir))
-            if exactly and (fewer := _fewer(settings, opened)):
-                output.note(fewer)
+            available, wanted = _available(settings, opened), settings.num_examples
+            if exactly and available is not None and wanted is not None and available < wanted:
+                there = f"the {settings.split} split has {counted(available, 'example')}"
+                output.note(f"{there}, not {wanted}: all are played")
 
         def on_progress(progress: Progress) -> None:
             bar.total = progress.total
@@ -204,14 +206,6 @@ def _rate_limit(progress: Progress) -> str:
 def _available(settings: EvaluationSettings, opened: OpenedEnvironment) -> int | None:
     info = opened.handle.info
     return info.eval_examples if settings.split == "eval" else info.train_examples
-
-
-def _fewer(settings: EvaluationSettings, opened: OpenedEnvironment) -> str | None:
-    """Return what to say when fewer examples exist than were asked for."""
-    available, wanted = _available(settings, opened), settings.num_examples
-    if available is None or wanted is None or available >= wanted:
-        return None
-    return f"the {settings.split} split has {counted(available, 'example')}, not {wanted}: all are played"
 
 
 def _report(result: EvaluationResult, fail_under: float | None, output: Output) -> int:

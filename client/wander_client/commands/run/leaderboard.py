@@ -6,9 +6,8 @@ import csv
 import json
 import os
 import sys
-from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -18,43 +17,15 @@ from wander_client.runs.lookup import short_ids
 if TYPE_CHECKING:
     from wander.wire import BoardInfo, Leaderboard, LeaderboardRow
 
+    from wander_client.names import EnvironmentName
     from wander_client.terminal.output import Cell
 
-COLUMNS = [
-    "rank",
-    "model",
-    "reward",
-    "low",
-    "high",
-    "examples",
-    "rollouts",
-    "failed",
-    "tokens",
-    "usd",
-    "level",
-    "by",
-    "posted",
-    "run",
-]
+_NUMBERS = ["examples", "rollouts", "failed", "tokens", "usd"]
+COLUMNS = ["rank", "model", "reward", "low", "high", *_NUMBERS, "level", "by", "posted", "run"]
 _PAGE = 200
 
-
-class Level(StrEnum):
-    """Levels that a row may be asked to have at least."""
-
-    complete = "complete"
-    rescored = "rescored"
-    replayed = "replayed"
-    rerun = "rerun"
-
-
-class Sort(StrEnum):
-    """Orders of rows."""
-
-    reward = "reward"
-    posted = "posted"
-    tokens = "tokens"
-    cost = "cost"
+Level = Literal["complete", "rescored", "replayed", "rerun"]
+Sort = Literal["reward", "posted", "tokens", "cost"]
 
 
 def leaderboard(
@@ -93,14 +64,13 @@ def leaderboard(
     name = parse_name(environment)
     wanted = {
         "runs": "all" if all_runs else None,
-        "level": level.value if level else None,
+        "level": level,
         "model": model,
         "since": since,
         "until": until,
-        "sort": sort.value if sort else None,
+        "sort": sort,
     }
-    most = None if as_csv else limit
-    shown = _fetch(name.owner, name.name, name.version, task_set, board, wanted, most)
+    shown = _fetch(name, {"task_set": task_set, "board": board}, wanted, None if as_csv else limit)
     if as_csv:
         _write_csv(shown, as_csv)
     elif here.output.json:
@@ -114,26 +84,17 @@ def leaderboard(
 
 
 def _fetch(
-    owner: str,
-    name: str,
-    version: str | None,
-    task_set: str | None,
-    board: str | None,
-    wanted: dict[str, str | None],
-    most: int | None,
+    name: EnvironmentName, which: dict[str, Any], wanted: dict[str, Any], most: int | None
 ) -> Leaderboard:
     """Return a board with up to so many rows, for None with all."""
     with current().hub() as hub:
         size = min(most or _PAGE, _PAGE)
-        shown = hub.leaderboard(
-            owner, name, version=version, task_set=task_set, board=board, limit=size, **wanted
-        )
+        shown = hub.leaderboard(name.owner, name.name, version=name.version, limit=size, **which, **wanted)
         rows, following = list(shown.rows), shown.next
+        which = {"version": shown.version, "board": shown.board}
         while following is not None and (most is None or len(rows) < most):
             size = _PAGE if most is None else min(most - len(rows), _PAGE)
-            page = hub.leaderboard(
-                owner, name, version=shown.version, board=shown.board, limit=size, cursor=following, **wanted
-            )
+            page = hub.leaderboard(name.owner, name.name, limit=size, cursor=following, **which, **wanted)
             rows += page.rows
             following = page.next
     return shown.model_copy(update={"rows": rows, "next": following})
@@ -203,14 +164,11 @@ def _show_to_programs(board: Leaderboard, *, metrics: bool) -> None:
         *(f"pass@{k}" for k in rates),
         *(f"{one}{end}" for one in names for end in ("", "_low", "_high")),
     ]
-    rows = [
-        [
-            *_row(row),
-            *_pass_cells(row, rates),
-            *(_number(value) for name in names for value in (row.metrics.get(name), *row.interval(name))),
-        ]
-        for row in board.rows
-    ]
+    rows = []
+    for row in board.rows:
+        cells = _cells(row)
+        means = (_number(value) for one in names for value in (row.metrics.get(one), *row.interval(one)))
+        rows.append([*(cells.get(one, "") for one in [*COLUMNS, *(f"pass@{k}" for k in rates)]), *means])
     current().output.table([*COLUMNS, *titles], rows)
 
 
@@ -225,8 +183,6 @@ def protocol(board: Leaderboard | BoardInfo) -> str:
     return f"{said}, task set {(board.task_set_sha256 or '')[:12]}"
 
 
-_TITLES = {"interval": "95 % interval", "cost": "usd"}
-"""What people read over a column, where it is not the column's name."""
 _USUAL = ("rank", "model", "reward", "interval", "tokens", "cost", "level", "by", "posted")
 """Columns of a board whose owners chose none: without what all its rows have in common."""
 
@@ -234,11 +190,12 @@ _USUAL = ("rank", "model", "reward", "interval", "tokens", "cost", "level", "by"
 def _show_to_people(board: Leaderboard, *, metrics: bool) -> None:
     """Print the columns that the board's owners chose, and the beginnings of the runs' ids."""
     columns = _people_columns(board, metrics=metrics)
-    titles = [_TITLES.get(one, one.removeprefix("metric:")) for one in columns]
+    titles = ["95 % interval" if one == "interval" else one.removeprefix("metric:") for one in columns]
     shorts = short_ids([row.run_id for row in board.rows])
-    rows: list[list[Cell]] = [
-        [*(_cell(row, one) for one in columns), short] for row, short in zip(board.rows, shorts, strict=True)
-    ]
+    rows: list[list[Cell]] = []
+    for row, short in zip(board.rows, shorts, strict=True):
+        cells = _cells(row)
+        rows.append([*(cells.get(one, "") for one in columns), short])
     drop: list[str] = [one for one in ("usd", "examples", "tokens", "posted", "by") if one in titles]
     drop += [
         title for title, one in zip(titles, columns, strict=True) if one.startswith(("metric:", "pass@"))
@@ -253,6 +210,7 @@ def _people_columns(board: Leaderboard, *, metrics: bool) -> list[str]:
     from wander.wire.boards import BOARD_COLUMNS
 
     every = {
+        "cost": ["usd"],
         "pass": [f"pass@{k}" for k in sorted({one.k for row in board.rows for one in row.pass_rates})],
         "metrics": list(dict.fromkeys(f"metric:{one}" for row in board.rows for one in row.metrics)),
     }
@@ -264,62 +222,33 @@ def _people_columns(board: Leaderboard, *, metrics: bool) -> list[str]:
     return list(dict.fromkeys(columns))
 
 
-def _cell(row: LeaderboardRow, column: str) -> Cell:
-    kind, colon, name = column.partition(":")
-    if colon:
-        low, high = row.interval(name)
-        mean = _number(row.metrics.get(name))
-        return f"{mean} ({low:.2f} to {high:.2f})" if low is not None and high is not None else mean
-    if kind.startswith("pass@"):
-        return _number({f"pass@{one.k}": one.pass_at_k for one in row.pass_rates}.get(kind))
+def _cells(row: LeaderboardRow) -> dict[str, Cell]:
+    """Return what a row shows by the names of columns, those of people and those of programs."""
+    low, high = row.rank_low, row.rank_high
     cells: dict[str, Cell] = {
-        "rank": _rank(row),
+        "rank": str(low) if low == high else f"{low}-{high}",
         "model": row.model,
-        "reward": f"{row.reward_mean:.4f}",
+        "reward": _number(row.reward_mean),
+        "low": _number(row.reward_low),
+        "high": _number(row.reward_high),
         "interval": f"{row.reward_low:.4f} to {row.reward_high:.4f}",
         "examples": row.examples,
-        "tokens": _tokens(row),
-        "cost": _usd(row),
+        "rollouts": row.rollouts,
+        "failed": row.failed,
+        "tokens": "" if row.tokens_per_rollout is None else f"{row.tokens_per_rollout:.0f}",
+        "usd": "" if row.usd_per_rollout is None else f"{row.usd_per_rollout:.3g}",
         "level": row.level,
         "by": row.posted_by,
         "posted": f"{row.posted_at:%Y-%m-%d}",
+        "run": row.run_id,
+        **{f"pass@{one.k}": _number(one.pass_at_k) for one in row.pass_rates},
     }
-    return cells[kind]
-
-
-def _rank(row: LeaderboardRow) -> str:
-    return str(row.rank_low) if row.rank_low == row.rank_high else f"{row.rank_low}-{row.rank_high}"
-
-
-def _tokens(row: LeaderboardRow) -> Cell:
-    return f"{row.tokens_per_rollout:.0f}" if row.tokens_per_rollout is not None else ""
-
-
-def _usd(row: LeaderboardRow) -> Cell:
-    return f"{row.usd_per_rollout:.3g}" if row.usd_per_rollout is not None else ""
-
-
-def _pass_cells(row: LeaderboardRow, rates: list[int]) -> list[Cell]:
-    found = {one.k: one.pass_at_k for one in row.pass_rates}
-    return [_number(found.get(k)) for k in rates]
+    for name, mean in row.metrics.items():
+        least, most = row.interval(name)
+        between = "" if least is None or most is None else f" ({least:.2f} to {most:.2f})"
+        cells[f"metric:{name}"] = f"{_number(mean)}{between}"
+    return cells
 
 
 def _number(value: float | None) -> str:
     return "" if value is None else f"{value:.4f}"
-
-
-def _row(row: LeaderboardRow) -> list[Cell]:
-    return [
-        _rank(row),
-        row.model,
-        *(f"{value:.4f}" for value in (row.reward_mean, row.reward_low, row.reward_high)),
-        row.examples,
-        row.rollouts,
-        row.failed,
-        _tokens(row),
-        _usd(row),
-        row.level,
-        row.posted_by,
-        f"{row.posted_at:%Y-%m-%d}",
-        row.run_id,
-    ]

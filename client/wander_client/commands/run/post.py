@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from wander_client.context import current
+from wander_client.errors import ClientError
 
 if TYPE_CHECKING:
     from wander.evals.store.folder import RunFolder
@@ -42,6 +43,7 @@ def post(
     fails, the same command goes on where it stopped. Posting the same run twice changes nothing.
     """
     from wander_client.environments.location import require_published
+    from wander_client.evaluate.evaluation import resume_command
     from wander_client.hub import posting
     from wander_client.runs.lookup import run_folder
 
@@ -54,8 +56,14 @@ def post(
     )
     files = posting.files_of(folder.path)
     with posting.pack_run(manifest, files) as parcel:
-        if not incomplete:
-            _require_complete(folder, parcel.count)
+        missing = manifest.expected_rollouts - parcel.count
+        if missing > 0 and manifest.kind == "evaluation" and not incomplete:
+            mend, expected = f"complete it with `{resume_command(folder.path)}`", manifest.expected_rollouts
+            raise ClientError(
+                f"{missing} of {expected} rollouts are missing, and a posted run never changes",
+                hint=f"{mend}, or post it as it is with `--incomplete`",
+                code="incomplete_run",
+            )
         _refuse_secrets(folder)
         for path in files:
             here.output.note(f"  {path.stat().st_size:>12,}  {path.name}")
@@ -98,22 +106,8 @@ def _send(parcel: Parcel, *, private: bool, sign: bool) -> tuple[RunDetail, bool
             parcel,
             private=private,
             signer=signer,
-            progress=lambda sent: bar.update(sent),
+            progress=bar.update,
             trouble=here.output.note,
-        )
-
-
-def _require_complete(folder: RunFolder, present: int) -> None:
-    """Refuse a run that could still be completed here: once posted, it never changes."""
-    from wander_client.errors import ClientError
-    from wander_client.evaluate.evaluation import resume_command
-
-    expected = folder.manifest.expected_rollouts
-    if present < expected and folder.manifest.kind == "evaluation":
-        raise ClientError(
-            f"{expected - present} of {expected} rollouts are missing, and a posted run never changes",
-            hint=f"complete it with `{resume_command(folder.path)}`, or post it as it is with `--incomplete`",
-            code="incomplete_run",
         )
 
 
@@ -122,8 +116,6 @@ def _refuse_secrets(folder: RunFolder) -> None:
     import os
 
     from wander.evals.store.jsonl import blocks
-
-    from wander_client.errors import ClientError
 
     here = current()
     credential = here.credentials.get(here.settings.hub)

@@ -21,18 +21,18 @@ if TYPE_CHECKING:
     from wander.wire.verification import ReplayReport, VerificationInfo
 
     from wander_client.hub.api import HubApi
-    from wander_client.runs.found import FoundRun
-    from wander_client.terminal.output import Output, Progress
+    from wander_client.terminal.output import Output
+
+Level = Annotated[str, typer.Option(help="replayed, rescored or highest (what the environment allows)")]
+Sample = Annotated[
+    int | None, typer.Option("--sample", min=1, help="replay only this many rollouts, drawn at random")
+]
 
 
 def replay(
     run: Annotated[str | None, typer.Argument(help="folder, run id, or nothing for the newest run")] = None,
-    level: Annotated[
-        str, typer.Option(help="replayed, rescored or highest (what the environment allows)")
-    ] = "replayed",
-    sample: Annotated[
-        int | None, typer.Option("--sample", min=1, help="replay only this many rollouts, drawn at random")
-    ] = None,
+    level: Level = "replayed",
+    sample: Sample = None,
     seed: Annotated[int, typer.Option(help="draws the sample")] = 0,
     env: Annotated[
         Path | None, typer.Option("--env", help="this folder instead of the pinned environment")
@@ -71,7 +71,15 @@ def replay(
     require_confined(current(), policy, location, "replay", in_process=in_process)
     total = found.manifest.expected_rollouts
     with output.progress("replaying", total, unit="rollouts") as bar:
-        told = _Telling(bar, output, total, stream=stream)
+        told_at = 0.0
+
+        def tell(done: int, differing: int) -> None:
+            nonlocal told_at
+            bar.update(done, f"{differing} differ" if differing else "")
+            if stream and time.monotonic() - told_at >= 1:
+                told_at = time.monotonic()
+                output.stream("progress", done=done, differing=differing, total=total)
+
         report, made_with = asyncio.run(
             replay_in(
                 current(),
@@ -84,7 +92,7 @@ def replay(
                 concurrency=concurrency,
                 in_process=in_process,
                 sandbox=policy,
-                on_replayed=told,
+                on_replayed=tell,
             )
         )
     data = {
@@ -94,28 +102,11 @@ def replay(
     }
     output.answer(data, lambda: show_replay(report, output))
     if report.differing:
-        _next(found, report, output)
+        first = report.divergences[0]
+        output.next(f"wander view {found.place} --rollout {first.example_id}/{first.index}")
     if report.differing or report.refused or report.unscored:
         return FAILED
     return PARTIAL if report.level == "claimed" else OK
-
-
-class _Telling:
-    """Takes the progress of a replay, to the bar and, where asked, as lines of JSON."""
-
-    def __init__(self, bar: Progress, output: Output, total: int, *, stream: bool) -> None:
-        self._bar = bar
-        self._output = output
-        self._total = total
-        self._stream = stream
-        self._at = 0.0
-
-    def __call__(self, done: int, differing: int) -> None:
-        """Tell how far it is."""
-        self._bar.update(done, f"{differing} differ" if differing else "")
-        if self._stream and time.monotonic() - self._at >= 1:
-            self._at = time.monotonic()
-            self._output.stream("progress", done=done, differing=differing, total=self._total)
 
 
 def show_replay(report: ReplayReport, output: Output) -> None:
@@ -141,19 +132,10 @@ def show_replay(report: ReplayReport, output: Output) -> None:
         output.line(f"  and {report.differing - 10} more: `--json` names {len(report.divergences)}")
 
 
-def _next(found: FoundRun, report: ReplayReport, output: Output) -> None:
-    first = report.divergences[0]
-    output.next(f"wander view {found.place} --rollout {first.example_id}/{first.index}")
-
-
 def verify(
     run: Annotated[str | None, typer.Argument(help="folder, run id, or nothing for the newest run")] = None,
-    sample: Annotated[
-        int | None, typer.Option("--sample", min=1, help="replay only this many rollouts, drawn at random")
-    ] = None,
-    level: Annotated[
-        str, typer.Option(help="replayed, rescored or highest (what the environment allows)")
-    ] = "highest",
+    sample: Sample = None,
+    level: Level = "highest",
     cancel: Annotated[bool, typer.Option("--cancel", help="cancel the verification of this run")] = False,
     wait: Annotated[bool, typer.Option("--wait/--no-wait", help="wait for the result")] = True,
 ) -> int:

@@ -118,6 +118,8 @@ def _play_again(
     original: RunManifest, settings: EvaluationSettings, location: Location, out: Path | None
 ) -> EvaluationResult:
     """Play the run again, saved like any other; what is missing of it can be resumed."""
+    from wander.evals.store.folder import RunFolder
+
     from wander_client.evaluate import evaluation as evaluations
 
     here = current()
@@ -130,8 +132,13 @@ def _play_again(
             here.output.note(f"repeating {original.run_id} with {settings.model}\nsaving to {run_dir}")
 
         def on_progress(progress: Progress) -> None:
-            if progress.done == 0:
-                _require_same_examples(original, run_dir)
+            digest = original.task_set_sha256
+            if progress.done == 0 and RunFolder.open(run_dir).manifest.task_set_sha256 != digest:
+                raise ClientError(
+                    "the environment gives different examples here than in the run",
+                    hint="`wander replay` tells whether its record can be reproduced at all",
+                    code="other_examples",
+                )
             mean = "" if progress.reward_mean is None else f"reward {progress.reward_mean:.3f}"
             bar.update(progress.done, mean)
 
@@ -143,18 +150,6 @@ def _play_again(
     if result.summary.failed == result.summary.rollouts:
         raise evaluations.all_failed(result)
     return result
-
-
-def _require_same_examples(original: RunManifest, run_dir: Path) -> None:
-    """Refuse to go on where the environment has other examples here than it had for the run."""
-    from wander.evals.store.folder import RunFolder
-
-    if RunFolder.open(run_dir).manifest.task_set_sha256 != original.task_set_sha256:
-        raise ClientError(
-            "the environment gives different examples here than in the run",
-            hint="`wander replay` tells whether its record can be reproduced at all",
-            code="other_examples",
-        )
 
 
 def _answer(said: Agreement, found: FoundRun, result: EvaluationResult, output: Output) -> None:

@@ -109,15 +109,8 @@ def _show_list(data: list[dict[str, Any]], posted: bool) -> None:
         ]
         for run_id, row in zip(ids, data, strict=True)
     ]
-    columns = [
-        "run",
-        "started",
-        "environment",
-        "model",
-        "rollouts",
-        "reward",
-        "level" if posted else "folder",
-    ]
+    columns = ["run", "started", "environment", "model", "rollouts", "reward"]
+    columns.append("level" if posted else "folder")
     drop = ["started"] if posted else ["folder", "started"]
     output.table(columns, rows, shrink=["model"], drop=drop)
 

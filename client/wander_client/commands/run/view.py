@@ -68,7 +68,13 @@ def view(
     if failed:
         rows = [row for row in rows if row.failure is not None]
     if where:
-        rows = _select_meeting(found, rows, where)
+        from wander.train.data import Condition
+
+        conditions = [Condition.parse(text) for text in where]
+        scored = (one for one in found.rollouts() if one.failure is None)
+        meeting = (one for one in scored if all(condition.holds(one) for condition in conditions))
+        keys = {(*one.key, one.step) for one in meeting}
+        rows = [row for row in rows if (row.example_id, row.index, row.step) in keys]
     if sort is not None:
         rows = _sort(rows, sort)
     shown = rows[:limit]
@@ -103,38 +109,24 @@ def _browse(found: FoundRun, failed: bool, sort: str | None) -> None:
         raise KeyboardInterrupt
 
 
-def _select_meeting(found: FoundRun, rows: list[RolloutRow], where: list[str]) -> list[RolloutRow]:
-    """Return the rows whose rollouts were scored and meet every condition."""
-    from wander.train.data import Condition
-
-    conditions = [Condition.parse(text) for text in where]
-    scored = (one for one in found.rollouts() if one.failure is None)
-    keys = {(*one.key, one.step) for one in scored if all(condition.holds(one) for condition in conditions)}
-    return [row for row in rows if (row.example_id, row.index, row.step) in keys]
-
-
 def _show_one(found: FoundRun, word: str) -> None:
     from wander_client.runs.text import show_rollout
 
     output = current().output
-    number = int(word) if word.isdecimal() else _number_of(found, word)
+    example, slash, index = word.rpartition("/")
+    if not slash and not word.isdecimal():
+        raise UsageError(f"`--rollout {word}` is no number", hint="write `--rollout 3` or `EXAMPLE/0`")
+    keys = ((row.number, (row.example_id, str(row.index))) for row in found.rows() if slash)
+    number = next((each for each, key in keys if key == (example, index)), None) if slash else int(word)
+    if number is None:
+        raise NotFound(
+            f"the run has no rollout `{word}`",
+            hint=f"`wander view {found.place}` lists its rollouts",
+            code="rollout_not_found",
+        )
     one = found.rollout(number)
     data = {"number": number, **one.model_dump(mode="json")}
     output.answer(data, lambda: show_rollout(number, one, output))
-
-
-def _number_of(found: FoundRun, word: str) -> int:
-    example, slash, index = word.rpartition("/")
-    if not slash:
-        raise UsageError(f"`--rollout {word}` is no number", hint="write `--rollout 3` or `EXAMPLE/0`")
-    for row in found.rows():
-        if (row.example_id, str(row.index)) == (example, index):
-            return row.number
-    raise NotFound(
-        f"the run has no rollout `{word}`",
-        hint=f"`wander view {found.place}` lists its rollouts",
-        code="rollout_not_found",
-    )
 
 
 def _sort(rows: list[RolloutRow], word: str) -> list[RolloutRow]:

@@ -14,7 +14,7 @@ from wander_client.errors import FAILED
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from wander.train.data import DataReport, Sourced
+    from wander.train.data import Sourced
 
     from wander_client.runs.found import FoundRun
 
@@ -60,6 +60,7 @@ def data(
     from wander.train.data import Condition, select_rows, write_rows
 
     from wander_client.runs.lookup import find_run
+    from wander_client.runs.text import shorten
 
     output = current().output
     conditions = [Condition.parse(text) for text in where or []]
@@ -78,7 +79,10 @@ def data(
     )
     for reason, count in sorted(report.dropped.items()):
         output.note(f"dropped {count}: {reason}")
-        _show_samples(report, reason)
+        for one in (one for one in report.samples if one.reason == reason):
+            reward = "none" if one.reward is None else f"{one.reward:.4g}"
+            said = shorten(one.said, 100)
+            output.note(f"  {one.example_id}/{one.index}, reward {reward}: {said}")
     if not rows:
         output.warn(f"nothing is left of {report.rollouts} rollouts; `{out}` was not written")
         return FAILED
@@ -99,13 +103,3 @@ def _sources(found: FoundRun) -> Iterator[Sourced]:
         yield Sourced(
             rollout, manifest.run_id, f"{pin.owner or ''}/{pin.name}", strata.get(rollout.example_id)
         )
-
-
-def _show_samples(report: DataReport, reason: str) -> None:
-    from wander_client.runs.text import shorten
-
-    for one in report.samples:
-        if one.reason == reason:
-            reward = "none" if one.reward is None else f"{one.reward:.4g}"
-            said = shorten(one.said, 100)
-            current().output.note(f"  {one.example_id}/{one.index}, reward {reward}: {said}")

@@ -162,10 +162,8 @@ async def _play_transcripts(
 
     location = locate(current(), environment)
     client = open_model(current(), player, location=location) if player else make_babbling_client(seed)
-    given, policy = (
-        parse_arguments(arguments, None),
-        choose_policy(None, None, default=current().settings.sandbox),
-    )
+    given = parse_arguments(arguments, None)
+    policy = choose_policy(None, None, default=current().settings.sandbox)
     try:
         async with open_environment(current(), location, given, sandbox=policy) as opened:
             return await play_transcripts(opened.handle, client, episodes, seed=seed)

@@ -79,12 +79,12 @@ def train(
     from wander_client.runs.lookup import resumable_folder
     from wander_client.training import phases as training_phases
     from wander_client.training import run as training
+    from wander_client.training.verification import verify_run
 
     here = current()
     if verify is not None:
-        _require_alone(context, "--verify", {"verify", "steps"})
-        from wander_client.training.verification import verify_run
-
+        if others := sorted(find_typed_options(context).keys() - {"verify", "steps"}):
+            raise UsageError(f"`--verify` takes the run's settings: leave {', '.join(others)} out")
         return verify_run(here, resumable_folder(here, verify), steps)
     if resume is not None:
         _same_settings(context, resume)
@@ -170,30 +170,18 @@ def _same_settings(context: typer.Context, resume: Path) -> None:
         )
 
 
-def _require_alone(context: typer.Context, option: str, allowed: set[str]) -> None:
-    others = sorted(find_typed_options(context).keys() - allowed)
-    if others:
-        raise UsageError(f"`{option}` takes the run's settings: leave {', '.join(others)} out")
-
-
 def _require_startable(environment: str, config: Path | None, out: Path | None) -> None:
     """Refuse what cannot begin before the trainer is loaded, which takes long."""
+    from wander.evals.store.folder import MANIFEST
+    from wander.train.distributed import is_launched
+
     if config is not None and not config.is_file():
         raise NotFound(
             f"there is no file of settings `{config}`",
             hint=f"check the path; `wander train {environment} --dry-run` prints every setting",
         )
-    if out is not None:
-        _require_unused(out)
-
-
-def _require_unused(out: Path) -> None:
-    """Refuse a folder that holds a run."""
-    from wander.evals.store.folder import MANIFEST
-    from wander.train.distributed import is_launched
-
     # Of several processes the first one makes the folder, maybe before another one looks.
-    if not is_launched() and (out / MANIFEST).exists():
+    if out is not None and not is_launched() and (out / MANIFEST).exists():
         raise ClientError(
             f"`{out}` holds a run already",
             hint=f"choose another folder, or go on with `wander train --resume {out}`",
