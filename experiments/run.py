@@ -8,15 +8,19 @@ on 1,000 held-out examples a cell; where replies can be enumerated, the final po
 are posted, and those of the final policy verified by the hub, which plays them again.
 
 Every number comes from a `wander` command; each is printed as a user would type it. Stopped at any time, the
-same command goes on where it was. What differs between experiments is in `experiments/NAME/plan.py`.
+same command goes on where it was; with `--slice SECONDS` it stops by itself, with status 75.
+What differs between experiments is in `experiments/NAME/plan.py`.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import shlex
+import signal
 import sys
+import threading
 import time
 import tomllib
 from pathlib import Path
@@ -24,10 +28,14 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "scripts"))
 
 from plan import HERE, ROOT, Plan, plan_named, write_report
-from workplace import StepFailed, Workplace
+from workplace import SliceEnded, StepFailed, Workplace
 
 SEED_SETTINGS = {"teacher": "phases.teacher.rollouts.seed", "new": "phases.new.tiny.seed"}
 """What a seed changes beside order and sampling: the teacher's rollouts, the first weights."""
+
+
+BEGUN = ("command.json", "run.json")
+"""Files of a run that can go on; one that was stopped before it wrote either begins again."""
 
 
 class Experiment:
@@ -41,6 +49,9 @@ class Experiment:
         self.name = str(self.source) if options.local else f"admin/{plan.environment}"
         """What the commands call the environment."""
         self.settings = HERE / options.experiment / options.settings
+        sampling = tomllib.loads(self.settings.read_text()).get("sampling", {})
+        self.max_tokens = max(self.plan.max_tokens, sampling.get("max_tokens", 0))
+        """Of one turn; what the policy was trained with, where that is more than the plan's."""
         self.done_file = self.place.folder / "done.json"
         self.done: dict[str, float] = (
             json.loads(self.done_file.read_text()) if self.done_file.exists() else {}
@@ -51,7 +62,7 @@ class Experiment:
         if line in self.done:
             return
         began = time.monotonic()
-        started = folder and (self.place.folder / folder).exists()
+        started = folder and any((self.place.folder / folder / name).exists() for name in BEGUN)
         self.place.type(resume if started and resume else line)
         self.done[line] = time.monotonic() - began
         self.done_file.write_text(json.dumps(self.done, indent=1) + "\n")
@@ -90,7 +101,7 @@ class Experiment:
         """Play every cell, and every line with the final policy where lines can be enumerated."""
         stages = self.stages(seed)
         final = list(stages)[-1]
-        limit = f"--max-tokens {self.plan.max_tokens}"
+        limit = f"--max-tokens {self.max_tokens}"
         for stage, model in stages.items():
             with self.place.step(f"Seed {seed}: {stage}, {' and '.join(self.plan.cells)}"):
                 for cell in self.plan.cells:
@@ -109,7 +120,7 @@ class Experiment:
         given = {"num_examples": games, **self.plan.cells[cell]}
         line = (
             f"wander eval {self.name} -m {model} -n {games} -c {self.plan.concurrency} -t 0 "
-            f"--max-tokens {self.plan.max_tokens} "
+            f"--max-tokens {self.max_tokens} "
             + " ".join(f"-a {name}={json.dumps(value)}" for name, value in given.items())
         )
         self.once(f"{line} --out {folder}", folder, f"wander eval --resume {folder}")
@@ -148,6 +159,7 @@ def arguments(given: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--settings", default="tiny.toml", help="file of phases in the experiment's folder")
     parser.add_argument("--set", action="append", default=[], help="a setting of training; may repeat")
     parser.add_argument("--local", action="store_true", help="without a hub: nothing is posted")
+    parser.add_argument("--slice", type=float, metavar="SECONDS", help="stop by then, to go on another time")
     parser.add_argument("--results", type=Path, help="where the table and the plot go (default: in --out)")
     options = parser.parse_args(given)
     try:
@@ -179,11 +191,19 @@ def main() -> int:
     """Run the experiment; return the exit status."""
     options = arguments()
     place = Workplace(options.out.resolve())
+    signal.signal(signal.SIGTERM, lambda *_: place.stop())
+    if options.slice:
+        clock = threading.Timer(options.slice, place.stop)
+        clock.daemon = True
+        clock.start()
     try:
         print(f"\n{run(Experiment(options.plan, place, options))}")
     except StepFailed as failure:
         print(f"\nerror: {failure}\n\nhint: the same command goes on where it was", file=sys.stderr)
         return 1
+    except SliceEnded as ended:
+        print(f"\nthe slice ended {ended}; the same command goes on where it was", file=sys.stderr)
+        return os.EX_TEMPFAIL
     except KeyboardInterrupt:
         print("\ninterrupted; the same command goes on where it was", file=sys.stderr)
         return 130

@@ -13,6 +13,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 import urllib.request
 from collections.abc import Iterator
@@ -23,8 +24,16 @@ from typing import Any
 BIN = Path(sys.executable).parent
 
 
+GRACE = 75.0
+"""Seconds in which a command that was told to stop finishes its step and keeps a checkpoint."""
+
+
 class StepFailed(Exception):
     """A step did not do what it should; the message says which and how."""
+
+
+class SliceEnded(Exception):
+    """The time of this slice is over, and what was done is kept."""
 
 
 class Workplace:
@@ -35,6 +44,8 @@ class Workplace:
         self.hub_file = folder / "hub.json"
         """Port and process of the hub."""
         self.times: list[tuple[str, float]] = []
+        self.is_stopping = False
+        self._running: subprocess.Popen[str] | None = None
         folder.mkdir(parents=True, exist_ok=True)
         self.hub = f"http://127.0.0.1:{self._port()}"
         self.environment = {
@@ -67,19 +78,32 @@ class Workplace:
 
     def type(self, line: str, **options: Any) -> str:
         """Print a command line and run it in the folder; return its standard output."""
+        if self.is_stopping:
+            raise SliceEnded(f"before `{line}`")
         print(f"$ {line}", flush=True)
-        done = subprocess.run(
-            shlex.split(line),
-            cwd=self.folder,
-            env=self.environment,
-            stdout=subprocess.PIPE,
-            text=True,
-            **options,
-        )
-        print("".join(f"  {row}\n" for row in done.stdout.splitlines()), end="", flush=True)
-        if done.returncode:
-            raise StepFailed(f"`{line}` ended with status {done.returncode}")
-        return done.stdout
+        given: dict[str, Any] = {"cwd": self.folder, "env": self.environment, "stdout": subprocess.PIPE}
+        with subprocess.Popen(shlex.split(line), **given, text=True, **options) as process:
+            self._running = process
+            if self.is_stopping:  # since it began
+                self.stop()
+            said, _ = process.communicate()
+        self._running = None
+        print("".join(f"  {row}\n" for row in said.splitlines()), end="", flush=True)
+        if process.returncode and self.is_stopping:
+            raise SliceEnded(f"in `{line}`")
+        if process.returncode:
+            raise StepFailed(f"`{line}` ended with status {process.returncode}")
+        return said
+
+    def stop(self) -> None:
+        """Have the command that runs keep what it has and end, and begin no other."""
+        self.is_stopping = True
+        if (process := self._running) is None:
+            return
+        process.terminate()
+        killer = threading.Timer(GRACE, process.kill)
+        killer.daemon = True
+        killer.start()
 
     def ask(self, path: str) -> Any:
         """Return what the hub's API answers."""

@@ -96,8 +96,32 @@ def _with_adapters(model: Any, folder: Path) -> Any:
         from peft import PeftModel
     except ImportError as error:
         raise MissingExtra("train", needed_for="loading adapters") from error
-    merged = PeftModel.from_pretrained(model, str(folder)).merge_and_unload()
+    merged = merge_adapters(PeftModel.from_pretrained(model, str(folder)))
     return merged.requires_grad_(True)  # whole weights again, that may learn
+
+
+def merge_adapters(model: Any) -> Any:
+    """Return a model with its adapters merged into its weights, to the same bits on every device.
+
+    The product of two matrices is summed in an order that differs from device to device, so here the ranks
+    are added one after the other: a run can bring its adapters to another machine and merge them there.
+    """
+    import torch
+    from peft.tuners import lora
+
+    layers = [layer for layer in model.modules() if isinstance(layer, lora.LoraLayer)]
+    if any(type(layer) is not lora.Linear or layer.fan_in_fan_out for layer in layers):
+        return model.merge_and_unload()
+    with torch.no_grad():
+        for layer in layers:
+            weight = layer.get_base_layer().weight
+            for name in layer.active_adapters:
+                down, up = layer.lora_A[name].weight.float(), layer.lora_B[name].weight.float()
+                change = torch.zeros(weight.shape, device=weight.device)
+                for rank in range(len(down)):
+                    change += up[:, rank, None] * down[rank]
+                weight.copy_(weight.float() + change * layer.scaling[name])
+    return model.unload()
 
 
 def resolve_model(name: str | Path) -> tuple[str, str]:

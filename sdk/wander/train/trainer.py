@@ -13,10 +13,17 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from transformers import PrinterCallback, TrainerCallback
+from transformers import PrinterCallback, TrainerCallback, TrainingArguments
 
 from wander.models.loading import torch_device
 from wander.train.config import ModelSection, ScheduleSection
+
+CHECKPOINTING = next(
+    name
+    for name in ("activation_checkpointing", "gradient_checkpointing")
+    if name in TrainingArguments.__dataclass_fields__
+)
+"""What this version of transformers calls the recomputation of layers."""
 
 
 def make_arguments(model: ModelSection, schedule: ScheduleSection, folder: Path) -> dict[str, Any]:
@@ -30,7 +37,7 @@ def make_arguments(model: ModelSection, schedule: ScheduleSection, folder: Path)
         "seed": schedule.seed,
         "use_cpu": torch_device(model.device).type == "cpu",
         "bf16": model.autocast,
-        "activation_checkpointing": model.gradient_checkpointing,
+        CHECKPOINTING: model.gradient_checkpointing,
         "logging_steps": 1,
         "report_to": "none",
         "disable_tqdm": True,

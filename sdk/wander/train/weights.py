@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ from transformers import TrainerCallback
 
 from wander.errors import ConfigError
 from wander.models.engines.weights import whole_weights
-from wander.models.loading import LoadedModel
+from wander.models.loading import LoadedModel, load_model, merge_adapters, weights_digest
 from wander.models.quiet import quiet_libraries
 from wander.train.config import ModelSection
 from wander.train.distributed import is_beside_main, is_sharded
@@ -98,22 +99,46 @@ class WeightMean(TrainerCallback):  # type: ignore[misc]
         return Path(args.output_dir) / f"checkpoint-{state.global_step}" / MEAN
 
 
+ADAPTERS = "adapters"
+"""Folder of a saved model that has the adapters which were merged into it."""
+
+
 def save_policy(model: Any, loaded: LoadedModel, folder: Path) -> Path:
     """Write the policy, adapters merged, with its tokenizer in Hugging Face form; whole or not at all.
 
-    All processes gather a sharded policy, and the first writes it.
+    The adapters themselves are kept in `adapters`: they are a hundredth of the weights. All processes gather
+    a sharded policy, and the first writes it.
     """
     whole = None
     if is_sharded(model):
         whole = {name: weight.to("cpu") for name, weight in whole_weights(model) if not is_beside_main()}
         if is_beside_main():
             return folder
-    elif hasattr(model, "merge_and_unload"):
-        model = model.merge_and_unload()
     with replace_folder(folder) as made:
+        if hasattr(model, "merge_and_unload"):
+            model.save_pretrained(made / ADAPTERS, save_embedding_layers=False)
+            model = merge_adapters(model)
         model.save_pretrained(made, state_dict=whole)
         loaded.tokenizer.save_pretrained(made)
     return folder
+
+
+def merge_again(folder: Path, base: str | Path | None = None) -> str | None:
+    """Write the weights of a saved model anew, from its base and its `adapters`; return their digest.
+
+    They are the bits that were saved where `base` is the same; None means the base that the adapters name.
+    """
+    from peft import PeftModel
+
+    named = json.loads((folder / ADAPTERS / "adapter_config.json").read_text(encoding="utf-8"))
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    with quiet_libraries():
+        loaded = load_model(
+            base or named["base_model_name_or_path"], device="cpu", dtype=config.get("dtype") or "float32"
+        )
+        model = merge_adapters(PeftModel.from_pretrained(loaded.model, str(folder / ADAPTERS)))
+        model.save_pretrained(folder)
+    return weights_digest(folder)
 
 
 def save_copy(model: Any, loaded: LoadedModel, folder: Path) -> Path:

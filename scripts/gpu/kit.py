@@ -1,0 +1,485 @@
+"""The GPU kit on the bare machine: take loads, unpack them without a network, and run what is asked for.
+
+    python3 kit.py smoke --loads load-1                  # the plain CUDA path, in one to three minutes
+    python3 kit.py take --loads load-2                   # keep a load until the others are there
+    python3 kit.py experiment tictactoe --slice 480 --out OUT [--back BACK]
+    python3 kit.py pytest -m gpu tests/sdk/training/test_gpu_training.py
+    python3 kit.py benchmark --out OUT
+    python3 kit.py run -- wander eval environments/tictactoe -m smollm2 -n 20
+
+Needs a Python with PyTorch and pip, and nothing else; `scripts/gpu/pack.py` makes the loads. What they hold
+is installed into a virtual environment in the kit's own folder, which sees this Python's packages as well.
+Nothing is written before Python, PyTorch, digests and the free disk space were checked.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import tarfile
+import tempfile
+from collections.abc import Iterator, Sequence
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+KIT = "kit.json"
+"""In every load: what the whole kit consists of, and which load has which part of it."""
+INSTALLED = "installed.json"
+BLOCK = 1 << 20
+SPARE = 512 << 20
+"""Bytes that stay free beside what the kit needs: for runs, and for the weights once they are converted."""
+
+
+class KitError(Exception):
+    """What is wrong, and what helps."""
+
+    def __init__(self, message: str, hint: str = "") -> None:
+        super().__init__(message)
+        self.hint = hint
+
+
+class Kit:
+    """The kit's folder on this machine."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.parts = folder / "parts"
+        self.wheels = folder / "wheels"
+        self.source = folder / "source"
+        self.python = folder / "venv/bin/python"
+        self.runs = folder / "runs"
+
+    @property
+    def index(self) -> dict[str, Any]:
+        """What the kit consists of; raises `KitError` where no load was taken yet."""
+        try:
+            index: dict[str, Any] = json.loads((self.folder / KIT).read_bytes())
+        except FileNotFoundError:
+            raise KitError(f"no load is in `{self.folder}` yet", "pass one with `--loads FOLDER`") from None
+        return index
+
+    def take(self, places: Sequence[Path]) -> None:
+        """Keep the parts of the loads in these folders, each checked by its digest."""
+        loads = [
+            load
+            for place in places
+            for load in ([place] if place.is_file() else sorted(place.glob("load-*.tar")))
+        ]
+        if not loads:
+            raise KitError(f"there is no `load-*.tar` in {', '.join(f'`{place}`' for place in places)}")
+        for load in loads:
+            try:
+                self._take(load)
+            except (tarfile.TarError, EOFError, KeyError, ValueError) as error:
+                raise KitError(f"`{load}` is damaged: {error}", "carry that load again") from error
+
+    def _take(self, load: Path) -> None:
+        with tarfile.open(load) as tar:
+            first = tar.next()
+            if first is None or first.name != KIT:
+                raise KitError(f"`{load}` is no load of a kit", "`scripts/gpu/pack.py` makes them")
+            index = json.load(tar.extractfile(first))  # type: ignore[arg-type]
+            self._require_same_kit(index, load)
+            require_target(index["target"])
+            require_space(self.folder, self._bytes_to_come(index))
+            self.parts.mkdir(parents=True, exist_ok=True)
+            write_whole(self.folder / KIT, json.dumps(index).encode())
+            known = {part["name"]: part for file in index["files"] for part in file["parts"]}
+            while member := tar.next():
+                self._keep_part(tar, member, known.get(member.name), load)
+
+    def _keep_part(self, tar: tarfile.TarFile, member: tarfile.TarInfo, part: Any, load: Path) -> None:
+        stream = tar.extractfile(member)
+        if part is None or stream is None:
+            raise KitError(f"`{load}` is damaged: it holds `{member.name}`", "carry that load again")
+        made = self.parts / f".{member.name}"
+        digest = hashlib.sha256()
+        with made.open("wb") as target:
+            while block := stream.read(BLOCK):
+                digest.update(block)
+                target.write(block)
+        if digest.hexdigest() != part["sha256"]:
+            made.unlink()
+            raise KitError(
+                f"`{load}` is damaged: `{member.name}` of it has another digest than when it was packed",
+                "carry that load again",
+            )
+        made.rename(self.parts / member.name)
+
+    def _require_same_kit(self, index: dict[str, Any], load: Path) -> None:
+        if (self.folder / KIT).exists() and self.index["kit"] != index["kit"]:
+            raise KitError(
+                f"`{load}` is of kit {index['kit']}, and `{self.folder}` holds kit {self.index['kit']}",
+                "carry loads that were packed together, or choose another folder with `--kit DIR`",
+            )
+
+    def _bytes_to_come(self, index: dict[str, Any]) -> int:
+        """Return what the files that are not whole yet take: parts, the file, and what is installed of it."""
+        return sum(3 * file["size"] for file in index["files"] if not (self.folder / file["path"]).exists())
+
+    def missing(self, group: str) -> list[int]:
+        """Return the loads that a group of files still needs."""
+        return sorted(
+            {
+                part["load"]
+                for file in self.index["files"]
+                if file["group"] == group and not (self.folder / file["path"]).exists()
+                for part in file["parts"]
+                if not (self.parts / part["name"]).exists()
+            }
+        )
+
+    def assemble(self, group: str) -> None:
+        """Put the files of a group together; raises `KitError` that names the loads that are missing."""
+        if lacking := self.missing(group):
+            numbers = ", ".join(map(str, lacking))
+            raise KitError(
+                f"of the {self.index['loads']} loads, number {numbers} is missing for {group}",
+                f"carry it and run `python3 kit.py take --loads load-{lacking[0]}`, then this command again",
+            )
+        for file in self.index["files"]:
+            target = self.folder / file["path"]
+            if file["group"] != group or target.exists():
+                continue
+            target.parent.mkdir(parents=True, exist_ok=True)
+            parts = [self.parts / part["name"] for part in file["parts"]]
+            made = target.with_name(f".{target.name}")
+            with made.open("wb") as whole:
+                for part in parts:
+                    with part.open("rb") as stream:
+                        shutil.copyfileobj(stream, whole, BLOCK)
+            if sha256_of(made) != file["sha256"]:
+                made.unlink()
+                raise KitError(
+                    f"`{file['path']}` is damaged", "empty the kit's folder and carry its loads again"
+                )
+            made.rename(target)
+            for part in parts:
+                part.unlink()
+
+    def unpack(self, *, accept: bool = False) -> None:
+        """Install what the loads brought; at once where that was done."""
+        index = self.index
+        require_target(index["target"])
+        stamp = self.folder / INSTALLED
+        if stamp.exists() and json.loads(stamp.read_bytes()) == {"kit": index["kit"]}:
+            return
+        self.assemble("base")
+        shutil.rmtree(self.source, ignore_errors=True)
+        with tarfile.open(self.folder / "source.tar.gz") as tar:
+            tar.extractall(self.source, filter="data")
+        self._install()
+        if unfit := self.unfit():
+            listed = "".join(f"\n  {each}" for each in unfit)
+            if not accept:
+                raise KitError(
+                    f"packages of this machine do not fit what was packed:{listed}",
+                    "`kit.py describe > target.toml` here, then `pack.py --target target.toml` there; "
+                    "`--accept` goes on in spite of it",
+                )
+            print(f"warning: these packages do not fit:{listed}", file=sys.stderr)
+        write_whole(stamp, json.dumps({"kit": index["kit"]}).encode())
+
+    def _install(self) -> None:
+        """Make the virtual environment: this Python's packages below, those of the kit above."""
+        shutil.rmtree(self.python.parents[1], ignore_errors=True)
+        call([sys.executable, "-m", "venv", "--without-pip", str(self.python.parents[1])], "make a venv")
+        below = [place for place in sys.path if Path(place).name in ("site-packages", "dist-packages")]
+        lines = "".join(f"import site; site.addsitedir({place!r})\n" for place in below)
+        library = next(self.python.parents[1].glob("lib/python3*/site-packages"))
+        (library / "wander-kit-machine.pth").write_text(lines, encoding="utf-8")
+        wheels = sorted(str(wheel) for wheel in self.wheels.glob("*.whl"))
+        install = [sys.executable, "-m", "pip", "--python", str(self.python), "install", "--quiet"]
+        quick = [
+            "--no-index",
+            "--no-deps",
+            "--no-cache-dir",
+            "--disable-pip-version-check",
+            "--ignore-installed",
+        ]
+        call([*install, *quick, *wheels], "install the wheels")
+
+    def unfit(self) -> list[str]:
+        """Return the requirements of Wander, and of what it needs, that this machine does not meet."""
+        done = subprocess.run(
+            [str(self.python), __file__, "fits", *self.index["requires"]],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        if done.returncode:
+            raise KitError(f"the packages could not be looked at: {done.stderr.strip()[-500:]}")
+        found: list[str] = json.loads(done.stdout)
+        return found
+
+    def environment(self) -> dict[str, str]:
+        """Return the variables of everything that runs: nothing asks for a network."""
+        return {
+            **os.environ,
+            "PATH": f"{self.python.parent}{os.pathsep}{os.environ.get('PATH', '')}",
+            "VIRTUAL_ENV": str(self.python.parents[1]),
+            "WANDER_CACHE_DIR": str(self.folder / "cache"),
+            "WANDER_RUNS_DIR": str(self.runs),
+            "HF_HUB_OFFLINE": "1",
+            "UV_OFFLINE": "1",
+            "UV_NO_INDEX": "1",
+            "UV_FIND_LINKS": str(self.folder / "weights"),
+            "PIP_NO_INDEX": "1",
+            "PIP_FIND_LINKS": str(self.folder / "weights"),
+            "TOKENIZERS_PARALLELISM": "false",
+            "PYTHONUNBUFFERED": "1",
+        }
+
+    def run(self, command: Sequence[str], folder: Path | None = None) -> int:
+        """Run a command in the kit's environment; return its exit status."""
+        program = shutil.which(command[0], path=str(self.python.parent)) or command[0]
+        place = folder or self.source
+        return subprocess.run(
+            [program, *command[1:]], cwd=place, env=self.environment(), check=False
+        ).returncode
+
+    def prepare_weights(self) -> None:
+        """Convert SmolLM2's weights on first use; raises `KitError` where their loads are missing."""
+        if (self.folder / "cache/models/SmolLM2-135M-Instruct/config.json").is_file():
+            return
+        self.assemble("weights")
+        if self.run(["wander", "model", "pull", "smollm2"]):
+            raise KitError("SmolLM2 could not be converted", "see the error above")
+
+
+def require_target(target: dict[str, str]) -> None:
+    """Raise `KitError` where Python or PyTorch is not what the kit was packed for."""
+    python = ".".join(platform.python_version_tuple()[:2])
+    if python != target["python"]:
+        raise KitError(
+            f"the kit is packed for Python {target['python']}, and `{sys.executable}` is {python}",
+            f"run it with python{target['python']}, or pack with `--python {python}`",
+        )
+    if platform.machine() != target["machine"]:
+        raise KitError(f"the kit is packed for {target['machine']}, and this machine is {platform.machine()}")
+    try:
+        torch = metadata.version("torch")
+    except metadata.PackageNotFoundError:
+        raise KitError(
+            f"`{sys.executable}` has no PyTorch, and the kit brings none",
+            "run kit.py with the Python that has it",
+        ) from None
+    if not f"{torch.partition('+')[0]}.".startswith(f"{target['torch']}."):
+        raise KitError(
+            f"the kit is packed for PyTorch {target['torch']}, and `{sys.executable}` has {torch}",
+            f"pack it with `--torch {'.'.join(torch.split('.')[:2])}`",
+        )
+
+
+def require_space(folder: Path, needed: int) -> None:
+    """Raise `KitError` where the disk has too little space left."""
+    there = next(place for place in (folder, *folder.parents) if place.exists())
+    free = shutil.disk_usage(there).free
+    if needed and free < needed + SPARE:
+        raise KitError(
+            f"`{folder}` needs {(needed + SPARE) >> 20} MiB of disk, and {free >> 20} MiB are free",
+            "choose a folder on another disk with `--kit DIR`",
+        )
+
+
+def require_gpu(python: Path) -> None:
+    """Raise `KitError` where PyTorch finds no GPU."""
+    code = "import torch; print(torch.cuda.is_available(), torch.version.cuda)"
+    done = subprocess.run([str(python), "-c", code], capture_output=True, text=True, check=False)
+    if done.stdout.split()[:1] != ["True"]:
+        built = (done.stdout.split() or ["", "nothing"])[-1]
+        raise KitError(
+            f"PyTorch finds no GPU (it is built for CUDA {built})",
+            "look at `nvidia-smi`; `--device cpu` rehearses without one",
+        )
+
+
+def find_unfit(roots: Sequence[str]) -> Iterator[str]:
+    """Yield what is missing or unfit of all that these requirements need, in words."""
+    from packaging.requirements import Requirement
+    from packaging.utils import canonicalize_name
+
+    wanted = [(Requirement(root), "the kit") for root in roots]
+    seen: set[tuple[str, str]] = set()
+    while wanted:
+        requirement, by = wanted.pop()
+        try:
+            found = metadata.distribution(requirement.name)
+        except metadata.PackageNotFoundError:
+            yield f"{by} needs {requirement.name}, which is missing"
+            continue
+        if not requirement.specifier.contains(found.version, prereleases=True):
+            yield f"{by} needs {requirement}, and {found.version} is there"
+        for extra in {"", *requirement.extras}:
+            if (key := (canonicalize_name(requirement.name), extra)) in seen:
+                continue
+            seen.add(key)
+            rows = [Requirement(row) for row in found.requires or []]
+            wanted += [
+                (row, requirement.name)
+                for row in rows
+                if (row.marker.evaluate({"extra": extra}) if row.marker else not extra)
+            ]
+
+
+def describe() -> str:
+    """Return what this machine has, as a target of `pack.py`."""
+    torch = metadata.version("torch")
+    code = "import torch; print(torch.version.cuda or '')"
+    cuda = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    there = sorted(
+        {(dist.metadata["Name"].lower().replace("_", "-"), dist.version) for dist in metadata.distributions()}
+    )
+    facts = {
+        "python": ".".join(platform.python_version_tuple()[:2]),
+        "torch": ".".join(torch.split(".")[:2]),
+        "cuda": cuda.strip().partition(".")[0],
+        "glibc": platform.libc_ver()[1] or "2.28",
+        "machine": platform.machine(),
+    }
+    head = "".join(f'{name} = "{value}"\n' for name, value in facts.items())
+    return (
+        head
+        + "\n[there]\n"
+        + "".join(f'"{name}" = "{version.partition("+")[0]}"\n' for name, version in there)
+    )
+
+
+def sha256_of(file: Path) -> str:
+    """Return the SHA-256 of a file."""
+    with file.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+def write_whole(file: Path, content: bytes) -> None:
+    """Write a file so that it is there whole or not at all."""
+    with tempfile.NamedTemporaryFile(dir=file.parent, delete=False) as made:
+        made.write(content)
+    Path(made.name).rename(file)
+
+
+def call(command: Sequence[str], what: str) -> None:
+    """Run a step of the installation; its error is ours."""
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        said = (done.stderr or done.stdout).strip().splitlines()[-5:]
+        raise KitError(f"could not {what}: " + "\n  ".join(said))
+
+
+def take(kit: Kit, options: argparse.Namespace) -> int:
+    """Say what is still missing of the loads that were taken."""
+    for group in dict.fromkeys(file["group"] for file in kit.index["files"]):
+        lacking = ", ".join(map(str, kit.missing(group)))
+        print(
+            f"{group}: "
+            + (f"number {lacking} of {kit.index['loads']} loads is missing" if lacking else "complete")
+        )
+    return 0
+
+
+def smoke(kit: Kit, options: argparse.Namespace) -> int:
+    """Try every part of training on the GPU."""
+    return _run_script(kit, options, "scripts/gpu/smoke.py", ["--device", options.device])
+
+
+def experiment(kit: Kit, options: argparse.Namespace) -> int:
+    """Play a slice of an experiment."""
+    return _run_script(
+        kit, options, "scripts/gpu/slices.py", ["--device", options.device, "--runs", str(kit.runs)]
+    )
+
+
+def benchmark(kit: Kit, options: argparse.Namespace) -> int:
+    """Measure rollouts and steps."""
+    return _run_script(kit, options, "benchmarks/gpu.py", ["--device", options.device])
+
+
+def test(kit: Kit, options: argparse.Namespace) -> int:
+    """Run the tests of the source that the kit brought."""
+    return kit.run(["python", "-m", "pytest", "-p", "no:cacheprovider", *options.rest])
+
+
+def run(kit: Kit, options: argparse.Namespace) -> int:
+    """Run any command beside the kit's packages."""
+    if not options.rest:
+        raise KitError("no command is given", "`python3 kit.py run -- wander --version`")
+    return kit.run(options.rest, Path.cwd())
+
+
+def _run_script(kit: Kit, options: argparse.Namespace, script: str, own: list[str]) -> int:
+    if options.device != "cpu":
+        require_gpu(kit.python)
+    if any("smollm2" in word for word in options.rest):
+        kit.prepare_weights()
+    out = ["--out", str(options.out)] if options.out else []
+    place = Path.cwd()  # paths of the command line mean what they say
+    return kit.run(["python", str(kit.source / script), *options.rest, *own, *out], place)
+
+
+COMMANDS = {
+    "benchmark": benchmark,
+    "describe": describe,
+    "experiment": experiment,
+    "fits": find_unfit,
+    "pytest": test,
+    "run": run,
+    "smoke": smoke,
+    "take": take,
+}
+
+
+def read_arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
+    """Read the command line; what a command does not know goes to the program that it starts."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+    )
+    parser.add_argument("command", choices=sorted(COMMANDS))
+    parser.add_argument("--kit", type=Path, default=Path.home() / "wander-kit", help="the kit's folder")
+    parser.add_argument(
+        "--loads", type=Path, action="append", default=[], help="a folder of loads; may repeat"
+    )
+    parser.add_argument("--device", default="cuda", help="cpu rehearses without a GPU")
+    parser.add_argument("--out", type=Path, help="where results go")
+    parser.add_argument("--accept", action="store_true", help="go on although packages do not fit")
+    words = list(sys.argv[1:] if given is None else given)
+    own = words[: words.index("--")] if "--" in words else words
+    options, rest = parser.parse_known_args(own)
+    options.rest = [*rest, *words[len(own) + 1 :]]
+    options.kit = options.kit.expanduser().resolve()
+    options.out = options.out.resolve() if options.out else None
+    return options
+
+
+def main(given: Sequence[str] | None = None) -> int:
+    """Carry out one command; return the exit status."""
+    options = read_arguments(given)
+    try:
+        if options.command == "describe":
+            print(describe(), end="")
+            return 0
+        if options.command == "fits":
+            print(json.dumps(list(find_unfit(options.rest))))
+            return 0
+        kit = Kit(options.kit)
+        if options.loads:
+            kit.take(options.loads)
+        if options.command != "take":
+            kit.unpack(accept=options.accept)
+        return COMMANDS[options.command](kit, options)  # type: ignore[operator]
+    except KitError as error:
+        print(f"error: {error}" + (f"\n\nhint: {error.hint}" if error.hint else ""), file=sys.stderr)
+        return 2
+    except OSError as error:
+        print(f"error: {error}\n\nhint: what was there before is as it was", file=sys.stderr)
+        return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
