@@ -8,7 +8,7 @@ from html.parser import HTMLParser
 from typing import Any
 
 import pytest
-from wander_hub.web.training_run import toml_lines
+from wander.wire.settings_toml import toml_lines
 
 HTML = {"Accept": "text/html,application/xhtml+xml"}
 HOSTILE = "<script>alert(1)</script>\u202e"

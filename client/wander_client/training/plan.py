@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from wander.train.config import GRPOSettings
 from wander.train.phases import GRPOPhase, Phase, RolloutsPhase, SFTPhase
+from wander.wire.settings_toml import toml_lines
 
 from wander_client.environments.location import locate, open_environment
 from wander_client.terminal.output import counted
 
 if TYPE_CHECKING:
     from wander.sandbox import SandboxPolicy
-    from wander.types import EnvironmentInfo
 
     from wander_client.context import Invocation
 
@@ -44,9 +45,8 @@ def show_plan(
 ) -> None:
     """Load the environment with the arguments of each phase, and print what would be done."""
     planned = asyncio.run(_plan(context, environment, phases, sandbox))
-    tokens = [each.tokens_at_most for each in planned]
     rollouts = sum(each.rollouts + each.evaluation_rollouts for each in planned)
-    limit = None if None in tokens else sum(each or 0 for each in tokens)
+    limit = _sum(each.tokens_at_most for each in planned)
     data = {
         "environment": environment,
         "phases": [asdict(each) for each in planned],
@@ -58,7 +58,8 @@ def show_plan(
     def show() -> None:
         for each in planned:
             output.line(f"# {each.name}: the settings")
-            output.line(as_toml(each.settings))
+            output.line("\n".join(toml_lines(each.settings)).lstrip())
+            output.line()
         rows = [
             [
                 each.name,
@@ -86,19 +87,17 @@ async def _plan(
     turns: dict[tuple[str | None, str], int | None] = {}
 
     async def most_turns(name: str | None, arguments: Mapping[str, Any]) -> int | None:
+        """Return how often a rollout asks the model at most."""
         key = (name, json.dumps(arguments, sort_keys=True))
         if key not in turns:
             place = location if name is None else locate(context, name)
             async with open_environment(context, place, arguments, sandbox=sandbox) as opened:
-                turns[key] = turns_of(opened.handle.info)
+                info = opened.handle.info
+            most = info.max_turns if (info.max_turns or 0) > 0 else None
+            turns[key] = 1 if info.kind == "single_turn" else most
         return turns[key]
 
     return [await _plan_phase(phase, most_turns) for phase in phases]
-
-
-def turns_of(info: EnvironmentInfo) -> int | None:
-    """Return how often a rollout asks the model at most."""
-    return 1 if info.kind == "single_turn" else info.max_turns if (info.max_turns or 0) > 0 else None
 
 
 async def _plan_phase(phase: Phase, most_turns: Any) -> PlannedWork:
@@ -128,18 +127,10 @@ async def _plan_grpo(phase: GRPOPhase, shown: dict[str, Any], most_turns: Any) -
     per_rollout = None if None in most else max(turn or 0 for turn in most) * limit
     if (whole := settings.sampling.max_rollout_tokens) is not None:
         per_rollout = min(per_rollout or whole, whole)
-    tokens = _product(rollouts, per_rollout)
     evaluated, evaluation_tokens = await _plan_evaluations(settings, most_turns)
-    return PlannedWork(
-        phase.name,
-        phase.kind,
-        settings.model.path,
-        steps,
-        rollouts,
-        evaluated,
-        None if tokens is None or evaluation_tokens is None else tokens + evaluation_tokens,
-        shown,
-    )
+    tokens = _sum([_product(rollouts, per_rollout), evaluation_tokens])
+    model = settings.model.path
+    return PlannedWork(phase.name, phase.kind, model, steps, rollouts, evaluated, tokens, shown)
 
 
 async def _plan_evaluations(settings: GRPOSettings, most_turns: Any) -> tuple[int, int | None]:
@@ -149,46 +140,22 @@ async def _plan_evaluations(settings: GRPOSettings, most_turns: Any) -> tuple[in
         return 0, 0
     steps = settings.schedule.steps
     times = 1 + steps // section.every + (steps % section.every != 0)
-    rollouts, tokens = 0, 0
-    limited = True
+    limit = section.max_tokens or settings.sampling.max_tokens
+    counts, tokens = [], []
     for cell in settings.evaluation_cells:
         base = {} if cell.environment else settings.environment.arguments
-        count = times * (cell.examples or section.examples)
+        counts.append(times * (cell.examples or section.examples))
         turns = await most_turns(cell.environment, {**base, **cell.arguments})
-        most = _product(count, turns, section.max_tokens or settings.sampling.max_tokens)
-        rollouts += count
-        tokens += most or 0
-        limited = limited and most is not None
-    return rollouts, tokens if limited else None
+        tokens.append(_product(counts[-1], turns, limit))
+    return sum(counts), _sum(tokens)
+
+
+def _sum(parts: Iterable[int | None]) -> int | None:
+    """Return a sum; None where a part has no limit."""
+    known = list(parts)
+    return None if None in known else sum(part or 0 for part in known)
 
 
 def _product(*factors: int | None) -> int | None:
-    product = 1
-    for factor in factors:
-        if factor is None:
-            return None
-        product *= factor
-    return product
-
-
-def as_toml(settings: Mapping[str, Any]) -> str:
-    """Return settings as a file of them would say it; what is not set is left out."""
-    lines = []
-    for section, fields in settings.items():
-        if isinstance(fields, Mapping):
-            lines.append(f"[{section}]")
-            lines += [f"{name} = {_toml_value(value)}" for name, value in fields.items() if value is not None]
-            lines.append("")
-        elif fields:
-            lines += [f"{section} = {_toml_value(fields)}", ""]
-    return "\n".join(lines)
-
-
-def _toml_value(value: Any) -> str:
-    if isinstance(value, Mapping):
-        given = {key: item for key, item in value.items() if item is not None}
-        inner = ", ".join(f"{json.dumps(key)} = {_toml_value(item)}" for key, item in given.items())
-        return f"{{ {inner} }}" if inner else "{}"
-    if isinstance(value, list):
-        return "[" + ", ".join(_toml_value(item) for item in value) + "]"
-    return json.dumps(value, ensure_ascii=False)
+    known = [factor for factor in factors if factor is not None]
+    return math.prod(known) if len(known) == len(factors) else None
