@@ -72,10 +72,34 @@ class Invocation:
         return open_hub(self.settings.hub, credential, login=login, transport=self._transport)
 
     def workflow_credential(self) -> Credential | None:
-        """Return a token for the identity of the workflow that runs this; None where none does."""
-        from wander_client.hub.trusted_publishing import workflow_credential
+        """Return a token of fifteen minutes for the workflow that runs this; None where none does.
 
-        return workflow_credential(self.settings.hub, transport=self._transport)
+        Raises `LoginRequired` when it has no identity to show, or the hub does not trust it.
+        """
+        import id as identity
+        from wander.wire.trusted_publishing import Audience, MintedToken, MintRequest
+
+        from wander_client.credentials import Credential
+        from wander_client.errors import ClientError, LoginRequired, NotFound
+        from wander_client.hub.api import open_hub
+
+        hint = "trust this workflow with `wander publisher add`, or set `WANDER_TOKEN`"
+        with open_hub(self.settings.hub, None, transport=self._transport) as hub:
+            try:
+                audience = hub.read("/_/oidc/audience", Audience).audience
+            except NotFound:
+                return None  # a hub without trusted publishing
+            try:
+                token = identity.detect_credential(audience)
+            except identity.IdentityError as error:
+                raise LoginRequired(f"this workflow has no identity to show: {error}", hint=hint) from error
+            if token is None:
+                return None
+            try:
+                minted = hub.change("POST", "/_/oidc/mint-token", MintedToken, MintRequest(token=token))
+            except ClientError as error:
+                raise LoginRequired(str(error), hint=hint) from error
+        return Credential(minted.token, "the identity of this workflow")
 
     def hub_with(self, token: str) -> AbstractContextManager[HubApi]:
         """Return the hub's API for a token that is not stored yet."""

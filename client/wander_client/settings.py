@@ -68,6 +68,17 @@ def load_settings(hub: str | None = None, environ: Mapping[str, str] | None = No
         raise UsageError(
             f"`hubs` in `{path}` is no table of URLs", hint='write `[hubs]` and `name = "URL"` lines'
         )
+    serve_python = environ.get("WANDER_SERVE_PYTHON") or stored.get("serve_python")
+    if serve_python is not None and not isinstance(serve_python, str):
+        raise UsageError(
+            f"`serve_python` in `{path}` is no path", hint='write `serve_python = "/path/python"`'
+        )
+    prices = stored.get("prices", {})
+    if not isinstance(prices, dict):
+        raise UsageError(
+            f"`prices` in `{path}` is no table",
+            hint='write `[prices]` and `"MODEL" = { prompt = 0.15, completion = 0.60 }` lines',
+        )
     choices = [
         (hub, "--hub"),
         (environ.get("WANDER_HUB"), "WANDER_HUB"),
@@ -85,14 +96,16 @@ def load_settings(hub: str | None = None, environ: Mapping[str, str] | None = No
         runs_dir=_folder(environ, "WANDER_RUNS_DIR", Path("runs")),
         hubs={name: hub_url(url) for name, url in hubs.items()},
         sandbox=_switch(environ.get("WANDER_SANDBOX"), stored.get("sandbox", False), path),
-        serve_python=_text(environ.get("WANDER_SERVE_PYTHON") or stored.get("serve_python"), path),
-        prices=_table(stored.get("prices", {}), path),
+        serve_python=serve_python or None,
+        prices=prices,
     )
 
 
 def hub_url(value: str) -> str:
     """Return the normal form of a hub's URL; credentials inside it are refused."""
-    parts = urlsplit(value if "://" in value else f"{_usual_scheme(value)}://{value}")
+    here = re.match(r"(localhost|127\.\d+\.\d+\.\d+|\[::1\])(:|/|$)", value)
+    usual = "http" if here else "https"  # a hub on this machine has no certificate
+    parts = urlsplit(value if "://" in value else f"{usual}://{value}")
     try:
         port = parts.port
     except ValueError:
@@ -108,11 +121,6 @@ def hub_url(value: str) -> str:
     return urlunsplit((parts.scheme, parts.netloc, parts.path.rstrip("/"), "", ""))
 
 
-def _usual_scheme(host: str) -> str:
-    """A hub on this machine has no certificate."""
-    return "http" if re.match(r"(localhost|127\.\d+\.\d+\.\d+|\[::1\])(:|/|$)", host) else "https"
-
-
 def _only_login(config_dir: Path) -> str | None:
     """Return the hub that the user is logged in to when there is one alone."""
     try:
@@ -124,23 +132,6 @@ def _only_login(config_dir: Path) -> str | None:
 
 def _folder(environ: Mapping[str, str], variable: str, default: Path) -> Path:
     return Path(environ[variable]).expanduser() if environ.get(variable) else default
-
-
-def _text(value: object, path: Path) -> str | None:
-    if value is not None and not isinstance(value, str):
-        raise UsageError(
-            f"`serve_python` in `{path}` is no path", hint='write `serve_python = "/path/python"`'
-        )
-    return value or None
-
-
-def _table(value: object, path: Path) -> Mapping[str, object]:
-    if not isinstance(value, dict):
-        raise UsageError(
-            f"`prices` in `{path}` is no table",
-            hint='write `[prices]` and `"MODEL" = { prompt = 0.15, completion = 0.60 }` lines',
-        )
-    return value
 
 
 def _switch(variable: str | None, stored: object, path: Path) -> bool:

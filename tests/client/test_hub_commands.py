@@ -19,7 +19,7 @@ from wander.wire.uploads import NewUpload, UploadFile
 from wander_client.commands.account import login
 from wander_client.errors import ClientError, LoginRequired, NotFound, Unavailable
 from wander_client.hub.api import HubApi, open_hub
-from wander_client.packages.staged_upload import publish_files
+from wander_client.hub.transfer import publish_files
 
 
 @pytest.fixture

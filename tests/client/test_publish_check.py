@@ -8,7 +8,7 @@ import pytest
 from command_line import ENVIRONMENT, HubRoom
 from package_mirror import build_mirror
 from wander.checks.report import CHECKS, CheckReport, result
-from wander_client.packages.publish_check import MESSAGE_LENGTH, summary_of
+from wander_client.packages.publish import MESSAGE_LENGTH, summary_of
 
 BROKEN = Path(__file__).parent.parent / "sdk" / "broken_environments"
 PROJECT = """

@@ -12,9 +12,9 @@ from archive_forge import MODULE, PROJECT, SDIST_NAME, WHEEL_NAME, metadata, sdi
 from command_line import HubRoom
 from wander.wire.uploads import NewUpload, UploadFile
 from wander_client.errors import ClientError, Unavailable
+from wander_client.hub import transfer
 from wander_client.hub.api import HubApi
-from wander_client.packages import staged_upload as staged
-from wander_client.packages.staged_upload import publish_files
+from wander_client.hub.transfer import Publication, publish_files
 
 KIB = 1024
 DATA = hashlib.shake_256(b"data").digest(500 * KIB)
@@ -44,12 +44,12 @@ class Flaky(httpx.BaseTransport):
 
 @pytest.fixture(autouse=True)
 def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(staged, "CHUNK_BYTES", 100 * KIB)
+    monkeypatch.setattr(transfer, "CHUNK_BYTES", 100 * KIB)
 
 
 def published(
     hub: HubRoom, loses: Callable[[str, int], str | None], files: dict[str, bytes] = FILES
-) -> tuple[staged.Publication, list[str], list[int]]:
+) -> tuple[Publication, list[str], list[int]]:
     """Publish over a flaky network; return what came out, the requests, and the progress that was told."""
     transport = Flaky(hub.transport, loses)
     api = HubApi("http://testserver", hub.token, transport=transport)
@@ -90,7 +90,7 @@ def test_what_is_lost_is_asked_for_again(hub: HubRoom, what: str, lost: str) -> 
 
 
 def test_the_next_command_goes_on_where_one_gave_up(hub: HubRoom, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(staged, "PATIENCE", 0.1)
+    monkeypatch.setattr(transfer, "PATIENCE", 0.1)
     with pytest.raises(Unavailable) as caught:
         published(hub, lambda each, number: "request" if each == "PUT" and number > 3 else None)
     assert "run the same command again" in (caught.value.hint or "")

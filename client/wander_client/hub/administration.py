@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from urllib.parse import quote
-
 from wander.wire import (
     BoardInfo,
     BoardSettings,
@@ -29,22 +27,20 @@ from wander.wire.changes import (
 )
 from wander.wire.trusted_publishing import NewPublisher, PublisherInfo, PublisherList
 
-from wander_client.errors import UsageError
-from wander_client.hub.api import HubApi
+from wander_client.hub.api import HubApi, environment_path, quote_part
 from wander_client.names import EnvironmentName, parse_name
 
 
 def yank(hub: HubApi, name: EnvironmentName, reason: str | None, *, undo: bool) -> VersionDetail:
     """Yank a version or offer it again."""
-    path = f"{_path(name)}/versions/{_part(name.version or '')}/yank"
-    if undo:
-        return hub.change("DELETE", path, VersionDetail)
-    return hub.change("PUT", path, VersionDetail, Reason(reason=reason))
+    path = _path(name, "versions", name.version or "", "yank")
+    method, body = ("DELETE", None) if undo else ("PUT", Reason(reason=reason))
+    return hub.change(method, path, VersionDetail, body)
 
 
 def delete_version(hub: HubApi, name: EnvironmentName, reason: str | None) -> VersionDetail:
     """Delete the files of a version."""
-    path = f"{_path(name)}/versions/{_part(name.version or '')}"
+    path = _path(name, "versions", name.version or "")
     return hub.change("DELETE", path, VersionDetail, params={"reason": reason})
 
 
@@ -55,29 +51,28 @@ def delete_environment(hub: HubApi, name: EnvironmentName, reason: str | None) -
 
 def set_status(hub: HubApi, name: EnvironmentName, status: NewStatus) -> EnvironmentDetail:
     """Deprecate, archive, quarantine, or take that back."""
-    return hub.change("PUT", f"{_path(name)}/status", EnvironmentDetail, status)
+    return hub.change("PUT", _path(name, "status"), EnvironmentDetail, status)
 
 
 def set_visibility(hub: HubApi, name: EnvironmentName, *, private: bool) -> EnvironmentDetail:
     """Make an environment private or public."""
-    body = NewVisibility(private=private)
-    return hub.change("PUT", f"{_path(name)}/visibility", EnvironmentDetail, body)
+    return hub.change("PUT", _path(name, "visibility"), EnvironmentDetail, NewVisibility(private=private))
 
 
 def transfer(hub: HubApi, name: EnvironmentName, place: NewPlace) -> EnvironmentDetail:
     """Give an environment another owner or name."""
-    return hub.change("POST", f"{_path(name)}/transfer", EnvironmentDetail, place)
+    return hub.change("POST", _path(name, "transfer"), EnvironmentDetail, place)
 
 
 def fork(hub: HubApi, name: EnvironmentName, place: NewPlace) -> EnvironmentDetail:
     """Begin an environment with a version of another's."""
-    return hub.change("POST", f"{_path(name)}/fork", EnvironmentDetail, place)
+    return hub.change("POST", _path(name, "fork"), EnvironmentDetail, place)
 
 
 def set_default_visibility(hub: HubApi, owner: str, *, private: bool) -> OwnerSettings:
     """Choose what new environments of an owner are."""
     body = OwnerSettings(private_by_default=private)
-    return hub.change("PUT", f"/api/v1/owners/{_part(owner)}/settings", OwnerSettings, body)
+    return hub.change("PUT", f"/api/v1/owners/{quote_part(owner)}/settings", OwnerSettings, body)
 
 
 def members(hub: HubApi, target: str) -> list[Member]:
@@ -87,13 +82,13 @@ def members(hub: HubApi, target: str) -> list[Member]:
 
 def set_role(hub: HubApi, target: str, user: str, role: Role) -> list[Member]:
     """Give somebody a role."""
-    path = f"{_target(target)}/members/{_part(user)}"
+    path = f"{_target(target)}/members/{quote_part(user)}"
     return hub.change("PUT", path, MemberList, NewRole(role=role)).data
 
 
 def remove_role(hub: HubApi, target: str, user: str) -> list[Member]:
     """Take somebody's role."""
-    return hub.change("DELETE", f"{_target(target)}/members/{_part(user)}", MemberList).data
+    return hub.change("DELETE", f"{_target(target)}/members/{quote_part(user)}", MemberList).data
 
 
 def new_token(hub: HubApi, wanted: NewToken) -> CreatedToken:
@@ -108,22 +103,22 @@ def tokens(hub: HubApi) -> list[TokenInfo]:
 
 def revoke(hub: HubApi, prefix: str) -> TokenInfo:
     """End a token."""
-    return hub.change("DELETE", f"/api/v1/tokens/{_part(prefix)}", TokenInfo)
+    return hub.change("DELETE", f"/api/v1/tokens/{quote_part(prefix)}", TokenInfo)
 
 
 def publishers(hub: HubApi, owner: str) -> list[PublisherInfo]:
     """Return the workflows that may publish for an owner."""
-    return hub.read(f"/api/v1/owners/{_part(owner)}/publishers", PublisherList).data
+    return hub.read(f"/api/v1/owners/{quote_part(owner)}/publishers", PublisherList).data
 
 
 def add_publisher(hub: HubApi, owner: str, wanted: NewPublisher) -> PublisherInfo:
     """Trust a workflow."""
-    return hub.change("POST", f"/api/v1/owners/{_part(owner)}/publishers", PublisherInfo, wanted)
+    return hub.change("POST", f"/api/v1/owners/{quote_part(owner)}/publishers", PublisherInfo, wanted)
 
 
 def remove_publisher(hub: HubApi, owner: str, number: int) -> PublisherInfo:
     """Trust a workflow no more."""
-    return hub.change("DELETE", f"/api/v1/owners/{_part(owner)}/publishers/{number}", PublisherInfo)
+    return hub.change("DELETE", f"/api/v1/owners/{quote_part(owner)}/publishers/{number}", PublisherInfo)
 
 
 def boards(hub: HubApi, name: EnvironmentName) -> tuple[list[BoardInfo], Leaderboard]:
@@ -147,23 +142,16 @@ def settings_of(shown: Leaderboard) -> BoardSettings:
 
 def arrange_board(hub: HubApi, shown: Leaderboard, wanted: BoardSettings) -> BoardInfo:
     """Show a board so."""
-    name = EnvironmentName(shown.owner, shown.name, shown.version)
-    path = f"{_path(name)}/versions/{_part(shown.version)}/boards/{_part(shown.board or '')}"
+    path = environment_path(shown.owner, shown.name, "versions", shown.version, "boards", shown.board or "")
     return hub.change("PUT", path, BoardInfo, wanted)
 
 
-def _path(name: EnvironmentName) -> str:
-    return f"/api/v1/environments/{_part(name.owner)}/{_part(name.name)}"
+def _path(name: EnvironmentName, *rest: str) -> str:
+    return environment_path(name.owner, name.name, *rest)
 
 
 def _target(target: str) -> str:
     """Return the path of an owner or an environment."""
     if "/" in target:
         return _path(parse_name(target))
-    return f"/api/v1/owners/{_part(target.lower())}"
-
-
-def _part(value: str) -> str:
-    if value in ("", ".", ".."):
-        raise UsageError(f"`{value}` is no name", hint="write `owner`, `owner/name` or `owner/name@version`")
-    return quote(value, safe="")
+    return f"/api/v1/owners/{quote_part(target.lower())}"

@@ -45,6 +45,12 @@ LONGEST_WAIT = 5.0
 Model = TypeVar("Model", bound=BaseModel)
 
 
+class _IndexPage(BaseModel):
+    """What is read of a page of a package index (PEP 691)."""
+
+    files: list[dict[str, Any]]
+
+
 @contextlib.contextmanager
 def open_hub(
     url: str,
@@ -56,11 +62,9 @@ def open_hub(
     """Yield the hub's API; with `login=True` a missing token fails before anything is sent."""
     if login and credential is None:
         raise LoginRequired(f"no token for `{url}`", hint="run `wander login` or set `WANDER_TOKEN`")
-    hub = HubApi(url, credential.token if credential else None, transport=transport)
-    try:
+    token = credential.token if credential else None
+    with contextlib.closing(HubApi(url, token, transport=transport)) as hub:
         yield hub
-    finally:
-        hub.close()
 
 
 class HubApi:
@@ -98,7 +102,7 @@ class HubApi:
 
     def whoami(self) -> Whoami:
         """Return whose token is in use."""
-        return self._get("/api/v1/whoami", Whoami)
+        return self.read("/api/v1/whoami", Whoami)
 
     def environments(
         self,
@@ -111,33 +115,30 @@ class HubApi:
     ) -> EnvironmentPage:
         """Return a page of environments that match."""
         params = {"q": query or None, "owner": owner, "tag": tag, "limit": limit, "cursor": cursor}
-        return self._get("/api/v1/environments", EnvironmentPage, params)
+        return self.read("/api/v1/environments", EnvironmentPage, params)
 
     def environment(self, owner: str, name: str) -> EnvironmentDetail:
         """Return one environment with its newest version."""
-        return self._get(f"/api/v1/environments/{_part(owner)}/{_part(name)}", EnvironmentDetail)
+        return self.read(environment_path(owner, name), EnvironmentDetail)
 
     def version(self, owner: str, name: str, version: str) -> VersionDetail:
         """Return one version with its files."""
-        path = f"/api/v1/environments/{_part(owner)}/{_part(name)}/versions/{_part(version)}"
-        return self._get(path, VersionDetail)
+        return self.read(environment_path(owner, name, "versions", version), VersionDetail)
 
     def index_files(self, owner: str, project: str) -> list[dict[str, Any]] | None:
         """Return the files of a project in an owner's package index, or None when it has no such project."""
-        path = f"/{_part(owner)}/simple/{_part(project)}/"
+        path = f"/{quote_part(owner)}/simple/{quote_part(project)}/"
         accept = {"Accept": "application/vnd.pypi.simple.v1+json"}
         try:
             response = self._send("GET", path, headers=accept)
         except NotFound:
             return None
-        files = self._json(response).get("files")
-        if not isinstance(files, list):
-            raise self._no_hub(response)
+        files = self._parse(response, _IndexPage).files
         return [{**file, "url": str(response.url.join(file["url"]))} for file in files]
 
     def attach_lock(self, owner: str, name: str, version: str, content: bytes) -> VersionDetail:
         """Give a published version its `pylock.toml`."""
-        path = f"/api/v1/environments/{_part(owner)}/{_part(name)}/versions/{_part(version)}/pylock.toml"
+        path = environment_path(owner, name, "versions", version, "pylock.toml")
         headers = {"Content-Type": "application/toml"}
         return self._parse(self._send("PUT", path, content=content, headers=headers), VersionDetail)
 
@@ -169,21 +170,21 @@ class HubApi:
 
     def run(self, run_id: str) -> RunDetail:
         """Return a posted run."""
-        return self._get(f"/api/v1/runs/{_part(run_id)}", RunDetail)
+        return self.read(f"/api/v1/runs/{quote_part(run_id)}", RunDetail)
 
     def runs(
         self, *, environment: str | None = None, model: str | None = None, cursor: str | None = None
     ) -> RunPage:
         """Return a page of posted runs, the newest first; `environment` is `owner/name`."""
         params = {"environment": environment, "model": model, "cursor": cursor}
-        return self._get("/api/v1/runs", RunPage, params)
+        return self.read("/api/v1/runs", RunPage, params)
 
     def rollout_rows(self, run_id: str) -> Iterator[RolloutRow]:
         """Yield the rows of a posted run's rollouts, without messages, page by page."""
         offset = 0
         while True:
-            path = f"/api/v1/runs/{_part(run_id)}/rollouts"
-            page = self._get(path, RolloutPage, {"offset": offset, "limit": 1000})
+            path = f"/api/v1/runs/{quote_part(run_id)}/rollouts"
+            page = self.read(path, RolloutPage, {"offset": offset, "limit": 1000})
             yield from page.data
             offset += len(page.data)
             if not page.data or offset >= page.total:
@@ -191,30 +192,30 @@ class HubApi:
 
     def rollout(self, run_id: str, number: int) -> Rollout:
         """Return one whole rollout of a posted run."""
-        return self._get(f"/api/v1/runs/{_part(run_id)}/rollouts/{number}", Rollout)
+        return self.read(f"/api/v1/runs/{quote_part(run_id)}/rollouts/{number}", Rollout)
 
     def rollouts(self, run_id: str) -> Iterator[Rollout]:
         """Yield every whole rollout of a posted run, as they arrive."""
-        with self._stream(f"/api/v1/runs/{_part(run_id)}/rollouts.jsonl") as response:
+        with self._stream(f"/api/v1/runs/{quote_part(run_id)}/rollouts.jsonl") as response:
             for line in response.iter_lines():
                 yield Rollout.model_validate_json(line)
 
     def request_verification(self, run_id: str, wanted: VerificationRequest) -> VerificationInfo:
         """Ask the hub to replay a run; return the verification under way if there is one."""
-        path = f"/api/v1/runs/{_part(run_id)}/verifications"
-        return self._parse(self._send("POST", path, json=wanted.model_dump()), VerificationInfo)
+        path = f"/api/v1/runs/{quote_part(run_id)}/verifications"
+        return self.change("POST", path, VerificationInfo, wanted)
 
     def verifications(self, run_id: str) -> list[VerificationInfo]:
         """Return every verification of a run, the newest first."""
-        return self._get(f"/api/v1/runs/{_part(run_id)}/verifications", VerificationList).data
+        return self.read(f"/api/v1/runs/{quote_part(run_id)}/verifications", VerificationList).data
 
     def cancel_verification(self, number: int) -> VerificationInfo:
         """Cancel a verification."""
-        return self._parse(self._send("DELETE", f"/api/v1/verifications/{number}"), VerificationInfo)
+        return self.change("DELETE", f"/api/v1/verifications/{number}", VerificationInfo)
 
     def verification(self, number: int) -> VerificationInfo:
         """Return the progress of a verification, or its result."""
-        return self._get(f"/api/v1/verifications/{number}", VerificationInfo)
+        return self.read(f"/api/v1/verifications/{number}", VerificationInfo)
 
     def leaderboard(
         self,
@@ -231,13 +232,12 @@ class HubApi:
         `wanted` are the filters of the API: `runs`, `sort`, `level`, `model`, `since`, `until`, `limit`,
         `cursor`; those that are None are left out.
         """
-        path = f"/api/v1/environments/{_part(owner)}/{_part(name)}/leaderboard"
         chosen = {"version": version, "task_set": task_set, "board": board}
-        return self._get(path, Leaderboard, chosen | wanted)
+        return self.read(environment_path(owner, name, "leaderboard"), Leaderboard, chosen | wanted)
 
-    def read(self, path: str, model: type[Model]) -> Model:
+    def read(self, path: str, model: type[Model], params: Mapping[str, Any] | None = None) -> Model:
         """Return the answer of a route; `path` is already quoted."""
-        return self._get(path, model)
+        return self._parse(self._send("GET", path, params=params), model)
 
     @overload
     def change(
@@ -266,7 +266,7 @@ class HubApi:
     ) -> Model | None:
         """Send a change and return the answer, or None when it has no body; `path` is already quoted."""
         json = body.model_dump(mode="json") if body is not None else None
-        response = self._send(method, path, json=json, params=_drop_unset(params or {}))
+        response = self._send(method, path, json=json, params=params)
         return self._parse(response, model) if model is not None else None
 
     def send_bytes(
@@ -278,18 +278,22 @@ class HubApi:
 
     # the transport
 
-    def _get(self, path: str, model: type[Model], params: Mapping[str, Any] | None = None) -> Model:
-        return self._parse(self._send("GET", path, params=_drop_unset(params or {})), model)
-
-    def _send(self, method: str, path: str, **options: Any) -> httpx.Response:
+    def _send(
+        self, method: str, path: str, *, params: Mapping[str, Any] | None = None, **options: Any
+    ) -> httpx.Response:
         """Send a request; reads are retried while the hub is busy, writes never."""
+        given = {name: value for name, value in (params or {}).items() if value is not None}
         attempts = ATTEMPTS if method == "GET" else 1
         for attempt in range(1, attempts + 1):
             with self._reach():
-                response = self._http.request(method, path, **options)
+                response = self._http.request(method, path, params=given or None, **options)
             if response.status_code not in RETRY_STATUSES or attempt == attempts:
                 break
-            self._sleep(_wait_before_retry(response, attempt))
+            try:
+                wait = float(response.headers.get("Retry-After", ""))
+            except ValueError:
+                wait = 0.3 * 2**attempt
+            self._sleep(min(max(wait, 0.0), LONGEST_WAIT))
         if not response.is_success:
             raise self._error(response)
         return response
@@ -348,15 +352,6 @@ class HubApi:
         except ValidationError as error:
             raise self._no_hub(response) from error
 
-    def _json(self, response: httpx.Response) -> dict[str, Any]:
-        try:
-            body = response.json()
-        except ValueError as error:
-            raise self._no_hub(response) from error
-        if not isinstance(body, dict):
-            raise self._no_hub(response)
-        return body
-
     def _no_hub(self, response: httpx.Response) -> ClientError:
         return Unavailable(
             f"`{response.url}` answered {response.status_code} in a form this client does not know",
@@ -370,11 +365,7 @@ def problem_error(problem: Problem, hub: str, *, authenticated: bool) -> ClientE
     """Return the error for a hub's problem answer; its code stays as the hub wrote it."""
     message = problem.detail or problem.title
     text = message[:1].lower() + message[1:].rstrip(".") if message else f"refused ({problem.status})"
-    if problem.errors:
-        lines = [str(item.get("msg") or item.get("message") or item) for item in problem.errors[:5]]
-        detail = "\n".join(lines)
-    else:
-        detail = None
+    lines = [str(item.get("msg") or item.get("message") or item) for item in (problem.errors or [])[:5]]
     kind: type[ClientError] = ClientError
     hint = problem.hint
     if problem.status == 401:
@@ -394,31 +385,24 @@ def problem_error(problem: Problem, hub: str, *, authenticated: bool) -> ClientE
         text,
         hint=hint,
         code=problem.code,
-        detail=detail,
+        detail="\n".join(lines) or None,
         request_id=problem.request_id if problem.status >= 500 else None,
         retryable=problem.status == 429 or problem.status >= 500,
     )
 
 
-def _part(value: str) -> str:
+def environment_path(owner: str, name: str, *rest: str) -> str:
+    """Return the path of an environment, or of something below it."""
+    return "/".join(["/api/v1/environments", *map(quote_part, (owner, name, *rest))])
+
+
+def quote_part(value: str) -> str:
     """Quote one part of a path; dots alone would climb out of it."""
     if value in ("", ".", ".."):
-        raise UsageError(f"`{value}` is no name", hint="write `owner/name` or `owner/name@version`")
+        raise UsageError(f"`{value}` is no name", hint="write `owner`, `owner/name` or `owner/name@version`")
     return quote(value, safe="")
-
-
-def _drop_unset(params: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in params.items() if value is not None}
 
 
 def _origin(url: str) -> tuple[str, str | None, int | None]:
     parts = urlsplit(url)
     return parts.scheme, parts.hostname, parts.port
-
-
-def _wait_before_retry(response: httpx.Response, attempt: int) -> float:
-    try:
-        asked = float(response.headers.get("Retry-After", ""))
-    except ValueError:
-        asked = 0.3 * 2**attempt
-    return min(max(asked, 0.0), LONGEST_WAIT)

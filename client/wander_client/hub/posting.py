@@ -121,11 +121,10 @@ def pack_run(manifest: RunManifest, files: list[Path]) -> Iterator[Parcel]:
             for block in blocks(rollouts):
                 plain.write(block)
         offsets, lengths, digest = _in_order(manifest, plain, rollouts)
-        beside = {path.name: path for path in artifacts}
-        digests = {name: _file_digest(path) for name, path in beside.items()}
+        digests = {path.name: file_digest(path) for path in artifacts}
         text = manifest_file.read_bytes()
         sha256 = run_digest(text, digest, digests)
-        yield Parcel(text, plain, offsets, lengths, beside, digests, sha256)
+        yield Parcel(text, plain, offsets, lengths, {path.name: path for path in artifacts}, digests, sha256)
 
 
 def post(
@@ -200,11 +199,10 @@ def _in_order(
             offsets[place], lengths[place] = offset, len(line)
             digests[place * DIGEST_BYTES : (place + 1) * DIGEST_BYTES] = line_digest(line)
         offset += len(line)
-    whole = RolloutsDigest()
-    for place, start in enumerate(offsets):
-        if start != _NOWHERE:
-            whole.add(bytes(digests[place * DIGEST_BYTES : (place + 1) * DIGEST_BYTES]))
     there = [place for place, start in enumerate(offsets) if start != _NOWHERE]
+    whole = RolloutsDigest()
+    for place in there:
+        whole.add(bytes(digests[place * DIGEST_BYTES : (place + 1) * DIGEST_BYTES]))
     found = (array("q", [offsets[place] for place in there]), array("q", [lengths[place] for place in there]))
     return *found, whole.hexdigest()
 
@@ -226,6 +224,7 @@ def _key(line: bytes, number: int, path: Path) -> tuple[str, int] | None:
         ) from error
 
 
-def _file_digest(path: Path) -> str:
+def file_digest(path: Path) -> str:
+    """Return the SHA-256 of a file."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()

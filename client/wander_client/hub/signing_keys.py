@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import base64
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -40,14 +42,11 @@ def key_file(config_dir: Path) -> Path:
 
 def read_key(config_dir: Path) -> SigningKey:
     """Return the key of this machine; raises `NotFound` where there is none."""
-    try:
+    with _explain_missing_library():
         from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
         from cryptography.hazmat.primitives.serialization import load_pem_private_key
-    except ImportError as error:
-        raise _explain_missing_library() from error
-    path = key_file(config_dir)
     try:
-        text = path.read_bytes()
+        text = key_file(config_dir).read_bytes()
     except FileNotFoundError:
         raise NotFound(
             "this machine has no key to sign with", hint="make one: `wander key new`", code="no_key"
@@ -59,11 +58,9 @@ def read_key(config_dir: Path) -> SigningKey:
 
 def make_key(config_dir: Path) -> SigningKey:
     """Make a key and keep it where nobody else of this machine reads it."""
-    try:
+    with _explain_missing_library():
         from cryptography.hazmat.primitives import serialization
         from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-    except ImportError as error:
-        raise _explain_missing_library() from error
     private = Ed25519PrivateKey.generate()
     text = private.private_bytes(
         serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
@@ -76,12 +73,16 @@ def make_key(config_dir: Path) -> SigningKey:
     return SigningKey(private)
 
 
-def _explain_missing_library() -> ClientError:
-    return ClientError(
-        "signing needs packages that are not installed",
-        hint="run `pip install 'wander-client[signing]'`",
-        code="missing_extra",
-    )
+@contextmanager
+def _explain_missing_library() -> Iterator[None]:
+    try:
+        yield
+    except ImportError as error:
+        raise ClientError(
+            "signing needs packages that are not installed",
+            hint="run `pip install 'wander-client[signing]'`",
+            code="missing_extra",
+        ) from error
 
 
 def register(hub: HubApi, key: SigningKey, name: str) -> KeyInfo:

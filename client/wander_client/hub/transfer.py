@@ -1,16 +1,26 @@
-"""Sends what goes to a hub in parts, whatever is lost on the way.
+"""Sends what goes to a hub in parts, whatever is lost on the way: requests, and the files of a version.
 
 Every request of a transfer is harmless when it is repeated, so each is made again while the hub does not
-answer, and whoever was cut off goes on where the hub is.
+answer, and whoever was cut off goes on where the hub is. Whatever ends an attempt (Ctrl-C, a lost network,
+`kill -9`), the hub keeps what it has of a version's files for a while. Builds of the common backends give the
+same bytes every time; where a build does not, it is another upload.
 """
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Callable
-from typing import TypeVar
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from itertools import count
+from typing import BinaryIO, TypeVar
+from urllib.parse import quote
 
-from wander_client.errors import Unavailable
+from wander.wire import VersionDetail
+from wander.wire.uploads import OFFSET_HEADER, NewUpload, UploadedFile, UploadSession
+
+from wander_client.errors import ClientError, Unavailable
 from wander_client.hub.api import HubApi, Model
 
 ATTEMPTS = 5
@@ -19,6 +29,12 @@ CHUNK_BYTES = 4 * 1024 * 1024
 """Bytes of a part, about; a single rollout may be larger."""
 _FIRST_WAIT, _LONGEST_WAIT = 0.5, 10.0
 
+PATIENCE = 15.0
+"""Seconds for which a hub that does not answer is asked again."""
+_GO_ON = "run the same command again: it goes on where this one stopped"
+
+Told = Callable[[int, int], None]
+"""Is told how many bytes the hub has, and of how many."""
 Answer = TypeVar("Answer")
 
 
@@ -57,3 +73,76 @@ class Sender:
                 self._trouble(f"{error}; trying again")
                 self._sleep(wait)
                 wait = min(2 * wait, _LONGEST_WAIT)
+
+
+@dataclass(frozen=True)
+class Publication:
+    """A published version."""
+
+    version: VersionDetail
+    sent: frozenset[str]
+    """Names of the files that the version did not have before."""
+    resumed_bytes: int
+    """What the hub had of them from an earlier attempt."""
+
+
+def publish_files(
+    hub: HubApi,
+    wanted: NewUpload,
+    bodies: Mapping[str, BinaryIO],
+    *,
+    told: Told = lambda done, total: None,
+    sleep: Callable[[float], None] = time.sleep,
+) -> Publication:
+    """Publish files, whose bytes are `bodies` by name, as one version; all become visible or none.
+
+    Raises what the hub refuses them for; `Unavailable` when it cannot be reached for a while.
+    """
+    session = hub.change("POST", "/api/v1/uploads", UploadSession, wanted)
+    sender = Sender(hub, PATIENCE, _GO_ON, sleep=sleep)
+    place = f"/api/v1/uploads/{quote(session.id, safe='')}"
+    total, done = sum(file.size for file in session.files), sum(file.offset for file in session.files)
+    try:
+        for file in session.files:
+            for offset in _send_file(sender, place, file, bodies, session.chunk_bytes):
+                told(done - file.offset + offset, total)
+            done += file.size - file.offset
+        version = sender.persist(lambda: hub.change("POST", f"{place}/finalize", VersionDetail))
+    except Unavailable:
+        raise
+    except ClientError:
+        # The hub refuses these very bytes: nobody will want the rest of them.
+        with contextlib.suppress(ClientError):
+            hub.change("DELETE", place, None)
+        raise
+    sent = frozenset(file.filename for file in session.files if not file.published)
+    resumed = sum(file.offset for file in session.files if not file.published)
+    return Publication(version, sent, resumed)
+
+
+def _send_file(
+    sender: Sender, place: str, file: UploadedFile, bodies: Mapping[str, BinaryIO], most: int
+) -> Iterator[int]:
+    """Send what the hub lacks of a file; yield how far it is, by its word and not ours."""
+    if file.published:
+        return
+    path, body, offset = f"{place}/files/{quote(file.filename, safe='')}", bodies[file.filename], file.offset
+    yield offset
+    while offset < file.size:
+        body.seek(offset)
+        part = body.read(min(most, CHUNK_BYTES))
+        offset = sender.persist(partial(_send_part, sender.hub, path, part, offset, count()))
+        yield offset
+
+
+def _send_part(hub: HubApi, path: str, part: bytes, offset: int, attempts: Iterator[int]) -> int:
+    """Send a part and return where the hub is then."""
+    # From the second attempt on it is asked first: it may have the part though its answer was lost.
+    if next(attempts) and (found := hub.read(path, UploadedFile).offset) != offset:
+        return found
+    try:
+        return hub.send_bytes("PUT", path, part, UploadedFile, {OFFSET_HEADER: str(offset)}).offset
+    except ClientError as error:
+        if error.code != "offset_mismatch" or (found := hub.read(path, UploadedFile).offset) == offset:
+            raise
+        return found

@@ -48,13 +48,18 @@ def names_library(wheel: Path) -> bool:
         return any(PROJECT.encode() in archive.read(item) for item in members)
 
 
-def wants_later(specifier: SpecifierSet) -> bool:
-    """Tell whether only releases after the classic API will do."""
-    lowest = [
+def lower_bounds(specifier: SpecifierSet) -> list[tuple[Version, str]]:
+    """Return the versions, each with its operator, of which nothing older fits."""
+    return [
         (Version(each.version.removesuffix(".*")), each.operator)
         for each in specifier
         if each.operator in _LOWER_BOUNDS
     ]
+
+
+def wants_later(specifier: SpecifierSet) -> bool:
+    """Tell whether only releases after the classic API will do."""
+    lowest = lower_bounds(specifier)
     return any(bound > NEWEST or (bound == NEWEST and operator == ">") for bound, operator in lowest)
 
 
@@ -77,8 +82,7 @@ def upstream_requirement(requires_dist: list[str]) -> str:
     extras = "" if stated is None or not stated.extras else f"[{','.join(sorted(stated.extras))}]"
     first, earlier = FIRST_OF_TASKSETS
     later = any(specifier.contains(version) for version in (first, NEWEST, "0.4.0", "1.0")) or any(
-        each.operator in _LOWER_BOUNDS and Version(each.version.removesuffix(".*")) > NEWEST
-        for each in specifier
+        bound > NEWEST for bound, _ in lower_bounds(specifier)
     )
     return f"{PROJECT}{extras}{specifier & SpecifierSet(f'>={first if later else earlier}')}"
 

@@ -13,7 +13,7 @@ import json
 import platform
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -21,13 +21,21 @@ from pathlib import Path
 from packaging.specifiers import SpecifierSet
 from packaging.tags import sys_tags
 from packaging.utils import canonicalize_name, parse_wheel_filename
-from wander.wire import EnvironmentDetail, FileInfo, LockInfo, Unlocked, VersionDetail
+from wander.wire import EnvironmentDetail, FileInfo, Unlocked, VersionDetail
 
 from wander_client.errors import ClientError, NotFound
 from wander_client.hub.api import HubApi
 from wander_client.names import EnvironmentName
-from wander_client.packages.lock import compile_lock, install_lines, metadata_of, read_lock
-from wander_client.packages.needs import Needs, Wheel, fetch_file, needs_of
+from wander_client.packages.lock import compile_lock, install_lines, read_lock
+from wander_client.packages.needs import (
+    Needs,
+    Wheel,
+    fetch_file,
+    fetch_into,
+    metadata_of,
+    needs_of,
+    requirements_in,
+)
 from wander_client.packages.store import LOCK, RECORD, EnvironmentStore, Installed, InstalledRecord
 from wander_client.packages.uv import index_arguments, run_uv
 from wander_client.packages.virtualenvs import VirtualEnvironments, key_of, stage_folder
@@ -86,19 +94,27 @@ def install(
     if no_lock is None:
         last = [one for one in store.find(exact, hub.url) if one.is_chosen][-1:]
         no_lock = bool(last) and last[0].record.unlocked == "chosen"
-    unlocked = _why_unlocked(detail, no_lock=no_lock)
+    unlocked: Unlocked | None = None
+    if detail.lock is None or no_lock:
+        unlocked = "none_published" if detail.lock is None else "chosen"
     place = store.place(exact, listed.sha256, locked=unlocked != "chosen")
     with store.locked(exact), _with_a_way_out(exact, unlocked):
-        present = None if force else _present(store, exact, hub.url, place, detail.lock, unlocked)
-        if present is not None:
-            store.choose(present)
-            return present, False
+        wanted = (detail.lock.sha256 if detail.lock is not None and not no_lock else None, unlocked)
+        for one in () if force else store.find(exact, hub.url):
+            same = one.path == place and (one.record.lock_sha256, one.record.unlocked) == wanted
+            if same and one.python.exists():
+                store.choose(one)
+                return one, False
         # An environment may have been renamed since; its wheels keep the name that they were built under.
         wheel = fetch_file(hub, cache_dir, parse_wheel_filename(listed.filename)[0], listed)
         with stage_folder(place) as work:
-            contents = _contents(hub, cache_dir, detail, wheel, unlocked, warn)
+            if unlocked is None:
+                contents = _read_locked(hub, cache_dir, detail, wheel)
+            else:
+                needs = needs_of(hub, cache_dir, wheel, detail.requires_dist, warn)
+                contents = _resolve_now(needs, str(exact))
             with _fill(store.virtualenvs, contents, str(exact), force=force) as virtualenv:
-                record = _record(hub, detail, wheel, contents, virtualenv)
+                record = _record(hub, detail, wheel, contents, unlocked, virtualenv)
                 (work / LOCK).write_bytes(contents.lock)
                 (work / RECORD).write_text(record.model_dump_json(indent=1), encoding="utf-8")
     return store.installed(place, record), True
@@ -127,66 +143,27 @@ class _Contents:
     install: str
     """What uv is given: requirements with digests, or a lock with this machine's paths."""
     locked: bool
-    unlocked: Unlocked | None = None
 
 
-def _why_unlocked(detail: VersionDetail, *, no_lock: bool) -> Unlocked | None:
-    """Return why a version is installed without its lock, None where it is not."""
-    if detail.lock is None:
-        return "none_published"
-    return "chosen" if no_lock else None
+def _read_locked(hub: HubApi, cache_dir: Path, detail: VersionDetail, wheel: Wheel) -> _Contents:
+    """Return what the version's lock names for this machine."""
+    assert detail.lock is not None
+    sha256 = detail.lock.sha256
+    file = cache_dir / "locks" / sha256 / LOCK
+    fetch_into(hub, file, detail.lock.url, sha256)
+    content = file.read_bytes()
+    lines = install_lines(hub, cache_dir, read_lock(content), wheel)
+    key = hashlib.sha256(f"{sha256}\n{wheel.sha256}\n".encode()).hexdigest()
+    return _Contents(content, key, lines, locked=True)
 
 
-def _present(
-    store: EnvironmentStore,
-    exact: EnvironmentName,
-    hub_url: str,
-    place: Path,
-    lock: LockInfo | None,
-    unlocked: Unlocked | None,
-) -> Installed | None:
-    """Return what is installed at a place already, if it is what is wanted and its Python still exists."""
-    wanted = lock.sha256 if lock is not None and unlocked is None else None
-    for one in store.find(exact, hub_url):
-        same = (one.record.lock_sha256, one.record.unlocked) == (wanted, unlocked)
-        if one.path == place and same and one.python.exists():
-            return one
-    return None
-
-
-def _contents(
-    hub: HubApi,
-    cache_dir: Path,
-    detail: VersionDetail,
-    wheel: Wheel,
-    unlocked: Unlocked | None,
-    warn: Callable[[str], None],
-) -> _Contents:
-    """Read the version's lock, or resolve what the wheel needs now."""
-    if detail.lock is not None and unlocked is None:
-        content = _fetch_lock(hub, cache_dir, detail.lock)
-        lines = install_lines(hub, cache_dir, read_lock(content), wheel)
-        key = hashlib.sha256(f"{detail.lock.sha256}\n{wheel.sha256}\n".encode()).hexdigest()
-        return _Contents(content, key, lines, locked=True)
-    needs = needs_of(hub, cache_dir, wheel, detail.requires_dist, warn)
-    return _resolve_now(needs, f"{detail.owner}/{detail.name}@{detail.version}", unlocked)
-
-
-def _resolve_now(needs: Needs, what: str, unlocked: Unlocked | None = None) -> _Contents:
-    here = compile_lock(needs, what, ["--python", sys.executable])
-    portable = _with_urls(here, needs.wheels).encode()
-    key = hashlib.sha256(portable).hexdigest()
-    return _Contents(portable, key, here, locked=False, unlocked=unlocked)
-
-
-def _fetch_lock(hub: HubApi, cache_dir: Path, lock: LockInfo) -> bytes:
-    """Return a version's lock from the cache, downloading it first when it is not there."""
-    target = cache_dir / "locks" / lock.sha256 / LOCK
-    if target.is_file() and hashlib.sha256(target.read_bytes()).hexdigest() != lock.sha256:
-        target.unlink()
-    if not target.is_file():
-        hub.download(lock.url, target, lock.sha256)
-    return target.read_bytes()
+def _resolve_now(needs: Needs, what: str) -> _Contents:
+    """Resolve what a wheel needs; the lock that is kept names the hub's URLs, not this machine's cache."""
+    here = portable = compile_lock(needs, what, ["--python", sys.executable])
+    for wheel in needs.wheels:
+        portable = portable.replace(f'path = "{wheel.path}"', f'url = "{wheel.url}"')
+    key = hashlib.sha256(portable.encode()).hexdigest()
+    return _Contents(portable.encode(), key, here, locked=False)
 
 
 def try_out(
@@ -196,13 +173,9 @@ def try_out(
 
     Returns the interpreter and the lock; raises `ClientError`.
     """
-    metadata = metadata_of(wheel)
-    project = canonicalize_name(str(metadata["Name"]))
-    digest = hashlib.sha256(wheel.read_bytes()).hexdigest()
-    this = Wheel(project, str(metadata["Version"]), wheel.resolve(), wheel.resolve().as_uri(), digest)
-    required = [str(each) for each in metadata.get_all("Requires-Dist") or []]
-    needs = needs_of(hub, cache_dir, this, required, warn)
-    what = f"{project} {this.version}"
+    this = Wheel.at(wheel)
+    needs = needs_of(hub, cache_dir, this, requirements_in(metadata_of(wheel)), warn)
+    what = f"{this.project} {this.version}"
     contents = _resolve_now(needs, what)
     with _fill(VirtualEnvironments(work), contents, what) as virtualenv:
         lock = work / LOCK
@@ -211,12 +184,23 @@ def try_out(
 
 
 def _record(
-    hub: HubApi, detail: VersionDetail, wheel: Wheel, contents: _Contents, virtualenv: Path
+    hub: HubApi,
+    detail: VersionDetail,
+    wheel: Wheel,
+    contents: _Contents,
+    unlocked: Unlocked | None,
+    virtualenv: Path,
 ) -> InstalledRecord:
     python = str(virtualenv / "bin" / "python")
     freeze = run_uv(["pip", "list", "--format", "json", "--python", python], doing="listing packages")
     packages = {str(canonicalize_name(each["name"])): str(each["version"]) for each in json.loads(freeze)}
     listing = "".join(f"{name}=={version}\n" for name, version in sorted(packages.items()))
+    if "wander-sdk" not in packages:
+        raise ClientError(
+            f"`{detail.owner}/{detail.name}@{detail.version}` does not depend on `wander-sdk`",
+            hint="ask its owner to add `wander-sdk` to the package's dependencies",
+            code="no_sdk",
+        )
     return InstalledRecord(
         hub=hub.url,
         owner=detail.owner,
@@ -226,27 +210,23 @@ def _record(
         wheel_sha256=wheel.sha256,
         wheel_url=wheel.url,
         lock_sha256=hashlib.sha256(contents.lock).hexdigest() if contents.locked else None,
-        unlocked=contents.unlocked,
+        unlocked=unlocked,
         packages_sha256=hashlib.sha256(listing.encode()).hexdigest(),
         virtualenv=virtualenv.name,
-        sdk=_sdk_version(packages, f"{detail.owner}/{detail.name}@{detail.version}"),
+        sdk=packages["wander-sdk"],
         python=platform.python_version(),
         entry_point=detail.entry_point,
         installed_at=datetime.now(UTC),
     )
 
 
-@contextmanager
 def _fill(
     virtualenvs: VirtualEnvironments, contents: _Contents, what: str, *, force: bool = False
-) -> Iterator[Path]:
-    """Yield the virtual environment of what is to be installed, made where there is none yet."""
+) -> AbstractContextManager[Path]:
+    """Hold the virtual environment of what is to be installed, made where there is none yet."""
 
     def install_into(folder: Path) -> None:
-        run_uv(
-            [*_VENV, "--python", sys.executable, str(folder)],
-            doing="making the virtual environment",
-        )
+        run_uv([*_VENV, "--python", sys.executable, str(folder)], doing="making the virtual environment")
         source = folder / ("requirements.txt" if contents.locked else LOCK)
         source.write_text(contents.install, encoding="utf-8")
         python = str(folder / "bin" / "python")
@@ -257,15 +237,7 @@ def _fill(
         )
         source.unlink()
 
-    with virtualenvs.held(key_of(contents.key), install_into, force=force) as virtualenv:
-        yield virtualenv
-
-
-def _with_urls(lock: str, wheels: list[Wheel]) -> str:
-    """Return a lock that names the hub's URLs instead of this machine's cache."""
-    for wheel in wheels:
-        lock = lock.replace(f'path = "{wheel.path}"', f'url = "{wheel.url}"')
-    return lock
+    return virtualenvs.held(key_of(contents.key), install_into, force=force)
 
 
 def wheel_file(detail: VersionDetail) -> FileInfo:
@@ -296,13 +268,3 @@ def _require_python(detail: VersionDetail) -> None:
             hint="install wander-client under such a Python, or choose another version of the environment",
             code="python_version",
         )
-
-
-def _sdk_version(packages: dict[str, str], what: str) -> str:
-    if "wander-sdk" in packages:
-        return packages["wander-sdk"]
-    raise ClientError(
-        f"`{what}` does not depend on `wander-sdk`",
-        hint="ask its owner to add `wander-sdk` to the package's dependencies",
-        code="no_sdk",
-    )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import zipfile
 from collections.abc import Iterable
 from pathlib import Path
@@ -96,22 +97,16 @@ def tasksets_of(trees: Iterable[ast.Module]) -> set[str]:
         node.name
         for tree in trees
         for node in tree.body
-        if isinstance(node, ast.ClassDef) and any(_base_name(base) == "Taskset" for base in node.bases)
+        if isinstance(node, ast.ClassDef)
+        # `Taskset`, `vf.Taskset` or `vf.Taskset[Config]`.
+        and any(re.fullmatch(r"(.*\.)?Taskset(\[.*\])?", ast.unparse(base), re.DOTALL) for base in node.bases)
     }
-
-
-def _base_name(base: ast.expr) -> str:
-    if isinstance(base, ast.Subscript):
-        base = base.value
-    return base.attr if isinstance(base, ast.Attribute) else base.id if isinstance(base, ast.Name) else ""
 
 
 def list_exports(tree: ast.Module) -> list[str]:
     """Return what a source names in `__all__`."""
     for node in tree.body:
-        targets = node.targets if isinstance(node, ast.Assign) else []
-        if any(isinstance(target, ast.Name) and target.id == "__all__" for target in targets):
-            assert isinstance(node, ast.Assign)
+        if isinstance(node, ast.Assign) and "__all__" in map(ast.unparse, node.targets):
             values = getattr(node.value, "elts", [])
             return [str(each.value) for each in values if isinstance(each, ast.Constant)]
     return []
@@ -120,7 +115,7 @@ def list_exports(tree: ast.Module) -> list[str]:
 def generation_of(trees: Iterable[ast.Module]) -> int:
     """Tell the generation of the classic API by what the sources override and name; 2 where nothing tells."""
     nodes = [node for tree in trees for node in ast.walk(tree)]
-    functions = [node for node in nodes if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
+    functions = (node for node in nodes if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef))
     if any(_of_the_first(function) for function in functions):
         return 1
     names = {node.attr for node in nodes if isinstance(node, ast.Attribute)}

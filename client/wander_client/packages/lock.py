@@ -18,12 +18,9 @@ import tempfile
 import tomllib
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from email.message import Message
-from email.parser import BytesParser
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit, urlunsplit
-from zipfile import ZipFile
 
 from packaging.pylock import (
     Package,
@@ -36,13 +33,23 @@ from packaging.pylock import (
     PylockSelectError,
     PylockValidationError,
 )
-from packaging.specifiers import InvalidSpecifier, SpecifierSet
-from packaging.utils import canonicalize_name
+from packaging.specifiers import SpecifierSet
+from packaging.utils import parse_wheel_filename
 from packaging.version import Version
 
 from wander_client.errors import ClientError, Unavailable
 from wander_client.hub.api import HubApi
-from wander_client.packages.needs import HUB_OWNER, HUB_PACKAGES, Needs, Wheel, find_served, needs_of
+from wander_client.packages.classic import lower_bounds
+from wander_client.packages.needs import (
+    HUB_OWNER,
+    HUB_PACKAGES,
+    Needs,
+    Wheel,
+    find_served,
+    metadata_of,
+    needs_of,
+    requirements_in,
+)
 from wander_client.packages.uv import index_arguments, run_uv
 
 Source = PackageWheel | PackageSdist | PackageArchive | PackageVcs | PackageDirectory
@@ -89,13 +96,10 @@ def resolve_lock(
     install it, whose addresses stay in the lock. `warn` is told where it holds for this machine alone.
     """
     metadata = metadata_of(wheel)
-    project, version = canonicalize_name(str(metadata["Name"])), str(Version(str(metadata["Version"])))
-    what = f"{project} {version}"
-    url = hub.absolute(f"/{owner}/files/{project}/{wheel.name}")
-    digest = hashlib.sha256(wheel.read_bytes()).hexdigest()
-    own = Wheel(project, version, wheel.resolve(), url, digest)
-    required = [str(each) for each in metadata.get_all("Requires-Dist") or []]
-    needs = needs_of(hub, cache_dir, own, required, warn)
+    project = parse_wheel_filename(wheel.name)[0]
+    own = Wheel.at(wheel, hub.absolute(f"/{owner}/files/{project}/{wheel.name}"))
+    what = f"{project} {own.version}"
+    needs = needs_of(hub, cache_dir, own, requirements_in(metadata), warn)
     newer = ["--exclude-newer", exclude_newer] if exclude_newer else []
     everywhere = ["--universal", "--python-version", str(_oldest_python(metadata["Requires-Python"]))]
     try:
@@ -115,16 +119,12 @@ def resolve_lock(
     data = _portable(tomllib.loads(text), needs, hosts)
     if not whole:
         data["requires-python"] = f">={_minor()}"
-        data["environments"] = [_here()]
+        data["environments"] = [
+            f"implementation_name == '{sys.implementation.name}' and python_version == '{_minor()}' "
+            f"and sys_platform == '{sys.platform}' and platform_machine == '{platform.machine()}'"
+        ]
     content = _write(data).encode()
     return ResolvedLock(content, len(read_lock(content).packages), whole)
-
-
-def metadata_of(wheel: Path) -> Message:
-    """Return the core metadata in a wheel."""
-    with ZipFile(wheel) as archive:
-        name = next(each for each in archive.namelist() if each.endswith(".dist-info/METADATA"))
-        return BytesParser().parsebytes(archive.read(name))
 
 
 def compile_lock(needs: Needs, what: str, options: Sequence[str]) -> str:
@@ -195,26 +195,20 @@ def _install_line(hub: HubApi, cache_dir: Path, package: Package, file: Source) 
 def _oldest_python(requires_python: str | None) -> Version:
     """Return the oldest Python that a package and the SDK allow."""
     try:
-        bounds = SpecifierSet(requires_python or "")
-    except InvalidSpecifier:
+        bounds = lower_bounds(SpecifierSet(requires_python or ""))
+    except ValueError:  # neither a specifier nor, after `===`, a version
         return OLDEST_PYTHON
-    lowest = [
-        Version(each.version.removesuffix(".*"))
-        for each in bounds
-        if each.operator in (">=", "~=", "==", ">")
-    ]
-    return max([OLDEST_PYTHON, *lowest])
+    return max([OLDEST_PYTHON, *(bound for bound, _ in bounds)])
 
 
 def _portable(lock: Mapping[str, Any], needs: Needs, hosts: Collection[str]) -> dict[str, Any]:
     """Return a lock in which nothing is of this machine: neither paths nor mirrors nor credentials."""
     wheels = {str(wheel.path): wheel for wheel in needs.wheels}
-    packages = [_portable_package(package, wheels, hosts) for package in lock["packages"]]
     return {
         "lock-version": lock["lock-version"],
         "created-by": "wander",
         "requires-python": lock["requires-python"],
-        "packages": packages,
+        "packages": [_portable_package(package, wheels, hosts) for package in lock["packages"]],
     }
 
 
@@ -249,15 +243,14 @@ def _portable_file(file: Mapping[str, Any], name: str, hosts: Collection[str]) -
     """Return a file of a package index at an address that every machine may ask."""
     parts = urlsplit(str(file.get("url") or file.get("path")))
     known = parts.scheme in ("https", "http") and parts.netloc.rpartition("@")[2] in hosts
-    url = _without_secrets(file["url"], name) if known else _at_pypi(name, parts.path.rpartition("/")[2])
+    if known:
+        url = _without_secrets(file["url"], name)
+    else:  # where PyPI has a file by its name (docs.pypi.org/api, "predictable URLs")
+        filename = parts.path.rpartition("/")[2]
+        kind = filename.removesuffix(".whl").split("-")[-3] if filename.endswith(".whl") else "source"
+        url = f"{_PYPI_FILES}/packages/{kind}/{name[0]}/{name}/{filename}"
     kept = {key: file[key] for key in ("upload-time", "size") if key in file}
     return {"url": url, **kept, "hashes": {"sha256": file["hashes"]["sha256"]}}
-
-
-def _at_pypi(name: str, filename: str) -> str:
-    """Return the address under which PyPI has a file by its name (docs.pypi.org/api, "predictable URLs")."""
-    kind = filename.removesuffix(".whl").split("-")[-3] if filename.endswith(".whl") else "source"
-    return f"{_PYPI_FILES}/packages/{kind}/{name[0]}/{name}/{filename}"
 
 
 def _without_secrets(url: str, name: str) -> str:
@@ -301,14 +294,6 @@ def _inline(value: Any) -> Any:
 
 def _minor() -> str:
     return ".".join(platform.python_version_tuple()[:2])
-
-
-def _here() -> str:
-    """Return the marker of this platform and Python."""
-    return (
-        f"implementation_name == '{sys.implementation.name}' and python_version == '{_minor()}' "
-        f"and sys_platform == '{sys.platform}' and platform_machine == '{platform.machine()}'"
-    )
 
 
 def _here_in_words() -> str:

@@ -8,12 +8,15 @@ under those names.
 from __future__ import annotations
 
 import hashlib
-import shutil
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from email.message import Message
+from email.parser import BytesParser
 from pathlib import Path
 from typing import Any
+from zipfile import ZipFile
 
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.specifiers import SpecifierSet
@@ -34,13 +37,32 @@ HUB_PACKAGES = (SDK, CLIENT, classic.COMPAT, classic.PROJECT)
 
 @dataclass(frozen=True)
 class Wheel:
-    """A wheel that the hub lists, downloaded and checked."""
+    """A wheel that the hub lists, downloaded and checked, or one of this machine."""
 
     project: str
     version: str
     path: Path
     url: str
     sha256: str
+
+    @classmethod
+    def at(cls, path: Path, url: str | None = None) -> Wheel:
+        """Return a wheel of this machine; `url` is where a hub serves it, or will."""
+        project, version, *_ = parse_wheel_filename(path.name)
+        whole, digest = path.resolve(), hashlib.sha256(path.read_bytes()).hexdigest()
+        return cls(project, str(version), whole, url or whole.as_uri(), digest)
+
+
+def metadata_of(wheel: Path) -> Message:
+    """Return the core metadata in a wheel."""
+    with ZipFile(wheel) as archive:
+        name = next(each for each in archive.namelist() if re.fullmatch(r"[^/]+\.dist-info/METADATA", each))
+        return BytesParser().parsebytes(archive.read(name))
+
+
+def requirements_in(metadata: Message) -> list[str]:
+    """Return the requirements that core metadata states, as they are written."""
+    return [str(each) for each in metadata.get_all("Requires-Dist") or []]
 
 
 @dataclass(frozen=True)
@@ -158,7 +180,7 @@ def find_served(hub: HubApi, cache_dir: Path, project: str, filename: str, sha25
     """Return the very wheel that a lock names of the hub's own packages; raises where it is not served."""
     target = cache_dir / "wheels" / sha256 / filename
     url = hub.absolute(f"/{HUB_OWNER}/files/{project}/{filename}")
-    if target.is_file() and hashlib.sha256(target.read_bytes()).hexdigest() == sha256:
+    if _has_digest(target, sha256):
         return Wheel(project, str(parse_wheel_filename(filename)[1]), target.resolve(), url, sha256)
     for file in hub.index_files(HUB_OWNER, project) or []:
         if file.get("hashes", {}).get("sha256") == sha256:
@@ -171,15 +193,21 @@ def find_served(hub: HubApi, cache_dir: Path, project: str, filename: str, sha25
 
 
 def fetch_file(hub: HubApi, cache_dir: Path, project: str, file: FileInfo) -> Wheel:
-    """Return a file of the hub from the cache, downloading it first when it is not there."""
+    """Return a wheel of the hub from the cache, downloading it first when it is not there."""
     try:
         version = parse_wheel_filename(file.filename)[1]
     except InvalidWheelFilename as error:
         raise ClientError(f"the hub lists `{file.filename}`, which is not a wheel") from error
     target = cache_dir / "wheels" / file.sha256 / file.filename
-    if target.is_file() and hashlib.sha256(target.read_bytes()).hexdigest() != file.sha256:
-        shutil.rmtree(target.parent)
-    if not target.is_file():
-        hub.download(file.url, target, file.sha256)
-    url = hub.absolute(file.url)
-    return Wheel(project, str(version), target.resolve(), url, file.sha256)
+    fetch_into(hub, target, file.url, file.sha256)
+    return Wheel(project, str(version), target.resolve(), hub.absolute(file.url), file.sha256)
+
+
+def fetch_into(hub: HubApi, target: Path, url: str, sha256: str) -> None:
+    """Download a file of the hub to its place in the cache, unless it is there with this digest."""
+    if not _has_digest(target, sha256):
+        hub.download(url, target, sha256)
+
+
+def _has_digest(file: Path, sha256: str) -> bool:
+    return file.is_file() and hashlib.sha256(file.read_bytes()).hexdigest() == sha256

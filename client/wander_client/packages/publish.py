@@ -1,10 +1,12 @@
-"""Build an environment package and publish it: wheel and source, in a folder that is thrown away."""
+"""Build an environment package (wheel and source, in a folder that is thrown away), check and publish it."""
 
 from __future__ import annotations
 
+import configparser
 import glob
 import hashlib
 import json
+import re
 import tarfile
 import tomllib
 import zipfile
@@ -12,26 +14,32 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from email.message import Message
-from email.parser import BytesParser
 from io import BytesIO
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, BinaryIO, Literal
+from typing import TYPE_CHECKING, Any, BinaryIO, Literal
 
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name, parse_wheel_filename
-from wander.wire import CheckSummary, VersionDetail
+from wander.version import __version__ as sdk_version
+from wander.wire import CheckFinding, CheckSummary, VersionDetail
 from wander.wire.source_tree import TreeEntry, is_source, tree_digest
 from wander.wire.uploads import NewUpload, UploadFile
 
 from wander_client.errors import ClientError, NotFound, UsageError
 from wander_client.hub.api import HubApi
-from wander_client.packages.staged_upload import Publication, Told, publish_files
+from wander_client.hub.transfer import Publication, Told, publish_files
+from wander_client.packages.needs import metadata_of, requirements_in
 from wander_client.packages.uv import index_arguments, run_uv
+
+if TYPE_CHECKING:
+    from wander.checks import CheckReport, CheckResult
 
 ENTRY_POINT_GROUP = "wander.environments"
 LOCK = "pylock.toml"
 LARGE_BYTES = 20 * 1024 * 1024
+MESSAGE_LENGTH = 500
+"""Characters of a check's message that the hub takes."""
 
 
 @dataclass(frozen=True)
@@ -73,20 +81,15 @@ def build_package(folder: Path) -> Iterator[BuiltPackage]:
             made = "\n".join(path.name for path in sorted(Path(out).iterdir()))
             raise ClientError(f"building `{folder}` gave no wheel with its source", detail=made)
         package = _inspect(_distribution(wheels[0], "wheel"), _distribution(sdists[0], "sdist"))
-        yield _with_source(package, folder)
+        entries = source_tree(package.sdist.path)
+        warnings = [
+            f"the source archive has `{path}` as the build wrote it, not as it is in `{folder.name}`"
+            for path in files_of_the_build(folder, entries)
+        ]
+        yield replace(package, tree_sha256=tree_digest(entries), warnings=[*package.warnings, *warnings])
 
 
-def _with_source(package: BuiltPackage, folder: Path) -> BuiltPackage:
-    """Add the digest of the source tree, and a warning where the archive is not what the folder holds."""
-    entries = source_tree(package.sdist.path)
-    warnings = [
-        f"the source archive has `{path}` as the build wrote it, not as it is in `{folder.name}`"
-        for path in files_of_the_build(folder, entries)
-    ]
-    return replace(package, tree_sha256=tree_digest(entries), warnings=[*package.warnings, *warnings])
-
-
-def require_project(folder: Path) -> dict[str, object]:
+def require_project(folder: Path) -> dict[str, Any]:
     """Return the `[project]` table of a folder; raises when it is no Python project."""
     path = folder / "pyproject.toml"
     try:
@@ -99,38 +102,30 @@ def require_project(folder: Path) -> dict[str, object]:
         ) from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ClientError(f"`{path}` is not valid TOML", detail=str(error), code="bad_pyproject") from error
-    if not isinstance(project, dict) or not isinstance(project.get("name"), str):
+    if not (isinstance(project, dict) and isinstance(project.get("name"), str) and project["name"]):
         raise ClientError(f"`{path}` has no `name` under `[project]`", hint="add one", code="bad_pyproject")
     return project
 
 
-def find_published_version(hub: HubApi, owner: str, package: BuiltPackage) -> VersionDetail | None:
-    """Return what the hub has of this version; None where it has nothing."""
+def find_published(hub: HubApi, owner: str, package: BuiltPackage) -> tuple[VersionDetail | None, bool]:
+    """Return what the hub has of this version, and whether that is all of it; raises for other bytes."""
+    name = canonicalize_name(package.name)
     try:
-        return hub.version(owner, canonicalize_name(package.name), package.version)
+        known = hub.version(owner, name, package.version)
     except NotFound:
-        return None
-
-
-def find_missing_files(hub: HubApi, owner: str, package: BuiltPackage) -> list[Distribution]:
-    """Return the files that the hub does not have yet; raises when it has other bytes under their names."""
-    known = find_published_version(hub, owner, package)
-    return _compare_files(known, owner, package)
-
-
-def _compare_files(known: VersionDetail | None, owner: str, package: BuiltPackage) -> list[Distribution]:
-    present = {file.filename: file.sha256 for file in known.files} if known is not None else {}
+        return None, False
+    present = {file.filename: file.sha256 for file in known.files}
     files = [package.wheel, package.sdist]
     for file in files:
         there = present.get(file.path.name, file.sha256)
         if there != file.sha256:
             raise ClientError(
-                f"`{owner}/{canonicalize_name(package.name)}` {package.version} exists with other content",
+                f"`{owner}/{name}` {package.version} exists with other content",
                 hint="versions never change: raise `version` in `pyproject.toml` and publish again",
                 code="version_exists",
                 detail=f"{file.path.name}\nhub:  sha256:{there}\nhere: sha256:{file.sha256}",
             )
-    return [file for file in files if file.path.name not in present]
+    return known, all(file.path.name in present for file in files)
 
 
 def upload(
@@ -151,8 +146,8 @@ def upload(
     version's, unless it has one. `attestations` are those of its files, by name. `warn` is told what the hub
     takes and does not like, `told` how far it is.
     """
-    known = find_published_version(hub, owner, package)
-    if known is not None and not _compare_files(known, owner, package):
+    known, whole = find_published(hub, owner, package)
+    if known is not None and whole:
         return Publication(known, frozenset(), 0)
     files = {file.path.name: file for file in (package.wheel, package.sdist)}
     with ExitStack() as stack:
@@ -215,6 +210,54 @@ def attestations_in(folder: Path, package: BuiltPackage) -> dict[str, list[dict[
     return found
 
 
+def require_sound(folder: Path, given: Path) -> CheckReport:
+    """Check an environment's folder; raises with a line for each fault.
+
+    `given` is the folder as the user named it.
+    """
+    from wander.checks import check_environment
+
+    report = check_environment(folder)
+    if report.ok:
+        return report
+    looked = sum(each.status != "skip" for each in report.checks)
+    raise ClientError(
+        f"{len(report.failed)} of {looked} checks failed, so `{folder.name}` was not published",
+        hint=f"`wander check {given}` says how to pass them; `--no-check` publishes anyway",
+        code="check_failed",
+        detail="\n".join(line_of(each) for each in report.failed),
+    )
+
+
+def line_of(check: CheckResult) -> str:
+    """Return what a check found, in one line."""
+    where = f" (example `{check.example_id}`)" if check.example_id is not None else ""
+    return " ".join(f"{check.id}: {check.message or check.title}{where}".split())
+
+
+def summary_of(report: CheckReport) -> CheckSummary:
+    """Return what the hub is told: counts, and every check that did not pass."""
+    findings = [
+        CheckFinding(
+            id=each.id,
+            status=each.status,
+            # What the hub takes of it; a message may hold anything that an environment said.
+            message=each.message[:MESSAGE_LENGTH].encode(errors="replace").decode(),
+        )
+        for each in report.checks
+        if each.status != "pass"
+    ]
+    statuses = [each.status for each in report.checks]
+    return CheckSummary(
+        wander=sdk_version,
+        passed=statuses.count("pass"),
+        warned=statuses.count("warn"),
+        failed=statuses.count("fail"),
+        skipped=statuses.count("skip"),
+        findings=findings,
+    )
+
+
 def _distribution(path: Path, kind: Literal["wheel", "sdist"]) -> Distribution:
     content = path.read_bytes()
     return Distribution(path, kind, hashlib.sha256(content).hexdigest(), len(content))
@@ -223,42 +266,35 @@ def _distribution(path: Path, kind: Literal["wheel", "sdist"]) -> Distribution:
 def _inspect(wheel: Distribution, sdist: Distribution) -> BuiltPackage:
     """Read what was built; raises when it holds no environment."""
     version = str(parse_wheel_filename(wheel.path.name)[1])
+    metadata = metadata_of(wheel.path)
+    name = str(metadata["Name"])
     with zipfile.ZipFile(wheel.path) as archive:
         members = [(item.filename, item.file_size) for item in archive.infolist() if not item.is_dir()]
-        metadata = BytesParser().parsebytes(archive.read(_member(members, ".dist-info/METADATA")))
-        name = str(metadata["Name"])
-        target = _entry_point(archive, members) or f"{name.replace('-', '_')}:load_environment"
-        _require_function(archive, members, target)
+        names = {name for name, _ in members}
+        # One folder deep: a package may hold the metadata of others that it bundles.
+        listing = [each for each in names if re.fullmatch(r"[^/]+\.dist-info/entry_points\.txt", each)]
+        groups = parse_entry_points(archive.read(listing[0]).decode()) if listing else {}
+        targets = groups.get(ENTRY_POINT_GROUP, {"": f"{name.replace('-', '_')}:load_environment"})
+        if len(targets) != 1:
+            raise ClientError(
+                f"the package declares {len(targets)} environments",
+                hint="publish one package per environment",
+            )
+        _require_function(archive, names, *targets.values())
     return BuiltPackage(name, version, wheel, sdist, members, _warnings(metadata, wheel))
 
 
-def _member(members: list[tuple[str, int]], ending: str) -> str:
-    return next(name for name, _ in members if name.endswith(ending) and name.count("/") == 1)
-
-
-def _entry_point(archive: zipfile.ZipFile, members: list[tuple[str, int]]) -> str | None:
-    import configparser
-
-    try:
-        listing = archive.read(_member(members, ".dist-info/entry_points.txt")).decode()
-    except StopIteration:
-        return None
+def parse_entry_points(text: str) -> dict[str, dict[str, str]]:
+    """Return the entry points that a wheel lists, by group and name."""
     parser = configparser.RawConfigParser(delimiters=("=",))
-    parser.read_string(listing)
-    if not parser.has_section(ENTRY_POINT_GROUP):
-        return None
-    targets = [value.strip() for _, value in parser.items(ENTRY_POINT_GROUP)]
-    if len(targets) != 1:
-        raise ClientError(
-            f"the package declares {len(targets)} environments", hint="publish one package per environment"
-        )
-    return targets[0]
+    parser.optionxform = str  # type: ignore[assignment, method-assign]
+    parser.read_string(text)
+    return {group: dict(parser.items(group)) for group in parser.sections()}
 
 
-def _require_function(archive: zipfile.ZipFile, members: list[tuple[str, int]], target: str) -> None:
+def _require_function(archive: zipfile.ZipFile, names: set[str], target: str) -> None:
     module, _, function = target.partition(":")
     base = module.replace(".", "/")
-    names = {name for name, _ in members}
     found = [name for name in (f"{base}.py", f"{base}/__init__.py") if name in names]
     if not found:
         raise ClientError(
@@ -276,10 +312,9 @@ def _require_function(archive: zipfile.ZipFile, members: list[tuple[str, int]], 
 
 
 def _warnings(metadata: Message, wheel: Distribution) -> list[str]:
-    requirements = [str(text) for text in metadata.get_all("Requires-Dist") or []]
+    requirements = requirements_in(metadata)
     found = []
-    named = {canonicalize_name(Requirement(text).name) for text in requirements}
-    if not named & {"wander-sdk", "verifiers"}:
+    if not {canonicalize_name(Requirement(text).name) for text in requirements} & {"wander-sdk", "verifiers"}:
         found.append("the package does not depend on `wander-sdk`, so it cannot be installed to run")
     if not metadata.get("License-Expression") and not metadata.get("License"):
         found.append("the package names no licence")
@@ -302,10 +337,9 @@ def source_tree(sdist: Path) -> list[TreeEntry]:
                 continue
             path = member.name.partition("/")[2]
             content = archive.extractfile(member)
-            if content is None or not is_source(path):
-                continue
-            digest = hashlib.file_digest(content, "sha256").digest()  # type: ignore[arg-type]
-            entries.append(TreeEntry(path, bool(member.mode & 0o100), digest))
+            if content is not None and is_source(path):
+                digest = hashlib.sha256(content.read()).digest()
+                entries.append(TreeEntry(path, bool(member.mode & 0o100), digest))
     return entries
 
 
@@ -314,12 +348,10 @@ def files_of_the_build(folder: Path, entries: list[TreeEntry]) -> list[str]:
 
     A `.gitignore` that the folder lacks is the repository's, which build backends put into the archive.
     """
-    made = [one.path for one in entries if _digest(folder / one.path) != one.sha256]
+    made = [
+        one.path
+        for one in entries
+        if not (folder / one.path).is_file()
+        or hashlib.sha256((folder / one.path).read_bytes()).digest() != one.sha256
+    ]
     return [path for path in made if path != ".gitignore" or (folder / path).exists()]
-
-
-def _digest(path: Path) -> bytes | None:
-    if not path.is_file():
-        return None
-    with path.open("rb") as content:
-        return hashlib.file_digest(content, "sha256").digest()

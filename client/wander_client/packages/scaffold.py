@@ -7,6 +7,7 @@ import shutil
 import sys
 import tempfile
 import tomllib
+from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.resources import files
 from importlib.resources.abc import Traversable
@@ -27,7 +28,6 @@ class Kind:
     """Description of the package that is written."""
     extra: str = ""
     """Extra of wander-sdk that it needs."""
-
     options: str = ""
     """What `wander eval` needs beside the environment and the model."""
 
@@ -74,15 +74,21 @@ POPULAR = frozenset(_WELL_KNOWN.split())
 def write_package(folder: Path, kind: str) -> list[Path]:
     """Write the package into a new or empty folder named after it; returns the files, relative to it."""
     name = package_name(folder.name)
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise ClientError(
-            f"`{folder}` exists and is not empty", hint="choose another name", code="folder_not_empty"
-        )
+    require_free(folder, "choose another name")
     module = name.replace("-", "_")
     templates = files("wander_client") / "templates"
-    content = _content(templates, kind, module)
+    own = templates / kind.replace("-", "_")
+    server = own / "server.py.txt"
+    content = {
+        "pyproject.toml": templates / "pyproject.toml.txt",
+        "README.md": templates / "README.md.txt",
+        ".gitignore": templates / "gitignore.txt",
+        f"{module}.py": own / "environment.py.txt",
+        **({f"{module}_server.py": server} if server.is_file() else {}),
+        f"tests/test_{module}.py": own / "test_environment.py.txt",
+    }
     words = {
-        **tomllib.loads((_own(templates, kind) / "readme.toml").read_text(encoding="utf-8")),
+        **tomllib.loads((own / "readme.toml").read_text(encoding="utf-8")),
         "summary": KINDS[kind].summary,
         "options": KINDS[kind].options,
         "requirement": KINDS[kind].requirement,
@@ -96,34 +102,31 @@ def write_package(folder: Path, kind: str) -> list[Path]:
     work = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
     try:
         work.chmod(0o755)
-        for relative, template in content.items():
-            target = work / relative
-            target.parent.mkdir(exist_ok=True)
-            target.write_text(_fill(template.read_text(encoding="utf-8"), words), encoding="utf-8")
+        written = fill_templates(work, content, words)
         if folder.exists():
             folder.rmdir()
         work.rename(folder)
     finally:
         shutil.rmtree(work, ignore_errors=True)
+    return written
+
+
+def require_free(folder: Path, hint: str) -> None:
+    """Refuse to write into a folder that holds anything."""
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise ClientError(f"`{folder}` exists and is not empty", hint=hint, code="folder_not_empty")
+
+
+def fill_templates(folder: Path, content: Mapping[str, Traversable], words: Mapping[str, str]) -> list[Path]:
+    """Write a template for every path, its `@word@`s filled in; return the paths, relative to the folder."""
+    for relative, template in content.items():
+        text = template.read_text(encoding="utf-8")
+        for word, value in words.items():
+            text = text.replace(f"@{word}@", value)
+        target = folder / relative
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_text(text, encoding="utf-8")
     return [Path(relative) for relative in content]
-
-
-def _own(templates: Traversable, kind: str) -> Traversable:
-    return templates / kind.replace("-", "_")
-
-
-def _content(templates: Traversable, kind: str, module: str) -> dict[str, Traversable]:
-    """Return the template of every file of the package, by the file's place in it."""
-    own = _own(templates, kind)
-    server = own / "server.py.txt"
-    return {
-        "pyproject.toml": templates / "pyproject.toml.txt",
-        "README.md": templates / "README.md.txt",
-        ".gitignore": templates / "gitignore.txt",
-        f"{module}.py": own / "environment.py.txt",
-        **({f"{module}_server.py": server} if server.is_file() else {}),
-        f"tests/test_{module}.py": own / "test_environment.py.txt",
-    }
 
 
 def package_name(word: str) -> str:
@@ -154,9 +157,3 @@ def _owner_of(module: str) -> str | None:
     if module in POPULAR:
         return "a well-known package"
     return None
-
-
-def _fill(text: str, words: dict[str, str]) -> str:
-    for key, value in words.items():
-        text = text.replace(f"@{key}@", value)
-    return text

@@ -10,10 +10,9 @@ virtualenvs/        the virtual environments, by what is locked (`wander_client.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -26,12 +25,17 @@ from wander.wire import Unlocked
 
 from wander_client.errors import ClientError
 from wander_client.names import EnvironmentName
-from wander_client.packages.virtualenvs import Space, VirtualEnvironments, discard, space_of, stale_in
+from wander_client.packages.virtualenvs import (
+    Space,
+    VirtualEnvironments,
+    discard,
+    hold_lock,
+    space_of,
+    stale_in,
+)
 
 RECORD = "installed.json"
 LOCK = "pylock.toml"
-
-
 NEVER = 0.0
 """When an environment was chosen that nobody installed by name."""
 
@@ -67,15 +71,15 @@ class InstalledRecord(Record):
         return no_lock is None or (self.unlocked is not None if no_lock else self.unlocked != "chosen")
 
 
+@dataclass(frozen=True, eq=False)
 class Installed:
     """One installed environment."""
 
-    def __init__(self, path: Path, record: InstalledRecord, virtualenv: Path, chosen_at: float = 0.0) -> None:
-        self.path = path
-        self.record = record
-        self.virtualenv = virtualenv
-        self.chosen_at = chosen_at
-        """When it was last asked for, in seconds since 1970."""
+    path: Path
+    record: InstalledRecord
+    virtualenv: Path
+    chosen_at: float = NEVER
+    """When it was last asked for, in seconds since 1970."""
 
     @property
     def is_chosen(self) -> bool:
@@ -91,16 +95,6 @@ class Installed:
     def name(self) -> EnvironmentName:
         """Owner, name and version."""
         return EnvironmentName(self.record.owner, self.record.name, self.record.version)
-
-    @property
-    def site_packages(self) -> Path:
-        """Where its packages lie."""
-        found = sorted((self.virtualenv / "lib").glob("python3*/site-packages"))
-        if not found:
-            raise ClientError(
-                f"`{self.path}` is damaged", hint=f"run `wander install --force {self.name}`", code="damaged"
-            )
-        return found[0]
 
 
 class EnvironmentStore:
@@ -120,11 +114,18 @@ class EnvironmentStore:
             if path.parent.name.startswith("."):
                 continue
             try:
-                found.append(self.installed(path.parent, self._record(path)))
+                record = InstalledRecord.model_validate_json(path.read_bytes())
+                found.append(self.installed(path.parent, record))
             except FileNotFoundError:  # removed while we looked
                 continue
-            except ClientError as error:
-                self._pass_over(path, error)
+            except (ValidationError, OSError) as error:
+                message = f"`{path}` is not the record of an installed environment"
+                hint = f"remove the folder `{path.parent}` and install again"
+                if self._warn is None:
+                    raise ClientError(message, hint=hint, code="damaged") from error
+                if path not in self._told:
+                    self._told.add(path)
+                    self._warn(f"{message}: {hint}")
         return sorted(
             found,
             key=lambda one: (one.record.owner, one.record.name, Version(one.record.version), one.chosen_at),
@@ -160,14 +161,9 @@ class EnvironmentStore:
         with contextlib.suppress(OSError):  # on a disk that is only read
             os.utime(installed.path / RECORD, (moment, moment))
 
-    @contextlib.contextmanager
-    def locked(self, name: EnvironmentName) -> Iterator[None]:
+    def locked(self, name: EnvironmentName) -> contextlib.AbstractContextManager[None]:
         """Hold the lock of an environment, so that two installs of it take turns."""
-        folder = self.root / ".locks"
-        folder.mkdir(parents=True, exist_ok=True)
-        with (folder / f"{name.owner}--{name.name}").open("w") as file:
-            fcntl.flock(file, fcntl.LOCK_EX)
-            yield
+        return hold_lock(self.root, f"{name.owner}--{name.name}")
 
     def installed(self, place: Path, record: InstalledRecord) -> Installed:
         """Return the installed environment of a folder and its record."""
@@ -181,37 +177,14 @@ class EnvironmentStore:
             with contextlib.suppress(OSError):  # other versions or environments are still there
                 folder.rmdir()
         key = installed.record.virtualenv
-        if key and key not in self.list_referenced():
+        if key and key not in {one.record.virtualenv for one in self.all()}:
             self.virtualenvs.remove(key)
-
-    def list_referenced(self) -> set[str]:
-        """Return the names of the virtual environments that an installed environment uses."""
-        return {one.record.virtualenv for one in self.all()}
 
     def stale(self) -> list[Path]:
         """Return what installations and removals left that were killed."""
         folders = [self.root, *self.root.glob("*"), *self.root.glob("*/*")]
         inner = [each for folder in folders if folder.is_dir() for each in stale_in(folder)]
         return [*inner, *stale_in(self.virtualenvs.root)]
-
-    def _pass_over(self, path: Path, error: ClientError) -> None:
-        if self._warn is None:
-            raise error
-        if path not in self._told:
-            self._told.add(path)
-            self._warn(f"{error}: {error.hint}")
-
-    def _record(self, path: Path) -> InstalledRecord:
-        try:
-            return InstalledRecord.model_validate_json(path.read_bytes())
-        except FileNotFoundError:
-            raise
-        except (ValidationError, OSError) as error:
-            raise ClientError(
-                f"`{path}` is not the record of an installed environment",
-                hint=f"remove the folder `{path.parent}` and install again",
-                code="damaged",
-            ) from error
 
 
 State = Literal["ok", "broken", "unreferenced", "unfinished"]
@@ -237,7 +210,13 @@ def list_cached(store: EnvironmentStore) -> list[Cached]:
     users: dict[str, list[Installed]] = {}
     for one in store.all():
         users.setdefault(one.record.virtualenv, []).append(one)
-    found = [_measure(store, key, users.pop(key, [])) for key in store.virtualenvs.names()]
+    found = []
+    for key in store.virtualenvs.names():
+        path, ones = store.virtualenvs.root / key, tuple(users.pop(key, ()))
+        state: State = "ok" if ones else "unreferenced"
+        if not store.virtualenvs.works(key):
+            state = "broken"
+        found.append(Cached(path, state, space_of(path), store.virtualenvs.last_used(key), ones))
     found += [  # those whose virtual environment is not there
         Cached(one.path, "broken", space_of(one.path), one.record.installed_at, (one,))
         for ones in users.values()
@@ -248,14 +227,6 @@ def list_cached(store: EnvironmentStore) -> list[Cached]:
         for path in store.stale()
     ]
     return sorted(found, key=lambda each: each.last_used, reverse=True) + stale
-
-
-def _measure(store: EnvironmentStore, key: str, users: list[Installed]) -> Cached:
-    state: State = "ok" if users else "unreferenced"
-    if not store.virtualenvs.works(key):
-        state = "broken"
-    path = store.virtualenvs.root / key
-    return Cached(path, state, space_of(path), store.virtualenvs.last_used(key), tuple(users))
 
 
 def prunable(found: list[Cached], unused_for: timedelta | None, now: datetime) -> list[Cached]:

@@ -30,10 +30,9 @@ def uv_binary() -> str:
     return found
 
 
-def run_uv(arguments: Sequence[str], *, doing: str, environ: Mapping[str, str] | None = None) -> str:
+def run_uv(arguments: Sequence[str], *, doing: str) -> str:
     """Run uv and return its stdout; a failure becomes an error that shows what uv said."""
-    base = dict(os.environ if environ is None else environ)
-    base.update({"UV_NO_PROGRESS": "1", "NO_COLOR": "1"})
+    base = {**os.environ, "UV_NO_PROGRESS": "1", "NO_COLOR": "1"}
     certificates = pip_options(base).get("cert")
     if certificates and "SSL_CERT_FILE" not in base:
         base["SSL_CERT_FILE"] = certificates[-1]
@@ -48,7 +47,7 @@ def run_uv(arguments: Sequence[str], *, doing: str, environ: Mapping[str, str] |
     )
     if done.returncode == 0:
         return done.stdout
-    said = _without_noise(done.stderr) or _without_noise(done.stdout)
+    said = "\n".join((done.stderr.strip() or done.stdout.strip()).splitlines()[-25:])
     if any(sign in said.lower() for sign in _NETWORK_SIGNS):
         raise Unavailable(
             f"{doing} failed: a package index did not answer",
@@ -115,8 +114,3 @@ def _pip_files(environ: Mapping[str, str]) -> list[Path]:
         files.append(home / "Library" / "Application Support" / "pip" / "pip.conf")
     files.append(Path(sys.prefix) / "pip.conf")
     return [*files, *([Path(chosen)] if chosen else [])]
-
-
-def _without_noise(text: str) -> str:
-    lines = [line for line in text.strip().splitlines() if not line.startswith("warning: `VIRTUAL_ENV")]
-    return "\n".join(lines[-25:])

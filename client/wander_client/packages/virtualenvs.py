@@ -65,7 +65,7 @@ class VirtualEnvironments:
         Of two that want the same one builds and the other waits; different ones are built side by side.
         """
         place = self.root / key
-        with self._lock(key):
+        with hold_lock(self.root, key):
             if force or not self.works(key):
                 for left in stale_in(self.root):
                     shutil.rmtree(left, ignore_errors=True)
@@ -88,19 +88,21 @@ class VirtualEnvironments:
     def remove(self, key: str) -> bool:
         """Remove one unless somebody builds or installs it now; returns whether it went."""
         try:
-            with self._lock(key, wait=False):
+            with hold_lock(self.root, key, wait=False):
                 discard(self.root / key)
         except (BlockingIOError, FileNotFoundError):
             return False
         return True
 
-    @contextlib.contextmanager
-    def _lock(self, key: str, *, wait: bool = True) -> Iterator[None]:
-        folder = self.root / ".locks"
-        folder.mkdir(parents=True, exist_ok=True)
-        with (folder / key).open("w") as file:
-            fcntl.flock(file, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
-            yield
+
+@contextlib.contextmanager
+def hold_lock(root: Path, name: str, *, wait: bool = True) -> Iterator[None]:
+    """Hold the lock of one thing in a folder of many; raises `BlockingIOError` instead of waiting."""
+    folder = root / ".locks"
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / name).open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
 
 
 @contextlib.contextmanager
@@ -147,14 +149,9 @@ def _is_held(temporary: Path) -> bool:
     except BlockingIOError:
         return True
     except FileNotFoundError:
-        return _age(temporary) < _YOUNG_SECONDS
-
-
-def _age(folder: Path) -> float:
-    try:
-        return time.time() - folder.stat().st_mtime
-    except FileNotFoundError:
-        return 0.0
+        with contextlib.suppress(FileNotFoundError):
+            return time.time() - temporary.stat().st_mtime < _YOUNG_SECONDS
+        return True  # gone meanwhile
 
 
 def space_of(folder: Path) -> Space:

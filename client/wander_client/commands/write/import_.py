@@ -213,7 +213,7 @@ def _try(package: BuiltPackage, wishes: _Wishes) -> _Tried:
 
     from wander_client.environments.location import parse_arguments
     from wander_client.packages.install import try_out
-    from wander_client.packages.publish_check import line_of, summary_of
+    from wander_client.packages.publish import line_of, summary_of
 
     here = current()
     arguments = parse_arguments(wishes.argument or [], None)
@@ -241,10 +241,10 @@ def _try(package: BuiltPackage, wishes: _Wishes) -> _Tried:
 def _lock(hub: HubApi, owner: str, package: BuiltPackage) -> bytes | None:
     """Lock what it runs with; a package of somebody else's is published also where that cannot be done."""
     from wander_client.packages.lock import resolve_lock
-    from wander_client.packages.publish import find_missing_files
+    from wander_client.packages.publish import find_published
 
     here = current()
-    if not find_missing_files(hub, owner, package):
+    if find_published(hub, owner, package)[1]:
         return None
     here.output.note("locking the packages that it runs with")
     try:

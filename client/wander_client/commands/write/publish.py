@@ -16,9 +16,9 @@ if TYPE_CHECKING:
     from wander.wire import CheckSummary
     from wander.wire.changes import Whoami
 
+    from wander_client.hub.transfer import Publication
     from wander_client.packages.lock import ResolvedLock
     from wander_client.packages.publish import BuiltPackage
-    from wander_client.packages.staged_upload import Publication
 
 SHOWN_FILES = 30
 _KIB = 1024
@@ -81,7 +81,7 @@ def publish(
         to_send = True
         if under is not None and not dry_run:  # before the seconds that a check takes
             with here.hub(login=True) as hub:
-                to_send = bool(publishing.find_missing_files(hub, under, package))
+                to_send = not publishing.find_published(hub, under, package)[1]
         check = _check(folder, path) if to_send and not no_check else None
         lock = None
         if under is not None and not dry_run and to_send and not no_lock:
@@ -150,7 +150,7 @@ def choose_owner(wanted: str | None, who: Whoami) -> str:
 
 def _check(folder: Path, given: Path) -> CheckSummary:
     """Check what is about to be sent and show the outcome in one line, with one more for each warning."""
-    from wander_client.packages.publish_check import line_of, require_sound, summary_of
+    from wander_client.packages.publish import line_of, require_sound, summary_of
 
     output = current().output
     output.note(f"checking {folder.name}, which takes a few seconds")

@@ -7,7 +7,7 @@ none of its code runs here.
 from __future__ import annotations
 
 import ast
-import tomllib
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,8 +17,8 @@ from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
-from wander_client.errors import ClientError, NotFound, UsageError
-from wander_client.packages.classic import requirement_of
+from wander_client.errors import NotFound, UsageError
+from wander_client.packages.classic import lower_bounds, requirement_of
 from wander_client.packages.library_use import (
     LOADER,
     Library,
@@ -31,8 +31,8 @@ from wander_client.packages.library_use import (
     tasksets_of,
 )
 from wander_client.packages.origins.source import Origin
+from wander_client.packages.publish import ENTRY_POINT_GROUP, require_project
 
-GROUP = "wander.environments"
 BUILD_SYSTEM = {"requires": ["hatchling>=1.27"], "build-backend": "hatchling.build"}
 _SKIPPED = {"tests", "test", "docs", "examples", "scripts", "setup.py", "conftest.py"}
 
@@ -60,17 +60,23 @@ def convert_project(folder: Path, origin: Origin, target: str | None = None) -> 
     """
     path = folder / "pyproject.toml"
     written: list[str] = []
-    if not path.is_file():
-        path.write_text(_new_project(folder), encoding="utf-8")
+    if not path.is_file():  # a folder that is only code
+        described = {
+            "build-system": BUILD_SYSTEM,
+            "project": {
+                "name": canonicalize_name(folder.name),
+                "version": "0.1.0",
+                "requires-python": ">=3.11",
+            },
+            "tool": {"hatch": {"build": {"include": ["**/*"]}}},
+        }
+        path.write_text(tomlkit.dumps(described), encoding="utf-8")
         written.append("`pyproject.toml`")
-    text = path.read_text(encoding="utf-8")
-    project = _project(text, path)
-    name = str(project.get("name") or "")
-    if not name:
-        raise ClientError(f"`{path}` has no `name` under `[project]`", code="bad_pyproject")
-    declared = project.get("entry-points", {}).get(GROUP, {})
+    project = require_project(folder)
+    name = project["name"]
+    declared = project.get("entry-points", {}).get(ENTRY_POINT_GROUP, {})
     target = target or next(iter(declared.values()), None) or _target(folder, name)
-    trees = list(_package(folder, target.partition(":")[0]).values())
+    trees = _package(folder, target.partition(":")[0])
     library = library_of(trees)
     if library is None:
         raise UsageError(
@@ -78,36 +84,19 @@ def convert_project(folder: Path, origin: Origin, target: str | None = None) -> 
             hint="only environments of these two libraries can be imported",
         )
     generation = generation_of(trees) if library == "verifiers" else None
-    if generation == 2 and _asks_for_models(project):
-        generation = 3
+    if generation == 2:
+        # From 0.1.11 on messages are models.
+        asked = requirement_of([str(each) for each in project.get("dependencies", [])])
+        lowest = lower_bounds(asked.specifier) if asked is not None else []
+        generation = 3 if any(bound >= Version("0.1.11.dev0") for bound, _ in lowest) else 2
     converted = ConvertedProject(folder, name, target, library, generation, written)
     _complete(converted, path, origin)
     return converted
 
 
-def _project(text: str, path: Path) -> dict[str, Any]:
-    try:
-        project: dict[str, Any] = tomllib.loads(text).get("project", {})
-    except tomllib.TOMLDecodeError as error:
-        raise ClientError(f"`{path}` is not valid TOML", detail=str(error), code="bad_pyproject") from error
-    return project
-
-
-def _new_project(folder: Path) -> str:
-    """Return the `pyproject.toml` of a folder that is only code."""
-    name = canonicalize_name(folder.name)
-    return tomlkit.dumps(
-        {
-            "build-system": BUILD_SYSTEM,
-            "project": {"name": name, "version": "0.1.0", "requires-python": ">=3.11"},
-            "tool": {"hatch": {"build": {"include": ["**/*"]}}},
-        }
-    )
-
-
 def _target(folder: Path, name: str) -> str:
     """Return `module:function` of the loader, or `module:class` of the task set; raises `NotFound`."""
-    trees = {_dotted(folder, path): _tree(path) for path in _sources(folder)}
+    trees = {_dotted(folder, path): parse_source(path.read_bytes()) for path in _sources(folder)}
     loaders = [f"{module}:{LOADER}" for module, tree in trees.items() if defines_loader(tree)]
     classes = tasksets_of(trees.values())
     tasksets = [
@@ -139,47 +128,27 @@ def _missing(trees: dict[str, ast.Module]) -> str:
     return "it may be a library, not an environment"
 
 
-def _sources(folder: Path) -> list[Path]:
-    found = []
+def _sources(folder: Path) -> Iterator[Path]:
     for path in sorted(folder.rglob("*.py")):
         parts = path.relative_to(folder).parts
         if not _SKIPPED & set(parts) and not any(part.startswith(("test_", ".")) for part in parts):
-            found.append(path)
-    return found
+            yield path
 
 
 def _dotted(folder: Path, path: Path) -> str:
-    parts = list(path.relative_to(folder).with_suffix("").parts)
-    if parts[0] == "src":
-        parts = parts[1:]
-    if parts[-1] == "__init__":
-        parts = parts[:-1]
-    return ".".join(parts)
+    parts = path.relative_to(folder).with_suffix("").parts
+    return ".".join(parts[parts[0] == "src" : -1 if parts[-1] == "__init__" else None])
 
 
-def _tree(path: Path) -> ast.Module:
-    return parse_source(path.read_bytes())
-
-
-def _package(folder: Path, module: str) -> dict[str, ast.Module]:
+def _package(folder: Path, module: str) -> list[ast.Module]:
     """Return the parsed sources of a module, or of the whole package that it belongs to."""
     top = module.partition(".")[0]
     for base in (folder, folder / "src"):
         if (base / f"{top}.py").is_file():
-            return {top: _tree(base / f"{top}.py")}
+            return [parse_source((base / f"{top}.py").read_bytes())]
         if (base / top).is_dir():
-            return {_dotted(base, path): _tree(path) for path in _sources(base / top)}
+            return [parse_source(path.read_bytes()) for path in _sources(base / top)]
     raise NotFound(f"there is no module `{module}` in `{folder.name}`", code="no_environment")
-
-
-def _asks_for_models(project: dict[str, Any]) -> bool:
-    """Tell whether a package asks for 0.1.11 or later, where messages are models."""
-    requirement = requirement_of([str(each) for each in project.get("dependencies", [])])
-    bounds = [] if requirement is None else [each for each in requirement.specifier if each.operator != "!="]
-    lowest = [
-        Version(each.version.removesuffix(".*")) for each in bounds if not each.operator.startswith("<")
-    ]
-    return any(bound >= Version("0.1.11.dev0") for bound in lowest)
 
 
 def _complete(converted: ConvertedProject, path: Path, origin: Origin) -> None:
@@ -191,9 +160,9 @@ def _complete(converted: ConvertedProject, path: Path, origin: Origin) -> None:
         system.update(BUILD_SYSTEM)
         document["build-system"] = system
         converted.written.append("`[build-system]`")
-    if GROUP not in project.get("entry-points", {}):
+    if ENTRY_POINT_GROUP not in project.get("entry-points", {}):
         groups = project.setdefault("entry-points", tomlkit.table(is_super_table=True))
-        groups[GROUP] = {canonicalize_name(converted.name): converted.target}
+        groups[ENTRY_POINT_GROUP] = {canonicalize_name(converted.name): converted.target}
         converted.written.append("the entry point")
     needed = "wander-sdk" if converted.library == "wander" else "verifiers"
     if needed not in _dependencies(project):

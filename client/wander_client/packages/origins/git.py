@@ -82,7 +82,9 @@ def clone_project(text: str, work: Path) -> tuple[Path, Origin]:
     folder = (target / (address.subdirectory or ".")).resolve()
     if not folder.is_relative_to(target.resolve()) or not folder.is_dir():
         raise NotFound(f"`{address.url}` has no folder `{address.subdirectory}`")
-    _require_within(target)
+    for path in target.rglob("*"):  # through a link that leads out, a build would take files of this machine
+        if path.is_symlink() and not path.resolve().is_relative_to(target.resolve()):
+            raise ClientError(f"`{path.relative_to(target)}` is a link that leaves the repository")
     return project_in(folder), Origin(address.shown, revision=commit, sha256=folder_digest(folder))
 
 
@@ -106,14 +108,6 @@ def _fetch(address: GitAddress, target: Path) -> None:
             code="git_failed",
             detail=error.detail,
         ) from None
-
-
-def _require_within(folder: Path) -> None:
-    """Refuse links that lead out of a repository: what is built from it would hold files of this machine."""
-    root = folder.resolve()
-    for path in folder.rglob("*"):
-        if path.is_symlink() and not path.resolve().is_relative_to(root):
-            raise ClientError(f"`{path.relative_to(folder)}` is a link that leaves the repository")
 
 
 def _git(*arguments: str) -> str:

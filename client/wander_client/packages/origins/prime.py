@@ -12,7 +12,6 @@ import os
 import re
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from wander_client.errors import ClientError, NotFound, Unavailable, UsageError
 from wander_client.packages.origins.source import Origin, bring_project, project_in, unpack_source
@@ -70,8 +69,15 @@ def _download(owner: str, name: str, version: str, work: Path) -> tuple[Path, Or
                     hint="set `PRIME_API_KEY`, or run `prime env pull` and give the folder that it wrote",
                 )
             answer.raise_for_status()
-            detail = _detail(answer.json(), what)
-            address = httpx.URL(url).join(detail["address"])
+            said = answer.json()
+            detail = said.get("data", said) if isinstance(said, dict) else {}
+            stated = detail.get("tracked_package_url") or detail.get("package_url")
+            if not isinstance(stated, str):
+                raise ClientError(
+                    f"the hub names no archive for `{what}`",
+                    hint="run `prime env pull` and give the folder that it wrote",
+                )
+            address = httpx.URL(url).join(stated)
             own = address.host == httpx.URL(url).host  # a signed address of a file store takes no key
             archive = client.get(address, headers=headers if own else {})
             archive.raise_for_status()
@@ -87,17 +93,6 @@ def _download(owner: str, name: str, version: str, work: Path) -> tuple[Path, Or
     folder = work / name
     folder.mkdir()
     digest = hashlib.sha256(archive.content).hexdigest()
-    origin = Origin(f"prime:{owner}/{name}", revision=detail["version"] or version, sha256=digest)
+    revision = str(detail.get("semantic_version") or version)
+    origin = Origin(f"prime:{owner}/{name}", revision=revision, sha256=digest)
     return project_in(unpack_source(path, folder)), origin
-
-
-def _detail(answer: Any, what: str) -> dict[str, str]:
-    """Return the archive's address and the exact version that the hub names."""
-    data = answer.get("data", answer) if isinstance(answer, dict) else {}
-    address = data.get("tracked_package_url") or data.get("package_url")
-    if not isinstance(address, str):
-        raise ClientError(
-            f"the hub names no archive for `{what}`",
-            hint="run `prime env pull` and give the folder that it wrote",
-        )
-    return {"address": address, "version": str(data.get("semantic_version") or "")}

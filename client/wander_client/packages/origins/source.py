@@ -5,7 +5,6 @@ From a folder, an sdist or a wheel here; `git_origin` and `prime_origin` bring t
 
 from __future__ import annotations
 
-import configparser
 import hashlib
 import re
 import shutil
@@ -22,22 +21,15 @@ from typing import Any
 import tomlkit
 
 from wander_client.errors import ClientError, NotFound, UsageError
+from wander_client.packages.needs import requirements_in
+from wander_client.packages.publish import parse_entry_points
 from wander_client.packages.uv import index_arguments, run_uv
 
 _LEFT_OUT = shutil.ignore_patterns(
-    ".git",
-    ".hg",
-    ".prime",
-    ".venv",
-    "venv",
-    "__pycache__",
-    "*.pyc",
-    "build",
-    "dist",
-    "outputs",
-    ".*_cache",
-    "*.egg-info",
+    *(".git", ".hg", ".prime", ".venv", "venv", "__pycache__", "*.pyc", "build", "dist", "outputs"),
+    *(".*_cache", "*.egg-info"),
 )
+"""What builds and tools leave in a project's folder."""
 _OPENING = "Imported into Wander from"
 _CLOSING = "The code is as its author published it."
 _NOTE = re.compile(rf"{_OPENING} (`[^\n]*?)\. {re.escape(_CLOSING)}")
@@ -78,7 +70,7 @@ def bring_project(source: str, work: Path) -> tuple[Path, Origin]:
     """
     path = Path(source).expanduser().resolve()
     if path.is_dir():
-        copy = copy_project(path, work)
+        copy = Path(shutil.copytree(path, work / path.name, ignore=_LEFT_OUT, symlinks=True))
         return project_in(copy), Origin(path.name, sha256=folder_digest(copy))
     if not path.is_file():
         raise NotFound(f"`{source}` does not exist", hint="give a folder, an sdist or a wheel")
@@ -90,11 +82,6 @@ def bring_project(source: str, work: Path) -> tuple[Path, Origin]:
     raise UsageError(
         f"`{source}` is not a package", hint="give a folder, an sdist (.tar.gz) or a wheel (.whl)"
     )
-
-
-def copy_project(folder: Path, work: Path) -> Path:
-    """Copy a project's folder, without what builds and tools left in it."""
-    return Path(shutil.copytree(folder, work / folder.name, ignore=_LEFT_OUT, symlinks=True))
 
 
 def folder_digest(folder: Path) -> str:
@@ -166,7 +153,8 @@ def unpack_wheel(path: Path, work: Path) -> Path:
         raise ClientError(f"`{path.name}` is not a wheel: {error}") from error
     info = folder / information.split("/")[0]
     metadata = BytesParser().parsebytes((info / "METADATA").read_bytes())
-    groups = _entry_points(info / "entry_points.txt")
+    listing = info / "entry_points.txt"
+    groups = parse_entry_points(listing.read_text(encoding="utf-8")) if listing.is_file() else {}
     shutil.rmtree(info)
     # Some wheels ship their pyproject.toml, which may name other files; ours takes its place.
     kept = sorted({name.split("/")[0] for name in names} - {info.name, "pyproject.toml"})
@@ -184,7 +172,6 @@ def unpack_wheel(path: Path, work: Path) -> Path:
 
 def _project_of(metadata: Message, groups: dict[str, dict[str, str]]) -> dict[str, Any]:
     """Return the `[project]` table that a wheel's metadata means; requirements of extras are left out."""
-    requirements = [str(each) for each in metadata.get_all("Requires-Dist") or []]
     scripts = {
         {"console_scripts": "scripts", "gui_scripts": "gui-scripts"}[name]: groups.pop(name)
         for name in ("console_scripts", "gui_scripts")
@@ -198,15 +185,8 @@ def _project_of(metadata: Message, groups: dict[str, dict[str, str]]) -> dict[st
         "requires-python": str(metadata["Requires-Python"] or ">=3.11"),
         "license": str(metadata["License-Expression"] or ""),
         "keywords": [word.strip() for word in str(metadata["Keywords"] or "").split(",") if word.strip()],
-        "dependencies": [each for each in requirements if "extra ==" not in each],
+        "dependencies": [each for each in requirements_in(metadata) if "extra ==" not in each],
         **scripts,
         "entry-points": groups,
     }
     return {name: value for name, value in project.items() if value}
-
-
-def _entry_points(path: Path) -> dict[str, dict[str, str]]:
-    parser = configparser.RawConfigParser(delimiters=("=",))
-    parser.optionxform = str  # type: ignore[assignment, method-assign]
-    parser.read(path, encoding="utf-8")
-    return {name: dict(parser.items(name)) for name in parser.sections()}
