@@ -46,15 +46,17 @@ def main(argv: Sequence[str] | None = None, *, transport: httpx.BaseTransport | 
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001 - the one place that catches everything
+        from wander.train.distributed import join_world
+
         from wander_client.failures import explain
-        from wander_client.training.launcher import is_told_elsewhere
 
         if debug:
             import traceback
 
             traceback.print_exc()
         explained = explain(error, output.command)
-        if not is_told_elsewhere():
+        # Of several processes of `wander train` the first tells of the failure that ends the others.
+        if not join_world().outlast_main():
             output.error(explained)
         return explained.status
     finally:
@@ -89,18 +91,14 @@ def take_common_options(arguments: Sequence[str]) -> tuple[CommonOptions, list[s
         elif word == "--debug":
             debug = True
         elif name in ("--color", "--hub"):
-            values[name] = value if equals else _value_after(name, words)
+            given = value if equals else next(words, None)
+            if given is None or (given.startswith("--") and not equals):
+                raise UsageError(f"`{name}` needs a value", hint="run `wander --help`")
+            values[name] = given
         else:
             rest.append(word)
     color = choose("--color", values.get("--color", "auto"), ("auto", "always", "never"))
     return CommonOptions(mode, color, progress, values.get("--hub"), debug), rest
-
-
-def _value_after(name: str, words: Iterator[str]) -> str:
-    value = next(words, None)
-    if value is None or value.startswith("--"):
-        raise UsageError(f"`{name}` needs a value", hint="run `wander --help`")
-    return value
 
 
 def _dispatch(invocation: Invocation, arguments: list[str]) -> int:

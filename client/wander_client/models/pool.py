@@ -80,7 +80,12 @@ class ModelPool:
                 stack.push_async_callback(client.close)
             self._share(client, name)
             if choice.cache and client.limiter is not None:
-                client = self._wrap_in_cache(client, stack)
+                from wander.clients.cache import CachingClient, ResponseCache
+
+                cache = stack.enter_context(
+                    contextlib.closing(ResponseCache(self._context.settings.cache_dir / CACHE_FILE))
+                )
+                client = CachingClient(client, cache)
             elif choice.cache:
                 self._context.output.warn(f"`--cache` keeps answers of endpoints; `{choice.model}` has none")
             yield client
@@ -101,13 +106,6 @@ class ModelPool:
         address = str(client.describe().get("base_url"))
         whole = self._limiters.setdefault(address, CallLimiter(self._concurrency))
         client.limiter = SharedLimiter(whole, name)
-
-    def _wrap_in_cache(self, client: Client, stack: contextlib.AsyncExitStack) -> Client:
-        from wander.clients.cache import CachingClient, ResponseCache
-
-        cache = ResponseCache(self._context.settings.cache_dir / CACHE_FILE)
-        stack.callback(cache.close)
-        return CachingClient(client, cache)
 
     async def _load(self, key: tuple[str, str, str | None]) -> Client:
         if self._held is None or self._held[0] != key:

@@ -53,15 +53,21 @@ def open_model(
     """
     require_model(spec, base_url, key_variable)
     if spec.startswith("scripted:"):
-        return _open_scripted(spec, location)
-    if base_url is not None:
-        return _endpoint(spec, base_url, key_variable, timeout)
-    if is_local_model(spec):
+        if location is None:
+            raise UsageError("a scripted model needs its environment", hint="name the environment first")
+        from wander_client.models.scripted import ScriptedProcessClient
+
+        return ScriptedProcessClient(spec, location)
+    if base_url is None and is_local_model(spec):
         context.output.note(f"loading {spec}")
         from wander.models.client import TransformersClient
 
         return TransformersClient(_local(spec), device=device)
-    return _endpoint(spec, None, key_variable, timeout)
+    url = _require_endpoint(spec, base_url, key_variable)
+    from wander.clients.openai import OpenAIClient
+
+    key = os.environ.get(key_variable)
+    return OpenAIClient(spec, base_url=url, api_key=key, timeout=timeout or CALL_SECONDS)
 
 
 def require_model(spec: str, base_url: str | None, key_variable: str = KEY_VARIABLE) -> None:
@@ -158,14 +164,6 @@ def require_no_slip(name: str) -> None:
         raise NotFound(f"there is no model `{name}` on this machine", hint=meant, code="model_not_found")
 
 
-def _endpoint(name: str, base_url: str | None, key_variable: str, timeout: float | None) -> Client:
-    url = _require_endpoint(name, base_url, key_variable)
-    from wander.clients.openai import OpenAIClient
-
-    key = os.environ.get(key_variable)
-    return OpenAIClient(name, base_url=url, api_key=key, timeout=timeout or CALL_SECONDS)
-
-
 def require_servable(spec: str) -> None:
     """Raise what is wrong with the name of a model that is to be served, as far as that can be known."""
     if spec.startswith("scripted:"):
@@ -179,17 +177,8 @@ def servable(spec: str) -> str:
     require_servable(spec)
     if not is_local_model(spec):
         return spec
-    name = _local(spec)
-    if name in NAMED:
-        from wander.models.smollm2 import pull_smollm2
+    if (name := _local(spec)) not in NAMED:
+        return name
+    from wander.models.smollm2 import pull_smollm2
 
-        return str(pull_smollm2())
-    return name
-
-
-def _open_scripted(spec: str, location: Location | None) -> Client:
-    if location is None:
-        raise UsageError("a scripted model needs its environment", hint="name the environment first")
-    from wander_client.models.scripted import ScriptedProcessClient
-
-    return ScriptedProcessClient(spec, location)
+    return str(pull_smollm2())

@@ -39,9 +39,7 @@ class ScriptedProcessClient(Client):
 
     async def complete(self, request: ModelRequest) -> ModelResponse:
         """Return the function's answer."""
-        async with self._starting:
-            if self._process is None:
-                await self._start()
+        await self.check()
         process = self._process
         if process is None or process.stdin is None:
             raise ModelError(f"the scripted model `{self.model}` is closed")
@@ -101,15 +99,14 @@ class ScriptedProcessClient(Client):
             env={**environ, "PYTHONUNBUFFERED": "1"},
             limit=_LINE_LIMIT,
         )
-        first = await self._line()
-        if first is None or "ready" not in first:
+        first = await self._line() or {}
+        if "ready" not in first:
             await self.close()
-            reason = (first or {}).get("error", "its process ended at once")
-            kind = UsageError if (first or {}).get("type") == "ConfigError" else NotFound
+            kind = UsageError if first.get("type") == "ConfigError" else NotFound
+            hint = "name a function of the environment's package: `scripted:module:function`"
             raise kind(
-                f"`{self.model}` cannot be used: {reason}",
-                hint=(first or {}).get("hint")
-                or "name a function of the environment's package: `scripted:module:function`",
+                f"`{self.model}` cannot be used: {first.get('error', 'its process ended at once')}",
+                hint=first.get("hint") or hint,
                 code="model_not_found",
             )
         self._reader = asyncio.create_task(self._read())

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import httpx
 
 from wander_client.errors import ClientError, Unavailable
-from wander_client.terminal.output import Output, Progress
+from wander_client.terminal.output import Output
 
 if TYPE_CHECKING:
     from wander_client.context import Invocation
@@ -83,7 +83,9 @@ async def serve(
     python = choice.python or context.settings.serve_python or sys.executable
     versions = await _find_vllm(python)
     name = _name_of(model)
-    port = _free_port()
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
     command = [python, "-m", _ENGINE, "--model", model]
     # Ours come last, where they win.
     command += [*choice.arguments, "--served-model-name", name, "--host", "127.0.0.1", "--port", str(port)]
@@ -196,23 +198,15 @@ async def _wait_until_healthy(
             while not await _healthy(http, port):
                 seconds = loop.time() - began
                 if process.ended is not None:
-                    raise _explain_failure(
-                        f"the server of `{name}` ended with status {process.ended}", log_path
-                    )
+                    reason = f"the server of `{name}` ended with status {process.ended}"
+                    raise _explain_failure(reason, log_path)
                 if seconds > choice.timeout:
-                    raise _explain_failure(
-                        f"the server of `{name}` did not answer within {choice.timeout:.0f} s",
-                        log_path,
-                        Unavailable,
-                    )
-                _show(bar, seconds, log_path)
+                    reason = f"the server of `{name}` did not answer within {choice.timeout:.0f} s"
+                    raise _explain_failure(reason, log_path, Unavailable)
+                *_, last = ["", *log_tail(log_path).splitlines()]
+                bar.update(int(seconds), last[:100])
                 await asyncio.sleep(_LOOK_SECONDS)
     output.note(f"{choice.engine} answers after {loop.time() - began:.0f} s")
-
-
-def _show(bar: Progress, seconds: float, log_path: Path) -> None:
-    lines = log_tail(log_path).splitlines()
-    bar.update(int(seconds), lines[-1][:100] if lines else "")
 
 
 async def _healthy(http: httpx.AsyncClient, port: int) -> bool:
@@ -240,15 +234,8 @@ def log_tail(log_path: Path) -> str:
             text = log.read().decode("utf-8", "replace")
     except OSError:
         return ""
-    return "\n".join(line for line in text.splitlines()[-_LOG_LINES:])
+    return "\n".join(text.splitlines()[-_LOG_LINES:])
 
 
 def _name_of(model: str) -> str:
     return Path(model).name if Path(model).is_dir() else model
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port

@@ -38,21 +38,21 @@ def main(arguments: list[str]) -> int:
     except OSError as error:
         sys.stderr.write(f"cannot start `{command[0]}`: {error.strerror}\n")
         return 127
-    threading.Thread(target=_end_with, args=(int(lifeline), server), daemon=True).start()
+
+    def end_with_lifeline() -> None:
+        os.read(int(lifeline), 1)
+        _signal_group(server, signal.SIGTERM)
+        try:
+            server.wait(GRACE_SECONDS)
+        except subprocess.TimeoutExpired:
+            _signal_group(server, signal.SIGKILL)
+
+    threading.Thread(target=end_with_lifeline, daemon=True).start()
     signal.signal(signal.SIGTERM, lambda *_: _signal_group(server, signal.SIGTERM))
     status = server.wait()
     _signal_group(server, signal.SIGKILL)
     end_marked(mark)
     return status if status >= 0 else 128 - status
-
-
-def _end_with(lifeline: int, server: subprocess.Popen[bytes]) -> None:
-    os.read(lifeline, 1)
-    _signal_group(server, signal.SIGTERM)
-    try:
-        server.wait(GRACE_SECONDS)
-    except subprocess.TimeoutExpired:
-        _signal_group(server, signal.SIGKILL)
 
 
 def _signal_group(server: subprocess.Popen[bytes], number: signal.Signals) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -56,13 +55,7 @@ def _list_reproduction(made: Reproduction) -> Iterator[tuple[str, str]]:
     """Yield with what a training run can be repeated."""
     yield "mode", made.told()
     machine, gpus = made.hardware, ", ".join(made.hardware.gpus)
-    parts = [
-        machine.cpu or "",
-        f"{machine.cores} cores",
-        machine.instructions or "",
-        gpus,
-        machine.driver or "",
-    ]
+    parts = (machine.cpu, f"{machine.cores} cores", machine.instructions, gpus, machine.driver)
     yield "machine", ", ".join(part for part in parts if part)
     yield "computed", f"on {made.device}, {made.processes} x {made.threads} threads"
     yield "libraries", ", ".join(f"{name} {version}" for name, version in made.libraries.items())
@@ -78,11 +71,13 @@ def files_of(found: FoundRun) -> list[dict[str, Any]]:
     """Return name, size and SHA-256 of the files of a run, on this machine or on the hub."""
     if isinstance(found, PostedRun):
         return [{"name": one.name, "size": one.size, "sha256": one.sha256} for one in found.detail.artifacts]
+    from wander_client.hub.posting import file_digest
+
     folder = Path(found.place)
     return [
-        {"name": path.relative_to(folder).as_posix(), "size": path.stat().st_size, "sha256": _sha256(path)}
-        for path in sorted(folder.rglob("*"))
-        if path.is_file() and not path.name.startswith(".")
+        {"name": one.relative_to(folder).as_posix(), "size": one.stat().st_size, "sha256": file_digest(one)}
+        for one in sorted(folder.rglob("*"))
+        if one.is_file() and not one.name.startswith(".")
     ]
 
 
@@ -131,8 +126,3 @@ def _drop_unset(*rows: tuple[str, Any]) -> Iterator[tuple[str, str]]:
             yield name, ", ".join(f"{one}={inner}" for one, inner in value.items())
         elif value:
             yield name, str(value)
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

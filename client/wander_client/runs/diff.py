@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from wander_client.errors import NotFound
@@ -12,7 +12,6 @@ from wander_client.runs.text import StyledLine, message_text
 
 if TYPE_CHECKING:
     from wander.types import Message, Rollout
-    from wander.wire import RunManifest
 
     from wander_client.runs.found import FoundRun
 
@@ -63,10 +62,6 @@ class RunDiff:
     first_key: Key | None = None
     """The first rollout, in the second run's order, whose messages differ."""
 
-    def as_dict(self) -> dict[str, Any]:
-        """Return it as plain data."""
-        return asdict(self)
-
 
 @dataclass(frozen=True)
 class MessageDifference:
@@ -82,28 +77,36 @@ class MessageDifference:
 
 def diff_runs(first: FoundRun, second: FoundRun) -> RunDiff:
     """Compare two runs rollout by rollout; keeps a few numbers a rollout of the first one."""
-    found = RunDiff(manifest=list(_manifest_differences(first.manifest, second.manifest)))
     one, other = first.manifest, second.manifest
+    fields, others = (
+        dict(_flat(run.model_dump(mode="json", by_alias=True, exclude=_OF_ONE_RUN))) for run in (one, other)
+    )
+    found = RunDiff(
+        [
+            FieldDifference(name, fields.get(name), others.get(name))
+            for name in sorted({*fields, *others})
+            if fields.get(name) != others.get(name)
+        ]
+    )
     if one.split != other.split:
         found.other_questions.append("split")
     if one.environment.arguments != other.environment.arguments:
         found.other_questions.append("arguments")
-    known = {rollout.key: _Essence.of(rollout) for rollout in first.rollouts()}
+    known = {rollout.key: (*_outcome(rollout), _said(rollout)) for rollout in first.rollouts()}
     for rollout in second.rollouts():
-        before = known.pop(rollout.key, None)
-        if before is None:
+        if rollout.key not in known:
             found.only_after += 1
             continue
-        after = _Essence.of(rollout)
-        if before.messages != after.messages and found.first_key is None:
+        reward, failed, said = known.pop(rollout.key)
+        same_words = said == _said(rollout)
+        if not same_words and found.first_key is None:
             found.first_key = rollout.key
-        if (before.reward, before.failed) != (after.reward, after.failed):
-            change = RewardChange(*rollout.key, before.reward, after.reward, before.failed, after.failed)
-            found.changed.append(change)
-        elif before.messages != after.messages:
-            found.said_otherwise += 1
-        else:
+        if (reward, failed) != (after := _outcome(rollout)):
+            found.changed.append(RewardChange(*rollout.key, reward, after[0], failed, after[1]))
+        elif same_words:
             found.same += 1
+        else:
+            found.said_otherwise += 1
     found.only_before = len(known)
     found.changed.sort(key=_loss)
     return found
@@ -144,21 +147,19 @@ def _message_lines(message: Message) -> list[str]:
     return [*text, *fields]
 
 
-@dataclass(frozen=True)
-class _Essence:
-    """What is compared of a rollout."""
+def _outcome(rollout: Rollout) -> tuple[float | None, str | None]:
+    """Return a rollout's reward and the boundary at which it failed."""
+    return rollout.reward, rollout.failure.boundary if rollout.failure else None
 
-    reward: float | None
-    failed: str | None
-    messages: bytes
 
-    @classmethod
-    def of(cls, rollout: Rollout) -> _Essence:
-        from wander.types import canonical_json
+def _said(rollout: Rollout) -> str:
+    return _digest([rollout.prompt, rollout.completion])
 
-        text = canonical_json([rollout.prompt, rollout.completion])
-        digest = hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest()
-        return cls(rollout.reward, rollout.failure.boundary if rollout.failure else None, digest)
+
+def _digest(value: Any) -> str:
+    from wander.types import canonical_json
+
+    return hashlib.sha256(canonical_json(value).encode("utf-8", "surrogatepass")).hexdigest()
 
 
 def _loss(change: RewardChange) -> tuple[bool, float, str, int]:
@@ -178,27 +179,12 @@ def _messages(run: FoundRun, key: Key) -> list[Message]:
     )
 
 
-def _manifest_differences(one: RunManifest, other: RunManifest) -> Iterator[FieldDifference]:
-    before, after = (
-        dict(_flat(run.model_dump(mode="json", by_alias=True, exclude=_OF_ONE_RUN))) for run in (one, other)
-    )
-    for name in sorted({*before, *after}):
-        if before.get(name) != after.get(name):
-            yield FieldDifference(name, before.get(name), after.get(name))
-
-
 def _flat(value: Mapping[str, Any], place: str = "") -> Iterator[tuple[str, Any]]:
     for name, inner in value.items():
         dotted = f"{place}{name}"
         if isinstance(inner, dict) and inner:
             yield from _flat(inner, f"{dotted}.")
         elif isinstance(inner, list) and len(inner) > 8:
-            yield dotted, f"{len(inner)} values, {_digest(inner)}"
+            yield dotted, f"{len(inner)} values, {_digest(inner)[:8]}"
         else:
             yield dotted, inner
-
-
-def _digest(value: list[Any]) -> str:
-    from wander.types import canonical_json
-
-    return hashlib.sha256(canonical_json(value).encode()).hexdigest()[:8]

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any, get_args
 
 from wander_client.errors import UsageError
 from wander_client.runs.lookup import local_runs
+from wander_client.runs.text import sort_by
 
 if TYPE_CHECKING:
-    from wander.evals.store.folder import RunFolder
-    from wander.wire import RunDetail
+    from wander.wire import RunManifest, RunSummary
 
     from wander_client.context import Invocation
     from wander_client.terminal.output import Output
@@ -63,7 +63,9 @@ class RunFilter:
 def local_rows(place: Path, output: Output) -> Iterator[dict[str, Any]]:
     """Yield a row for every run below a folder, the newest first."""
     for run in local_runs(place, output):
-        yield _local_row(run)
+        manifest, summary = run.manifest, run.summary()
+        rollouts = summary.rollouts if summary else len(run.keys_done())
+        yield _row({"run_dir": str(run.path)}, manifest.run_id, manifest, rollouts, summary)
 
 
 def list_posted(context: Invocation, environment: str | None) -> Iterator[dict[str, Any]]:
@@ -76,7 +78,9 @@ def list_posted(context: Invocation, environment: str | None) -> Iterator[dict[s
         cursor = None
         while True:
             page = hub.runs(environment=exact, cursor=cursor)
-            yield from map(_format_posted, page.data)
+            for run in page.data:
+                row = _row({"url": run.url}, run.run_id, run.manifest, run.summary.rollouts, run.summary)
+                yield row | {"expected": run.summary.expected, "level": run.level, "posted_by": run.posted_by}
             cursor = page.next
             if cursor is None:
                 return
@@ -87,10 +91,7 @@ def sort_runs(rows: list[dict[str, Any]], word: str) -> list[dict[str, Any]]:
     name = word.removeprefix("-")
     if name not in SORTED_BY:
         raise UsageError(f"runs have no `{name}`", hint=f"sort by one of {', '.join(SORTED_BY)}")
-    key = SORTED_BY[name]
-    present = [row for row in rows if row[key] is not None]
-    absent = [row for row in rows if row[key] is None]
-    return sorted(present, key=lambda row: row[key], reverse=word.startswith("-")) + absent
+    return sort_by(rows, lambda row: row[SORTED_BY[name]], falling=word.startswith("-"))
 
 
 def moment(text: str) -> datetime:
@@ -116,37 +117,19 @@ def require_level(word: str) -> str:
     return word
 
 
-def _local_row(run: RunFolder) -> dict[str, Any]:
-    manifest, summary = run.manifest, run.summary()
+def _row(
+    place: dict[str, str], run_id: str, manifest: RunManifest, rollouts: int, summary: RunSummary | None
+) -> dict[str, Any]:
     return {
-        "run_dir": str(run.path),
-        "run_id": manifest.run_id,
+        **place,
+        "run_id": run_id,
         "kind": manifest.kind,
         "environment": manifest.environment.full_name,
         "version": manifest.environment.version,
         "model": manifest.model.name,
-        "rollouts": summary.rollouts if summary else len(run.keys_done()),
+        "rollouts": rollouts,
         "expected": manifest.expected_rollouts,
         "reward_mean": summary.reward_mean if summary else None,
         "started_at": manifest.started_at,
         "ended_at": manifest.ended_at,
-    }
-
-
-def _format_posted(run: RunDetail) -> dict[str, Any]:
-    manifest = run.manifest
-    return {
-        "url": run.url,
-        "run_id": run.run_id,
-        "kind": manifest.kind,
-        "environment": manifest.environment.full_name,
-        "version": manifest.environment.version,
-        "model": manifest.model.name,
-        "rollouts": run.summary.rollouts,
-        "expected": run.summary.expected,
-        "reward_mean": run.summary.reward_mean,
-        "started_at": manifest.started_at,
-        "ended_at": manifest.ended_at,
-        "level": run.level,
-        "posted_by": run.posted_by,
     }

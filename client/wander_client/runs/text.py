@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from wander_client.terminal.output import counted
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
     from wander.types import Message, Rollout
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from wander_client.terminal.output import Cell, Output
 
 BAR_WIDTH = 30
+Row = TypeVar("Row")
 
 
 def show_summary(summary: RunSummary, output: Output, use: EndpointUse | None = None) -> None:
@@ -46,9 +47,13 @@ def show_summary(summary: RunSummary, output: Output, use: EndpointUse | None = 
         heading, rates = pass_table(summary)
         output.line()
         output.table(heading, rates)
-    if summary.histogram is not None and output.human:
+    if (histogram := summary.histogram) is not None and output.human:
         output.line()
-        _show_histogram(summary, output)
+        most = max(histogram.counts, default=0)
+        for low, high, count in zip(histogram.edges, histogram.edges[1:], histogram.counts, strict=False):
+            if count:
+                bar = "█" * round(BAR_WIDTH * count / most)
+                output.line(f"{low:>8.3f} to {high:<8.3f} {count:>6}  {bar}")
 
 
 def failure_reasons(run_dir: Path, most: int = 3) -> list[tuple[str, int]]:
@@ -68,18 +73,6 @@ def interval(summary: RunSummary) -> str:
     if summary.reward_low is not None and summary.reward_high is not None:
         text += f"  [{summary.reward_low:.4f}, {summary.reward_high:.4f}]"
     return text
-
-
-def _show_histogram(summary: RunSummary, output: Output) -> None:
-    histogram = summary.histogram
-    if histogram is None:
-        return
-    most = max(histogram.counts, default=0)
-    for low, high, count in zip(histogram.edges, histogram.edges[1:], histogram.counts, strict=False):
-        if not count:
-            continue
-        bar = "█" * round(BAR_WIDTH * count / most) if most else ""
-        output.line(f"{low:>8.3f} to {high:<8.3f} {count:>6}  {bar}")
 
 
 def rollout_row(row: RolloutRow) -> list[Cell]:
@@ -160,6 +153,12 @@ def message_text(message: Message) -> str:
         ]
         return "\n".join(str(part) for part in parts)
     return "" if content is None else str(content)
+
+
+def sort_by(rows: list[Row], value: Callable[[Row], Any], *, falling: bool) -> list[Row]:
+    """Return rows by one of their values; those that lack it come last either way."""
+    present = sorted((row for row in rows if value(row) is not None), key=value, reverse=falling)
+    return [*present, *(row for row in rows if value(row) is None)]
 
 
 def shorten(text: str, width: int = 60) -> str:

@@ -20,7 +20,7 @@ from textual.events import Resize
 from textual.widgets import DataTable, Input, RichLog, Static
 
 from wander_client.errors import ClientError
-from wander_client.runs.text import ROLLOUT_COLUMNS, StyledLine, rollout_lines, rollout_row
+from wander_client.runs.text import ROLLOUT_COLUMNS, StyledLine, rollout_lines, rollout_row, sort_by
 from wander_client.terminal.escape import one_line, visible
 from wander_client.terminal.output import STYLES, cell_text, cut
 
@@ -49,29 +49,17 @@ _KEYS = (
     ("G,end", "end(1)", "last"),
     ("enter,l,right", "read", "open the rollout"),
     ("h,backspace,left", "leave", "back to the list, as escape"),
-    ("],[", "", "next, previous rollout"),
+    ("],[", "neighbour({})", "next, previous rollout"),
     ("/", "search", "search all messages"),
-    ("n,N", "", "next, previous match"),
-    ("f,F", "", "next, previous failure"),
+    ("n,N", "match({})", "next, previous match"),
+    ("f,F", "failure({})", "next, previous failure"),
     ("e", "only_failed", "only failed rollouts, or all"),
     ("r", "bound", "by reward: `<0.5`, `>=1`, `none`; empty for all"),
     ("s", "order", "order: number, reward, turns, tokens, seconds"),
     ("?", "help", "this help"),
     ("q", "quit", "quit"),
 )
-"""Keys, what they do, and what the help says; those without an action do it in two directions."""
-_DIRECTED = {"],[": "neighbour", "n,N": "match", "f,F": "failure"}
-
-
-def _bindings() -> Iterable[Binding]:
-    # With priority the app itself acts, key after key, so that what is typed after `/` finds its line open.
-    for keys, action, _ in _KEYS:
-        if action:
-            yield Binding(keys, action, priority=True)
-        else:
-            forward, backward = keys.split(",")
-            yield Binding(forward, f"{_DIRECTED[keys]}(1)", priority=True)
-            yield Binding(backward, f"{_DIRECTED[keys]}(-1)", priority=True)
+"""Keys, what they do, and what the help says; of two keys with `{}` the second goes the other way."""
 
 
 class RunViewer(App[bool]):
@@ -85,10 +73,13 @@ class RunViewer(App[bool]):
     Input { border: none; height: 1; padding: 0; }
     #status { height: 1; text-style: dim; }
     """
+    # With priority the app itself acts, key after key, so that what is typed after `/` finds its line open.
     BINDINGS: ClassVar = [
-        *_bindings(),
-        Binding("escape", "dismiss", priority=True),
-        Binding("ctrl+c", "interrupt", priority=True),
+        *(
+            Binding(key, action.format(by), priority=True)
+            for keys, action, _ in (*_KEYS, ("escape", "dismiss", ""), ("ctrl+c", "interrupt", ""))
+            for key, by in (zip(keys.split(","), (1, -1), strict=True) if "{}" in action else [(keys, 0)])
+        )
     ]
 
     def __init__(self, found: FoundRun, *, failed: bool = False, order: str = "number") -> None:
@@ -144,11 +135,11 @@ class RunViewer(App[bool]):
     def _select(self) -> None:
         """Apply filters and order, and stay on the rollout that was chosen, if it is still there."""
         before = self._chosen.number if self._shown else None
-        shown = [row for row in self._rows if self._takes(row)]
-        present = [row for row in shown if getattr(row, self._order) is not None]
-        absent = [row for row in shown if getattr(row, self._order) is None]
-        present.sort(key=lambda row: getattr(row, self._order), reverse=self._falling)
-        self._shown = [*present, *absent]
+        self._shown = sort_by(
+            [row for row in self._rows if self._takes(row)],
+            lambda row: getattr(row, self._order),
+            falling=self._falling,
+        )
         self._table.clear(columns=True)
         self._table.add_columns(*ROLLOUT_COLUMNS)
         self._table.add_rows(_cells(row) for row in self._shown)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-import tomllib
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from wander_client.errors import ClientError
+from wander_client.packages.publish import require_project
+from wander_client.packages.scaffold import fill_templates, require_free
 
 if TYPE_CHECKING:
     from wander_client.environments.location import Location
@@ -53,12 +54,20 @@ def write_adapter(
     location: Location, arguments: dict[str, Any], to: str, out: Path, index: str
 ) -> list[Path]:
     """Write the adapter's package into a new or empty folder; return its files, relative to it."""
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise ClientError(
-            f"`{out}` exists and is not empty", hint="choose another folder", code="folder_not_empty"
-        )
+    require_free(out, "choose another folder")
     trainer = TRAINERS[to]
-    name, requirement = _name_requirement(location)
+    if location.installed is not None:
+        name = location.installed.record.name
+        requirement = f"{name}=={location.installed.record.version}"
+    else:
+        assert location.folder is not None
+        if not (location.folder / "pyproject.toml").is_file():
+            raise ClientError(
+                f"`{location.folder}` has no `pyproject.toml`: a trainer could not install it",
+                hint="`wander new NAME` makes a package",
+                code="no_package",
+            )
+        name = requirement = require_project(location.folder)["name"]
     kind = to.replace("-", "_")
     module = f"{name.replace('-', '_')}_{kind}"
     words = {
@@ -74,32 +83,9 @@ def write_adapter(
         "arguments": repr(json.dumps(arguments)),
     }
     templates = files("wander_client") / "templates" / "export"
-    written = {
-        "pyproject.toml": "pyproject.toml.txt",
-        "README.md": "README.md.txt",
-        f"{module}.py": f"{kind}.py.txt",
+    content = {
+        "pyproject.toml": templates / "pyproject.toml.txt",
+        "README.md": templates / "README.md.txt",
+        f"{module}.py": templates / f"{kind}.py.txt",
     }
-    out.mkdir(parents=True, exist_ok=True)
-    for file, template in written.items():
-        text = (templates / template).read_text(encoding="utf-8")
-        for key, value in words.items():
-            text = text.replace(f"@{key}@", value)
-        (out / file).write_text(text, encoding="utf-8")
-    return [Path(file) for file in written]
-
-
-def _name_requirement(location: Location) -> tuple[str, str]:
-    """Return the environment's name and the requirement that installs it."""
-    if location.installed is not None:
-        record = location.installed.record
-        return record.name, f"{record.name}=={record.version}"
-    assert location.folder is not None
-    project = location.folder / "pyproject.toml"
-    if not project.is_file():
-        raise ClientError(
-            f"`{location.folder}` has no `pyproject.toml`: a trainer could not install it",
-            hint="`wander new NAME` makes a package",
-            code="no_package",
-        )
-    name = str(tomllib.loads(project.read_text(encoding="utf-8"))["project"]["name"])
-    return name, name
+    return fill_templates(out, content, words)

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import statistics
+import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 from rich.cells import cell_len, set_cell_size
 from rich.text import Text
@@ -69,17 +70,12 @@ class TrainingState:
     def take(self, entry: dict[str, Any]) -> None:
         """Take the metrics of a step and read what else there is by now."""
         self.steps = entry["steps"]
-        if not self.entries and entry["step"] > 1:
-            self.entries = self._earlier(entry["step"])
+        file = self.folder / "metrics.jsonl"
+        if not self.entries and entry["step"] > 1 and file.is_file():  # a resumed run
+            earlier = map(json.loads, file.read_text(encoding="utf-8").splitlines())
+            self.entries = [one for one in earlier if one["step"] < entry["step"]]
         self.entries.append(entry)
         self.read_folder()
-
-    def _earlier(self, step: int) -> list[dict[str, Any]]:
-        """Return the steps that a resumed run has made before."""
-        file = self.folder / "metrics.jsonl"
-        lines = file.read_text(encoding="utf-8").splitlines() if file.is_file() else []
-        entries = [json.loads(line) for line in lines]
-        return [entry for entry in entries if entry["step"] < step]
 
     def read_folder(self) -> None:
         """Read evaluations, the best weights, checkpoints and alerts from the run's folder."""
@@ -116,16 +112,15 @@ class TrainingState:
         return [_number(entry.get(name)) for entry in self.entries]
 
 
-class TrainingPanel:
+class TrainingPanel(contextlib.ExitStack):
     """Shows a run on a terminal. `show` takes each step; rich calls `__rich_console__` to draw it."""
 
-    def __init__(self, title: str, folder: Path, *, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, title: str, folder: Path) -> None:
+        super().__init__()
         self.state = TrainingState(title, folder)
-        self._clock = clock
-        self._began = self._read_at = clock()
-        self._stack = contextlib.ExitStack()
+        self._began = self._read_at = time.monotonic()
 
-    def __enter__(self) -> TrainingPanel:
+    def __enter__(self) -> Self:
         from rich.console import Console
         from rich.live import Live
 
@@ -137,15 +132,13 @@ class TrainingPanel:
             redirect_stdout=False,
             vertical_overflow="crop",
         )
-        self._stack.enter_context(live)
+        self.enter_context(live)
+        self.callback(self._end)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def _end(self) -> None:
         self.state.ended = True
         self.state.read_folder()
-        self._stack.__exit__(kind, error, trace)
 
     def show(self, entry: dict[str, Any]) -> None:
         """Take the metrics of a step."""
@@ -153,44 +146,30 @@ class TrainingPanel:
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         """Draw the panel into the terminal as it is now."""
-        now = self._clock()
+        now = time.monotonic()
         self.state.seconds = now - self._began
         if now - self._read_at > _READ_SECONDS and not self.state.ended:
             self._read_at = now
             self.state.read_folder()
-        height = options.height or console.height
-        plain = options.ascii_only
-        yield from panel_lines(self.state, options.max_width, max(1, height - 1), plain=plain)
+        height = max(1, (options.height or console.height) - 1)
+        yield from panel_lines(self.state, options.max_width, height, plain=options.ascii_only)
 
 
-class PlainSteps:
+class PlainSteps(contextlib.ExitStack):
     """Shows a run as lines on stderr: one for every tenth of the steps, each evaluation and each alert."""
 
     def __init__(self, title: str, folder: Path, output: Output) -> None:
+        super().__init__()
         self.state = TrainingState(title, folder)
         self._output = output
-        self._stack = contextlib.ExitStack()
         self._told = [0, 0]
         self._begun: int | None = None
 
-    def __enter__(self) -> PlainSteps:
-        self._bar = self._stack.enter_context(self._output.progress("training", None, unit="steps"))
+    def __enter__(self) -> Self:
+        self._bar = self.enter_context(self._output.progress("training", None, unit="steps"))
+        self.callback(self._tell_events)
+        self.callback(self.state.read_folder)  # the last that is added runs first
         return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.state.read_folder()
-        self._tell_events()
-        self._stack.__exit__(kind, error, trace)
-
-    def show(self, entry: dict[str, Any]) -> None:
-        """Take the metrics of a step, and tell what is new."""
-        state = self.state
-        self._begun = entry["step"] if self._begun is None else self._begun
-        state.take(entry)
-        self._tell_events()
-        self._show_line(entry)
 
     def _tell_events(self) -> None:
         """Tell evaluations and alerts that were not told; not those of the part before a resumption."""
@@ -203,8 +182,12 @@ class PlainSteps:
                 self._output.warn(f"step {alert.step}: {alert.message}")
         self._told = [len(state.evaluations), len(state.alerts)]
 
-    def _show_line(self, entry: dict[str, Any]) -> None:
+    def show(self, entry: dict[str, Any]) -> None:
+        """Take the metrics of a step, and tell what is new."""
         state = self.state
+        self._begun = entry["step"] if self._begun is None else self._begun
+        state.take(entry)
+        self._tell_events()
         shown = (("reward", 3), ("entropy", 3), ("groups_without_variance", 2))
         known = [
             f"{name} {value:.{digits}f}"
@@ -219,9 +202,6 @@ class PlainSteps:
 
 def open_display(title: str, folder: Path, output: Output) -> TrainingPanel | PlainSteps:
     """Return what shows a run here: the panel for a person on a terminal, otherwise lines."""
-    import os
-    import sys
-
     on_a_terminal = sys.stderr.isatty() and os.environ.get("TERM", "dumb") != "dumb"
     if output.human and output.shows_progress and on_a_terminal:
         return TrainingPanel(title, folder)
@@ -261,7 +241,7 @@ def panel_lines(state: TrainingState, width: int, height: int, *, plain: bool = 
 class _Row:
     name: str
     values: Sequence[float | None]
-    form: Callable[[float], str]
+    form: str
     warned: bool = False
 
 
@@ -270,7 +250,7 @@ def _metric_rows(state: TrainingState) -> tuple[list[_Row], list[_Row], list[_Ro
     last = state.entries[-1]
     fired = {alert.rule for alert in state.alerts}
     functions = [
-        _Row(name.removeprefix("rewards/"), state.series(name), _score)
+        _Row(name.removeprefix("rewards/"), state.series(name), ".3f")
         for name in sorted(last)
         if name.startswith("rewards/") and name.count("/") == 1
     ]
@@ -279,13 +259,13 @@ def _metric_rows(state: TrainingState) -> tuple[list[_Row], list[_Row], list[_Ro
         for count, rollouts in zip(state.series("failed"), state.series("rollouts"), strict=True)
     ]
     rest = [
-        _Row("entropy", state.series("entropy"), _score, "entropy_low" in fired),
-        _Row("tokens", state.series("tokens"), _amount),
-        _Row("no variance", state.series("groups_without_variance"), _share, "no_variance" in fired),
-        _Row("truncated", state.series("truncated"), _share, "truncated" in fired),
-        _Row("failed", failed, _share, "environment_errors" in fired),
+        _Row("entropy", state.series("entropy"), ".3f", "entropy_low" in fired),
+        _Row("tokens", state.series("tokens"), ".1f"),
+        _Row("no variance", state.series("groups_without_variance"), ".0%", "no_variance" in fired),
+        _Row("truncated", state.series("truncated"), ".0%", "truncated" in fired),
+        _Row("failed", failed, ".0%", "environment_errors" in fired),
     ]
-    first = [_Row("reward", state.series("reward"), _score, "reward_not_finite" in fired)]
+    first = [_Row("reward", state.series("reward"), ".3f", "reward_not_finite" in fired)]
     return first, functions, [row for row in rest if any(value is not None for value in row.values)]
 
 
@@ -319,7 +299,7 @@ def _metric_lines(state: TrainingState, rows: Sequence[_Row], width: int, plain:
         name = row.name if len(row.name) <= name_width else row.name[: name_width - 1] + "…"
         value = row.values[-1]
         text = Text(f"{one_line(name):<{name_width}}  ")
-        shown = "none" if value is None else row.form(value)
+        shown = "none" if value is None else format(value, row.form)
         text.append(f"{shown:>8}", "bold yellow" if row.warned else "bold")
         if cells >= 4:
             text.append("  ").append(sparkline(row.values, cells, plain=plain), "cyan")
@@ -327,7 +307,7 @@ def _metric_lines(state: TrainingState, rows: Sequence[_Row], width: int, plain:
     best = max((value for value in state.series("reward") if value is not None), default=None)
     if best is not None and cells >= 4:
         place = state.series("reward").index(best)
-        said = f"  best {_score(best)} at step {state.entries[place]['step']}"
+        said = f"  best {best:.3f} at step {state.entries[place]['step']}"
         if lines[0].cell_len + len(said) <= width:
             lines[0].append(said, "dim")
     return lines
@@ -339,7 +319,8 @@ def sparkline(values: Sequence[float | None], cells: int, *, plain: bool = False
     parts = [values[len(values) * i // cells : len(values) * (i + 1) // cells] for i in range(cells)]
     if len(values) < cells:
         parts = [[value] for value in values]
-    means = [_mean(part) for part in parts]
+    known_parts = [[value for value in part if value is not None] for part in parts]
+    means = [statistics.fmean(part) if part else None for part in known_parts]
     known = [mean for mean in means if mean is not None]
     if not known:
         return ""
@@ -382,13 +363,13 @@ def _evaluation_lines(state: TrainingState, width: int) -> list[Text]:
         lines = [Text(head), *(Text(f"  {cell}", "bold") for cell in cells)]
     if state.best is not None:
         best = state.best
-        lines.append(Text(f"best {best.metric} {_score(best.value)} at step {best.step}"))
+        lines.append(Text(f"best {best.metric} {best.value:.3f} at step {best.step}"))
         return lines
     for cell in dict.fromkeys(one.cell for one in last):
         known = [one for one in state.evaluations if one.cell == cell and one.reward is not None]
         if len(known) > 1:
             top = max(known, key=lambda one: one.reward or 0.0)
-            lines.append(Text(f"best {cell} {_score(top.reward or 0.0)} at step {top.step}", "dim"))
+            lines.append(Text(f"best {cell} {top.reward or 0.0:.3f} at step {top.step}", "dim"))
     return lines
 
 
@@ -397,7 +378,7 @@ def evaluation_text(one: CellEvaluation) -> str:
     if one.reward is None:
         return f"{one.cell} failed"
     bounds = "" if one.interval is None else f" [{one.interval[0]:.2f}, {one.interval[1]:.2f}]"
-    return f"{one.cell} {_score(one.reward)}{bounds}"
+    return f"{one.cell} {one.reward:.3f}{bounds}"
 
 
 def _cut(text: Text, width: int) -> Text:
@@ -414,20 +395,3 @@ def _clock_time(seconds: float) -> str:
 
 def _number(value: object) -> float | None:
     return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
-
-
-def _mean(values: Sequence[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return sum(known) / len(known) if known else None
-
-
-def _score(value: float) -> str:
-    return f"{value:.3f}"
-
-
-def _amount(value: float) -> str:
-    return f"{value:.1f}"
-
-
-def _share(value: float) -> str:
-    return f"{value:.0%}"

@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from pydantic import ValidationError
 from wander.sandbox import SandboxPolicy
 from wander.train.phases import (
     PHASE,
@@ -23,23 +22,24 @@ from wander.train.phases import (
     read_phases,
 )
 from wander.train.records.outcome import Outcome, read_outcome, write_outcome
-from wander.types import Record, SamplingArgs
+from wander.types import SamplingArgs
 
 from wander_client.context import Invocation
 from wander_client.environments.location import locate, parse_arguments
 from wander_client.errors import ClientError, Interrupted, UsageError
-from wander_client.training.launcher import require_alone
 from wander_client.training.panel import open_display
 from wander_client.training.run import (
     COMMAND_FILE,
-    StepLines,
+    RunCommand,
     TrainingCommand,
     draw_curves,
     exact_name,
     exactly_named,
     model_path,
+    require_alone,
     require_not_collapsed,
     run_training,
+    step_lines,
     with_model,
 )
 
@@ -47,14 +47,10 @@ ROWS = "rows.jsonl"
 """What a phase of rollouts keeps of them."""
 
 
-class PhasedCommand(Record):
-    """What `wander train` was asked for, of a file of settings with phases."""
+class PhasedCommand(RunCommand):
+    """A run of a file of settings with phases."""
 
-    environment: str
-    """`owner/name@version`, exact, or the absolute path of a folder."""
-    label: str
     phases: list[Phase]
-    sandbox: SandboxPolicy | None = None
 
     def folders(self, folder: Path) -> list[Path]:
         """Return the folders of the phases in the run's."""
@@ -81,7 +77,12 @@ def new_command(
         raise UsageError(
             "phases take their arguments from the file", hint="write `--set environment.arguments.KEY=VALUE`"
         )
-    if model and given["model"]["path"] not in {_begins_with(phase) for phase in phases}:
+    begun_with = {
+        phase.settings.rollouts.model if isinstance(phase, RolloutsPhase) else phase.settings.model.path
+        for phase in phases
+        if not isinstance(phase, ModelPhase)
+    }
+    if model and given["model"]["path"] not in begun_with:
         raise UsageError(
             f"no phase of `{config}` starts from a model that you give",
             hint="leave it out, or remove the phases that make the model",
@@ -94,12 +95,6 @@ def new_command(
         phases=[_anywhere(context, phase) for phase in phases],
         sandbox=sandbox,
     )
-
-
-def _begins_with(phase: Phase) -> str | None:
-    if isinstance(phase, RolloutsPhase):
-        return phase.settings.rollouts.model
-    return None if isinstance(phase, ModelPhase) else phase.settings.model.path
 
 
 def _anywhere(context: Invocation, phase: Phase) -> Phase:
@@ -123,10 +118,7 @@ def read_command(folder: Path) -> PhasedCommand | None:
     path = folder / COMMAND_FILE
     if not path.is_file() or b'"phases"' not in path.read_bytes():
         return None
-    try:
-        return PhasedCommand.model_validate_json(path.read_bytes())
-    except ValidationError as error:
-        raise ClientError(f"`{path}` was changed and cannot be read", detail=str(error)) from error
+    return PhasedCommand.read(folder)
 
 
 class PhasedRun:
@@ -146,9 +138,7 @@ class PhasedRun:
             raise UsageError(
                 f"`{self.folder}` holds a run already", hint=f"go on with `{self.resume_command}`"
             )
-        self.folder.mkdir(parents=True, exist_ok=True)
-        text = self.command.model_dump_json(indent=2) + "\n"
-        (self.folder / COMMAND_FILE).write_text(text, encoding="utf-8")
+        self.command.write(self.folder)
 
     def run(self) -> list[dict[str, Any]]:
         """Run every phase that is not finished; return what each came to.
@@ -172,13 +162,18 @@ class PhasedRun:
     def _run_phase(self, phase: Phase, title: str) -> Outcome:
         folder = self.folders[phase.name]
         self._context.output.note(f"{title}: {describe_phase(phase)}\nsaving to {folder}")
+        steps = 0
         if isinstance(phase, RolloutsPhase):
-            return self._play(phase, folder)
-        if isinstance(phase, ModelPhase):
-            return self._make(phase, folder)
-        if isinstance(phase, SFTPhase):
-            return self._tune(phase, folder)
-        return self._train(phase, folder)
+            self._play(phase, folder)
+        elif isinstance(phase, ModelPhase):
+            self._make(phase, folder)
+        elif isinstance(phase, SFTPhase):
+            steps = self._tune(phase, folder)
+        else:
+            return self._train(phase, folder)
+        outcome = Outcome(steps=steps, finished=True)
+        write_outcome(folder, outcome)
+        return outcome
 
     def _model(self, text: str) -> str:
         """Return the folder of an earlier phase's model, and any other model as it is."""
@@ -186,7 +181,7 @@ class PhasedRun:
             return text
         return str(find_made_model(self.folders[text.removeprefix(PHASE)]))
 
-    def _play(self, phase: RolloutsPhase, folder: Path) -> Outcome:
+    def _play(self, phase: RolloutsPhase, folder: Path) -> None:
         from wander_client.evaluate import evaluation as evaluations
         from wander_client.evaluate.settings import EvaluationSettings
 
@@ -225,7 +220,6 @@ class PhasedRun:
         if result.summary.failed == result.summary.rollouts:
             raise evaluations.all_failed(result)
         self._keep_rows(phase, folder)
-        return self._finish(folder, 0)
 
     def _keep_rows(self, phase: RolloutsPhase, folder: Path) -> None:
         from wander.evals.store.folder import RunFolder
@@ -251,7 +245,7 @@ class PhasedRun:
         left_out = f"; dropped {dropped}" if dropped else ""
         self._context.output.note(f"kept {report.kept} of {report.rollouts} rollouts{left_out}")
 
-    def _make(self, phase: ModelPhase, folder: Path) -> Outcome:
+    def _make(self, phase: ModelPhase, folder: Path) -> None:
         from itertools import islice
 
         from wander.evals.store.folder import RunFolder
@@ -264,9 +258,8 @@ class PhasedRun:
         size = TinySize.of_width(tiny.hidden, tiny.layers, tiny.vocabulary, characters=tiny.characters)
         shutil.rmtree(folder / "model", ignore_errors=True)  # of a phase that was killed before it ended
         create_tiny(texts, folder / "model", seed=tiny.seed, size=size)
-        return self._finish(folder, 0)
 
-    def _tune(self, phase: SFTPhase, folder: Path) -> Outcome:
+    def _tune(self, phase: SFTPhase, folder: Path) -> int:
         from wander.train.data import read_rows
         from wander.train.sft import train_sft
 
@@ -276,12 +269,12 @@ class PhasedRun:
             for text in phase.rows
         ]
         resume = (folder / "checkpoints").is_dir()  # without any it begins again
-        with StepLines(self._context.output, "fine-tuning", ("loss",)) as lines:
+        with step_lines(self._context.output, "fine-tuning", "loss") as show:
             result = train_sft(
                 (row for file in files for row in read_rows(file)),
                 settings,
                 folder,
-                progress=lines.show,
+                progress=show,
                 resume=resume,
             )
         if result.interrupted:
@@ -289,15 +282,13 @@ class PhasedRun:
         if result.too_long:
             most = settings.batch.max_length
             self._context.output.warn(f"{result.too_long} rows exceed {most} tokens and were left out")
-        return self._finish(folder, result.steps)
+        return result.steps
 
     def _train(self, phase: GRPOPhase, folder: Path) -> Outcome:
         settings = with_model(phase.settings, self._model(phase.settings.model.path))
+        given = self.command
         command = TrainingCommand(
-            environment=self.command.environment,
-            label=self.command.label,
-            settings=settings,
-            sandbox=self.command.sandbox,
+            environment=given.environment, label=given.label, settings=settings, sandbox=given.sandbox
         )
         with open_display(f"training on {command.label}", folder, self._context.output) as display:
             result = run_training(
@@ -308,11 +299,6 @@ class PhasedRun:
         draw_curves(folder, command, self._context.output)
         outcome = read_outcome(folder)
         assert outcome is not None
-        return outcome
-
-    def _finish(self, folder: Path, steps: int) -> Outcome:
-        outcome = Outcome(steps=steps, finished=True)
-        write_outcome(folder, outcome)
         return outcome
 
     def _interruption(self, kept: str) -> Interrupted:
@@ -334,7 +320,7 @@ class PhasedRun:
     @property
     def last_folder(self) -> Path:
         """The run folder of the last phase."""
-        return self.command.folders(self.folder)[-1]
+        return list(self.folders.values())[-1]
 
     @property
     def model(self) -> Path | None:

@@ -1,36 +1,47 @@
-"""Run training from the command line's settings, and continue a run from its folder."""
+"""Run training from the command line's settings; continue a run from its folder, or repeat its start."""
 
 from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterator, Sequence
+import hashlib
+import os
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from pathlib import Path
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from pydantic import ValidationError
 from wander.sandbox import SandboxPolicy
 from wander.train.config import GRPOSettings, SFTSettings, read_settings
-from wander.train.distributed import is_beside_main
+from wander.train.distributed import current_world, is_beside_main, is_launched
 from wander.types import Record
+from wander.wire.source_tree import TreeEntry, tree_digest
 
-from wander_client.environments.location import Location, locate, parse_arguments
-from wander_client.errors import ClientError, NotFound, UsageError
+from wander_client.environments.location import (
+    Location,
+    OpenedEnvironment,
+    locate,
+    open_environment,
+    parse_arguments,
+)
+from wander_client.environments.replay import locate_begun
+from wander_client.environments.workers import WorkerChoice
+from wander_client.errors import FAILED, OK, PARTIAL, ClientError, NotFound, UsageError
 from wander_client.models.reference import require_no_slip
 from wander_client.models.server import ServeChoice, serve
 from wander_client.runs.lookup import require_kind, resumable_folder
-from wander_client.training.environments import TrainingEnvironments
 
 if TYPE_CHECKING:
+    from wander.handle import EnvironmentHandle
     from wander.train.config import InferenceSection
     from wander.train.grpo import GRPOResult
     from wander.train.records.outcome import Stopped
     from wander.train.rollouts.environments import EnvironmentChoice
+    from wander.train.verify import TrainingVerification
     from wander.wire import EnvironmentPin
 
     from wander_client.context import Invocation
-    from wander_client.terminal.output import Output, Progress
+    from wander_client.terminal.output import Output
 
 Settings = TypeVar("Settings", GRPOSettings, SFTSettings)
 
@@ -38,16 +49,51 @@ COMMAND_FILE = "command.json"
 """The settings of the command, in the run's folder, so that `--resume` needs nothing else."""
 
 
-class TrainingCommand(Record):
+def agree_on_folder(folder: Path, settings: GRPOSettings) -> Path:
+    """Return the first process's folder: each made a name of its own, from its own clock."""
+    if not is_launched():
+        return folder
+    return current_world(settings.model.device).from_main(lambda: folder.resolve())
+
+
+def require_alone(what: str) -> None:
+    """Raise `UsageError` for what one process runs: `what` begins the sentence."""
+    if is_launched():
+        raise UsageError(
+            f"{what} needs a single process",
+            hint="run it without `torchrun` or `accelerate launch`; several processes share one run of GRPO",
+        )
+
+
+class RunCommand(Record):
     """What `wander train` was asked for."""
 
     environment: str
     """`owner/name@version`, exact, or the absolute path of a folder."""
     label: str
     """Short name of the environment for folders and titles."""
-    settings: GRPOSettings
     sandbox: SandboxPolicy | None = None
     """The limits of the sandbox that the environment runs in; None means in none."""
+
+    def write(self, folder: Path) -> None:
+        """Keep it in a run's folder."""
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / COMMAND_FILE).write_text(self.model_dump_json(indent=2) + "\n", encoding="utf-8")
+
+    @classmethod
+    def read(cls, folder: Path) -> Self:
+        """Return the command that a run was started with; raises `FileNotFoundError` where there is none."""
+        path = folder / COMMAND_FILE
+        try:
+            return cls.model_validate_json(path.read_bytes())
+        except ValidationError as error:
+            raise ClientError(f"`{path}` was changed and cannot be read", detail=str(error)) from error
+
+
+class TrainingCommand(RunCommand):
+    """A run of GRPO without phases."""
+
+    settings: GRPOSettings
 
 
 def new_command(
@@ -62,11 +108,8 @@ def new_command(
     """Resolve what was typed: the environment to an exact version, the model's folder to a full path."""
     given: dict[str, dict[str, Any]] = {"model": {"path": model}} if model else {}
     settings = read_settings(GRPOSettings, config, overrides, **given)
-    section = settings.environment.model_copy(
-        update={
-            "arguments": {**settings.environment.arguments, **parse_arguments(list(arguments), None)},
-        }
-    )
+    merged = {**settings.environment.arguments, **parse_arguments(list(arguments), None)}
+    section = settings.environment.model_copy(update={"arguments": merged})
     if settings.environments and arguments:
         raise UsageError(
             "each of `[[environments]]` has its own arguments", hint="write them there instead of `--arg`"
@@ -100,19 +143,18 @@ def exact_name(location: Location) -> str:
 
 
 def read_command(folder: Path) -> TrainingCommand:
-    """Return the command a run was started with."""
-    path = folder / COMMAND_FILE
+    """Return the command that a run without phases was started with."""
     try:
-        return TrainingCommand.model_validate_json(path.read_bytes())
+        return TrainingCommand.read(folder)
     except FileNotFoundError:
         raise NotFound(
             f"`{folder}` is not a run of `wander train`",
             hint="`wander runs` lists the runs here",
             code="no_run",
         ) from None
-    except ValidationError as error:
+    except ClientError:
         require_kind(folder, "training")
-        raise ClientError(f"`{path}` was changed and cannot be read", detail=str(error)) from error
+        raise
 
 
 def new_run_dir(context: Invocation, command: TrainingCommand) -> Path:
@@ -141,22 +183,18 @@ def model_path(name: str) -> str:
 
 
 def choose_model(context: Invocation, model: str | None, started_from: str | None) -> str | None:
-    """Return the model that `--model` or `--from` names; raises `UsageError` when both do."""
+    """Return the model that `--model` or `--from` names; raises `UsageError` when both do.
+
+    `--from RUN@STEP` means a checkpoint's weights, `RUN@last` those of the run's end, and `RUN` alone its
+    best where it kept one.
+    """
+    from wander.train.phases import find_made_model
+
     if started_from is None:
         return model
     if model is not None:
         raise UsageError("`--from` and `--model` both name the weights to start from: pass only one")
-    return find_weights(context, started_from)
-
-
-def find_weights(context: Invocation, word: str) -> str:
-    """Return the weights that `--from RUN[@STEP]` means: a checkpoint's, or those that the run ended with.
-
-    `RUN` alone is its best where it kept one, `RUN@last` always those of its end.
-    """
-    from wander.train.phases import find_made_model
-
-    name, _, step = word.rpartition("@") if "@" in word else (word, "", "")
+    name, _, step = started_from.rpartition("@") if "@" in started_from else (started_from, "", "")
     folder = resumable_folder(context, Path(name))
     if step and step != "last":
         place = folder / "checkpoints" / f"checkpoint-{step}"
@@ -200,6 +238,55 @@ def require_unfinished(folder: Path) -> None:
         )
 
 
+class TrainingEnvironments:
+    """Opens what a training run names, each in a process of its own.
+
+    `run` is the run's folder, which pins the command's environment once the run is begun.
+    """
+
+    def __init__(self, context: Invocation, command: TrainingCommand, run: Path) -> None:
+        self._context = context
+        self._command = command
+        self._run = run
+        self._workers = WorkerChoice(command.settings.environment.workers)
+        self._opened: list[tuple[EnvironmentChoice, OpenedEnvironment]] = []
+
+    @contextlib.asynccontextmanager
+    async def open(self, choice: EnvironmentChoice) -> AsyncIterator[EnvironmentHandle]:
+        """Open an environment, in the very version that the run was begun with."""
+        location = (
+            locate_begun(self._context, self._command.environment, self._run)
+            if choice.name is None
+            else locate(self._context, choice.name)
+        )
+        async with open_environment(
+            self._context, location, choice.arguments, sandbox=self._command.sandbox, workers=self._workers
+        ) as environment:
+            self._opened.append((choice, environment))
+            yield environment.handle
+
+    def pin(self, choice: EnvironmentChoice) -> EnvironmentPin:
+        """Return how a manifest names an environment that is open; a folder with the digest of its code."""
+        opened = next(environment for one, environment in self._opened if one == choice)
+        folder = opened.location.folder
+        if folder is None:
+            return opened.pin
+        digest = tree_digest(
+            TreeEntry(path.relative_to(folder).as_posix(), False, hashlib.sha256(path.read_bytes()).digest())
+            for path in _source_files(folder)
+        )
+        return opened.pin.model_copy(update={"source_sha256": digest})
+
+
+def _source_files(folder: Path) -> Iterator[Path]:
+    """Yield the Python files and the `pyproject.toml` of an environment's folder."""
+    for place, folders, files in os.walk(folder):
+        folders[:] = [name for name in folders if not name.startswith(".") and name != "site-packages"]
+        for name in files:
+            if name.endswith(".py") or (name == "pyproject.toml" and Path(place) == folder):
+                yield Path(place, name)
+
+
 def run_training(
     context: Invocation,
     command: TrainingCommand,
@@ -213,19 +300,11 @@ def run_training(
     """Train, with the environment in a process of its own."""
     from wander.train.grpo import train_grpo
 
-    environments = TrainingEnvironments(
-        context,
-        command.environment,
-        folder,
-        workers=command.settings.environment.workers,
-        sandbox=command.sandbox,
-    )
+    environments = TrainingEnvironments(context, command, folder)
 
     def pin(choice: EnvironmentChoice) -> EnvironmentPin:
-        if is_beside_main():
-            return environments.pin(choice)
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / COMMAND_FILE).write_text(command.model_dump_json(indent=2) + "\n", encoding="utf-8")
+        if not is_beside_main():
+            command.write(folder)
         return environments.pin(choice)
 
     return train_grpo(
@@ -254,36 +333,17 @@ def draw_curves(folder: Path, command: TrainingCommand, output: Output) -> list[
         return []
 
 
-class StepLines:
-    """Shows the steps of a training run: a progress line on stderr, or one JSON object a step."""
+@contextlib.contextmanager
+def step_lines(output: Output, title: str, metric: str) -> Iterator[Callable[[dict[str, Any]], None]]:
+    """Yield what shows the steps of a run: a progress line on stderr, with one of their metrics."""
+    with output.progress(title, None, unit="steps") as bar:
 
-    def __init__(self, output: Output, title: str, metrics: Sequence[str]) -> None:
-        self._output = output
-        self.title = title
-        self.metrics = metrics
-        self._bar: Progress | None = None
-        self._stack = contextlib.ExitStack()
+        def show(entry: dict[str, Any]) -> None:
+            bar.total = entry["steps"]
+            value = entry.get(metric)
+            bar.update(entry["step"], f"{metric} {value:.3f}" if isinstance(value, int | float) else "")
 
-    def __enter__(self) -> StepLines:
-        self._bar = self._stack.enter_context(self._output.progress(self.title, None, unit="steps"))
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._stack.__exit__(kind, error, trace)
-
-    def show(self, entry: dict[str, Any]) -> None:
-        """Show one step."""
-        if self._bar is None:
-            return
-        self._bar.total = entry["steps"]
-        known = [name for name in self.metrics if isinstance(entry.get(name), int | float)]
-        self._bar.update(entry["step"], "  ".join(f"{name} {entry[name]:.3f}" for name in known))
-
-
-DEV_MODE = {"VLLM_SERVER_DEV_MODE": "1"}
-"""Opens the endpoints that take weights; the server listens on loopback only."""
+        yield show
 
 
 @contextlib.contextmanager
@@ -291,19 +351,70 @@ def training_server(context: Invocation, checkpoint: Path, section: InferenceSec
     """Serve a checkpoint until the block ends, and yield the server's address."""
     from wander.train.rollouts.source import LoopThread
 
+    arguments = ["--logprobs-mode", "processed_logprobs", "--enable-prompt-tokens-details"]
+    if section.sync == "nccl":
+        arguments += ["--weight-transfer-config", '{"backend": "nccl"}']
+    if section.sleep:
+        arguments += ["--enable-sleep-mode", "--gpu-memory-utilization", str(section.memory)]
     choice = ServeChoice(
-        arguments=server_arguments(section), python=section.python, environment=tuple(DEV_MODE.items())
+        arguments=(*arguments, *section.arguments),  # the settings' own come last, where they win
+        python=section.python,
+        # Opens the endpoints that take weights; the server listens on loopback only.
+        environment=(("VLLM_SERVER_DEV_MODE", "1"),),
     )
     serving = serve(context, str(checkpoint), choice, log_path=checkpoint.parent / "server.log")
     with contextlib.closing(LoopThread()) as thread:
         yield thread.enter(serving).base_url
 
 
-def server_arguments(section: InferenceSection) -> tuple[str, ...]:
-    """Return what a server is started with so that it can be trained with; the settings' own come last."""
-    arguments = ["--logprobs-mode", "processed_logprobs", "--enable-prompt-tokens-details"]
-    if section.sync == "nccl":
-        arguments += ["--weight-transfer-config", '{"backend": "nccl"}']
-    if section.sleep:
-        arguments += ["--enable-sleep-mode", "--gpu-memory-utilization", str(section.memory)]
-    return (*arguments, *section.arguments)
+VERIFIED_STEPS = 3
+"""Steps that are repeated where nothing else is said."""
+
+
+def verify_run(context: Invocation, run: Path, steps: int | None) -> int:
+    """Repeat the first steps of a run, tell what came of it, and return the exit status of that.
+
+    0: all came out the same; 1: one did not, or the run cannot be repeated; 6: the run has fewer steps.
+    """
+    from wander.train.verify import verify_training
+
+    require_alone("`--verify`")
+    command = read_command(run)
+    environments = TrainingEnvironments(context, command, run)
+    wanted = steps or VERIFIED_STEPS
+    with step_lines(context.output, "repeating", "reward") as show:
+        report = verify_training(
+            run,
+            environments.open,
+            steps=wanted,
+            pin=environments.pin,
+            progress=lambda entry: show({**entry, "steps": wanted}),
+        )
+    data = {**report.model_dump(mode="json"), "same": report.same}
+    context.output.answer(data, lambda: show_verification(report, context.output))
+    if report.difference is not None or report.compared == 0:
+        return FAILED
+    return OK if report.same else PARTIAL
+
+
+def show_verification(report: TrainingVerification, output: Output) -> None:
+    """Print what a repetition came to."""
+    if report.compared == 0:
+        output.line(f"not repeated: {report.refused}")
+        return
+    found = report.difference
+    same = report.compared - (found is not None)
+    output.line(f"repeated  {report.compared} of {report.asked} steps in {report.seconds:.1f} s")
+    output.line(f"same      {same}, with the weights after {report.weights_compared} of those compared")
+    if found is not None:
+        told = {
+            "rollouts": "other tokens were sampled, or with other probabilities",
+            "rewards": "the environment gave other rewards or metrics for the same tokens",
+            "update": "the same rollouts and rewards gave another loss or gradient",
+            "weights": "the same gradient gave other weights",
+        }[found.part]
+        output.line(f"differs   step {found.step}, in its {found.part}: {told}", style="error")
+    elif report.refused is not None:
+        output.line(f"ended     {report.refused}")
+    for each in report.changed:
+        output.line(f"  {each}")

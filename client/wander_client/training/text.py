@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from wander.train.evaluation.evaluator import CellEvaluation
     from wander.train.records.outcome import Outcome
     from wander.wire import RunManifest
 
@@ -17,17 +17,19 @@ _LABEL = 10
 
 def read_facts(folder: Path) -> dict[str, Any]:
     """Return what the record of a training run holds beside its rollouts, read without the trainer."""
-    from wander.evals.store.jsonl import read_records
+    from wander.evals.store.jsonl import lines, read_records
     from wander.train.evaluation.evaluator import read_evaluations
     from wander.train.records.checkpoints import read_saved
     from wander.train.records.outcome import read_outcome
     from wander.train.watch.alerts import Alert
 
-    outcome = read_outcome(folder)
+    outcome, metrics = read_outcome(folder), folder / "metrics.jsonl"
+    # A line that a kill cut short is left out.
+    steps = [json.loads(line) for line in lines(metrics) if line.endswith(b"\n")] if metrics.is_file() else []
     return {
         "steps": [
-            {name: value for name, value in line.items() if value is None or isinstance(value, int | float)}
-            for line in _lines(folder / "metrics.jsonl")
+            {name: value for name, value in one.items() if value is None or isinstance(value, int | float)}
+            for one in steps
         ],
         "outcome": outcome.model_dump(mode="json") if outcome else None,
         "checkpoints": [one.model_dump(mode="json") for one in read_saved(folder)],
@@ -66,14 +68,12 @@ def evaluation_rows(facts: dict[str, Any]) -> tuple[Sequence[str], list[list[str
     """Return heading and rows of the evaluations on held-out examples."""
     from wander.train.evaluation.evaluator import CellEvaluation
 
-    rows = [_evaluation_row(CellEvaluation.model_validate(one)) for one in facts["evaluations"]]
+    rows = []
+    for one in map(CellEvaluation.model_validate, facts["evaluations"]):
+        reward = "" if one.reward is None else f"{one.reward:.4f}"
+        interval = "" if one.interval is None else f"{one.interval[0]:.4f} to {one.interval[1]:.4f}"
+        rows.append([str(one.step), one.cell, reward, interval, str(one.examples), str(one.failed)])
     return ("step", "cell", "reward", "95 % interval", "examples", "failed"), rows
-
-
-def _evaluation_row(one: CellEvaluation) -> list[str]:
-    reward = "" if one.reward is None else f"{one.reward:.4f}"
-    interval = "" if one.interval is None else f"{one.interval[0]:.4f} to {one.interval[1]:.4f}"
-    return [str(one.step), one.cell, reward, interval, str(one.examples), str(one.failed)]
 
 
 def _describe_end(outcome: Outcome | None, steps: Sequence[dict[str, Any]]) -> str:
@@ -88,14 +88,3 @@ def _describe_end(outcome: Outcome | None, steps: Sequence[dict[str, Any]]) -> s
 
 def _line(label: str, text: str) -> str:
     return f"{label:<{_LABEL}}{text}"
-
-
-def _lines(file: Path) -> list[dict[str, Any]]:
-    """Return the lines of a file; one that a kill cut short is left out."""
-    import json
-
-    from wander.evals.store.jsonl import lines
-
-    if not file.is_file():
-        return []
-    return [json.loads(line) for line in lines(file) if line.endswith(b"\n")]

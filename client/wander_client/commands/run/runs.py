@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_args
 
@@ -211,7 +212,7 @@ def diff(
     data = {
         "before_run": first.manifest.run_id,
         "after_run": second.manifest.run_id,
-        **found.as_dict(),
+        **asdict(found),
         "first_difference": None if message is None else vars(message),
     }
     if found.other_questions:

@@ -46,8 +46,7 @@ def sft(
     from wander.train.config import SFTSettings, read_settings
     from wander.train.data import read_rows
 
-    from wander_client.training.launcher import require_alone
-    from wander_client.training.run import model_path
+    from wander_client.training.run import model_path, require_alone
 
     require_alone("fine-tuning")
     if resume is not None:
@@ -115,15 +114,14 @@ def _tune(rows: Path, settings: SFTSettings, out: Path, *, resume: bool) -> None
     from wander.train.data import read_rows
     from wander.train.sft import train_sft
 
-    from wander_client.training.run import StepLines
+    from wander_client.training.run import step_lines
 
     output = current().output
     output.note(
         f"fine-tuning {settings.model.path} on {rows}: {settings.schedule.steps} steps\nsaving to {out}"
     )
-    lines = StepLines(output, "fine-tuning", ("loss",))
-    with lines:
-        result = train_sft(read_rows(rows), settings, out, progress=lines.show, resume=resume)
+    with step_lines(output, "fine-tuning", "loss") as show:
+        result = train_sft(read_rows(rows), settings, out, progress=show, resume=resume)
     if result.interrupted:
         raise Interrupted(
             f"interrupted after step {result.steps}; the model so far is in `{result.model}`",

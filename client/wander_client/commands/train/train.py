@@ -79,13 +79,12 @@ def train(
     from wander_client.runs.lookup import resumable_folder
     from wander_client.training import phases as training_phases
     from wander_client.training import run as training
-    from wander_client.training.verification import verify_run
 
     here = current()
     if verify is not None:
         if others := sorted(find_typed_options(context).keys() - {"verify", "steps"}):
             raise UsageError(f"`--verify` takes the run's settings: leave {', '.join(others)} out")
-        return verify_run(here, resumable_folder(here, verify), steps)
+        return training.verify_run(here, resumable_folder(here, verify), steps)
     if resume is not None:
         _same_settings(context, resume)
         return _go_on(resumable_folder(here, resume), checkpoint, allow_changes=allow_changes)
@@ -200,12 +199,11 @@ def _run(
     from wander.train.distributed import is_beside_main
 
     from wander_client.training import run as training
-    from wander_client.training.launcher import agree_on_folder
     from wander_client.training.panel import open_display
 
     output = current().output
     settings = command.settings
-    folder = agree_on_folder(folder, settings)
+    folder = training.agree_on_folder(folder, settings)
     output.note(
         f"training {settings.model.path} on {command.environment}: {settings.schedule.steps} steps of "
         f"{settings.batch.groups} examples x {settings.batch.group_size} rollouts\nsaving to {folder}"
