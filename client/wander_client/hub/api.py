@@ -367,23 +367,21 @@ def problem_error(problem: Problem, hub: str, *, authenticated: bool) -> ClientE
     text = message[:1].lower() + message[1:].rstrip(".") if message else f"refused ({problem.status})"
     lines = [str(item.get("msg") or item.get("message") or item) for item in (problem.errors or [])[:5]]
     kind: type[ClientError] = ClientError
-    hint = problem.hint
+    usual: str | None = None
     if problem.status == 401:
-        kind = LoginRequired
-        hint = hint or (
-            "the token was refused; run `wander login`" if authenticated else "run `wander login`"
-        )
+        kind, refused = LoginRequired, "the token was refused; " if authenticated else ""
+        usual = f"{refused}run `wander login`"
     elif problem.status == 403:
-        kind, hint = LoginRequired, hint or "run `wander whoami` to see what this token may do"
+        kind, usual = LoginRequired, "run `wander whoami` to see what this token may do"
     elif problem.status in (404, 410):
-        kind, hint = NotFound, hint or f"`wander search` lists what `{hub}` has"
+        kind, usual = NotFound, f"`wander search` lists what `{hub}` has"
     elif problem.status == 429 or problem.status >= 500:
-        kind, hint = Unavailable, hint or f"try again in a moment; `{hub}/health` shows the hub's state"
+        kind, usual = Unavailable, f"try again in a moment; `{hub}/health` shows the hub's state"
     elif problem.status in (405, 406):
         kind = UsageError
     return kind(
         text,
-        hint=hint,
+        hint=problem.hint or usual,
         code=problem.code,
         detail="\n".join(lines) or None,
         request_id=problem.request_id if problem.status >= 500 else None,

@@ -68,7 +68,6 @@ class ModelServer:
     """The name that it serves the model under."""
     described: dict[str, Any]
     """Engine, version and arguments, for the manifest."""
-    log_path: Path
 
 
 @contextlib.asynccontextmanager
@@ -94,7 +93,7 @@ async def serve(
     try:
         await _wait_until_healthy(context.output, process, port, choice, name, log_path)
         described = {"engine": choice.engine, "versions": versions, "arguments": list(choice.arguments)}
-        yield ModelServer(f"http://127.0.0.1:{port}/v1", name, described, log_path)
+        yield ModelServer(f"http://127.0.0.1:{port}/v1", name, described)
         if process.ended:
             context.output.warn(f"the server of `{name}` ended early; its log: `{log_path}`")
     finally:

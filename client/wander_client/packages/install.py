@@ -243,11 +243,12 @@ def _fill(
 def wheel_file(detail: VersionDetail) -> FileInfo:
     """Return the wheel of a version that this Python can install."""
     supported = {tag: rank for rank, tag in enumerate(sys_tags())}
-    ranked = []
-    for file in detail.files:
-        if file.kind == "wheel":
-            tags = parse_wheel_filename(file.filename)[3]
-            ranked += [(supported[tag], file.filename, file) for tag in tags if tag in supported]
+    ranked = [
+        (supported[tag], file.filename, file)
+        for file in detail.files
+        if file.kind == "wheel"
+        for tag in parse_wheel_filename(file.filename)[3] & supported.keys()
+    ]
     if not ranked:
         listed = "\n".join(file.filename for file in detail.files) or "no files at all"
         raise NotFound(

@@ -23,12 +23,9 @@ from typing import Any
 from urllib.parse import unquote, urlsplit, urlunsplit
 
 from packaging.pylock import (
-    Package,
     PackageArchive,
     PackageDirectory,
-    PackageSdist,
     PackageVcs,
-    PackageWheel,
     Pylock,
     PylockSelectError,
     PylockValidationError,
@@ -52,7 +49,6 @@ from wander_client.packages.needs import (
 )
 from wander_client.packages.uv import index_arguments, run_uv
 
-Source = PackageWheel | PackageSdist | PackageArchive | PackageVcs | PackageDirectory
 LOCK = "pylock.toml"
 OLDEST_PYTHON = Version("3.11")
 """What `wander-sdk` needs at least."""
@@ -159,37 +155,32 @@ def install_lines(hub: HubApi, cache_dir: Path, lock: Pylock, own: Wheel) -> str
 
     The wheel of the environment is the one that the hub lists; its packages are as the lock says.
     """
-    what = f"{own.project} {own.version}"
     lines = [f"{own.project} @ {own.path.as_uri()} --hash=sha256:{own.sha256}"]
     try:
-        for package, file in lock.select():
-            if package.name != own.project:
-                lines.append(_install_line(hub, cache_dir, package, file))
+        chosen = [(package, file) for package, file in lock.select() if package.name != own.project]
     except PylockSelectError as error:
         raise ClientError(
-            f"the lock of `{what}` does not hold for {_here_in_words()}",
+            f"the lock of `{own.project} {own.version}` does not hold for {_here_in_words()}",
             code="lock_platform",
             detail=str(error),
         ) from error
+    for package, file in chosen:
+        if isinstance(file, PackageVcs | PackageDirectory) or file.url is None:
+            raise ClientError(f"the lock names no file of `{package.name}`", code="bad_lock")
+        digest, parts = file.hashes["sha256"], urlsplit(file.url)
+        if package.name in HUB_PACKAGES and f"/{HUB_OWNER}/files/{package.name}/" in parts.path:
+            # A package that hubs serve themselves, on whichever hub.
+            filename = unquote(parts.path.rpartition("/")[2])
+            wheel = find_served(hub, cache_dir, package.name, filename, digest)
+            lines.append(f"{package.name} @ {wheel.path.as_uri()} --hash=sha256:{digest}")
+        elif isinstance(file, PackageArchive) or f"{parts.scheme}://{parts.netloc}" != _PYPI_FILES:
+            lines.append(f"{package.name} @ {file.url} --hash=sha256:{digest}")
+        else:
+            digests = [each.hashes["sha256"] for each in package.wheels or []]
+            digests += [package.sdist.hashes["sha256"]] if package.sdist is not None else []
+            hashes = " ".join(f"--hash=sha256:{each}" for each in digests)
+            lines.append(f"{package.name}=={package.version} {hashes}")
     return "".join(f"{line}\n" for line in lines)
-
-
-def _install_line(hub: HubApi, cache_dir: Path, package: Package, file: Source) -> str:
-    if isinstance(file, PackageVcs | PackageDirectory) or file.url is None:
-        raise ClientError(f"the lock names no file of `{package.name}`", code="bad_lock")
-    digest = file.hashes["sha256"]
-    parts = urlsplit(file.url)
-    filename = unquote(parts.path.rpartition("/")[2])
-    # A package that hubs serve themselves, on whichever hub.
-    if package.name in HUB_PACKAGES and f"/{HUB_OWNER}/files/{package.name}/" in parts.path:
-        wheel = find_served(hub, cache_dir, package.name, filename, digest)
-        return f"{package.name} @ {wheel.path.as_uri()} --hash=sha256:{digest}"
-    if isinstance(file, PackageArchive) or f"{parts.scheme}://{parts.netloc}" != _PYPI_FILES:
-        return f"{package.name} @ {file.url} --hash=sha256:{digest}"
-    digests = [each.hashes["sha256"] for each in package.wheels or []]
-    digests += [package.sdist.hashes["sha256"]] if package.sdist is not None else []
-    hashes = " ".join(f"--hash=sha256:{each}" for each in digests)
-    return f"{package.name}=={package.version} {hashes}"
 
 
 def _oldest_python(requires_python: str | None) -> Version:

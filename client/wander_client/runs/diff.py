@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
 
 from wander_client.errors import NotFound
@@ -115,9 +116,7 @@ def diff_runs(first: FoundRun, second: FoundRun) -> RunDiff:
 def first_difference(first: FoundRun, second: FoundRun, key: Key) -> MessageDifference | None:
     """Return where a rollout's messages part; None where they are the same. Raises `NotFound`."""
     before, after = _messages(first, key), _messages(second, key)
-    for place in range(max(len(before), len(after))):
-        one = before[place] if place < len(before) else None
-        other = after[place] if place < len(after) else None
+    for place, (one, other) in enumerate(zip_longest(before, after)):
         if one != other:
             return MessageDifference(*key, place, one, other)
     return None

@@ -88,9 +88,8 @@ class LocalRun:
             return self._samples[number - len(rows)]
         if number < len(rows):
             wanted = (rows[number].example_id, rows[number].index)
-            for rollout in self._folder.rollouts():
-                if rollout.key == wanted:
-                    return rollout
+            if found := next((one for one in self._folder.rollouts() if one.key == wanted), None):
+                return found
         raise NotFound(
             f"the run has no rollout {number}",
             hint=f"`wander view {self.place}` lists its {len(rows)} rollouts",

@@ -360,10 +360,7 @@ def _cells(row: RolloutRow) -> list[Text]:
 def _next(fitting: Iterable[bool], place: int, by: int, including: bool) -> int | None:
     """Return the nearest fitting place in a direction, going round at the end; None where nothing fits."""
     places = [number for number, fits in enumerate(fitting) if fits]
-    if not places:
-        return None
     if including and place in places:
         return place
-    if by > 0:
-        return next((one for one in places if one > place), places[0])
-    return next((one for one in reversed(places) if one < place), places[-1])
+    ahead = [one for one in places if (one > place if by > 0 else one < place)] or places
+    return None if not ahead else ahead[0] if by > 0 else ahead[-1]

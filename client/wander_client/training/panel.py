@@ -210,7 +210,11 @@ def open_display(title: str, folder: Path, output: Output) -> TrainingPanel | Pl
 
 def panel_lines(state: TrainingState, width: int, height: int, *, plain: bool = False) -> list[Text]:
     """Return the panel as lines no wider and no more than these; `plain` leaves Unicode out."""
-    head = [_title_line(state, width), _progress_line(state, width, plain)]
+    cells = min(width, 60)
+    done = cells * state.step // state.steps if state.steps else 0
+    full, empty = ("#", ".") if plain else ("━", "─")
+    progress = Text(full * done, "green").append(empty * (cells - done), "dim")
+    head = [_title_line(state, width), progress]
     if not state.entries:
         waiting = "ended before the first step" if state.ended else "waiting for the first step"
         return [_cut(line, width) for line in [*head, Text(waiting, "dim")]][:height]
@@ -282,13 +286,6 @@ def _title_line(state: TrainingState, width: int) -> Text:
         return Text(tail, "bold")
     text = Text(set_cell_size(title, room - 1) + "…" if cell_len(title) > room else title, "bold")
     return text.append("  ").append(tail, "default")
-
-
-def _progress_line(state: TrainingState, width: int, plain: bool) -> Text:
-    room = min(width, 60)
-    done = room * state.step // state.steps if state.steps else 0
-    full, empty = ("#", ".") if plain else ("━", "─")
-    return Text(full * done, "green").append(empty * (room - done), "dim")
 
 
 def _metric_lines(state: TrainingState, rows: Sequence[_Row], width: int, plain: bool) -> list[Text]:

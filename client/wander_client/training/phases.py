@@ -129,7 +129,6 @@ class PhasedRun:
         self.command = command
         self.folder = folder
         self.folders = phase_folders(folder, command.phases)
-        self.results: list[dict[str, Any]] = []
         self.resume_command = f"wander train --resume {folder}"
 
     def begin(self) -> None:
@@ -145,7 +144,7 @@ class PhasedRun:
 
         Raises `Interrupted` with the command that goes on, or `ClientError` when a phase collapsed.
         """
-        count = len(self.command.phases)
+        count, results = len(self.command.phases), []
         for number, phase in enumerate(self.command.phases, start=1):
             title = f"phase {number} of {count}, {phase.name}"
             outcome = read_outcome(self.folders[phase.name])
@@ -155,9 +154,9 @@ class PhasedRun:
                 outcome = self._run_phase(phase, title)
             if phase.kind == "grpo" and outcome.best is None:
                 require_not_collapsed(outcome.stopped, self.folders[phase.name])
-            self.results.append({"phase": phase.name, "kind": phase.kind, **outcome.model_dump(mode="json")})
+            results.append({"phase": phase.name, "kind": phase.kind, **outcome.model_dump(mode="json")})
         self._keep_model()
-        return self.results
+        return results
 
     def _run_phase(self, phase: Phase, title: str) -> Outcome:
         folder = self.folders[phase.name]

@@ -30,10 +30,9 @@ from wander_client.packages.library_use import (
     parse_source,
     tasksets_of,
 )
-from wander_client.packages.origins.source import Origin
+from wander_client.packages.origins.source import BUILD_SYSTEM, Origin
 from wander_client.packages.publish import ENTRY_POINT_GROUP, require_project
 
-BUILD_SYSTEM = {"requires": ["hatchling>=1.27"], "build-backend": "hatchling.build"}
 _SKIPPED = {"tests", "test", "docs", "examples", "scripts", "setup.py", "conftest.py"}
 
 

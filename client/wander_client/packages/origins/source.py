@@ -30,6 +30,7 @@ _LEFT_OUT = shutil.ignore_patterns(
     *(".*_cache", "*.egg-info"),
 )
 """What builds and tools leave in a project's folder."""
+BUILD_SYSTEM = {"requires": ["hatchling>=1.27"], "build-backend": "hatchling.build"}
 _OPENING = "Imported into Wander from"
 _CLOSING = "The code is as its author published it."
 _NOTE = re.compile(rf"{_OPENING} (`[^\n]*?)\. {re.escape(_CLOSING)}")
@@ -162,7 +163,7 @@ def unpack_wheel(path: Path, work: Path) -> Path:
     (folder / "README.md").write_text(str(body).strip() + "\n" if body else "", encoding="utf-8")
     included = [*(name for name in kept if not name.endswith(".data")), "README.md", "pyproject.toml"]
     document = {
-        "build-system": {"requires": ["hatchling>=1.27"], "build-backend": "hatchling.build"},
+        "build-system": BUILD_SYSTEM,
         "project": _project_of(metadata, groups),
         "tool": {"hatch": {"build": {"only-include": sorted(set(included))}}},
     }
