@@ -25,8 +25,7 @@ if TYPE_CHECKING:
     from wander.envs.multi_turn import MultiTurnEnv
     from wander.envs.rlm.env import RLMEnv
     from wander.envs.single_turn import SingleTurnEnv
-    from wander.envs.tool.env import ToolEnv
-    from wander.envs.tool.stateful import StatefulToolEnv
+    from wander.envs.tool.env import StatefulToolEnv, ToolEnv
     from wander.loading import load_environment
     from wander.parsers import MaybeThinkParser, Parser, ThinkParser, XMLParser
     from wander.rollout.hooks import cleanup, stop, teardown

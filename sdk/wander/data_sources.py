@@ -31,7 +31,7 @@ class _Rows(Sequence[Plain]):
     """Rows by position from 0, or from the end where it is negative; a slice of them is a list."""
 
     @abstractmethod
-    def at(self, index: int) -> Plain:
+    def _at(self, index: int) -> Plain:
         """Return the row at a position below the length."""
 
     @overload
@@ -41,8 +41,8 @@ class _Rows(Sequence[Plain]):
     def __getitem__(self, index: int | slice) -> Plain | list[Plain]:
         positions = range(len(self))[index]
         if isinstance(positions, range):
-            return [self.at(position) for position in positions]
-        return self.at(positions)
+            return [self._at(position) for position in positions]
+        return self._at(positions)
 
 
 class JsonlRows(_Rows):
@@ -60,8 +60,7 @@ class JsonlRows(_Rows):
     def __len__(self) -> int:
         return len(self._index())
 
-    def at(self, index: int) -> Plain:
-        """Read one row."""
+    def _at(self, index: int) -> Plain:
         place = self._index()[index]
         with _open(self.path) as file:
             return self._read(file, *place)
@@ -119,8 +118,7 @@ class ParquetRows(_Rows):
             self._starts = [0, *itertools.accumulate(sizes)]
         return self._starts[-1]
 
-    def at(self, index: int) -> Plain:
-        """Return one row of the row group that is in memory, which is read where it is another one."""
+    def _at(self, index: int) -> Plain:
         group = bisect.bisect_right(self._starts, index) - 1
         if self._held[0] != group:
             self._held = (group, self._group(group))
@@ -154,8 +152,7 @@ class CsvRows(_Rows):
     def __len__(self) -> int:
         return len(self._read())
 
-    def at(self, index: int) -> Plain:
-        """Return one row."""
+    def _at(self, index: int) -> Plain:
         return self._read()[index]
 
     def _read(self) -> list[Plain]:
@@ -282,8 +279,7 @@ class _MappedRows(_Rows):
     def __len__(self) -> int:
         return len(self._rows)
 
-    def at(self, index: int) -> Plain:
-        """Return one row, changed."""
+    def _at(self, index: int) -> Plain:
         return self._change(self._rows[index])
 
 

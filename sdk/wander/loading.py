@@ -203,7 +203,12 @@ def require_fitting(name: str, factory: Callable[..., Any], arguments: Mapping[s
     try:
         signature.bind(**arguments)
     except TypeError as error:
-        why = _explain_unbound(signature, arguments, error)
+        # The unknown names, each with the one that it looks like, or what is missing.
+        said = []
+        for key in (key for key in arguments if key not in signature.parameters):
+            near = difflib.get_close_matches(key, signature.parameters, n=1)
+            said.append(f"there is no argument `{key}`" + (f", did you mean `{near[0]}`?" if near else ""))
+        why = "; ".join(said) or str(error)
         raise ArgumentsUnfit(f"environment `{name}`: {why}", hint=taken) from error
     try:
         hints = get_type_hints(factory, include_extras=True)
@@ -230,19 +235,6 @@ def cause(error: BaseException) -> str:
         place = ".".join(map(str, first["loc"]))
         return f"{error.title}: {f'`{place}`: ' if place else ''}{first['msg']}"
     return f"{type(error).__name__}: {error}"
-
-
-def _explain_unbound(signature: inspect.Signature, arguments: Mapping[str, Any], error: TypeError) -> str:
-    """Say what does not bind: the unknown names, each with the one that it looks like, or what is missing."""
-    parameters = signature.parameters
-    unknown = [key for key in arguments if key not in parameters]
-    if not unknown:
-        return str(error)
-    said = []
-    for key in unknown:
-        near = difflib.get_close_matches(key, parameters, n=1)
-        said.append(f"there is no argument `{key}`" + (f", did you mean `{near[0]}`?" if near else ""))
-    return "; ".join(said)
 
 
 def _misfit(annotation: Any, value: Any) -> str | None:

@@ -123,7 +123,7 @@ class XMLParser(Parser):
         super().__init__(extract_fn)
         self.answer_field = answer_field
         self._fields = [tuple(field) if isinstance(field, tuple | list) else (field,) for field in fields]
-        names = [name for field in self._fields for name in field]
+        self._names = names = [name for field in self._fields for name in field]
         if any(not isinstance(name, str) for name in names):
             raise TypeError(f"field names must be text, got {names}")
         if not all(self._fields) or not all(names):
@@ -138,7 +138,7 @@ class XMLParser(Parser):
         missing counts as missing.
         """
         found = SimpleNamespace()
-        for name in self._names():
+        for name in self._names:
             occurrences = find_tagged(text, name)
             value = (deque(occurrences, 1) or [None])[0] if last else next(occurrences, None)
             setattr(found, name, value.strip() if value is not None and strip else value)
@@ -177,7 +177,7 @@ class XMLParser(Parser):
             if not given:
                 raise ValueError(f"the field `{names[0]}` is missing: pass `{names[0]}=...`")
             lines.append(f"<{names[0]}>\n{values[given[0]]}\n</{names[0]}>")
-        unknown = sorted(set(values) - set(self._names()))
+        unknown = sorted(set(values) - set(self._names))
         if unknown:
             raise ValueError(f"`{unknown[0]}` is not one of the fields {', '.join(self.get_fields())}")
         return "\n".join(lines)
@@ -192,7 +192,7 @@ class XMLParser(Parser):
         present = [any(True for name in names for _ in find_tagged(text, name)) for names in self._fields]
         if not any(present):
             return 0.0
-        well_formed = all(text.count(f"<{name}>") == text.count(f"</{name}>") for name in self._names())
+        well_formed = all(text.count(f"<{name}>") == text.count(f"</{name}>") for name in self._names)
         starts = any(text.startswith(f"<{name}>") for name in self._fields[0])
         ends = any(text.endswith(f"</{name}>") for name in self._fields[-1])
         return 0.4 * sum(present) / len(present) + 0.2 * (well_formed + starts + ends)
@@ -203,10 +203,6 @@ class XMLParser(Parser):
         values = [getattr(found, name) for name in (self.answer_field, *same) if name in same]
         value = next((value for value in values if value is not None), None)
         return None if value is None else Parser.parse(self, value)
-
-    def _names(self) -> Iterator[str]:
-        for names in self._fields:
-            yield from names
 
 
 def find_tagged(text: str, name: str) -> Iterator[str]:

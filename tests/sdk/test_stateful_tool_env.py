@@ -6,7 +6,7 @@ import json
 
 import pytest
 from wander.clients.scripted import ScriptedClient
-from wander.envs.tool.stateful import StatefulToolEnv
+from wander.envs.tool.env import StatefulToolEnv
 from wander.errors import ConfigError
 
 

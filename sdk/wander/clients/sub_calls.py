@@ -7,10 +7,9 @@ id `<rollout id>/sub:<path>`; so a `ReplayClient` answers them from the record l
 from __future__ import annotations
 
 import re
-from functools import cache
 from typing import Any
 
-from pydantic import Field, TypeAdapter, ValidationError
+from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
 from wander.errors import RunError
 from wander.types import Failure, Message, Record, Rollout, Turn, Usage
@@ -39,10 +38,8 @@ class SubCall(Record):
         return sum((turn.usage for turn in self.turns), Usage())
 
 
-@cache
-def _sub_calls() -> TypeAdapter[list[SubCall]]:
-    """Build the validator once, and only where some rollout has sub-calls: it takes milliseconds."""
-    return TypeAdapter(list[SubCall])
+_SUB_CALLS = TypeAdapter(list[SubCall], config=ConfigDict(defer_build=True))
+"""Built only where some rollout has sub-calls: it takes milliseconds."""
 
 
 def sub_call_id(rollout_id: str, path: str) -> str:
@@ -57,7 +54,7 @@ def read_sub_calls(rollout: Rollout) -> list[SubCall]:
     if calls == []:
         return []
     try:
-        return _sub_calls().validate_python(calls)
+        return _SUB_CALLS.validate_python(calls)
     except ValidationError as error:
         fault = error.errors(include_url=False)[0]
         raise RunError(

@@ -68,7 +68,7 @@ class Secrets:
             (word.encode() for word in words if len(word) >= _SHORTEST_SECRET), key=len, reverse=True
         )
 
-    def removed(self, text: bytes) -> bytes:
+    def remove_from(self, text: bytes) -> bytes:
         """Return the text without any of them."""
         for word in self._words:
             if word in text:
@@ -171,7 +171,7 @@ class AiohttpTransport(Transport):
         """Read the answer, secrets taken out, and no more of it than one can be long."""
         length, most = response.content_length, self._max_answer_bytes
         if length is not None and length <= most and "Content-Encoding" not in response.headers:
-            return self._secrets.removed(await response.read())
+            return self._secrets.remove_from(await response.read())
         parts: list[bytes] = []
         size = 0
         async for part in response.content.iter_any():
@@ -179,11 +179,11 @@ class AiohttpTransport(Transport):
             size += len(part)
             if size > most:
                 raise TransportError(f"the answer is longer than {most:,} bytes", "garbled")
-        return self._secrets.removed(b"".join(parts))
+        return self._secrets.remove_from(b"".join(parts))
 
     def _describe(self, error: BaseException) -> str:
         text = str(error) or type(error).__name__
-        return self._secrets.removed(text.encode("utf-8", "replace")).decode("utf-8", "replace")
+        return self._secrets.remove_from(text.encode("utf-8", "replace")).decode("utf-8", "replace")
 
     def _open_session(self) -> aiohttp.ClientSession:
         loop = asyncio.get_running_loop()
@@ -222,7 +222,7 @@ class SdkTransport(Transport):
             raise TransportError("no answer in time", "timed out") from error
         except openai.APIConnectionError as error:
             raise TransportError(str(error.__cause__ or error) or "APIConnectionError") from error
-        return Answer(response.status_code, response.headers, self._secrets.removed(response.content))
+        return Answer(response.status_code, response.headers, self._secrets.remove_from(response.content))
 
 
 def without_credentials(url: str) -> str:

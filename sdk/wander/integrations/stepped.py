@@ -61,10 +61,8 @@ class SteppedRollout:
         self, message: Message, *, finish_reason: str = "stop", usage: Usage | None = None
     ) -> Messages:
         """Give the model's completion; return the messages that follow it, and set `rollout` at the end."""
-        if self._task is None or self.rollout is not None:
+        if self._client.answer is None or self.rollout is not None:
             raise ModelError("nothing is asked: the episode has not begun, or has ended")
-        if self._client.answer is None:
-            raise ModelError("nothing is asked")
         self._client.answer.set_result(
             ModelResponse(message=copy_json(message), finish_reason=finish_reason, usage=usage or Usage())
         )

@@ -44,7 +44,7 @@ def main(plan: dict[str, Any]) -> None:
     os.execv(plan["command"][0], plan["command"])  # noqa: S606 - there is no shell, on purpose
 
 
-def staged(index: int) -> str:
+def stage_path(index: int) -> str:
     """Return where a root launcher shows the bind of that number."""
     return f"{STAGE}/{index}"
 
@@ -68,7 +68,7 @@ def _show(paths: list[str]) -> None:
         mode = os.fstat(fd).st_mode
         if not mode & 0o004 or (stat.S_ISDIR(mode) and not mode & 0o001):
             raise PermissionError(f"`{paths[index]}` is private to root: run `chmod -R go+rX {paths[index]}`")
-        target = staged(index)
+        target = stage_path(index)
         if stat.S_ISDIR(mode):
             os.mkdir(target)
         else:

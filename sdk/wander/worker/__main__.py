@@ -19,7 +19,6 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +29,7 @@ from wander.rollout.faults import without_keyboard
 from wander.rollout.garbage import fewer_collections
 from wander.worker.channel import OPTIONS, Channel
 from wander.worker.child.service import Service, load
-from wander.worker.note import NOTE_FILE, new_note
+from wander.worker.note import NOTE_BYTES, NOTE_FILE
 from wander.worker.protocol import Load
 
 _LAST_SECONDS = 6.0
@@ -98,9 +97,24 @@ async def _greet(
     where: dict[str, Any] = {"path": path} if fd is None else {"sock": socket.socket(fileno=fd)}
     connection = await unix_connect(uri="ws://localhost/", proxy=None, **where, **OPTIONS)
     own = connection.transport.get_extra_info("socket").fileno()
-    _keep_from_children([own] if lifeline is None else [own, lifeline])
+    kept = (own,) if lifeline is None else (own, lifeline)
+    for descriptor in kept:
+        os.set_inheritable(descriptor, False)
+
+    def cut_off() -> None:
+        """Keep a forked child from speaking to the host, and from keeping its connections open."""
+        nothing = os.open(os.devnull, os.O_RDWR)
+        for descriptor in kept:
+            # The number stays taken, so that nothing else comes to stand under it.
+            with contextlib.suppress(OSError):
+                os.dup2(nothing, descriptor, inheritable=False)
+        os.close(nothing)
+
+    os.register_at_fork(after_in_child=cut_off)
     if path is not None:
-        note = new_note(Path(path).with_name(NOTE_FILE))
+        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
+        note = os.open(Path(path).with_name(NOTE_FILE), flags, 0o600)
+        os.ftruncate(note, NOTE_BYTES)
     elif note is not None:
         os.set_inheritable(note, False)
     service = Service(Channel(connection), note)
@@ -120,23 +134,6 @@ def _end_group() -> None:
         with contextlib.suppress(OSError):
             os.killpg(0, signal.SIGKILL)
     os._exit(1)
-
-
-def _keep_from_children(descriptors: Iterable[int]) -> None:
-    """Cut forked children off from the host: they must neither speak to it nor keep its connections open."""
-    kept = tuple(descriptors)
-    for descriptor in kept:
-        os.set_inheritable(descriptor, False)
-
-    def cut() -> None:
-        nothing = os.open(os.devnull, os.O_RDWR)
-        for descriptor in kept:
-            # The number stays taken, so that nothing else comes to stand under it.
-            with contextlib.suppress(OSError):
-                os.dup2(nothing, descriptor, inheritable=False)
-        os.close(nothing)
-
-    os.register_at_fork(after_in_child=cut)
 
 
 def _listen(given: argparse.Namespace) -> int:

@@ -14,7 +14,6 @@ import mmap
 import os
 import struct
 from contextvars import ContextVar
-from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
@@ -69,13 +68,6 @@ class Note:
 
     def _keep_to_itself(self) -> None:
         self._shared = bytearray(NOTE_BYTES)
-
-
-def new_note(path: Path) -> int:
-    """Make the file; return a descriptor of it."""
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    os.ftruncate(descriptor, NOTE_BYTES)
-    return descriptor
 
 
 def read_note(note: bytes) -> tuple[int | None, LastWords | None]:

@@ -58,10 +58,15 @@ class _Record:
 
 
 class OpenAIProxy:
-    """Serves one worker; made by `open`, ended by `close`. The web server starts when it is first needed."""
+    """Serves one worker until `close`. The web server starts when it is first needed."""
 
-    def __init__(self, listening: socket.socket) -> None:
-        self._socket = listening
+    def __init__(self) -> None:
+        """Listen on a free port of loopback; must be called inside a running loop."""
+        self._socket = socket.socket()
+        self._socket.bind(("127.0.0.1", 0))
+        self._socket.listen(128)
+        self._socket.setblocking(False)
+        asyncio.get_running_loop().add_reader(self._socket, self._start_serving)
         # Where the calls go: what the host's own variables say.
         self._base_url = os.environ.get(BASE_VARIABLE) or USUAL_BASE
         self._key = os.environ.get(KEY_VARIABLE)
@@ -74,17 +79,6 @@ class OpenAIProxy:
         """For calls of no known rollout, or of one whose model needs no limiter."""
         self._attempts: Attempts | None = None
         self.count = CallCount()
-
-    @classmethod
-    def open(cls) -> OpenAIProxy:
-        """Listen on a free port of loopback; must be called inside a running loop."""
-        listening = socket.socket()
-        listening.bind(("127.0.0.1", 0))
-        listening.listen(128)
-        listening.setblocking(False)
-        endpoint = cls(listening)
-        asyncio.get_running_loop().add_reader(listening, endpoint._start_serving)
-        return endpoint
 
     @property
     def address(self) -> tuple[str, int]:

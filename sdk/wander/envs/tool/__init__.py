@@ -1,6 +1,5 @@
 """Environments whose model calls Python functions."""
 
-from wander.envs.tool.env import ToolEnv
-from wander.envs.tool.stateful import StatefulToolEnv
+from wander.envs.tool.env import StatefulToolEnv, ToolEnv
 
 __all__ = ["StatefulToolEnv", "ToolEnv"]

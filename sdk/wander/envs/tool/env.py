@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from abc import abstractmethod
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, ClassVar
 
 from wander.dataset import ProceduralRows, Rows
@@ -65,7 +66,13 @@ class ToolEnv(MultiTurnEnv):
 
     def add_tool(self, tool: Callable[..., Any] | Tool) -> None:
         """Offer one more tool; raises `ConfigError` when its name is taken."""
-        self._offer(tool if isinstance(tool, Tool) else FunctionTool(tool))
+        tool = tool if isinstance(tool, Tool) else FunctionTool(tool)
+        if tool.name in self._tools:
+            raise ConfigError(
+                f"there already is a tool `{tool.name}`", hint="names must be unique: rename one of the two"
+            )
+        self._tools[tool.name] = tool
+        report_metric(self.rubric, _calls_metric(tool.name))
 
     def remove_tool(self, tool: Callable[..., Any] | Tool | str) -> None:
         """Withdraw a tool, given as the function or by name; raises `ConfigError` when it is not offered."""
@@ -142,13 +149,31 @@ class ToolEnv(MultiTurnEnv):
             content = encodable(self.error_formatter(error))
         return {"role": "tool", "tool_call_id": call.call_id, "content": content}
 
-    def _offer(self, tool: Tool) -> None:
-        if tool.name in self._tools:
-            raise ConfigError(
-                f"there already is a tool `{tool.name}`", hint="names must be unique: rename one of the two"
-            )
-        self._tools[tool.name] = tool
-        report_metric(self.rubric, _calls_metric(tool.name))
+
+class StatefulToolEnv(ToolEnv):
+    """A tool environment that fills in arguments from its state.
+
+    Parameters named in `args_to_skip` are left out of the schema, refused when the model gives them, and
+    filled in by `update_tool_args`.
+    """
+
+    kind: ClassVar[str] = "stateful_tool"
+
+    def add_tool(self, tool: Callable[..., Any] | Tool, args_to_skip: Iterable[str] = ()) -> None:
+        """Offer one more tool without the parameters in `args_to_skip`.
+
+        Raises `ConfigError` when the name is taken or a parameter does not exist.
+        """
+        super().add_tool(tool if isinstance(tool, Tool) else FunctionTool(tool, args_to_skip=args_to_skip))
+
+    @abstractmethod
+    def update_tool_args(
+        self, tool_name: str, tool_args: dict[str, Any], messages: Messages, state: State
+    ) -> Any:
+        """Return the arguments with which a tool is called: the model's, validated, and those of the state.
+
+        May be async. `messages` is the conversation that ends with the model's call.
+        """
 
 
 def total_tool_calls(completion: Messages) -> float:

@@ -99,7 +99,16 @@ class Service:
         went away. `end` ends the process at once: the code of a rollout past its time held everything up.
         """
         closed = False
-        self._watch(end, getattr(environment.env, "timeout_seconds", None))
+        note = Note(self._note)
+        note.follow()
+        Watch(
+            asyncio.get_running_loop(),
+            note,
+            self._begun,
+            end,
+            limits=(self._load.rollout_timeout, getattr(environment.env, "timeout_seconds", None)),
+            stall_seconds=self._load.stall_seconds,
+        ).start()
         self._channel.send(Loaded.model_construct(info=environment.info).model_dump_json())
         async for line in self._lines:
             message = to_worker.validate_json(line)
@@ -140,18 +149,6 @@ class Service:
         del self._plays[play], self._begun[play]
         self._cancelled.discard(play)
         self._asking.discard(play)
-
-    def _watch(self, end: Callable[[], None], playing_limit: float | None) -> None:
-        note = Note(self._note)
-        note.follow()
-        Watch(
-            asyncio.get_running_loop(),
-            note,
-            self._begun,
-            end,
-            limits=(self._load.rollout_timeout, playing_limit),
-            stall_seconds=self._load.stall_seconds,
-        ).start()
 
     async def _play(self, environment: LocalEnvironment, asked: Play) -> None:
         attribute_openai_calls()

@@ -97,7 +97,7 @@ class WorkerEnvironment(EnvironmentHandle):
             message_limit=message_limit,
         )
         passed = tuple(environ)
-        proxy = OpenAIProxy.open()
+        proxy = OpenAIProxy()
         # An environment that is given the user's own key or address talks to that endpoint itself.
         own = sandbox is not None or not proxy.variables.keys() & set(passed)
         options = WorkerOptions(

@@ -208,7 +208,7 @@ class LocalLink:
 async def until_ended(process: WorkerProcess, work: Coroutine[Any, Any, T]) -> T | None:
     """Return what the work gives, or None where the process ends before that.
 
-    It is asked for both, since children of the process may hold its connection open.
+    Both are watched, since children of the process may hold its connection open.
     """
     task, ended = asyncio.create_task(work), asyncio.create_task(process.wait())
     try:

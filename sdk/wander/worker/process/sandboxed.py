@@ -212,7 +212,7 @@ def confine(
     )  # bubblewrap reads to the end: each start needs a descriptor of its own
     sources: Sequence[str] = sees.binds
     if support.as_root:
-        sources = [launcher.staged(index) for index in range(len(sees.binds))]
+        sources = [launcher.stage_path(index) for index in range(len(sees.binds))]
     whole = {
         "processes": policy.processes,
         "path": list(sees.import_path),

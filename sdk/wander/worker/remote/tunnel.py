@@ -102,22 +102,19 @@ class WorkerEnd:
             body=body,
             rollout_id=_sendable(request.headers.get(HEADER, "")),
         )
-        answer = await self._ask(call)
-        return as_response(answer.status, answer.body)
-
-    async def _ask(self, call: OutsideCall) -> OutsideAnswer:
         waiting: asyncio.Future[OutsideAnswer] = asyncio.get_running_loop().create_future()
         self._waiting[call.id] = waiting
         try:
             await send_frame(self._host, call.model_dump_json())
             async with asyncio.timeout(_SECONDS):
-                return await waiting
+                answer = await waiting
         except ConnectionClosed:
-            return _failure(call.id, 502, "the host is gone")
+            answer = _failure(call.id, 502, "the host is gone")
         except TimeoutError:
-            return _failure(call.id, 504, f"the host gave no answer within {_SECONDS:g} s")
+            answer = _failure(call.id, 504, f"the host gave no answer within {_SECONDS:g} s")
         finally:
             del self._waiting[call.id]
+        return as_response(answer.status, answer.body)
 
 
 class HostEnd:
