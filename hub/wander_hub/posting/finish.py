@@ -241,11 +241,8 @@ def _add(
         )
         first += chunk.rollouts
     for one in artifacts:
-        session.add(
-            RunArtifact(
-                run_id=run.run_id, name=one.name, media_type=one.media_type, size=one.size, sha256=one.sha256
-            )
-        )
+        kept = {"media_type": one.media_type, "size": one.size, "sha256": one.sha256}
+        session.add(RunArtifact(run_id=run.run_id, name=one.name, **kept))
     for each in checkpoints:
         session.add(RunCheckpoint(run_id=run.run_id, step=each.step, weights_sha256=each.weights_sha256))
     session.flush()

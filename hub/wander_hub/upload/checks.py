@@ -28,7 +28,7 @@ from wander.wire import CheckSummary
 from wander_hub import names
 from wander_hub.http.problems import HubProblem
 from wander_hub.settings import Settings
-from wander_hub.upload.archives import sdist, wheel, wheel_file
+from wander_hub.upload.archives import sdist, wheel
 from wander_hub.upload.archives.metadata import package_from
 from wander_hub.upload.archives.stream import DIGESTS, ByteStream
 from wander_hub.upload.schemas import Contents, FileName, Findings, Package, Upload, refusal
@@ -96,7 +96,7 @@ def check_filename(filename: str) -> FileName:
     try:
         if filename.endswith(".whl"):
             parts = filename.removesuffix(".whl").split("-")
-            tags = wheel_file.expand("-".join(parts[-3:]))  # bounded, which the next line is not
+            tags = wheel.expand_tag("-".join(parts[-3:]))  # bounded, which the next line is not
             name, version, build, _tags = parse_wheel_filename(filename)
             stem = "-".join(parts[:2])
             return FileName("wheel", name, str(version), stem, parts[2] if build else "", tags)

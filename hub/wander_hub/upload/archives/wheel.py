@@ -9,17 +9,21 @@ import base64
 import csv
 import hashlib
 import io
+import re
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
+from email.message import Message
 from typing import BinaryIO
 
+from packaging.tags import InvalidTag, TooManyTagsError, parse_tag
 from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
 
 from wander_hub.settings import Settings
-from wander_hub.upload.archives import entry_points, wheel_file
+from wander_hub.upload.archives import entry_points
 from wander_hub.upload.archives.entry_points import LoaderSearch
+from wander_hub.upload.archives.headers import parse
 from wander_hub.upload.archives.members import (
     Budget,
     MemberNames,
@@ -43,6 +47,9 @@ _IMPORTABLE = (".py", ".pyc", ".so", ".pyd")
 _EXEMPT = ("RECORD", "RECORD.jws", "RECORD.p7s")
 """What RECORD need not give a digest of."""
 _STRONGER = ("sha384", "sha512")
+_MAX_TAGS = 500
+"""A compressed tag set multiplies out; real wheels have at most a few dozen."""
+_VERSION = re.compile(r"1\.\d{1,3}")
 
 
 @dataclass
@@ -77,7 +84,7 @@ def read(
         _take(state, member, content)
     _check_folders(state)
     _check_record(state, body)
-    wheel_file.check(state.texts["WHEEL"], filename)
+    _check_wheel_file(state.texts["WHEEL"], filename)
     target = None
     entry_points.check_scripts(state.scripts)
     if "entry_points.txt" in state.texts:
@@ -250,3 +257,47 @@ def _read_record(state: _Pass) -> dict[str, tuple[str, str, int]]:
     except (UnicodeDecodeError, csv.Error) as error:
         raise refusal("bad_record", f"RECORD cannot be read: {error!s:.300}") from error
     return rows
+
+
+def expand_tag(tag: str) -> frozenset[str]:
+    """Return the single tags of a compressed set; raises `ValueError` where it is none."""
+    try:
+        return frozenset(str(one) for one in parse_tag(tag, limit=_MAX_TAGS))
+    except (InvalidTag, TooManyTagsError) as error:
+        raise ValueError(str(error)) from error
+
+
+def _check_wheel_file(text: bytes, filename: FileName) -> None:
+    """WHEEL is complete and says what the file name says."""
+    fields = parse(text, "WHEEL", "bad_wheel_file")
+    version = _one(fields, "Wheel-Version")
+    if not _VERSION.fullmatch(version):
+        raise refusal("bad_wheel_file", f"WHEEL has the Wheel-Version `{version[:50]}`, known is 1.0")
+    purelib = _one(fields, "Root-Is-Purelib")
+    if purelib.lower() not in ("true", "false"):
+        raise refusal("bad_wheel_file", f"WHEEL has Root-Is-Purelib `{purelib[:50]}`, neither true nor false")
+    build = _one(fields, "Build") if "Build" in fields else ""
+    if build != filename.build:
+        said = f"`{build[:50]}`" if build else "none"
+        raise refusal(
+            "tag_mismatch", f"WHEEL has the build {said}, the file name `{filename.build or 'none'}`"
+        )
+    tags: set[str] = set()
+    for value in fields.get_all("Tag", []):
+        try:
+            tags |= expand_tag(str(value).strip())
+        except ValueError as error:
+            raise refusal("bad_wheel_file", f"WHEEL has a bad tag: {error!s:.200}") from error
+    if not tags:
+        raise refusal("bad_wheel_file", "WHEEL has no Tag")
+    if tags != filename.tags:
+        odd = sorted(tags ^ filename.tags)[0]
+        place = "WHEEL and not in the file name" if odd in tags else "the file name and not in WHEEL"
+        raise refusal("tag_mismatch", f"the tag `{odd[:100]}` is in {place}")
+
+
+def _one(fields: Message, name: str) -> str:
+    values = [str(value).strip() for value in fields.get_all(name, [])]
+    if len(values) != 1:
+        raise refusal("bad_wheel_file", f"WHEEL has {len(values)} fields `{name}` and not one")
+    return values[0]
