@@ -22,7 +22,8 @@ serve_imports = serve_verifiers
 def find_factory(module: ModuleType, named: type | None) -> Callable[..., Any] | None:
     """Return what loads a task set of `verifiers.v1`: the class that is named, or the one exported."""
     exported = [getattr(module, name, None) for name in getattr(module, "__all__", ())]
-    if not any(_is_taskset(each) for each in (exported if named is None else [named])):
+    classes = [each for each in (exported if named is None else [named]) if isinstance(each, type)]
+    if not any("verifiers.v1.taskset.Taskset" in _classes(*each.__mro__[1:]) for each in classes):
         return None
     from wander_compat.tasksets.environment import load_taskset
 
@@ -46,10 +47,6 @@ def adapt(made: object) -> Environment | None:
             hint="install it with `wander install`, or take `verifiers` out of this Python environment",
         )
     return None
-
-
-def _is_taskset(value: Any) -> bool:
-    return isinstance(value, type) and "verifiers.v1.taskset.Taskset" in _classes(*value.__mro__[1:])
 
 
 def _classes(*kinds: type) -> set[str]:

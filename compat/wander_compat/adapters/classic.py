@@ -2,7 +2,7 @@
 
 The dataset, the loop and the rubric stay the environment's own. What differs from running it by itself:
 rollouts that fail are not scored, an exception in one leaves the others alone, and what the environment
-draws from the global generators depends on the rollout alone (`wander_compat.adapters.global_random`).
+draws from the global generators depends on the rollout alone (`host_client.settle`).
 """
 
 from __future__ import annotations
@@ -32,8 +32,7 @@ from wander.rubrics.score import Score
 from wander.seeding import derived_seed
 from wander.types import Example, RewardFunctionInfo, State
 
-from wander_compat.adapters.global_random import settle
-from wander_compat.adapters.host_client import HostClient
+from wander_compat.adapters.host_client import HostClient, settle
 from wander_compat.verifiers import errors as classic
 from wander_compat.verifiers.envs.env_group import EnvGroup, EnvGroupRubric
 from wander_compat.verifiers.envs.environment import Environment as ClassicEnvironment
@@ -41,7 +40,6 @@ from wander_compat.verifiers.envs.generation_runs import play_by_columns
 from wander_compat.verifiers.envs.multi_turn import SingleTurnEnv
 from wander_compat.verifiers.envs.tool_env import StatefulToolEnv, ToolEnv
 from wander_compat.verifiers.messages.conversion import plain, wire_messages
-from wander_compat.verifiers.parsers import Parser as ClassicParser
 from wander_compat.verifiers.parsers import XMLParser as ClassicXMLParser
 from wander_compat.verifiers.rubrics.judge_rubric import JudgeRubric
 from wander_compat.verifiers.rubrics.rubric import REWARD_ERRORS, ROLLOUT_ID, is_overridden, score_states
@@ -70,10 +68,14 @@ class AdaptedEnvironment(Environment):
         self.kind = next(  # type: ignore[misc]
             (kind for cls, kind in _KINDS if isinstance(classic_env, cls)), "multi_turn"
         )
+        parser = classic_env.parser
         super().__init__(
             dataset=(),
             rubric=AdaptedRubric(classic_env),
-            parser=native_parser(classic_env.parser),
+            # For checks that write an answer; the rubric uses its own.
+            parser=XMLParser(parser._fields, parser.answer_field)
+            if isinstance(parser, ClassicXMLParser)
+            else Parser(),
             name=classic_env.env_id or None,
             summary=_summary(classic_env) if summary is None else summary,
             deterministic=not asks_outside(classic_env),
@@ -182,11 +184,13 @@ class AdaptedRubric(Rubric):
 
     def describe(self) -> list[RewardFunctionInfo]:
         """Return name and weight of every function; functions of one name are reported as one."""
-        weights: dict[str, float] = {}
-        names = self._rubric._get_reward_func_names()
-        for name, weight in zip(names, _weights(self._rubric, len(names)), strict=True):
-            weights[name] = weights.get(name, 0.0) + weight
-        return [RewardFunctionInfo(name=name, weight=weight) for name, weight in weights.items()]
+        names, weights = self._rubric._get_reward_func_names(), list(self._rubric._get_reward_weights())
+        if len(weights) != len(names):
+            weights = [1.0] * len(names)
+        found: dict[str, float] = {}
+        for name, weight in zip(names, weights, strict=True):
+            found[name] = found.get(name, 0.0) + weight
+        return [RewardFunctionInfo(name=name, weight=weight) for name, weight in found.items()]
 
     @property
     def has_group_functions(self) -> bool:
@@ -274,18 +278,6 @@ def asks_outside(env: ClassicEnvironment) -> bool:
     judged = any(isinstance(each, JudgeRubric) for each in rubrics_in(env.rubric))
     inner = env.envs if isinstance(env, EnvGroup) else []
     return judged or getattr(env, "outside", False) or any(asks_outside(each) for each in inner)
-
-
-def native_parser(parser: ClassicParser) -> Parser:
-    """Return our parser of the same form, for checks that write an answer; the rubric uses its own."""
-    if isinstance(parser, ClassicXMLParser):
-        return XMLParser(parser._fields, parser.answer_field)
-    return Parser()
-
-
-def _weights(rubric: ClassicRubric, count: int) -> list[float]:
-    weights = list(rubric._get_reward_weights())
-    return weights if len(weights) == count else [1.0] * count
 
 
 def _summary(env: ClassicEnvironment) -> str:

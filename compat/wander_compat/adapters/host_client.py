@@ -1,7 +1,15 @@
-"""The model as a classic environment sees it: each call is the host's, and a turn of the rollout's record."""
+"""The model as a classic environment sees it: each call is the host's, and a turn of the rollout's record.
+
+Wander's own environments draw from seeded generators of their own. Published ones call `random.choice`; so
+the global state is set whenever the environment goes on after a model call, from what that moment depends on
+(`settle`). Then a rollout draws the same numbers wherever and beside whatever it runs, as long as it does not
+wait for something else between.
+"""
 
 from __future__ import annotations
 
+import random
+import sys
 import time
 from types import SimpleNamespace
 from typing import Any
@@ -11,10 +19,9 @@ from wander.clients.base import ModelRequest, ModelResponse
 from wander.errors import ContextOverflow, ModelError
 from wander.rollout.calls import ModelCalls
 from wander.rollout.faults import describe_fault
-from wander.seeding import derived_seed
+from wander.seeding import Key, derived_seed
 from wander.types import SamplingArgs, Turn
 
-from wander_compat.adapters.global_random import settle
 from wander_compat.verifiers.clients import Client
 from wander_compat.verifiers.errors import ModelError as ClassicModelError
 from wander_compat.verifiers.errors import OverlongPromptError
@@ -23,6 +30,15 @@ from wander_compat.verifiers.messages.models import Response, ResponseMessage, R
 
 _RENAMED = {"max_completion_tokens": "max_tokens"}
 _DROPPED = ("n", "stream", "stream_options", "model", "messages", "tools", "extra_headers", "timeout")
+
+
+def settle(*parts: Key) -> None:
+    """Set the state of the global generators, `random`'s and NumPy's where it is loaded, from these parts."""
+    seed = derived_seed("global-random", *parts)
+    random.seed(seed)
+    numpy = sys.modules.get("numpy")
+    if numpy is not None and hasattr(numpy, "random"):
+        numpy.random.seed(seed % 2**32)
 
 
 class HostClient(Client):

@@ -85,15 +85,11 @@ class HostModel:
         except OverlongPromptError:
             return _refusal(400, _OVERLONG)
         except ClassicModelError as error:
-            return _refusal(_status(client), str(error))
+            causes = ((RateLimited, 429), (AuthenticationFailed, 401))
+            status = next((status for kind, status in causes if isinstance(client.failure, kind)), 502)
+            return _refusal(status, str(error))
         completion = client.completion(number, answer)
         return await _stream(request, completion) if body.get("stream") else web.json_response(completion)
-
-
-def _status(client: HostClient) -> int:
-    if isinstance(client.failure, RateLimited):
-        return 429
-    return 401 if isinstance(client.failure, AuthenticationFailed) else 502
 
 
 async def _stream(request: web.BaseRequest, completion: dict[str, Any]) -> web.StreamResponse:

@@ -37,8 +37,7 @@ from wander.types import Example, RewardFunctionInfo, State
 from wander.worker.openai_proxy import BASE_VARIABLE
 from wander.worker.openai_proxy import KEY_VARIABLE as HOST_KEY_VARIABLE
 
-from wander_compat.adapters.global_random import settle
-from wander_compat.adapters.host_client import HostClient
+from wander_compat.adapters.host_client import HostClient, settle
 from wander_compat.tasksets.endpoint import KEY_VARIABLE, HostModel
 from wander_compat.tasksets.harness import chat_harness
 from wander_compat.verifiers.messages.conversion import plain, wire_messages
@@ -71,7 +70,10 @@ def load_taskset(
     settings of the library's environment. Agents play in processes of this machine unless the package pins
     another runtime. Raises `ConfigError` for settings that the library refuses.
     """
-    _lend_endpoint_to_judges()
+    # Judges that name no endpoint ask the host, which holds the key and records the answers.
+    for theirs, ours in (("PRIME_INFERENCE_URL", BASE_VARIABLE), ("PRIME_API_KEY", HOST_KEY_VARIABLE)):
+        if ours in os.environ:
+            os.environ.setdefault(theirs, os.environ[ours])
     loaders = importlib.import_module("verifiers.v1.utils.loaders")
     given = {**(env or {}), "taskset": {**(env or {}).get("taskset", {}), "id": module, **arguments}}
     try:
@@ -98,13 +100,6 @@ def _with_programs(config: Any, module: str, harness: str | dict[str, Any] | Non
             update["runtime"] = runtimes.SubprocessConfig()
         changed[name] = agent.model_copy(update=update)
     return config.model_copy(update=changed)
-
-
-def _lend_endpoint_to_judges() -> None:
-    """Let judges that name no endpoint ask the host, which holds the key and records the answers."""
-    for theirs, ours in (("PRIME_INFERENCE_URL", BASE_VARIABLE), ("PRIME_API_KEY", HOST_KEY_VARIABLE)):
-        if ours in os.environ:
-            os.environ.setdefault(theirs, os.environ[ours])
 
 
 class TasksetEnvironment(Environment):
@@ -141,7 +136,12 @@ class TasksetEnvironment(Environment):
         task = rows.task(state.example)
         ROLLOUT.set(model.rollout_id)
         settle(state.run_seed, state.example.seed, "start")
-        serving = await self._served()
+        # All rollouts of this loop share the library's servers and the way to the host.
+        loop = asyncio.get_running_loop()
+        if self._serving is None or self._serving.loop is not loop:
+            self._serving = _Serving(self.library, loop)
+        serving = self._serving
+        await serving.ready()
         traces: list[str] = []
 
         def note_trace(trace: Any) -> None:
@@ -165,14 +165,6 @@ class TasksetEnvironment(Environment):
             raise error
         state["truncated"] = bool(state["truncated"] or getattr(episode, "is_timeout", False))
         state["stop_reason"] = (played.stop_condition if played is not None else None) or "is_completed"
-
-    async def _served(self) -> _Serving:
-        """Return what all rollouts of this loop share: the library's servers and the way to the host."""
-        loop = asyncio.get_running_loop()
-        if self._serving is None or self._serving.loop is not loop:
-            self._serving = _Serving(self.library, loop)
-        await self._serving.ready()
-        return self._serving
 
     async def teardown(self) -> None:
         """End the library's servers."""
@@ -248,24 +240,21 @@ class TaskRows(Dataset):
     def _normalise(self, row: Any, index: int) -> Example:
         example_id = str(row.data.idx) if self._named else str(index)
         data = row.data.model_dump(mode="json", exclude_defaults=True)
+        system = [{"role": "system", "content": row.data.system_prompt}] if row.data.system_prompt else []
+        prompt = row.data.prompt or []  # empty where a simulated user speaks first
+        if isinstance(prompt, str):
+            prompt = [{"role": "user", "content": prompt}]
         return Example.model_construct(
             example_id=example_id,
             index=index,
             split=self.split,
             seed=derived_seed("example", self.seed, self.split, example_id),
-            prompt=_open_conversation(row.data),
+            prompt=[*system, *wire_messages(prompt)],
             answer=plain(data.get("answer", "")),
             info={},
             stratum=None,
             columns={name: plain(value) for name, value in data.items() if name not in ("prompt", "answer")},
         )
-
-
-def _open_conversation(data: Any) -> list[dict[str, Any]]:
-    """Return what a task opens with; nothing where a simulated user speaks first."""
-    system = [{"role": "system", "content": data.system_prompt}] if data.system_prompt else []
-    prompt = [{"role": "user", "content": data.prompt}] if isinstance(data.prompt, str) else data.prompt
-    return [*system, *wire_messages(prompt or [])]
 
 
 class EpisodeRubric(Rubric):
@@ -277,17 +266,15 @@ class EpisodeRubric(Rubric):
 
     def describe(self) -> list[RewardFunctionInfo]:
         """Return the marked methods of the task: rewards with their weights, metrics with none."""
-        marked = {name: getattr(self._task_type, name, None) for name in dir(self._task_type)}
-        rewards = [
-            RewardFunctionInfo(name=name, weight=float(getattr(method, "_vf_weight", 1.0)))
-            for name, method in marked.items()
-            if callable(method) and hasattr(method, "reward")
+        members = {name: getattr(self._task_type, name, None) for name in dir(self._task_type)}
+        methods = {name: member for name, member in members.items() if callable(member)}
+        weights = [
+            (name, float(getattr(method, "_vf_weight", 1.0)))
+            for name, method in methods.items()
+            if hasattr(method, "reward")
         ]
-        return rewards + [
-            RewardFunctionInfo(name=name, weight=0.0)
-            for name, method in marked.items()
-            if callable(method) and hasattr(method, "metric")
-        ]
+        weights += [(name, 0.0) for name, method in methods.items() if hasattr(method, "metric")]
+        return [RewardFunctionInfo(name=name, weight=weight) for name, weight in weights]
 
     async def score(self, state: State, parser: Parser | None = None) -> Score:
         """Return the scores of one finished rollout."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import importlib
 import sys
+from types import ModuleType
 from typing import Any
 
 NAME = "wander_chat"
@@ -26,8 +27,6 @@ def chat_harness() -> str:
 
 
 def _module() -> Any:
-    from types import ModuleType
-
     null = importlib.import_module("verifiers.v1.harnesses.null").NullHarness
     result = importlib.import_module("verifiers.v1.runtimes").ProgramResult
     to_wire = importlib.import_module("verifiers.v1.dialects.chat").message_to_wire

@@ -85,15 +85,12 @@ def maybe_retry(
                 if attempt == max_retries:
                     raise
             else:
-                if attempt == max_retries or not _has_left_error(result, error_types):
+                states = result if isinstance(result, list) else [result]
+                errors = [state.get("error") for state in states if isinstance(state, dict)]
+                if attempt == max_retries or not any(isinstance(error, error_types) for error in errors):
                     return result
             await asyncio.sleep(min(max_wait, wait) * (0.5 + random.random() / 2))  # noqa: S311 - only a delay
             wait *= 2
         raise AssertionError("unreachable: the last attempt returns or raises")
 
     return tried if max_retries > 0 else func
-
-
-def _has_left_error(result: Any, error_types: tuple[type[Exception], ...]) -> bool:
-    states = result if isinstance(result, list) else [result]
-    return any(isinstance(state, dict) and isinstance(state.get("error"), error_types) for state in states)

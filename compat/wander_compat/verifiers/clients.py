@@ -41,8 +41,16 @@ class Client:
         return self._client
 
     def setup_client(self, config: ClientConfig) -> Any:
-        """Return the endpoint's own client for a configuration."""
-        return openai_client(config)
+        """Return the endpoint's own client for a configuration, here an `AsyncOpenAI`."""
+        from openai import AsyncOpenAI
+
+        return AsyncOpenAI(
+            base_url=config.api_base_url,
+            api_key=os.environ.get(config.api_key_var) or "EMPTY",
+            timeout=config.timeout,
+            max_retries=config.max_retries,
+            default_headers=config.extra_headers or None,
+        )
 
     async def to_native_prompt(self, messages: Any) -> tuple[Any, dict[str, Any]]:
         """Return the messages as the endpoint takes them, and further arguments."""
@@ -91,19 +99,6 @@ class Client:
 
 class OpenAIChatCompletionsClient(Client):
     """Asks an OpenAI-compatible endpoint."""
-
-
-def openai_client(config: ClientConfig) -> Any:
-    """Return an `AsyncOpenAI` for a configuration."""
-    from openai import AsyncOpenAI
-
-    return AsyncOpenAI(
-        base_url=config.api_base_url,
-        api_key=os.environ.get(config.api_key_var) or "EMPTY",
-        timeout=config.timeout,
-        max_retries=config.max_retries,
-        default_headers=config.extra_headers or None,
-    )
 
 
 def resolve_client(client: Any) -> Client:

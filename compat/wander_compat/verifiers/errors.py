@@ -88,12 +88,12 @@ def error_chain(error: BaseException | None) -> list[BaseException]:
 
 def error_info(error: BaseException) -> dict[str, str]:
     """Return what an output record keeps of an exception."""
-    chain = error_chain(error)
+    chain = ErrorChain(error)
     return {
         "error": type(error).__name__,
         "message": str(error),
-        "error_chain_repr": " -> ".join(repr(each) for each in chain),
-        "error_chain_str": " -> ".join(type(each).__name__ for each in chain),
+        "error_chain_repr": repr(chain),
+        "error_chain_str": str(chain),
     }
 
 

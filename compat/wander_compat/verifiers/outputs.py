@@ -20,9 +20,7 @@ RESULTS, METADATA = "results.jsonl", "metadata.json"
 _CELL = (str, int, float, bool, type(None))
 
 
-def make_serializable(value: Any) -> Any:
-    """Return a value as JSON; what JSON does not know becomes its text."""
-    return plain(value)
+make_serializable = plain
 
 
 def is_json_serializable(value: Any) -> bool:

@@ -118,6 +118,7 @@ class CurrentWeights(TrainerCallback):  # type: ignore[misc]
         self.engine = engine
         self.world = world
         self.seconds = 0.0
+        """How long it took since somebody set this to 0."""
         self._step = -1
 
     def refresh(self) -> None:
@@ -142,11 +143,6 @@ class CurrentWeights(TrainerCallback):  # type: ignore[misc]
     def sync_weights(self) -> None:
         """Do so where TRL asks for it."""
         self.refresh()
-
-    def take_seconds(self) -> float:
-        """Return how long it took since this was last asked."""
-        seconds, self.seconds = self.seconds, 0.0
-        return seconds
 
 
 def attach(current: CurrentWeights, section: InferenceSection) -> None:

@@ -57,14 +57,13 @@ from wander.train.distributed import (
     share_out,
 )
 from wander.train.engine import CurrentWeights, ServerOpener, attach, correction_arguments, open_engine
-from wander.train.evaluation.schedule import BEST_MODEL, Listener, open_schedule
+from wander.train.evaluation.schedule import BEST_MODEL, Listener, Schedule
 from wander.train.records.outcome import BestCheckpoint, Outcome, Stopped, write_outcome
 from wander.train.records.record import METRICS, TrainingRecord
-from wander.train.records.step_metrics import mean, rollout_metrics
 from wander.train.rollouts.environments import EnvironmentOpener, PinSource, choices_of
 from wander.train.rollouts.sampler import SamplerCheckpoint
 from wander.train.rollouts.source import RolloutSource, Trajectory, mask_truncated
-from wander.train.rollouts.step import StepPlayer, merge_shares, mixture_of
+from wander.train.rollouts.step import StepPlayer, mean, merge_shares, mixture_of, rollout_metrics
 from wander.train.trainer import (
     Progress,
     StepLog,
@@ -239,7 +238,7 @@ class RolloutTrainer(GRPOTrainer):  # type: ignore[misc]
         now = perf_counter()
         seconds, self.step_started = now - self.step_started, now
         rollouts = self.step_metrics.get("seconds/rollouts", 0.0)
-        sync = self.weights.take_seconds()
+        sync, self.weights.seconds = self.weights.seconds, 0.0
         if not self.weights.engine.reads_live_weights:
             self.step_metrics["seconds/sync"] = sync
         return {**self.step_metrics, "seconds/step": seconds, "seconds/update": seconds - rollouts - sync}
@@ -383,12 +382,14 @@ def train_grpo(
         with (
             quiet_libraries(),
             record.arithmetic(),
-            open_schedule(
-                *(open_environment, client, settings, own, log),
-                lambda step, place: weights_digest(save_copy(model, loaded, place)),
-                world=world,
-                checkpoint=begun,
-                listeners=evaluated if world.is_main else (),
+            contextlib.closing(
+                Schedule(
+                    *(open_environment, client, settings, own, log),
+                    lambda step, place: weights_digest(save_copy(model, loaded, place)),
+                    world=world,
+                    checkpoint=begun,
+                    listeners=evaluated if world.is_main else (),
+                )
             ) as schedule,
             world.in_main(lambda: open_observers(source, settings, own, log, begun)) as watching,
         ):

@@ -111,7 +111,8 @@ class MultiTurnEnv(Environment):
     async def max_total_completion_tokens_reached(self, state: State) -> bool:
         """Hold when the rollout has used its tokens."""
         limit = self.max_total_completion_tokens
-        return limit > 0 and sum(map(_completion_tokens, state["trajectory"])) >= limit
+        usages = [field_of(step.get("response"), "usage") for step in state["trajectory"]]
+        return limit > 0 and sum(field_of(usage, "completion_tokens", 0) for usage in usages) >= limit
 
     @stop
     async def has_final_env_response(self, state: State) -> bool:
@@ -191,7 +192,11 @@ class MultiTurnEnv(Environment):
                     continue
                 response = await self.get_model_response(state, self.own_messages(prompt))
                 await self.add_model_response(state, self.own_messages(prompt), response)
-                self._keep_earlier_keys(state, response)
+                if self.generation.first:  # keys that only it reads
+                    state["turn"] = len(state["trajectory"])
+                    state["responses"] = [*state["responses"], response]
+                    said = state["trajectory"][-1]["completion"]
+                    state["completion"] = [*(state["completion"] or []), *said]
             except OverlongPromptError:
                 state["prompt_too_long"] = True
                 state["is_truncated"] = True
@@ -242,13 +247,6 @@ class MultiTurnEnv(Environment):
         last = state["trajectory"][-1]
         return [*self.own_messages(last["prompt"]), *self.own_messages(last["completion"])]
 
-    def _keep_earlier_keys(self, state: State, response: Response) -> None:
-        """Keep the keys up to date that only the first generation reads."""
-        if self.generation.first:
-            state["turn"] = len(state["trajectory"])
-            state["responses"] = [*state["responses"], response]
-            state["completion"] = [*(state["completion"] or []), *state["trajectory"][-1]["completion"]]
-
 
 class SingleTurnEnv(MultiTurnEnv):
     """One question, one completion."""
@@ -258,9 +256,4 @@ class SingleTurnEnv(MultiTurnEnv):
 
     async def env_response(self, messages: Any, state: State, **kwargs: Any) -> Any:
         """Never asked for: the rollout is over before."""
-        never = NotImplementedError("a single-turn environment has no answer to the model")
-        raise never
-
-
-def _completion_tokens(step: TrajectoryStep) -> int:
-    return int(field_of(field_of(step.get("response"), "usage"), "completion_tokens", 0))
+        raise NotImplementedError("a single-turn environment has no answer to the model")

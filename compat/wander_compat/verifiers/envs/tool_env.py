@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
+
+from wander.envs.tool.schema import FunctionTool
 
 from wander_compat.verifiers.async_calls import maybe_await
 from wander_compat.verifiers.decorators import stop
@@ -12,15 +14,38 @@ from wander_compat.verifiers.envs.multi_turn import MultiTurnEnv
 from wander_compat.verifiers.errors import Error, ToolCallError, ToolParseError
 from wander_compat.verifiers.messages.conversion import AnyMessage, as_message, as_tool_call, field_of
 from wander_compat.verifiers.messages.dicts import ToolCallDict
-from wander_compat.verifiers.messages.tool_definitions import (
-    convert_func_to_tool_def,
-    is_valid_tool_content_parts,
-)
+from wander_compat.verifiers.messages.models import Tool
 from wander_compat.verifiers.rubrics.rubric import function_name
 from wander_compat.verifiers.rubrics.tool_rubric import ToolMonitorRubric
 from wander_compat.verifiers.types import State
 
 ErrorFormatter = Callable[[Exception], str]
+
+
+VALID_TOOL_CONTENT_PART_TYPES = frozenset({"text", "image_url"})
+
+
+def convert_func_to_tool_def(func: Callable[..., Any], args_to_skip: Iterable[str] = ()) -> Tool:
+    """Return the definition of a function; `args_to_skip` are neither shown to the model nor taken from it.
+
+    Raises `wander.errors.ConfigError` for a function whose parameters no JSON object can fill.
+    """
+    made = FunctionTool(func, args_to_skip=args_to_skip)
+    return Tool(name=made.name, description=made.description, parameters=made.parameters)
+
+
+def convert_func_to_oai_tool(func: Callable[..., Any]) -> dict[str, Any]:
+    """Return the definition of a function in OpenAI's form."""
+    return convert_func_to_tool_def(func).openai()
+
+
+def is_valid_tool_content_parts(value: Any) -> bool:
+    """Tell whether a tool's result is a list of content parts that a tool message may hold."""
+    if not isinstance(value, list):
+        return False
+    return all(
+        isinstance(part, Mapping) and part.get("type") in VALID_TOOL_CONTENT_PART_TYPES for part in value
+    )
 
 
 def error_text(error: Exception) -> str:

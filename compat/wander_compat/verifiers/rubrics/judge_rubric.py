@@ -77,7 +77,10 @@ class JudgeRubric(Rubric):
     ) -> str:
         """Return the text that the judge answers with; asked once for equal requests of one rollout."""
         response = self.parser.parse_answer(completion)
-        asked = self.judge_prompt.format(question=_question(prompt), answer=answer, response=response)
+        question = prompt
+        if not isinstance(prompt, str):  # what the last message asks
+            question = text_of(field_of(prompt[-1], "content", "")) if prompt else ""
+        asked = self.judge_prompt.format(question=question, answer=answer, response=response)
         kept = None if state is None else state.get("judge_response")
         if isinstance(kept, dict) and asked in kept:
             return str(kept[asked])
@@ -109,10 +112,3 @@ def sampling_arguments(given: dict[str, Any]) -> dict[str, Any]:
         limit = found.pop("max_tokens")
         found.setdefault("max_completion_tokens", limit)
     return found
-
-
-def _question(prompt: Any) -> str:
-    """Return what the last message of a prompt asks."""
-    if isinstance(prompt, str):
-        return prompt
-    return text_of(field_of(prompt[-1], "content", "")) if prompt else ""

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -45,16 +43,14 @@ class EvaluationCallback(TrainerCallback):  # type: ignore[misc]
     def __init__(
         self,
         evaluator: Evaluator,
-        settings: GRPOSettings,
         folder: Path,
         log: StepLog,
         save_best: SaveBest,
-        *,
-        checkpoint: Path | None = None,
-        listeners: Sequence[Listener] = (),
+        checkpoint: Path | None,
+        listeners: Sequence[Listener],
     ) -> None:
         self.evaluator = evaluator
-        self.settings = settings
+        self.settings = evaluator.settings
         self.folder = folder
         self.log = log
         self.save_best = save_best
@@ -100,13 +96,36 @@ class EvaluationCallback(TrainerCallback):  # type: ignore[misc]
         write_best(self.folder, self.best)
 
 
-@dataclass
 class Schedule:
     """What happens between the steps of a run, and what came of it."""
 
-    callbacks: list[TrainerCallback]
-    stopping: StoppingCallback
-    evaluation: EvaluationCallback | None
+    def __init__(
+        self,
+        open_environment: EnvironmentOpener,
+        client: PolicyClient,
+        settings: GRPOSettings,
+        folder: Path,
+        log: StepLog,
+        save_best: SaveBest,
+        *,
+        world: World,
+        checkpoint: Path | None,
+        listeners: Sequence[Listener],
+    ) -> None:
+        self.stopping = StoppingCallback(settings.stopping, log)
+        self.callbacks: list[TrainerCallback] = [log, self.stopping]
+        self.evaluation: EvaluationCallback | None = None
+        if settings.evaluation.every:
+            evaluator = Evaluator(open_environment, client, settings, world)
+            told = [self.stopping.evaluated, *listeners]
+            self.evaluation = EvaluationCallback(evaluator, folder, log, save_best, checkpoint, told)
+            # An evaluation adds to the line that the log writes; stopping reads that line.
+            self.callbacks.insert(0, self.evaluation)
+
+    def close(self) -> None:
+        """Close the environments that are evaluated on."""
+        if self.evaluation is not None:
+            self.evaluation.evaluator.close()
 
     def outcome(self, steps: int, *, interrupted: bool) -> Outcome:
         """Return how the run ended."""
@@ -116,37 +135,3 @@ class Schedule:
             stopped=None if interrupted else self.stopping.stopped,
             best=self.evaluation.best if self.evaluation is not None else None,
         )
-
-
-@contextlib.contextmanager
-def open_schedule(
-    open_environment: EnvironmentOpener,
-    client: PolicyClient,
-    settings: GRPOSettings,
-    folder: Path,
-    log: StepLog,
-    save_best: SaveBest,
-    *,
-    world: World,
-    checkpoint: Path | None,
-    listeners: Sequence[Listener] = (),
-) -> Iterator[Schedule]:
-    """Yield the callbacks of the step log, of evaluation and of stopping; close their environments after."""
-    stopping = StoppingCallback(settings.stopping, log)
-    with contextlib.ExitStack() as stack:
-        evaluation = None
-        if settings.evaluation.every:
-            evaluator = Evaluator(open_environment, client, settings, world)
-            stack.callback(evaluator.close)
-            evaluation = EvaluationCallback(
-                evaluator,
-                settings,
-                folder,
-                log,
-                save_best,
-                checkpoint=checkpoint,
-                listeners=[stopping.evaluated, *listeners],
-            )
-        # An evaluation adds to the line that the log writes; stopping reads that line.
-        before = [evaluation] if evaluation is not None else []
-        yield Schedule([*before, log, stopping], stopping, evaluation)

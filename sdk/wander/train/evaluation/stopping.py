@@ -122,9 +122,13 @@ class StoppingCallback(TrainerCallback):  # type: ignore[misc]
     ) -> None:
         """Keep the weights as they are when a gradient is no number: such a step would destroy them."""
         parameters = [parameter for parameter in model.parameters() if parameter.grad is not None]
-        if parameters and not all(_is_finite(parameter.grad) for parameter in parameters):
-            for parameter in parameters:
-                parameter.grad = None
+        for gradient in [parameter.grad for parameter in parameters]:
+            # Of a sharded gradient, this process's part: a norm that is no number makes every part so.
+            part = gradient.to_local() if hasattr(gradient, "to_local") else gradient
+            if not torch.isfinite(part).all():
+                for parameter in parameters:
+                    parameter.grad = None
+                return
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **unused: Any) -> Any:
         """Decide after every step, once its metrics are known; the log must come first."""
@@ -138,9 +142,3 @@ class StoppingCallback(TrainerCallback):  # type: ignore[misc]
         stop = self.log.agree(self.stopped is not None)
         control.should_training_stop = control.should_training_stop or stop
         return control
-
-
-def _is_finite(gradient: torch.Tensor) -> bool:
-    # Of a sharded gradient, this process's part: a norm that is no number makes every part so.
-    part = gradient.to_local() if hasattr(gradient, "to_local") else gradient
-    return bool(torch.isfinite(part).all())

@@ -74,11 +74,12 @@ class StepHashes(TrainerCallback):  # type: ignore[misc]
             return
         rollouts, rewards = self._played
         self._played = None
+        told = [_bits(logs.get(name)) for name in ("loss", "grad_norm", "learning_rate")]
         line = StepHash(
             step=state.global_step,
             rollouts=rollouts,
             rewards=rewards,
-            update=update_hash(logs),
+            update=hashlib.sha256(_frame(*told)).hexdigest(),
             weights=self._weights(state, kwargs.get("model")),
         )
         self.lines.append(line)
@@ -121,12 +122,6 @@ def rewards_hash(rollouts: Sequence[Rollout]) -> str:
         metrics = [[name, _bits(value)] for name, value in sorted(rollout.metrics.items())]
         whole.update(_frame(rollout.example_id, rollout.index, failed, _bits(rollout.reward), metrics))
     return whole.hexdigest()
-
-
-def update_hash(logs: dict[str, Any]) -> str:
-    """Hash what a step of the optimizer told of itself."""
-    told = [_bits(logs.get(name)) for name in ("loss", "grad_norm", "learning_rate")]
-    return hashlib.sha256(_frame(*told)).hexdigest()
 
 
 def weights_hash(model: Any) -> str:
