@@ -119,10 +119,10 @@ class _PackageLoader(importlib.abc.Loader):
     """Makes a package that holds nothing itself."""
 
     def exec_module(self, module: ModuleType) -> None:
-        def found(name: str) -> Any:
+        def find(name: str) -> Any:
             inner = f"{module.__name__.partition('.')[2]}.{name}"
             if inner in MODULES or inner in PACKAGES:
                 return importlib.import_module(f"{NAME}.{inner}")
             return getattr(importlib.import_module(HOME), name)
 
-        module.__getattr__ = found  # type: ignore[method-assign]
+        module.__getattr__ = find  # type: ignore[method-assign]

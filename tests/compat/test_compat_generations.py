@@ -254,6 +254,19 @@ async def test_rows_of_every_shape_become_examples():
     assert seen == [({"x": 1}, {"k": [1]}, "s", 0)]
 
 
+async def test_an_author_may_use_the_plain_private_names():
+    class Own(vf.ToolEnv):
+        _turns = _conversation = _sources = _built = _offer = _told = _reset = "the author's"
+
+    class OwnRubric(vf.Rubric):
+        _note = _keep = _ask = "the author's"
+
+    inner = Own(tools=[], dataset=classic.rows(1), rubric=OwnRubric([classic.right]))
+    env = AdaptedEnvironment(inner)
+    rollout = await env.rollout(ScriptedClient(["0"]), env.dataset("train")[0])
+    assert (rollout.failure, rollout.reward) == (None, 1.0)
+
+
 def await_examples(env):
     return env.dataset("eval").examples()
 

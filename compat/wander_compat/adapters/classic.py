@@ -256,10 +256,10 @@ def boundary_error(error: BaseException, client: HostClient) -> BoundaryError:
 def _keep_conversation(state: State, played: ClassicState) -> None:
     """Take over the conversation as the environment left it."""
     completion = played.get("completion")
-    state["prompt"] = wire_messages(played.get("prompt"))
     if isinstance(completion, str):
-        state["completion"] = wire_messages([{"role": "assistant", "content": completion}])
-    elif completion is not None:
+        completion = [{"role": "assistant", "content": completion}]
+    state["prompt"] = wire_messages(played.get("prompt"))
+    if completion is not None:
         state["completion"] = wire_messages(completion)
 
 

@@ -18,7 +18,6 @@ from pydantic import ValidationError
 from wander.clients.base import ModelRequest, ModelResponse
 from wander.errors import ContextOverflow, ModelError
 from wander.rollout.calls import ModelCalls
-from wander.rollout.faults import describe_fault
 from wander.seeding import Key, derived_seed
 from wander.types import SamplingArgs, Turn
 
@@ -83,7 +82,7 @@ class HostClient(Client):
                 tools=tools,
                 seed=derived_seed(state.run_seed, state.example.seed, "completion", state["index"], number),
             )
-            answer = await self._ask_host(request)
+            answer = await self._calls.answer(request)
         except ContextOverflow as error:
             self.failure = self.failure or error
             raise OverlongPromptError(str(error)) from error
@@ -102,15 +101,6 @@ class HostClient(Client):
         state["completion"] = [*messages[len(state.prompt) :], dict(answer.message)]
         settle(state.run_seed, state.example.seed, "turn", number)
         return number, answer
-
-    async def _ask_host(self, request: ModelRequest) -> ModelResponse:
-        try:
-            return await self._calls.client.complete(request)
-        except ModelError:
-            raise
-        except Exception as error:
-            where = f"{type(self._calls.client).__name__}.complete"
-            raise ModelError(describe_fault(error, where)) from error
 
     def _response(self, number: int, answer: ModelResponse) -> Response:
         tokens = None

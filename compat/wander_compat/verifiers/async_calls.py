@@ -6,7 +6,7 @@ import asyncio
 import inspect
 import random
 from collections.abc import Awaitable, Callable, Coroutine
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractAsyncContextManager, nullcontext
 from typing import Any, TypeVar
 
 from wander_compat.verifiers.errors import InfraError, InvalidModelResponseError
@@ -33,29 +33,13 @@ async def maybe_call_with_named_args(func: Callable[..., Any], **objects: Any) -
     return await maybe_await(func, **pick_arguments(func, objects))
 
 
-class NullAsyncContext:
-    """An async context that does nothing."""
-
-    async def __aenter__(self) -> None:
-        return None
-
-    async def __aexit__(self, *_: object) -> None:
-        return None
-
-
-class NullContext:
-    """A context that does nothing."""
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(self, *_: object) -> None:
-        return None
+NullContext = NullAsyncContext = nullcontext
+"""A context that does nothing, async or not."""
 
 
 async def maybe_semaphore(limit: int | None = None) -> AbstractAsyncContextManager[Any]:
     """Return a semaphore, or a context that does nothing when there is no limit."""
-    return asyncio.Semaphore(limit) if limit and limit > 0 else NullAsyncContext()
+    return asyncio.Semaphore(limit) if limit and limit > 0 else nullcontext()
 
 
 async def with_sem(sem: AbstractAsyncContextManager[Any], coro: Coroutine[Any, Any, T]) -> T:

@@ -77,10 +77,7 @@ def get_preprocess_fn(name: str) -> RowMaker:
 
 
 def _question(question: str, answer: str, read: Callable[[str], str] = str) -> RowMaker:
-    def made(row: dict[str, Any]) -> dict[str, Any]:
-        return {"question": row[question], "answer": read(str(row[answer]))}
-
-    return made
+    return lambda row: {"question": row[question], "answer": read(str(row[answer]))}
 
 
 def _letter_choices(question: str, choices: list[str]) -> str:

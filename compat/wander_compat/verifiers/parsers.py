@@ -34,31 +34,31 @@ class Parser:
         if isinstance(completion, str):
             return self.parse(completion)
         messages = self.get_assistant_messages(completion)
-        return self.parse(self._text(messages[-1])) if messages else None
+        return self.parse(self._text_of_message(messages[-1])) if messages else None
 
-    def _of_role(self, completion: Any, role: str) -> list[Any]:
+    def _messages_of_role(self, completion: Any, role: str) -> list[Any]:
         if isinstance(completion, str):
             return []
         return [message for message in completion if field_of(message, "role") == role]
 
-    def _text(self, message: Any) -> str:
+    def _text_of_message(self, message: Any) -> str:
         return text_of(field_of(message, "content", ""))
 
     def get_assistant_messages(self, completion: Any) -> list[Any]:
         """Return the messages that the model wrote."""
-        return self._of_role(completion, "assistant")
+        return self._messages_of_role(completion, "assistant")
 
     def get_user_messages(self, completion: Any) -> list[Any]:
         """Return the user's messages."""
-        return self._of_role(completion, "user")
+        return self._messages_of_role(completion, "user")
 
     def get_tool_messages(self, completion: Any) -> list[Any]:
         """Return the results of tools."""
-        return self._of_role(completion, "tool")
+        return self._messages_of_role(completion, "tool")
 
     def get_system_messages(self, completion: Any) -> list[Any]:
         """Return the system messages."""
-        return self._of_role(completion, "system")
+        return self._messages_of_role(completion, "system")
 
     def get_format_reward_func(self) -> Callable[..., float]:
         """Return a reward function that accepts any form."""
@@ -68,14 +68,14 @@ class Parser:
 
         return format_reward_func
 
-    def _mean_reward(self, judged: Callable[[str], float]) -> Callable[..., float]:
+    def _mean_over_messages(self, judged: Callable[[str], float]) -> Callable[..., float]:
         """Return a reward function: the mean of `judged` over the assistant messages, 0 without any."""
 
         def format_reward_func(completion: Any, **kwargs: Any) -> float:
             messages = self.get_assistant_messages(completion)
             if not messages:
                 return 0.0
-            return sum(judged(self._text(message)) for message in messages) / len(messages)
+            return sum(judged(self._text_of_message(message)) for message in messages) / len(messages)
 
         return format_reward_func
 
@@ -95,7 +95,7 @@ class ThinkParser(Parser):
             once = text.count("<think>") == text.count("</think>") == 1
             return float(once and text.strip().startswith("<think>") and not text.endswith("</think>"))
 
-        return self._mean_reward(judged)
+        return self._mean_over_messages(judged)
 
 
 class MaybeThinkParser(Parser):
@@ -133,14 +133,14 @@ class XMLParser(Parser):
     def parse_answer(self, completion: Any) -> Any:
         """Return the answer field of the last assistant message that has one, or None."""
         if isinstance(completion, str):
-            return self._answer(self.parse(completion, last=True))
+            return self._answer_of_parsed(self.parse(completion, last=True))
         for message in reversed(self.get_assistant_messages(completion)):
-            answer = self._answer(self.parse(self._text(message)))
+            answer = self._answer_of_parsed(self.parse(self._text_of_message(message)))
             if answer is not None:
                 return answer
         return None
 
-    def _answer(self, parsed: Any) -> Any:
+    def _answer_of_parsed(self, parsed: Any) -> Any:
         return getattr(parsed, self.answer_field, None)
 
     def get_fields(self) -> list[str]:
@@ -164,7 +164,7 @@ class XMLParser(Parser):
 
     def get_format_reward_func(self) -> Callable[..., float]:
         """Return a reward function that judges the form of each assistant message, from 0 to 1."""
-        return self._mean_reward(self._format_score)
+        return self._mean_over_messages(self._format_score)
 
     def _format_score(self, text: str) -> float:
         """0.4 for the share of fields, 0.2 for spacing, 0.2 each for starting and ending with a field.

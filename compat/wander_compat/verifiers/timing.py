@@ -88,7 +88,7 @@ class RolloutTiming(BaseModel):
 
 
 @contextmanager
-def timed(span: TimeSpan) -> Iterator[None]:
+def time_block(span: TimeSpan) -> Iterator[None]:
     """Take the time of a block."""
     span.start = time.time()
     try:
@@ -102,7 +102,7 @@ def time_call(spans: TimeSpans) -> Iterator[None]:
     """Take the time of one of several calls."""
     span = TimeSpan()
     spans.spans.append(span)
-    with timed(span):
+    with time_block(span):
         yield
 
 

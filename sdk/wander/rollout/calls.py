@@ -59,7 +59,7 @@ class ModelCalls:
         )
         state["tools_offered"] = tools or None
         started = time.perf_counter()
-        response = await self._answer(request)
+        response = await self.answer(request)
         state.turns.append(
             Turn.made(
                 message=response.message,
@@ -77,7 +77,8 @@ class ModelCalls:
             state["truncated"] = True
         return response
 
-    async def _answer(self, request: ModelRequest) -> ModelResponse:
+    async def answer(self, request: ModelRequest) -> ModelResponse:
+        """Return the client's completion; raises `ModelError` for whatever else a client raises."""
         try:
             return await self.client.complete(request)
         except BoundaryError:

@@ -431,14 +431,17 @@ def read_settings(
     Values of overrides are TOML (`schedule.steps=5`, `algorithm.loss="cispo"`); a bare word counts as text.
     Raises `ConfigError` that names the field.
     """
-    data = settings_data(file, overrides)
-    for section, fields in given.items():
-        data.setdefault(section, {}).update(fields)
+    data = settings_data(file, overrides, given)
     return check_settings(kind, data, f" in `{file}`" if file else "")
 
 
-def settings_data(file: Path | None, overrides: Sequence[str]) -> dict[str, Any]:
-    """Return what a TOML file holds after `section.field=value` overrides; phases by their name."""
+def settings_data(
+    file: Path | None, overrides: Sequence[str], given: Mapping[str, Mapping[str, Any]]
+) -> dict[str, Any]:
+    """Return what a TOML file holds after `section.field=value` overrides; phases by their name.
+
+    `given` are sections whose fields take precedence over both.
+    """
     try:
         data: dict[str, Any] = tomllib.loads(file.read_text(encoding="utf-8")) if file is not None else {}
     except OSError as error:
@@ -460,7 +463,12 @@ def settings_data(file: Path | None, overrides: Sequence[str]) -> dict[str, Any]
             target = target.setdefault(part, {})
             if not isinstance(target, dict):
                 raise ConfigError(f"`{override}`: `{part}` is no section", hint=f"correct it in `{file}`")
-        target[last] = _value(value.strip())
+        try:
+            target[last] = tomllib.loads(f"value = {value.strip()}")["value"]
+        except tomllib.TOMLDecodeError:
+            target[last] = value.strip()
+    for section, fields in given.items():
+        data.setdefault(section, {}).update(fields)
     return data
 
 
@@ -505,10 +513,3 @@ def _refusal(kind: type[BaseModel], error: ValidationError, where: str) -> Confi
     if near := difflib.get_close_matches(name, list(kind.model_fields), n=1):
         hint = f"did you mean `{'.'.join([*sections, near[0]])}`?"
     return ConfigError(f"there is no setting `{place}`{where}", hint=hint)
-
-
-def _value(text: str) -> Any:
-    try:
-        return tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
-        return text

@@ -163,7 +163,11 @@ def select_rows(
         if reason is not None:
             report.drop(reason, source, samples)
             continue
-        kept.append((_row(source, messages), source))
+        row: dict[str, Any] = {"messages": messages, "example_id": rollout.example_id}
+        row |= {"index": rollout.index, "reward": rollout.reward}
+        row |= {"run_id": source.run_id} if source.run_id else {}
+        row |= {"tools": rollout.tools} if rollout.tools else {}
+        kept.append((row, source))
     for most, key, name in (
         (per_example, lambda one: (one.environment, one.rollout.example_id), "example"),
         (per_stratum, lambda one: one.stratum, "stratum"),
@@ -172,14 +176,6 @@ def select_rows(
             kept = _balance(kept, most, key, f"more than {most} of its {name}", report, samples)
     report.kept = len(kept)
     return [row for row, _ in kept], report
-
-
-def _row(source: Sourced, messages: list[Message]) -> dict[str, Any]:
-    rollout = source.rollout
-    row: dict[str, Any] = {"messages": messages, "example_id": rollout.example_id}
-    row |= {"index": rollout.index, "reward": rollout.reward}
-    row |= {"run_id": source.run_id} if source.run_id else {}
-    return row | ({"tools": rollout.tools} if rollout.tools else {})
 
 
 def _reason_as_repeat(messages: list[Message], tools: Any, seen: set[str], *, near: bool) -> str | None:

@@ -23,8 +23,7 @@ import contextlib
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
@@ -35,7 +34,6 @@ if TYPE_CHECKING:
     from wander.train.config import GRPOSettings
 
 Result = TypeVar("Result")
-Item = TypeVar("Item")
 
 EXCHANGE_LIMIT = timedelta(hours=24)
 """How long processes wait for one whose rollouts take longer."""
@@ -99,19 +97,6 @@ class World:
     def from_main(self, make: Callable[[], Result]) -> Result:
         """Return what the main process makes, in all of them."""
         return self.exchange([self.together(make if self.is_main else lambda: None)])[0]  # type: ignore[no-any-return]
-
-    @contextlib.contextmanager
-    def in_main(self, make: Callable[[], AbstractContextManager[Sequence[Item]]]) -> Iterator[Sequence[Item]]:
-        """Enter a context that yields several things in the main process; elsewhere there are none."""
-        if not self.is_main:
-            yield []
-            return
-        with make() as made:
-            yield made
-
-    def wait(self) -> None:
-        """Go on when every process is here."""
-        self.exchange([])
 
     def outlast_main(self) -> bool:
         """Return whether the main process tells of the failure that ends this one; stay until it has ended.

@@ -70,7 +70,17 @@ def open_engine(
         )
         return
     place = Path(section.folder).resolve() if section.folder else folder.resolve() / SERVED
-    with _servers(section, model, loaded, place, world, serve) as servers:
+    with contextlib.ExitStack() as stack:
+
+        def start() -> str:
+            if serve is None:
+                raise ConfigError("no vLLM server is named", hint="give `inference.url`")
+            first = write_checkpoint(model, dict(whole_weights(model)), place / "weights-0")
+            loaded.tokenizer.save_pretrained(first)
+            return stack.enter_context(serve(first, section))
+
+        url = world.from_main(start) if section.url is None else section.url
+        servers = [VLLMServer(each) for each in ([url] if isinstance(url, str) else url)]
         sync: WeightSync
         if section.sync == "nccl":
             sync = NCCLSync(servers, model.device, section.group_port, sends=world.is_main)
@@ -84,30 +94,6 @@ def open_engine(
                 hint="leave `inference.url` out: the server then started gets a checkpoint without ties",
             )
         yield engine
-
-
-@contextlib.contextmanager
-def _servers(
-    section: InferenceSection,
-    model: Any,
-    loaded: LoadedModel,
-    place: Path,
-    world: World,
-    serve: ServerOpener | None,
-) -> Iterator[list[VLLMServer]]:
-    if section.url is not None:
-        yield [VLLMServer(url) for url in ([section.url] if isinstance(section.url, str) else section.url)]
-        return
-    if serve is None:
-        raise ConfigError("no vLLM server is named", hint="give `inference.url`")
-    with contextlib.ExitStack() as stack:
-
-        def start() -> str:
-            first = write_checkpoint(model, dict(whole_weights(model)), place / "weights-0")
-            loaded.tokenizer.save_pretrained(first)
-            return stack.enter_context(serve(first, section))
-
-        yield [VLLMServer(world.from_main(start))]
 
 
 class CurrentWeights(TrainerCallback):  # type: ignore[misc]

@@ -379,19 +379,16 @@ def train_grpo(
         begun = world.from_main(lambda: record.checkpoint.path if record.checkpoint else None)
         log = StepLog(own / METRICS, progress if world.is_main else None, keep=begun)
         log.agree = world.any
+        schedule = Schedule(
+            *(open_environment, client, settings, own, log, world, begun),
+            lambda step, place: weights_digest(save_copy(model, loaded, place)),
+            listeners=evaluated if world.is_main else (),
+        )
+        stack.callback(schedule.close)
         with (
             quiet_libraries(),
             record.arithmetic(),
-            contextlib.closing(
-                Schedule(
-                    *(open_environment, client, settings, own, log),
-                    lambda step, place: weights_digest(save_copy(model, loaded, place)),
-                    world=world,
-                    checkpoint=begun,
-                    listeners=evaluated if world.is_main else (),
-                )
-            ) as schedule,
-            world.in_main(lambda: open_observers(source, settings, own, log, begun)) as watching,
+            open_observers(source, settings, own, log, begun, world) as watching,
         ):
             # Whatever else happens between steps (trackers, panels) is one more of these.
             mine = [*record.callbacks_of(world), *watching, *(observers if world.is_main else ())]

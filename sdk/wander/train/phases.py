@@ -146,11 +146,9 @@ def read_phases(file: Path, overrides: Sequence[str] = (), **given: Mapping[str,
     `overrides` of shared sections read `section.field=value`, those of a phase
     `phases.NAME.section.field=value`; `given` are shared sections. Raises `ConfigError` that names the field.
     """
-    data = settings_data(file, overrides)
+    data = settings_data(file, overrides, given)
     if "phases" not in data:
         return None
-    for section, fields in given.items():
-        data.setdefault(section, {}).update(fields)
     named = data.pop("phases")
     if not isinstance(named, dict):
         raise ConfigError(f"`phases` in `{file}` is no list", hint="write `[[phases]]`")

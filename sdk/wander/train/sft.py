@@ -42,12 +42,11 @@ from wander.seeding import derived_rng
 from wander.train.config import SFTSettings
 from wander.train.records.checkpoints import (
     SEALED,
-    SavedCheckpoint,
     checkpoint_to_resume,
     list_checkpoints,
     seal_checkpoint,
 )
-from wander.train.trainer import Progress, StepLog, make_arguments, train_until_interrupted
+from wander.train.trainer import OnSave, Progress, StepLog, make_arguments, train_until_interrupted
 from wander.train.watch.alerts import write_alerts
 from wander.train.watch.observers import TrackerCallback
 from wander.train.watch.trackers import require_trackers
@@ -109,18 +108,19 @@ def train_sft(
     begun = _to_resume(folder) if resume else None
     if begun is None:
         _forget_checkpoints(folder)
-    log = StepLog(folder / "metrics.jsonl", progress, keep=None if begun is None else begun.path)
+    log = StepLog(folder / "metrics.jsonl", progress, keep=begun)
     tracking = TrackerCallback(
         *(settings.logging, settings.model_dump(mode="json"), folder, log),
         lambda alert: write_alerts(folder, [alert]),
     )
     watched = HeldOutLoss(held_out, settings.batch.rows, schedule.eval_every, log, folder / "held_out.jsonl")
+    sealing = OnSave(lambda step: seal_checkpoint(folder, step, 0))
     with quiet_libraries(), contextlib.closing(tracking):
         trainer = LengthSortedTrainer(
             model=wrap_lora(loaded.model, settings.model),
             processing_class=loaded.tokenizer,
             train_dataset=learnt,
-            callbacks=[log, _Seals(folder), *([watched] if len(held_out) else []), tracking],
+            callbacks=[log, sealing, *([watched] if len(held_out) else []), tracking],
             args=SFTConfig(
                 **make_arguments(settings.model, schedule, folder),
                 max_steps=schedule.steps or -1,
@@ -132,7 +132,7 @@ def train_sft(
                 dataset_kwargs={"skip_prepare_dataset": True},
             ),
         )
-        interrupted = train_until_interrupted(trainer, log, None if begun is None else begun.path)
+        interrupted = train_until_interrupted(trainer, log, begun)
         saved = save_policy(trainer.model, loaded, folder / "model")
     if not interrupted and not schedule.checkpoint_every:
         _forget_checkpoints(folder)
@@ -320,18 +320,7 @@ def mean_loss(model: Any, dataset: Any, rows: int) -> float:
     return total / max(1, tokens)
 
 
-class _Seals(TrainerCallback):  # type: ignore[misc]
-    """Seals every checkpoint once it is written."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-
-    def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Seal the checkpoint of this step."""
-        seal_checkpoint(self.folder, state.global_step, 0)
-
-
-def _to_resume(folder: Path) -> SavedCheckpoint | None:
+def _to_resume(folder: Path) -> Path | None:
     """Return the checkpoint that a run goes on from; None means from its beginning."""
     file = folder / "metrics.jsonl"
     lines = file.read_text(encoding="utf-8").splitlines() if file.is_file() else []
@@ -343,7 +332,7 @@ def _to_resume(folder: Path) -> SavedCheckpoint | None:
         # Killed before the model was written: the last steps are made again.
         earlier = [one.step for one in list_checkpoints(folder) if one.step < last["steps"]]
         begun = checkpoint_to_resume(folder, max(earlier, default=0))
-    return begun
+    return begun.path if begun is not None else None
 
 
 def _forget_checkpoints(folder: Path) -> None:

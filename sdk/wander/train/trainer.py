@@ -63,18 +63,17 @@ class StepLog(TrainerCallback):  # type: ignore[misc]
     def __init__(
         self,
         file: Path,
-        progress: Callable[[dict[str, Any]], None] | None = None,
+        progress: Progress | None = None,
         keep: Path | None = None,
     ) -> None:
         self.file = file
-        self.progress = progress
         self.entries: list[dict[str, Any]] = []
         self.extra: Callable[[], dict[str, Any]] = dict
         """Gives what the trainer itself does not know of the step."""
         self.stop_requested = False
         self.agree: Callable[[bool], bool] = bool
         """Tells whether any process of the run was asked to stop; all of them call it."""
-        self.readers: list[Callable[[dict[str, Any]], None]] = []
+        self.readers: list[Progress] = [progress] if progress is not None else []
         """Called with every line once it is written."""
         self._paused = 0.0
         self._noted: dict[str, float | None] = {}
@@ -107,7 +106,7 @@ class StepLog(TrainerCallback):  # type: ignore[misc]
         self.entries.append(entry)
         with self.file.open("a", encoding="utf-8") as stream:
             stream.write(json.dumps(entry) + "\n")
-        for read in (*([self.progress] if self.progress is not None else ()), *self.readers):
+        for read in self.readers:
             read(entry)
 
     def note_pause(self, seconds: float, values: dict[str, float | None]) -> None:
@@ -124,34 +123,38 @@ class StepLog(TrainerCallback):  # type: ignore[misc]
         return control
 
 
-def train_until_interrupted(trainer: Any, log: StepLog, checkpoint: Path | None = None) -> bool:
+class OnSave(TrainerCallback):  # type: ignore[misc]
+    """Does a piece of work with the step of every checkpoint, once that is written."""
+
+    def __init__(self, work: Callable[[int], Any]) -> None:
+        self.work = work
+
+    def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Do it."""
+        self.work(state.global_step)
+
+
+def train_until_interrupted(trainer: Any, log: StepLog, checkpoint: Path | None) -> bool:
     """Train; the first Ctrl-C or SIGTERM finishes the step and saves a checkpoint, the second stops at once.
 
     Returns whether the run was interrupted.
     """
-    trainer.remove_callback(PrinterCallback)
-    with _note_interrupts(log):
-        trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
-    return log.stop_requested
-
-
-@contextlib.contextmanager
-def _note_interrupts(log: StepLog) -> Iterator[None]:
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
 
     def note(number: int, frame: FrameType | None) -> None:
         if log.stop_requested:
             raise KeyboardInterrupt
         log.stop_requested = True
 
-    before = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
+    trainer.remove_callback(PrinterCallback)
+    before = {}
+    if threading.current_thread() is threading.main_thread():  # no other may handle signals
+        before = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
-        yield
+        trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+    return log.stop_requested
 
 
 @contextlib.contextmanager

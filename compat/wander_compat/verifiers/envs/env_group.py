@@ -43,31 +43,31 @@ class EnvGroupRubric(Rubric):
 
     async def score_rollout(self, state: State, score_sem: Any = None, **kwargs: Any) -> None:
         """Set `reward` and `metrics` by the environment that the row belongs to."""
-        env = self._env_of(state)
+        env = self._find_env_of_state(state)
         if env is not None:
             await env.rubric.score_rollout(state)
-        self._filled(state, known=env is not None)
+        self._fill_in_all_metrics(state, known=env is not None)
 
     async def score_group(self, states: list[State], score_sem: Any = None, **kwargs: Any) -> None:
         """Set `reward` and `metrics` of a group by the environment that its row belongs to."""
-        env = self._env_of(states[0]) if states else None
+        env = self._find_env_of_state(states[0]) if states else None
         if env is not None:
             await score_states(env.rubric, states)
         for state in states:
-            self._filled(state, known=env is not None)
+            self._fill_in_all_metrics(state, known=env is not None)
 
-    def _env_of(self, state: State) -> Environment | None:
+    def _find_env_of_state(self, state: State) -> Environment | None:
         route = route_of({"info": state.get("info"), "task": state.get("task")})
         return self.env_map.get(route[0]) if route else None
 
-    def _filled(self, state: State, *, known: bool) -> None:
+    def _fill_in_all_metrics(self, state: State, *, known: bool) -> None:
         metrics = (state.get("metrics") or {}) if known else {}
         state["reward"] = (state.get("reward") or 0.0) if known else 0.0
         state["metrics"] = {**dict.fromkeys(self.all_reward_names, 0.0), **metrics}
 
     async def cleanup(self, state: State) -> None:
         """Run the handlers of the environment that the row belongs to."""
-        env = self._env_of(state)
+        env = self._find_env_of_state(state)
         if env is not None:
             await env.rubric.cleanup(state)
 
@@ -95,12 +95,12 @@ class EnvGroup(Environment):
         self.env_names = list(env_names or (f"env_{number}" for number in range(len(envs))))
         self.env_map = dict(zip(self.env_names, self.envs, strict=True))
         self.map_kwargs = dict(map_kwargs or {})
-        train = self._joined("build_dataset")
-        evaluation = self._joined("build_eval_dataset")
+        train = self._join_env_rows("build_dataset")
+        evaluation = self._join_env_rows("build_eval_dataset")
         kwargs.setdefault("rubric", EnvGroupRubric(self.env_map))
         super().__init__(train, evaluation, map_kwargs=map_kwargs, **kwargs)
 
-    def _joined(self, build: str) -> Dataset | None:
+    def _join_env_rows(self, build: str) -> Dataset | None:
         """Return the rows of all environments that have some, each with its route."""
         built = {name: getattr(env, build)() for name, env in self.env_map.items()}
         if all(rows is None for rows in built.values()):

@@ -89,12 +89,12 @@ class Environment(GenerationRuns, ABC):
         self.pass_threshold = pass_threshold
         if dataset is None and eval_dataset is None:
             raise ValueError("Either dataset or eval_dataset must be provided")
-        self._sources = {"dataset": dataset, "eval_dataset": eval_dataset}
+        self._dataset_sources = {"dataset": dataset, "eval_dataset": eval_dataset}
         self.dataset: Dataset | None = None
         self.eval_dataset: Dataset | None = None
-        for name, source in self._sources.items():
+        for name, source in self._dataset_sources.items():
             if source is not None and not inspect.isroutine(source):
-                setattr(self, name, self._formatted(source))
+                setattr(self, name, self._format_source_rows(source))
         for name, value in kwargs.items():
             setattr(self, name, value)
         if message_type == "chat" and self._has_text_prompts():
@@ -124,7 +124,7 @@ class Environment(GenerationRuns, ABC):
 
     # rows
 
-    def _formatted(self, rows: Any) -> Dataset:
+    def _format_source_rows(self, rows: Any) -> Dataset:
         return self.format_dataset(
             dataset_rows.as_dataset(rows), self.system_prompt, self.few_shot, map_kwargs=self.map_kwargs
         )
@@ -158,16 +158,16 @@ class Environment(GenerationRuns, ABC):
 
     def build_dataset(self) -> Dataset | None:
         """Return the training rows, made now where a function makes them."""
-        return self._built("dataset")
+        return self._build_named_dataset("dataset")
 
     def build_eval_dataset(self) -> Dataset | None:
         """Return the evaluation rows, made now where a function makes them."""
-        return self._built("eval_dataset")
+        return self._build_named_dataset("eval_dataset")
 
-    def _built(self, name: str) -> Dataset | None:
-        if getattr(self, name) is None and inspect.isroutine(self._sources.get(name)):
-            made: Callable[[], Any] = self._sources[name]
-            setattr(self, name, self._formatted(made()))
+    def _build_named_dataset(self, name: str) -> Dataset | None:
+        if getattr(self, name) is None and inspect.isroutine(self._dataset_sources.get(name)):
+            made: Callable[[], Any] = self._dataset_sources[name]
+            setattr(self, name, self._format_source_rows(made()))
         found: Dataset | None = getattr(self, name)
         return found
 

@@ -25,7 +25,7 @@ from wander_compat.verifiers.outputs import (
     state_to_output,
 )
 from wander_compat.verifiers.rubrics.rubric import score_states
-from wander_compat.verifiers.timing import timed, timing_of
+from wander_compat.verifiers.timing import time_block, timing_of
 from wander_compat.verifiers.types import GenerateOutputs, RolloutOutput, SamplingArgs, State
 
 if TYPE_CHECKING:
@@ -224,7 +224,7 @@ async def score_example(env: Any, states: Sequence[State]) -> None:
     if not env.score_rollouts:
         await env.rubric.dummy_score_group(played)
     elif played:
-        with timed(timing_of(played[0]).scoring):
+        with time_block(timing_of(played[0]).scoring):
             await score_states(env.rubric, played)
     for state in states:
         await env.rubric.cleanup(state)

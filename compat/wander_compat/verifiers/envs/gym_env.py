@@ -112,19 +112,19 @@ class GymEnv(MultiTurnEnv):
     def gym_to_hf(self) -> tuple[Any, Any]:
         """Return the rows: one an episode, with its first observation as the question."""
         last = self.seed + self.num_train_episodes
-        train = self._episodes(range(self.seed, last))
-        evaluation = self._episodes(range(last, last + self.num_eval_episodes))
+        train = self._make_episode_rows(range(self.seed, last))
+        evaluation = self._make_episode_rows(range(last, last + self.num_eval_episodes))
         return train, evaluation if self.num_eval_episodes else None
 
-    def _episodes(self, seeds: range) -> Any:
+    def _make_episode_rows(self, seeds: range) -> Any:
         from datasets import Dataset
 
         started = self.env_cls(**self.env_kwargs) if seeds else None
-        questions = [self.obs_to_text(self._reset(started, seed)[0]) for seed in seeds]
+        questions = [self.obs_to_text(self._reset_gym_env(started, seed)[0]) for seed in seeds]
         _close(started)
         return Dataset.from_dict({"question": questions, "answer": [str(seed) for seed in seeds]})
 
-    def _reset(self, env: Any, seed: int) -> tuple[Any, dict[str, Any]]:
+    def _reset_gym_env(self, env: Any, seed: int) -> tuple[Any, dict[str, Any]]:
         try:
             return normalize_reset(env.reset(seed=seed))
         except TypeError:
@@ -134,7 +134,7 @@ class GymEnv(MultiTurnEnv):
         """Start the row's episode."""
         state["gym_env"] = self.env_cls(**self.env_kwargs)
         state["gym_done"] = False
-        self._reset(state["gym_env"], int(state["answer"] or 0))
+        self._reset_gym_env(state["gym_env"], int(state["answer"] or 0))
         return state
 
     async def env_response(self, messages: Any, state: State, **kwargs: Any) -> Any:

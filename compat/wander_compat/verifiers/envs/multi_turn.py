@@ -14,7 +14,7 @@ from wander_compat.verifiers.errors import Error, OverlongPromptError
 from wander_compat.verifiers.messages.conversion import AnyMessage, as_message, field_of
 from wander_compat.verifiers.messages.models import Response
 from wander_compat.verifiers.rubrics.tool_rubric import MultiTurnMonitorRubric
-from wander_compat.verifiers.timing import time_call, timed, timing_of
+from wander_compat.verifiers.timing import time_block, time_call, timing_of
 from wander_compat.verifiers.types import SamplingArgs, State, TrajectoryStep, completion_fields
 
 
@@ -45,8 +45,8 @@ class MultiTurnEnv(Environment):
         """Return what the model sees next: the prompt, or the conversation and the environment's answer."""
         if not state["trajectory"]:
             return self.own_messages(state["prompt"])
-        conversation = self._conversation(state)
-        answer = await self._env_answer(conversation, state)
+        conversation = self._conversation_so_far(state)
+        answer = await self._ask_env_response(conversation, state)
         return [*conversation, *answer]
 
     async def add_model_response(self, state: State, prompt_messages: Any, response: Response) -> None:
@@ -78,7 +78,7 @@ class MultiTurnEnv(Environment):
         if not state["trajectory"]:
             state["completion"] = self.own_messages(state.get("final_env_response"))
             return
-        conversation = self._conversation(state)
+        conversation = self._conversation_so_far(state)
         final = self.own_messages(state.get("final_env_response"))
         state["completion"] = [*conversation[len(self.own_messages(state["prompt"])) :], *final]
 
@@ -148,7 +148,7 @@ class MultiTurnEnv(Environment):
         if not isinstance(input, Mapping):
             return await self._rollout_of_columns(input, client, model, sampling_args, **kwargs)
         state = await self.init_state(input, client, model, sampling_args)
-        return await self._played(state)
+        return await self._play_fresh_state(state)
 
     async def _rollout_of_columns(
         self,
@@ -162,16 +162,16 @@ class MultiTurnEnv(Environment):
         **kwargs: Any,
     ) -> tuple[Any, State]:
         row = {"prompt": prompt, "answer": answer or "", "task": task, "info": info or {}, "example_id": 0}
-        state = await self._played(await self.init_state(row, client, model, sampling_args))
+        state = await self._play_fresh_state(await self.init_state(row, client, model, sampling_args))
         return state["completion"], state
 
-    async def _played(self, state: State) -> State:
+    async def _play_fresh_state(self, state: State) -> State:
         """Play a fresh state to its end."""
         limit = asyncio.timeout(self.timeout_seconds)
         try:
-            with timed(state["timing"].generation):
+            with time_block(state["timing"].generation):
                 async with limit:
-                    state = await self._turns(state)
+                    state = await self._play_all_turns(state)
         except TimeoutError:
             if not limit.expired():
                 raise
@@ -180,12 +180,12 @@ class MultiTurnEnv(Environment):
             await self.cleanup(state)
         return state
 
-    async def _turns(self, state: State) -> State:
+    async def _play_all_turns(self, state: State) -> State:
         try:
-            state = await self._set_up(state)
+            state = await self._run_setup_state(state)
         except Error as error:
             state["error"] = error
-        while not await self._is_over(state):
+        while not await self._ask_whether_over(state):
             try:
                 prompt = await self.get_prompt_messages(state)
                 if state.get("final_env_response") is not None:
@@ -204,9 +204,9 @@ class MultiTurnEnv(Environment):
                 state["error"] = error
         return state
 
-    async def _set_up(self, state: State) -> State:
+    async def _run_setup_state(self, state: State) -> State:
         timing = state["timing"]
-        with timed(timing.setup):
+        with time_block(timing.setup):
             returned = await maybe_await(self.setup_state, state)
         if isinstance(returned, State):
             return returned
@@ -214,14 +214,14 @@ class MultiTurnEnv(Environment):
             state.update(returned)
         return state
 
-    async def _is_over(self, state: State) -> bool:
+    async def _ask_whether_over(self, state: State) -> bool:
         """Ask whether it is over; an environment that decides for itself is still held to `max_turns`."""
         if not self.generation.own_completion:
             return bool(await self.is_completed(state))
         if state.get("error") is not None or state.get("prompt_too_long"):
             return bool(await Environment.is_completed(self, state))
         if state["trajectory"]:
-            asked = [self._conversation(state)] if self.generation.messages_first else []
+            asked = [self._conversation_so_far(state)] if self.generation.messages_first else []
             if await maybe_await(self.is_completed, *asked, state):
                 state["is_completed"] = True
                 return True
@@ -229,7 +229,7 @@ class MultiTurnEnv(Environment):
             return bool(await Environment.is_completed(self, state))
         return False
 
-    async def _env_answer(self, conversation: list[AnyMessage], state: State) -> list[AnyMessage]:
+    async def _ask_env_response(self, conversation: list[AnyMessage], state: State) -> list[AnyMessage]:
         """Return the environment's answer, given in the form of any generation."""
         with time_call(timing_of(state).env):
             answer = await maybe_await(self.env_response, conversation, state)
@@ -242,7 +242,7 @@ class MultiTurnEnv(Environment):
             state["completion"].extend(messages)
         return messages
 
-    def _conversation(self, state: State) -> list[AnyMessage]:
+    def _conversation_so_far(self, state: State) -> list[AnyMessage]:
         """Return the messages up to and with the last completion."""
         last = state["trajectory"][-1]
         return [*self.own_messages(last["prompt"]), *self.own_messages(last["completion"])]
@@ -256,4 +256,5 @@ class SingleTurnEnv(MultiTurnEnv):
 
     async def env_response(self, messages: Any, state: State, **kwargs: Any) -> Any:
         """Never asked for: the rollout is over before."""
-        raise NotImplementedError("a single-turn environment has no answer to the model")
+        never = NotImplementedError("a single-turn environment has no answer to the model")
+        raise never

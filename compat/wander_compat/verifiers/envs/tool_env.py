@@ -80,9 +80,9 @@ class ToolEnv(MultiTurnEnv):
 
     def add_tool(self, tool: Callable[..., Any]) -> None:
         """Offer one more tool."""
-        self._offer(tool, ())
+        self._offer_one_tool(tool, ())
 
-    def _offer(self, tool: Callable[..., Any], args_to_skip: Sequence[str]) -> None:
+    def _offer_one_tool(self, tool: Callable[..., Any], args_to_skip: Sequence[str]) -> None:
         definition = convert_func_to_tool_def(tool, args_to_skip)
         self.tools.append(tool)
         self.tool_defs = [*(self.tool_defs or []), definition]
@@ -114,48 +114,50 @@ class ToolEnv(MultiTurnEnv):
         """Call a tool and return its result as a message; what it raises passes through."""
         result = await maybe_await(self.tool_map[tool_name], **tool_args)
         content = result if is_valid_tool_content_parts(result) else str(result)
-        return self._tool_message(content, tool_call_id)
+        return self._make_tool_message(content, tool_call_id)
 
-    def _tool_message(self, content: Any, tool_call_id: str) -> AnyMessage:
+    def _make_tool_message(self, content: Any, tool_call_id: str) -> AnyMessage:
         found = {"role": "tool", "content": content, "tool_call_id": tool_call_id}
         return as_message(found, self.generation.form)
 
     async def env_response(self, messages: Any, state: State, **kwargs: Any) -> Any:
         """Return the results of the last message's tool calls."""
         results = [
-            await self._answered(call, messages, state, kwargs)
+            await self._answer_tool_call(call, messages, state, kwargs)
             for call in map(as_tool_call, field_of(messages[-1], "tool_calls", []))
         ]
         return (results, state) if self.generation.tuple_response else results
 
-    async def _answered(self, call: ToolCallDict, messages: Any, state: State, given: dict[str, Any]) -> Any:
+    async def _answer_tool_call(
+        self, call: ToolCallDict, messages: Any, state: State, given: dict[str, Any]
+    ) -> Any:
         """Return the result of one call, or what the model is told about its failure."""
         try:
             arguments = json.loads(call.arguments)
             if not isinstance(arguments, dict):
                 raise ValueError(f"the arguments of a tool must be an object, got `{call.arguments}`")
             arguments = await maybe_await(
-                self._completed_arguments, call.name, arguments, messages, state, **given
+                self._complete_tool_args, call.name, arguments, messages, state, **given
             )
         except Exception as error:  # noqa: BLE001 - the model is told, or the rollout ends with it
-            return self._told(error, ToolParseError, call)
+            return self._tell_of_tool_error(error, ToolParseError, call)
         try:
             result = await maybe_await(self.call_tool, call.name, arguments, call.id)
         except Exception as error:  # noqa: BLE001 - the model is told, or the rollout ends with it
-            return self._told(error, ToolCallError, call)
+            return self._tell_of_tool_error(error, ToolCallError, call)
         return as_message(result, self.generation.form)
 
-    def _completed_arguments(
+    def _complete_tool_args(
         self, tool_name: str, tool_args: dict[str, Any], messages: Any, state: State, **kwargs: Any
     ) -> Any:
         """Return the arguments that a tool is called with; those of the model here."""
         return tool_args
 
-    def _told(self, error: Exception, kind: type[Error], call: ToolCallDict) -> AnyMessage:
+    def _tell_of_tool_error(self, error: Exception, kind: type[Error], call: ToolCallDict) -> AnyMessage:
         """Return what the model is told, or raise where the rollout ends."""
         if self._should_stop_for_error(error):
             raise kind(f"`{call.name}`: {type(error).__name__}: {error}") from error
-        return self._tool_message(self.error_formatter(error), call.id)
+        return self._make_tool_message(self.error_formatter(error), call.id)
 
 
 class StatefulToolEnv(ToolEnv):
@@ -167,7 +169,7 @@ class StatefulToolEnv(ToolEnv):
 
     def add_tool(self, tool: Callable[..., Any], args_to_skip: Sequence[str] = ()) -> None:
         """Offer one more tool, without some of its parameters."""
-        self._offer(tool, args_to_skip)
+        self._offer_one_tool(tool, args_to_skip)
         self.skipped_args[function_name(tool)] = list(args_to_skip)
 
     def remove_tool(self, tool: Callable[..., Any]) -> None:
@@ -181,7 +183,7 @@ class StatefulToolEnv(ToolEnv):
         """Return the arguments that a tool is called with. Override it; may be async."""
         return tool_args
 
-    def _completed_arguments(
+    def _complete_tool_args(
         self, tool_name: str, tool_args: dict[str, Any], messages: Any, state: State, **kwargs: Any
     ) -> Any:
         return self.update_tool_args(tool_name, tool_args, messages, state, **kwargs)

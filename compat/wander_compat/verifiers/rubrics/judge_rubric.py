@@ -84,12 +84,12 @@ class JudgeRubric(Rubric):
         kept = None if state is None else state.get("judge_response")
         if isinstance(kept, dict) and asked in kept:
             return str(kept[asked])
-        text = await self._ask(asked)
+        text = await self._ask_the_judge(asked)
         if state is not None:
             state["judge_response"] = {**(kept if isinstance(kept, dict) else {}), asked: text}
         return text
 
-    async def _ask(self, text: str) -> str:
+    async def _ask_the_judge(self, text: str) -> str:
         """Ask the judge; raises `RuntimeError` saying what is wrong with it."""
         from openai import OpenAIError
 

@@ -180,7 +180,7 @@ class Rubric:
             with call_for(state.get(ROLLOUT_ID)):
                 return float(await maybe_await(func, **pick_arguments(func, objects)))
         except Exception as error:  # noqa: BLE001 - noted in the state, as the header says
-            self._note(func, error, [state])
+            self._note_func_error(func, error, [state])
             return 0.0
 
     async def _call_group_reward_func(
@@ -193,11 +193,11 @@ class Rubric:
             if len(values) != len(states):
                 raise ValueError(f"returned {len(values)} values for {len(states)} rollouts")
         except Exception as error:  # noqa: BLE001 - noted in the states, as the header says
-            self._note(func, error, states)
+            self._note_func_error(func, error, states)
             return [0.0] * len(states)
         return values
 
-    def _note(self, func: RewardFunction, error: Exception, states: Sequence[State]) -> None:
+    def _note_func_error(self, func: RewardFunction, error: Exception, states: Sequence[State]) -> None:
         name = function_name(func)
         self.logger.error("reward function `%s` raised %s: %s", name, type(error).__name__, error)
         for state in states:
@@ -210,7 +210,7 @@ class Rubric:
                 "score_rollout needs individual reward functions; a group function needs score_group"
             )
         values = [await self._call_individual_reward_func(func, state) for func in self._get_reward_funcs()]
-        self._keep(state, values)
+        self._keep_scored_values(state, values)
 
     async def score_group(self, states: list[State], score_sem: Any = None, **kwargs: Any) -> None:
         """Set `reward`, `metrics` and `advantage` of the rollouts of one example."""
@@ -222,10 +222,10 @@ class Rubric:
                 called = (self._call_individual_reward_func(func, state) for state in states)
                 columns.append(list(await asyncio.gather(*called)))
         for position, state in enumerate(states):
-            self._keep(state, [column[position] for column in columns])
+            self._keep_scored_values(state, [column[position] for column in columns])
         set_advantages(states)
 
-    def _keep(self, state: State, values: Sequence[float]) -> None:
+    def _keep_scored_values(self, state: State, values: Sequence[float]) -> None:
         names, weights = self._get_reward_func_names(), self._get_reward_weights()
         state["reward"] = float(sum(value * weight for value, weight in zip(values, weights, strict=True)))
         state["metrics"] = dict(zip(names, values, strict=True))

@@ -37,17 +37,17 @@ class RubricGroup(Rubric):
         """Whether a rubric gives advantages itself."""
         return any(rubric.has_advantages for rubric in self.rubrics)
 
-    def _first(self) -> Rubric:
+    def _first_rubric(self) -> Rubric:
         assert self.rubrics, "RubricGroup must have at least one rubric"
         return self.rubrics[0]
 
     def add_reward_func(self, func: RewardFunction, weight: float = 1.0) -> None:
         """Add a function to the first rubric."""
-        self._first().add_reward_func(func, weight)
+        self._first_rubric().add_reward_func(func, weight)
 
     def add_metric(self, func: RewardFunction, weight: float = 0.0) -> None:
         """Add a metric to the first rubric."""
-        self._first().add_metric(func, weight)
+        self._first_rubric().add_metric(func, weight)
 
     def add_class_object(self, name: str, obj: Any) -> None:
         """Let the functions of every rubric ask for an object by a name."""

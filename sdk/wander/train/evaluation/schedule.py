@@ -106,10 +106,9 @@ class Schedule:
         settings: GRPOSettings,
         folder: Path,
         log: StepLog,
-        save_best: SaveBest,
-        *,
         world: World,
         checkpoint: Path | None,
+        save_best: SaveBest,
         listeners: Sequence[Listener],
     ) -> None:
         self.stopping = StoppingCallback(settings.stopping, log)

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Iterator
+from contextlib import AbstractContextManager
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +36,6 @@ from wander.train.records.checkpoints import read_saved as read_checkpoints
 from wander.train.records.reproduction import (
     arithmetic,
     looseness,
-    record_changes,
     reproduction_of,
     training_differences,
 )
@@ -43,9 +43,11 @@ from wander.train.records.step_hash import STEPS, StepHashes
 from wander.train.rollouts.environments import PinSource
 from wander.train.rollouts.source import RolloutSource
 from wander.train.rollouts.step import PlayedStep, plan_examples
+from wander.train.trainer import OnSave
 from wander.types import task_set_digest
 from wander.wire import EnvironmentPin, RunManifest
 from wander.wire.postings import Checkpoint
+from wander.wire.reproduction import AllowedChange
 from wander.wire.run_record import MixedEnvironment
 
 METRICS = "metrics.jsonl"
@@ -102,8 +104,12 @@ class TrainingRecord:
             )
         folder.resume()
         if (made := folder.manifest.reproduction) and differences:
-            changes = [*made.allowed, *record_changes(differences, begun)]
-            folder.set_reproduction(made.model_copy(update={"allowed": changes}))
+            at = datetime.now(UTC)
+            changes = [
+                AllowedChange(field=each.field, before=each.before, after=each.after, step=begun, at=at)
+                for each in differences
+            ]
+            folder.set_reproduction(made.model_copy(update={"allowed": [*made.allowed, *changes]}))
         seal = found.seal if found else None
         if sealed:
             folder.cut(seal.rollouts_bytes if seal else 0)
@@ -112,16 +118,21 @@ class TrainingRecord:
 
     def callbacks_of(self, world: World) -> list[TrainerCallback]:
         """Return what the trainer must call in a process, after all that writes into a checkpoint."""
+
+        def seal(step: int) -> None:
+            world.exchange([])  # until all processes have written their part of it
+            if world.is_main:
+                sealed = seal_checkpoint(self.folder.path, step, self.folder.plain_bytes())
+                self.keep_weights(step, sealed)
+
         # To hash a sharded policy takes all processes, each of which has its part of it.
         hashes = [self.hashes] if world.is_main or shards_policy(self.settings) else []
-        return [_SavedByAll(world), *hashes, *([_Sealing(self)] if world.is_main else [])]
+        return [OnSave(seal), *hashes]
 
-    @contextlib.contextmanager
-    def arithmetic(self) -> Iterator[None]:
+    def arithmetic(self) -> AbstractContextManager[None]:
         """Compute as the record says: in its mode, with its number of threads."""
         made = self.folder.manifest.reproduction
-        with arithmetic(made.mode, made.threads) if made else contextlib.nullcontext():
-            yield
+        return arithmetic(made.mode, made.threads) if made else contextlib.nullcontext()
 
     def keep(self, step: int, played: PlayedStep) -> None:
         """Hash the step's rollouts, and keep the first group of them when it is this step's turn."""
@@ -150,29 +161,6 @@ class TrainingRecord:
     def close(self) -> None:
         """Close the folder as it is; the run can be resumed."""
         self.folder.close()
-
-
-class _SavedByAll(TrainerCallback):  # type: ignore[misc]
-    """Waits after every checkpoint until all processes wrote their part of it; all of them call it."""
-
-    def __init__(self, world: World) -> None:
-        self.world = world
-
-    def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Wait for the others."""
-        self.world.wait()
-
-
-class _Sealing(TrainerCallback):  # type: ignore[misc]
-    """Seals every checkpoint and keeps the digest of its weights."""
-
-    def __init__(self, record: TrainingRecord) -> None:
-        self.record = record
-
-    def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Seal the checkpoint that was just written."""
-        run, step = self.record.folder, state.global_step
-        self.record.keep_weights(step, seal_checkpoint(run.path, step, run.plain_bytes()))
 
 
 def make_manifest(

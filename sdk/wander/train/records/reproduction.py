@@ -14,7 +14,6 @@ import platform
 import subprocess
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +30,7 @@ from wander.evals.store.manifest import (
 from wander.train.config import GRPOSettings
 from wander.types import EnvironmentInfo
 from wander.wire import RunManifest
-from wander.wire.reproduction import AllowedChange, Hardware, Reproduction, SourceChanges, TrainingMode
+from wander.wire.reproduction import Hardware, Reproduction, SourceChanges, TrainingMode
 from wander.wire.source_tree import TreeEntry, tree_digest
 
 LIBRARIES = (
@@ -137,15 +136,6 @@ def training_differences(recorded: RunManifest, now: RunManifest) -> list[Differ
         if current != value:
             differences[name] = Difference(name, value, current)
     return [differences[name] for name in sorted(differences)]
-
-
-def record_changes(differences: Sequence[Difference], step: int) -> list[AllowedChange]:
-    """Return differences as the record keeps them, for a run that goes on after `step` in spite of them."""
-    at = datetime.now(UTC)
-    return [
-        AllowedChange(field=each.field, before=each.before, after=each.after, step=step, at=at)
-        for each in differences
-    ]
 
 
 def _pick_computation(manifest: RunManifest) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from transformers import TrainerCallback
 
 from wander.errors import ConfigError
 from wander.train.config import AlertsSection, GRPOSettings, LoggingSection, OutputSection
+from wander.train.distributed import World
 from wander.train.records.samples import append_samples, read_samples, write_samples
 from wander.train.rollouts.source import Assignment, RolloutSource
 from wander.train.trainer import StepLog, count_covered_steps
@@ -152,9 +153,13 @@ def open_observers(
     settings: GRPOSettings,
     folder: Path,
     log: StepLog,
-    checkpoint: Path | None = None,
+    checkpoint: Path | None,
+    world: World,
 ) -> Iterator[list[TrainerCallback]]:
-    """Yield the callbacks that watch a run; close the trackers after."""
+    """Yield the callbacks that watch a run, none beside the main process; close the trackers after."""
+    if not world.is_main:
+        yield []
+        return
     trackers = TrackerCallback(settings.logging, settings.model_dump(mode="json"), folder, log)
     alerts = AlertCallback(settings.alerts, folder, log, [trackers.alert])
     trackers.broken = alerts.raise_alert
