@@ -35,6 +35,7 @@ from wander.rollout.calls import ModelCalls
 from wander.rollout.faults import blame
 from wander.rollout.hooks import CLEANUP, TEARDOWN, call_hook, find_marked
 from wander.rubrics import Rubric, Score
+from wander.rubrics.reward_function import check_bounds
 from wander.seeding import Key, derived_rng
 from wander.types import (
     EnvironmentInfo,
@@ -100,7 +101,7 @@ class Environment(Player):
         self.deterministic = deterministic
         self.strata = strata
         self.reference_scores = dict(reference_scores or {})
-        self.reward_bounds = reward_bounds
+        self.reward_bounds = check_bounds(reward_bounds, "`reward_bounds`")
         self.arguments: dict[str, Any] = {}
         """The arguments of `load_environment`, filled in by the loader."""
         self._datasets = self._bind_datasets(dataset, eval_dataset)
@@ -144,6 +145,7 @@ class Environment(Player):
             summary=self.summary,
             tags=self.tags,
             reward_functions=self.rubric.describe(),
+            reward_bounds=self.reward_bounds,
             max_turns=self.turn_limit,
             deterministic=self.deterministic,
             group_rewards=self.rubric.has_group_functions,

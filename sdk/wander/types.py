@@ -240,6 +240,13 @@ class RewardFunctionInfo(Record):
 
     name: str
     weight: float
+    bounds: tuple[float, float] | None = None
+    """Lowest and highest value as declared; None where nothing was."""
+
+    @property
+    def range(self) -> tuple[float, float] | None:
+        """The declared bounds, else 0 to 1 for what counts; None for a metric that declares nothing."""
+        return self.bounds or ((0.0, 1.0) if self.weight else None)
 
 
 class EnvironmentInfo(Record):
@@ -251,6 +258,8 @@ class EnvironmentInfo(Record):
     summary: str = ""
     tags: list[str] = Field(default_factory=list)
     reward_functions: list[RewardFunctionInfo] = Field(default_factory=list)
+    reward_bounds: tuple[float, float] | None = None
+    """Lowest and highest reward as declared; None where nothing was."""
     max_turns: int | None = None
     deterministic: bool = True
     """False when outside observations (network, judge model) enter the rollouts."""
@@ -265,6 +274,21 @@ class EnvironmentInfo(Record):
     reference_scores: dict[str, float] = Field(default_factory=dict)
     arguments: dict[str, Any] = Field(default_factory=dict)
     """The arguments `load_environment` was called with."""
+
+    @property
+    def reward_range(self) -> tuple[float, float] | None:
+        """Lowest and highest reward, declared or by the weights; None where there is no function."""
+        return reward_range(self.reward_bounds, self.reward_functions)
+
+
+def reward_range(
+    declared: tuple[float, float] | None, functions: list[RewardFunctionInfo]
+) -> tuple[float, float] | None:
+    """Return the declared bounds of the reward, else what the weights make of the functions' ranges."""
+    if declared is not None or not functions:
+        return declared
+    ends = [sorted(one.weight * end for end in one.range or ()) for one in functions if one.weight]
+    return sum(low for low, _ in ends), sum(high for _, high in ends)
 
 
 _CANONICAL = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)

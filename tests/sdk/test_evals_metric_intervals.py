@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from wander.evals.stats.summary import summarise
-from wander.types import Rollout
+from wander.types import EnvironmentInfo, RewardFunctionInfo, Rollout
 
 
 def rollout(example: int, index: int, value: float, **metrics: float) -> Rollout:
@@ -35,7 +35,9 @@ def test_a_metric_that_is_the_reward_has_its_interval(examples: list[list[float]
         for number, values in enumerate(examples)
         for index, value in enumerate(values)
     ]
-    summary = summarise(played, expected=len(played))
+    functions = [RewardFunctionInfo(name="same", weight=1.0)]
+    info = EnvironmentInfo(name="e", kind="single_turn", reward_functions=functions)
+    summary = summarise(played, expected=len(played), info=info)
     found = summary.metrics["same"]
     assert found.mean == pytest.approx(summary.reward_mean, abs=1e-12)
     for end, reward in ((found.low, summary.reward_low), (found.high, summary.reward_high)):
@@ -78,4 +80,4 @@ def test_the_interval_covers_the_mean_where_examples_have_different_sizes() -> N
         assert found.low is not None
         assert found.high is not None
         covered += found.low <= 2.0 <= found.high
-    assert 0.90 <= covered / 400 <= 0.98
+    assert covered / 400 >= 0.94

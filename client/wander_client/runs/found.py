@@ -46,13 +46,13 @@ class LocalRun:
     """A run folder of this machine."""
 
     def __init__(self, folder: RunFolder) -> None:
-        from wander.evals.stats.summary import summarise
+        from wander.evals.stats.summary import summarise_run
 
         self._folder = folder
         self.place = str(folder.path)
         self.manifest = folder.manifest
         # Derived afresh: a summary file may be older than the rollouts, or changed.
-        self.summary = summarise(folder.rollouts(), expected=folder.manifest.expected_rollouts)
+        self.summary = summarise_run(folder.manifest, folder.rollouts())
 
     def rows(self) -> list[RolloutRow]:
         """Return the thin rows of all rollouts, in the manifest's order of examples."""

@@ -100,7 +100,9 @@ def _derive(session: Session, storage: Storage, run: Run, broken: Collection[str
     chunks = session.scalars(query).all()
     if not broken.isdisjoint(one.object_sha256 for one in chunks):
         return None
-    digest, order, summary = RolloutsDigest(), OrderWriter(), RunningSummary()
+    manifest = RunManifest.model_validate_json(run.manifest)
+    digest, order = RolloutsDigest(), OrderWriter()
+    summary = RunningSummary(manifest.environment.info)
     for chunk in chunks:
         for row in rows_of(storage, chunk):
             digest.add(row.line_sha256())
@@ -110,7 +112,6 @@ def _derive(session: Session, storage: Storage, run: Run, broken: Collection[str
     names = {name: sha256 for name, sha256 in session.execute(artifacts)}
     rollouts_sha256 = digest.hexdigest()
     assert rollouts_sha256 is not None, "a run with chunks has rollouts"
-    manifest = RunManifest.model_validate_json(run.manifest)
     return Derived(
         run_digest(run.manifest.encode(), rollouts_sha256, names),
         rollouts_sha256,

@@ -129,7 +129,8 @@ def _sum_up(
     artifacts: Sequence[PostingArtifact],
 ) -> FinishedRun:
     manifest = pinned.manifest
-    digest, order, summary = RolloutsDigest(), OrderWriter(), RunningSummary()
+    digest, order = RolloutsDigest(), OrderWriter()
+    summary = RunningSummary(manifest.environment.info)
     last = -1
     # An example's rollouts come one after another, so only its seed is held. Whether the environment gives
     # the example that seed, a replay tells.

@@ -9,7 +9,6 @@ from wander.checks.records import PlayRecord, ProbeResult, RowRead
 from wander.checks.report import CheckResult, Status, result
 from wander.checks.sources import SourceUse
 from wander.evals.replay import first_difference
-from wander.types import EnvironmentInfo
 
 SLOW_IMPORT = 5.0
 """Seconds of importing after which a check warns; generous, since the machine may have other things to do."""
@@ -231,7 +230,7 @@ def reward_findings(first: ProbeResult) -> Iterator[CheckResult]:
         for check in ("rewards.bounds", "rewards.gold", *LOW_PLAYERS):
             yield result(check, "skip", reason)
         return
-    low, high = reward_bounds(first.info, first.bounds)
+    low, high = first.info.reward_range or (0.0, 1.0)
     yield _within(scored, low, high)
     if low == high:
         for check in ("rewards.gold", *LOW_PLAYERS):
@@ -242,14 +241,6 @@ def reward_findings(first: ProbeResult) -> Iterator[CheckResult]:
     top = max(fmean(_rewards(gold)), (low + high) / 2) if gold else high
     for check, players in LOW_PLAYERS.items():
         yield _low(check, [play for play in scored if play.player in players], low, top)
-
-
-def reward_bounds(info: EnvironmentInfo, declared: tuple[float, float] | None) -> tuple[float, float]:
-    """Return the lowest and highest reward: as declared, else by the weights of functions from 0 to 1."""
-    if declared is not None:
-        return declared
-    weights = [each.weight for each in info.reward_functions]
-    return sum(min(0.0, weight) for weight in weights), sum(max(0.0, weight) for weight in weights)
 
 
 def _rewards(plays: list[PlayRecord]) -> list[float]:

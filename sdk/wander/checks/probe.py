@@ -83,7 +83,6 @@ class Probe:
         env = factory.made(dict(self.request.arguments))
         self.result.info = env.info
         self.result.load_seconds = time.perf_counter() - started
-        self.result.bounds = env.reward_bounds
         self.result.has_judge = _asks_judge(env)
         self._tell("reading its rows")
         self._read_rows(env, factory)

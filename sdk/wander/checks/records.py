@@ -73,8 +73,6 @@ class ProbeResult(Record):
     load_seconds: float = 0.0
     heavy: list[str] = Field(default_factory=list)
     info: EnvironmentInfo | None = None
-    bounds: tuple[float, float] | None = None
-    """What the environment declares."""
     has_judge: bool = False
     rows: list[RowRead] = Field(default_factory=list)
     moved: list[RowRead] = Field(default_factory=list)

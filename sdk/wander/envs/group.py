@@ -17,7 +17,7 @@ from wander.parsers import Parser
 from wander.rollout.calls import ModelCalls
 from wander.rollout.hooks import call_hook, teardown
 from wander.rubrics import Rubric, Score
-from wander.types import Example, RewardFunctionInfo, Rollout, State
+from wander.types import Example, RewardFunctionInfo, Rollout, State, reward_range
 
 COLUMN = "member"
 """The column of a group's example that says whose example it is, and what that member calls it."""
@@ -57,7 +57,11 @@ class EnvGroup(Environment):
             **{"deterministic": all(member.deterministic for member in members), **kwargs},
         )
         if self.reward_bounds is None:
-            bounds = [_bounds(member) for member in members]
+            # Not `member.info`, which would read the datasets.
+            bounds = [
+                reward_range(member.reward_bounds, member.rubric.describe()) or (0.0, 0.0)
+                for member in members
+            ]
             self.reward_bounds = min(low for low, _ in bounds), max(high for _, high in bounds)
 
     @property
@@ -231,14 +235,6 @@ def _read_weights(
 def _has(members: Sequence[Environment], split: Split) -> bool:
     """Tell whether any member has examples of its own for a split."""
     return any(member.dataset(split).split == split for member in members)
-
-
-def _bounds(member: Environment) -> tuple[float, float]:
-    """Return the lowest and highest reward of a member: declared, or with every function from 0 to 1."""
-    if member.reward_bounds is not None:
-        return member.reward_bounds
-    weights = [each.weight for each in member.rubric.describe()]
-    return sum(min(weight, 0.0) for weight in weights), sum(max(weight, 0.0) for weight in weights)
 
 
 def _prefix(name: str, metrics: Mapping[str, float]) -> dict[str, float]:

@@ -328,7 +328,7 @@ class _Walk:
         played = sorted(self._played, key=lambda each: (places[each.example_id], each.index))
         complete = not stopped and not self._unexplored
         expected = self._known.total() + self._unexplored
-        summary = summarise(played, expected=expected)
+        summary = summarise(played, expected=expected, info=self._manifest.environment.info)
         manifest = self._manifest.model_copy(update={"lines": expected if complete else None})
         if self._folder is not None:
             self._folder.manifest = manifest

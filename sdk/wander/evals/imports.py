@@ -13,7 +13,7 @@ from pathlib import Path
 
 from wander.errors import RunError
 from wander.evals.foreign_run import UNKNOWN, ForeignRun
-from wander.evals.stats.summary import summarise
+from wander.evals.stats.summary import summarise_run
 from wander.evals.store.folder import RunFolder
 from wander.evals.store.manifest import new_run_id
 from wander.types import EnvironmentInfo, task_set_digest
@@ -49,7 +49,7 @@ def import_results(folder: Path, out: Path, published: PublishedName | None = No
     try:
         for rollout in foreign.rollouts:
             run.append(rollout)
-        summary = summarise(run.rollouts(), expected=run.manifest.expected_rollouts)
+        summary = summarise_run(run.manifest, run.rollouts())
         ended = foreign.started_at or datetime.now(UTC)
         run.finish(summary, ended_at=ended)
     finally:

@@ -46,7 +46,7 @@ COMPARED = (
 """What must be the same in every playing of a rollout, in the order in which a difference is told."""
 RESCORED = ("seed", "answer", "failure", "reward", "metrics", "info")
 """What must be the same when a transcript is scored again."""
-_STATED = ("deterministic", "group_rewards", "max_turns", "reward_functions")
+_STATED = ("deterministic", "group_rewards", "max_turns", "reward_functions", "reward_bounds")
 """What a manifest says of its environment that decides how a run reads, and whether it can be replayed."""
 WITH_LINES = ("exhaustive", "play")
 """Kinds of runs in which the environment's choices were made for it, and are made so again."""
@@ -188,6 +188,16 @@ class _Replay:
     def contradiction(self, examples: dict[str, Example]) -> str | None:
         """Return what the manifest says of the environment and is not so, or None."""
         stated, actual = self._manifest.environment.info, self._environment.info
+        if stated.reward_bounds is None and not any(one.bounds for one in stated.reward_functions):
+            # Runs recorded before bounds were: their intervals follow from the weights alone.
+            actual = actual.model_copy(
+                update={
+                    "reward_bounds": None,
+                    "reward_functions": [
+                        one.model_copy(update={"bounds": None}) for one in actual.reward_functions
+                    ],
+                }
+            )
         for name in _STATED:
             if getattr(stated, name) != getattr(actual, name):
                 return f"the run states another `{name}` than the environment has"

@@ -46,9 +46,13 @@ class RewardFunction:
     """True when the function has `**kwargs` and so gets every value there is."""
     of_group: bool = False
     """True when the function scores the rollouts of a group at once."""
+    bounds: tuple[float, float] | None = None
+    """Lowest and highest value, if declared."""
 
     @classmethod
-    def of(cls, function: Callable[..., Any], weight: float) -> RewardFunction:
+    def of(
+        cls, function: Callable[..., Any], weight: float, bounds: tuple[float, float] | None = None
+    ) -> RewardFunction:
         """Inspect a function once; its parameters are looked up by name for every rollout."""
         if not callable(function):
             raise ConfigError(f"a reward function must be callable, got `{function!r}`")
@@ -72,6 +76,7 @@ class RewardFunction:
             tuple(optional),
             takes_all,
             is_group_function(function),
+            check_bounds(bounds, f"the bounds of `{function_name(function)}`"),
         )
 
     def arguments(self, values: Mapping[str, Any]) -> dict[str, Any]:
@@ -129,3 +134,18 @@ def function_name(function: Callable[..., Any]) -> str:
     """Return the name under which a function's value is reported."""
     name = getattr(function, "__name__", None) or getattr(getattr(function, "func", None), "__name__", None)
     return name or type(function).__name__
+
+
+def check_bounds(bounds: tuple[float, float] | None, what: str) -> tuple[float, float] | None:
+    """Return declared bounds as two numbers; raises `ConfigError` unless they are finite and in order."""
+    if bounds is None:
+        return None
+    try:
+        low, high = (float(end) for end in bounds)
+    except (TypeError, ValueError):
+        low, high = math.nan, math.nan
+    if not -math.inf < low < high < math.inf:
+        raise ConfigError(
+            f"{what} must be (lowest, highest), got `{bounds!r}`", hint="give two numbers, such as (0, 1)"
+        )
+    return low, high

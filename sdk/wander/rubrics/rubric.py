@@ -36,9 +36,14 @@ class Rubric:
         for function, weight in zip(funcs, weights, strict=True):
             self.add_reward_func(function, weight)
 
-    def add_reward_func(self, func: Callable[..., Any], weight: float = 1.0) -> None:
-        """Add a function to the weighted sum; raises `ConfigError` when its name is taken."""
-        added = RewardFunction.of(func, weight)
+    def add_reward_func(
+        self, func: Callable[..., Any], weight: float = 1.0, bounds: tuple[float, float] | None = None
+    ) -> None:
+        """Add a function to the weighted sum; raises `ConfigError` when its name is taken.
+
+        `bounds` are the lowest and highest value it can give, 0 and 1 unless said.
+        """
+        added = RewardFunction.of(func, weight, bounds)
         if any(function.name == added.name for function in self.functions):
             raise ConfigError(
                 f"the rubric already has a reward function `{added.name}`",
@@ -46,9 +51,12 @@ class Rubric:
             )
         self.functions.append(added)
 
-    def add_metric(self, func: Callable[..., Any]) -> None:
-        """Add a function that is reported but does not count: a reward function of weight 0."""
-        self.add_reward_func(func, weight=0.0)
+    def add_metric(self, func: Callable[..., Any], bounds: tuple[float, float] | None = None) -> None:
+        """Add a function that is reported but does not count: a reward function of weight 0.
+
+        With `bounds`, the lowest and highest value it can give, its mean has a sharper interval.
+        """
+        self.add_reward_func(func, weight=0.0, bounds=bounds)
 
     @property
     def funcs(self) -> list[Callable[..., Any]]:
@@ -62,7 +70,10 @@ class Rubric:
 
     def describe(self) -> list[RewardFunctionInfo]:
         """Return name and weight of every function, in order."""
-        return [RewardFunctionInfo(name=each.name, weight=each.weight) for each in self.functions]
+        return [
+            RewardFunctionInfo(name=each.name, weight=each.weight, bounds=each.bounds)
+            for each in self.functions
+        ]
 
     async def score(self, state: State, parser: Parser | None = None) -> Score:
         """Run every function on a finished rollout; `parser` is injected where the rubric has none.

@@ -10,7 +10,7 @@ import pytest
 import torch
 from wander.errors import ConfigError
 from wander.train.config import StoppingSection
-from wander.train.evaluation.evaluator import CellEvaluation, interval_of, read_value
+from wander.train.evaluation.evaluator import CellEvaluation, read_value
 from wander.train.evaluation.stopping import CollapseWatch, StoppingCallback, describe_reached
 from wander.train.records.outcome import BestCheckpoint
 from wander.train.trainer import StepLog
@@ -102,16 +102,6 @@ def test_of_equal_values_the_first_stays_the_best() -> None:
     assert best.is_beaten_by(0.6)
     assert not best.is_beaten_by(0.5)
     assert best.model_copy(update={"mode": "min"}).is_beaten_by(0.4)
-
-
-def test_intervals_of_shares_stay_between_0_and_1() -> None:
-    low, high = interval_of([1.0] * 20) or (math.nan, math.nan)
-    assert 0.8 < low < 1.0 == high
-    assert interval_of([]) is None
-    assert interval_of([0.3]) is None
-    wide = interval_of([0.1, 0.4, 0.9])
-    assert wide is not None
-    assert wide[0] < 0.4667 < wide[1]
 
 
 def logged(callback: StoppingCallback, entry: dict[str, Any]) -> bool:

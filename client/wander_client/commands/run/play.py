@@ -184,7 +184,7 @@ def _keep(game: _Game, opened: OpenedEnvironment, client: Client, example: Examp
     folder = RunFolder.create(place, manifest)
     try:
         folder.append(rollout)
-        folder.finish(summarise([rollout], expected=1))
+        folder.finish(summarise([rollout], expected=1, info=manifest.environment.info))
     finally:
         folder.close()
     return place

@@ -25,7 +25,7 @@ from wander.evals.run.admission import Admission
 from wander.evals.run.budget import Meter, MeteredClient, count_tokens
 from wander.evals.run.plan import EvaluationPlan, planned_examples
 from wander.evals.run.stopping import FailureWatch, StopRequest
-from wander.evals.stats.summary import RunningSummary, summarise
+from wander.evals.stats.summary import RunningSummary, summarise_run
 from wander.evals.store.folder import RunFolder, run_folder
 from wander.evals.store.manifest import model_pin, new_manifest
 from wander.handle import EnvironmentHandle, RolloutRequest
@@ -184,7 +184,7 @@ class _Evaluation:
         self.folder = folder
         self.on_progress = on_progress
         self.stop = stop
-        self.running = RunningSummary()
+        self.running = RunningSummary(self.manifest.environment.info)
         self.watch = FailureWatch(most, why_lost=lambda: environment.lost_reason)
         self.kept: list[Rollout] = []
         self.total = self.manifest.expected_rollouts
@@ -233,7 +233,7 @@ class _Evaluation:
         complete = self.running.rollouts == self.total
         if self.folder is not None and self.resumed and not complete:
             # Failures of the earlier part that were not played again still stand in the folder.
-            summary = summarise(self.folder.rollouts(), expected=self.total)
+            summary = summarise_run(self.manifest, self.folder.rollouts())
         else:
             summary = self.running.summary(expected=self.total)
         use = self._use()

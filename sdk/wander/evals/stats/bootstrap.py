@@ -4,11 +4,9 @@ Whole examples are drawn with replacement, each with all its rollouts, since tho
 independent (the cluster bootstrap; Davison and Hinkley 1997, "Bootstrap Methods and their Application",
 section 3.8). The interval is Efron's BCa (Efron 1987, "Better Bootstrap Confidence Intervals"), which
 corrects for bias and skew; its acceleration comes from the jackknife, over groups of examples where there
-are many. The generator is seeded, and `ratio_interval` sorts the examples first, so that the same run gives
-the same interval everywhere.
+are are many. The generator is seeded, so that the same run gives the same interval everywhere.
 
-A bootstrap knows only what it saw: of examples that all agree it would be certain. `ratio_interval` falls
-back to the bound of `wander.evals.stats.intervals.t_interval` there.
+A bootstrap knows only what it saw: of examples that all agree it would be certain.
 """
 
 from __future__ import annotations
@@ -19,8 +17,6 @@ from math import floor, isfinite
 from random import Random
 from statistics import NormalDist
 from typing import TypeVar
-
-from wander.evals.stats.intervals import t_interval
 
 Cluster = TypeVar("Cluster")
 
@@ -68,24 +64,6 @@ def bootstrap_interval(
 
     tail = (1 - confidence) / 2
     return end(tail), end(1 - tail)
-
-
-def ratio_interval(
-    pairs: Sequence[tuple[float, float]], *, seed: int = 0
-) -> tuple[float, float] | tuple[None, None]:
-    """Return the 95 % interval of sum / count over examples, one (sum, count > 0) each.
-
-    That of a metric's mean over all scored rollouts, for instance.
-    """
-    present = sorted(pairs)
-    means = [total / count for total, count in present]
-    if len(means) < 2 or max(means) - min(means) <= 1e-12 * max(abs(means[0]), abs(means[-1])):
-        return t_interval(means)
-
-    def ratio(drawn: Sequence[tuple[float, float]]) -> float:
-        return sum([total for total, _ in drawn]) / sum([count for _, count in drawn])
-
-    return bootstrap_interval(present, ratio, seed=seed)
 
 
 def _acceleration(clusters: Sequence[Cluster], statistic: Callable[[Sequence[Cluster]], float]) -> float:

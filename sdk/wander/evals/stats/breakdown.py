@@ -14,10 +14,9 @@ from operator import itemgetter
 
 from pydantic import Field
 
-from wander.evals.stats.bootstrap import ratio_interval
 from wander.evals.stats.comparison import detectable_difference
 from wander.evals.stats.intervals import is_rounding, standard_error
-from wander.evals.stats.summary import RunningSummary, histogram, is_number
+from wander.evals.stats.summary import RunningSummary, histogram
 from wander.types import Record, Rollout
 from wander.wire import Histogram, RunManifest, RunSummary
 
@@ -28,7 +27,7 @@ _MESSAGE = 300
 
 
 class MetricInterval(Record):
-    """95 % interval of a metric's mean, by resampling examples; None for a single example."""
+    """95 % interval of a metric's mean, as in the summary."""
 
     low: float | None
     high: float | None
@@ -83,12 +82,12 @@ def break_down(
     shown: int = SHOWN,
 ) -> Breakdown:
     """Return a run in detail, with `shown` rollouts of either end of the rewards."""
-    running = RunningSummary(pass_threshold)
+    info = manifest.environment.info
+    running = RunningSummary(info, pass_threshold)
     stratum_of = dict(zip(manifest.example_ids, manifest.strata, strict=False))
-    strata: dict[int | None, RunningSummary] = defaultdict(RunningSummary)
-    # Sum and number of the values of each example.
-    metrics: dict[str, dict[str, tuple[float, int]]] = defaultdict(dict)
+    strata: dict[int | None, RunningSummary] = defaultdict(lambda: RunningSummary(info))
     rewards: dict[str, tuple[float, int]] = {}
+    """Sum and number of the rewards of each example."""
     failures: Counter[tuple[str, str, str]] = Counter()
     tokens, turns, seconds = array("d"), array("d"), array("d")
     # By reward, and of equal rewards the first rollouts.
@@ -104,10 +103,8 @@ def break_down(
         reward = rollout.reward
         if running.scored == number or reward is None:
             continue
-        _add(rewards, rollout.example_id, reward)
-        for name, value in rollout.metrics.items():
-            if is_number(value):
-                _add(metrics[name], rollout.example_id, value)
+        total, count = rewards.get(rollout.example_id, (0.0, 0))
+        rewards[rollout.example_id] = (total + reward, count + 1)
         tokens.append(rollout.usage.completion_tokens)
         turns.append(len(rollout.turns))
         seconds.append(rollout.seconds)
@@ -118,7 +115,7 @@ def break_down(
     seen = {rollout.key for _, _, rollout in worst}
     return Breakdown(
         summary=summary,
-        metrics={name: _interval(metrics[name].values()) for name in summary.metrics},
+        metrics={name: MetricInterval(low=one.low, high=one.high) for name, one in summary.metrics.items()},
         detectable=_detectable([total / count for total, count in rewards.values()]),
         strata=_score_strata(strata) if len(strata) > 1 else [],
         failures=[
@@ -131,16 +128,6 @@ def break_down(
         best=[rollout for _, _, rollout in best if rollout.key not in seen],
         worst=[rollout for _, _, rollout in worst],
     )
-
-
-def _add(sums: dict[str, tuple[float, int]], example: str, value: float) -> None:
-    total, count = sums.get(example, (0.0, 0))
-    sums[example] = (total + value, count + 1)
-
-
-def _interval(sums: Iterable[tuple[float, int]]) -> MetricInterval:
-    low, high = ratio_interval(list(sums))
-    return MetricInterval(low=low, high=high)
 
 
 def _detectable(means: Sequence[float]) -> float | None:

@@ -20,7 +20,7 @@ from pydantic import Field
 
 from wander.errors import RunError
 from wander.evals.stats import student_t
-from wander.evals.stats.intervals import is_rounding, standard_error, t_interval, unanimous_interval
+from wander.evals.stats.intervals import is_rounding, mean_interval, standard_error
 from wander.evals.store.manifest import differences_in_words, find_differing_pins
 from wander.types import Record, Rollout, canonical_json
 from wander.wire import RunManifest
@@ -104,14 +104,15 @@ def compare_runs(
     count = len(shared)
     mean = sum(differences) / count
     rewards = [*(pair.before for pair in pairs), *(pair.after for pair in pairs)]
-    low, high = t_interval(differences)
-    p_value = detectable = None
+    low = high = p_value = detectable = None
     if count > 1 and is_rounding(error := standard_error(differences, mean), mean):
         p_value = 1.0 if mean == 0 else 2 * 0.5**count
         widest = max(1.0, *rewards) - min(0.0, *rewards)
         away = 2 * abs(mean) or widest
-        low, high = unanimous_interval(mean, count, max(-widest, mean - away), min(widest, mean + away))
+        low, high = mean_interval(differences, (max(-widest, mean - away), min(widest, mean + away)))
     elif count > 1:
+        half = student_t.quantile(0.975, count - 1) * error
+        low, high = mean - half, mean + half
         p_value = 2 * student_t.cdf(-abs(mean / error), count - 1)
         detectable = detectable_difference(error, count - 1)
     return Comparison(

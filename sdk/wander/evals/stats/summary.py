@@ -7,19 +7,19 @@ How the numbers are made:
   mean: an endpoint that was down is not a low score.
 - `reward_mean` is the mean over examples of each example's mean over its scored rollouts, so an example
   whose siblings failed weighs as much as the others.
-- The 95 % interval is clustered by example, since rollouts of one example are not independent. Over K
-  example means it is `mean +- t(0.975, K - 1) * sd / sqrt(K)`.
-- When every reward is 0 or 1 the interval is Wilson's instead, which stays inside [0, 1] and does not
-  collapse when all rollouts agree. Its sample size is the effective one: `p (1 - p) / se^2` with the
-  clustered standard error, scaled by `(z / t)^2` for the few examples it was estimated from, at least K and
-  at most the number of rollouts.
-- One example gives no variance between examples: the interval then speaks of that example only (a t
-  interval over its rollouts, or Wilson's). One single graded rollout gives no interval at all (None).
-- Graded means that are all equal, say to `c`, have no spread to estimate from, and a width of 0 would claim
-  certainty about examples that nobody saw. The interval then allows for the share of other examples that
-  could have stayed unseen among K, the exact binomial bound `1 - 0.025^(1/K)` (Clopper and Pearson 1934;
-  near 3.7/K, the "rule of three" of Hanley and Lippman-Hand 1983 at 97.5 %), with rewards as low as 0 and
-  as high as 1, or as far from `c` as 0 is where `c` lies outside of [0, 1].
+- The 95 % interval is clustered by example, since rollouts of one example are not independent: the K example
+  means are the sample.
+- When every reward is 0 or 1 the interval is Wilson's, which stays inside [0, 1] and does not collapse when
+  all rollouts agree. Its sample size is the effective one: `p (1 - p) / se^2` with the clustered standard
+  error, scaled by `(z / t)^2` for the few examples it was estimated from, at least K and at most the number
+  of rollouts.
+- Else it is Gaffke's (`wander.evals.stats.intervals.mean_interval`), which asks only that rewards lie within
+  the environment's bounds: the declared ones, or what the weights make of functions between 0 and 1.
+  Student's t interval would miss the mean of skewed rewards up to four times as often as it says.
+- One example gives no variance between examples: the interval then speaks of that example's rollouts only.
+  One single graded rollout gives no interval at all (None).
+- A metric has the bounds that its function declares, 0 and 1 if it counts towards the reward, else none.
+  Equal values without bounds have no interval: they say nothing about examples that nobody saw.
 - `pass_rates` are there where every reward is 0 or 1, or where a threshold says what passes
   (`wander.evals.stats.pass_at_k`).
 """
@@ -31,15 +31,10 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from math import floor, sqrt
 
-from wander.evals.stats.intervals import (
-    clustered_wilson_interval,
-    t_interval,
-    t_interval_of,
-    wilson_interval,
-)
+from wander.evals.stats.intervals import Interval, clustered_wilson_interval, mean_interval
 from wander.evals.stats.pass_at_k import pass_rates
-from wander.types import Rollout, Usage
-from wander.wire import Histogram, MetricSummary, RunSummary
+from wander.types import EnvironmentInfo, Rollout, Usage
+from wander.wire import Histogram, MetricSummary, RunManifest, RunSummary
 
 _BINS = 20
 _LARGEST = 1e150
@@ -47,23 +42,35 @@ _LARGEST = 1e150
 
 
 def summarise(
-    rollouts: Iterable[Rollout], *, expected: int, pass_threshold: float | None = None
+    rollouts: Iterable[Rollout],
+    *,
+    expected: int,
+    info: EnvironmentInfo | None = None,
+    pass_threshold: float | None = None,
 ) -> RunSummary:
     """Return the aggregates of a run that should hold `expected` rollouts.
 
-    `pass_threshold` is the reward from which a rollout counts as passed; without one only runs whose rewards
-    are all 0 or 1 have pass rates. Keeps one float per rollout and three numbers per example, no messages.
+    `info` is the environment's, for the bounds of rewards and metrics. `pass_threshold` is the reward from
+    which a rollout counts as passed; without one only runs whose rewards are all 0 or 1 have pass rates.
+    Keeps one float per rollout and three numbers per example, no messages.
     """
-    running = RunningSummary(pass_threshold)
+    running = RunningSummary(info, pass_threshold)
     for rollout in rollouts:
         running.add(rollout)
     return running.summary(expected=expected)
 
 
+def summarise_run(manifest: RunManifest, rollouts: Iterable[Rollout]) -> RunSummary:
+    """Return the aggregates of a run as its manifest describes it."""
+    return summarise(rollouts, expected=manifest.expected_rollouts, info=manifest.environment.info)
+
+
 class RunningSummary:
     """The same aggregates while rollouts arrive; `reward_mean` is at hand at any time."""
 
-    def __init__(self, pass_threshold: float | None = None) -> None:
+    def __init__(self, info: EnvironmentInfo | None = None, pass_threshold: float | None = None) -> None:
+        self._reward_bounds = (info and info.reward_range) or (0.0, 1.0)
+        self._metric_bounds = {one.name: one.range for one in info.reward_functions} if info else {}
         self._pass_threshold = pass_threshold
         self.rollouts = 0
         self.failed = 0
@@ -133,7 +140,10 @@ class RunningSummary:
             reward_low=low,
             reward_high=high,
             reward_std=self._reward_moments.std if scored else None,
-            metrics={name: self._metrics[name].summary() for name in sorted(self._metrics)},
+            metrics={
+                name: self._metrics[name].summary(self._metric_bounds.get(name))
+                for name in sorted(self._metrics)
+            },
             histogram=histogram(self._rewards) if scored else None,
             stop_reasons=dict(sorted(self._stop_reasons.items())),
             truncated=self._truncated,
@@ -166,10 +176,16 @@ class RunningSummary:
             if is_number(value):
                 self._metrics.setdefault(name, ClusteredMean()).add(value, number)
 
-    def _interval(self, means: list[float]) -> tuple[float, float] | tuple[None, None]:
-        if means and self._binary:
+    def _interval(self, means: list[float]) -> Interval | tuple[None, None]:
+        # All 0 or all 1 with other bounds: what stayed unseen may lie beyond.
+        if means and self._binary and (self._reward_bounds == (0.0, 1.0) or len(set(self._rewards)) == 2):
             return clustered_wilson_interval(means, self.scored)
-        return t_interval(self._rewards if len(means) == 1 else means)
+        values = self._rewards if len(means) == 1 else means
+        interval = mean_interval(values, self._reward_bounds)
+        if interval == (None, None) and len(values) > 1:
+            # All equal, beyond the bounds: others may lie as far away as 0 does.
+            return mean_interval(values, (min(0.0, 2 * values[0]), max(0.0, 2 * values[0])))
+        return interval
 
 
 class Moments:
@@ -205,13 +221,16 @@ class Moments:
 class ClusteredMean:
     """A metric's mean over rollouts with its interval, clustered by example: two numbers an example."""
 
-    __slots__ = ("_binary", "_counts", "_moments", "_totals")
+    __slots__ = ("_counts", "_first", "_moments", "_seen", "_totals")
 
     def __init__(self) -> None:
         self._moments = Moments()
         self._totals = array("d")
         self._counts = array("L")
-        self._binary = True
+        self._first = array("d")
+        """The values of example 0: a single example's interval is that of its rollouts."""
+        self._seen: set[float] = set()
+        """Up to three of the distinct values."""
 
     def add(self, value: float, example: int) -> None:
         """Count a rollout's value; examples are numbered from 0."""
@@ -221,28 +240,31 @@ class ClusteredMean:
         self._moments.add(value)
         self._totals[example] += value
         self._counts[example] += 1
-        self._binary = self._binary and value in (0.0, 1.0)
+        if example == 0:
+            self._first.append(value)
+        if len(self._seen) < 3:
+            self._seen.add(value)
 
-    def summary(self) -> MetricSummary:
-        """Return the record that goes into a summary."""
+    def summary(self, bounds: Interval | None = None) -> MetricSummary:
+        """Return the record that goes into a summary; `bounds` are those of the values, if any are known."""
         moments = self._moments
-        low, high = self._interval()
+        low, high = self._interval(bounds)
         return MetricSummary(mean=moments.mean, std=moments.std, count=moments.count, low=low, high=high)
 
-    def _interval(self) -> tuple[float, float] | tuple[None, None]:
+    def _interval(self, bounds: Interval | None) -> Interval | tuple[None, None]:
         """Return the reward's interval around the mean over rollouts.
 
         Where examples have as many values each these are the same; where not, an example weighs as much as
         it has values (the linearised ratio estimator; Cochran 1977, "Sampling Techniques", section 6.3).
         """
         pairs = [(total, count) for total, count in zip(self._totals, self._counts, strict=True) if count]
-        mean, clusters, values = self._moments.mean, len(pairs), self._moments.count
-        if clusters == 1:
-            alone = self._moments.std / sqrt(values)
-            return wilson_interval(mean, values) if self._binary else t_interval_of(mean, alone, values)
-        size = values / clusters
+        mean, values = self._moments.mean, self._moments.count
+        size = values / len(pairs)
         weighed = [mean + (total - mean * count) / size for total, count in pairs]
-        return clustered_wilson_interval(weighed, values) if self._binary else t_interval(weighed)
+        # Zeros alone may be a share or a count; only bounds, or a 1 among them, tell.
+        if self._seen == {0.0, 1.0} or (bounds == (0.0, 1.0) and self._seen <= {0.0, 1.0}):
+            return clustered_wilson_interval(weighed, values)
+        return mean_interval(self._first if len(pairs) == 1 else weighed, bounds)
 
 
 def histogram(values: Sequence[float], bins: int = _BINS) -> Histogram:

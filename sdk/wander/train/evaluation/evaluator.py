@@ -6,7 +6,6 @@ are played while no rollout of a step is in flight. Several processes deal the e
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from time import perf_counter
@@ -15,22 +14,28 @@ from typing import TYPE_CHECKING, Literal
 from pydantic import Field
 
 from wander.errors import ConfigError
-from wander.evals.stats.intervals import clustered_wilson_interval, t_interval
-from wander.evals.stats.summary import is_number, summarise
+from wander.evals.stats.intervals import Interval
+from wander.evals.stats.summary import summarise
 from wander.evals.store import jsonl
 from wander.handle import EnvironmentHandle, RolloutRequest
 from wander.train.config import EvaluationCell, GRPOSettings
 from wander.train.distributed import World
 from wander.train.rollouts.environments import EnvironmentChoice, EnvironmentOpener
 from wander.train.rollouts.source import LoopThread, play_together
-from wander.types import Example, Record, Rollout, SamplingArgs, canonical_json, task_set_digest
+from wander.types import (
+    EnvironmentInfo,
+    Example,
+    Record,
+    Rollout,
+    SamplingArgs,
+    canonical_json,
+    task_set_digest,
+)
 
 if TYPE_CHECKING:
     from wander.models.policy import PolicyClient
 
 EVALUATIONS = "evaluations.jsonl"
-
-Interval = tuple[float, float]
 
 
 class CellEvaluation(Record):
@@ -103,6 +108,7 @@ class Evaluator:
         self._open = open_environment
         self._thread = LoopThread()
         self._handles: dict[str, EnvironmentHandle] = {}
+        self._infos: dict[str, EnvironmentInfo] = {}
         self._examples: dict[str, list[Example]] = {}
 
     @property
@@ -133,12 +139,7 @@ class Evaluator:
         played = dict(self.world.exchange(list(own.items())))
         rollouts = [played[number] for number in range(len(played))]
         examples = self._examples[cell.name]
-        summary = summarise(rollouts, expected=len(examples))
-        scored = [each for each in rollouts if each.failure is None and is_number(each.reward or 0.0)]
-        known = {
-            name: [each.metrics[name] for each in scored if name in each.metrics] for name in summary.metrics
-        }
-        intervals = {name: interval_of(values) for name, values in known.items()}
+        summary = summarise(rollouts, expected=len(examples), info=self._infos[cell.name])
         low, high = summary.reward_low, summary.reward_high
         return CellEvaluation(
             step=step,
@@ -150,7 +151,11 @@ class Evaluator:
             reward=summary.reward_mean,
             interval=None if low is None or high is None else (low, high),
             metrics={name: metric.mean for name, metric in summary.metrics.items()},
-            intervals={name: interval for name, interval in intervals.items() if interval is not None},
+            intervals={
+                name: (metric.low, metric.high)
+                for name, metric in summary.metrics.items()
+                if metric.low is not None and metric.high is not None
+            },
             turns=summary.turns_mean,
             truncated=summary.truncated,
             tokens=tokens / len(examples),
@@ -165,6 +170,7 @@ class Evaluator:
         if key not in self._handles:
             self._handles[key] = self._thread.enter(self._open(choice))
         handle = self._handles[key]
+        self._infos[cell.name] = handle.info
         if cell.name not in self._examples:
             count = cell.examples or self.settings.evaluation.examples
             self._examples[cell.name] = self._thread.run(handle.examples("eval", 0, count))
@@ -200,14 +206,3 @@ class Evaluator:
         ]
         played = self._thread.run(play_together(self.client, [(handle, request) for request in requests]))
         return [rollout for (rollout,) in played]
-
-
-def interval_of(values: Sequence[float]) -> Interval | None:
-    """Return the 95 % interval of a mean, one value an example: Wilson's for shares, else the t interval."""
-    known = [value for value in values if math.isfinite(value)]
-    if not known:
-        return None
-    if all(value in (0.0, 1.0) for value in known):
-        return clustered_wilson_interval(known, len(known))
-    low, high = t_interval(known)
-    return None if low is None or high is None else (low, high)

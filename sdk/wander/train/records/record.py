@@ -17,7 +17,7 @@ from typing import Any
 from transformers import TrainerCallback
 
 from wander.errors import RunError
-from wander.evals.stats.summary import summarise
+from wander.evals.stats.summary import summarise_run
 from wander.evals.store import jsonl
 from wander.evals.store.folder import RunFolder
 from wander.evals.store.manifest import model_pin, new_manifest
@@ -156,7 +156,7 @@ class TrainingRecord:
     def finish(self) -> None:
         """Derive the summary of what was kept and close the folder."""
         folder = self.folder
-        folder.finish(summarise(folder.rollouts(), expected=folder.manifest.expected_rollouts))
+        folder.finish(summarise_run(folder.manifest, folder.rollouts()))
 
     def close(self) -> None:
         """Close the folder as it is; the run can be resumed."""
