@@ -17,14 +17,14 @@ from wander_hub.jobs.choice import worker_of
 
 KIND = "play"
 _PROCESSES = multiprocessing.get_context("forkserver")
-_PROCESSES.set_forkserver_preload(["wander_hub.jobs.choice", "wander_hub.jobs.procrastinate_worker"])
+_PROCESSES.set_forkserver_preload(["wander_hub.jobs.choice", "wander_hub.jobs.procrastinate_jobs"])
 
 
 def queue_on(database: Database, dispatch: str, lease_seconds: float, retry_seconds: float = 0) -> TableQueue:
     """Return the queue of this name on a database that has its tables."""
     if dispatch == "table":
         return TableQueue(database, lease_seconds=lease_seconds, retry_seconds=retry_seconds)
-    from wander_hub.jobs.procrastinate_queue import ProcrastinateQueue
+    from wander_hub.jobs.procrastinate_jobs import ProcrastinateQueue
 
     return ProcrastinateQueue(database, lease_seconds=lease_seconds, retry_seconds=retry_seconds)
 

@@ -357,9 +357,9 @@ def test_several_workers_take_each_of_a_thousand_jobs_once(queue, working):
 def test_a_worker_hears_of_a_job_that_is_submitted(queue, working, dispatch, monkeypatch):
     monkeypatch.setattr(jobs.worker, "POLL_SECONDS", 3600)
     if dispatch == "procrastinate":
-        from wander_hub.jobs import procrastinate_worker
+        from wander_hub.jobs import procrastinate_jobs
 
-        monkeypatch.setattr(procrastinate_worker, "POLL_SECONDS", 3600)
+        monkeypatch.setattr(procrastinate_jobs, "POLL_SECONDS", 3600)
     done = threading.Event()
 
     def handler(context: JobContext) -> Callable[[Session], None]:

@@ -16,8 +16,7 @@ from wander_hub.database import Database, now
 from wander_hub.http.problems import HubProblem
 from wander_hub.jobs import Job, JobContext, JobWorker, TableQueue, choice, procrastinate_schema
 from wander_hub.jobs.choice import worker_of
-from wander_hub.jobs.procrastinate_queue import ProcrastinateQueue
-from wander_hub.jobs.procrastinate_worker import ProcrastinateWorker
+from wander_hub.jobs.procrastinate_jobs import ProcrastinateQueue, ProcrastinateWorker
 from wander_hub.settings import Settings
 
 PATIENCE = 180

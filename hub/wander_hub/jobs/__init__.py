@@ -5,25 +5,15 @@ another worker takes the job with the next attempt number. Everything a worker w
 attempt, so one that was only slow, and lost its lease, can change nothing any more: `LeaseLost`. A job that
 kills its worker again and again is failed after `max_attempts`.
 
-`JobQueue` is the port. `TableQueue` keeps the jobs in the hub's own database, SQLite or PostgreSQL, and its
-workers look there for the next one. `ProcrastinateQueue` keeps the same rows, and has procrastinate tell
-workers which to take. Either way the row decides who has a job, so workers of both kinds may even mix.
+`TableQueue` keeps the jobs in the hub's own database, SQLite or PostgreSQL, and its workers look there for
+the next one. `ProcrastinateQueue` keeps the same rows, and has procrastinate tell workers which to take.
+Either way the row decides who has a job, so workers of both kinds may even mix.
 Leases compare the clocks of the workers' machines, which must agree to within seconds.
 """
 
 from wander_hub.jobs.models import Job, JobState
-from wander_hub.jobs.port import (
-    Handler,
-    JobCancelled,
-    JobContext,
-    JobQueue,
-    JobRefused,
-    Lease,
-    LeaseLost,
-    Worker,
-)
-from wander_hub.jobs.table import LEASE_SECONDS, MAX_ATTEMPTS, TableQueue
-from wander_hub.jobs.worker import JobWorker
+from wander_hub.jobs.table import LEASE_SECONDS, MAX_ATTEMPTS, Lease, LeaseLost, TableQueue
+from wander_hub.jobs.worker import Handler, JobCancelled, JobContext, JobRefused, JobWorker, Worker
 
 __all__ = [
     "LEASE_SECONDS",
@@ -32,7 +22,6 @@ __all__ = [
     "Job",
     "JobCancelled",
     "JobContext",
-    "JobQueue",
     "JobRefused",
     "JobState",
     "JobWorker",

@@ -5,16 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from wander_hub.database import Database
-from wander_hub.jobs.port import Handler, Worker
 from wander_hub.jobs.table import TableQueue
-from wander_hub.jobs.worker import JobWorker
+from wander_hub.jobs.worker import Handler, JobWorker, Worker
 from wander_hub.settings import Settings
 
 
 def queue_of(settings: Settings, database: Database) -> TableQueue:
     """Return the queue of a hub."""
     if settings.jobs == "procrastinate":
-        from wander_hub.jobs.procrastinate_queue import ProcrastinateQueue
+        from wander_hub.jobs.procrastinate_jobs import ProcrastinateQueue
 
         return ProcrastinateQueue(database, lease_seconds=settings.job_lease_seconds)
     return TableQueue(database, lease_seconds=settings.job_lease_seconds)
@@ -32,10 +31,8 @@ def worker_of(
     # Asked this way round, since procrastinate may be missing where the table is chosen.
     if type(queue) is TableQueue:
         return JobWorker(queue, handlers, name, look=look, concurrency=concurrency)
-    from wander_hub.jobs.procrastinate_queue import ProcrastinateQueue
-    from wander_hub.jobs.procrastinate_worker import ProcrastinateWorker
+    from wander_hub.jobs.procrastinate_jobs import ProcrastinateWorker
 
-    assert isinstance(queue, ProcrastinateQueue)
     return ProcrastinateWorker(queue, handlers, name, look=look, concurrency=concurrency)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -12,15 +13,29 @@ from sqlalchemy.orm import Session
 from wander_hub.database import Database, now
 from wander_hub.identity import HUB
 from wander_hub.jobs.models import Job, JobState
-from wander_hub.jobs.port import Lease, LeaseLost
 
 LEASE_SECONDS = 30.0
 MAX_ATTEMPTS = 3
 _LONGEST_ERROR = 2000
 
 
+@dataclass(frozen=True)
+class Lease:
+    """The right to work on one job for a while."""
+
+    job_id: int
+    kind: str
+    payload: dict[str, Any]
+    owner: str
+    attempt: int
+
+
+class LeaseLost(Exception):
+    """Somebody else has the job now: nothing of this attempt may be kept."""
+
+
 class TableQueue:
-    """Jobs in the hub's database."""
+    """Holds jobs until they are worked on. Submitting and cancelling happen in the caller's transaction."""
 
     def __init__(
         self, database: Database, *, lease_seconds: float = LEASE_SECONDS, retry_seconds: float = 10.0
@@ -70,8 +85,9 @@ class TableQueue:
         wanted = and_(Job.state == "queued", Job.kind.in_(list(kinds)))
         # Who names a job was told that its time has come.
         wanted = and_(wanted, Job.run_after <= now() if job_id is None else Job.id == job_id)
-        if not self._has_any(wanted):
-            return None
+        with self.database.read() as session:  # look without taking the write lock, which uploads want too
+            if session.scalar(select(Job.id).where(or_(wanted, _dead())).limit(1)) is None:
+                return None
         with self.database.write() as session:
             self._requeue_dead(session)
             job = session.scalar(
@@ -130,11 +146,6 @@ class TableQueue:
 
     def _announce(self, session: Session, job_id: int) -> None:
         """Tell that a job waits, in the transaction that makes it so; here workers see that by themselves."""
-
-    def _has_any(self, wanted: Any) -> bool:
-        """Look without taking the write lock, which uploads want too."""
-        with self.database.read() as session:
-            return session.scalar(select(Job.id).where(or_(wanted, _dead())).limit(1)) is not None
 
     def _requeue_dead(self, session: Session) -> None:
         """Requeue jobs whose lease ran out, fail those that were tried often enough."""

@@ -5,30 +5,61 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any
 
 from sqlalchemy.exc import OperationalError
+from sqlalchemy.orm import Session
 
-from wander_hub.jobs.port import (
-    Handler,
-    JobCancelled,
-    JobContext,
-    JobQueue,
-    JobRefused,
-    Lease,
-    LeaseLost,
-)
+from wander_hub.jobs.table import Lease, LeaseLost, TableQueue
 
 logger = logging.getLogger("wander_hub.jobs")
 
 POLL_SECONDS = 2.0
 
 
+class JobCancelled(Exception):
+    """A user called the job off."""
+
+
+class JobRefused(Exception):
+    """The job cannot succeed, however often it is tried."""
+
+
+@dataclass
+class JobContext:
+    """What a handler gets: the job, and how to tell and hear of it while it works."""
+
+    lease: Lease
+    progress: dict[str, Any] = field(default_factory=dict)
+    """Put here how far the work is; the next heartbeat stores it."""
+    stopping: threading.Event = field(default_factory=threading.Event)
+    """Set when the job was called off, its lease lost or the hub is ending: leave off soon."""
+    called_off: bool = False
+    lost: bool = False
+
+    def check(self) -> None:
+        """Raise `JobCancelled` or `LeaseLost` when there is no use in going on."""
+        if self.lost:
+            raise LeaseLost(f"job {self.lease.job_id} was given to another worker")
+        if self.stopping.is_set():
+            raise JobCancelled(f"job {self.lease.job_id} was called off")
+
+
+Handler = Callable[[JobContext], Callable[[Session], None]]
+"""Does the work and returns what keeps its result, which runs in the transaction that ends the job.
+
+Raises `JobRefused` for what no repetition helps; anything else is tried again.
+"""
+
+
 class Attempts:
     """The attempts that a worker makes: each with a heartbeat beside it, all to be left off at its end."""
 
-    def __init__(self, queue: JobQueue, handlers: Mapping[str, Handler]) -> None:
+    def __init__(self, queue: TableQueue, handlers: Mapping[str, Handler]) -> None:
         self._queue = queue
         self._handlers = dict(handlers)
         self._lock = threading.Lock()
@@ -107,12 +138,12 @@ class Attempts:
                 logger.warning("the lease of job %s could not be renewed", context.lease.job_id)
 
 
-class JobWorker:
-    """Threads that take jobs one after another; `look` is called before one does, and may submit some."""
+class Worker(ABC):
+    """Works on jobs beside whatever else its process does; `look` is called at times, and may submit some."""
 
     def __init__(
         self,
-        queue: JobQueue,
+        queue: TableQueue,
         handlers: Mapping[str, Handler],
         name: str,
         *,
@@ -122,11 +153,46 @@ class JobWorker:
         self._queue = queue
         self._attempts = Attempts(queue, handlers)
         self.name = name
-        self._look = look
+        self._look = look or (lambda: None)
+        self._concurrency = concurrency
+
+    @abstractmethod
+    def start(self) -> None:
+        """Begin to take jobs."""
+
+    @abstractmethod
+    def wake(self) -> None:
+        """Look for a job now: one was just submitted."""
+
+    @abstractmethod
+    def stop(self, timeout: float = 20.0) -> None:
+        """End: jobs that run are given back, for this worker's next start or another one."""
+
+    @abstractmethod
+    def _do_waiting(self) -> object:
+        """Do one or more of the jobs that wait, in the calling thread's time."""
+
+    def run_waiting(self) -> int:
+        """Do, in the calling thread's time, what waits now; returns how many attempts that took."""
+        begun = self._attempts.made
+        while not self._attempts.ending.is_set():
+            before = self._attempts.made
+            self._look()
+            self._do_waiting()
+            if self._attempts.made == before:
+                break
+        return self._attempts.made - begun
+
+
+class JobWorker(Worker):
+    """Threads that take jobs one after another; `look` is called before one does."""
+
+    def __init__(self, *positional: Any, **options: Any) -> None:
+        super().__init__(*positional, **options)
         self._woken = threading.Event()
         self._threads = [
-            threading.Thread(target=self._loop, args=(number == 0,), name=f"jobs {name}", daemon=True)
-            for number in range(concurrency)
+            threading.Thread(target=self._loop, args=(number == 0,), name=f"jobs {self.name}", daemon=True)
+            for number in range(self._concurrency)
         ]
 
     def start(self) -> None:
@@ -135,11 +201,11 @@ class JobWorker:
             thread.start()
 
     def wake(self) -> None:
-        """Look for a job now: one was just submitted."""
+        """Look for a job now."""
         self._woken.set()
 
     def stop(self, timeout: float = 20.0) -> None:
-        """End: jobs that run are given back, for this worker's next start or another one."""
+        """End; jobs that run are given back."""
         self._attempts.end()
         self._woken.set()
         give_up = time.monotonic() + timeout
@@ -155,21 +221,13 @@ class JobWorker:
         self._attempts.make(lease)
         return True
 
-    def run_waiting(self) -> int:
-        """Do what waits now, one after another; returns how many attempts that took."""
-        before = self._attempts.made
-        while not self._attempts.ending.is_set():
-            if self._look is not None:
-                self._look()
-            if not self.run_one():
-                break
-        return self._attempts.made - before
+    _do_waiting = run_one
 
     def _loop(self, looks: bool) -> None:
         while not self._attempts.ending.is_set():
             self._woken.clear()
             try:
-                if looks and self._look is not None:
+                if looks:
                     self._look()
                 if self.run_one():
                     continue

@@ -32,7 +32,7 @@ from wander_hub.http.boundary import (
 )
 from wander_hub.http.problems import HubProblem, refusals
 from wander_hub.identity import HUB
-from wander_hub.jobs import JobQueue
+from wander_hub.jobs import TableQueue
 from wander_hub.posting import finish as finishing
 from wander_hub.posting import service as posting
 from wander_hub.runs import service, signing
@@ -165,7 +165,7 @@ def revoke_key(
 
 def answer_run(request: Request, context: Context, run_id: str, created: bool) -> Response:
     """Answer with a posted run; a new one is read and, where the settings say so, played again."""
-    queue: JobQueue = request.app.state.jobs
+    queue: TableQueue = request.app.state.jobs
     if created and context.database.committed(
         lambda session: verification.request_after_post(session, queue, context.settings, run_id), HUB
     ):

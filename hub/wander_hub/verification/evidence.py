@@ -10,7 +10,7 @@ from wander.wire import RunManifest
 from wander.wire.verification import Agreement, Rerun, RunEvidence
 
 from wander_hub.database import now
-from wander_hub.jobs import JobQueue
+from wander_hub.jobs import TableQueue
 from wander_hub.leaderboards.listing import refresh_results
 from wander_hub.runs import repository as run_repository
 from wander_hub.runs import service as runs
@@ -24,7 +24,7 @@ _PROVEN = ("rescored", "replayed", "rerun")
 """Levels of a run that may be evidence for another one: the hub derived its rewards itself."""
 
 
-def request(session: Session, queue: JobQueue, run: Run) -> None:
+def request(session: Session, queue: TableQueue, run: Run) -> None:
     """Have a posted run read."""
     queue.submit(session, KIND, f"{KIND} {run.run_id}", {"run_id": run.run_id}, priority=2)
 

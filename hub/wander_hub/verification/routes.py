@@ -27,7 +27,7 @@ from wander_hub.http.boundary import (
     wake_jobs,
 )
 from wander_hub.http.problems import refusals
-from wander_hub.jobs import JobQueue
+from wander_hub.jobs import TableQueue
 from wander_hub.verification import duplicates, evidence, service, version_checks
 
 router = APIRouter(prefix="/api/v1", tags=["verification"])
@@ -67,7 +67,7 @@ def request_verification(
     Of a sample the hub draws the rollouts when it begins, so that nobody knows before which ones; the
     report then tells the seed.
     """
-    queue: JobQueue = request.app.state.jobs
+    queue: TableQueue = request.app.state.jobs
     found, created = database.committed(
         lambda session: service.request(session, queue, settings, run_id, caller, body), caller
     )

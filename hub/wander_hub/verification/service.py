@@ -17,7 +17,7 @@ from wander_hub import __version__
 from wander_hub.database import now
 from wander_hub.http.problems import HubProblem
 from wander_hub.identity import Identity
-from wander_hub.jobs import JobQueue
+from wander_hub.jobs import TableQueue
 from wander_hub.leaderboards.listing import refresh_results
 from wander_hub.rights import rights
 from wander_hub.runs import service as runs
@@ -35,7 +35,7 @@ SHOWN_DIVERGENCES = 100
 
 def request(
     session: Session,
-    queue: JobQueue,
+    queue: TableQueue,
     settings: Settings,
     run_id: str,
     caller: Identity,
@@ -70,7 +70,7 @@ def request(
     return info_of(_submit(session, queue, run, wanted, caller.user_id, priority=1)), True
 
 
-def request_after_post(session: Session, queue: JobQueue, settings: Settings, run_id: str) -> bool:
+def request_after_post(session: Session, queue: TableQueue, settings: Settings, run_id: str) -> bool:
     """Have a posted run read and, where that can raise its level, played again; tells whether it will be.
 
     Reading it runs no code of an environment, so that also happens on a hub that plays nothing again.
@@ -102,7 +102,7 @@ def unplayable(run: Run) -> str | None:
 
 def _submit(
     session: Session,
-    queue: JobQueue,
+    queue: TableQueue,
     run: Run,
     wanted: VerificationRequest,
     user_id: int | None,
@@ -157,7 +157,7 @@ def find(session: Session, number: int) -> Verification:
     return found
 
 
-def cancel(session: Session, queue: JobQueue, number: int, caller: Identity) -> VerificationInfo:
+def cancel(session: Session, queue: TableQueue, number: int, caller: Identity) -> VerificationInfo:
     """Call a verification off: its requester may, and who manages the environment."""
     found = find(session, number)
     mine = found.requested_by_id == caller.user_id

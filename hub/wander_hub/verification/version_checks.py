@@ -23,7 +23,7 @@ from wander_hub.environments import service as environments
 from wander_hub.environments.models import Environment, File, Version
 from wander_hub.http.problems import HubProblem
 from wander_hub.identity import HUB
-from wander_hub.jobs import JobContext, JobQueue, JobRefused
+from wander_hub.jobs import JobContext, JobRefused, TableQueue
 from wander_hub.verification.models import VersionCheck
 from wander_hub.verification.program import ClientProgram
 
@@ -39,7 +39,7 @@ class VersionSweep:
     At the start of a hub these are all: versions of before there were checks get theirs too.
     """
 
-    def __init__(self, database: Database, queue: JobQueue) -> None:
+    def __init__(self, database: Database, queue: TableQueue) -> None:
         self._database = database
         self._queue = queue
         self._seen = 0

@@ -1,50 +1,94 @@
-"""A worker that procrastinate tells which jobs to take."""
+"""Jobs that procrastinate hands out: PostgreSQL tells workers, wherever they are, the moment one waits.
+
+The row of a job stays what it is in `TableQueue`: state, lease, progress and result, under the same fence. In
+the transaction that makes a job wait, a message with its number is deferred; procrastinate gives it to one
+worker, by priority and not before its time, and that worker claims the row. A message may come twice or too
+late: then the row is not to be had, and nothing happens. One that was lost is sent again by `recover`.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from typing import Any
 
 import psycopg
-from procrastinate import App, RetryStrategy
+from procrastinate import App, PsycopgConnector, RetryStrategy, SyncPsycopgConnector
 from procrastinate.exceptions import ConnectorException
+from sqlalchemy import make_url, text
 from sqlalchemy.exc import OperationalError
+from sqlalchemy.orm import Session
 
-from wander_hub.jobs.port import Handler
-from wander_hub.jobs.procrastinate_queue import TASK, ProcrastinateQueue
-from wander_hub.jobs.worker import POLL_SECONDS, Attempts
+from wander_hub.database import now
+from wander_hub.jobs.models import Job
+from wander_hub.jobs.table import TableQueue
+from wander_hub.jobs.worker import POLL_SECONDS, Worker
 
 logger = logging.getLogger("wander_hub.jobs")
 
+TASK = "wander_hub.job"
+"""The name of every message; its one argument is `job`, the number."""
+_UNTOLD = text(
+    "SELECT id FROM jobs WHERE state = 'queued' AND NOT EXISTS (SELECT 1 FROM procrastinate_jobs AS message"
+    " WHERE message.task_name = :task AND message.status IN ('todo', 'doing')"
+    " AND message.args ->> 'job' = jobs.id::text)"
+)
 _BESIDE_JOBS = 3
 """Connections, and threads, for what is not a job: listening, heartbeats, recovery."""
 
 
-class ProcrastinateWorker:
+class ProcrastinateQueue(TableQueue):
+    """Jobs in the hub's PostgreSQL, handed out by procrastinate, whose tables must be there already."""
+
+    def __init__(self, *positional: Any, **options: Any) -> None:
+        super().__init__(*positional, **options)
+        # Never opened: messages go through the connection of the transaction that they belong to.
+        self._sender = App(connector=SyncPsycopgConnector())
+
+    def connector(self, connections: int) -> PsycopgConnector:
+        """Return a pool of connections to the same database, not yet open."""
+        url = make_url(self.database.url).set(drivername="postgresql")
+        conninfo = url.render_as_string(hide_password=False)
+        return PsycopgConnector(conninfo=conninfo, min_size=1, max_size=connections)
+
+    def recover(self) -> None:
+        """Requeue the jobs of workers that died, and send a message for each that waits without one.
+
+        Those are jobs of before procrastinate was chosen, and of messages that were lost.
+        """
+        with self.database.write() as session:
+            self._requeue_dead(session)
+            for job_id in session.scalars(_UNTOLD, {"task": TASK}).all():
+                self._announce(session, job_id)
+
+    def _announce(self, session: Session, job_id: int) -> None:
+        job = session.get_one(Job, job_id, populate_existing=True)
+        later = job.run_after if job.run_after > now() else None
+        message = self._sender.configure_task(
+            TASK,
+            queue=job.kind,
+            priority=job.priority,
+            schedule_at=later,
+            connection=session.connection().connection.driver_connection,
+        )
+        message.defer(job=job_id)
+
+
+class ProcrastinateWorker(Worker):
     """Runs procrastinate's worker in a thread, with `concurrency` jobs at once in threads of their own.
 
-    `look` is called every few seconds, and may submit jobs.
+    `look` is called every few seconds.
     """
 
-    def __init__(
-        self,
-        queue: ProcrastinateQueue,
-        handlers: Mapping[str, Handler],
-        name: str,
-        *,
-        look: Callable[[], None] | None = None,
-        concurrency: int = 1,
-    ) -> None:
-        self._queue = queue
-        self._attempts = Attempts(queue, handlers)
-        self.name = name
-        self._look = look
-        self._concurrency = concurrency
-        self._thread = threading.Thread(target=self._loop, name=f"jobs {name}", daemon=True)
+    _queue: ProcrastinateQueue
+
+    def __init__(self, *positional: Any, **options: Any) -> None:
+        super().__init__(*positional, **options)
+        self._thread = threading.Thread(target=self._loop, name=f"jobs {self.name}", daemon=True)
         self._lock = threading.Lock()
         self._halt: Callable[[], object] | None = None
 
@@ -56,7 +100,7 @@ class ProcrastinateWorker:
         """Do nothing: the database notifies every worker."""
 
     def stop(self, timeout: float = 20.0) -> None:
-        """End: jobs that run are given back, for this worker's next start or another one."""
+        """End; jobs that run are given back."""
         self._attempts.end()
         with self._lock:
             if self._halt is not None:
@@ -64,17 +108,8 @@ class ProcrastinateWorker:
         if self._thread.is_alive():
             self._thread.join(timeout)
 
-    def run_waiting(self) -> int:
-        """Do what waits now; returns how many attempts that took."""
-        begun = self._attempts.made
-        while not self._attempts.ending.is_set():
-            before = self._attempts.made
-            if self._look is not None:
-                self._look()
-            asyncio.run(self._work(wait=False))
-            if self._attempts.made == before:
-                break
-        return self._attempts.made - begun
+    def _do_waiting(self) -> None:
+        asyncio.run(self._work(wait=False))
 
     def _loop(self) -> None:
         while not self._attempts.ending.is_set():
@@ -128,8 +163,7 @@ class ProcrastinateWorker:
         loop = asyncio.get_running_loop()
         recover_at = loop.time() + self._queue.lease_seconds / 3
         while True:
-            if self._look is not None:
-                await asyncio.to_thread(self._look)
+            await asyncio.to_thread(self._look)
             if loop.time() >= recover_at:
                 await self._recover(app)
                 recover_at = loop.time() + self._queue.lease_seconds / 3
