@@ -37,7 +37,10 @@ def main(argv: Sequence[str] | None = None, *, transport: httpx.BaseTransport | 
     try:
         options, rest = take_common_options(arguments)
         mode = choose_mode(options.mode, os.environ, terminal=sys.stdout.isatty())
-        mode = "quiet" if _is_beside_main() else mode
+        if "RANK" in os.environ:  # one of several processes; others are spared the import of the SDK
+            from wander.train.distributed import is_beside_main
+
+            mode = "quiet" if is_beside_main() else mode
         output = Output(mode, color=options.color, progress=options.progress)
         with _treat_sigterm_as_interrupt():
             return _dispatch(Invocation(options, output, transport), rest)
@@ -61,15 +64,6 @@ def main(argv: Sequence[str] | None = None, *, transport: httpx.BaseTransport | 
         return explained.status
     finally:
         set_current(None)
-
-
-def _is_beside_main() -> bool:
-    """Return whether this is one of several processes, and not the first."""
-    if "RANK" not in os.environ:  # which spares `wander --help` the import of the SDK
-        return False
-    from wander.train.distributed import is_beside_main
-
-    return is_beside_main()
 
 
 def take_common_options(arguments: Sequence[str]) -> tuple[CommonOptions, list[str]]:

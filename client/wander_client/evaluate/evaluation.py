@@ -177,6 +177,7 @@ async def begin(
 ) -> AsyncIterator[tuple[OpenedEnvironment, Client, StopRequest]]:
     """Yield the loaded environment, the model and what stops them, the settings written to the folder."""
     from wander.evals.run.stopping import StopRequest
+    from wander.evals.store.jsonl import write_whole
 
     settings, location, run_dir = evaluation.settings, evaluation.location, evaluation.run_dir
     logs = evaluation.context.settings.cache_dir / "logs"
@@ -195,7 +196,9 @@ async def begin(
             await _require_same_environment(evaluation, environment)
         on_start(environment)
         files = source_digests(location.folder) if location.folder else None
-        _write_settings(run_dir, settings.model_copy(update={"environment_files": files}))
+        asked = settings.model_copy(update={"environment_files": files})
+        run_dir.mkdir(parents=True, exist_ok=True)
+        write_whole(run_dir / COMMAND_FILE, asked.model_dump_json(indent=1).encode())
         stack.callback(_remove_unless_begun, run_dir)
         if stop is None:
             stop = StopRequest()
@@ -273,14 +276,6 @@ def _keep_log(log_path: Path, run_dir: Path, name: str) -> None:
         with (run_dir / name).open("ab") as kept, log_path.open("rb") as log:
             shutil.copyfileobj(log, kept)
         log_path.unlink()
-
-
-def _write_settings(run_dir: Path, settings: EvaluationSettings) -> None:
-    """Put the settings into the run's folder, whole or not at all."""
-    run_dir.mkdir(parents=True, exist_ok=True)
-    work = run_dir / f".{COMMAND_FILE}"
-    work.write_text(settings.model_dump_json(indent=1), encoding="utf-8")
-    work.replace(run_dir / COMMAND_FILE)
 
 
 @contextlib.contextmanager

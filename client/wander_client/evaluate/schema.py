@@ -193,28 +193,20 @@ def takes_options(*schemas: type[Record]) -> Callable[[Callable[[dict[str, Any]]
         parameters = [inspect.Parameter("context", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context)]
         for field in (field for schema in schemas for field in settings_in(schema).values()):
             for option in field.options:
-                annotation: Any = Annotated[option.kind, option.info]
-                default = _format_default(field, option)
-                parameters.append(
-                    inspect.Parameter(
-                        option.key, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation
-                    )
-                )
+                said: dict[str, Any] = {"annotation": Annotated[option.kind, option.info]}
+                # The help shows the default; what was not typed is taken from the schema, not from here.
+                said["default"] = False if option.kind is bool else None
+                if option.shown is not None:
+                    said["default"] = option.shown
+                elif option is field.options[0] and isinstance(field.default, str | int | float):
+                    said["default"] = field.default
+                parameters.append(inspect.Parameter(option.key, inspect.Parameter.KEYWORD_ONLY, **said))
         shown: Any = command
         shown.__signature__ = inspect.Signature(parameters, return_annotation=int)
         shown.__annotations__ = {each.name: each.annotation for each in parameters}
         return command
 
     return decorate
-
-
-def _format_default(field: Setting, option: Option) -> Any:
-    """Return the default that the help shows; what was not typed is taken from the schema, not from here."""
-    if option.shown is not None:
-        return option.shown
-    if option is field.options[0] and isinstance(field.default, str | int | float):
-        return field.default
-    return False if option.kind is bool else None
 
 
 def _command_kind(kind: Any) -> Any:

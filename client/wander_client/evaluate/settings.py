@@ -106,10 +106,6 @@ def _read_prices(given: dict[str, Any]) -> TokenPrices:
         ) from None
 
 
-def _read_sandbox(given: dict[str, Any]) -> SandboxPolicy | None:
-    return choose_policy(given.get("sandbox"), given.get("sandbox_limit"))
-
-
 def _write_sandbox(policy: SandboxPolicy | None) -> str:
     if policy is None:
         return "`--no-sandbox`"
@@ -311,7 +307,7 @@ class EvaluationSettings(Record):
         SandboxPolicy | None,
         Option(*SANDBOX, EVAL, kind=bool | None, suite=bool),
         Option(*SANDBOX_LIMIT, kind=list[str] | None),
-        Rule(read=_read_sandbox, write=_write_sandbox),
+        Rule(lambda given: choose_policy(given.get("sandbox"), given.get("sandbox_limit")), _write_sandbox),
     ] = None
     """The limits of the sandbox that the environment runs in; None means in none."""
     workers: Annotated[
@@ -359,18 +355,11 @@ class EvaluationSettings(Record):
 
     def choose_model(self) -> ModelChoice:
         """Return the model, and what it is served with."""
-        serve = ServeChoice(
-            self.serve or "vllm", tuple(self.serve_args), self.serve_python, self.serve_timeout
-        )
-        return ModelChoice(
-            self.model,
-            self.base_url,
-            self.key_variable,
-            self.call_timeout,
-            self.device,
-            self.cache,
-            None if self.serve is None else serve,
-        )
+        serve = None
+        if self.serve is not None:
+            serve = ServeChoice(self.serve, tuple(self.serve_args), self.serve_python, self.serve_timeout)
+        endpoint = (self.base_url, self.key_variable, self.call_timeout)
+        return ModelChoice(self.model, *endpoint, self.device, self.cache, serve)
 
     def plan(self, *, only_failed: bool = False, share: Share | None = None) -> EvaluationPlan:
         """Return the plan for the evaluator; raises `ConfigError` for one that cannot be."""

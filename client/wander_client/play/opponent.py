@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from wander.clients.choices import LINE, PENDING
-from wander.evals.exhaustive import ConversationMemo, LineCount, WalkPlan, count_from
+from wander.evals.exhaustive import ConversationMemo, WalkPlan, count_from
 
 from wander_client.play.player import read_line, show_message
 from wander_client.terminal.output import Output
@@ -46,9 +46,16 @@ class Opponent:
 
     async def play(self) -> Rollout | None:
         """Return the rollout once it has ended; None when the person left."""
+        name = f"{self._opening.example_id}/0"
         while True:
-            rollout = await self._play()
-            self._show(rollout)
+            self._memo.assign(name, self._choices, stop=True)
+            rollout = await self._environment.rollout(
+                self._memo, self._opening, run_seed=self._seed, sampling=WalkPlan().greedy, rollout_id=name
+            )
+            messages = [*rollout.prompt, *rollout.completion]
+            for message in messages[self._shown :]:
+                show_message(message, self._output)
+            self._shown = len(messages)
             if rollout.failure is not None or rollout.stop_reason != PENDING:
                 return rollout
             line = rollout.info[LINE]
@@ -57,20 +64,6 @@ class Opponent:
                 self._output.line(line["position"])
             if not await self._decide(line["pending"]):
                 return None
-
-    async def _play(self) -> Rollout:
-        name = f"{self._opening.example_id}/0"
-        self._memo.assign(name, self._choices, stop=True)
-        return await self._environment.rollout(
-            self._memo, self._opening, run_seed=self._seed, sampling=WalkPlan().greedy, rollout_id=name
-        )
-
-    def _show(self, rollout: Rollout) -> None:
-        """Print the messages that were not shown before."""
-        messages = [*rollout.prompt, *rollout.completion]
-        for message in messages[self._shown :]:
-            show_message(message, self._output)
-        self._shown = len(messages)
 
     async def _decide(self, options: list[Any]) -> bool:
         """Ask until a choice was made or taken back; False when the person left."""
@@ -101,11 +94,6 @@ class Opponent:
             count = await count_from(
                 self._environment, self._memo, self._opening, [*self._choices, option], self._seed
             )
-            self._output.line(f"{word}: {_ends(count)}", style="dim")
-
-
-def _ends(count: LineCount) -> str:
-    """Say how lines end, for the model."""
-    ends = {name: getattr(count, name) for name in ("won", "drawn", "lost", "unfinished", "failed")}
-    told = ", ".join(f"{number} {name}" for name, number in ends.items() if number)
-    return f"the model has {told} of {count.lines}"
+            ends = {name: getattr(count, name) for name in ("won", "drawn", "lost", "unfinished", "failed")}
+            told = ", ".join(f"{number} {name}" for name, number in ends.items() if number)
+            self._output.line(f"{word}: the model has {told} of {count.lines}", style="dim")

@@ -24,7 +24,7 @@ import hashlib
 import itertools
 import re
 import tomllib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -119,10 +119,10 @@ class Suite(Record):
 
     def write(self, folder: Path) -> None:
         """Put `suite.json` into the suite's folder, whole or not at all."""
+        from wander.evals.store.jsonl import write_whole
+
         folder.mkdir(parents=True, exist_ok=True)
-        work = folder / f".{SUITE_FILE}"
-        work.write_text(self.model_dump_json(indent=1, by_alias=True) + "\n", encoding="utf-8")
-        work.replace(folder / SUITE_FILE)
+        write_whole(folder / SUITE_FILE, self.model_dump_json(indent=1, by_alias=True).encode() + b"\n")
 
 
 def read_suite(path: Path, user: Settings) -> Suite:
@@ -215,11 +215,9 @@ def _combine(
     for name in ("environment", "model"):
         if not said.get(name):
             raise UsageError(f"{where}: `{name}` is missing", hint=f'write `{name} = "..."` there')
+    lists = (said["environment"], said["model"], said.get("sampling", SamplingArgs()), said.get("seed", 0))
     for environment, model, sampling, seed in itertools.product(
-        _as_list(said["environment"]),
-        _as_list(said["model"]),
-        _as_list(said.get("sampling", SamplingArgs())),
-        _as_list(said.get("seed", 0)),
+        *(each if isinstance(each, list) else [each] for each in lists)
     ):
         alias = model if model in suite.models else None
         named = {"model": model} if alias is None else _drop_unset(suite.models[alias])
@@ -248,10 +246,6 @@ def _beside(word: str, folder: Path) -> str:
 
 def _drop_unset(table: Record) -> dict[str, Any]:
     return {name: getattr(table, name) for name in table.model_fields_set if name != "name"}
-
-
-def _as_list(value: Any) -> Sequence[Any]:
-    return value if isinstance(value, list) else [value]
 
 
 def _short(word: str) -> str:

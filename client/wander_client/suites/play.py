@@ -29,7 +29,6 @@ from wander_client.suites.table import SuiteTable
 
 if TYPE_CHECKING:
     from wander.evals.run.budget import SharedBudget
-    from wander.evals.run.runner import EvaluationResult
     from wander.evals.run.stopping import StopRequest
     from wander.wire import RunManifest, RunSummary
 
@@ -132,7 +131,15 @@ async def play_suite(
             playing = [
                 asyncio.create_task(_play(each, number, table, common)) for number, each in enumerate(ready)
             ]
-            watching = asyncio.create_task(_end_what_waits(stop, playing, table))
+
+            async def end_what_waits() -> None:
+                # Those that play end by themselves, in order.
+                await stop.requested.wait()
+                for task, row in zip(playing, table.rows, strict=True):
+                    if row.state in ("waiting", "starting"):
+                        task.cancel()
+
+            watching = asyncio.create_task(end_what_waits())
             try:
                 return await asyncio.gather(*playing)
             finally:
@@ -140,14 +147,6 @@ async def play_suite(
                 for task in playing:
                     task.cancel()
                 await asyncio.gather(*playing, watching, return_exceptions=True)
-
-
-async def _end_what_waits(stop: StopRequest, playing: list[asyncio.Task[Outcome]], table: SuiteTable) -> None:
-    """After a request to stop, end what is not playing yet: those that play end by themselves, in order."""
-    await stop.requested.wait()
-    for task, row in zip(playing, table.rows, strict=True):
-        if row.state in ("waiting", "starting"):
-            task.cancel()
 
 
 async def _play(ready: Ready, number: int, table: SuiteTable, common: Common) -> Outcome:
@@ -171,25 +170,20 @@ async def _play(ready: Ready, number: int, table: SuiteTable, common: Common) ->
                 stop=common.stop,
                 share=None if common.budget is None else Share(common.budget, run.folder),
             )
-        outcome = _judge(run, run_dir, result)
+        summary = result.summary
+        outcome = Outcome(run, run_dir, "done", result.manifest, summary)
+        if result.interrupted:
+            outcome.state = "stopped"
+        elif summary.rollouts and summary.failed == summary.rollouts:
+            outcome.state, outcome.error = "failed", all_failed(result)
+        elif summary.failed or summary.rollouts < summary.expected:
+            outcome.state = "partial"
     except asyncio.CancelledError:
         if not common.stop.requested.is_set():
             raise
     except Exception as error:  # noqa: BLE001 - the other evaluations go on, and this one's error is told
         outcome = Outcome(run, run_dir, "failed", error=explain(error))
     table.set_state(number, outcome.state, str(outcome.error or ""))
-    return outcome
-
-
-def _judge(run: SuiteRun, run_dir: Path, result: EvaluationResult) -> Outcome:
-    summary = result.summary
-    outcome = Outcome(run, run_dir, "done", result.manifest, summary)
-    if result.interrupted:
-        outcome.state = "stopped"
-    elif summary.rollouts and summary.failed == summary.rollouts:
-        outcome.state, outcome.error = "failed", all_failed(result)
-    elif summary.failed or summary.rollouts < summary.expected:
-        outcome.state = "partial"
     return outcome
 
 

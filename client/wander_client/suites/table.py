@@ -42,11 +42,8 @@ class Row:
             return ""
         left = progress.total - progress.done
         seconds = int(progress.seconds / (progress.done - self.begun_with) * left)
-        return (
-            f"{seconds // 3600}:{seconds // 60 % 60:02}:{seconds % 60:02}"
-            if seconds >= 3600
-            else (f"{seconds // 60}:{seconds % 60:02}")
-        )
+        hours, minutes = divmod(seconds // 60, 60)
+        return f"{hours}:{minutes:02}:{seconds % 60:02}" if hours else f"{minutes}:{seconds % 60:02}"
 
     def cells(self) -> list[str]:
         """Return name, state, rollouts, reward, failures, tokens, cost, time left."""

@@ -10,8 +10,6 @@ from wander_client.context import current
 from wander_client.terminal.command import command_app
 
 if TYPE_CHECKING:
-    from datetime import datetime
-
     from wander_client.packages.store import Cached
 
 app = command_app(help="See and prune the virtual environments of installed environments.", group=True)
@@ -113,8 +111,11 @@ def readable(size: int) -> str:
 
 
 def _rows(each: Cached) -> list[list[str]]:
-    size, frees = readable(each.space.size), readable(each.space.frees)
-    tail = [size, frees, _ago(each.last_used), each.state]
+    from datetime import UTC, datetime
+
+    days = (datetime.now(UTC) - each.last_used).days
+    ago = "today" if days < 1 else "yesterday" if days == 1 else f"{days} days ago"
+    tail = [readable(each.space.size), readable(each.space.frees), ago, each.state]
     if not each.users:
         return [[_label(each), "", "", "", *tail]]
     shared = ["", "", "same", ""]
@@ -131,15 +132,7 @@ def _rows(each: Cached) -> list[list[str]]:
 
 
 def _label(each: Cached) -> str:
-    names = ", ".join(str(one.name) for one in each.users)
-    return names or each.path.name
-
-
-def _ago(moment: datetime) -> str:
-    from datetime import UTC, datetime
-
-    days = (datetime.now(UTC) - moment).days
-    return "today" if days < 1 else "yesterday" if days == 1 else f"{days} days ago"
+    return ", ".join(str(one.name) for one in each.users) or each.path.name
 
 
 def _data(found: list[Cached]) -> list[dict[str, Any]]:

@@ -1,12 +1,18 @@
-"""`wander search`: find environments on the hub."""
+"""`wander search`, `wander info`: the environments of the hub."""
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from wander_client.context import current
+from wander_client.names import parse_name
+
+if TYPE_CHECKING:
+    from wander.wire import EnvironmentDetail, VersionDetail
+
+    from wander_client.packages.store import Installed
 
 
 def search(
@@ -57,3 +63,94 @@ def search(
     if page.data:
         first = page.data[0]
         here.output.next(f"wander info {first.owner}/{first.name}")
+
+
+def info(
+    environment: Annotated[str, typer.Argument(help="owner/name or owner/name@version")],
+    readme: Annotated[bool, typer.Option("--readme", help="print only the README")] = False,
+) -> None:
+    """Show one environment or version.
+
+    \b
+    wander info wander/tictactoe
+    wander info wander/tictactoe@0.1.0 --json
+    wander info wander/tictactoe --readme
+    """
+    from wander_client.packages.origins.source import origin_in
+    from wander_client.packages.store import EnvironmentStore
+
+    here = current()
+    name = parse_name(environment)
+    with here.hub() as hub:
+        detail = hub.environment(name.owner, name.name)
+        version = hub.version(name.owner, name.name, name.version) if name.version else detail.latest
+    local = EnvironmentStore(here.settings.data_dir, here.output.warn).find(name, here.settings.hub)
+    data = {
+        **detail.model_dump(mode="json"),
+        "version": version.model_dump(mode="json"),
+        "installed": [one.record.version for one in local],
+        "origin": origin_in(detail.readme),
+    }
+    if readme:
+        here.output.answer(data, detail.readme)
+        return
+    here.output.answer(data, lambda: _show(detail, version, local))
+    exact = f"{name.owner}/{name.name}" + (f"@{name.version}" if name.version else "")
+    here.output.next(f"wander eval {exact} -m MODEL")
+
+
+def _show(detail: EnvironmentDetail, version: VersionDetail, local: list[Installed]) -> None:
+    from wander_client.packages.install import status_words
+    from wander_client.packages.origins.source import origin_in
+
+    output = current().output
+    output.line(f"{detail.owner}/{detail.name} {version.version}", style="bold")
+    if version.summary:
+        output.line(version.summary)
+    output.line()
+    best = f"{detail.best_reward:.4g} by {detail.best_model}" if detail.best_reward is not None else ""
+    facts: list[tuple[str, str]] = [
+        ("status", "" if detail.status == "active" else status_words(detail)),
+        ("tags", ", ".join(version.tags)),
+        ("licence", version.license or ""),
+        ("python", version.requires_python or ""),
+        ("needs", ", ".join(version.requires_dist)),
+        ("published", f"{version.uploaded_at:%Y-%m-%d %H:%M} UTC by {version.uploaded_by}"),
+        ("imported", origin_in(detail.readme) or ""),
+        *_check(version),
+        ("source", _source(version)),
+        *(("flagged", f"{one.code}: {one.detail} ({one.filename})") for one in version.warnings),
+        ("lock", f"sha256:{version.lock.sha256}" if version.lock else "none: packages are resolved anew"),
+        ("yanked", (version.yanked_reason or "yes") if version.yanked else ""),
+        ("versions", ", ".join(detail.all_versions)),
+        ("installed", ", ".join(one.record.version for one in local) or "no"),
+        ("runs", str(detail.runs)),
+        ("best", best),
+    ]
+    facts += [(file.kind, f"{file.filename}  sha256:{file.sha256}") for file in version.files]
+    for label, text in facts:
+        if text:
+            output.line(f"{label:<10} {text}")
+
+
+def _check(version: VersionDetail) -> list[tuple[str, str]]:
+    """Return what the publisher says of the check: the counts, then what did not pass, a line each."""
+    check = version.check
+    if check is None:
+        return [("check", "not checked")]
+    said = f"checked by the publisher with wander {check.wander}: {check.counts}"
+    faults = [each for each in check.findings if each.status != "skip"]
+    return [("check", said), *(("", f"{each.status} {each.id} {each.message}".rstrip()) for each in faults)]
+
+
+def _source(version: VersionDetail) -> str:
+    """Return the digest of the source tree, and whether the wheels were held against it."""
+    source = version.source
+    if source is None:
+        return ""
+    wheels = [file.filename for file in version.files if file.kind == "wheel"]
+    odd = [name for name in wheels if name not in source.compared]
+    said = f"not compared: {', '.join(odd)}" if odd else "the wheel's Python files are those of the source"
+    if source.generated:
+        said += f", but for those that the build makes: {', '.join(source.generated)}"
+    return f"sha256:{source.tree_sha256}; {said}"

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import csv
+import io
 import json
-import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -101,20 +101,16 @@ def _fetch(
 
 
 def _write_csv(board: Leaderboard, target: str) -> None:
+    from wander.evals.store.jsonl import write_whole
     from wander.wire.boards import csv_table
 
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows(csv_table(board.rows))
     if target == "-":
-        csv.writer(sys.stdout, lineterminator="\n").writerows(csv_table(board.rows))
+        sys.stdout.write(text.getvalue())
         return
-    path = Path(target)
-    draft = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        with draft.open("w", newline="", encoding="utf-8") as file:
-            csv.writer(file, lineterminator="\n").writerows(csv_table(board.rows))
-        draft.replace(path)
-    finally:
-        draft.unlink(missing_ok=True)
-    current().output.note(f"wrote {len(board.rows)} rows to {path}")
+    write_whole(Path(target), text.getvalue().encode())
+    current().output.note(f"wrote {len(board.rows)} rows to {target}")
 
 
 def _show(board: Leaderboard, *, metrics: bool) -> None:

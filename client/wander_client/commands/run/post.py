@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -67,7 +67,7 @@ def post(
         _refuse_secrets(folder)
         for path in files:
             here.output.note(f"  {path.stat().st_size:>12,}  {path.name}")
-        data = {
+        data: dict[str, Any] = {
             "run_id": manifest.run_id,
             "environment": str(name),
             "files": [{"filename": path.name, "size": path.stat().st_size} for path in files],
@@ -84,9 +84,8 @@ def post(
         here.output.warn("this run was already posted publicly; `wander runs withdraw` removes it")
     if sign and detail.signature is None:
         here.output.warn("this run was already posted without a signature")
-    here.output.answer(
-        {**data, **detail.model_dump(mode="json", by_alias=True), "new": new}, _lines(detail, new=new)
-    )
+    data |= {**detail.model_dump(mode="json", by_alias=True), "new": new}
+    here.output.answer(data, _lines(detail, new=new))
     here.output.note(detail.url)
     if detail.private:
         here.output.next(f"wander runs publish {manifest.run_id}")

@@ -1,4 +1,4 @@
-"""`wander new`: start an environment package that runs at once."""
+"""`wander new`, `wander fork`: start an environment, anew or from a version of another."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from typing import Annotated
 import typer
 
 from wander_client.context import current
-from wander_client.packages.scaffold import KINDS, kinds_help
+from wander_client.names import parse_name
+from wander_client.packages.scaffold import KINDS, kinds_help, package_name, write_package
 from wander_client.terminal.command import command_app
 from wander_client.terminal.suggestions import choose
 
 app = command_app()
-
 
 HELP = f"""Start an environment package that runs at once: module, README, test.
 
@@ -33,8 +33,6 @@ def new(
     kind: Annotated[str, typer.Option(help="one of the kinds above")] = "single-turn",
 ) -> None:
     """Start an environment package that runs at once."""
-    from wander_client.packages.scaffold import package_name, write_package
-
     here = current()
     choose("--kind", kind, KINDS)
     folder = path.expanduser()
@@ -55,3 +53,27 @@ def new(
         f"wander check {place}",
         f"wander publish {place}",
     )
+
+
+def fork(
+    environment: Annotated[str, typer.Argument(help="owner/name, or owner/name@version")],
+    owner: Annotated[str | None, typer.Option(help="owner of the copy  [default: you]")] = None,
+) -> None:
+    """Begin an environment of your own with a version of another's; its page names where it came from.
+
+    \b
+    wander fork acme/wordle
+    wander fork acme/wordle@0.2.0 --owner lab
+    """
+    from wander.wire.changes import NewPlace
+
+    from wander_client.hub import administration
+
+    here = current()
+    name = parse_name(environment)
+    with here.hub(login=True) as hub:
+        target = owner or hub.whoami().user
+        detail = administration.fork(hub, name, NewPlace(owner=target.lower(), version=name.version))
+    label = f"{detail.owner}/{detail.name}"
+    here.output.answer(detail, f"forked {detail.parent or name} to {label}")
+    here.output.next(f"wander install {label}")
