@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from functools import cache
 from typing import Any
 
@@ -33,20 +34,23 @@ from wander_hub.lifecycle import routes as environment_life
 from wander_hub.names import BUNDLED_OWNER
 from wander_hub.posting import routes as postings
 from wander_hub.posting import run_routes as run_changes
+from wander_hub.posting import service as posting
 from wander_hub.publishers import routes as publishers
 from wander_hub.rights import routes as accounts
 from wander_hub.rights.tokens import authenticate
 from wander_hub.runs import routes as runs
 from wander_hub.settings import Settings
 from wander_hub.storage import Storage
-from wander_hub.sweep import keep_sweeping
 from wander_hub.upload import bundled
 from wander_hub.upload import routes as upload
 from wander_hub.upload import session_routes as upload_sessions
+from wander_hub.upload import sweep as uploads
 from wander_hub.verification import routes as verification
 from wander_hub.web import routes as web
 
 logger = logging.getLogger("wander_hub")
+
+_SWEEP_SECONDS = 900.0
 
 _DESCRIPTION = """
 Registry of reinforcement-learning environments for language models, with a standard Python package index
@@ -67,6 +71,39 @@ class Hub(FastAPI):
         """Answer the short way, or as FastAPI does."""
         if not await self._direct.answer(scope, send):
             await super().__call__(scope, receive, send)
+
+
+@asynccontextmanager
+async def keep_sweeping(database: Database, storage: Storage) -> AsyncIterator[None]:
+    """Sweep as long as the block lasts."""
+
+    async def sweep_forever() -> None:
+        while True:
+            await asyncio.sleep(_SWEEP_SECONDS)
+            try:
+                await run_in_threadpool(sweep, database, storage)
+            except Exception:
+                logger.exception("unfinished transfers could not be swept; the next try follows")
+
+    task = asyncio.create_task(sweep_forever())
+    try:
+        yield
+    finally:
+        task.cancel()
+        with suppress(asyncio.CancelledError):
+            await task
+
+
+def sweep(database: Database, storage: Storage) -> None:
+    """Drop the uploads and the postings whose time is over, with all that came of them."""
+    ended, chunks = uploads.sweep(database, storage)
+    if ended or chunks:
+        logger.info("dropped %d unfinished uploads and %d chunks", ended, chunks)
+    forgotten = 0
+    while some := posting.forget_expired(database, storage):
+        forgotten += some
+    if forgotten:
+        logger.info("dropped %d unfinished postings", forgotten)
 
 
 def create_app(

@@ -17,6 +17,7 @@ from alembic import command
 from alembic.config import Config
 from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
+from pydantic import BaseModel
 from sqlalchemy import Connection, DateTime, Dialect, MetaData, TypeDecorator, create_engine, event, text
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import DeclarativeBase, Session, sessionmaker
@@ -25,11 +26,13 @@ if TYPE_CHECKING:
     from wander_hub.identity import Identity
 
 Result = TypeVar("Result")
+Answer = TypeVar("Answer", bound=BaseModel)
 
 READER = "reader"
 """The key under which a session holds its reader; every query on environments depends on it."""
 PUBLIC_FILES = "public_files"
 """The key under which a session holds the links that nginx follows, where the hub keeps any."""
+_ABSENT = object()
 _OBJECTS_LOCK = 7_403_926_551
 """Any number that nothing else locks."""
 
@@ -73,6 +76,14 @@ class Base(DeclarativeBase):
 def now() -> datetime:
     """Return the present moment in UTC."""
     return datetime.now(UTC)
+
+
+def fill(answer: type[Answer], row: object, **given: Any) -> Answer:
+    """Return an answer whose fields are a row's attributes of the same names, but for those given."""
+    for name in answer.__pydantic_fields__:
+        if name not in given and (value := getattr(row, name, _ABSENT)) is not _ABSENT:
+            given[name] = value
+    return answer(**given)
 
 
 class Database:

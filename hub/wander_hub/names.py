@@ -12,43 +12,14 @@ from packaging.utils import canonicalize_name
 BUNDLED_OWNER = "wander"
 """The owner of the hub's own packages."""
 RESERVED_OWNERS = frozenset(
-    {
-        *("_", "about", "account", "accounts", "api", "assets", "auth", "blog", "boards", "compare", "docs"),
-        *("environments", "explore", "favicon.ico", "files", "health", "help", "integrity", "leaderboard"),
-        *(
-            "leaderboards",
-            "legacy",
-            "login",
-            "logout",
-            "me",
-            "new",
-            "oidc",
-            "openapi",
-            "openapi.json",
-            "orgs",
-        ),
-        *(
-            "owners",
-            "robots.txt",
-            "root",
-            "runs",
-            "schemas",
-            "search",
-            "settings",
-            "signup",
-            "simple",
-            "static",
-        ),
-        *("status", "system", "tokens", "user", "users", "well-known", "www"),
-    }
+    "_ about account accounts api assets auth blog boards compare docs environments explore "  # noqa: SIM905
+    "favicon.ico files health help integrity leaderboard leaderboards legacy login logout me "
+    "new oidc openapi openapi.json orgs owners robots.txt root runs schemas search settings "
+    "signup simple static status system tokens user users well-known www".split()
 )
 """First path segments that the hub needs itself, now or later."""
-
 RESERVED_ENVIRONMENTS = frozenset(
-    {
-        *("api", "files", "integrity", "legacy", "leaderboard", "members", "new"),
-        *("runs", "settings", "simple", "static", "tokens"),
-    }
+    "api files integrity legacy leaderboard members new runs settings simple static tokens".split()  # noqa: SIM905
 )
 """Second path segments that the hub needs itself, now or later."""
 

@@ -19,6 +19,8 @@ _ALPHABET = string.digits + string.ascii_uppercase + string.ascii_lowercase
 _RANDOM_LENGTH = 40
 _CHECK_LENGTH = 6
 TOKEN_LENGTH = len(PREFIX) + _RANDOM_LENGTH + _CHECK_LENGTH
+SHOWN_LENGTH = len(PREFIX) + 6
+"""How much of a token may be shown, to tell tokens apart."""
 
 
 def new_token() -> str:
@@ -38,11 +40,6 @@ def well_formed(token: str) -> bool:
 def token_hash(token: str) -> str:
     """Return what the database keeps of a token."""
     return hashlib.sha256(token.encode()).hexdigest()
-
-
-def prefix_of(token: str) -> str:
-    """Return the part of a token that may be shown to tell tokens apart."""
-    return token[: len(PREFIX) + 6]
 
 
 def token_from_header(authorization: str | None) -> str | None:

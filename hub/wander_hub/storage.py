@@ -35,12 +35,6 @@ def object_key(sha256: str) -> str:
     return f"sha256/{sha256[:2]}/{sha256[2:]}"
 
 
-def digest_in(path: str) -> str | None:
-    """Return the digest that a key stands for; None for anything that is no object's key."""
-    found = _KEY.fullmatch(path)
-    return found[1] + found[2] if found else None
-
-
 @dataclass(frozen=True)
 class StoredObject:
     """Something that lies in the store."""
@@ -111,7 +105,9 @@ class Storage:
         """Yield what lies in the store, in no order; anything else than an object has no digest."""
         for batch in obstore.list(self._store):
             for one in batch:
-                yield StoredObject(one["path"], digest_in(one["path"]), one["size"], one["last_modified"])
+                key = _KEY.fullmatch(one["path"])
+                sha256 = key[1] + key[2] if key else None
+                yield StoredObject(one["path"], sha256, one["size"], one["last_modified"])
 
     def digest(self, sha256: str) -> str:
         """Return the SHA-256 that an object's bytes really have."""

@@ -12,8 +12,7 @@ from sqlalchemy import update
 from wander_hub import security
 from wander_hub.database import now
 from wander_hub.rights.models import Token
-from wander_hub.server.log_secrets import HidesSecrets, without_secrets
-from wander_hub.server.serve import _log_config
+from wander_hub.server.serve import HidesSecrets, _log_config, without_secrets
 
 
 async def made(hub, user: str = "alice", **wanted):

@@ -43,7 +43,7 @@ async def test_a_document_is_attached_once_and_goes_with_its_version(hub, make_w
         version = environments.version_of(session, environment, "0.1.0")
         found = documents.document_of(session, version, "lock")
         assert found is not None
-        assert documents.content(storage, found) == b"one"
+        assert storage.read(found.sha256) == b"one"
     assert list(fsck.check(hub.database, storage)) == []
     await hub.client.delete(f"{PATH}/versions/0.1.0", headers=hub.auth())
     assert not storage.exists(digest)

@@ -10,7 +10,7 @@ from wander.types import Rollout
 from wander.wire.verification import ReplayReport
 from wander_hub.jobs import JobWorker, TableQueue
 from wander_hub.verification import evidence, service
-from wander_hub.verification.examination import Examiner, completions_digest
+from wander_hub.verification.evidence import Examiner, completions_digest
 
 Lines = list[dict[str, Any]]
 

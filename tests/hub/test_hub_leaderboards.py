@@ -103,7 +103,7 @@ def test_ranks_hold_every_possible_order(intervals):
         bounds.add(one)
     for one in intervals:
         bounds.remove(one)
-    bounds = Bounds(*bounds.stored())
+    bounds = Bounds(*bounds.dump())
     for low, high in intervals:
         first, last = bounds.ranks((low, high), (low, high))
         assert 1 <= first <= last <= len(intervals)
@@ -116,7 +116,7 @@ def test_the_best_run_of_a_model_costs_its_other_runs_no_rank(others, run):
     bounds = Bounds()
     for one in others:
         bounds.add(one)
-    alone = Bounds(*bounds.stored())
+    alone = Bounds(*bounds.dump())
     alone.add(run)
     bounds.add((2.0, 3.0))
     assert bounds.ranks(run, (2.0, 3.0)) == alone.ranks(run, run)

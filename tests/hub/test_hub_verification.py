@@ -13,7 +13,7 @@ from wander_hub.jobs import JobContext, JobWorker, TableQueue
 from wander_hub.verification import service
 from wander_hub.verification.levels import level_after
 from wander_hub.verification.program import ClientProgram
-from wander_hub.verification.replay import Replayer
+from wander_hub.verification.worker import Replayer
 
 RUN = "01JRUN0000000000000000000A"
 

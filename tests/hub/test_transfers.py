@@ -18,13 +18,12 @@ from archive_forge import WHEEL_NAME, wheel_of
 from run_parcels import Parcel
 from sqlalchemy import func, select, update
 from staged_uploads import StagedUpload
-from wander_hub.app import create_app
+from wander_hub.app import create_app, sweep
 from wander_hub.database import Database, now
 from wander_hub.fsck import check as fsck
 from wander_hub.identity import HUB
 from wander_hub.runs.models import PostingRow
 from wander_hub.settings import Settings
-from wander_hub.sweep import sweep
 from wander_hub.upload.models import UploadSession
 
 RECORDED = Path(__file__).parent / "recorded" / "half_sent.tar.xz"

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from sqlalchemy import func, select
-from sqlalchemy.orm import Session, joinedload, selectinload
+from sqlalchemy import select
+from sqlalchemy.orm import Session, selectinload
 
 from wander_hub.accounts.models import Membership, Owner, User
 
@@ -19,11 +19,6 @@ def users(session: Session) -> Sequence[User]:
     """Return every user with memberships, by name."""
     with_owners = selectinload(User.memberships).joinedload(Membership.owner)
     return session.scalars(select(User).options(with_owners).order_by(User.name)).all()
-
-
-def has_users(session: Session) -> bool:
-    """Tell whether anybody was ever added."""
-    return bool(session.scalar(select(func.count()).select_from(User)))
 
 
 def owner_named(session: Session, name: str) -> Owner | None:
@@ -40,9 +35,3 @@ def lock_owner(session: Session, owner: Owner) -> None:
 def owner_names(session: Session) -> Sequence[str]:
     """Return the name of every owner."""
     return session.scalars(select(Owner.name).order_by(Owner.name)).all()
-
-
-def memberships_of_owner(session: Session, owner_id: int) -> Sequence[Membership]:
-    """Return who has a role on an owner, by name."""
-    query = select(Membership).join(Membership.user).options(joinedload(Membership.user))
-    return session.scalars(query.where(Membership.owner_id == owner_id).order_by(User.name)).all()

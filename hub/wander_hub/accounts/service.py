@@ -15,13 +15,11 @@ from wander_hub.http.problems import HubProblem
 def add_user(session: Session, name: str, *, admin: bool = False) -> User:
     """Add a user and the owner of the same name; refuse a name that is bad or taken."""
     name = names.normalise_owner(name)
-    if fault := names.owner_fault(name):
-        raise HubProblem(422, "bad_name", f"the name `{name}` {fault}")
     if repository.user_named(session, name) or repository.owner_named(session, name):
         raise HubProblem(409, "name_taken", f"the name `{name}` is taken", hint="choose another name")
+    owner = new_owner(session, name)
     user = User(name=name, admin=admin, created_at=now())
-    owner = Owner(name=name, created_at=now())
-    session.add_all([user, owner])
+    session.add(user)
     session.flush()
     session.add(Membership(owner_id=owner.id, user_id=user.id, role="owner"))
     return user

@@ -7,21 +7,33 @@ Data goes to standard output, everything else to standard error. Exit status: 0 
 from __future__ import annotations
 
 import errno
+import json
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from pydantic import ValidationError
 from sqlalchemy.exc import DatabaseError
 
 from wander_hub import __version__
-from wander_hub.cli.console import AsJson, Data, open_database, print_row, print_rows, read_settings
-from wander_hub.cli.fsck import fsck
-from wander_hub.cli.work import work
+from wander_hub.database import Database
 from wander_hub.http.problems import HubProblem
 from wander_hub.server.data_folder import DataFolderInUse
+from wander_hub.settings import Settings
+from wander_hub.storage import Storage
+
+Data = Annotated[
+    Path | None,
+    typer.Option(
+        "--data", help="folder of database and files  [default: wander-hub-data]", envvar="WANDER_HUB_DATA"
+    ),
+]
+AsJson = Annotated[bool, typer.Option("--json", help="print JSON")]
 
 OVERVIEW = """\b
 Run and administer a Wander hub.
@@ -153,8 +165,79 @@ def migrate(data: Data = None) -> None:
         typer.echo(f"migrated {database.engine.url.render_as_string(hide_password=True)}", err=True)
 
 
-app.command()(fsck)
-app.command()(work)
+@app.command()
+def fsck(
+    repair: Annotated[bool, typer.Option("--repair", help="mend what can be derived")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="compare sizes, read no objects, no runs")] = False,
+    data: Data = None,
+    as_json: AsJson = False,
+) -> None:
+    """Compare database, stored files, index pages, runs and boards; running or not.
+
+    \b
+    wander-hub fsck                          report, change nothing
+    wander-hub fsck --repair                 make pages, totals, sizes, numbers of runs and boards anew,
+                                             remove what nothing needs
+
+    \b
+    Exit status: 0 when all is well or was mended, 1 when something is left.
+    """
+    from wander_hub.fsck import check as checks
+    from wander_hub.index.public_files import FOLDER, PublicFiles
+
+    settings = read_settings(data=data)
+    if settings.database_url is None and not settings.data.is_dir():
+        raise FileNotFoundError(2, "there is no hub", str(settings.data))
+    found = []
+    with open_database(settings) as database:
+        storage = Storage.open(settings.storage_url, settings.data / "objects")
+        links = PublicFiles(database, storage, settings.data / FOLDER) if settings.public_files else None
+        for one in checks.check(database, storage, repair=repair, quick=quick, links=links):
+            found.append(one)
+            if not as_json:
+                outcome = "  (repaired)" if one.repaired else ""
+                typer.echo(f"{one.code}  {one.subject}  {one.detail}{outcome}")
+    left = sum(not one.repaired for one in found)
+    text = f"{len(found)} findings, {left} left" if found else "all is well"
+    print_row({"findings": [asdict(one) for one in found], "left": left}, as_json, text)
+    raise typer.Exit(1 if left else 0)
+
+
+@app.command()
+def work(
+    hub: Annotated[
+        str | None,
+        typer.Option(
+            help="address at which this machine reaches the hub  [default: its public URL]",
+            envvar=["WANDER_HUB", "WANDER_HUB_PUBLIC_URL"],
+        ),
+    ] = None,
+    concurrency: Annotated[
+        int | None, typer.Option(help="jobs at once  [default: 1]", min=1, max=64, show_default=False)
+    ] = None,
+    listen: Annotated[
+        str | None,
+        typer.Option(metavar="HOST:PORT", help="answer `GET /health` here"),
+    ] = None,
+    once: Annotated[bool, typer.Option("--once", help="do what waits now, then end")] = False,
+    data: Data = None,
+) -> None:
+    """Work on jobs: play posted runs again, check published versions.
+
+    Takes the settings of the hub: the same database and storage. Any number of such processes may run, on
+    any machines; one that is stopped gives its jobs back, and those of one that dies go to another.
+
+    \b
+    wander-hub work --hub http://127.0.0.1:8600          beside a hub that serves with `--no-jobs`
+    wander-hub work --hub https://hub.example.org --concurrency 4
+
+    \b
+    Exit status: 0 when it was told to stop or nothing is left, 2 wrong usage or an unusable database.
+    """
+    from wander_hub.server import work as working
+
+    settings = read_settings(data=data, job_concurrency=concurrency)
+    working.work(settings, hub_url=hub or settings.public_url, listen=listen, once=once)
 
 
 @app.command("nginx-config")
@@ -269,6 +352,48 @@ def revoke_token(prefix: str, data: Data = None, as_json: AsJson = False) -> Non
         token = tokens.revoke_token(session, prefix)
         row = {"prefix": token.prefix, "revoked": True}
     print_row(row, as_json, f"revoked `{row['prefix']}`")
+
+
+def read_settings(**given: Any) -> Settings:
+    """Return the hub's settings, with the options that were given."""
+    return Settings(**{name: value for name, value in given.items() if value is not None})
+
+
+@contextmanager
+def open_database(settings: Settings) -> Iterator[Database]:
+    """Yield the migrated database of a hub, whether that is running or not."""
+    if settings.database_url is None:
+        settings.data.mkdir(parents=True, exist_ok=True)
+    database = Database(settings.resolved_database_url)
+    try:
+        database.migrate()
+        yield database
+    finally:
+        database.close()
+
+
+def print_row(row: dict[str, Any], as_json: bool, text: str) -> None:
+    """Print one result: as JSON, or the text."""
+    typer.echo(json.dumps(row) if as_json else text)
+
+
+def print_rows(rows: list[dict[str, Any]], as_json: bool) -> None:
+    """Print a list: as JSON, or as columns between tabs below their names."""
+    if as_json:
+        typer.echo(json.dumps({"data": rows, "next": None}))
+        return
+    for number, row in enumerate(rows):
+        if number == 0:
+            typer.echo("\t".join(row))
+        typer.echo("\t".join(_cell(value) for value in row.values()))
+
+
+def _cell(value: Any) -> str:
+    if isinstance(value, list):
+        return ",".join(str(one) for one in value)
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return "-" if value is None else str(value)
 
 
 def _fail(message: str, hint: str | None, status: int) -> None:

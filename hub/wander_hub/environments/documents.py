@@ -33,11 +33,6 @@ def documents_of(session: Session, version: Version) -> Sequence[VersionDocument
     return session.scalars(query.order_by(VersionDocument.kind)).all()
 
 
-def content(storage: Storage, document: VersionDocument) -> bytes:
-    """Return a document's bytes."""
-    return storage.read(document.sha256)
-
-
 def attach(
     session: Session, storage: Storage, version: Version, kind: Kind, body: BinaryIO, sha256: str, size: int
 ) -> VersionDocument:

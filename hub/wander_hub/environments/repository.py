@@ -115,7 +115,14 @@ def names_of_all(session: Session) -> Sequence[tuple[str, str]]:
 
 def page(session: Session, wanted: EnvironmentFilter) -> Sequence[Environment]:
     """Return up to `limit + 1` environments, most recently updated first."""
-    query = visible(session).where(Environment.listed, *_conditions(wanted))
+    query = visible(session).where(Environment.listed)
+    for word in wanted.q.split():
+        query = query.where(Environment.search_text.contains(word.lower(), autoescape=True))
+    if wanted.owner is not None:
+        query = query.where(Owner.name == wanted.owner)
+    if wanted.tag is not None:
+        # search_text holds tags as ` #tag `, so one LIKE finds a whole tag on every database
+        query = query.where(Environment.search_text.contains(f" #{wanted.tag.lower()} ", autoescape=True))
     if wanted.cursor:
         at = Position.from_cursor(wanted.cursor)
         row = int(at.row) if at.row.isdecimal() and len(at.row) < _ROW_DIGITS else 0
@@ -206,15 +213,3 @@ def file_of(session: Session, environment: Environment, filename: str) -> File |
 
 def _whole_version() -> tuple[ExecutableOption, ...]:
     return selectinload(Version.files), selectinload(Version.documents), joinedload(Version.uploaded_by)
-
-
-def _conditions(wanted: EnvironmentFilter) -> list[ColumnElement[bool]]:
-    conditions: list[ColumnElement[bool]] = [
-        Environment.search_text.contains(word.lower(), autoescape=True) for word in wanted.q.split()
-    ]
-    if wanted.owner is not None:
-        conditions.append(Owner.name == wanted.owner)
-    if wanted.tag is not None:
-        # search_text holds tags as ` #tag `, so one LIKE finds a whole tag on every database
-        conditions.append(Environment.search_text.contains(f" #{wanted.tag.lower()} ", autoescape=True))
-    return conditions

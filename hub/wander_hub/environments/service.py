@@ -22,7 +22,8 @@ from wander.wire.source_tree import SourceInfo
 
 from wander_hub import names
 from wander_hub.accounts import repository as accounts
-from wander_hub.database import READER
+from wander_hub.accounts.models import Owner
+from wander_hub.database import READER, fill
 from wander_hub.environments import repository
 from wander_hub.environments.models import Environment, File, Version
 from wander_hub.environments.schemas import EnvironmentFilter, Position
@@ -78,9 +79,8 @@ def status_of(environment: Environment) -> ProjectStatus:
 
 def reason_of(environment: Environment) -> str | None:
     """Return why the environment has its status."""
-    if environment.quarantine_reason is not None:
-        return environment.quarantine_reason
-    return environment.status_reason
+    reason = environment.quarantine_reason
+    return environment.status_reason if reason is None else reason
 
 
 def successor_of(environment: Environment) -> str | None:
@@ -116,8 +116,7 @@ def resolve(session: Session, owner: str, name: str) -> Environment:
     environment = environment or repository.environment_once_named(session, owner, name)
     if environment is not None:
         return environment
-    close = suggestions(session, owner, name)
-    hint = f"did you mean {' or '.join(f'`{one}`' for one in close)}?" if close else None
+    hint = _hint(suggestions(session, owner, name))
     raise HubProblem(404, "environment_not_found", f"there is no environment `{owner}/{name}`", hint=hint)
 
 
@@ -144,12 +143,17 @@ def find_version(session: Session, environment: Environment, version: str) -> Ve
     )
 
 
-def require_owner(session: Session, owner: str) -> None:
-    """Raise a 404 when nobody has that name."""
-    if accounts.owner_named(session, owner) is None:
-        close = names.near(owner, accounts.owner_names(session))
-        hint = f"did you mean {' or '.join(f'`{one}`' for one in close)}?" if close else None
+def require_owner(session: Session, owner: str) -> Owner:
+    """Return the owner of that name; raise a 404 when there is none."""
+    found = accounts.owner_named(session, owner)
+    if found is None:
+        hint = _hint(names.near(owner, accounts.owner_names(session)))
         raise HubProblem(404, "owner_not_found", f"there is no owner `{owner}`", hint=hint)
+    return found
+
+
+def _hint(close: list[str]) -> str | None:
+    return f"did you mean {' or '.join(f'`{one}`' for one in close)}?" if close else None
 
 
 def newest_first(versions: list[AnyVersion]) -> list[AnyVersion]:
@@ -171,44 +175,36 @@ def latest_of(versions: list[AnyVersion]) -> AnyVersion:
 
 def summary_of(environment: Environment) -> EnvironmentSummary:
     """Return the row of a listing."""
-    return EnvironmentSummary(
+    return fill(
+        EnvironmentSummary,
+        environment,
         owner=environment.owner.name,
-        name=environment.name,
-        latest_version=environment.latest_version,
-        summary=environment.summary,
-        tags=environment.tags,
-        updated_at=environment.updated_at,
         versions=environment.version_count,
         runs=environment.run_count,
-        best_reward=environment.best_reward,
-        best_model=environment.best_model,
-        private=environment.private,
         status=status_of(environment),
     )
 
 
 def version_detail(environment: Environment, version: Version, base_url: str) -> VersionDetail:
-    """Return a version with the addresses of its files."""
-    return VersionDetail(
-        owner=environment.owner.name,
-        name=environment.name,
-        version=version.version,
-        summary=version.summary,
-        requires_python=version.requires_python,
-        requires_dist=version.requires_dist,
-        license=version.license,
-        tags=version.tags,
-        entry_point=version.entry_point,
-        uploaded_at=version.uploaded_at,
+    """Return a version with the addresses of its files and of its lock, where they may be had."""
+    owner, name = environment.owner.name, environment.name
+    files = list_offered_files(environment, version)
+    locks = [one for one in version.documents if one.kind == "lock" and files]
+    lock = f"{base_url}/api/v1/environments/{owner}/{name}/versions/{version.version}/pylock.toml"
+    return fill(
+        VersionDetail,
+        version,
+        owner=owner,
+        name=name,
         uploaded_by=version.uploaded_by.name if version.uploaded_by else HUB_ITSELF,
-        yanked=version.yanked,
-        yanked_reason=version.yanked_reason,
-        deleted_at=version.deleted_at,
-        deleted_reason=version.deleted_reason,
-        files=[file_info(environment, one, base_url) for one in list_offered_files(environment, version)],
-        lock=lock_info(environment, version, base_url),
+        files=[fill(FileInfo, one, url=f"{base_url}/{owner}/files/{name}/{one.filename}") for one in files],
+        lock=fill(LockInfo, locks[0], url=lock, attached_at=locks[0].created_at) if locks else None,
         check=CheckSummary.model_validate(version.check_summary) if version.check_summary else None,
-        warnings=warnings_of(environment, version),
+        warnings=[
+            UploadWarning.model_validate({**warning, "filename": one.filename})
+            for one in files
+            for warning in one.warnings or ()
+        ],
         source=SourceInfo.model_validate(version.source) if version.source else None,
     )
 
@@ -218,47 +214,6 @@ def list_offered_files(environment: Environment, version: Version) -> list[File]
     if version.deleted_at is not None or environment.quarantine_reason is not None:
         return []
     return version.files
-
-
-def warnings_of(environment: Environment, version: Version) -> list[UploadWarning]:
-    """Return what the gate flagged in the files of a version that may be had."""
-    return [
-        UploadWarning.model_validate({**one, "filename": file.filename})
-        for file in list_offered_files(environment, version)
-        for one in file.warnings or ()
-    ]
-
-
-def file_info(environment: Environment, file: File, base_url: str) -> FileInfo:
-    """Return a file with its address."""
-    return FileInfo(
-        filename=file.filename,
-        kind="wheel" if file.kind == "wheel" else "sdist",
-        size=file.size,
-        sha256=file.sha256,
-        url=f"{base_url}/{environment.owner.name}/files/{environment.name}/{file.filename}",
-        uploaded_at=file.uploaded_at,
-    )
-
-
-def lock_info(environment: Environment, version: Version, base_url: str) -> LockInfo | None:
-    """Return the lock of a version with its address; None where it has none or its files may not be had."""
-    if not list_offered_files(environment, version):
-        return None
-    path = f"/api/v1/environments/{environment.owner.name}/{environment.name}/versions/{version.version}"
-    return next(
-        (
-            LockInfo(
-                sha256=one.sha256,
-                size=one.size,
-                url=f"{base_url}{path}/pylock.toml",
-                attached_at=one.created_at,
-            )
-            for one in version.documents
-            if one.kind == "lock"
-        ),
-        None,
-    )
 
 
 def search_text(environment: Environment, latest: Version) -> str:

@@ -2,37 +2,49 @@
 
 A missing or changed object cannot be made again from anything else, so it is only reported. All else is
 derived: pages and totals from rows, sizes from objects, the numbers of runs from their rollouts, boards from
-the runs; and what nothing points to is removed. Every repair
-is what the hub itself would have written: its own functions run, in a transaction kept when asked for.
+the runs; and what nothing points to is removed. Every repair is what the hub itself would have written: its
+own functions run, in a transaction kept when asked for.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import hashlib
+import io
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
 from sqlalchemy import select
-from sqlalchemy.orm import Session, joinedload
+from sqlalchemy.orm import Session, joinedload, undefer
+from wander.evals.stats.summary import RunningSummary
+from wander.wire import RunManifest, RunSummary
+from wander.wire.postings import RolloutsDigest, run_digest
 
 from wander_hub.accounts.models import Owner
 from wander_hub.database import Database, now
 from wander_hub.environments.models import Environment, File
-from wander_hub.fsck import runs as fsck_runs
 from wander_hub.identity import HUB
 from wander_hub.index import repository as pages
 from wander_hub.index import service as index
 from wander_hub.index.models import IndexPage
 from wander_hub.index.public_files import PublicFiles
-from wander_hub.leaderboards import listing
+from wander_hub.leaderboards import listing, placement
+from wander_hub.leaderboards.models import Board, BoardEntry
 from wander_hub.runs import objects
-from wander_hub.runs.models import Run, RunArtifact
+from wander_hub.runs.chunks import rows_of
+from wander_hub.runs.models import Run, RunArtifact, RunChunk
+from wander_hub.runs.order import OrderWriter
+from wander_hub.runs.repository import lock_run
 from wander_hub.storage import Storage
 from wander_hub.upload import sweep
+from wander_hub.verification.levels import level_of
 
 GRACE = timedelta(hours=1)
 """An object that nothing points to may belong to an upload that is under way, until it is this old."""
+_ENTRY = ("run_id", "model", "level", "shortfall", "low", "high", "tokens", "usd", "posted_at")
+_PLACE = ("record", "best")
+_BOARD = ("runs", "models", "last_posted_at", "lows", "highs")
 _TOTALS = ("version_count", "latest_version", "summary", "tags", "search_text", "run_count", "best_model")
 _PAGE = tuple(column.key for column in IndexPage.__table__.columns)
 
@@ -49,6 +61,22 @@ class Finding:
     """What it is about: an object's digest, a run's id, or `owner/name`."""
     detail: str
     repaired: bool = False
+
+
+@dataclass(frozen=True)
+class Derived:
+    """The numbers that a run's stored rollouts give."""
+
+    sha256: str
+    """The digest of the run."""
+    rollouts_sha256: str
+    summary: RunSummary
+    order: bytes
+
+    @property
+    def order_sha256(self) -> str:
+        """Digest of the order of its rollouts."""
+        return hashlib.sha256(self.order).hexdigest()
 
 
 def check(
@@ -71,8 +99,14 @@ def check(
         owners = session.scalars(select(Owner.id).order_by(Owner.id)).all()
     for one in ids:
         if not quick:
-            wrong = list(_runs(database, storage, one, broken, repair=repair))
-            yield from wrong
+            with database.read(HUB) as session:
+                query = select(Run.run_id).where(Run.environment_id == one)
+                run_ids = session.scalars(query.order_by(Run.posted_at, Run.run_id)).all()
+            faults = (_run(database, storage, run_id, broken, repair=repair) for run_id in run_ids)
+            wrong = []
+            for fault in filter(None, faults):
+                wrong.append(fault)
+                yield fault
             # Boards are made from these numbers: what is wrong with both shows once the runs are mended.
             if all(each.repaired or each.code != "aggregates_wrong" for each in wrong):
                 yield from _boards(database, one, repair=repair)
@@ -80,7 +114,13 @@ def check(
     for one in owners:
         yield from _owner(database, one, repair=repair)
     if links is not None:
-        yield from _links(links, repair=repair)
+        wrong_links, missing = links.compare()
+        if repair:
+            links.repair()
+        for path in sorted(wrong_links):
+            yield Finding("link_extra", str(path), "nginx would send what it must not", repaired=repair)
+        for path in sorted(missing):
+            yield Finding("link_missing", str(path), "nginx asks the hub for it", repaired=repair)
 
 
 def _objects(database: Database, storage: Storage, *, repair: bool, quick: bool) -> Iterator[Finding]:
@@ -101,23 +141,19 @@ def _objects(database: Database, storage: Storage, *, repair: bool, quick: bool)
             if quick:
                 yield Finding("object_corrupt", sha256, f"{found.size:,} bytes are not the size of {whats}")
             else:
-                yield _mend_size(database, sha256, found.size, whats, repair=repair)
+                if repair:  # the bytes are right, so the row is not
+                    with database.write(HUB) as session:
+                        for table in (File, RunArtifact):
+                            for row in session.scalars(select(table).where(table.sha256 == sha256)):
+                                row.size = found.size
+                detail = f"{found.size:,} bytes, other than told of {whats}"
+                yield Finding("size_wrong", sha256, detail, repaired=repair)
     oldest = now() - GRACE
     for sha256 in sorted(set(stored) - set(expected)):
         if stored[sha256].modified_at < oldest:
             removed = repair and objects.discard(database, storage, [sha256]) == [sha256]
             size = stored[sha256].size
             yield Finding("object_extra", sha256, f"nothing needs these {size:,} bytes", repaired=removed)
-
-
-def _links(links: PublicFiles, *, repair: bool) -> Iterator[Finding]:
-    wrong, missing = links.compare()
-    if repair:
-        links.repair()
-    for path in sorted(wrong):
-        yield Finding("link_extra", str(path), "nginx would send what it must not", repaired=repair)
-    for path in sorted(missing):
-        yield Finding("link_missing", str(path), "nginx asks the hub for it", repaired=repair)
 
 
 def _chunks(database: Database, storage: Storage, *, repair: bool) -> Iterator[Finding]:
@@ -140,45 +176,144 @@ def _chunks(database: Database, storage: Storage, *, repair: bool) -> Iterator[F
         yield Finding("chunk_extra", "staging", detail, repaired=repair)
 
 
-def _mend_size(database: Database, sha256: str, size: int, whats: str, *, repair: bool) -> Finding:
-    """The bytes are right, so the row is not."""
-    if repair:
-        with database.write(HUB) as session:
-            for table in (File, RunArtifact):
-                for row in session.scalars(select(table).where(table.sha256 == sha256)):
-                    row.size = size
-    return Finding("size_wrong", sha256, f"{size:,} bytes, other than told of {whats}", repaired=repair)
+def _run(
+    database: Database, storage: Storage, run_id: str, broken: Collection[str], *, repair: bool
+) -> Finding | None:
+    """Derive the numbers of a run from its rollouts and tell what is otherwise.
 
-
-def _runs(
-    database: Database, storage: Storage, environment_id: int, broken: set[str], *, repair: bool
-) -> Iterator[Finding]:
-    """Derive the numbers of an environment's runs from their rollouts and tell what is otherwise."""
+    A run that needs one of the `broken` objects is passed over: its rollouts cannot be read.
+    """
     with database.read(HUB) as session:
-        query = select(Run.run_id).where(Run.environment_id == environment_id)
-        ids = session.scalars(query.order_by(Run.posted_at, Run.run_id)).all()
-    for run_id in ids:
-        for code, detail, mended in fsck_runs.run_faults(database, storage, run_id, broken, repair=repair):
-            yield Finding(code, run_id, detail, repaired=mended)
+        run = session.get(Run, run_id)
+        if run is None or run.withdrawn_at is not None or run.rollouts_sha256 is None:
+            return None
+        derived = _derive(session, storage, run, broken)
+        if derived is None:
+            return None
+        if derived.sha256 != run.sha256:
+            return Finding("run_changed", run_id, "its rollouts and manifest are not those of its digest")
+        right = derived.summary.model_dump(mode="json")
+        wrong = [f"summary.{name}" for name, value in right.items() if run.summary.get(name) != value]
+        wrong += [f"summary.{name}" for name in run.summary if name not in right]
+        if run.reward_mean != derived.summary.reward_mean:
+            wrong.append("reward_mean")
+        if run.rollouts_sha256 != derived.rollouts_sha256:
+            wrong.append("rollouts_sha256")
+        if run.order_sha256 != derived.order_sha256 or not storage.exists(derived.order_sha256):
+            wrong.append("order")
+        if _too_high(run, derived):
+            wrong.append("level")
+    if not wrong:
+        return None
+    if repair:
+        if "order" in wrong:
+            storage.put(io.BytesIO(derived.order))
+        with database.write(HUB) as session:
+            _mend_run(session, run_id, derived)
+    return Finding("aggregates_wrong", run_id, ", ".join(wrong), repaired=repair)
+
+
+def _derive(session: Session, storage: Storage, run: Run, broken: Collection[str]) -> Derived | None:
+    query = select(RunChunk).where(RunChunk.run_id == run.run_id).order_by(RunChunk.first)
+    chunks = session.scalars(query).all()
+    if not broken.isdisjoint(one.object_sha256 for one in chunks):
+        return None
+    manifest = RunManifest.model_validate_json(run.manifest)
+    digest, order = RolloutsDigest(), OrderWriter()
+    summary = RunningSummary(manifest.environment.info)
+    for chunk in chunks:
+        for row in rows_of(storage, chunk):
+            digest.add(row.line_sha256())
+            order.add(row.facts.reward)
+            summary.add(row.bare_rollout())
+    artifacts = select(RunArtifact.name, RunArtifact.sha256).where(RunArtifact.run_id == run.run_id)
+    names = {name: sha256 for name, sha256 in session.execute(artifacts)}
+    rollouts_sha256 = digest.hexdigest()
+    assert rollouts_sha256 is not None, "a run with chunks has rollouts"
+    return Derived(
+        run_digest(run.manifest.encode(), rollouts_sha256, names),
+        rollouts_sha256,
+        summary.summary(expected=manifest.expected_rollouts),
+        order.content(),
+    )
+
+
+def _too_high(run: Run, derived: Derived) -> bool:
+    level, _ = level_of(RunManifest.model_validate_json(run.manifest), derived.summary)
+    return level == "claimed" and run.level != "claimed"
+
+
+def _mend_run(session: Session, run_id: str, derived: Derived) -> None:
+    run = session.get_one(Run, run_id)
+    lock_run(session, run)
+    if run.withdrawn_at is not None:
+        return
+    run.summary = derived.summary.model_dump(mode="json")
+    run.reward_mean = derived.summary.reward_mean
+    run.rollouts_sha256, run.order_sha256 = derived.rollouts_sha256, derived.order_sha256
+    if _too_high(run, derived):
+        manifest = RunManifest.model_validate_json(run.manifest)
+        run.level, run.level_reason = level_of(manifest, derived.summary)
 
 
 def _boards(database: Database, environment_id: int, *, repair: bool) -> list[Finding]:
     """Place an environment's runs on its boards anew and tell what that changes."""
     with database.write(HUB) as session:
-        query = select(Environment).options(joinedload(Environment.owner))
-        environment = session.scalars(query.where(Environment.id == environment_id)).one()
+        environment = _load(session, environment_id)
         label = f"{environment.owner.name}/{environment.name}"
-        faults = fsck_runs.board_faults(session, environment)
-        if not (repair and faults):
+        shown = _describe_boards(session, environment)
+        placement.start_over(session, environment)
+        placement.place(session, environment)
+        session.flush()
+        session.expire_all()
+        right = _describe_boards(session, environment)
+        found = [
+            Finding("board_wrong", label, f"board `{key[1]}`: {', '.join(differences)}", repaired=repair)
+            for key in sorted(set(shown) | set(right))
+            if (differences := _compare_boards(shown.get(key), right.get(key)))
+        ]
+        if not (repair and found):
             session.rollback()
-    return [Finding("board_wrong", label, one, repaired=repair) for one in faults]
+    return found
+
+
+def _describe_boards(session: Session, environment: Environment) -> dict[tuple[int, str], dict[str, Any]]:
+    """Return what the boards of an environment show; those without a run show nothing."""
+    of_environment = Board.version.has(environment_id=environment.id)
+    query = select(Board).where(of_environment).options(undefer(Board.lows), undefer(Board.highs))
+    boards = session.scalars(query).all()
+    entries = select(BoardEntry).where(BoardEntry.board_id.in_(one.id for one in boards))
+    rows: dict[int, dict[str, tuple[Any, ...]]] = {one.id: {} for one in boards}
+    for entry in session.scalars(entries):
+        rows[entry.board_id][entry.run_id] = tuple(getattr(entry, name) for name in _ENTRY + _PLACE)
+    return {
+        (one.version_id, one.name): {name: getattr(one, name) for name in _BOARD} | {"rows": rows[one.id]}
+        for one in boards
+        if one.runs or rows[one.id]
+    }
+
+
+def _compare_boards(shown: dict[str, Any] | None, right: dict[str, Any] | None) -> list[str]:
+    """Name what differs of a board, its runs by their ids."""
+    if shown == right:
+        return []
+    if shown is None or right is None:
+        return ["it is missing" if shown is None else "no run stands on it"]
+    runs = sorted({*shown["rows"], *right["rows"]})
+    rows = [one for one in runs if shown["rows"].get(one) != right["rows"].get(one)]
+    told = [f"`{one}`" for one in rows[:5]] + ([f"and {len(rows) - 5} more runs"] if len(rows) > 5 else [])
+    return [*(name for name in _BOARD if shown[name] != right[name]), *told]
+
+
+def _load(session: Session, environment_id: int) -> Environment:
+    query = select(Environment).options(joinedload(Environment.owner))
+    return session.scalars(query.where(Environment.id == environment_id)).one()
 
 
 def _environment(database: Database, environment_id: int, *, repair: bool) -> list[Finding]:
     """Derive totals and pages of an environment anew and tell what that changes."""
     with database.write(HUB) as session:
-        query = select(Environment).options(joinedload(Environment.owner))
-        environment = session.scalars(query.where(Environment.id == environment_id)).one()
+        environment = _load(session, environment_id)
         label = f"{environment.owner.name}/{environment.name}"
         totals = _values(environment, _TOTALS)
         shown = _pages(session, pages.pages_of(session, environment.id))

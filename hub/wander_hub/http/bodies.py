@@ -1,4 +1,7 @@
-"""Reads bodies of requests that may be long, and refuses them as soon as they are too long."""
+"""Reads bodies and forms of requests that may be long, and refuses them as soon as they are too long.
+
+File parts of a form go to temporary files on disk, which vanish with the request.
+"""
 
 from __future__ import annotations
 
@@ -9,10 +12,16 @@ from typing import Any, BinaryIO, cast
 
 from fastapi import Request
 from starlette.concurrency import run_in_threadpool
+from starlette.datastructures import FormData
+from starlette.formparsers import MultiPartException, MultiPartParser
 
 from wander_hub.http.problems import HubProblem
 
 _IN_MEMORY = 4 * 1024 * 1024
+_FIELD_BYTES = 8 * 1024 * 1024
+"""Limit of one text field: twine sends the whole README as one."""
+_OVERHEAD = 16 * 1024 * 1024
+"""What a form may hold beside its files; it is in memory."""
 
 
 def plain_body(description: str | None = None) -> dict[str, Any]:
@@ -54,3 +63,55 @@ async def open_body(request: Request, max_bytes: int, refusal: HubProblem) -> As
                 file.write(piece)
         file.seek(0)
         yield cast(BinaryIO, file)
+
+
+def form_body(properties: dict[str, Any], required: str) -> dict[str, Any]:
+    """Return how OpenAPI tells of a form."""
+    schema = {"type": "object", "required": [required], "properties": properties}
+    return {"requestBody": {"required": True, "content": {"multipart/form-data": {"schema": schema}}}}
+
+
+@asynccontextmanager
+async def multipart_form(request: Request, *, max_bytes: int, max_files: int) -> AsyncIterator[FormData]:
+    """Give the parsed form; raise 413 past the limit, 415 or 400 for what is no form."""
+    content_type = request.headers.get("content-type", "")
+    if not content_type.lower().startswith("multipart/form-data"):
+        raise HubProblem(415, "not_a_form", "the body must be multipart/form-data")
+    declared = request.headers.get("content-length", "")
+    if declared.isdecimal() and int(declared) > max_bytes + _OVERHEAD:
+        raise too_large(max_bytes)
+    parser = _Parser(
+        request.headers,
+        pieces(request, max_bytes + _OVERHEAD, too_large(max_bytes)),
+        max_files=max_files,
+        max_fields=2000,
+        max_part_size=_FIELD_BYTES,
+    )
+    try:
+        form = await parser.parse()
+    except (MultiPartException, KeyError, UnicodeError) as error:
+        raise HubProblem(400, "bad_form", f"the form cannot be read: {error}") from error
+    try:
+        yield form
+    finally:
+        await form.close()
+
+
+class _Parser(MultiPartParser):
+    """Bounds the text of all fields together, and not of each alone."""
+
+    _text_bytes = 0
+
+    def on_part_data(self, data: bytes, start: int, end: int) -> None:
+        """Take in a piece of a part."""
+        if self._current_part.file is None:
+            self._text_bytes += end - start
+            if self._text_bytes > _OVERHEAD:
+                raise MultiPartException(f"its text is over {_OVERHEAD:,} bytes")
+        super().on_part_data(data, start, end)
+
+
+def too_large(max_bytes: int) -> HubProblem:
+    """Return the refusal of a body over the limit."""
+    limit = f"{max_bytes / (1024 * 1024):,.0f} MiB"
+    return HubProblem(413, "too_large", f"the upload is over this hub's limit of {limit}")

@@ -7,10 +7,10 @@ dependency through a thread.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Annotated, Protocol
+from typing import Annotated, Any, Protocol
 
 from fastapi import Depends, Request
 from fastapi.dependencies.models import Dependant
@@ -54,27 +54,16 @@ class Wakeable(Protocol):
         """Look for jobs now."""
 
 
-def settings_of(request: Request) -> Settings:
-    """Return the hub's settings."""
-    settings: Settings = request.app.state.settings
-    return settings
-
-
 def database_of(request: Request) -> Database:
     """Return the hub's database."""
     database: Database = request.app.state.database
     return database
 
 
-def storage_of(request: Request) -> Storage:
-    """Return the hub's storage."""
-    storage: Storage = request.app.state.storage
-    return storage
-
-
 def base_url_of(request: Request) -> str:
     """Return the address users reach the hub under, without a slash at its end."""
-    return (settings_of(request).public_url or str(request.base_url)).rstrip("/")
+    settings: Settings = request.app.state.settings
+    return (settings.public_url or str(request.base_url)).rstrip("/")
 
 
 def context_of(request: Request, caller: Identity) -> Context:
@@ -189,16 +178,11 @@ def challenge(request: Request) -> dict[str, str]:
     return {"WWW-Authenticate": f'{scheme} realm="wander"'}
 
 
-async def _settings(request: Request) -> Settings:
-    return settings_of(request)
+def _state(name: str) -> Callable[[Request], Awaitable[Any]]:
+    async def look_up(request: Request) -> Any:
+        return getattr(request.app.state, name)
 
-
-async def _database(request: Request) -> Database:
-    return database_of(request)
-
-
-async def _storage(request: Request) -> Storage:
-    return storage_of(request)
+    return look_up
 
 
 async def _base_url(request: Request) -> str:
@@ -211,9 +195,9 @@ Caller = Annotated[Identity, Depends(require_identity)]
 Poster = Annotated[Identity, Depends(Needs("results"))]
 Publisher = Annotated[Identity, Depends(Needs("publish"))]
 Manager = Annotated[Identity, Depends(Needs("manage"))]
-HubDatabase = Annotated[Database, Depends(_database)]
-HubStorage = Annotated[Storage, Depends(_storage)]
-HubSettings = Annotated[Settings, Depends(_settings)]
+HubDatabase = Annotated[Database, Depends(_state("database"))]
+HubStorage = Annotated[Storage, Depends(_state("storage"))]
+HubSettings = Annotated[Settings, Depends(_state("settings"))]
 BaseUrl = Annotated[str, Depends(_base_url)]
 
 

@@ -37,7 +37,8 @@ class AnswerHeaders:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        request_id = _read_request_id(scope) or fresh_id()
+        given = (value.decode("latin-1") for name, value in scope["headers"] if name == b"x-request-id")
+        request_id = next(filter(usable_id, given), None) or fresh_id()
         scope.setdefault("state", {})["request_id"] = request_id
 
         async def send_completed(message: Message) -> None:
@@ -59,10 +60,3 @@ def fresh_id() -> str:
 def usable_id(given: str | None) -> str | None:
     """Return the name that a proxy in front gave the request; None where it gave none, or an odd one."""
     return given if given is not None and _USABLE_ID.fullmatch(given) else None
-
-
-def _read_request_id(scope: Scope) -> str | None:
-    for name, value in scope["headers"]:
-        if name == b"x-request-id" and (usable := usable_id(value.decode("latin-1"))):
-            return usable
-    return None

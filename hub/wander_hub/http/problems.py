@@ -25,12 +25,6 @@ from wander_hub.http.middleware import BROWSER_HEADERS, REQUEST_ID_HEADER
 
 logger = logging.getLogger("wander_hub")
 
-_HANDLED = (
-    *(HTTPException, RequestValidationError, IntegrityError, OperationalError, DataError),
-    *(BaseError, OSError, OverflowError),
-)
-"""The exceptions answered inside the middleware; the server logs any other with its traceback."""
-
 PageRenderer = Callable[[Request, Problem, dict[str, str]], Response]
 
 
@@ -65,6 +59,13 @@ class Moved(Exception):
         self.name = name
 
 
+_HANDLED = (
+    *(HubProblem, HTTPException, RequestValidationError, IntegrityError, OperationalError, DataError),
+    *(BaseError, OSError, OverflowError),
+)
+"""The exceptions answered inside the middleware; the server logs any other with its traceback."""
+
+
 def refusals(*statuses: int) -> dict[int | str, dict[str, Any]]:
     """Return OpenAPI responses that say these statuses carry a problem."""
     content = {"application/problem+json": {"schema": {"$ref": "#/components/schemas/Problem"}}}
@@ -77,7 +78,8 @@ def refusals(*statuses: int) -> dict[int | str, dict[str, Any]]:
 def install_handlers(app: FastAPI, render_page: PageRenderer) -> None:
     """Register the handlers; `render_page` draws a problem for a person."""
 
-    def answer(request: Request, failure: HubProblem) -> Response:
+    def answer(request: Request, error: Exception) -> Response:
+        failure = error if isinstance(error, HubProblem) else problem_of(error)
         request_id = request.scope.get("state", {}).get("request_id")
         # An unexpected failure is answered outside of all middleware, so the headers are completed here too.
         headers = {**BROWSER_HEADERS, REQUEST_ID_HEADER: request_id or "", **failure.headers}
@@ -99,18 +101,9 @@ def install_handlers(app: FastAPI, render_page: PageRenderer) -> None:
             media_type="application/problem+json",
         )
 
-    def on_hub_problem(request: Request, error: Exception) -> Response:
-        assert isinstance(error, HubProblem)
-        return answer(request, error)
-
-    def on_anything(request: Request, error: Exception) -> Response:
-        return answer(request, problem_of(error))
-
-    app.add_exception_handler(HubProblem, on_hub_problem)
     app.add_exception_handler(Moved, _redirect)
-    for kind in _HANDLED:
-        app.add_exception_handler(kind, on_anything)
-    app.add_exception_handler(Exception, on_anything)
+    for kind in (*_HANDLED, Exception):
+        app.add_exception_handler(kind, answer)
 
 
 def _redirect(request: Request, error: Exception) -> Response:
@@ -148,7 +141,9 @@ def problem_of(error: Exception) -> HubProblem:
     if isinstance(error, IntegrityError):
         hint = "send the same request again"
         return HubProblem(409, "concurrent_change", "another request changed the same thing", hint=hint)
-    if _is_disk_full(error):
+    full = ("No space left on device", "database or disk is full")
+    no_space = isinstance(error, OSError) and error.errno in {errno.ENOSPC, errno.EDQUOT}
+    if no_space or any(words in str(error) for words in full):
         logger.error("the disk is full: %s", error)
         return HubProblem(507, "storage_full", "the hub's disk is full", hint="tell the hub's operator")
     if isinstance(error, BaseError):
@@ -167,10 +162,3 @@ def wants_page(request: Request) -> bool:
     ):
         return False
     return "text/html" in request.headers.get("accept", "") and request.method in {"GET", "HEAD"}
-
-
-def _is_disk_full(error: Exception) -> bool:
-    if isinstance(error, OSError) and error.errno in {errno.ENOSPC, errno.EDQUOT}:
-        return True
-    text = str(error)
-    return "No space left on device" in text or "database or disk is full" in text

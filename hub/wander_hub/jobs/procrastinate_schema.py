@@ -6,6 +6,8 @@ in a table beside. Alembic knows nothing of either.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from procrastinate.schema import SchemaManager
@@ -21,48 +23,41 @@ _LOCK = 7_403_926_552
 
 def bring(database: Database) -> None:
     """Make the tables, or apply the migrations that are missing; hubs that start together queue up."""
+    with _lock(database) as connection:
+        if not _exists(connection, _APPLIED):
+            if _exists(connection, "procrastinate_jobs"):
+                raise HubProblem(
+                    500,
+                    "foreign_procrastinate",
+                    "the database has tables of procrastinate that this hub did not make",
+                    hint="give the hub a database of its own",
+                )
+            _run(connection, SchemaManager.get_schema())
+            columns = "name text PRIMARY KEY, applied_at timestamptz NOT NULL DEFAULT now()"
+            connection.execute(text(f"CREATE TABLE {_APPLIED} ({columns})"))
+            for path in _list_shipped():
+                _mark(connection, path)
+    more = True
+    while more:  # each migration in a transaction of its own
+        with _lock(database) as connection:
+            missing = _list_missing(connection)
+            for path in missing[:1]:
+                _run(connection, path.read_text(encoding="utf-8"))
+                _mark(connection, path)
+            more = len(missing) > 1
+
+
+@contextmanager
+def _lock(database: Database) -> Iterator[Connection]:
     with database.engine.begin() as connection:
         connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": _LOCK})
-        _make_or_mark(connection)
-    while _apply_next(database):
-        pass
+        yield connection
 
 
 def is_current(database: Database) -> bool:
     """Tell whether nothing is missing."""
     with database.engine.connect() as connection:
         return _exists(connection, _APPLIED) and not _list_missing(connection)
-
-
-def _make_or_mark(connection: Connection) -> None:
-    if _exists(connection, _APPLIED):
-        return
-    if _exists(connection, "procrastinate_jobs"):
-        raise HubProblem(
-            500,
-            "foreign_procrastinate",
-            "the database has tables of procrastinate that this hub did not make",
-            hint="give the hub a database of its own",
-        )
-    _run(connection, SchemaManager.get_schema())
-    connection.execute(
-        text(
-            f"CREATE TABLE {_APPLIED} (name text PRIMARY KEY, applied_at timestamptz NOT NULL DEFAULT now())"
-        )
-    )
-    for path in _list_shipped():
-        _mark(connection, path)
-
-
-def _apply_next(database: Database) -> bool:
-    """Apply the first missing migration in a transaction of its own; False when there was none."""
-    with database.engine.begin() as connection:
-        connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": _LOCK})
-        missing = _list_missing(connection)
-        if missing:
-            _run(connection, missing[0].read_text(encoding="utf-8"))
-            _mark(connection, missing[0])
-        return bool(missing)
 
 
 def _list_missing(connection: Connection) -> list[Path]:

@@ -16,7 +16,7 @@ class Bounds:
     def __init__(self, lows: bytes = b"", highs: bytes = b"") -> None:
         self._lows, self._highs = array("d", lows), array("d", highs)
 
-    def stored(self) -> tuple[bytes, bytes]:
+    def dump(self) -> tuple[bytes, bytes]:
         """Return what the constructor takes."""
         return self._lows.tobytes(), self._highs.tobytes()
 

@@ -12,7 +12,7 @@ from wander_hub.http.problems import HubProblem
 from wander_hub.identity import Identity
 from wander_hub.leaderboards import repository, service
 from wander_hub.leaderboards.listing import refresh_results
-from wander_hub.leaderboards.models import Board, HiddenRun
+from wander_hub.leaderboards.models import Board, BoardEntry, HiddenRun
 from wander_hub.rights import rights
 from wander_hub.runs import repository as run_repository
 from wander_hub.runs import service as runs
@@ -52,7 +52,7 @@ def hide(session: Session, caller: Identity, run_id: str, reason: str) -> tuple[
         session.flush()
         session.expire(known, ["hidden_by"])
     else:
-        entry = repository.entry_of(session, run_id)
+        entry = session.get(BoardEntry, run_id)
         if entry is None:
             detail = f"the run `{run_id}` stands on no board, so it cannot be hidden from one"
             raise HubProblem(422, "not_ranked", detail)

@@ -186,7 +186,7 @@ def _lead(board: Board, old: BoardEntry | None, new: BoardEntry | None) -> None:
     if new is not None:
         new.best = True
         bounds.add((new.low, new.high))
-    board.lows, board.highs = bounds.stored()
+    board.lows, board.highs = bounds.dump()
     board.models += (new is not None) - (old is not None)
 
 

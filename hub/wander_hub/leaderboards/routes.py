@@ -60,7 +60,7 @@ class AskedBoard:
     task_set: TaskSet = None
     board: BoardName = None
 
-    def ranked(self, *, limit: int | None = None) -> Leaderboard:
+    def rank(self, *, limit: int | None = None) -> Leaderboard:
         """Return its rows, `limit` of them where that is given."""
         return service.leaderboard(
             self.session,
@@ -79,7 +79,7 @@ Asked = Annotated[AskedBoard, Depends()]
 @router.get(_BOARD, response_model=Leaderboard, responses=refusals(404, 422))
 def get_leaderboard(asked: Asked) -> Leaderboard:
     """Rank the complete runs of one version, one task set and one protocol."""
-    return asked.ranked()
+    return asked.rank()
 
 
 @router.get(
@@ -89,7 +89,7 @@ def get_leaderboard(asked: Asked) -> Leaderboard:
 )
 def get_leaderboard_csv(asked: Asked) -> Response:
     """Return a board's rows as comma-separated values, up to 10,000 of them; the header names the units."""
-    found = asked.ranked(limit=_CSV_ROWS)
+    found = asked.rank(limit=_CSV_ROWS)
     text = io.StringIO()
     csv.writer(text, lineterminator="\n").writerows(csv_table(found.rows))
     filename = f"{found.owner}-{found.name}-{found.version}-{found.board or 'empty'}.csv"

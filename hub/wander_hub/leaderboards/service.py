@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 from wander.wire import BoardInfo, Leaderboard, LeaderboardRow, RunSummary
 from wander.wire.boards import BOARD_COLUMNS, HiddenRunInfo, HistoryPoint, VersionBoard
 
+from wander_hub.database import fill
 from wander_hub.environments import repository as environment_repository
 from wander_hub.environments import service as environments
 from wander_hub.environments.models import Environment, Version
@@ -53,16 +55,33 @@ def leaderboard(
     elif boards:
         shown = boards[0]
     else:
-        return _empty(session, environment, chosen, versions)
+        return Leaderboard(
+            owner=environment.owner.name,
+            name=environment.name,
+            version=chosen.version,
+            task_set_sha256=None,
+            examples=0,
+            rollouts_per_example=0,
+            rows=[],
+            hidden_incomplete=repository.count_incomplete(session, chosen.id, None),
+            boards=0,
+            versions=_other_versions(session, chosen, versions, None),
+        )
     filled = _fill(session, environment, chosen, shown, wanted or BoardFilter(), base_url)
-    count = len(boards) if len(boards) <= MOST_OTHERS else repository.count_boards(session, chosen.id)
+    count = len(boards)
+    if count > MOST_OTHERS:
+        every = select(func.count()).select_from(Board)
+        count = session.scalars(every.where(Board.version_id == chosen.id, Board.runs > 0)).one()
     others = [info_of(one) for one in boards if one is not shown][:MOST_OTHERS]
     update: dict[str, Any] = {"boards": count, "others": others}
     is_first_page = wanted is None or wanted.cursor is None  # which also tells of the board itself
     if not brief and is_first_page:
         hidden = repository.hidden_of(session, shown, MOST_HIDDEN)
         update["hidden"] = [hidden_info(run, one, base_url) for run, one in hidden]
-        update["history"] = _history(session, shown)
+        update["history"] = [
+            fill(HistoryPoint, one, reward_mean=0.0 - one.shortfall)
+            for one in repository.records(session, shown, HISTORY_MODELS, MOST_RECORDS)
+        ]
         update["versions"] = _other_versions(session, chosen, versions, shown)
     return filled.model_copy(update=update)
 
@@ -71,8 +90,13 @@ def find_board(
     session: Session, environment: Environment, version: Version, task_set: str, name: str
 ) -> Board:
     """Return the board of a version whose task set and name begin so, or raise a 404."""
-    found = repository.boards_named(session, version.id, task_set, name)
-    if not found:
+    named = (
+        Board.version_id == version.id,
+        Board.task_set_sha256.startswith(task_set, autoescape=True),
+        Board.name.startswith(name, autoescape=True),
+    )
+    found = session.scalar(select(Board).where(*named).order_by(*repository.BOARD_ORDER).limit(1))
+    if found is None:
         label = f"{environment.owner.name}/{environment.name}"
         raise HubProblem(
             404,
@@ -80,7 +104,7 @@ def find_board(
             f"`{label}` {version.version} has no board `{(name or task_set)[:64]}`",
             hint=f"`wander leaderboard {label}` names those there are",
         )
-    return found[0]
+    return found
 
 
 def _fill(
@@ -95,23 +119,14 @@ def _fill(
     found = repository.page(session, board, wanted)
     shown = found[: wanted.limit]
     more = len(found) > wanted.limit
-    return Leaderboard(
+    return fill(
+        Leaderboard,
+        board,
         owner=environment.owner.name,
         name=environment.name,
         version=chosen.version,
         board=board.name,
-        title=board.title,
-        description=board.description,
         columns=board.columns if board.columns is not None else list(BOARD_COLUMNS),
-        pinned=board.pinned,
-        task_set_sha256=board.task_set_sha256,
-        split=info_of(board).split,
-        examples=board.examples,
-        rollouts_per_example=board.rollouts_per_example,
-        arguments=board.arguments,
-        max_tokens=board.max_tokens,
-        runs=board.runs,
-        models=board.models,
         showing=wanted.showing,
         rows=_rows(session, board, shown, chosen, base_url),
         next=repository.position(shown[-1][1], wanted).cursor() if more else None,
@@ -121,30 +136,15 @@ def _fill(
 
 def info_of(board: Board) -> BoardInfo:
     """Return what a board compares."""
-    return BoardInfo(
-        board=board.name,
-        task_set_sha256=board.task_set_sha256,
-        split="train" if board.split == "train" else "eval",
-        examples=board.examples,
-        rollouts_per_example=board.rollouts_per_example,
-        arguments=board.arguments,
-        max_tokens=board.max_tokens,
-        title=board.title,
-        pinned=board.pinned,
-        runs=board.runs,
-        models=board.models,
-        last_posted_at=board.last_posted_at,
-    )
+    return fill(BoardInfo, board, board=board.name)
 
 
 def hidden_info(run: Run, hidden: HiddenRun, base_url: str) -> HiddenRunInfo:
     """Return what everybody may know of a run that is kept off its board."""
-    return HiddenRunInfo(
-        run_id=run.run_id,
-        model=run.model,
-        reward_mean=run.reward_mean,
+    return fill(
+        HiddenRunInfo,
+        run,
         posted_by=run.posted_by.name,
-        posted_at=run.posted_at,
         reason=hidden.reason,
         hidden_by=hidden.hidden_by.name,
         hidden_at=hidden.hidden_at,
@@ -157,7 +157,8 @@ def _version(
 ) -> Version:
     if version is not None:
         return environments.find_version(session, environment, version)
-    with_boards = repository.versions_with_boards(session, [one.id for one in versions])
+    ids = select(Board.version_id).where(Board.version_id.in_([one.id for one in versions]), Board.runs > 0)
+    with_boards = set(session.scalars(ids.distinct()))
     for one in versions:
         if one.id in with_boards:
             return one
@@ -169,7 +170,10 @@ def _other_versions(
 ) -> list[VersionBoard]:
     """Return a board of every other version that has one: of the same task set and protocol, or its first."""
     near = [one for one in versions if one.id != chosen.id][:MOST_OTHERS]
-    boards = repository.first_boards(session, [one.id for one in near])
+    query = select(Board).where(Board.version_id.in_([one.id for one in near]), Board.runs > 0)
+    boards: dict[int, list[Board]] = {}
+    for one in session.scalars(query.order_by(*repository.BOARD_ORDER)):
+        boards.setdefault(one.version_id, []).append(one)
     linked = []
     for version in near:
         found = boards.get(version.id, [])
@@ -195,32 +199,6 @@ def _other_versions(
     return linked
 
 
-def _history(session: Session, board: Board) -> list[HistoryPoint]:
-    return [
-        HistoryPoint(
-            run_id=one.run_id, model=one.model, reward_mean=0.0 - one.shortfall, posted_at=one.posted_at
-        )
-        for one in repository.records(session, board, HISTORY_MODELS, MOST_RECORDS)
-    ]
-
-
-def _empty(
-    session: Session, environment: Environment, version: Version, versions: Sequence[Version]
-) -> Leaderboard:
-    return Leaderboard(
-        owner=environment.owner.name,
-        name=environment.name,
-        version=version.version,
-        task_set_sha256=None,
-        examples=0,
-        rollouts_per_example=0,
-        rows=[],
-        hidden_incomplete=repository.count_incomplete(session, version.id, None),
-        boards=0,
-        versions=_other_versions(session, version, versions, None),
-    )
-
-
 def _rows(
     session: Session,
     board: Board,
@@ -230,48 +208,43 @@ def _rows(
 ) -> list[LeaderboardRow]:
     own = {entry.model: (entry.low, entry.high) for _, entry in found if entry.best}
     if unknown := {entry.model for _, entry in found} - set(own):
-        own |= repository.best_intervals(session, board, unknown)
-    full = repository.with_bounds(session, board)
-    bounds = Bounds(full.lows, full.highs)
+        query = select(BoardEntry.model, BoardEntry.low, BoardEntry.high).where(
+            BoardEntry.board_id == board.id, BoardEntry.model.in_(unknown), BoardEntry.best
+        )
+        own |= {model: (low, high) for model, low, high in session.execute(query)}
+    session.refresh(board, ["lows", "highs"])  # which no other reader of a board needs
+    bounds = Bounds(board.lows, board.highs)
     rows = []
     for run, entry in found:
         ranks = bounds.ranks((entry.low, entry.high), own[entry.model])
-        rows.append(_row(run, entry, ranks, version, base_url))
+        summary = RunSummary.model_validate(run.summary)
+        mean = 0.0 - entry.shortfall
+        row = fill(
+            LeaderboardRow,
+            run,
+            rank_low=ranks[0],
+            rank_high=ranks[1],
+            reward_mean=mean,
+            reward_low=entry.low if entry.low is not None else mean,
+            reward_high=entry.high if entry.high is not None else mean,
+            examples=summary.examples,
+            rollouts=summary.rollouts,
+            failed=summary.failed,
+            metrics={name: metric.mean for name, metric in summary.metrics.items()},
+            metric_intervals={
+                name: (metric.low, metric.high)
+                for name, metric in summary.metrics.items()
+                if metric.low is not None and metric.high is not None
+            },
+            tokens_per_rollout=entry.tokens,
+            usd_per_rollout=entry.usd,
+            seconds_per_rollout=summary.seconds_mean,
+            pass_rates=summary.pass_rates,
+            version=version.version,
+            level=entry.level,
+            posted_by=run.posted_by.name,
+            url=f"{base_url}/runs/{run.run_id}",
+            best=entry.best,
+        )
+        rows.append(row)
     return rows
-
-
-def _row(
-    run: Run, entry: BoardEntry, ranks: tuple[int, int], version: Version, base_url: str
-) -> LeaderboardRow:
-    summary = RunSummary.model_validate(run.summary)
-    mean = 0.0 - entry.shortfall
-    return LeaderboardRow(
-        rank_low=ranks[0],
-        rank_high=ranks[1],
-        run_id=run.run_id,
-        model=run.model,
-        model_kind=run.model_kind,
-        reward_mean=mean,
-        reward_low=entry.low if entry.low is not None else mean,
-        reward_high=entry.high if entry.high is not None else mean,
-        examples=summary.examples,
-        rollouts_per_example=run.rollouts_per_example,
-        rollouts=summary.rollouts,
-        failed=summary.failed,
-        metrics={name: metric.mean for name, metric in summary.metrics.items()},
-        metric_intervals={
-            name: (metric.low, metric.high)
-            for name, metric in summary.metrics.items()
-            if metric.low is not None and metric.high is not None
-        },
-        tokens_per_rollout=entry.tokens,
-        usd_per_rollout=entry.usd,
-        seconds_per_rollout=summary.seconds_mean,
-        pass_rates=summary.pass_rates,
-        version=version.version,
-        level=entry.level,
-        posted_by=run.posted_by.name,
-        posted_at=run.posted_at,
-        url=f"{base_url}/runs/{run.run_id}",
-        best=entry.best,
-    )

@@ -15,8 +15,8 @@ from starlette.responses import Response
 from wander.wire import RunDetail
 from wander.wire.postings import FinishPosting, RolloutsDigest, line_digest, run_digest
 
+from wander_hub.http.bodies import form_body, multipart_form
 from wander_hub.http.boundary import BaseUrl, Context, ForPoster, Poster, WriteSession
-from wander_hub.http.form import form_body, multipart_form
 from wander_hub.http.problems import HubProblem, refusals
 from wander_hub.posting import finish as finishing
 from wander_hub.posting import service as posting

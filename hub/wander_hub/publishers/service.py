@@ -132,13 +132,14 @@ def mint(session: Session, kind: PublisherKind, claims: dict[str, Any]) -> Minte
     publisher.last_used_at = now()
     label = f"{publisher.kind} {publisher.subject} {publisher.workflow or ''}".strip()
     shown = {one: str(claims[one])[:500] for one in _SHOWN[kind] if claims.get(one) not in (None, "")}
-    secret, token = tokens.short_lived_token(
+    secret, token = tokens.make_token(
         session,
-        publisher.created_by,
+        publisher.created_by.id,
         label[:80],
+        scopes=("publish",),
         owner=publisher.owner,
         environment_name=publisher.name,
-        minutes=TOKEN_MINUTES,
+        lifetime=timedelta(minutes=TOKEN_MINUTES),
         claims={"publisher": str(publisher.id), "kind": kind, "issuer": str(claims["iss"]), **shown},
     )
     assert token.expires_at is not None

@@ -17,29 +17,15 @@ _TARGET = (joinedload(Token.owner), joinedload(Token.environment).joinedload(Env
 
 def token_hashed(session: Session, sha256: str) -> Token | None:
     """Return the token with that hash, its user with memberships, and what the token is good for."""
-    user = joinedload(Token.user)
-    whole = (
-        user.joinedload(User.memberships).joinedload(Membership.owner),
-        *_TARGET,
-    )
-    return session.scalars(select(Token).where(Token.sha256 == sha256).options(*whole)).unique().first()
-
-
-def grants_of_user(session: Session, user_id: int) -> Sequence[Grant]:
-    """Return the roles of a user on single environments."""
-    return session.scalars(select(Grant).where(Grant.user_id == user_id)).all()
+    user = joinedload(Token.user).joinedload(User.memberships).joinedload(Membership.owner)
+    query = select(Token).where(Token.sha256 == sha256).options(user, *_TARGET)
+    return session.scalars(query).unique().first()
 
 
 def owners_of_environments(session: Session, ids: Sequence[int]) -> dict[int, Owner]:
     """Return the owner of each environment."""
     query = select(Environment.id, Owner).join(Environment.owner).where(Environment.id.in_(ids))
     return {environment: owner for environment, owner in session.execute(query)} if ids else {}
-
-
-def environment_id(session: Session, owner_id: int, name: str) -> int | None:
-    """Return the id of an environment by its present name, seen or unseen."""
-    query = select(Environment.id).where(Environment.owner_id == owner_id, Environment.name == name)
-    return session.scalar(query)
 
 
 def tokens_of(session: Session, user: str | None) -> Sequence[Token]:

@@ -10,7 +10,7 @@ from wander.wire.changes import CreatedToken, MemberList, NewRole, NewToken, Own
 
 from wander_hub.http.boundary import Caller, Manager, ReadSession, WriteSession
 from wander_hub.http.problems import refusals
-from wander_hub.rights import members
+from wander_hub.rights import members, rights
 
 router = APIRouter(prefix="/api/v1", tags=["accounts"])
 
@@ -57,13 +57,13 @@ def set_owner_role(
     session: WriteSession, caller: Manager, owner: str, user: User, body: NewRole
 ) -> MemberList:
     """Give somebody a role on all environments of an owner."""
-    return MemberList(data=members.set_role_on_owner(session, caller, owner, user, body.role))
+    return MemberList(data=members.change_owner_role(session, caller, owner, user, body.role))
 
 
 @router.delete(_OWNER + "/members/{user}", response_model=MemberList, responses=_REFUSALS)
 def remove_owner_role(session: WriteSession, caller: Manager, owner: str, user: User) -> MemberList:
     """Remove somebody's role on an owner."""
-    return MemberList(data=members.remove_from_owner(session, caller, owner, user))
+    return MemberList(data=members.change_owner_role(session, caller, owner, user, None))
 
 
 @router.put(_OWNER + "/settings", response_model=OwnerSettings, responses=_REFUSALS)
@@ -71,8 +71,9 @@ def change_owner_settings(
     session: WriteSession, caller: Manager, owner: str, body: OwnerSettings
 ) -> OwnerSettings:
     """Choose whether new environments of an owner are private."""
-    found = members.set_default_visibility(session, caller, owner, private=body.private_by_default)
-    return OwnerSettings(private_by_default=found.private_by_default)
+    found = rights.owner_for(session, caller, "manage", owner)
+    found.private_by_default = body.private_by_default
+    return body
 
 
 @router.get(_ENVIRONMENT + "/members", response_model=MemberList, responses=refusals(401, 403, 404, 422))
@@ -86,7 +87,7 @@ def set_environment_role(
     session: WriteSession, caller: Manager, owner: str, name: str, user: User, body: NewRole
 ) -> MemberList:
     """Give somebody a role on one environment."""
-    return MemberList(data=members.set_role_on_environment(session, caller, owner, name, user, body.role))
+    return MemberList(data=members.change_environment_role(session, caller, owner, name, user, body.role))
 
 
 @router.delete(_ENVIRONMENT + "/members/{user}", response_model=MemberList, responses=_REFUSALS)
@@ -94,4 +95,4 @@ def remove_environment_role(
     session: WriteSession, caller: Manager, owner: str, name: str, user: User
 ) -> MemberList:
     """Remove somebody's role on one environment."""
-    return MemberList(data=members.remove_from_environment(session, caller, owner, name, user))
+    return MemberList(data=members.change_environment_role(session, caller, owner, name, user, None))

@@ -3,105 +3,64 @@
 from __future__ import annotations
 
 import hmac
+from collections.abc import Collection
 from dataclasses import replace
 from datetime import timedelta
+from typing import Any
 
+from sqlalchemy import select
 from sqlalchemy.orm import Session
 from wander.wire import TokenInfo
-from wander.wire.changes import CreatedToken
 
 from wander_hub import security
 from wander_hub.accounts.models import Owner, User
-from wander_hub.accounts.repository import has_users
 from wander_hub.accounts.service import add_user
-from wander_hub.database import Database, now
+from wander_hub.database import Database, fill, now
 from wander_hub.environments.models import Environment
 from wander_hub.http.problems import HubProblem
 from wander_hub.identity import ALL_SCOPES, Identity, outranks
 from wander_hub.rights import repository
-from wander_hub.rights.models import Token
+from wander_hub.rights.models import Grant, Token
 
 _LAST_USE_PRECISION = timedelta(minutes=1)
 
 
-def add_token(
+def add_token(session: Session, user: User, name: str, **limits: Any) -> str:
+    """Make a token for a user, with the limits of `make_token`, and return its secret, which is not kept."""
+    return make_token(session, user.id, name, **limits)[0]
+
+
+def make_token(
     session: Session,
-    user: User,
+    user_id: int,
     name: str,
     *,
-    scopes: tuple[str, ...] = ALL_SCOPES,
+    scopes: Collection[str] = ALL_SCOPES,
     owner: Owner | None = None,
     environment: Environment | None = None,
-    days: int | None = None,
-) -> str:
-    """Make a token for a user and return its secret, which is not kept."""
-    secret, _ = _new_token(
-        session, user.id, name, scopes=scopes, owner=owner, environment=environment, days=days
-    )
-    return secret
-
-
-def create_token(
-    session: Session,
-    user_id: int,
-    name: str,
-    *,
-    scopes: tuple[str, ...],
-    owner: Owner | None,
-    environment: Environment | None,
-    days: int | None,
-) -> CreatedToken:
-    """Make a token and return it with its secret."""
-    secret, token = _new_token(
-        session, user_id, name, scopes=scopes, owner=owner, environment=environment, days=days
-    )
-    return CreatedToken(**token_info(token).model_dump(), token=secret)
-
-
-def _new_token(
-    session: Session,
-    user_id: int,
-    name: str,
-    *,
-    scopes: tuple[str, ...],
-    owner: Owner | None,
-    environment: Environment | None,
-    days: int | None,
+    environment_name: str | None = None,
+    lifetime: timedelta | None = None,
+    claims: dict[str, str] | None = None,
 ) -> tuple[str, Token]:
-    secret = security.new_token()
+    """Make a token and return its secret, which is not kept, with its row.
+
+    Given an owner, an environment, or an owner and a name that need not exist yet, it is good for that alone.
+    """
+    secret, moment = security.new_token(), now()
     token = Token(
         user_id=user_id,
         name=name,
-        prefix=security.prefix_of(secret),
+        prefix=secret[: security.SHOWN_LENGTH],
         sha256=security.token_hash(secret),
         scope=" ".join(one for one in ALL_SCOPES if one in scopes),
         owner=owner,
         environment=environment,
-        expires_at=None if days is None else now() + timedelta(days=days),
-        created_at=now(),
+        environment_name=environment_name,
+        claims=claims,
+        expires_at=None if lifetime is None else moment + lifetime,
+        created_at=moment,
     )
     session.add(token)
-    session.flush()
-    return secret, token
-
-
-def short_lived_token(
-    session: Session,
-    user: User,
-    name: str,
-    *,
-    owner: Owner,
-    environment_name: str | None,
-    minutes: int,
-    claims: dict[str, str],
-) -> tuple[str, Token]:
-    """Make a token that publishes under an owner, or one environment of it, for some minutes."""
-    secret, token = _new_token(
-        session, user.id, name, scopes=("publish",), owner=owner, environment=None, days=None
-    )
-    token.environment_name = environment_name
-    token.claims = claims
-    token.expires_at = token.created_at + timedelta(minutes=minutes)
     session.flush()
     return secret, token
 
@@ -118,7 +77,7 @@ def revoke_token(session: Session, prefix: str, *, user: str | None = None) -> T
 
 def first_administrator(session: Session) -> str | None:
     """On an empty hub add the user `admin` and return the secret of its token; later None."""
-    if has_users(session):
+    if session.scalar(select(User.id).limit(1)) is not None:
         return None
     return add_token(session, add_user(session, "admin", admin=True), "first start")
 
@@ -141,18 +100,24 @@ def authenticate(database: Database, secret: str) -> Identity:
             hint = "make a new one with `wander token new`, then run `wander login`"
             raise HubProblem(401, "token_expired", "the token has expired", hint=hint)
         identity = identity_of(session, token)
-    _note_use(database, token)
+    moment = now()
+    if token.last_used_at is None or moment - token.last_used_at >= _LAST_USE_PRECISION:
+        with database.write() as session:
+            stored = session.get(Token, token.id)
+            if stored is not None:
+                stored.last_used_at = moment
     return identity
 
 
 def identity_of(session: Session, token: Token) -> Identity:
     """Return the caller that a loaded token stands for."""
     user = token.user
-    grants = repository.grants_of_user(session, user.id)
+    grants = session.scalars(select(Grant).where(Grant.user_id == user.id)).all()
     only_environment, only_new = token.environment_id, None
     if token.owner_id is not None and token.environment_name is not None:
-        known = repository.environment_id(session, token.owner_id, token.environment_name)
-        only_environment, only_new = known or 0, (token.owner_id, token.environment_name)
+        only_new = (token.owner_id, token.environment_name)
+        present = (Environment.owner_id == only_new[0]) & (Environment.name == only_new[1])
+        only_environment = session.scalar(select(Environment.id).where(present)) or 0
     identity = Identity(
         user_id=user.id,
         user=user.name,
@@ -186,23 +151,5 @@ def token_info(token: Token) -> TokenInfo:
         target = f"{target}/{token.environment_name}"
     if token.environment is not None:
         target = f"{token.environment.owner.name}/{token.environment.name}"
-    return TokenInfo(
-        name=token.name,
-        prefix=token.prefix,
-        created_at=token.created_at,
-        last_used_at=token.last_used_at,
-        scopes=[one for one in ALL_SCOPES if one in token.scope.split()],
-        target=target,
-        expires_at=token.expires_at,
-        revoked=token.revoked_at is not None,
-    )
-
-
-def _note_use(database: Database, token: Token) -> None:
-    moment = now()
-    if token.last_used_at is not None and moment - token.last_used_at < _LAST_USE_PRECISION:
-        return
-    with database.write() as session:
-        stored = session.get(Token, token.id)
-        if stored is not None:
-            stored.last_used_at = moment
+    scopes = [one for one in ALL_SCOPES if one in token.scope.split()]
+    return fill(TokenInfo, token, scopes=scopes, target=target, revoked=token.revoked_at is not None)

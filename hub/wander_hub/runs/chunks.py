@@ -9,20 +9,71 @@ single transcript. An object holds what one request brought, and is never writte
 from __future__ import annotations
 
 import base64
+import io
 import json
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, BinaryIO, NamedTuple, Protocol, cast
 
+import zstandard
 from wander.types import Rollout
 from wander.wire import RolloutRow
 from wander.wire.postings import line_digest
 
-from wander_hub.runs.blocks import BlockWriter, Place, unpack
-from wander_hub.runs.text import one_line, preview_of
 from wander_hub.storage import Storage
 
 ROWS_PER_FRAME = 128
+BLOCK_BYTES = 128 * 1024
+MAX_BLOCK_BYTES = 1024 * 1024 * 1024
+_LEVEL = 6
+_PREVIEW = 160
+
+
+@dataclass
+class Place:
+    """Where one line lies: its frame in the object, and its bytes in the unpacked frame."""
+
+    block_start: int
+    block_length: int
+    offset: int
+    length: int
+
+
+class BlockWriter:
+    """Appends lines to a file of frames; a line's place is whole once its frame is closed."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
+        self._compressor = zstandard.ZstdCompressor(level=_LEVEL, write_content_size=True)
+        self._pending = io.BytesIO()
+        self._open_places: list[Place] = []
+        self._position = 0
+
+    def add(self, line: bytes) -> Place:
+        """Append a line; call `close` before relying on the place."""
+        place = Place(self._position, 0, self._pending.tell(), len(line))
+        self._open_places.append(place)
+        self._pending.write(line)
+        if self._pending.tell() >= BLOCK_BYTES:
+            self.close()
+        return place
+
+    def close(self) -> None:
+        """Write the frame that is being filled."""
+        if not self._open_places:
+            return
+        frame = self._compressor.compress(self._pending.getvalue())
+        self._file.write(frame)
+        for place in self._open_places:
+            place.block_length = len(frame)
+        self._position += len(frame)
+        self._pending = io.BytesIO()
+        self._open_places = []
+
+
+def unpack(block: bytes) -> bytes:
+    """Return the lines of a frame."""
+    return zstandard.ZstdDecompressor().decompress(block, max_output_size=MAX_BLOCK_BYTES)
 
 
 class RowFacts(NamedTuple):
@@ -60,8 +111,8 @@ class Row:
         return json.dumps([*self.facts, *where], ensure_ascii=False, separators=(",", ":")).encode() + b"\n"
 
     @classmethod
-    def parsed(cls, line: bytes) -> Row:
-        """Return the row of a line."""
+    def parse(cls, line: bytes) -> Row:
+        """Read the row of a line."""
         values: list[Any] = json.loads(line)
         return cls(RowFacts(*values[:-4]), Place(*values[-4:]))
 
@@ -86,7 +137,7 @@ class Row:
         )
         return cast(Rollout, bare)
 
-    def shown(self, number: int) -> RolloutRow:
+    def show(self, number: int) -> RolloutRow:
         """Return what a list shows."""
         facts = self.facts
         return RolloutRow(
@@ -155,7 +206,7 @@ def write_chunk(rollouts: Iterable[tuple[Rollout, bytes]], target: BinaryIO) -> 
 def rows_of(storage: Storage, chunk: StoredChunk) -> Iterator[Row]:
     """Yield all rows of a chunk, a frame at a time."""
     for number in range(len(chunk.row_frames)):
-        yield from map(Row.parsed, row_lines(storage, chunk, number))
+        yield from map(Row.parse, row_lines(storage, chunk, number))
 
 
 def row_lines(storage: Storage, chunk: StoredChunk, number: int) -> list[bytes]:
@@ -164,15 +215,10 @@ def row_lines(storage: Storage, chunk: StoredChunk, number: int) -> list[bytes]:
     return unpack(storage.read(chunk.object_sha256, start, length)).split(b"\n")[:-1]
 
 
-def row_at(storage: Storage, chunk: StoredChunk, place: int) -> Row:
-    """Return the row at a place of a chunk, from 0."""
-    frame, line = divmod(place, ROWS_PER_FRAME)
-    return Row.parsed(row_lines(storage, chunk, frame)[line])
-
-
 def rollout_at(storage: Storage, chunk: StoredChunk, place: int) -> bytes:
     """Return the line of the rollout at a place of a chunk, from 0: two range reads."""
-    where = row_at(storage, chunk, place).place
+    frame, line = divmod(place, ROWS_PER_FRAME)
+    where = Row.parse(row_lines(storage, chunk, frame)[line]).place
     block = unpack(storage.read(chunk.object_sha256, where.block_start, where.block_length))
     return block[where.offset : where.offset + where.length]
 
@@ -201,3 +247,24 @@ def _facts(rollout: Rollout, line: bytes) -> RowFacts:
         digest=base64.b64encode(line_digest(line)).decode(),
         seed=rollout.seed,
     )
+
+
+def preview_of(rollout: Rollout) -> str:
+    """Return the beginning of the last assistant message, on one line and without control characters."""
+    for message in reversed(rollout.completion):
+        if message.get("role") == "assistant":
+            return one_line(message_text(message))
+    return ""
+
+
+def one_line(text: str) -> str:
+    """Return the beginning of a text on one line and without control characters."""
+    return " ".join("".join(c if c.isprintable() else " " for c in text[:1000]).split())[:_PREVIEW]
+
+
+def message_text(message: dict[str, object]) -> str:
+    """Return a message's text; of content parts, the text ones."""
+    content = message.get("content")
+    if isinstance(content, list):
+        return "\n".join(str(part.get("text", "")) for part in content if isinstance(part, dict))
+    return content if isinstance(content, str) else ""

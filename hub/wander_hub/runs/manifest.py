@@ -95,35 +95,28 @@ def find_pinned_version(session: Session, manifest: RunManifest) -> tuple[Enviro
     except HubProblem as problem:
         hint = problem.hint or "publish the environment to this hub first (`wander publish`)"
         raise HubProblem(422, problem.code, problem.detail, hint=hint) from problem
+    label = f"{environment.owner.name}/{environment.name}@{version.version}"
     if version.deleted_at is not None:
-        label = f"{environment.owner.name}/{environment.name}@{version.version}"
         raise HubProblem(422, "version_deleted", f"`{label}` was deleted; it takes no new runs")
     wheels = [file.sha256 for file in version.files if file.kind == "wheel"]
     if pin.wheel_sha256 is not None and pin.wheel_sha256 not in wheels:
-        label = f"{environment.owner.name}/{environment.name}@{version.version}"
         raise HubProblem(
             409,
             "wheel_mismatch",
             f"the run used a wheel of `{label}` with other bytes than this hub's",
             hint=f"run `wander install {label}` from this hub and evaluate again",
         )
-    _require_lock(manifest, environment, version)
-    return environment, version
-
-
-def _require_lock(manifest: RunManifest, environment: Environment, version: Version) -> None:
-    """Refuse a run that names another lock than the version's; older runs name what was resolved instead."""
-    pin = manifest.environment
-    if pin.lock_sha256 is None or pin.packages_sha256 is None:
-        return
-    if pin.lock_sha256 not in [one.sha256 for one in version.documents if one.kind == "lock"]:
-        label = f"{environment.owner.name}/{environment.name}@{version.version}"
+    locks = [one.sha256 for one in version.documents if one.kind == "lock"]
+    # Older runs, which do not name their packages, have the digest of what was resolved in place of a lock's.
+    names_lock = pin.lock_sha256 is not None and pin.packages_sha256 is not None
+    if names_lock and pin.lock_sha256 not in locks:
         raise HubProblem(
             409,
             "lock_mismatch",
             f"the run used another lock than `{label}` has on this hub",
             hint=f"run `wander install {label}` from this hub and evaluate again",
         )
+    return environment, version
 
 
 def protocol_digest(manifest: RunManifest) -> str:

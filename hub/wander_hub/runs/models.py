@@ -80,7 +80,7 @@ class Run(Base):
     hidden: Mapped[bool] = mapped_column(default=False)
     """Kept off its board by an owner of the environment, who gave a public reason (`HiddenRun`)."""
     board_level: Mapped[str] = mapped_column(String(16), default="")
-    """The level with which it stands on its board, empty while on none (`leaderboards/placing.py`)."""
+    """The level with which it stands on its board, empty while on none (`leaderboards/placement.py`)."""
     signature: Mapped[str | None] = mapped_column(String(100))
     signing_key_id: Mapped[int | None] = mapped_column(ForeignKey("signing_keys.id"))
     posted_by_id: Mapped[int] = mapped_column(ForeignKey("users.id"))

@@ -60,14 +60,14 @@ class RolloutOrder:
         return self._lowest_first(places), total
 
     def _lowest_first(self, places: range) -> list[int]:
-        """The scored ones backwards, then the failed ones."""
+        """Read the scored ones backwards, then the failed ones."""
         scored = range(places.start, min(places.stop, self._scored))
         found = self._read(self._scored - scored.stop, len(scored))[::-1] if scored else []
         failed = range(max(places.start, self._scored), places.stop)
         return found + (self._read(failed.start, len(failed)) if failed else [])
 
     def _find_scored(self, places: Sequence[int]) -> list[int]:
-        """The numbers that are left when the failed ones are taken out."""
+        """Return the numbers that are left when the failed ones are taken out."""
         failed = self._read(self._scored, self._failed)
         # Before the i-th failed one stand `failed[i] - i` scored ones.
         before = [number - place for place, number in enumerate(failed)]

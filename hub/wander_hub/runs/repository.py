@@ -73,13 +73,6 @@ def run_named(session: Session, run_id: str) -> Run | None:
     return session.scalar(visible(session).where(Run.run_id == run_id))
 
 
-def runs_beginning(session: Session, beginning: str) -> Sequence[Run]:
-    """Return up to two runs whose ids begin so."""
-    return session.scalars(
-        visible(session).where(Run.run_id.startswith(beginning, autoescape=True)).limit(2)
-    ).all()
-
-
 def page(
     session: Session, *, environment_id: int | None, model: str | None, limit: int, cursor: str | None
 ) -> Sequence[Run]:
@@ -110,25 +103,11 @@ def count_runs(session: Session, environment_id: int | None = None) -> int:
     return session.scalar(query) or 0
 
 
-def newest_of_version(session: Session, version_id: int) -> Run | None:
-    """Return the last posted run of a version, which knows what the environment says about itself."""
-    query = visible(session).where(Run.version_id == version_id, counts())
-    return session.scalar(query.order_by(Run.posted_at.desc(), Run.run_id).limit(1))
-
-
 def chunk_with(session: Session, run_id: str, number: int) -> RunChunk | None:
     """Return the chunk that holds a rollout."""
     query = select(RunChunk).where(RunChunk.run_id == run_id, RunChunk.first <= number)
     found = session.scalar(query.order_by(RunChunk.first.desc()).limit(1))
     return found if found is not None and number < found.first + found.rollouts else None
-
-
-def chunks_between(session: Session, run_id: str, start: int, stop: int) -> Sequence[RunChunk]:
-    """Return the chunks that hold rollouts of these numbers, in order."""
-    query = select(RunChunk).where(
-        RunChunk.run_id == run_id, RunChunk.first < stop, RunChunk.first + RunChunk.rollouts > start
-    )
-    return session.scalars(query.order_by(RunChunk.first)).all()
 
 
 def remove_contents(session: Session, run: Run) -> list[str]:
@@ -155,20 +134,9 @@ def find_makers(session: Session, weights_sha256: str, limit: int) -> Sequence[t
     return [(run, step) for run, step in session.execute(pairs)]
 
 
-def checkpoints_of(session: Session, run_id: str) -> Sequence[RunCheckpoint]:
-    """Return the weights that a training run made, by step."""
-    query = select(RunCheckpoint).where(RunCheckpoint.run_id == run_id)
-    return session.scalars(query.order_by(RunCheckpoint.step)).all()
-
-
 def evaluations_of(session: Session, weights: Sequence[str], limit: int) -> Sequence[Run]:
     """Return evaluations of these weights, the newest first."""
     query = visible(session).where(
         Run.weights_sha256.in_(weights), Run.kind == "evaluation", Run.withdrawn_at.is_(None)
     )
     return session.scalars(query.order_by(Run.posted_at.desc()).limit(limit)).all()
-
-
-def artifact_named(session: Session, run_id: str, name: str) -> RunArtifact | None:
-    """Return one artifact."""
-    return session.get(RunArtifact, (run_id, name))

@@ -13,7 +13,8 @@ from wander.wire.postings import RunLinks
 from wander_hub.http.answers import REVALIDATE, stored_object
 from wander_hub.http.boundary import BaseUrl, HubStorage, ReadSession
 from wander_hub.http.problems import HubProblem, refusals
-from wander_hub.runs import repository, service
+from wander_hub.runs import service
+from wander_hub.runs.models import RunArtifact
 
 router = APIRouter(prefix="/api/v1/runs", tags=["runs"])
 
@@ -63,7 +64,9 @@ def list_rollouts(
     limit: Annotated[int, Query(ge=1, le=1000)] = 100,
 ) -> RolloutPage:
     """List a run's rollouts without their messages."""
-    return service.rollout_page(session, storage, run_id, offset, limit)
+    run = service.with_rollouts(service.find(session, run_id))
+    rows = service.rows_numbered(session, storage, run, range(offset, offset + limit))
+    return RolloutPage(data=rows, total=service.count_of(run), offset=offset)
 
 
 @router.get(
@@ -85,7 +88,7 @@ def get_rollout(
     number: Annotated[int, Path(ge=0, le=2**31)],
 ) -> Rollout:
     """Show one whole rollout."""
-    return service.rollout(session, storage, run_id, number)
+    return service.rollout(session, storage, service.find(session, run_id), number)
 
 
 @router.get(
@@ -98,7 +101,7 @@ def get_artifact(
 ) -> Response:
     """Send a file that was posted with a run."""
     service.with_rollouts(service.find(session, run_id))
-    artifact = repository.artifact_named(session, run_id, name)
+    artifact = session.get(RunArtifact, (run_id, name))
     if artifact is None:
         raise HubProblem(404, "artifact_not_found", f"the run has no file `{name[:100]}`")
     headers = {"Cache-Control": REVALIDATE, "Content-Security-Policy": _ARTIFACT_CSP}

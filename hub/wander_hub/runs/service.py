@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from sqlalchemy import select
 from sqlalchemy.orm import Session
 from wander.types import Rollout
 from wander.wire import (
     ArtifactInfo,
-    RolloutPage,
     RolloutRow,
     RunDetail,
     RunManifest,
@@ -17,11 +17,12 @@ from wander.wire import (
 )
 from wander.wire.postings import Checkpoint, LinkedRun, RunLinks, Withdrawal
 
+from wander_hub.database import fill
 from wander_hub.environments import service as environments
 from wander_hub.environments.schemas import Position
 from wander_hub.http.problems import HubProblem
 from wander_hub.runs import chunks, repository, signing
-from wander_hub.runs.models import Run, RunArtifact, RunChunk
+from wander_hub.runs.models import Run, RunCheckpoint, RunChunk
 from wander_hub.runs.order import RolloutOrder
 from wander_hub.storage import Storage
 
@@ -59,11 +60,6 @@ def list_page(
     return RunPage(data=[detail_of(one, base_url) for one in rows], next=following)
 
 
-def list_training_runs(session: Session, base_url: str, environment_id: int, limit: int) -> list[RunDetail]:
-    """Return the newest training runs on an environment."""
-    return [detail_of(one, base_url) for one in repository.find_training_runs(session, environment_id, limit)]
-
-
 def find(session: Session, run_id: str) -> Run:
     """Return a run or raise a 404."""
     run = repository.run_named(session, run_id)
@@ -77,7 +73,10 @@ def find_by_prefix(session: Session, word: str) -> Run:
     run = repository.run_named(session, word)
     if run is not None:
         return run
-    found = repository.runs_beginning(session, word) if len(word) >= SHORTEST_BEGINNING else []
+    if len(word) < SHORTEST_BEGINNING:
+        return find(session, word)
+    query = repository.visible(session).where(Run.run_id.startswith(word, autoescape=True))
+    found = session.scalars(query.limit(2)).all()
     if len(found) > 1:
         raise HubProblem(
             404, "run_ambiguous", f"several runs begin with `{word[:80]}`", hint="write more of it"
@@ -92,48 +91,23 @@ def manifest_of(run: Run) -> RunManifest:
 
 def detail_of(run: Run, base_url: str) -> RunDetail:
     """Return a run as the API shows it."""
-    return RunDetail(
-        run_id=run.run_id,
+    withdrawn = None
+    if run.withdrawn_at is not None:
+        by = run.withdrawn_by.name if run.withdrawn_by else ""
+        withdrawn = Withdrawal(at=run.withdrawn_at, by=by, reason=run.withdrawn_reason or "")
+    address = f"{base_url}/api/v1/runs/{run.run_id}/artifacts"
+    return fill(
+        RunDetail,
+        run,
         manifest=manifest_of(run),
         summary=RunSummary.model_validate(run.summary),
-        level=run.level,
-        level_reason=run.level_reason,
-        sha256=run.sha256,
         posted_by=run.posted_by.name,
-        posted_at=run.posted_at,
         url=f"{base_url}/runs/{run.run_id}",
         version_deleted=run.version.deleted_at is not None,
-        artifacts=[artifact_info(run.run_id, one, base_url) for one in run.artifacts],
-        rollouts_sha256=run.rollouts_sha256,
-        private=run.private,
-        withdrawn=_withdrawal(run),
+        artifacts=[fill(ArtifactInfo, one, url=f"{address}/{one.name}") for one in run.artifacts],
+        withdrawn=withdrawn,
         signature=signing.signature_of(run),
     )
-
-
-def _withdrawal(run: Run) -> Withdrawal | None:
-    if run.withdrawn_at is None:
-        return None
-    by = run.withdrawn_by.name if run.withdrawn_by else ""
-    return Withdrawal(at=run.withdrawn_at, by=by, reason=run.withdrawn_reason or "")
-
-
-def artifact_info(run_id: str, artifact: RunArtifact, base_url: str) -> ArtifactInfo:
-    """Return an artifact with its address."""
-    return ArtifactInfo(
-        name=artifact.name,
-        media_type=artifact.media_type,
-        size=artifact.size,
-        sha256=artifact.sha256,
-        url=f"{base_url}/api/v1/runs/{run_id}/artifacts/{artifact.name}",
-    )
-
-
-def rollout_page(session: Session, storage: Storage, run_id: str, offset: int, limit: int) -> RolloutPage:
-    """Return a page of thin rows."""
-    run = with_rollouts(find(session, run_id))
-    rows = rows_numbered(session, storage, run, range(offset, offset + limit))
-    return RolloutPage(data=rows, total=count_of(run), offset=offset)
 
 
 def read_sorted_page(
@@ -163,32 +137,24 @@ def rows_numbered(session: Session, storage: Storage, run: Run, numbers: Sequenc
         frame, place = divmod(number - chunk.first, chunks.ROWS_PER_FRAME)
         if (chunk.first, frame) not in frames:
             frames[chunk.first, frame] = chunks.row_lines(storage, chunk, frame)
-        rows.append(chunks.Row.parsed(frames[chunk.first, frame][place]).shown(number))
+        rows.append(chunks.Row.parse(frames[chunk.first, frame][place]).show(number))
     return rows
 
 
-def siblings(
-    session: Session, storage: Storage, run: Run, example_id: str, near: int, spread: int
-) -> list[RolloutRow]:
-    """Return the rollouts of one example; they lie within `spread` numbers of each other."""
-    numbers = range(max(0, near - spread), near + spread + 1)
-    return [one for one in rows_numbered(session, storage, run, numbers) if one.example_id == example_id]
-
-
-def rollout(session: Session, storage: Storage, run_id: str, number: int) -> Rollout:
+def rollout(session: Session, storage: Storage, run: Run, number: int) -> Rollout:
     """Return one whole rollout with two small range reads."""
-    run = with_rollouts(find(session, run_id))
-    chunk = repository.chunk_with(session, run_id, number)
+    chunk = repository.chunk_with(session, with_rollouts(run).run_id, number)
     if chunk is None:
         count = count_of(run)
         hint = f"numbers go from 0 to {count - 1}" if count else None
-        raise HubProblem(404, "rollout_not_found", f"`{run_id}` has no rollout {number}", hint=hint)
+        raise HubProblem(404, "rollout_not_found", f"`{run.run_id}` has no rollout {number}", hint=hint)
     return Rollout.model_validate_json(chunks.rollout_at(storage, chunk, number - chunk.first))
 
 
 def rollout_lines(session: Session, storage: Storage, run: Run) -> Iterator[bytes]:
     """Return every rollout of a run as JSON lines, read a block at a time."""
-    found = repository.chunks_between(session, run.run_id, 0, count_of(run))
+    query = select(RunChunk).where(RunChunk.run_id == run.run_id).order_by(RunChunk.first)
+    found = session.scalars(query).all()
     return (block for chunk in found for block in chunks.lines_of(storage, chunk))
 
 
@@ -207,33 +173,24 @@ def with_rollouts(run: Run) -> Run:
 
 def links(session: Session, run: Run) -> RunLinks:
     """Return the other ends of what a training run made, or of what an evaluation evaluated."""
-    if run.kind == "training":
-        return _links_of_training(session, run)
-    if run.weights_sha256 is None:
-        return RunLinks()
-    found = repository.find_makers(session, run.weights_sha256, MOST_LINKED)
-    return RunLinks(trained_by=[_link(one, step, run.weights_sha256) for one, step in found])
-
-
-def _links_of_training(session: Session, run: Run) -> RunLinks:
-    made = repository.checkpoints_of(session, run.run_id)
+    if run.kind != "training":
+        if run.weights_sha256 is None:
+            return RunLinks()
+        makers = repository.find_makers(session, run.weights_sha256, MOST_LINKED)
+        return RunLinks(trained_by=[_link(one, step, run.weights_sha256) for one, step in makers])
+    of_run = select(RunCheckpoint).where(RunCheckpoint.run_id == run.run_id)
+    made = session.scalars(of_run.order_by(RunCheckpoint.step)).all()
     steps = {one.weights_sha256: one.step for one in made}
     if run.weights_sha256 is not None:
         steps.setdefault(run.weights_sha256, 0)
     found = repository.evaluations_of(session, list(steps)[-_MOST_WEIGHTS:], MOST_LINKED)
     linked = [_link(one, steps[one.weights_sha256 or ""], one.weights_sha256 or "") for one in found]
     return RunLinks(
-        checkpoints=[Checkpoint(step=one.step, weights_sha256=one.weights_sha256) for one in made],
+        checkpoints=[fill(Checkpoint, one) for one in made],
         evaluated_by=sorted(linked, key=lambda one: one.step),
     )
 
 
 def _link(run: Run, step: int, weights_sha256: str) -> LinkedRun:
-    return LinkedRun(
-        run_id=run.run_id,
-        step=step,
-        weights_sha256=weights_sha256,
-        environment=f"{run.environment.owner.name}/{run.environment.name}",
-        model=run.model,
-        reward_mean=run.reward_mean,
-    )
+    environment = f"{run.environment.owner.name}/{run.environment.name}"
+    return fill(LinkedRun, run, step=step, weights_sha256=weights_sha256, environment=environment)

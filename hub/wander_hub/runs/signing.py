@@ -17,7 +17,7 @@ from wander.wire.postings import (
     signed_text,
 )
 
-from wander_hub.database import now
+from wander_hub.database import fill, now
 from wander_hub.http.problems import HubProblem
 from wander_hub.identity import Identity
 from wander_hub.rights import rights
@@ -37,7 +37,7 @@ def add_key(session: Session, wanted: NewKey, caller: Identity) -> tuple[KeyInfo
         if known.user_id != caller.user_id or known.revoked_at is not None:
             hint = "make another with `wander key new`"
             raise HubProblem(409, "key_taken", "this key was revoked, or is somebody else's", hint=hint)
-        return key_info(known), False
+        return fill(KeyInfo, known), False
     if len(keys_of(session, caller.user_id).data) >= _MOST_KEYS:
         raise HubProblem(409, "too_many_keys", f"a user has at most {_MOST_KEYS} keys")
     key = SigningKey(
@@ -49,13 +49,13 @@ def add_key(session: Session, wanted: NewKey, caller: Identity) -> tuple[KeyInfo
     )
     session.add(key)
     session.flush()
-    return key_info(key), True
+    return fill(KeyInfo, key), True
 
 
 def keys_of(session: Session, user_id: int) -> KeyList:
     """Return a user's keys, revoked ones included, the oldest first."""
     found = session.scalars(select(SigningKey).where(SigningKey.user_id == user_id).order_by(SigningKey.id))
-    return KeyList(data=[key_info(one) for one in found])
+    return KeyList(data=[fill(KeyInfo, one) for one in found])
 
 
 def revoke_key(session: Session, fingerprint: str, caller: Identity) -> KeyInfo:
@@ -72,7 +72,7 @@ def revoke_key(session: Session, fingerprint: str, caller: Identity) -> KeyInfo:
         raise HubProblem(404, "key_not_found", fault, hint="`wander key list` shows them")
     found[0].revoked_at = found[0].revoked_at or now()
     session.flush()
-    return key_info(found[0])
+    return fill(KeyInfo, found[0])
 
 
 def verify_signature(session: Session, caller: Identity, given: RunSignature, run_sha256: str) -> SigningKey:
@@ -109,17 +109,6 @@ def signature_of(run: Run) -> SignatureInfo | None:
         public_key=key.public_key,
         signed_by=key.user.name,
         key_revoked_at=key.revoked_at,
-    )
-
-
-def key_info(key: SigningKey) -> KeyInfo:
-    """Return a key as the API shows it."""
-    return KeyInfo(
-        fingerprint=key.fingerprint,
-        name=key.name,
-        public_key=key.public_key,
-        created_at=key.created_at,
-        revoked_at=key.revoked_at,
     )
 
 

@@ -52,21 +52,15 @@ def _explain_no_token(database: Database, token_file: Path) -> str:
         given = token_file.read_text().strip()
     except (OSError, UnicodeDecodeError):
         given = ""
-    if _is_good(database, given):
+    with database.read() as session:
+        known = token_hashed(session, token_hash(given)) if well_formed(given) else None
+    if known is not None and known.revoked_at is None:
         return f"the token in `{token_file}` is one of this hub; none was made\n"
     state = "holds none of this hub" if given else "was not written"
     return (
         f"warning: the hub has its administrator already, and `{token_file}` {state}\n\n"
         "hint: start it with `--new-token` for a new one, or run `wander-hub token create admin`\n"
     )
-
-
-def _is_good(database: Database, secret: str) -> bool:
-    if not well_formed(secret):
-        return False
-    with database.read() as session:
-        token = token_hashed(session, token_hash(secret))
-        return token is not None and token.revoked_at is None
 
 
 def _write_secret(path: Path, secret: str) -> None:

@@ -74,7 +74,9 @@ class Processes:
             number = self._numbers.pop(process)
             if self._asked is not None:
                 return
-            said = f"a process of the hub ended ({_how(status)})"
+            killed = os.WIFSIGNALED(status)
+            how = f"signal {os.WTERMSIG(status)}" if killed else f"exit status {os.WEXITSTATUS(status)}"
+            said = f"a process of the hub ended ({how})"
             now = time.monotonic()
             self._restarts = [one for one in self._restarts if one > now - 60]
             if len(self._restarts) >= _STARTS_A_MINUTE:
@@ -105,9 +107,3 @@ class Processes:
     def _tell(self, number: int) -> None:
         for process in self._numbers:
             os.kill(process, number)
-
-
-def _how(status: int) -> str:
-    if os.WIFSIGNALED(status):
-        return f"signal {os.WTERMSIG(status)}"
-    return f"exit status {os.WEXITSTATUS(status)}"

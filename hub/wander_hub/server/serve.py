@@ -7,6 +7,7 @@ import copy
 import errno
 import logging
 import os
+import re
 import signal
 import socket
 import sys
@@ -22,8 +23,8 @@ from wander_hub.app import create_app
 from wander_hub.database import Database
 from wander_hub.jobs import Worker
 from wander_hub.jobs.choice import migrate
+from wander_hub.security import PREFIX
 from wander_hub.server import data_folder, first_token
-from wander_hub.server.log_secrets import HidesSecrets
 from wander_hub.server.processes import Processes
 from wander_hub.settings import Settings
 from wander_hub.verification.worker import confine, job_worker
@@ -32,6 +33,9 @@ _GRACE_SECONDS = 10
 _BACKLOG = 2048
 INTERRUPTED = 130
 """Exit status after Ctrl-C; SIGTERM ends with 0."""
+_SECRET = re.compile(rf"({PREFIX}[0-9A-Za-z]{{6}})[0-9A-Za-z]{{8,}}")
+_PASSWORD = re.compile(r"(://[^/\s:@]*:)[^/\s@]+@")
+_FORMATTER = logging.Formatter()
 
 
 def serve(
@@ -104,7 +108,13 @@ def _run(
     )
     server = _AnnouncingServer(config, address, worker) if first else uvicorn.Server(config)
     if followed is not None:
-        threading.Thread(target=_follow_parent, args=(server, followed), daemon=True).start()
+
+        def follow() -> None:
+            while os.getppid() == followed:
+                time.sleep(0.5)
+            server.should_exit = True
+
+        threading.Thread(target=follow, daemon=True).start()
     # After its graceful end uvicorn raises the signal again for the handler that was there before.
     signal.signal(signal.SIGTERM, lambda *_: None)
     try:
@@ -135,6 +145,39 @@ class _AnnouncingServer(uvicorn.Server):
         if self._worker is not None:
             await asyncio.to_thread(self._worker.stop)
         await super().shutdown(sockets)
+
+
+def without_secrets(text: str) -> str:
+    """Return a text with tokens cut to what listings show of them, and without passwords in addresses."""
+    return _PASSWORD.sub(r"\1...@", _SECRET.sub(r"\1...", text))
+
+
+class HidesSecrets(logging.Filter):
+    """Changes every record that passes, its arguments and its traceback.
+
+    Whoever puts a token into an address or a name by mistake must not find it in a log.
+    """
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Let the record through without secrets."""
+        record.msg = _hidden(record.msg)
+        if isinstance(record.args, tuple):
+            record.args = tuple(_hidden(one) for one in record.args)
+        elif record.args:
+            record.args = {key: _hidden(one) for key, one in record.args.items()}
+        if record.exc_info:
+            record.exc_text = without_secrets(_FORMATTER.formatException(record.exc_info))
+        return True
+
+
+def _hidden(value: object) -> object:
+    """Numbers stay numbers, for `%d`; what is not a text shows itself only where a secret is in it."""
+    if isinstance(value, str):
+        return without_secrets(value)
+    if value is None or isinstance(value, int | float):
+        return value
+    shown = str(value)
+    return without_secrets(shown) if without_secrets(shown) != shown else value
 
 
 def log_to_stderr() -> None:
@@ -179,9 +222,3 @@ def address_of(host: str, port: int) -> str:
     """Return the address of what listens there."""
     shown = f"[{host}]" if ":" in host else host
     return f"http://{shown}:{port}"
-
-
-def _follow_parent(server: uvicorn.Server, parent: int) -> None:
-    while os.getppid() == parent:
-        time.sleep(0.5)
-    server.should_exit = True

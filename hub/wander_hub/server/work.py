@@ -16,7 +16,6 @@ from wander_hub import __version__
 from wander_hub.database import Database
 from wander_hub.http import health
 from wander_hub.http.problems import HubProblem
-from wander_hub.jobs import Worker
 from wander_hub.jobs.choice import is_migrated, queue_of
 from wander_hub.server.serve import INTERRUPTED, address_of, log_to_stderr, open_socket
 from wander_hub.settings import Settings
@@ -47,30 +46,32 @@ def work(settings: Settings, *, hub_url: str | None, listen: str | None, once: b
     database = Database(settings.resolved_database_url)
     try:
         with _answer_health(listen, settings, database) as storage:
-            if _schema_came(settings, database, end):
+            ready = is_migrated(settings, database)
+            if not ready:
+                hint = "start the hub of this release, or run `wander-hub migrate`"
+                _say(f"waiting for the newest schema: {hint}")
+            while not ready and not end.wait(_LOOK_SECONDS):
+                ready = is_migrated(settings, database)
+            if ready:
                 queue = queue_of(settings, database)
-                _until_the_end(job_worker(settings, database, storage, queue, hub_url or ""), end, once=once)
+                worker = job_worker(settings, database, storage, queue, hub_url or "")
+
+                def stop() -> None:
+                    end.wait()
+                    worker.stop()
+
+                if once:
+                    threading.Thread(target=stop, daemon=True).start()
+                    attempts = worker.run_waiting()
+                    _say(f"worked on {attempts} {'job' if attempts == 1 else 'jobs'}")
+                else:
+                    worker.start()
+                    _say("the worker takes jobs")
+                    stop()
     finally:
         database.close()
     if end.signal == signal.SIGINT:
         raise SystemExit(INTERRUPTED)
-
-
-def _until_the_end(worker: Worker, end: _End, *, once: bool) -> None:
-    if once:
-        threading.Thread(target=_stop_at, args=(worker, end), daemon=True).start()
-        attempts = worker.run_waiting()
-        _say(f"worked on {attempts} {'job' if attempts == 1 else 'jobs'}")
-        return
-    worker.start()
-    _say("the worker takes jobs")
-    end.wait()
-    worker.stop()
-
-
-def _stop_at(worker: Worker, end: _End) -> None:
-    end.wait()
-    worker.stop()
 
 
 class _End:
@@ -89,17 +90,6 @@ class _End:
     def _ask(self, number: int, _frame: FrameType | None) -> None:
         self.signal = self.signal or number
         self._asked.set()
-
-
-def _schema_came(settings: Settings, database: Database, end: _End) -> bool:
-    """Wait until the hub has brought the database to the schema of this release; False at the end."""
-    if is_migrated(settings, database):
-        return True
-    _say("waiting for the newest schema: start the hub of this release, or run `wander-hub migrate`")
-    while not end.wait(_LOOK_SECONDS):
-        if is_migrated(settings, database):
-            return True
-    return False
 
 
 @contextmanager

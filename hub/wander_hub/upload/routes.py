@@ -14,8 +14,8 @@ from wander.wire import VersionDetail
 from wander_hub import names
 from wander_hub.attestations.verification import FIELD, verify
 from wander_hub.environments import service as environment_service
+from wander_hub.http.bodies import form_body, multipart_form
 from wander_hub.http.boundary import Context, ForPublisher
-from wander_hub.http.form import form_body, multipart_form
 from wander_hub.http.problems import HubProblem, refusals
 from wander_hub.rights import rights
 from wander_hub.storage import digest_of

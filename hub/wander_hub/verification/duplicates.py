@@ -1,4 +1,4 @@
-"""The mark of a duplicate: giving it to a run, and taking it off where it says something wrong.
+"""The mark of a duplicate: taking it off where it says something wrong, and giving it back.
 
 Two models that answer alike, letter by letter, look like a copy. Who manages the environment may say that one
 is none, with a reason that everybody can read; nobody may say so of a run of their own.
@@ -20,11 +20,6 @@ from wander_hub.runs import service as runs
 from wander_hub.runs.models import Run
 from wander_hub.verification.levels import level_after, level_of, level_of_copy
 from wander_hub.verification.models import ClearedCopy, RunExamination, Verification
-
-
-def mark(run: Run, first: Run) -> None:
-    """Have a run rank nowhere, as the duplicate of an earlier one."""
-    run.level, run.level_reason = level_of_copy(first.run_id, first.model, first.posted_by.name)
 
 
 def clear(session: Session, caller: Identity, run_id: str, reason: str) -> None:
@@ -56,7 +51,7 @@ def take_back(session: Session, caller: Identity, run_id: str) -> None:
     first = run_repository.run_named(session, _original(session, run))
     session.delete(known)
     if first is not None:
-        mark(run, first)
+        run.level, run.level_reason = level_of_copy(first)
 
 
 def clearance_of(session: Session, run_id: str) -> Clearance | None:

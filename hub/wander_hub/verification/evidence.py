@@ -2,31 +2,103 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import hashlib
+from collections.abc import Callable, Iterable, Iterator
 
 from sqlalchemy import select
 from sqlalchemy.orm import Session, contains_eager
+from wander.errors import RunError
+from wander.evals.stats.agreement import agreement
+from wander.types import Rollout, canonical_json
 from wander.wire import RunManifest
 from wander.wire.verification import Agreement, Rerun, RunEvidence
 
-from wander_hub.database import now
-from wander_hub.jobs import TableQueue
+from wander_hub.database import Database, now
+from wander_hub.http.problems import HubProblem
+from wander_hub.identity import HUB
+from wander_hub.jobs import JobContext, JobRefused
 from wander_hub.leaderboards.listing import refresh_results
 from wander_hub.runs import repository as run_repository
 from wander_hub.runs import service as runs
 from wander_hub.runs.models import Run
+from wander_hub.storage import Storage
 from wander_hub.verification import duplicates
+from wander_hub.verification.levels import level_of_copy
 from wander_hub.verification.models import RunExamination
 
 KIND = "examine"
 """Of the jobs that read a posted run."""
 _PROVEN = ("rescored", "replayed", "rerun")
 """Levels of a run that may be evidence for another one: the hub derived its rewards itself."""
+TELLING = 1000
+"""Letters and digits in distinct completions below which equal ones may well be a coincidence."""
 
 
-def request(session: Session, queue: TableQueue, run: Run) -> None:
-    """Have a posted run read."""
-    queue.submit(session, KIND, f"{KIND} {run.run_id}", {"run_id": run.run_id}, priority=2)
+class Examiner:
+    """The handler of examination jobs: reads a run once, beside the requests.
+
+    No code of an environment runs here, so this needs no sandbox.
+    """
+
+    def __init__(self, database: Database, storage: Storage) -> None:
+        self._database = database
+        self._storage = storage
+
+    def __call__(self, context: JobContext) -> Callable[[Session], None]:
+        """Read a run; return what keeps what was found."""
+        run_id = str(context.lease.payload["run_id"])
+        try:
+            with self._database.read(HUB) as session:
+                run = runs.find(session, run_id)
+                digest = completions_digest(self._rollouts(session, run, context))
+                found = self._agreement(session, run, context)
+        except HubProblem as problem:
+            raise JobRefused(problem.detail) from problem
+        return lambda session: keep_examination(session, run_id, digest, found)
+
+    def _agreement(self, session: Session, run: Run, context: JobContext) -> Agreement | None:
+        """Compare a run with the one that it repeats, where that can be done."""
+        manifest = runs.manifest_of(run)
+        original = original_of(session, run, manifest)
+        if original is None:
+            return None
+        try:
+            return agreement(
+                runs.manifest_of(original),
+                self._rollouts(session, original, context),
+                manifest,
+                self._rollouts(session, run, context),
+            )
+        except RunError:
+            return None  # they share no example
+
+    def _rollouts(self, session: Session, run: Run, context: JobContext) -> Iterator[Rollout]:
+        for block in runs.rollout_lines(session, self._storage, run):
+            context.check()
+            for line in block.splitlines():
+                yield Rollout.model_validate_json(line)
+
+
+def completions_digest(rollouts: Iterable[Rollout]) -> str | None:
+    """Return a digest of all completions of a run, None where they are too short to tell runs apart.
+
+    Only letters and digits count, so that a space more or another case makes no other run of it. Neither
+    model, rewards, times nor token counts do: those are what whoever copies a run changes.
+    """
+    whole = hashlib.sha256()
+    seen: set[bytes] = set()
+    telling = 0
+    for rollout in rollouts:
+        whole.update(canonical_json([rollout.example_id, rollout.index]).encode())
+        for turn in rollout.turns:
+            said = canonical_json([turn.message.get("content"), turn.message.get("tool_calls")])
+            letters = "".join(each for each in said.casefold() if each.isalnum()).encode()
+            digest = hashlib.sha256(letters).digest()
+            whole.update(digest)
+            if digest not in seen and telling < TELLING:
+                seen.add(digest)
+                telling += len(letters)
+    return whole.hexdigest() if telling >= TELLING else None
 
 
 def original_of(session: Session, run: Run, manifest: RunManifest) -> Run | None:
@@ -55,7 +127,13 @@ def keep_examination(session: Session, run_id: str, digest: str | None, found: A
         _mark_copies(session, run, digest)
     if found is not None:
         original = original_of(session, run, manifest)
-        one.independent = original is not None and _is_independent(run, original, one)
+        if original is not None:
+            alike = "its completions are those of an earlier run, letter by letter, as a copy's would be"
+            if run.posted_by_id == original.posted_by_id:
+                one.note = "posted by who posted the run that it repeats"
+            elif one.duplicate_of is not None:
+                one.note = alike
+            one.independent = not one.note
     session.flush()
     refresh_results(session, run.environment)
     count_rerun(session, run)
@@ -121,22 +199,22 @@ def _rerun(session: Session, run: Run) -> Rerun:
     )
 
 
-def _is_independent(run: Run, original: Run, one: RunExamination) -> bool:
-    if run.posted_by_id == original.posted_by_id:
-        one.note = "posted by who posted the run that it repeats"
-        return False
-    if one.duplicate_of is not None:
-        one.note = "its completions are those of an earlier run, letter by letter, as a copy's would be"
-        return False
-    return True
-
-
 def _mark_copies(session: Session, run: Run, digest: str) -> None:
     """Mark every run that has the completions of an earlier one of another model or another user.
 
     All of them are looked at, since the earlier one may have been read later.
     """
-    alike = _with_completions(session, run.environment_id, digest)
+    query = (
+        select(Run, RunExamination)
+        .join(RunExamination, RunExamination.run_id == Run.run_id)
+        .join(Run.posted_by)
+        .where(RunExamination.completions_sha256 == digest, Run.environment_id == run.environment_id)
+        # What is private or withdrawn accuses nobody.
+        .where(Run.private.is_(False), Run.withdrawn_at.is_(None))
+        .options(contains_eager(Run.posted_by))
+        .order_by(Run.posted_at, Run.run_id)
+    )
+    alike = session.execute(query).all()
     for position, (one, examined) in enumerate(alike):
         earlier = [
             before
@@ -147,22 +225,5 @@ def _mark_copies(session: Session, run: Run, digest: str) -> None:
             continue
         examined.duplicate_of = earlier[0].run_id
         if duplicates.clearance_of(session, one.run_id) is None:
-            duplicates.mark(one, earlier[0])
+            one.level, one.level_reason = level_of_copy(earlier[0])
     session.flush()
-
-
-def _with_completions(
-    session: Session, environment_id: int, digest: str
-) -> Sequence[tuple[Run, RunExamination]]:
-    """Return the runs of an environment with these completions, in the order in which they were posted."""
-    query = (
-        select(Run, RunExamination)
-        .join(RunExamination, RunExamination.run_id == Run.run_id)
-        .join(Run.posted_by)
-        .where(RunExamination.completions_sha256 == digest, Run.environment_id == environment_id)
-        # What is private or withdrawn accuses nobody.
-        .where(Run.private.is_(False), Run.withdrawn_at.is_(None))
-        .options(contains_eager(Run.posted_by))
-        .order_by(Run.posted_at, Run.run_id)
-    )
-    return [(one, examined) for one, examined in session.execute(query)]

@@ -5,6 +5,8 @@ from __future__ import annotations
 from wander.wire import RunManifest, RunSummary, VerificationLevel
 from wander.wire.verification import ReplayReport
 
+from wander_hub.runs.models import Run
+
 
 def level_of(manifest: RunManifest, summary: RunSummary) -> tuple[VerificationLevel, str]:
     """Return the verification level that the rollouts alone support, and why it is not higher."""
@@ -23,10 +25,10 @@ def level_of(manifest: RunManifest, summary: RunSummary) -> tuple[VerificationLe
     return "complete", "every expected rollout is here; the hub computed all aggregates from them"
 
 
-def level_of_copy(first_id: str, model: str, poster: str) -> tuple[VerificationLevel, str]:
+def level_of_copy(first: Run) -> tuple[VerificationLevel, str]:
     """Return the level of a run that repeats the completions of an earlier one, and why."""
-    whose = f"of `{model}`, posted by {poster}"
-    return "claimed", f"duplicate of `{first_id}` {whose}: the same completions, so it ranks nowhere"
+    whose = f"of `{first.model}`, posted by {first.posted_by.name}"
+    return "claimed", f"duplicate of `{first.run_id}` {whose}: the same completions, so it ranks nowhere"
 
 
 def level_after(level: VerificationLevel, reason: str, report: ReplayReport) -> tuple[VerificationLevel, str]:

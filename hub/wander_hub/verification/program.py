@@ -16,6 +16,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from datetime import timedelta
 from pathlib import Path
 from typing import IO, Any
 
@@ -31,6 +32,7 @@ from wander_hub.rights.tokens import add_token
 _PASSED = ("PATH", "LANG", "TMPDIR", "HOME", "SSL_CERT_FILE", "SSL_CERT_DIR", "HTTPS_PROXY", "NO_PROXY")
 _PASSED_STARTS = ("UV_", "PIP_")
 """How operators name the package index that environments' dependencies come from."""
+_FOLDERS = ("data", "cache", "config", "runs")
 _TOKEN = "verification, "  # noqa: S105 - how its name begins
 _LONGEST_ANSWER = 16 << 20
 _RETRYABLE = ("timeout", "unavailable", "index_unreachable", "network")
@@ -68,6 +70,12 @@ class ClientProgram:
     def _answer(self, context: JobContext, words: list[str], secret: str) -> dict[str, Any]:
         """Run the command; return the data of its answer."""
         self._folder.mkdir(parents=True, exist_ok=True)
+        passed = {
+            name: value
+            for name, value in os.environ.items()
+            if name in _PASSED or name.startswith(_PASSED_STARTS)
+        }
+        folders = {f"WANDER_{one.upper()}_DIR": str(self._folder / one) for one in _FOLDERS}
         own_log = self._folder / f"{words[0]}-{context.lease.job_id}.log"  # others may run beside it
         with own_log.open("wb") as log:
             process = subprocess.Popen(  # noqa: S603 - this interpreter, our own words
@@ -75,7 +83,7 @@ class ClientProgram:
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=log,
-                env=self._environ(secret),
+                env={**passed, **folders, "WANDER_HUB": self._hub_url, "WANDER_TOKEN": secret},
                 cwd=self._folder,
                 start_new_session=True,
             )
@@ -121,21 +129,6 @@ class ClientProgram:
             raise RuntimeError(f"`wander` ended with status {process.wait()} and no answer")
         return last
 
-    def _environ(self, secret: str) -> dict[str, str]:
-        mine = {
-            name: value
-            for name, value in os.environ.items()
-            if name in _PASSED or name.startswith(_PASSED_STARTS)
-        }
-        folders = {
-            "WANDER_DATA_DIR": self._folder / "data",
-            "WANDER_CACHE_DIR": self._folder / "cache",
-            "WANDER_CONFIG_DIR": self._folder / "config",
-            "WANDER_RUNS_DIR": self._folder / "runs",
-        }
-        wander = {"WANDER_HUB": self._hub_url, "WANDER_TOKEN": secret}
-        return {**mine, **wander, **{name: str(path) for name, path in folders.items()}}
-
     @contextmanager
     def _lend_token(self, name: str) -> Iterator[str]:
         """Give a token that may read every environment of this hub, for as long as the job runs.
@@ -147,7 +140,7 @@ class ClientProgram:
             if user is None:
                 raise JobRefused("this hub has no administrator, in whose name it could read the run")
             session.execute(delete(Token).where(Token.user_id == user.id, Token.name == _TOKEN + name))
-            secret = add_token(session, user, _TOKEN + name, scopes=("read",), days=1)
+            secret = add_token(session, user, _TOKEN + name, scopes=("read",), lifetime=timedelta(days=1))
         try:
             yield secret
         finally:

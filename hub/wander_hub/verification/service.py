@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from sqlalchemy.orm import Session
+from sqlalchemy import Select, func, insert, select
+from sqlalchemy.orm import Session, contains_eager, joinedload
 from wander.wire.verification import (
     Divergence,
     DivergencePage,
@@ -14,23 +15,38 @@ from wander.wire.verification import (
 )
 
 from wander_hub import __version__
-from wander_hub.database import now
+from wander_hub.database import fill, now
+from wander_hub.environments.models import Environment
 from wander_hub.http.problems import HubProblem
 from wander_hub.identity import Identity
-from wander_hub.jobs import TableQueue
+from wander_hub.jobs import Job, TableQueue
 from wander_hub.leaderboards.listing import refresh_results
 from wander_hub.rights import rights
 from wander_hub.runs import service as runs
 from wander_hub.runs.models import Run
+from wander_hub.runs.repository import readable_run
 from wander_hub.settings import Settings
-from wander_hub.verification import evidence, repository
+from wander_hub.verification import evidence
 from wander_hub.verification.levels import level_after
-from wander_hub.verification.models import Verification
+from wander_hub.verification.models import Verification, VerificationDivergence
 
 KIND = "replay"
 """Of the jobs that play a run again."""
 SHOWN_DIVERGENCES = 100
 """Divergences in the report itself; all of them have a page of their own."""
+_OPEN = ("queued", "running")
+"""States of jobs that have not ended."""
+
+
+def visible(session: Session) -> Select[Verification]:
+    """Return the statement every read builds on: the verifications of runs that the caller may see."""
+    query = select(Verification).join(Verification.run).join(Run.environment).join(Environment.owner)
+    run = contains_eager(Verification.run).contains_eager(Run.environment)
+    return query.where(readable_run(session)).options(
+        run.contains_eager(Environment.owner),
+        joinedload(Verification.job),
+        joinedload(Verification.requested_by),
+    )
 
 
 def request(
@@ -57,10 +73,15 @@ def request(
         )
     if (why := unplayable(run)) is not None:
         raise HubProblem(422, "not_replayable", f"`{run_id}` cannot be played again: {why}")
-    under_way = repository.open_of_run(session, run_id, wanted.sample, wanted.level)
+    same = (Verification.run_id == run_id) & (Verification.level == wanted.level)
+    of_size = Verification.sample.is_not_distinct_from(wanted.sample)
+    waiting = visible(session).join(Verification.job).where(same, of_size, Job.state.in_(_OPEN))
+    under_way = session.scalar(waiting.order_by(Verification.id.desc()).limit(1))
     if under_way is not None:
         return info_of(under_way), False
-    if repository.count_waiting(session, caller.user_id) >= settings.max_waiting_verifications:
+    mine = select(func.count()).select_from(Verification).join(Verification.job)
+    mine = mine.where(Verification.requested_by_id == caller.user_id, Job.state.in_(_OPEN))
+    if session.scalars(mine).one() >= settings.max_waiting_verifications:
         raise HubProblem(
             429,
             "too_many_verifications",
@@ -78,7 +99,7 @@ def request_after_post(session: Session, queue: TableQueue, settings: Settings, 
     run = runs.find(session, run_id)
     if run.kind != "evaluation" or not run.summary["rollouts"]:
         return False
-    evidence.request(session, queue, run)
+    queue.submit(session, evidence.KIND, f"{evidence.KIND} {run_id}", {"run_id": run_id}, priority=2)
     wanted = settings.verify_posts and settings.verification != "off"
     # Whether the environment is deterministic is not asked here: the manifest may say what it likes.
     if wanted and run.level == "complete" and unplayable(run) is None:
@@ -109,7 +130,8 @@ def _submit(
     *,
     priority: int,
 ) -> Verification:
-    number = repository.count_of_run(session, run.run_id) + 1
+    earlier = select(func.count()).select_from(Verification).where(Verification.run_id == run.run_id)
+    number = session.scalars(earlier).one() + 1
     job_id = queue.submit(
         session,
         KIND,
@@ -134,16 +156,19 @@ def _submit(
 def list_page(session: Session, run_id: str) -> VerificationList:
     """Return every verification of a run, the newest first."""
     runs.find(session, run_id)
-    return VerificationList(data=[info_of(one) for one in repository.of_run(session, run_id)])
+    found = visible(session).where(Verification.run_id == run_id).order_by(Verification.id.desc())
+    return VerificationList(data=[info_of(one) for one in session.scalars(found)])
 
 
 def divergence_page(session: Session, number: int, offset: int, limit: int) -> DivergencePage:
     """Return a page of the rollouts that came out otherwise."""
     found = find(session, number)
-    rows = repository.divergences_of(session, number, offset, limit)
+    kept = select(VerificationDivergence).where(VerificationDivergence.verification_id == number)
+    place = VerificationDivergence.number  # dense, so the page is one range of the primary key
+    rows = session.scalars(kept.where(place >= offset, place < offset + limit).order_by(place))
     return DivergencePage(
-        data=[Divergence(**{name: getattr(row, name) for name in Divergence.model_fields}) for row in rows],
-        total=repository.count_divergences(session, number),
+        data=[fill(Divergence, row) for row in rows],
+        total=session.scalars(kept.with_only_columns(func.count())).one(),
         differing=found.report["differing"] if found.report else 0,
         offset=offset,
     )
@@ -151,7 +176,7 @@ def divergence_page(session: Session, number: int, offset: int, limit: int) -> D
 
 def find(session: Session, number: int) -> Verification:
     """Return a verification or raise a 404."""
-    found = repository.find(session, number)
+    found = session.scalar(visible(session).where(Verification.id == number))
     if found is None:
         raise HubProblem(404, "verification_not_found", f"there is no verification {number}")
     return found
@@ -171,7 +196,12 @@ def cancel(session: Session, queue: TableQueue, number: int, caller: Identity) -
 def keep(session: Session, job_id: int, report: ReplayReport, made_with: VerifiedWith | None) -> None:
     """Keep what a replay came to, and give the run the level that it supports."""
     found = session.query(Verification).filter_by(job_id=job_id).one()
-    repository.add_divergences(session, found.id, report.divergences)
+    rows = [
+        {"verification_id": found.id, "number": number, **one.model_dump()}
+        for number, one in enumerate(report.divergences)
+    ]
+    if rows:
+        session.execute(insert(VerificationDivergence), rows)
     shown = report.model_copy(update={"divergences": report.divergences[:SHOWN_DIVERGENCES]})
     found.report = shown.model_dump(mode="json")
     if made_with is not None:
@@ -187,15 +217,12 @@ def keep(session: Session, job_id: int, report: ReplayReport, made_with: Verifie
 
 def info_of(one: Verification) -> VerificationInfo:
     """Return a verification as the API shows it."""
-    return VerificationInfo(
-        id=one.id,
-        run_id=one.run_id,
+    return fill(
+        VerificationInfo,
+        one,
         state=one.job.state,
-        sample=one.sample,
         sought=one.level,
-        gave=one.gave,
         requested_by=one.requested_by.name if one.requested_by else None,
-        created_at=one.created_at,
         finished_at=one.job.finished_at,
         progress=one.job.progress,
         error=one.job.error,

@@ -8,6 +8,7 @@ sets out to deceive it.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 from pydantic import ValidationError
@@ -18,7 +19,7 @@ from wander.wire import CheckFinding, CheckSummary
 from wander.wire.verification import CheckedWith, HubCheck
 
 from wander_hub import __version__
-from wander_hub.database import Database, now
+from wander_hub.database import Database, fill, now
 from wander_hub.environments import service as environments
 from wander_hub.environments.models import Environment, File, Version
 from wander_hub.http.problems import HubProblem
@@ -50,38 +51,29 @@ class VersionSweep:
             fresh = session.execute(
                 select(File.id, File.version_id).where(File.id > self._seen).order_by(File.id).limit(_AT_ONCE)
             ).all()
-            unchecked = self._find_unchecked(session, {version_id for _, version_id in fresh})
+            query = (
+                select(Version.id)
+                .join(Environment, Environment.id == Version.environment_id)
+                .join(File, File.version_id == Version.id)
+                .outerjoin(VersionCheck, VersionCheck.version_id == Version.id)
+                .where(
+                    Version.id.in_({version_id for _, version_id in fresh}),
+                    File.kind == "wheel",
+                    VersionCheck.version_id.is_(None),
+                    Version.deleted_at.is_(None),
+                    Environment.deleted_at.is_(None),
+                    Environment.listed,  # the hub's own packages are no environments
+                )
+            )
+            unchecked = sorted(set(session.scalars(query)))
         for version_id in unchecked:
-            self._submit(version_id)
+            payload = {"version_id": version_id}
+            # Another process of this hub may have seen it first.
+            with suppress(IntegrityError), self._database.write() as session:
+                job_id = self._queue.submit(session, KIND, f"{KIND} {version_id}", payload, priority=-1)
+                session.add(VersionCheck(version_id=version_id, job_id=job_id, created_at=now()))
         if fresh:
             self._seen = fresh[-1][0]
-
-    def _find_unchecked(self, session: Session, version_ids: set[int]) -> list[int]:
-        query = (
-            select(Version.id)
-            .join(Environment, Environment.id == Version.environment_id)
-            .join(File, File.version_id == Version.id)
-            .outerjoin(VersionCheck, VersionCheck.version_id == Version.id)
-            .where(
-                Version.id.in_(version_ids),
-                File.kind == "wheel",
-                VersionCheck.version_id.is_(None),
-                Version.deleted_at.is_(None),
-                Environment.deleted_at.is_(None),
-                Environment.listed,  # the hub's own packages are no environments
-            )
-        )
-        return sorted(set(session.scalars(query)))
-
-    def _submit(self, version_id: int) -> None:
-        try:
-            with self._database.write() as session:
-                job_id = self._queue.submit(
-                    session, KIND, f"{KIND} {version_id}", {"version_id": version_id}, priority=-1
-                )
-                session.add(VersionCheck(version_id=version_id, job_id=job_id, created_at=now()))
-        except IntegrityError:
-            return  # another process of this hub saw it first
 
 
 class Checker:
@@ -135,11 +127,10 @@ def info_of(session: Session, version_id: int) -> HubCheck | None:
     if one is None:
         return None
     report = one.report or {}
-    return HubCheck(
-        state=one.job.state,
+    return fill(
+        HubCheck,
+        one.job,
         created_at=one.created_at,
-        finished_at=one.job.finished_at,
-        error=one.job.error,
         summary=CheckSummary.model_validate(report["summary"]) if report else None,
         seconds=report.get("seconds"),
         made_with=CheckedWith.model_validate(one.made_with) if one.made_with else None,

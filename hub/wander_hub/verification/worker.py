@@ -5,20 +5,50 @@ from __future__ import annotations
 import importlib.util
 import logging
 import os
+import secrets
 import socket
+from collections.abc import Callable
+
+from pydantic import ValidationError
+from sqlalchemy.orm import Session
+from wander.wire.verification import ReplayReport, VerifiedWith
 
 from wander_hub.database import Database
-from wander_hub.jobs import Handler, TableQueue, Worker
+from wander_hub.jobs import Handler, JobContext, JobRefused, TableQueue, Worker
 from wander_hub.jobs.choice import worker_of
 from wander_hub.settings import Settings
 from wander_hub.storage import Storage
 from wander_hub.verification import evidence, service, version_checks
-from wander_hub.verification.examination import Examiner
+from wander_hub.verification.evidence import Examiner
 from wander_hub.verification.program import ClientProgram
-from wander_hub.verification.replay import Replayer
 from wander_hub.verification.version_checks import Checker, VersionSweep
 
 logger = logging.getLogger("wander_hub")
+
+
+class Replayer:
+    """The handler of replay jobs: `wander replay`, as any stranger would run it."""
+
+    def __init__(self, program: ClientProgram) -> None:
+        self._program = program
+
+    def __call__(self, context: JobContext) -> Callable[[Session], None]:
+        """Play a run again; return what keeps the report."""
+        payload = context.lease.payload
+        words = ["replay", str(payload["run_id"]), "--stream"]
+        words += ["--level", str(payload.get("level", "highest"))]
+        if payload.get("sample") is not None:
+            # Drawn now and stored with the report alone: nobody can know before which rollouts are looked at.
+            words += ["--sample", str(payload["sample"]), "--seed", str(secrets.randbits(62))]
+        data = self._program.run(context, words)
+        try:
+            found = data.pop("made_with")
+            made_with = VerifiedWith.model_validate(found) if found is not None else None
+            data.pop("level")
+            report = ReplayReport.model_validate(data)
+        except (ValidationError, KeyError) as error:
+            raise JobRefused(f"`wander replay` answered with no report: {error}") from error
+        return lambda session: service.keep(session, context.lease.job_id, report, made_with)
 
 
 def confine(settings: Settings) -> Settings:
@@ -29,7 +59,13 @@ def confine(settings: Settings) -> Settings:
     if importlib.util.find_spec("wander_client") is None:
         why = "wander-client is not installed beside the hub"
     elif settings.verification == "sandbox":
-        why = _why_not_confined()
+        from wander.errors import SandboxError
+        from wander.sandbox.support import require_support
+
+        try:
+            require_support()
+        except SandboxError as error:
+            why = f"{error}; {error.hint}" if error.hint else str(error)
     if why is None:
         return settings
     logger.warning("posted runs are not played again: %s", why)
@@ -59,14 +95,3 @@ def job_worker(
             look = VersionSweep(database, queue)
     name = f"{socket.gethostname()} {os.getpid()}"
     return worker_of(queue, handlers, name, look=look, concurrency=settings.job_concurrency)
-
-
-def _why_not_confined() -> str | None:
-    from wander.errors import SandboxError
-    from wander.sandbox.support import require_support
-
-    try:
-        require_support()
-    except SandboxError as error:
-        return f"{error}; {error.hint}" if error.hint else str(error)
-    return None

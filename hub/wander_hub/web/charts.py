@@ -7,14 +7,14 @@ unseen: a curve with more points than pixels keeps the least and the greatest of
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from markupsafe import Markup, escape
 from wander.wire import Histogram
 from wander.wire.boards import HistoryPoint
 
-from wander_hub.web.text import number
+from wander_hub.web.text import number, shorten
 
 _BUCKETS = 240
 
@@ -58,7 +58,7 @@ def histogram(data: Histogram, mean: float | None) -> Markup:
                 f'<text class="tick" x="{(start + end) / 2:.1f}" y="{height - bottom - tall - 4:.1f}" '
                 f'text-anchor="middle">{count}</text>'
             )
-    ticks = "".join(_tick(axis, value, height - bottom) for value in _round_ticks(axis.low, axis.high))
+    ticks = _ticks(axis, height - bottom, 6)
     marker = _mean_marker(axis, mean, height - bottom) if mean is not None else ""
     base = (
         f'<line class="axis" x1="{left}" x2="{width - left}" y1="{height - bottom}" y2="{height - bottom}"/>'
@@ -79,22 +79,31 @@ def interval_bar(mean: float, low: float, high: float, axis_low: float, axis_hig
         f'<line class="interval" x1="{axis(low):.1f}" x2="{axis(high):.1f}" y1="10" y2="10"/>'
         f'<circle class="dot" cx="{axis(mean):.1f}" cy="10" r="3.5"/>'
     )
-    return _svg(width, height, "interval-chart", f"{number(mean)} [{number(low)}, {number(high)}]", body)
+    return _svg(width, height, "interval-chart", _interval(mean, low, high), body)
 
 
 def outcome_bar(parts: Sequence[tuple[str, str, int]]) -> Markup:
     """Draw shares of one whole: (class, label, count)."""
-    width, height = 640, 14
     total = sum(count for _, _, count in parts) or 1
-    body, position = "", 0.0
-    for css, label, count in parts:
-        share = width * count / total
-        body += (
-            f'<rect class="{css}" x="{position:.1f}" y="0" width="{share:.1f}" height="{height}">'
-            f"<title>{count} {label}</title></rect>"
-        )
-        position += share
     title = ", ".join(f"{count} {label}" for _, label, count in parts)
+    return _whole(title, [(css, count / total, f"{count} {label}") for css, label, count in parts])
+
+
+def shares(parts: Sequence[tuple[str, float]]) -> Markup:
+    """Draw shares of one whole, in the colours of `series-N`."""
+    title = ", ".join(f"{name} {share:.0%}" for name, share in parts)
+    coloured = enumerate(parts)
+    return _whole(title, [(f"series-{n % 8}", share, f"{name} {share:.1%}") for n, (name, share) in coloured])
+
+
+def _whole(title: str, parts: Iterable[tuple[str, float, str]]) -> Markup:
+    width, height, position, body = 640, 14, 0.0, ""
+    for css, share, label in parts:
+        body += (
+            f'<rect class="{css}" x="{position:.1f}" y="0" width="{width * share:.1f}" '
+            f'height="{height}"><title>{escape(label)}</title></rect>'
+        )
+        position += width * share
     return _svg(width, height, "outcome-chart", title, body, stretch=True)
 
 
@@ -110,9 +119,7 @@ def curve(name: str, points: Sequence[tuple[float, float]]) -> Markup:
     up = Axis.around(lowest, highest, height - bottom, top)
     path = " ".join(f"{across(x):.1f},{up(y):.1f}" for x, y in shown)
     grid = _grid(up, left, width - 8)
-    steps = "".join(
-        _tick(across, value, height - bottom) for value in _round_ticks(across.low, across.high, 5)
-    )
+    steps = _ticks(across, height - bottom, 5)
     line = f'<polyline class="curve" points="{path}"/>' if len(shown) > 1 else ""
     last_x, last_y = finite[-1]
     dot = f'<circle class="dot" cx="{across(last_x):.1f}" cy="{up(last_y):.1f}" r="3"/>'
@@ -139,27 +146,22 @@ def history(points: Sequence[HistoryPoint]) -> Markup:
     )
     last = {one.model: one.reward_mean for one in points}
     models = sorted(sorted(last), key=lambda name: -last[name])
-    lines = Markup("").join(
-        _steps(place, name, [one for one in points if one.model == name], across, up, top)
-        for place, name in enumerate(models)
-    )
+    lines = Markup("")
+    for place, name in enumerate(models):
+        css, path, dots = f"series-{place % 8}", "", Markup("")
+        for one in points:
+            if one.model != name:
+                continue
+            x, y = across(one.posted_at.timestamp()), up(one.reward_mean)
+            path += f" H{x:.1f} V{y:.1f}" if path else f"M{x:.1f},{y:.1f}"
+            dots += Markup(
+                '<circle class="dot {}" cx="{:.1f}" cy="{:.1f}" r="3.5"><title>{}</title></circle>'
+            ).format(css, x, y, f"{name} {number(one.reward_mean)}, {one.posted_at:%Y-%m-%d}")
+        path += f" H{across.end:.1f}"
+        key = _key(css, place, f"{shorten(name, 28)} {number(last[name])}", across.end, top)
+        lines += Markup('<path class="curve {}" d="{}"/>').format(css, path) + dots + key
     title = f"Best score over time of {len(models)} models, {len(points)} records"
     return _svg(width, height, "chart", title, f"{grid}{dates}{lines}")
-
-
-def _steps(place: int, name: str, points: Sequence[HistoryPoint], across: Axis, up: Axis, top: int) -> Markup:
-    css = f"series-{place % 8}"
-    path, dots = "", Markup("")
-    for one in points:
-        x, y = across(one.posted_at.timestamp()), up(one.reward_mean)
-        path += f" H{x:.1f} V{y:.1f}" if path else f"M{x:.1f},{y:.1f}"
-        dots += Markup(
-            '<circle class="dot {}" cx="{:.1f}" cy="{:.1f}" r="3.5"><title>{}</title></circle>'
-        ).format(css, x, y, f"{one.model} {number(one.reward_mean)}, {one.posted_at:%Y-%m-%d}")
-    path += f" H{across.end:.1f}"
-    label = name if len(name) <= 28 else f"{name[:13]}…{name[-14:]}"
-    key = _key(css, place, f"{label} {number(points[-1].reward_mean)}", across.end, top)
-    return Markup('<path class="curve {}" d="{}"/>').format(css, path) + dots + key
 
 
 def evaluations(cells: Mapping[str, Sequence[tuple[int, float, float, float]]]) -> Markup:
@@ -170,60 +172,21 @@ def evaluations(cells: Mapping[str, Sequence[tuple[int, float, float, float]]]) 
     across = Axis(min(step for step, *_ in every), max(step for step, *_ in every), left, width - right)
     up = Axis.around(lowest, highest, height - bottom, top)
     grid = _grid(up, left, width - right)
-    ticks = "".join(
-        _tick(across, value, height - bottom) for value in _round_ticks(across.low, across.high, 5)
-    )
-    lines = Markup("").join(
-        _draw_evaluation(place, cell, points, across, up, top)
-        for place, (cell, points) in enumerate(cells.items())
-    )
+    ticks = _ticks(across, height - bottom, 5)
+    lines = Markup("")
+    for place, (cell, points) in enumerate(cells.items()):
+        css, path, marks = f"series-{place % 8}", "", Markup("")
+        for step, mean, low, high in points:
+            x, y = across(step), up(mean)
+            path += f" L{x:.1f},{y:.1f}" if path else f"M{x:.1f},{y:.1f}"
+            marks += Markup(
+                '<line class="whisker {0}" x1="{1:.1f}" x2="{1:.1f}" y1="{2:.1f}" y2="{3:.1f}"/>'
+                '<circle class="dot {0}" cx="{1:.1f}" cy="{4:.1f}" r="3.5"><title>{5}</title></circle>'
+            ).format(css, x, up(low), up(high), y, f"{cell} {_interval(mean, low, high)} at step {step}")
+        key = _key(css, place, f"{shorten(cell, 18)} {number(points[-1][1])}", across.end, top)
+        lines += Markup('<path class="curve {}" d="{}"/>').format(css, path) + marks + key
     title = f"Mean reward of {len(cells)} evaluations over the steps, with 95 % intervals"
     return _svg(width, height, "chart", title, f"{grid}{ticks}{lines}")
-
-
-def _draw_evaluation(
-    place: int,
-    cell: str,
-    points: Sequence[tuple[int, float, float, float]],
-    across: Axis,
-    up: Axis,
-    top: int,
-) -> Markup:
-    css = f"series-{place % 8}"
-    path = " ".join(
-        f"{'L' if number else 'M'}{across(step):.1f},{up(mean):.1f}"
-        for number, (step, mean, _, _) in enumerate(points)
-    )
-    marks = Markup("").join(
-        Markup(
-            '<line class="whisker {0}" x1="{1:.1f}" x2="{1:.1f}" y1="{2:.1f}" y2="{3:.1f}"/>'
-            '<circle class="dot {0}" cx="{1:.1f}" cy="{4:.1f}" r="3.5"><title>{5}</title></circle>'
-        ).format(
-            css,
-            across(step),
-            up(low),
-            up(high),
-            up(mean),
-            f"{cell} {number(mean)} [{number(low)}, {number(high)}] at step {step}",
-        )
-        for step, mean, low, high in points
-    )
-    label = cell if len(cell) <= 18 else f"{cell[:8]}…{cell[-9:]}"
-    key = _key(css, place, f"{label} {number(points[-1][1])}", across.end, top)
-    return Markup('<path class="curve {}" d="{}"/>').format(css, path) + marks + key
-
-
-def shares(parts: Sequence[tuple[str, float]]) -> Markup:
-    """Draw shares of one whole, in the colours of `series-N`."""
-    width, height, position, body = 640, 14, 0.0, ""
-    for place, (name, share) in enumerate(parts):
-        body += (
-            f'<rect class="series-{place % 8}" x="{position:.1f}" y="0" width="{width * share:.1f}" '
-            f'height="{height}"><title>{escape(name)} {share:.1%}</title></rect>'
-        )
-        position += width * share
-    title = ", ".join(f"{name} {share:.0%}" for name, share in parts)
-    return _svg(width, height, "outcome-chart", title, body, stretch=True)
 
 
 def is_bucketed(points: Sequence[tuple[float, float]]) -> bool:
@@ -243,7 +206,7 @@ def _bucket(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
     return kept
 
 
-def _round_ticks(low: float, high: float, most: int = 6) -> list[float]:
+def _round_ticks(low: float, high: float, most: int) -> list[float]:
     """Return at most so many round values inside a range."""
     span = high - low
     if span <= 0 or not math.isfinite(span):
@@ -275,12 +238,18 @@ def _key(css: str, place: int, text: str, end: float, top: int) -> Markup:
     ).format(css, end + 16, row - 9, end + 32, row, text)
 
 
-def _tick(axis: Axis, value: float, base: float) -> str:
-    place = axis(value)
-    return (
-        f'<line class="axis" x1="{place:.1f}" x2="{place:.1f}" y1="{base}" y2="{base + 4}"/>'
-        f'<text class="tick" x="{place:.1f}" y="{base + 17}" text-anchor="middle">{_tick_text(value)}</text>'
+def _ticks(axis: Axis, base: float, most: int) -> str:
+    """Draw at most so many ticks at round values below a horizontal axis, each with its value."""
+    places = [(axis(value), _tick_text(value)) for value in _round_ticks(axis.low, axis.high, most)]
+    return "".join(
+        f'<line class="axis" x1="{x:.1f}" x2="{x:.1f}" y1="{base}" y2="{base + 4}"/>'
+        f'<text class="tick" x="{x:.1f}" y="{base + 17}" text-anchor="middle">{text}</text>'
+        for x, text in places
     )
+
+
+def _interval(mean: float, low: float, high: float) -> str:
+    return f"{number(mean)} [{number(low)}, {number(high)}]"
 
 
 def _tick_text(value: float) -> str:

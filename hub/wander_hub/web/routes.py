@@ -11,9 +11,11 @@ from wander.wire import Problem
 
 from wander_hub import names
 from wander_hub.environments import service as environments
+from wander_hub.environments.repository import names_of_all, packages_of
 from wander_hub.environments.schemas import EnvironmentFilter
 from wander_hub.http.answers import IMMUTABLE, REVALIDATE
 from wander_hub.http.boundary import BaseUrl, HubStorage, ReadSession, database_of
+from wander_hub.http.problems import HubProblem
 from wander_hub.leaderboards.routes import page_filter
 from wander_hub.leaderboards.schemas import BoardFilter
 from wander_hub.runs import service as runs
@@ -90,7 +92,9 @@ def show_run(
     step: Annotated[int | None, Query(ge=0, le=2**31)] = None,
 ) -> Response:
     """One run: what it pinned, its numbers, its rollouts."""
-    query = service.check_query(offset, sort, only)
+    if sort not in {"number", "reward", "-reward"} or only not in {"all", "scored", "failed"}:
+        raise HubProblem(422, "invalid_request", "the list of rollouts has no such order or filter")
+    query = service.RolloutQuery(offset=offset, sort=sort, only=only)
     view = service.run(session, storage, base_url, run_id, query, step)
     return page(request, "run.html", view=view, query_string=service.query_string)
 
@@ -117,12 +121,12 @@ def show_rollout(
 def show_owner(request: Request, session: ReadSession, owner: str, cursor: Cursor = None) -> Response:
     """One owner's environments."""
     name = names.normalise_owner(owner)
-    environments.require_owner(session, name)
+    owner_id = environments.require_owner(session, name).id
     if name != owner:
         return RedirectResponse(f"/{name}", 301)
     wanted = EnvironmentFilter(owner=name, limit=_PER_PAGE, cursor=cursor)
     found = environments.list_page(session, wanted)
-    packages = service.packages_of(session, name)
+    packages = packages_of(session, owner_id)
     following = service.query_string(cursor=found.next) if found.next else None
     return page(request, "owner.html", owner=name, found=found, packages=packages, following=following)
 
@@ -167,10 +171,13 @@ def problem_page(request: Request, problem: Problem, headers: dict[str, str]) ->
     suggestions: list[str] = []
     if problem.status == 404:
         with database_of(request).read() as session:
-            suggestions = service.problem_suggestions(session, request.url.path)
+            owner, *rest = request.url.path.strip("/").split("/")
+            if rest:
+                suggestions = environments.suggestions(session, owner, rest[0])
+            else:  # one word: who wrote it may have left the owner out
+                suggestions = [f"{one}/{name}" for one, name in names_of_all(session) if name == owner][:3]
     answer = page(request, "problem.html", status=problem.status, problem=problem, suggestions=suggestions)
-    for name, value in headers.items():
-        answer.headers[name] = value
+    answer.headers.update(headers)
     return answer
 
 

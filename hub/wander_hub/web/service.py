@@ -26,27 +26,37 @@ from wander.wire.boards import BOARD_COLUMNS
 from wander.wire.postings import RunLinks
 from wander.wire.verification import Clearance, HubCheck, VerificationInfo
 
-from wander_hub.accounts import repository as accounts
 from wander_hub.environments import repository as environment_repository
 from wander_hub.environments import service as environments
 from wander_hub.environments.models import Version
 from wander_hub.environments.schemas import EnvironmentFilter
-from wander_hub.http.problems import HubProblem
 from wander_hub.leaderboards import service as leaderboards
 from wander_hub.leaderboards.schemas import BoardFilter
 from wander_hub.runs import repository as run_repository
 from wander_hub.runs import service as runs
+from wander_hub.runs.models import Run
 from wander_hub.storage import Storage
 from wander_hub.verification import service as verification
 from wander_hub.verification import version_checks
 from wander_hub.verification.duplicates import clearance_of
 from wander_hub.web import charts
-from wander_hub.web.schemas import RolloutQuery
 from wander_hub.web.training_run import TrainingView, describe_training
 
 _RECENT_RUNS = 10
 _METRIC_COLUMNS = 5
 _NEAR_SIBLINGS = 64
+
+
+@dataclass(frozen=True)
+class RolloutQuery:
+    """Which rollouts of a run a page lists."""
+
+    offset: int = 0
+    limit: int = 50
+    sort: str = "number"
+    """number, reward or -reward."""
+    only: str = "all"
+    """all, scored or failed."""
 
 
 @dataclass(frozen=True)
@@ -156,6 +166,7 @@ def environment(session: Session, base_url: str, owner: str, name: str, version:
     detail = environments.version_detail(found, chosen, base_url)
     wheels = [file.sha256 for file in detail.files if file.kind == "wheel"]
     board = leaderboards.leaderboard(session, found, base_url, versions=versions, brief=True)
+    training = run_repository.find_training_runs(session, found.id, _RECENT_RUNS)
     return EnvironmentView(
         summary=environments.summary_of(found),
         listed=found.listed,
@@ -166,7 +177,7 @@ def environment(session: Session, base_url: str, owner: str, name: str, version:
         board=board,
         axis=_common_axis(board.rows),
         recent=recent.data,
-        training=runs.list_training_runs(session, base_url, found.id, _RECENT_RUNS),
+        training=[runs.detail_of(one, base_url) for one in training],
         digest=wheels[0] if wheels else "",
         hub_check=version_checks.info_of(session, chosen.id),
         status_reason=environments.reason_of(found),
@@ -244,9 +255,7 @@ def run(
     )
     weights = {one.name: one.weight for one in detail.manifest.environment.info.reward_functions}
     metrics = detail.summary.metrics
-    ordered = [name for name in weights if name in metrics] + [
-        name for name in metrics if name not in weights
-    ]
+    ordered = [name for name in dict.fromkeys([*weights, *metrics]) if name in metrics]
     return RunView(
         run=detail,
         label=f"{found.environment.owner.name}/{found.environment.name}",
@@ -266,15 +275,17 @@ def run(
 def rollout(session: Session, storage: Storage, base_url: str, run_id: str, number: int) -> RolloutView:
     """Return one rollout and the others of its example."""
     found = runs.find(session, run_id)
-    whole = runs.rollout(session, storage, run_id, number)
+    whole = runs.rollout(session, storage, found, number)
     spread = min(found.rollouts_per_example, _NEAR_SIBLINGS)
-    near = runs.siblings(session, storage, found, whole.example_id, number, spread)
+    # The rollouts of one example lie within `spread` numbers of each other.
+    near = range(max(0, number - spread), number + spread + 1)
+    rows = runs.rows_numbered(session, storage, found, near)
     return RolloutView(
         run=runs.detail_of(found, base_url),
         label=f"{found.environment.owner.name}/{found.environment.name}",
         rollout=whole,
         number=number,
-        siblings=near,
+        siblings=[one for one in rows if one.example_id == whole.example_id],
     )
 
 
@@ -299,23 +310,10 @@ def reproduce_command(manifest: RunManifest) -> str:
     return shlex.join(words)
 
 
-def packages_of(session: Session, owner: str) -> list[str]:
-    """Return what an owner's index offers, plain packages included."""
-    found = accounts.owner_named(session, owner)
-    return list(environment_repository.packages_of(session, found.id)) if found else []
-
-
-def problem_suggestions(session: Session, path: str) -> list[str]:
-    """Return near environments for a path that looks like `owner/name`."""
-    parts = path.strip("/").split("/")
-    if len(parts) < 2:
-        known = environment_repository.names_of_all(session)
-        return [f"{owner}/{name}" for owner, name in known if name == parts[0]][:3]
-    return environments.suggestions(session, parts[0], parts[1])
-
-
 def _info(session: Session, version: Version) -> EnvironmentInfo | None:
-    newest = run_repository.newest_of_version(session, version.id)
+    """Return what an environment says about itself, by the last posted run of a version."""
+    query = run_repository.visible(session).where(Run.version_id == version.id, run_repository.counts())
+    newest = session.scalar(query.order_by(Run.posted_at.desc(), Run.run_id).limit(1))
     return runs.manifest_of(newest).environment.info if newest else None
 
 
@@ -323,8 +321,12 @@ def _columns(session: Session, version: Version, board: Leaderboard, *, with_pas
     """Return the columns of a board's table: those that its owners chose and that have something to show."""
     columns: list[str] = []
     for one in board.columns:
-        if one == "metrics":
-            columns += [f"metric:{name}" for name in _metric_columns(session, version, board)]
+        if one == "metrics":  # each in a column of its own: in the environment's order, while there is room
+            info = _info(session, version)
+            declared = [one.name for one in info.reward_functions] if info else []
+            known = {name for row in board.rows for name in row.metrics}
+            ordered = [name for name in dict.fromkeys([*declared, *sorted(known)]) if name in known]
+            columns += [f"metric:{name}" for name in ordered[:_METRIC_COLUMNS]]
         elif (one != "pass" or with_pass) and (
             one != "cost" or any(row.usd_per_rollout is not None for row in board.rows)
         ):
@@ -333,26 +335,11 @@ def _columns(session: Session, version: Version, board: Leaderboard, *, with_pas
     return [one for one in dict.fromkeys(columns) if one != "examples" or not usual]
 
 
-def _metric_columns(session: Session, version: Version, board: Leaderboard) -> list[str]:
-    """Return the metrics that get a column: in the environment's order, as many as a page is wide."""
-    info = _info(session, version)
-    declared = [one.name for one in info.reward_functions] if info else []
-    known = set().union(*(row.metrics for row in board.rows)) if board.rows else set()
-    return [name for name in dict.fromkeys([*declared, *sorted(known)]) if name in known][:_METRIC_COLUMNS]
-
-
 def _common_axis(rows: Sequence[LeaderboardRow]) -> tuple[float, float]:
     if not rows:
         return 0.0, 1.0
     low = min(0.0, *(row.reward_low for row in rows))
     return low, max(1.0, *(row.reward_high for row in rows))
-
-
-def check_query(offset: int, sort: str, only: str) -> RolloutQuery:
-    """Return the query of a run's page or refuse it."""
-    if sort not in {"number", "reward", "-reward"} or only not in {"all", "scored", "failed"}:
-        raise HubProblem(422, "invalid_request", "the list of rollouts has no such order or filter")
-    return RolloutQuery(offset=offset, sort=sort, only=only)
 
 
 def query_string(**values: Any) -> str:

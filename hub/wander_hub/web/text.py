@@ -22,13 +22,10 @@ def visible(text: str) -> Markup:
     parts: list[Markup] = []
     end = 0
     for match in _HIDDEN.finditer(text):
-        parts += [escape(text[end : match.start()]), _code(match.group())]
+        code = Markup('<span class="hidden-character">U+{:04X}</span>').format(ord(match.group()))
+        parts += [escape(text[end : match.start()]), code]
         end = match.end()
     return Markup("").join([*parts, escape(text[end:])])
-
-
-def _code(character: str) -> Markup:
-    return Markup('<span class="hidden-character">U+{:04X}</span>').format(ord(character))
 
 
 def number(value: float | None, digits: int = 3) -> str:

@@ -6,32 +6,64 @@ line of ours is passed over.
 
 from __future__ import annotations
 
+import json
 import math
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from markupsafe import Markup
 from pydantic import ValidationError
 from wander.types import Rollout
-from wander.wire import RunDetail, RunManifest
+from wander.wire import RunDetail
 from wander.wire.settings_toml import toml_lines
 
 from wander_hub.storage import Storage
 from wander_hub.web import charts, transcript
-from wander_hub.web.schemas import Curve, ShownMessage
-from wander_hub.web.training import METRICS_FILE, curves, entries
+from wander_hub.web.transcript import ShownMessage
 
-ALERTS_FILE, EVALUATIONS_FILE, SAMPLES_FILE = "alerts.jsonl", "evaluations.jsonl", "samples.jsonl"
+METRICS_FILE, ALERTS_FILE = "metrics.jsonl", "alerts.jsonl"
+EVALUATIONS_FILE, SAMPLES_FILE = "evaluations.jsonl", "samples.jsonl"
 MOST_BYTES = 16 * 1024 * 1024
 """Of one file that is read to draw a page."""
+_MOST_CURVES = 24
+_TABLE_ROWS = 12
 _MOST_ALERTS = 50
 _MOST_EVALUATIONS = 200
 _MOST_CELLS = 8
 _MOST_PROMPTS = 6
 _MOST_MESSAGES = 40
 _TIMES = ("generation", "environment", "scoring", "update", "sync", "evaluation")
+_NOT_CURVES = {"step", "steps", "epoch"}
+_FIRST = (
+    "reward",
+    "reward_std",
+    "groups_without_variance",
+    "entropy",
+    "tokens",
+    "truncated",
+    "loss",
+    "kl",
+    "frac_reward_zero_std",
+    "grad_norm",
+    "learning_rate",
+)
+"""Is it learning, is the signal alive, is the policy sane: in this order, the rest by name."""
+
+
+@dataclass(frozen=True)
+class Curve:
+    """One metric of a training run, drawn."""
+
+    name: str
+    chart: Markup
+    first: float
+    last: float
+    points: int
+    bucketed: bool
+    table: list[tuple[float, float]] = field(default_factory=list)
+    """Some of its points, step and value, for who cannot see the drawing."""
 
 
 @dataclass(frozen=True)
@@ -102,14 +134,22 @@ def describe_training(storage: Storage, detail: RunDetail, step: int | None) -> 
     def read(name: str) -> bytes:
         return storage.read(files[name]) if name in files else b""
 
-    metrics = read(METRICS_FILE)
-    lines = entries(metrics)
+    lines = _entries(read(METRICS_FILE))
     alerts = list(_alerts(read(ALERTS_FILE)))
     evaluations = list(_evaluations(read(EVALUATIONS_FILE)))[-_MOST_EVALUATIONS:]
-    shares = _time_shares(lines)
-    manifest = detail.manifest
+    spent = {
+        part: sum(max(0.0, _number(entry.get(f"seconds/{part}")) or 0.0) for entry in lines)
+        for part in _TIMES
+    }
+    total = sum(spent.values())
+    shares = [(part, seconds / total) for part, seconds in spent.items() if seconds > 0]
+    cells = {
+        cell: [(one.step, one.reward, one.low, one.high) for one in evaluations if one.cell == cell]
+        for cell in list(dict.fromkeys(one.cell for one in evaluations))[:_MOST_CELLS]
+    }
+    pin = detail.manifest.environment
     return TrainingView(
-        curves=curves(metrics),
+        curves=list(_curves(lines)),
         steps=max((int(number) for entry in lines if (number := _number(entry.get("step")))), default=0),
         seconds=sum(_number(entry.get("seconds/step")) or 0.0 for entry in lines),
         time_shares=shares,
@@ -117,28 +157,68 @@ def describe_training(storage: Storage, detail: RunDetail, step: int | None) -> 
         alerts=alerts[:_MOST_ALERTS],
         alerts_left_out=max(0, len(alerts) - _MOST_ALERTS),
         evaluations=evaluations,
-        evaluation_chart=_evaluation_chart(evaluations),
+        evaluation_chart=charts.evaluations(cells) if cells else Markup(""),
         samples=_samples(read(SAMPLES_FILE), step),
-        command=format_command(manifest),
-        config="\n".join(toml_lines(manifest.training or {})),
+        command=shlex.join(["wander", "train", f"{pin.owner}/{pin.name}@{pin.version}", "config.toml"]),
+        config="\n".join(toml_lines(detail.manifest.training or {})),
     )
 
 
-def format_command(manifest: RunManifest) -> str:
-    """Return the command that trains the same again, from the settings as a file."""
-    pin = manifest.environment
-    return shlex.join(["wander", "train", f"{pin.owner}/{pin.name}@{pin.version}", "config.toml"])
+def _curves(lines: Sequence[Mapping[str, Any]]) -> Iterator[Curve]:
+    """Yield a chart for each numeric metric that is not always zero."""
+    series: dict[str, list[tuple[float, float]]] = {}
+    for number, entry in enumerate(lines):
+        step = _number(entry.get("step", number))
+        if step is None:
+            continue
+        for name, value in entry.items():
+            if name not in _NOT_CURVES and (known := _number(value)) is not None:
+                series.setdefault(name, []).append((step, known))
+
+    def place(name: str) -> int:
+        if name.startswith("rewards/"):
+            return 0  # by name these come right after the reward itself
+        return _FIRST.index(name) if name in _FIRST else len(_FIRST)
+
+    for name in sorted(series, key=lambda name: (place(name), name))[:_MOST_CURVES]:
+        points = sorted(series[name], key=lambda point: point[0])
+        if all(value == 0 for _, value in points):
+            continue
+        last = len(points) - 1
+        shown = sorted({round(last * part / _TABLE_ROWS) for part in range(_TABLE_ROWS + 1)})
+        yield Curve(
+            name=name,
+            chart=charts.curve(name, points),
+            first=points[0][1],
+            last=points[-1][1],
+            points=len(points),
+            bucketed=charts.is_bucketed(points),
+            table=[points[one] for one in shown],
+        )
+
+
+def _entries(text: bytes) -> list[dict[str, Any]]:
+    """Return what stands in a file of lines; nothing for a line that is no JSON object."""
+    return [_entry(line) for line in text.splitlines()]
+
+
+def _entry(line: bytes) -> dict[str, Any]:
+    try:
+        value = json.loads(line)
+    except (ValueError, RecursionError):
+        return {}
+    return value if isinstance(value, dict) else {}
 
 
 def _alerts(text: bytes) -> Iterator[AlertLine]:
-    for entry in entries(text):
+    for entry in _entries(text):
         step, message = _number(entry.get("step")), entry.get("message")
         if step is not None and isinstance(message, str):
             yield AlertLine(int(step), str(entry.get("rule", "")), message)
 
 
 def _evaluations(text: bytes) -> Iterator[EvaluationLine]:
-    for entry in entries(text):
+    for entry in _entries(text):
         step, reward = _number(entry.get("step")), _number(entry.get("reward"))
         if step is None or reward is None:
             continue
@@ -153,24 +233,6 @@ def _evaluations(text: bytes) -> Iterator[EvaluationLine]:
             high=reward if high is None else high,
             examples=int(_number(entry.get("examples")) or 0),
         )
-
-
-def _evaluation_chart(evaluations: Sequence[EvaluationLine]) -> Markup:
-    cells = list(dict.fromkeys(one.cell for one in evaluations))[:_MOST_CELLS]
-    points = {
-        cell: [(one.step, one.reward, one.low, one.high) for one in evaluations if one.cell == cell]
-        for cell in cells
-    }
-    return charts.evaluations(points) if points else Markup("")
-
-
-def _time_shares(lines: Sequence[Mapping[str, Any]]) -> list[tuple[str, float]]:
-    spent = {
-        part: sum(max(0.0, _number(entry.get(f"seconds/{part}")) or 0.0) for entry in lines)
-        for part in _TIMES
-    }
-    total = sum(spent.values())
-    return [(part, seconds / total) for part, seconds in spent.items() if seconds > 0] if total else []
 
 
 def _samples(text: bytes, step: int | None) -> SampleTable | None:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass, field
 from typing import Any
 
 from wander.types import Message, Rollout, Turn
 from wander.wire import RunManifest
 
-from wander_hub.runs.text import message_text
-from wander_hub.web.schemas import RewardPart, ShownMessage, ToolCall
+from wander_hub.runs.chunks import message_text
 from wander_hub.web.text import count, duration
 
 _MOST_MESSAGES = 400
@@ -18,6 +18,47 @@ _LONGEST_TEXT = 60_000
 """Characters of one message on a page; the JSON has the rest."""
 _FOLD_LINES = 20
 _FOLD_CHARACTERS = 2500
+
+
+@dataclass(frozen=True)
+class ToolCall:
+    """One tool call of an assistant message."""
+
+    name: str
+    arguments: str
+
+
+@dataclass(frozen=True)
+class ShownMessage:
+    """One message of a rollout as the page shows it."""
+
+    role: str
+    """Role as labelled: system, user, assistant, tool, environment."""
+    number: int
+    text: str
+    omitted: int = 0
+    """Characters left out of a very long text."""
+    reasoning: str = ""
+    tool_calls: list[ToolCall] = field(default_factory=list)
+    name: str = ""
+    note: str = ""
+    """Tokens, time and finish reason of an assistant's turn."""
+    folded: bool = False
+
+
+@dataclass(frozen=True)
+class RewardPart:
+    """One reward function's share of a rollout's reward."""
+
+    name: str
+    value: float | None
+    weight: float | None
+    """None when the manifest does not name the function."""
+
+    @property
+    def contribution(self) -> float | None:
+        """Weight times value."""
+        return None if self.value is None or self.weight is None else self.value * self.weight
 
 
 def list_messages(rollout: Rollout) -> tuple[list[ShownMessage], int]:
@@ -61,13 +102,12 @@ def _describe_message(message: Message, number: int, turn: Turn | None, user_rol
 def _tool_call(call: dict[str, Any]) -> ToolCall:
     function = call.get("function")
     function = function if isinstance(function, dict) else call
-    arguments = function.get("arguments", "")
-    if isinstance(arguments, str):
-        try:
-            arguments = json.loads(arguments)
-        except ValueError:
-            return ToolCall(str(function.get("name", "?")), arguments[:_LONGEST_TEXT])
-    text = json.dumps(arguments, indent=2, ensure_ascii=False)
+    text = arguments = function.get("arguments", "")
+    try:
+        arguments = json.loads(arguments) if isinstance(arguments, str) else arguments
+        text = json.dumps(arguments, indent=2, ensure_ascii=False)
+    except ValueError:
+        pass  # what is no JSON is shown as it was written
     return ToolCall(str(function.get("name", "?")), text[:_LONGEST_TEXT])
 
 
