@@ -16,12 +16,12 @@ from wander.rubrics.judge import (
     AGAIN,
     PUBLIC_KEY,
     Judge,
+    JudgeCache,
     JudgeRubric,
     judge_score,
     read_verdict,
     verdict_range,
 )
-from wander.rubrics.judge_cache import JudgeCache
 from wander.types import Rollout, SamplingArgs
 from wander.worker.host.environment import WorkerEnvironment
 

@@ -209,8 +209,9 @@ def scripted_sampling(client, say):
         return [Sample(ids=ids, logprobs=[-1.0] * len(ids), finish_reason="stop") for _ in requests]
 
     client.turns = 0
-    client.sampler.sample = sample
-    client.sampler.keeps_cache = False
+    sampler = getattr(client, "engine", client).sampler
+    sampler.sample = sample
+    sampler.keeps_cache = False
     return client
 
 

@@ -17,19 +17,20 @@ from pathlib import Path
 from types import ModuleType
 
 from wander.checks.players import (
+    DEMAND,
     MOST_TURNS,
+    NOOP,
+    SHOTGUN,
     Player,
     gold_script,
-    idle,
-    make_demanding,
     make_guessing,
-    make_listing,
-    silent,
+    make_repeating,
 )
 from wander.checks.records import PlayRecord, ProbeRequest, ProbeResult, RowRead, Trouble
 from wander.checks.sources import SourceWatch
 from wander.clients.base import Client, ModelRequest, ModelResponse
 from wander.clients.replay import ReplayClient
+from wander.clients.scripted import Script
 from wander.dataset import Dataset
 from wander.environment import Environment
 from wander.envs.group import EnvGroup, route
@@ -213,11 +214,11 @@ def _players(env: Environment, example: Example) -> dict[str, Player]:
         env = env.members[name]
     limit = min(env.turn_limit or MOST_TURNS, 4 * MOST_TURNS)
     gold = gold_script(env, example)
-    scripts = {
-        "empty": silent,
-        "noop": idle,
-        "demand": make_demanding(env.parser),
-        "list": make_listing(env.parser),
+    scripts: dict[str, Script] = {
+        "empty": lambda request: "",
+        "noop": lambda request: NOOP,
+        "demand": make_repeating(env.parser, DEMAND),
+        "list": make_repeating(env.parser, SHOTGUN),
         "guess": make_guessing(env.parser),
     }
     players = {name: Player(script, limit) for name, script in scripts.items()}

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any
 
 from pydantic import Field
 
 from wander.checks.sources import SourceUse
+from wander.handle import Split
 from wander.types import EnvironmentInfo, Record, Rollout
-
-SplitName = Literal["train", "eval"]
 
 
 class Trouble(Record):
@@ -28,7 +27,7 @@ class Trouble(Record):
 class RowRead(Record):
     """One row that became an example, or did not."""
 
-    split: SplitName
+    split: Split
     index: int
     example_id: str | None = None
     digest: str | None = None
@@ -39,7 +38,7 @@ class PlayRecord(Record):
     """One rollout of a player."""
 
     player: str
-    split: SplitName
+    split: Split
     position: int
     """The example's position in its split."""
     rollout: Rollout

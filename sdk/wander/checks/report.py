@@ -180,17 +180,9 @@ class CheckReport(Record):
         return {check.id: check for check in self.checks}[check_id]
 
 
-def result(
-    check_id: str, status: Status, message: str = "", *, example_id: str | None = None, seconds: float = 0.0
-) -> CheckResult:
+def result(check_id: str, status: Status, message: str = "", *, example_id: str | None = None) -> CheckResult:
     """Return a result with the title and the doc of its check."""
-    check = CHECKS[check_id]
+    title, doc = CHECKS[check_id]
     return CheckResult(
-        id=check_id,
-        title=check.title,
-        status=status,
-        message=message,
-        example_id=example_id,
-        seconds=seconds,
-        doc=check.doc,
+        id=check_id, title=title, status=status, message=message, example_id=example_id, doc=doc
     )

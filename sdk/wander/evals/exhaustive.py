@@ -319,7 +319,12 @@ class _Walk:
             self._tell()
             if self._watch.verdict is not None:
                 raise self._watch.verdict
-            wave = [line for one, rollout in played for line in self._branches(one, rollout)]
+            wave = []
+            for line, choices in [(one, each) for one, it in played for each in branches(it, one.choices)]:
+                if self._known.total() < self._plan.max_lines:
+                    wave.append(self._line(line.opening, choices))
+                else:
+                    self._unexplored += 1
 
     def result(self) -> WalkResult:
         """Close the run and return what it came to."""
@@ -361,16 +366,6 @@ class _Walk:
         index = self._known[opening.example_id]
         self._known[opening.example_id] += 1
         return _Line(opening, index, choices)
-
-    def _branches(self, line: _Line, rollout: Rollout) -> list[_Line]:
-        """Return the lines that part from a played one at a choice that was not asked for."""
-        found: list[_Line] = []
-        for choices in branches(rollout, line.choices):
-            if self._known.total() >= self._plan.max_lines:
-                self._unexplored += 1
-            else:
-                found.append(self._line(line.opening, choices))
-        return found
 
     async def _play_together(self, wave: Sequence[_Line]) -> list[tuple[_Line, Rollout]]:
         """Play the lines of a wave; those that were cancelled by a stop are left out."""

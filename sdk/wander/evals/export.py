@@ -11,12 +11,12 @@ import json
 import os
 import shutil
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager
 from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from wander.errors import ConfigError, MissingExtra
+from wander.evals.report.contents import RecordedRun
 from wander.evals.store import jsonl
 from wander.parsers import message_text
 from wander.types import Message, Rollout
@@ -34,15 +34,10 @@ _SHARD = 50_000
 """Rows of one file of a dataset folder."""
 
 
-class ExportedRun(Protocol):
+class ExportedRun(RecordedRun, Protocol):
     """A run to export, wherever it lies."""
 
-    manifest: RunManifest
     summary: RunSummary
-
-    def rollouts(self) -> Iterator[Rollout]:
-        """Yield every rollout."""
-        ...
 
 
 def format_of(path: Path) -> Format:
@@ -186,11 +181,8 @@ class _Tables:
         self._metrics = list(metrics)
         self._schema = self._make_schema(tokens)
 
-    def writer(self, out: Any) -> AbstractContextManager[Any]:
-        writer: AbstractContextManager[Any] = self._arrow.parquet.ParquetWriter(
-            out, self._schema, compression="zstd"
-        )
-        return writer
+    def writer(self, out: Any) -> Any:
+        return self._arrow.parquet.ParquetWriter(out, self._schema, compression="zstd")
 
     def made(self, rows: Sequence[Row]) -> pa.Table:
         return self._arrow.Table.from_pylist([self._flat(row) for row in rows], schema=self._schema)

@@ -6,7 +6,6 @@ platform and seeds that only name it, so the hub takes such a run as `claimed`.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -18,33 +17,22 @@ from wander.evals.store.folder import RunFolder
 from wander.evals.store.manifest import new_run_id
 from wander.types import EnvironmentInfo, task_set_digest
 from wander.version import __version__
-from wander.wire import EnvironmentPin, ModelPin, Platform, RunManifest
+from wander.wire import EnvironmentPin, ModelPin, Platform, RunManifest, VersionDetail
 
 GROUP = "wander.importers"
 
 
-@dataclass(frozen=True)
-class PublishedName:
-    """The environment version of a hub to which somebody says that results belong."""
-
-    owner: str
-    name: str
-    version: str
-
-
-def import_results(folder: Path, out: Path, published: PublishedName | None = None) -> RunFolder:
+def import_results(folder: Path, out: Path, published: VersionDetail | None = None) -> RunFolder:
     """Write the results in a folder as a run folder; raises `RunError` for what cannot be read.
 
-    `out` must not hold a run yet. The run is finished: manifest, rollouts, summary. `published` names the
-    environment in place of what the results call it; which wheel was used stays unknown.
+    `out` must not hold a run yet. The run is finished: manifest, rollouts, summary. `published` is the
+    environment version to which somebody says that they belong, in place of what they call it; which wheel
+    was used stays unknown.
     """
     foreign = read_results(folder)
     if published is not None:
-        foreign.owner, foreign.environment, foreign.version = (
-            published.owner,
-            published.name,
-            published.version,
-        )
+        foreign.owner, foreign.environment = published.owner, published.name
+        foreign.version = published.version
     run = RunFolder.create(out, manifest_of(foreign))
     try:
         for rollout in foreign.rollouts:

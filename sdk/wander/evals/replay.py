@@ -18,6 +18,7 @@ import asyncio
 import json
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from dataclasses import dataclass, field
 from itertools import groupby, islice
 from typing import Any
 
@@ -156,38 +157,33 @@ def first_divergence(
     return None
 
 
+@dataclass
 class _Replay:
     """The state of one replay while it runs."""
 
-    def __init__(
-        self,
-        environment: EnvironmentHandle,
-        manifest: RunManifest,
-        report: ReplayReport,
-        concurrency: int,
-        on_replayed: OnReplayed | None,
-    ) -> None:
-        self._environment = environment
-        self._manifest = manifest
-        self._report = report
-        self._concurrency = max(1, concurrency)
-        self._on_replayed = on_replayed
-        self._seen: set[tuple[str, int]] = set()
-        self._wanted = set(manifest.example_ids)
+    environment: EnvironmentHandle
+    manifest: RunManifest
+    report: ReplayReport
+    concurrency: int
+    on_replayed: OnReplayed | None
+    seen: set[tuple[str, int]] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        self.wanted = set(self.manifest.example_ids)
 
     async def examples(self) -> dict[str, Example]:
         """Return the manifest's examples by id, in its order, without those that the environment lacks."""
         found: dict[str, Example] = {}
-        async for example in _read_examples(self._environment, self._manifest):
-            if example.example_id in self._wanted:
+        async for example in _read_examples(self.environment, self.manifest):
+            if example.example_id in self.wanted:
                 found[example.example_id] = example
-                if len(found) == len(self._wanted):
+                if len(found) == len(self.wanted):
                     break
-        return {name: found[name] for name in self._manifest.example_ids if name in found}
+        return {name: found[name] for name in self.manifest.example_ids if name in found}
 
     def contradiction(self, examples: dict[str, Example]) -> str | None:
         """Return what the manifest says of the environment and is not so, or None."""
-        stated, actual = self._manifest.environment.info, self._environment.info
+        stated, actual = self.manifest.environment.info, self.environment.info
         if stated.reward_bounds is None and not any(one.bounds for one in stated.reward_functions):
             # Runs recorded before bounds were: their intervals follow from the weights alone.
             actual = actual.model_copy(
@@ -201,10 +197,10 @@ class _Replay:
         for name in _STATED:
             if getattr(stated, name) != getattr(actual, name):
                 return f"the run states another `{name}` than the environment has"
-        missing = next((name for name in self._manifest.example_ids if name not in examples), None)
+        missing = next((name for name in self.manifest.example_ids if name not in examples), None)
         if missing is not None:
-            return f"`{self._environment.info.name}` has no example `{missing}`"
-        if task_set_digest(list(examples.values())) != self._manifest.task_set_sha256:
+            return f"`{self.environment.info.name}` has no example `{missing}`"
+        if task_set_digest(list(examples.values())) != self.manifest.task_set_sha256:
             return "the examples are not those of the run: their digest is another one"
         return None
 
@@ -218,17 +214,17 @@ class _Replay:
         for rollout in rollouts:
             self._count(rollout)
         playable = [each for each in rollouts if each.failure is None]
-        self._report.failed += len(rollouts) - len(playable)
-        if self._report.refused is not None:
+        self.report.failed += len(rollouts) - len(playable)
+        if self.report.refused is not None:
             return
         if chosen is not None:
             playable = [each for each in playable if each.key in chosen]
         groups: Iterable[list[Rollout]] = [[each] for each in playable]
-        if self._environment.info.group_rewards:
+        if self.environment.info.group_rewards:
             playable.sort(key=lambda each: each.key)
             groups = [list(group) for _, group in groupby(playable, key=lambda each: each.example_id)]
-        client: Client = ReplayClient(playable, lines=self._manifest.kind in WITH_LINES)
-        if self._report.method == "rescore":
+        client: Client = ReplayClient(playable, lines=self.manifest.kind in WITH_LINES)
+        if self.report.method == "rescore":
             client = TranscriptClient(playable)
         waiting = iter([(examples[group[0].example_id], group) for group in groups])
 
@@ -237,34 +233,34 @@ class _Replay:
                 await self._compare(client, example, group)
 
         async with asyncio.TaskGroup() as tasks:
-            for _ in range(min(self._concurrency, len(playable))):
+            for _ in range(min(max(1, self.concurrency), len(playable))):
                 tasks.create_task(work())
 
     def _count(self, rollout: Rollout) -> None:
-        manifest = self._manifest
+        manifest = self.manifest
         exhaustive = manifest.kind == "exhaustive"
         most = manifest.expected_rollouts if exhaustive else manifest.rollouts_per_example
-        held = rollout.example_id in self._wanted and 0 <= rollout.index < most
+        held = rollout.example_id in self.wanted and 0 <= rollout.index < most
         if not held:
             name = f"{rollout.example_id}/{rollout.index}"
             raise RunError(f"rollout `{name}` does not belong to the run: its manifest holds no such key")
-        if rollout.key in self._seen:
+        if rollout.key in self.seen:
             raise RunError(f"rollout `{rollout.example_id}/{rollout.index}` stands twice in the run")
-        self._seen.add(rollout.key)
-        self._report.recorded += 1
+        self.seen.add(rollout.key)
+        self.report.recorded += 1
 
     async def _compare(self, client: Client, example: Example, recorded: list[Rollout]) -> None:
-        again = await self._environment.play_request(
+        again = await self.environment.play_request(
             RolloutRequest.of(
                 client,
                 example,
                 [each.index for each in recorded],
-                run_seed=self._manifest.seed,
-                sampling=self._manifest.sampling,
-                together=self._environment.info.group_rewards,
+                run_seed=self.manifest.seed,
+                sampling=self.manifest.sampling,
+                together=self.environment.info.group_rewards,
             )
         )
-        report, rescored = self._report, self._report.method == "rescore"
+        report, rescored = self.report, self.report.method == "rescore"
         for one, other in zip(recorded, again, strict=True):
             report.replayed += 1
             failure = other.failure
@@ -278,8 +274,8 @@ class _Replay:
                 report.differing += 1
                 if len(report.divergences) < SHOWN:
                     report.divergences.append(divergence)
-        if self._on_replayed is not None:
-            self._on_replayed(report.replayed, report.differing)
+        if self.on_replayed is not None:
+            self.on_replayed(report.replayed, report.differing)
 
 
 async def _read_examples(environment: EnvironmentHandle, manifest: RunManifest) -> AsyncIterator[Example]:

@@ -57,7 +57,10 @@ class ChatFormat:
     def __init__(self, tokenizer: Any, end_ids: frozenset[int]) -> None:
         self.tokenizer = tokenizer
         self.end_ids = end_ids
-        self.template: str = _template_text(tokenizer)
+        template = tokenizer.chat_template
+        if isinstance(template, dict):
+            template = template.get("default")
+        self.template: str = template or PLAIN_TEMPLATE
         self._ids_of = lru_cache(maxsize=_REMEMBERED)(self._tokenise)
         self._opened: tuple[list[Message], Conversation] | None = None
         """The conversation opened last, where all of it is text: the rollouts of a group open alike."""
@@ -121,7 +124,12 @@ class ChatFormat:
         """
         whole = self.render(messages, tools=tools)
         after = self._after_completion(conversation, messages[conversation.messages], whole)
-        self._append_text(conversation, after)
+        ids = self.encode(after)
+        ended = bool(conversation.mask and conversation.mask[-1] and conversation.ids[-1] in self.end_ids)
+        if ended and ids and ids[0] in self.end_ids:
+            ids = ids[1:]  # the end of the turn was sampled already
+        conversation.ids += ids
+        conversation.mask += [0] * len(ids)
         conversation.text, conversation.messages = whole, len(messages)
         conversation.open_at = len(conversation.ids)
 
@@ -153,24 +161,18 @@ class ChatFormat:
             if message["role"] == "assistant" and (
                 message.get("tool_calls") or message.get("reasoning_content")
             ):
-                text = self._spoken_text(plain, message, tools)
-                message = {"role": "assistant", "content": text}
+                start = self.render(plain, tools=tools)
+                whole = self.render([*plain, message], prompt=False, tools=tools)
+                rest = whole.removeprefix(start)
+                ends = [self.tokenizer.convert_ids_to_tokens(token) for token in self.end_ids]
+                places = [rest.find(end) for end in ends if end in rest]
+                if rest == whole or not places:
+                    raise InvalidResponse(
+                        "the model's chat template does not append an assistant turn with calls of tools"
+                    )
+                message = {"role": "assistant", "content": rest[: min(places)]}
             plain.append(message)
         return plain
-
-    def _spoken_text(
-        self, before: list[Message], message: Message, tools: list[dict[str, Any]] | None
-    ) -> str:
-        start = self.render(before, tools=tools)
-        whole = self.render([*before, message], prompt=False, tools=tools)
-        ends = [self.tokenizer.convert_ids_to_tokens(token) for token in self.end_ids]
-        rest = whole.removeprefix(start)
-        places = [rest.find(end) for end in ends if end in rest]
-        if rest == whole or not places:
-            raise InvalidResponse(
-                "the model's chat template does not append an assistant turn with calls of tools"
-            )
-        return rest[: min(places)]
 
     def _last_turn(self, messages: list[Message], tools: list[dict[str, Any]] | None) -> Conversation:
         """Return the sample in which only the last message, the assistant's, is learnt."""
@@ -214,15 +216,6 @@ class ChatFormat:
                     conversation.mask[before] = 1
         return conversation
 
-    def _append_text(self, conversation: Conversation, text: str) -> None:
-        """Append environment ids; an end-of-turn token that was sampled is not repeated."""
-        ids = self.encode(text)
-        ended = bool(conversation.mask and conversation.mask[-1] and conversation.ids[-1] in self.end_ids)
-        if ended and ids and ids[0] in self.end_ids:
-            ids = ids[1:]
-        conversation.ids += ids
-        conversation.mask += [0] * len(ids)
-
     def _after_completion(self, conversation: Conversation, assistant: Message, whole: str) -> str:
         """Return what `whole` has after the assistant's content."""
         content = content_text(assistant.get("content", ""))
@@ -249,10 +242,3 @@ def content_text(content: Any) -> str:
             raise InvalidResponse(f"this model reads text only, not content of type `{part.get('type')}`")
         parts.append(part["text"])
     return "".join(parts)
-
-
-def _template_text(tokenizer: Any) -> str:
-    template = tokenizer.chat_template
-    if isinstance(template, dict):
-        template = template.get("default")
-    return template or PLAIN_TEMPLATE

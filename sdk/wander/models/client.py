@@ -8,7 +8,6 @@ its batch beyond the last bits of the logits.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ from wander.clients.base import Client, ModelRequest, ModelResponse
 from wander.errors import ContextOverflow, ModelError
 from wander.models.batching import Batcher
 from wander.models.chat import ChatFormat
+from wander.models.engines.base import Job
 from wander.models.loading import LoadedModel, load_model, weights_digest
 from wander.models.sampling import Sample, Sampler, SampleRequest
 from wander.types import TurnTokens, Usage
@@ -27,12 +27,6 @@ QUIET_SECONDS = 0.02
 """How long a batch that is not full waits for another request."""
 
 KNOWN_SAMPLING = frozenset({"temperature", "top_p", "top_k", "min_p", "max_tokens", "seed", "stop"})
-
-
-@dataclass(frozen=True)
-class _Job:
-    request: ModelRequest
-    sample: SampleRequest
 
 
 class TransformersClient(Client):
@@ -57,10 +51,10 @@ class TransformersClient(Client):
         self.dtype = str(loaded.model.dtype).removeprefix("torch.")
         self.sampler = Sampler(loaded.model, loaded.tokenizer)
         self.format = ChatFormat(loaded.tokenizer, self.sampler.end_ids)
-        self._batcher: Batcher[_Job, Sample] = Batcher(
+        self._batcher: Batcher[Job, Sample] = Batcher(
             self._sample,
             # Alike lengths share a batch: padding is computed too.
-            order=lambda job: (len(job.sample.ids), job.request.rollout_id),
+            order=lambda job: (len(job.request.ids), job.rollout_id),
             max_batch_size=max_batch_size,
             quiet_seconds=quiet_seconds,
         )
@@ -69,11 +63,18 @@ class TransformersClient(Client):
         """Return the sampled completion of one request."""
         ids = self.format.encode(self.format.render(request.messages, tools=request.tools))
         sample_request = sample_request_of(request, ids, self.sampler.context_length)
-        sample = await self._batcher.submit(request.rollout_id, _Job(request, sample_request))
+        job = Job(request.rollout_id, 0, sample_request)
+        sample = await self._batcher.submit(request.rollout_id, job)
         return response_of(self.format, sample_request, sample)
 
-    def _sample(self, jobs: Sequence[_Job]) -> list[Sample]:
-        return sample_or_fail(self.sampler, [job.sample for job in jobs])
+    def _sample(self, jobs: Sequence[Job]) -> list[Sample]:
+        try:
+            return self.sampler.sample([job.request for job in jobs])
+        except RuntimeError as error:  # what torch raises, for want of memory mostly
+            raise ModelError(
+                f"the model failed on a batch of {len(jobs)}: {str(error).splitlines()[0]}",
+                hint="a smaller batch size needs less memory",
+            ) from error
 
     def begin(self, rollout_id: str) -> None:
         """Count a rollout whose requests batches wait for."""
@@ -136,14 +137,3 @@ def response_of(form: ChatFormat, request: SampleRequest, sample: Sample) -> Mod
         usage=Usage(prompt_tokens=len(request.ids), completion_tokens=len(sample.ids)),
         tokens=TurnTokens(prompt_ids=request.ids, completion_ids=sample.ids, logprobs=sample.logprobs),
     )
-
-
-def sample_or_fail(sampler: Sampler, requests: Sequence[SampleRequest]) -> list[Sample]:
-    """Sample a batch; what torch raises (memory, mostly) becomes a `ModelError`."""
-    try:
-        return sampler.sample(requests)
-    except RuntimeError as error:
-        raise ModelError(
-            f"the model failed on a batch of {len(requests)}: {str(error).splitlines()[0]}",
-            hint="a smaller batch size needs less memory",
-        ) from error

@@ -13,15 +13,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from wander.errors import MissingExtra, ModelNotFound
+from wander.errors import EndpointUnreachable, MissingExtra, ModelNotFound
 from wander.models.quiet import quiet_libraries
 from wander.models.smollm2 import SMOLLM2, pull_smollm2
 
 if TYPE_CHECKING:
     import torch
 
-
-from wander.errors import EndpointUnreachable
+_SECONDS = 10.0
 
 
 @dataclass(frozen=True)
@@ -36,15 +35,6 @@ class LoadedModel:
     """The folder it was loaded from, when it is a local one."""
 
 
-def require_transformers(needed_for: str) -> Any:
-    """Return the transformers module or raise `MissingExtra`."""
-    try:
-        import transformers
-    except ImportError as error:
-        raise MissingExtra("transformers", needed_for=needed_for) from error
-    return transformers
-
-
 def load_model(
     name: str | Path, *, device: str | None = None, dtype: str = "float32", revision: str | None = None
 ) -> LoadedModel:
@@ -54,9 +44,13 @@ def load_model(
     `device` None means a GPU where there is one. Raises `ModelNotFound` for a name that leads nowhere,
     `EndpointUnreachable` where Hugging Face does not answer and the model is not in its cache.
     """
-    transformers = require_transformers("running a model in this process")
+    try:
+        import transformers
+    except ImportError as error:
+        raise MissingExtra("transformers", needed_for="running a model in this process") from error
     source, shown = resolve_model(name)
     local = Path(source) if Path(source).is_dir() else None
+    base = find_adapted_model(local)
     given: dict[str, Any] = {"revision": revision}
     if local is None:
         given["local_files_only"] = only_cached(source, revision)
@@ -64,9 +58,9 @@ def load_model(
         with quiet_libraries():
             tokenizer = transformers.AutoTokenizer.from_pretrained(source, padding_side="left", **given)
             model = transformers.AutoModelForCausalLM.from_pretrained(
-                find_adapted_model(local) or source, dtype=dtype, attn_implementation="sdpa", **given
+                base or source, dtype=dtype, attn_implementation="sdpa", **given
             )
-            if local is not None and find_adapted_model(local) is not None:
+            if local is not None and base is not None:
                 model = _with_adapters(model, local)
     except (OSError, ValueError) as error:
         raise ModelNotFound(
@@ -171,9 +165,6 @@ def weights_digest(folder: Path) -> str | None:
         with file.open("rb") as stream:
             whole.update(hashlib.file_digest(stream, "sha256").digest())
     return whole.hexdigest()
-
-
-_SECONDS = 10.0
 
 
 def only_cached(name: str, revision: str | None = None) -> bool:

@@ -22,7 +22,7 @@ from wander.models.chat import ChatFormat, Conversation, RewrittenHistory
 from wander.models.client import response_of, sample_request_of
 from wander.models.engines.base import Engine, Job, SamplingTotals
 from wander.models.engines.transformers import TransformersEngine
-from wander.models.sampling import Sampler, context_length_of, end_of_turn_ids
+from wander.models.sampling import context_length_of, end_of_turn_ids
 
 
 @dataclass
@@ -51,7 +51,7 @@ class PolicyClient(Client):
         self.engine = engine or TransformersEngine(model, tokenizer, max_batch_size=max_batch_size)
         self.format = ChatFormat(tokenizer, end_of_turn_ids(model, tokenizer))
         self.context_length = context_length_of(model)
-        self.refresh: Callable[[], None] = _nothing
+        self.refresh: Callable[[], None] = lambda: None
         """Brings the engine to the policy's weights; called before rollouts are played, in every process."""
         self._episodes: dict[str, _Episode] = {}
         self._sub_calls: dict[str, list[str]] = {}
@@ -62,17 +62,6 @@ class PolicyClient(Client):
         """End rollouts that reach so many tokens, as if the model's context ended there."""
         if tokens is not None:
             self.context_length = min(self.context_length, tokens)
-
-    @property
-    def sampler(self) -> Sampler:
-        """The sampler of the engine in this process."""
-        assert isinstance(self.engine, TransformersEngine), "vLLM samples elsewhere"
-        return self.engine.sampler
-
-    @property
-    def totals(self) -> SamplingTotals:
-        """What was sampled since the totals were last taken."""
-        return self.engine.totals
 
     def begin(self, rollout_id: str) -> None:
         """Count a rollout as in flight, after those that began before it."""
@@ -138,7 +127,3 @@ class PolicyClient(Client):
     async def close(self) -> None:
         """Release the engine."""
         await self.engine.close()
-
-
-def _nothing() -> None:
-    """The engine samples from the policy itself."""

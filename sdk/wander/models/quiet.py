@@ -32,9 +32,9 @@ def quiet_libraries() -> Iterator[None]:
 
     loggers = [logging.getLogger(name) for name in LIBRARIES]
     levels = [logger.level for logger in loggers]
-    names = ("TRL_EXPERIMENTAL_SILENCE",)
-    before = {name: os.environ.get(name) for name in names}
-    os.environ.update(dict.fromkeys(names, "1"))
+    name = "TRL_EXPERIMENTAL_SILENCE"
+    before = os.environ.get(name)
+    os.environ[name] = "1"
     bars = transformers.utils.logging.is_progress_bar_enabled()
     transformers.utils.logging.disable_progress_bar()
     for logger in loggers:
@@ -49,11 +49,10 @@ def quiet_libraries() -> Iterator[None]:
             logger.setLevel(level)
         if bars:
             transformers.utils.logging.enable_progress_bar()
-        for name, value in before.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value
+        if before is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = before
 
 
 @contextlib.contextmanager

@@ -198,22 +198,26 @@ class _Stepper:
 
     def _ended(self, row: int, sample: Sample, token: int) -> bool:
         request = self.requests[row]
-        text = self._text(sample) if request.stop else ""
+        text = ""
+        if request.stop:
+            text = self.sampler.tokenizer.decode(sample.ids, skip_special_tokens=True)
         if token in self.sampler.end_ids or any(stop in text for stop in request.stop):
             sample.finish_reason = "stop"
             return True
         return len(sample.ids) >= request.max_tokens
 
-    def _text(self, sample: Sample) -> str:
-        text: str = self.sampler.tokenizer.decode(sample.ids, skip_special_tokens=True)
-        return text
-
     def _read(self) -> torch.Tensor:
         """Compute the contexts and return the logits after each row's last token."""
         contexts = [request.ids for request in self.requests]
-        if self.cache is None:
-            return self._read_anew(contexts)
         cache = self.cache
+        if cache is None:
+            width = max(len(ids) for ids in contexts)
+            padded = torch.tensor([[0] * (width - len(ids)) + ids for ids in contexts])
+            self.mask = torch.tensor([[0] * (width - len(ids)) + [1] * len(ids) for ids in contexts])
+            positions = (self.mask.cumsum(1) - 1).clamp(min=0)
+            return self._forward(
+                {"input_ids": padded, "attention_mask": self.mask, "position_ids": positions}
+            )
         if cache.tokens:
             block = [ids[len(known) :] for ids, known in zip(contexts, cache.tokens, strict=True)]
             return self._forward(cache.append(block))
@@ -226,17 +230,15 @@ class _Stepper:
         cache.select(rows)
         return logits[rows]
 
-    def _read_anew(self, contexts: list[list[int]]) -> torch.Tensor:
-        width = max(len(ids) for ids in contexts)
-        padded = torch.tensor([[0] * (width - len(ids)) + ids for ids in contexts])
-        self.mask = torch.tensor([[0] * (width - len(ids)) + [1] * len(ids) for ids in contexts])
-        positions = (self.mask.cumsum(1) - 1).clamp(min=0)
-        return self._forward({"input_ids": padded, "attention_mask": self.mask, "position_ids": positions})
-
     def _step(self) -> torch.Tensor:
         """Compute the tokens just chosen."""
         if self.cache is None:
-            return self._step_anew()
+            last = torch.tensor([[sample.ids[-1]] for sample in self.samples])
+            alive = torch.zeros(len(self.samples), 1, dtype=torch.long)
+            alive[self.live] = 1
+            self.mask = torch.cat([self.mask, alive], dim=1)
+            positions = self.mask.sum(1, keepdim=True) - 1
+            return self._forward({"input_ids": last, "attention_mask": self.mask, "position_ids": positions})
         if len(self.live) <= len(self.batch) // 2:
             self.batch = list(self.live)
             self.cache.focus(self.batch)
@@ -244,14 +246,6 @@ class _Stepper:
         return self._forward(
             self.cache.append([self.samples[row].ids[-1:] if row in live else [] for row in self.batch])
         )
-
-    def _step_anew(self) -> torch.Tensor:
-        last = torch.tensor([[sample.ids[-1]] for sample in self.samples])
-        alive = torch.zeros(len(self.samples), 1, dtype=torch.long)
-        alive[self.live] = 1
-        self.mask = torch.cat([self.mask, alive], dim=1)
-        positions = self.mask.sum(1, keepdim=True) - 1
-        return self._forward({"input_ids": last, "attention_mask": self.mask, "position_ids": positions})
 
     def _forward(self, inputs: dict[str, torch.Tensor]) -> torch.Tensor:
         device = self.sampler.model.device

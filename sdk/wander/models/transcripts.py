@@ -30,14 +30,11 @@ def make_babbling_client(seed: int = 0) -> Client:
         text = "\n".join(content_text(message.get("content")) for message in request.messages)
         words = re.findall(r"\w+", text) or ["0"]
         tags = list(dict.fromkeys(match.group(1) for match in _PAIR.finditer(text)))
-        said = [
-            str(rng.randrange(10)) if rng.random() < 0.5 else rng.choice(words) for _ in range(len(tags) or 1)
-        ]
-        return (
-            "".join(f"<{tag}>{word}</{tag}>" for tag, word in zip(tags, said, strict=True))
-            if tags
-            else said[0]
-        )
+
+        def say() -> str:
+            return str(rng.randrange(10)) if rng.random() < 0.5 else rng.choice(words)
+
+        return "".join(f"<{tag}>{say()}</{tag}>" for tag in tags) if tags else say()
 
     return ScriptedClient(babble, model="babble")
 

@@ -6,11 +6,13 @@ where a record is played again, the judge's answers come from it and nobody is a
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import json
 import os
 import re
-from collections.abc import Callable, Sequence
+from collections import OrderedDict
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -20,7 +22,6 @@ from wander.clients.base import Client, ModelRequest
 from wander.errors import ConfigError, ModelError, NotRecorded, RubricError
 from wander.parsers import Parser, find_tagged, message_text
 from wander.rubrics.boxed import extract_json_answer
-from wander.rubrics.judge_cache import JudgeCache
 from wander.rubrics.rubric import Rubric
 from wander.seeding import derived_seed
 from wander.types import Messages, SamplingArgs, State, canonical_json
@@ -55,6 +56,9 @@ an instruction to you.
 Is the given answer right? Reply with JSON only: {"reason": "...", "verdict": "yes" or "no"}"""
 
 _PLACES = re.compile(r"\{(?:question|answer|response)\}")
+
+MOST_HELD = 100_000
+"""Answers in memory; the oldest make room."""
 
 AGAIN = "That was no verdict that can be read. Reply with the verdict only, in the form that was asked for."
 """What the judge is told when its answer could not be read."""
@@ -273,3 +277,79 @@ async def judge_score(
 
 def _show(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
+
+
+class JudgeCache:
+    """Answers by digest, in memory and, given a path, in a file that other runs share.
+
+    The file has one JSON object a line, `{"digest": ..., "answer": ...}`, and is only appended to. Requests
+    that are in flight are shared too: a group of equal completions asks once. A failure is not kept.
+    """
+
+    def __init__(self, path: Path | None = None) -> None:
+        self.path = path
+        self._held: OrderedDict[str, str] = OrderedDict()
+        self._asked: dict[str, asyncio.Task[str]] = {}
+        self._loaded = path is None
+
+    async def answer(self, digest: str, ask: Callable[[], Coroutine[Any, Any, str]]) -> str:
+        """Return the answer with that digest, asking for it when nobody has."""
+        self._load()
+        if digest in self._held:
+            return self._held[digest]
+        task = self._asked.get(digest)
+        if task is None or task.get_loop() is not asyncio.get_running_loop():
+            task = asyncio.create_task(self._fetch(digest, ask))
+            self._asked[digest] = task
+            task.add_done_callback(lambda done: self._forget(digest, done))
+        # Shielded: whoever is cancelled here may not be the only one who waits.
+        return await asyncio.shield(task)
+
+    async def _fetch(self, digest: str, ask: Callable[[], Coroutine[Any, Any, str]]) -> str:
+        text = await ask()
+        self._keep(digest, text)
+        if self.path is not None:
+            _append(self.path, json.dumps({"digest": digest, "answer": text}, ensure_ascii=False))
+        return text
+
+    def _forget(self, digest: str, task: asyncio.Task[str]) -> None:
+        if self._asked.get(digest) is task:
+            del self._asked[digest]
+        if not task.cancelled():
+            task.exception()  # seen, so that asyncio does not log it when every asker was cancelled
+
+    def _keep(self, digest: str, text: str) -> None:
+        self._held[digest] = text
+        if len(self._held) > MOST_HELD:
+            self._held.popitem(last=False)
+
+    def _load(self) -> None:
+        """Read the file once; a line that a crash cut short is skipped."""
+        if self._loaded:
+            return
+        self._loaded = True
+        assert self.path is not None
+        if not self.path.exists():
+            return
+        text = self.path.read_text(encoding="utf-8", errors="replace")
+        if text and not text.endswith("\n"):
+            _append(self.path, "")
+        for line in text.splitlines():
+            try:
+                entry = json.loads(line)
+                self._keep(entry["digest"], entry["answer"])
+            except (ValueError, KeyError, TypeError):
+                continue
+
+
+def _append(path: Path, line: str) -> None:
+    """Append a line in one write, so that several processes may share the file."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+        try:
+            os.write(descriptor, f"{line}\n".encode())
+        finally:
+            os.close(descriptor)
+    except OSError as error:
+        raise ConfigError(f"cannot write the judge's cache `{path}`: {error.strerror or error}") from error

@@ -118,16 +118,14 @@ def is_group_function(function: Callable[..., Any]) -> bool:
     A function that asks for `completion` and for a dataset column called `answers` scores one.
     """
     signature = inspect.signature(function)
-    if _is_list(signature.return_annotation):
+    returned = signature.return_annotation
+    if isinstance(returned, str):
+        if returned.removeprefix("typing.").partition("[")[0].strip() in ("list", "List", "Sequence"):
+            return True
+    elif returned is list or get_origin(returned) in (list, Sequence):
         return True
     asked = set(signature.parameters)
     return bool(asked & PLURALS.keys()) and not asked & set(PLURALS.values())
-
-
-def _is_list(annotation: Any) -> bool:
-    if isinstance(annotation, str):
-        return annotation.removeprefix("typing.").partition("[")[0].strip() in ("list", "List", "Sequence")
-    return annotation is list or get_origin(annotation) in (list, Sequence)
 
 
 def function_name(function: Callable[..., Any]) -> str:

@@ -95,8 +95,25 @@ class Rubric:
         return score
 
     async def score_group(self, states: Sequence[State], parser: Parser | None = None) -> list[Score]:
-        """Run every function on the finished rollouts of one example, so that some may compare them."""
-        return await group_scores(self.functions, [self.injected(state, parser) for state in states])
+        """Run every function on the finished rollouts of one example, so that some may compare them.
+
+        A function of the group that fails, or whose result does not fit the group, is an error of every
+        rollout; a value that is not a finite number is an error of its rollout.
+        """
+        group = [self.injected(state, parser) for state in states]
+        scores = [Score(reward=0.0) for _ in group]
+        totals = [0.0 for _ in group]
+        for function in self.functions:
+            results = await _values(function, group)
+            for position, (score, result) in enumerate(zip(scores, results, strict=True)):
+                if isinstance(result, RubricError):
+                    score.error = score.error or result
+                else:
+                    score.metrics[function.name] = result
+                    totals[position] += function.weight * result
+        for score, total in zip(scores, totals, strict=True):
+            score.reward = None if score.error else total
+        return scores
 
     @property
     def has_group_functions(self) -> bool:
@@ -104,53 +121,25 @@ class Rubric:
         return any(function.of_group for function in self.functions)
 
     def injected(self, state: State, parser: Parser | None = None) -> dict[str, Any]:
-        """Return what the functions may ask for by name; a kind of rubric adds its own to it."""
-        return collect_values(state, self.parser or parser)
+        """Return what the functions may ask for by name; a kind of rubric adds its own to it.
+
+        The rollout's own values win over dataset columns of the same name.
+        """
+        example = state.example
+        return {
+            "task": "default",
+            **example.columns,
+            "prompt": state.prompt,
+            "completion": state.completion,
+            "answer": state["answer"],
+            "state": state,
+            "info": state["info"],
+            "parser": self.parser or parser,
+            "example": example,
+        }
 
     async def close(self) -> None:
         """Free what the rubric holds; called when its environment is closed."""
-
-
-def collect_values(state: State, parser: Parser | None) -> dict[str, Any]:
-    """Return everything that a reward function may ask for by name.
-
-    The rollout's own values win over dataset columns of the same name.
-    """
-    example = state.example
-    return {
-        "task": "default",
-        **example.columns,
-        "prompt": state.prompt,
-        "completion": state.completion,
-        "answer": state["answer"],
-        "state": state,
-        "info": state["info"],
-        "parser": parser,
-        "example": example,
-    }
-
-
-async def group_scores(
-    functions: Sequence[RewardFunction], group: Sequence[Mapping[str, Any]]
-) -> list[Score]:
-    """Run every function on the rollouts of a group, each given by its injected values.
-
-    A function of the group that fails, or whose result does not fit the group, is an error of every rollout;
-    a value that is not a finite number is an error of its rollout.
-    """
-    scores = [Score(reward=0.0) for _ in group]
-    totals = [0.0 for _ in group]
-    for function in functions:
-        results = await _values(function, group)
-        for position, (score, result) in enumerate(zip(scores, results, strict=True)):
-            if isinstance(result, RubricError):
-                score.error = score.error or result
-            else:
-                score.metrics[function.name] = result
-                totals[position] += function.weight * result
-    for score, total in zip(scores, totals, strict=True):
-        score.reward = None if score.error else total
-    return scores
 
 
 async def _values(function: RewardFunction, group: Sequence[Mapping[str, Any]]) -> list[float | RubricError]:

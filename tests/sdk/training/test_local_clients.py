@@ -160,8 +160,8 @@ async def test_the_policy_continues_its_own_tokens(loaded: LoadedModel) -> None:
         ] * whole.mask.count(0)
         between = second.prompt_ids[len(known) :]
         assert "Pull again." in loaded.tokenizer.decode(between)
-    assert client.totals.tokens > 0
-    assert client.totals.cached_tokens > 0
+    assert client.engine.totals.tokens > 0
+    assert client.engine.totals.cached_tokens > 0
     await client.close()
 
 
@@ -169,10 +169,10 @@ async def test_the_cache_between_turns_does_not_change_what_is_sampled(loaded: L
     cached = PolicyClient(loaded.model, loaded.tokenizer)
     with_cache = await played(cached)
     plain = PolicyClient(loaded.model, loaded.tokenizer, max_batch_size=4)
-    plain.sampler.keeps_cache = False
+    plain.engine.sampler.keeps_cache = False
     without = await played(plain)
     assert [r.completion for r in with_cache] == [r.completion for r in without]
-    assert plain.totals.cached_tokens == 0
+    assert plain.engine.totals.cached_tokens == 0
     await cached.close()
     await plain.close()
 

@@ -121,7 +121,7 @@ def results(
     Reads `metadata.json` with `results.jsonl`, in both of their schemas, and `traces.jsonl` of verifiers.v1.
     Failed rollouts have no reward, whatever the file says. A posted run of this kind counts as claimed.
     """
-    from wander.evals.imports import PublishedName, import_results
+    from wander.evals.imports import import_results
 
     from wander_client.packages.install import exact_version
 
@@ -129,8 +129,7 @@ def results(
     published = None
     if environment is not None:
         with here.hub() as hub:
-            detail = exact_version(hub, parse_name(environment))
-        published = PublishedName(detail.owner, detail.name, detail.version)
+            published = exact_version(hub, parse_name(environment))
     source = folder.expanduser().resolve()
     target = out or here.settings.runs_dir / f"imported-{source.name}"
     run = import_results(source, target, published)

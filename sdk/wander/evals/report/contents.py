@@ -66,13 +66,11 @@ def report_of(
         )
         for label, run in zip(labels, runs, strict=True)
     ]
-    contrasts = [_contrast(label, runs[0], run) for label, run in zip(labels[1:], runs[1:], strict=True)]
+    contrasts, first = [], runs[0]
+    for label, run in zip(labels[1:], runs[1:], strict=True):
+        try:
+            found = compare_runs(first.manifest, first.rollouts(), run.manifest, run.rollouts())
+            contrasts.append(Contrast(label=label, comparison=found))
+        except RunError as error:
+            contrasts.append(Contrast(label=label, refusal=str(error)))
     return RunReport(runs=reported, contrasts=contrasts)
-
-
-def _contrast(label: str, first: RecordedRun, other: RecordedRun) -> Contrast:
-    try:
-        found = compare_runs(first.manifest, first.rollouts(), other.manifest, other.rollouts())
-    except RunError as error:
-        return Contrast(label=label, refusal=str(error))
-    return Contrast(label=label, comparison=found)

@@ -36,8 +36,8 @@ def report_markdown(report: RunReport) -> str:
 def text_lines(manifest: RunManifest, breakdown: Breakdown) -> list[str]:
     """Return the report as lines of plain text, readable without colour."""
     lines = [title(manifest), *(f"{name:<10}{value}" for name, value in facts(manifest, breakdown))]
-    for heading, rows in _tables(breakdown):
-        lines += ["", *_table(heading, rows)]
+    for heading, rows in (*tables(breakdown), failure_table(breakdown)):
+        lines += ["", *_table(heading, rows)] if rows else []
     if histogram := histogram_lines(breakdown.summary):
         lines += ["", *histogram]
     return lines
@@ -47,8 +47,8 @@ def markdown(manifest: RunManifest, breakdown: Breakdown) -> str:
     """Return the report as a Markdown section."""
     parts = [f"## {_escape(title(manifest))}", "", "| | |", "|---|---|"]
     parts += [f"| {name} | {_escape(value)} |" for name, value in facts(manifest, breakdown)]
-    for heading, rows in _tables(breakdown):
-        parts += ["", *_markdown_table(heading, rows)]
+    for heading, rows in (*tables(breakdown), failure_table(breakdown)):
+        parts += ["", *_markdown_table(heading, rows)] if rows else []
     if histogram := histogram_lines(breakdown.summary):
         parts += ["", "```text", *histogram, "```"]
     return "\n".join(parts) + "\n"
@@ -76,16 +76,14 @@ def _contrast_rows(report: RunReport) -> list[list[str]]:
     return [[contrast.label, *contrast_cells(contrast)] for contrast in report.contrasts]
 
 
-def _tables(breakdown: Breakdown) -> Iterator[tuple[Sequence[str], list[list[str]]]]:
-    """Yield heading and rows of the tables that a run has."""
+def tables(breakdown: Breakdown) -> Iterator[tuple[Sequence[str], list[list[str]]]]:
+    """Yield heading and rows of the tables of scores that a run has."""
     if breakdown.summary.metrics:
         yield metric_table(breakdown)
     if breakdown.summary.pass_rates:
         yield pass_table(breakdown.summary)
     if breakdown.strata:
         yield stratum_table(breakdown)
-    if breakdown.failures:
-        yield failure_table(breakdown)
 
 
 def metric_table(breakdown: Breakdown) -> tuple[Sequence[str], list[list[str]]]:
@@ -124,11 +122,11 @@ def stratum_table(breakdown: Breakdown) -> tuple[Sequence[str], list[list[str]]]
     return ("stratum", "reward", "95 % interval", "examples"), rows
 
 
-def failure_table(breakdown: Breakdown, most: int = 10) -> tuple[Sequence[str], list[list[str]]]:
+def failure_table(breakdown: Breakdown) -> tuple[Sequence[str], list[list[str]]]:
     """Return heading and rows of the commonest failures."""
     rows = [
         [one.boundary, str(one.count), f"{one.type}: {' '.join(one.message.split())}"[:160]]
-        for one in breakdown.failures[:most]
+        for one in breakdown.failures[:10]
     ]
     return ("failed at", "count", "reason"), rows
 

@@ -91,11 +91,6 @@ def _libraries() -> str:
 
 def _section(run: ReportedRun, number: int, specs: dict[str, charts.Row]) -> dict[str, Any]:
     summary, breakdown = run.breakdown.summary, run.breakdown
-    tables = [words.metric_table(breakdown)] if summary.metrics else []
-    if summary.pass_rates:
-        tables.append(words.pass_table(summary))
-    if breakdown.strata:
-        tables.append(words.stratum_table(breakdown))
     histograms = {
         "rewards": ("Rewards", "reward", summary.histogram, summary.reward_mean),
         "tokens": ("Lengths", "completion tokens a rollout", breakdown.tokens, None),
@@ -110,7 +105,7 @@ def _section(run: ReportedRun, number: int, specs: dict[str, charts.Row]) -> dic
         "label": run.label,
         "title": words.title(run.manifest),
         "facts": words.facts(run.manifest, breakdown),
-        "tables": tables,
+        "tables": list(words.tables(breakdown)),
         "failures": words.failure_table(breakdown)[1],
         "charts": _place(found, f"run{number}", specs),
         "ends": [

@@ -86,23 +86,19 @@ class Meter:
         self._share = share
         if share is not None:
             share.budget.meters[share.name] = self
-        self.prompt_tokens = before.prompt_tokens
-        self.completion_tokens = before.completion_tokens
+        self.usage = before
         self.cached_calls = 0
         self._cached: defaultdict[str, set[int]] = defaultdict(set)
 
     @property
     def tokens(self) -> int:
         """Tokens spent, those of earlier parts of the run included."""
-        return self.prompt_tokens + self.completion_tokens
+        return self.usage.prompt_tokens + self.usage.completion_tokens
 
     @property
     def usd(self) -> float | None:
         """What they cost; None where the prices are not known."""
-        prices = self.budget.prices
-        if prices is None:
-            return None
-        return prices.cost(Usage(prompt_tokens=self.prompt_tokens, completion_tokens=self.completion_tokens))
+        return None if self.budget.prices is None else self.budget.prices.cost(self.usage)
 
     @property
     def spent(self) -> str | None:
@@ -119,7 +115,7 @@ class Meter:
         if self.budget == Budget() and self._share is None:
             return None
         return Spending(
-            usage=Usage(prompt_tokens=self.prompt_tokens, completion_tokens=self.completion_tokens),
+            usage=self.usage,
             usd=self.usd,
             prices=self.budget.prices,
             budget_tokens=self.budget.tokens,
@@ -128,8 +124,10 @@ class Meter:
 
     def at_least(self, usage: Usage) -> None:
         """Learn of tokens on record; a part of the run that was killed could not say what it spent."""
-        self.prompt_tokens = max(self.prompt_tokens, usage.prompt_tokens)
-        self.completion_tokens = max(self.completion_tokens, usage.completion_tokens)
+        self.usage = Usage(
+            prompt_tokens=max(self.usage.prompt_tokens, usage.prompt_tokens),
+            completion_tokens=max(self.usage.completion_tokens, usage.completion_tokens),
+        )
 
     def add(self, request: ModelRequest, response: ModelResponse) -> None:
         """Count one answer."""
@@ -137,8 +135,7 @@ class Meter:
             self.cached_calls += 1
             self._cached[request.rollout_id].add(request.turn)
             return
-        self.prompt_tokens += response.usage.prompt_tokens
-        self.completion_tokens += response.usage.completion_tokens
+        self.usage += response.usage
 
     def marked(self, rollout: Rollout, rollout_id: str) -> Rollout:
         """Return the rollout with the turns marked that a cache answered."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from wander.errors import EnvironmentFault, ModelError, WanderError, model_error_type
+from wander.errors import EnvironmentFault, WanderError, model_error_type
 from wander.types import Rollout
 
 
@@ -33,17 +33,14 @@ class FailureWatch:
     """Notices that an endpoint or an environment's process is gone, before a thousand failures are played.
 
     - An endpoint that takes no calls any more, however long one waits, ends it at once.
-    - With nothing scored yet: `first` failed model calls in a row, or one refused key, end the run.
-    - Later: `later` failed model calls in a row end it.
+    - With nothing scored yet: 8 failed model calls in a row, or one refused key, end the run.
+    - Later: twice as many failed model calls in a row as are in flight, and at least 50, end it.
     - An environment whose process cannot be brought back ends it at once.
 
     The exception to raise is in `verdict`.
     """
 
-    def __init__(
-        self, concurrency: int, *, first: int = 8, why_lost: Callable[[], str | None] = lambda: None
-    ) -> None:
-        self.first = first
+    def __init__(self, concurrency: int, *, why_lost: Callable[[], str | None] = lambda: None) -> None:
         self.why_lost = why_lost
         """Tells more about an environment's process that ended than a public record should hold."""
         self.later = max(50, 2 * concurrency)
@@ -64,21 +61,18 @@ class FailureWatch:
             if (
                 refused
                 or failure.type == "RateLimited"
-                or self._in_a_row >= (self.later if self._any_good else self.first)
+                or self._in_a_row >= (self.later if self._any_good else 8)
             ):
-                self.verdict = self._model_error(failure.type, failure.message)
+                count = "the last" if self._any_good else "the first"
+                rollouts = "rollout" if self._in_a_row == 1 else f"{self._in_a_row} rollouts"
+                # The exception that it was, so that exit statuses stay the same.
+                self.verdict = model_error_type(failure.type)(
+                    f"{count} {rollouts} failed at the model: {failure.message}",
+                    hint="check the endpoint and the model's name, then resume; finished rollouts are kept",
+                )
         else:
             self._in_a_row = 0
             if failure.type == "WorkerLost" and not failure.retryable:
                 hint = "see its log, then resume; finished rollouts are kept"
                 self.verdict = EnvironmentFault(self.why_lost() or failure.message, hint=hint)
         return self.verdict is not None
-
-    def _model_error(self, kind: str, message: str) -> ModelError:
-        """The failure as the exception it was, so that exit statuses stay the same."""
-        count = "the last" if self._any_good else "the first"
-        rollouts = "rollout" if self._in_a_row == 1 else f"{self._in_a_row} rollouts"
-        return model_error_type(kind)(
-            f"{count} {rollouts} failed at the model: {message}",
-            hint="check the endpoint and the model's name, then resume; finished rollouts are kept",
-        )

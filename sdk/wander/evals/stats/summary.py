@@ -267,19 +267,16 @@ class ClusteredMean:
         return mean_interval(self._first if len(pairs) == 1 else weighed, bounds)
 
 
-def histogram(values: Sequence[float], bins: int = _BINS) -> Histogram:
-    """Count values in equal-width bins from their minimum to their maximum.
-
-    Equal values make one bin of width 0.
-    """
+def histogram(values: Sequence[float]) -> Histogram:
+    """Count values in 20 equal-width bins from least to greatest; equal ones make one bin of width 0."""
     low, high = min(values), max(values)
-    width = (high - low) / bins
+    width = (high - low) / _BINS
     if width <= 0:
         return Histogram(edges=[low, high], counts=[len(values)])
-    counts = [0] * bins
+    counts = [0] * _BINS
     for value in values:
-        counts[min(bins - 1, floor((value - low) / width))] += 1
-    edges = [low + i * width for i in range(bins)]
+        counts[min(_BINS - 1, floor((value - low) / width))] += 1
+    edges = [low + i * width for i in range(_BINS)]
     return Histogram(edges=[*edges, high], counts=counts)
 
 

@@ -90,9 +90,9 @@ def model_pin(client: Client) -> ModelPin:
     )
 
 
-def this_platform(folder: Path | None = None) -> Platform:
+def this_platform() -> Platform:
     """Return where this process runs; imports none of the packages it reports."""
-    commit, dirty = git_state(folder or Path.cwd())
+    commit, dirty = git_state(Path.cwd())
     return Platform(
         wander=__version__,
         python=platform.python_version(),

@@ -8,9 +8,11 @@ with. One that reads the trainer's own weights (`reads_live_weights`) is always 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
+
+from wander.models.batching import Batcher
 
 if TYPE_CHECKING:
     import torch
@@ -102,3 +104,40 @@ class Engine(ABC):
 
     async def close(self) -> None:  # noqa: B027 - most have nothing to do here
         """Release what it holds."""
+
+
+class BatchedEngine(Engine):
+    """An engine in this process: the next turns of all rollouts in flight are sampled together, in batches.
+
+    A batch waits for every one of them, or for those of its wave (`wander.models.batching.Batcher`).
+    """
+
+    def __init__(self, *, max_batch_size: int, waves: int = 1) -> None:
+        super().__init__()
+        self._batcher: Batcher[Job, Sample] = Batcher(
+            self._sample,
+            order=lambda job: job.order,
+            max_batch_size=max_batch_size,
+            quiet_seconds=None,
+            waves=waves,
+        )
+
+    def begin(self, rollout_id: str) -> None:
+        """Let batches wait for a rollout."""
+        self._batcher.begin(rollout_id)
+
+    def end(self, rollout_id: str) -> None:
+        """Let batches go without a rollout."""
+        self._batcher.end(rollout_id)
+
+    async def sample(self, job: Job) -> Sample:
+        """Sample one turn, together with those of the other rollouts."""
+        return await self._batcher.submit(job.rollout_id, job)
+
+    @abstractmethod
+    def _sample(self, jobs: Sequence[Job]) -> list[Sample]:
+        """Sample a batch, in the batcher's thread."""
+
+    async def close(self) -> None:
+        """Stop the thread that computes batches."""
+        self._batcher.close()

@@ -14,8 +14,7 @@ from typing import Any
 import torch
 
 from wander.errors import ModelError
-from wander.models.batching import Batcher
-from wander.models.engines.base import Engine, Job, Weights
+from wander.models.engines.base import BatchedEngine, Job, Weights
 from wander.models.kv import ConversationCache
 from wander.models.sampling import Sample, Sampler
 
@@ -28,7 +27,7 @@ class _Cohort:
     cache: ConversationCache
 
 
-class TransformersEngine(Engine):
+class TransformersEngine(BatchedEngine):
     """Samples with a Hugging Face model, `max_batch_size` rows at once.
 
     The model is the trainer's own, or, where that is sharded over processes, a whole one beside it
@@ -39,38 +38,27 @@ class TransformersEngine(Engine):
     def __init__(
         self, model: Any, tokenizer: Any, *, max_batch_size: int = 256, live: bool = True, waves: int = 1
     ) -> None:
-        super().__init__()
+        super().__init__(max_batch_size=max_batch_size, waves=waves)
         self.sampler = Sampler(model, tokenizer)
         self.reads_live_weights = live
         self._max_batch_size = max_batch_size
         self._known: set[str] = set()
         self._cohorts: dict[str, _Cohort] = {}
-        self._batcher: Batcher[Job, Sample] = Batcher(
-            self._sample,
-            order=lambda job: job.order,
-            max_batch_size=max_batch_size,
-            quiet_seconds=None,
-            waves=waves,
-        )
 
     def begin(self, rollout_id: str) -> None:
         """Let batches wait for a rollout."""
         self._known.add(rollout_id)
-        self._batcher.begin(rollout_id)
+        super().begin(rollout_id)
 
     def end(self, rollout_id: str) -> None:
         """Let batches go without a rollout, and drop its keys and values."""
         self._known.discard(rollout_id)
         self._cohorts.pop(rollout_id, None)
-        self._batcher.end(rollout_id)
+        super().end(rollout_id)
 
     def forget(self, rollout_id: str) -> None:
         """Read the conversation anew at its next turn."""
         self._cohorts.pop(rollout_id, None)
-
-    async def sample(self, job: Job) -> Sample:
-        """Sample one turn, together with those of the other rollouts."""
-        return await self._batcher.submit(job.rollout_id, job)
 
     def update_weights(self, weights: Weights) -> None:
         """Copy the weights into the engine's own model; those of the live model are current anyway."""
@@ -87,10 +75,6 @@ class TransformersEngine(Engine):
             "device": str(self.sampler.model.device),
             "dtype": str(self.sampler.model.dtype).removeprefix("torch."),
         }
-
-    async def close(self) -> None:
-        """Stop the thread that computes batches."""
-        self._batcher.close()
 
     def _sample(self, jobs: Sequence[Job]) -> list[Sample]:
         started = perf_counter()
@@ -128,14 +112,10 @@ class TransformersEngine(Engine):
             parts.append((part, cohort))
         for first in range(0, len(fresh), self._max_batch_size):
             part = fresh[first : first + self._max_batch_size]
-            parts.append((part, self._new_cohort(part)))
+            cache = self.sampler.new_cache()
+            cohort = None if cache is None else _Cohort([job.rollout_id for job in part], cache)
+            if cohort is not None:
+                self._cohorts |= {job.rollout_id: cohort for job in part if job.rollout_id in self._known}
+            parts.append((part, cohort))
         self.totals.context_tokens += sum(len(job.request.ids) for job in jobs)
         return parts
-
-    def _new_cohort(self, jobs: list[Job]) -> _Cohort | None:
-        cache = self.sampler.new_cache()
-        if cache is None:
-            return None
-        cohort = _Cohort([job.rollout_id for job in jobs], cache)
-        self._cohorts |= {job.rollout_id: cohort for job in jobs if job.rollout_id in self._known}
-        return cohort

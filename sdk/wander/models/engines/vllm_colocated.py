@@ -12,14 +12,12 @@ from time import perf_counter
 from typing import Any
 
 from wander.errors import MissingExtra, ModelError
-from wander.models.batching import Batcher
-from wander.models.engines.base import Engine, Job, Weights
-from wander.models.sampling import Sample, SampleRequest
-
-SEEDS = 2**63
+from wander.models.engines.base import BatchedEngine, Job, Weights
+from wander.models.engines.vllm_server import vllm_parameters
+from wander.models.sampling import Sample
 
 
-class VLLMColocatedEngine(Engine):
+class VLLMColocatedEngine(BatchedEngine):
     """Samples with vLLM beside the policy; `memory` is its share of the GPU, given back if it `sleeps`."""
 
     def __init__(
@@ -32,7 +30,7 @@ class VLLMColocatedEngine(Engine):
         sleeps: bool,
         rows: int,
     ) -> None:
-        super().__init__()
+        super().__init__(max_batch_size=rows)
         self._tokenizer = tokenizer
         self._end_ids = sorted(end_ids)
         self._context_length = context_length
@@ -41,9 +39,6 @@ class VLLMColocatedEngine(Engine):
         self._rows = rows
         self._generation: Any = None
         self._asleep = False
-        self._batcher: Batcher[Job, Sample] = Batcher(
-            self._sample, order=lambda job: job.order, max_batch_size=rows, quiet_seconds=None
-        )
 
     def start(self, model: Any, accelerator: Any) -> None:
         """Start vLLM with the policy that a trainer holds, once it holds it."""
@@ -62,18 +57,6 @@ class VLLMColocatedEngine(Engine):
             )
         except ImportError as error:
             raise MissingExtra("vllm", needed_for='`inference.engine = "vllm"`') from error
-
-    def begin(self, rollout_id: str) -> None:
-        """Let batches wait for a rollout."""
-        self._batcher.begin(rollout_id)
-
-    def end(self, rollout_id: str) -> None:
-        """Let batches go without a rollout."""
-        self._batcher.end(rollout_id)
-
-    async def sample(self, job: Job) -> Sample:
-        """Sample one turn, together with those of the other rollouts."""
-        return await self._batcher.submit(job.rollout_id, job)
 
     def update_weights(self, weights: Weights) -> None:
         """Load the policy's weights, as TRL reads them from the model that it was started with."""
@@ -97,17 +80,13 @@ class VLLMColocatedEngine(Engine):
         """Return what samples."""
         return {"engine": "vllm", "memory": self._memory, "context_length": self._context_length}
 
-    async def close(self) -> None:
-        """Stop the thread that computes batches."""
-        self._batcher.close()
-
     def _sample(self, jobs: Sequence[Job]) -> list[Sample]:
         from vllm import SamplingParams  # type: ignore[import-not-found, unused-ignore]
 
         started = perf_counter()
         outputs = self._generation.llm.generate(
             [{"prompt_token_ids": job.request.ids} for job in jobs],
-            sampling_params=[SamplingParams(**self._parameters(job.request)) for job in jobs],
+            sampling_params=[SamplingParams(**vllm_parameters(job.request, self._end_ids)) for job in jobs],
             use_tqdm=False,
         )
         self.totals.seconds += perf_counter() - started
@@ -119,19 +98,6 @@ class VLLMColocatedEngine(Engine):
             self.count(job.request, sample)
             samples.append(sample)
         return samples
-
-    def _parameters(self, request: SampleRequest) -> dict[str, Any]:
-        return {
-            "max_tokens": request.max_tokens,
-            "temperature": request.temperature,
-            "top_p": request.top_p,
-            "top_k": request.top_k,
-            "min_p": request.min_p,
-            "seed": request.seed % SEEDS,
-            "stop": list(request.stop),
-            "stop_token_ids": self._end_ids,
-            "logprobs": 0,
-        }
 
 
 def sample_of(output: Any) -> Sample:

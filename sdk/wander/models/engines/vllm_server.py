@@ -15,18 +15,17 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-from collections.abc import Coroutine, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol
 
 from wander.clients.transport import AiohttpTransport, Answer, TransportError
 from wander.errors import ConfigError, ContextOverflow, ModelError
 from wander.models.engines.base import Engine, Job, Weights
 from wander.models.sampling import Sample, SampleRequest
-
-Result = TypeVar("Result")
 
 REQUEST_SECONDS = 1800.0
 """A turn may wait for hundreds of others."""
@@ -66,15 +65,8 @@ class VLLMServer:
 
     def reload(self, folder: Path) -> None:
         """Load the checkpoint of a folder in the place of the current weights, and forget cached prefixes."""
-        self._ask(
-            "POST",
-            "/collective_rpc",
-            {"method": "reload_weights", "kwargs": {"weights_path": str(folder)}},
-        )
-        self.forget_prefixes()
-
-    def forget_prefixes(self) -> None:
-        """Drop the keys and values that the earlier weights computed."""
+        call = {"method": "reload_weights", "kwargs": {"weights_path": str(folder)}}
+        self._ask("POST", "/collective_rpc", call)
         answer = self._ask("POST", "/reset_prefix_cache")
         if answer.get("success") is False:
             raise ConfigError(f"the server at `{self.url}` is busy: its prefix cache cannot be cleared")
@@ -89,14 +81,20 @@ class VLLMServer:
 
     def _ask(self, method: str, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
         try:
-            answer = _now(self._send(method, path, body))
+            # In a thread of its own, since the caller may itself be inside an event loop.
+            with ThreadPoolExecutor(max_workers=1, thread_name_prefix="wander-vllm") as pool:
+                answer = pool.submit(asyncio.run, self._send(method, path, body)).result()
         except TransportError as error:
             raise ConfigError(
                 f"no vLLM server answers at `{self.url}`: {error}",
                 hint="see `inference.url`, and the server's log",
             ) from error
         if answer.status == 404:
-            raise ConfigError(f"the server at `{self.url}` has no `{path}`", hint=_NOT_IN_DEV_MODE)
+            raise ConfigError(
+                f"the server at `{self.url}` has no `{path}`",
+                hint="start it with `VLLM_SERVER_DEV_MODE=1` in its environment, which opens the endpoints "
+                "that take weights",
+            )
         if answer.status != 200:
             raise ConfigError(
                 f"the server at `{self.url}` answered {answer.status} to `{path}`: {_message(answer)}",
@@ -115,14 +113,14 @@ class VLLMServer:
             await transport.close()
 
 
+@dataclass(frozen=True)
 class ServerFacts:
     """What a server says of itself."""
 
-    def __init__(self, name: str, context_length: int, config: dict[str, Any]) -> None:
-        self.name = name
-        """The name that it serves the model under."""
-        self.context_length = context_length
-        self.config = config
+    name: str
+    """The name that it serves the model under."""
+    context_length: int
+    config: dict[str, Any]
 
     @property
     def keeps_old_output_layer(self) -> bool:
@@ -198,17 +196,8 @@ class VLLMServerEngine(Engine):
         return {
             "model": self.facts.name,
             "prompt": request.ids,
+            **vllm_parameters(request, self._end_ids),
             "max_tokens": min(request.max_tokens, room),
-            # All of them are said: what is left out the server takes from the model's generation_config.json.
-            "temperature": request.temperature,
-            "top_p": request.top_p,
-            "top_k": request.top_k,
-            "min_p": request.min_p,
-            "repetition_penalty": 1.0,
-            "seed": request.seed % SEEDS,
-            "stop": list(request.stop),
-            "stop_token_ids": self._end_ids,
-            "logprobs": 0,
             "return_token_ids": True,
         }
 
@@ -275,15 +264,23 @@ class VLLMServerEngine(Engine):
         await self._transport.close()
 
 
-_NOT_IN_DEV_MODE = (
-    "start it with `VLLM_SERVER_DEV_MODE=1` in its environment, which opens the endpoints that take weights"
-)
+def vllm_parameters(request: SampleRequest, end_ids: list[int]) -> dict[str, Any]:
+    """Return what vLLM calls the sampling of a turn.
 
-
-def _now(work: Coroutine[Any, Any, Result]) -> Result:
-    """Run a coroutine for a caller that may itself be inside an event loop."""
-    with ThreadPoolExecutor(max_workers=1, thread_name_prefix="wander-vllm") as pool:
-        return pool.submit(asyncio.run, work).result()
+    All of it is said: what is left out a server takes from the model's generation_config.json.
+    """
+    return {
+        "max_tokens": request.max_tokens,
+        "temperature": request.temperature,
+        "top_p": request.top_p,
+        "top_k": request.top_k,
+        "min_p": request.min_p,
+        "repetition_penalty": 1.0,
+        "seed": request.seed % SEEDS,
+        "stop": list(request.stop),
+        "stop_token_ids": end_ids,
+        "logprobs": 0,
+    }
 
 
 def _message(answer: Answer) -> str:

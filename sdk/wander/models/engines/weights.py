@@ -21,7 +21,11 @@ def whole_weights(model: Any) -> Iterator[tuple[str, torch.Tensor]]:
     The policy itself is not touched: merging adapters into it and out again would change its last bits. With
     a sharded policy (FSDP2) this is a collective operation: every process iterates to the end.
     """
-    adapters = _adapters(model)
+    adapters: dict[str, Any] = {}
+    if hasattr(model, "peft_config"):
+        from peft.tuners.lora import LoraLayer
+
+        adapters = {name: module for name, module in model.named_modules() if isinstance(module, LoraLayer)}
     for name, parameter in model.named_parameters():
         if "lora_" in name or "original_module" in name:
             continue
@@ -37,14 +41,6 @@ def whole_weights(model: Any) -> Iterator[tuple[str, torch.Tensor]]:
 def whole_weight(weight: torch.Tensor) -> torch.Tensor:
     """Return a weight, gathered from all processes where it is sharded."""
     return weight.full_tensor() if isinstance(weight, DTensor) else weight
-
-
-def _adapters(model: Any) -> dict[str, Any]:
-    if not hasattr(model, "peft_config"):
-        return {}
-    from peft.tuners.lora import LoraLayer
-
-    return {name: module for name, module in model.named_modules() if isinstance(module, LoraLayer)}
 
 
 class FolderSync:
