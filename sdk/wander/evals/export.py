@@ -122,7 +122,7 @@ def _write_parquet(rows: Iterator[Row], path: Path, table: _Tables) -> Iterator[
     path.parent.mkdir(parents=True, exist_ok=True)
     with jsonl.replace_file(path) as out, table.writer(out) as writer:
         while batch := list(islice(rows, _BATCH)):
-            writer.write_table(table.made(batch))
+            writer.write_table(table.build(batch))
             written += len(batch)
             yield written
 
@@ -184,7 +184,7 @@ class _Tables:
     def writer(self, out: Any) -> Any:
         return self._arrow.parquet.ParquetWriter(out, self._schema, compression="zstd")
 
-    def made(self, rows: Sequence[Row]) -> pa.Table:
+    def build(self, rows: Sequence[Row]) -> pa.Table:
         return self._arrow.Table.from_pylist([self._flat(row) for row in rows], schema=self._schema)
 
     def _flat(self, row: Row) -> Row:

@@ -33,13 +33,31 @@ def import_results(folder: Path, out: Path, published: VersionDetail | None = No
     if published is not None:
         foreign.owner, foreign.environment = published.owner, published.name
         foreign.version = published.version
-    run = RunFolder.create(out, manifest_of(foreign))
+    examples = list(foreign.examples.values())
+    info = EnvironmentInfo(name=foreign.environment, kind=UNKNOWN, eval_examples=len(examples))
+    manifest = RunManifest(
+        run_id=new_run_id(),
+        environment=EnvironmentPin(
+            owner=foreign.owner,
+            name=foreign.environment,
+            version=foreign.version,
+            arguments=foreign.arguments,
+            info=info,
+        ),
+        model=ModelPin(name=foreign.model, kind="imported", base_url=foreign.base_url),
+        sampling=foreign.sampling,
+        example_ids=[example.example_id for example in examples],
+        rollouts_per_example=max(*foreign.counts.values(), foreign.rollouts_per_example or 1),
+        task_set_sha256=task_set_digest(examples),
+        started_at=foreign.started_at or datetime.now(UTC),
+        platform=Platform(wander=__version__, python=UNKNOWN, system=UNKNOWN, machine=UNKNOWN),
+        notes=f"imported from {foreign.source}",
+    )
+    run = RunFolder.create(out, manifest)
     try:
         for rollout in foreign.rollouts:
             run.append(rollout)
-        summary = summarise_run(run.manifest, run.rollouts())
-        ended = foreign.started_at or datetime.now(UTC)
-        run.finish(summary, ended_at=ended)
+        run.finish(summarise_run(run.manifest, run.rollouts()), ended_at=manifest.started_at)
     finally:
         run.close()
     return run
@@ -64,27 +82,3 @@ def read_results(folder: Path) -> ForeignRun:
     if not foreign.rollouts:
         raise RunError(f"`{folder}` holds no rollouts")
     return foreign
-
-
-def manifest_of(foreign: ForeignRun) -> RunManifest:
-    """Return the manifest of an imported run."""
-    examples = list(foreign.examples.values())
-    info = EnvironmentInfo(name=foreign.environment, kind=UNKNOWN, eval_examples=len(examples))
-    return RunManifest(
-        run_id=new_run_id(),
-        environment=EnvironmentPin(
-            owner=foreign.owner,
-            name=foreign.environment,
-            version=foreign.version,
-            arguments=foreign.arguments,
-            info=info,
-        ),
-        model=ModelPin(name=foreign.model, kind="imported", base_url=foreign.base_url),
-        sampling=foreign.sampling,
-        example_ids=[example.example_id for example in examples],
-        rollouts_per_example=max(*foreign.counts.values(), foreign.rollouts_per_example or 1),
-        task_set_sha256=task_set_digest(examples),
-        started_at=foreign.started_at or datetime.now(UTC),
-        platform=Platform(wander=__version__, python=UNKNOWN, system=UNKNOWN, machine=UNKNOWN),
-        notes=f"imported from {foreign.source}",
-    )
