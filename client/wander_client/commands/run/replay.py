@@ -65,6 +65,7 @@ def replay(
     from wander_client.runs.lookup import find_run
 
     output = current().output
+    sought = choose("--level", level, LEVELS_SOUGHT[::-1])
     found = find_run(current(), run)
     location = locate_pinned(current(), found.manifest.environment, folder=env, no_lock=no_lock)
     policy = choose_policy(sandbox, sandbox_limit, default=current().settings.sandbox)
@@ -86,7 +87,7 @@ def replay(
                 location,
                 found.manifest,
                 found.rollouts(),
-                level=choose("--level", level, LEVELS_SOUGHT),
+                level=sought,
                 sample=sample,
                 seed=seed,
                 concurrency=concurrency,
@@ -157,7 +158,7 @@ def verify(
     from wander_client.runs.lookup import find_run
 
     here = current()
-    wanted = VerificationRequest(sample=sample, level=choose("--level", level, LEVELS_SOUGHT))
+    wanted = VerificationRequest(sample=sample, level=choose("--level", level, LEVELS_SOUGHT[::-1]))
     run_id = find_run(here, run).manifest.run_id
     with here.hub(login=True) as hub, _require_posted(run_id, run):
         if cancel:
