@@ -205,6 +205,7 @@ def bare(given: argparse.Namespace) -> dict[str, Any]:
     from trl import GRPOConfig, GRPOTrainer
     from wander.models.loading import load_model
     from wander.models.quiet import quiet_libraries
+    from wander.train.trainer import CHECKPOINTING
 
     loaded = load_model(given.model, device=given.device, dtype="float32")
     like = json.loads(given.like.read_text())
@@ -234,7 +235,7 @@ def bare(given: argparse.Namespace) -> dict[str, Any]:
                 learning_rate=1e-5,
                 lr_scheduler_type="constant",
                 shuffle_dataset=False,
-                activation_checkpointing=False,
+                **{CHECKPOINTING: False},
                 use_cpu=given.device == "cpu",
                 bf16=False,
                 report_to="none",

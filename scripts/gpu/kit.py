@@ -20,6 +20,7 @@ import json
 import os
 import platform
 import shutil
+import signal
 import subprocess
 import sys
 import tarfile
@@ -241,9 +242,9 @@ class Kit:
         """Run a command in the kit's environment; return its exit status."""
         program = shutil.which(command[0], path=str(self.python.parent)) or command[0]
         place = folder or self.source
-        return subprocess.run(
-            [program, *command[1:]], cwd=place, env=self.environment(), check=False
-        ).returncode
+        process = subprocess.Popen([program, *command[1:]], cwd=place, env=self.environment())
+        signal.signal(signal.SIGTERM, lambda *_: process.terminate())  # it keeps what it has, and ends
+        return process.wait()
 
     def prepare_weights(self) -> None:
         """Convert SmolLM2's weights on first use; raises `KitError` where their loads are missing."""

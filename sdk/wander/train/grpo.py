@@ -124,6 +124,10 @@ class RolloutTrainer(GRPOTrainer):  # type: ignore[misc]
             # The mean of the weights comes before all that looks at the policy.
             callbacks=[*([WeightMean(averaged)] if averaged else []), self.weights, *callbacks],
         )
+        if "ref" in getattr(model, "peft_config", {}):
+            # TRL's copy of the first adapters, which add nothing: the policy without any is the reference.
+            # And transformers 5.17 restores nothing but that copy from a checkpoint that has one.
+            model.delete_adapter("ref")
         # Where the policy is sharded, every process has to compute as often as the others.
         self.skips_idle_rows = idle_rows_add_nothing(settings) and not shards_policy(settings)
         attach(self.weights, settings.inference)

@@ -76,14 +76,15 @@ def timeless(value: Any) -> Any:
 
 
 ADAPTED = {"model": {"lora_rank": 4}}
+REFERRED = {**ADAPTED, "algorithm": {"kl": 0.05}}
 DRAWN = {"data": {"refill_rounds": 2, "curriculum": True, "order": "shuffled", "unseen_share": 0.5}}
 MIXED = {"environments": [{"weight": 1, "label": "one"}, {"weight": 2, "label": "two"}]}
 
 
 @pytest.mark.parametrize(
     "sections",
-    [{}, *(pytest.param(each, marks=pytest.mark.full) for each in (ADAPTED, DRAWN, MIXED))],
-    ids=["accumulation", "adapters", "curriculum", "mixture"],
+    [{}, *(pytest.param(each, marks=pytest.mark.full) for each in (ADAPTED, REFERRED, DRAWN, MIXED))],
+    ids=["accumulation", "adapters", "adapters and their reference", "curriculum", "mixture"],
 )
 def test_stopped_and_resumed_is_as_never_stopped(
     puller: Path, tmp_path: Path, sections: dict[str, Any]
@@ -103,6 +104,8 @@ def test_stopped_and_resumed_is_as_never_stopped(
     whole, part_of = left_behind(tmp_path / "whole"), left_behind(tmp_path / "part")
     for name, value in whole.items():
         assert part_of[name] == value, name
+    folders = [path for path in (tmp_path / "part/checkpoints").glob("*/*") if path.is_dir()]
+    assert folders == [], "a second set of adapters would double a checkpoint"
     assert len(whole["steps"]) == len(whole["metrics"]) == STEPS_IN_ALL
     assert len(whole["rollouts"]) >= 4
 

@@ -1,0 +1,178 @@
+"""How fast games are played and learnt from on a GPU, and beside a bare TRL step on the same one.
+
+    python benchmarks/gpu.py                        # the tiny policy, 256, 1,024 and 4,096 games at once
+    python benchmarks/gpu.py --model smollm2 --lora-rank 8 --autocast          # as SmolLM2's experiment
+    python benchmarks/gpu.py --device cpu --at-once 64 --steps 2 --rounds 1    # a rehearsal
+
+Rollouts are sampled by transformers in this process, with keys and values cached between turns, and the
+environment plays in a process of its own. The bare step is that of `training.py`. OUT gets `gpu.json` and
+`gpu.md`, what is finished at any time; nothing is written of what failed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).resolve().parent
+sys.path[:0] = [str(HERE), str(HERE.parent / "scripts/gpu")]
+
+import smoke  # noqa: E402
+import training  # noqa: E402
+from wander.models.quiet import quiet_libraries  # noqa: E402
+from wander.train.config import GRPOSettings  # noqa: E402
+from wander.train.grpo import train_grpo  # noqa: E402
+from wander.train.records.record import read_metrics  # noqa: E402
+
+PARTS = ("generation", "environment", "scoring", "update")
+
+
+def settings_for(ground: smoke.Ground, given: argparse.Namespace, games: int) -> GRPOSettings:
+    """Return the settings of a step of so many games."""
+    return smoke.settings_for(
+        ground,
+        model={"autocast": given.autocast, "lora_rank": given.lora_rank},
+        batch={"rollouts": games, "rows_at_once": min(given.rows, games)},
+        schedule={"steps": given.steps},
+        sampling={"max_tokens": 40 if given.model == "smollm2" else smoke.TURN},
+    )
+
+
+def measure_rollouts(ground: smoke.Ground, given: argparse.Namespace, games: int) -> dict[str, Any]:
+    """Play so many games at once; return how many a second, and how many tokens."""
+    settings = settings_for(ground, given, games)
+    steps = [smoke.play(settings, games) for _ in range(given.rounds)]
+    found = [{"games": games / one.seconds, "tokens": one.sampled_tokens / one.seconds} for one in steps]
+    shares = [one.model_seconds / one.seconds for one in steps]
+    return {name: statistics.median(one[name] for one in found) for name in ("games", "tokens")} | {
+        "at_once": games,
+        "model_share": statistics.median(shares),
+    }
+
+
+def measure_step(ground: smoke.Ground, given: argparse.Namespace, games: int) -> dict[str, Any]:
+    """Train some steps of so many games; return the split of the median step after the first."""
+    smoke.forget_peak(ground)
+    folder = ground.folder / f"steps-{games}"
+    train_grpo(smoke.open_tictactoe, settings_for(ground, given, games), folder)
+    entries = read_metrics(folder)[1:] or read_metrics(folder)
+    seconds = {
+        name: statistics.median(each[f"seconds/{name}"] for each in entries) for name in ("step", *PARTS)
+    }
+    memory = smoke.peak_memory(ground)
+    return {"at_once": games, "games": games / seconds["step"], "seconds": seconds, "memory_mib": memory}
+
+
+def measure_bare(ground: smoke.Ground, given: argparse.Namespace) -> dict[str, Any]:
+    """Compare the smallest step with one of TRL alone, in processes of their own."""
+    options = argparse.Namespace(
+        **{"rollouts": given.at_once[0], "group": 8, "rows": min(given.rows, given.at_once[0])},
+        **{"steps": given.steps, "rounds": given.rounds, "model": str(ground.policy)},
+        **{"device": given.device, "threads": given.threads},
+    )
+    found: dict[str, list[dict[str, Any]]] = {"ours": [], "bare": []}
+    like = ground.folder / "like.json"
+    for _ in range(given.rounds):
+        found["ours"].append(training.child("ours", options))
+        like.write_text(json.dumps(found["ours"][-1]))
+        found["bare"].append(training.child("bare", options, f"--like={like}"))
+    report = training.compared(found, options)
+    return {"seconds": report["seconds"], "ratio": report["seconds"]["ours"] / report["seconds"]["bare"]}
+
+
+def as_markdown(report: dict[str, Any]) -> str:
+    """Return the tables."""
+    machine = ", ".join(f"{name} {value}" for name, value in report["machine"].items())
+    lines = [f"# Tic-tac-toe with `{report['model']}` on {machine}", ""]
+    lines += [
+        "| games at once | games a second | sampled tokens a second | of it the model |",
+        "|---:|---:|---:|---:|",
+    ]
+    lines += [
+        f"| {each['at_once']:,} | {each['games']:,.0f} | {each['tokens']:,.0f} | {each['model_share']:.0%} |"
+        for each in report["rollouts"]
+    ]
+    titles = " | ".join(f"{part}, s" for part in ("step", *PARTS))
+    lines += [
+        "",
+        f"| games a step | games a second | {titles} | peak memory, MiB |",
+        "|---:" * (4 + len(PARTS)) + "|",
+    ]
+    for each in report["steps"]:
+        seconds = " | ".join(f"{each['seconds'][part]:.2f}" for part in ("step", *PARTS))
+        memory = "not measured" if each["memory_mib"] is None else f"{each['memory_mib']:,.0f}"
+        lines.append(f"| {each['at_once']:,} | {each['games']:,.0f} | {seconds} | {memory} |")
+    if bare := report.get("bare"):
+        ours, theirs = bare["seconds"]["ours"], bare["seconds"]["bare"]
+        lines += ["", f"A step of {report['steps'][0]['at_once']} games takes {ours:.2f} s, one of TRL alone that "
+                  f"samples as many tokens {theirs:.2f} s: {bare['ratio']:.2f} times."]  # fmt: skip
+    if report["device"] == "cpu":
+        lines += ["", "A rehearsal on a CPU: nothing here was measured on a GPU."]
+    return "\n".join(lines) + "\n"
+
+
+def write(report: dict[str, Any], out: Path) -> None:
+    """Write what is measured so far."""
+    out.mkdir(parents=True, exist_ok=True)
+    (out / "gpu.json").write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+    (out / "gpu.md").write_text(as_markdown(report), encoding="utf-8")
+
+
+def measure(given: argparse.Namespace, folder: Path) -> dict[str, Any]:
+    """Measure everything, and write it as it comes."""
+    ground = smoke.Ground(given.device, folder, games=given.at_once[0], warm_up=given.warm_up)
+    if given.model == "tiny":
+        smoke.prepare(ground)
+        smoke.fine_tune(ground)
+    else:
+        from wander.models.loading import resolve_model
+
+        ground.policy = Path(resolve_model(given.model)[0])
+    report: dict[str, Any] = {"model": given.model, "device": given.device}
+    report |= {"machine": smoke.describe_machine(given.device), "rollouts": [], "steps": []}
+    for games in given.at_once:
+        report["rollouts"].append(measure_rollouts(ground, given, games))
+        report["steps"].append(measure_step(ground, given, games))
+        write(report, given.out)
+        print(as_markdown(report).splitlines()[-1], flush=True)
+    if not given.no_bare:
+        report["bare"] = measure_bare(ground, given)
+        write(report, given.out)
+    return report
+
+
+def main(words: list[str] | None = None) -> int:
+    """Measure; return the exit status."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--model", default="tiny", help="tiny, smollm2, or a folder")
+    parser.add_argument("--at-once", type=int, nargs="+", default=[256, 1024, 4096])
+    parser.add_argument("--rows", type=int, default=256, help="rows of one backward pass")
+    parser.add_argument("--steps", type=int, default=4)
+    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--warm-up", type=int, default=120)
+    parser.add_argument("--lora-rank", type=int, default=0)
+    parser.add_argument("--autocast", action="store_true", help="bf16, as SmolLM2's experiment")
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--no-bare", action="store_true", help="leave TRL's own step out")
+    parser.add_argument("--out", type=Path, default=HERE / "results")
+    given = parser.parse_args(words)
+    if given.device != "cpu" and not smoke.torch.cuda.is_available():
+        print("error: PyTorch finds no GPU\n\nhint: `--device cpu` rehearses without one", file=sys.stderr)
+        return 2
+    if odd := [games for games in given.at_once if games % 8 or games % min(given.rows, games)]:
+        parser.error(f"{odd[0]} games are no multiple of 8, or of `--rows {given.rows}`")
+    with tempfile.TemporaryDirectory() as work, quiet_libraries():
+        print(as_markdown(measure(given, Path(work))))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
