@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,8 @@ from wander.train.grpo import train_grpo
 from wander.train.records.record import read_metrics
 
 from .conftest import bandit, opener_of
+
+needs_vllm = pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="vLLM is not installed")
 
 
 def settings_for(**inference: Any) -> GRPOSettings:
@@ -36,6 +39,7 @@ def assert_current(run: Path) -> None:
         assert entry["sampling/importance_sampling_ratio/mean"] == pytest.approx(1.0, abs=0.1)
 
 
+@needs_vllm
 @pytest.mark.gpu
 @pytest.mark.parametrize("sleep", [False, True])
 def test_vllm_in_this_process_samples_from_the_weights_of_every_step(tmp_path: Path, sleep: bool) -> None:
