@@ -34,6 +34,7 @@ from wander.wire.postings import FinishPosting, RolloutsDigest, line_digest, run
 from wander_hub.database import Database
 from wander_hub.http.boundary import Context
 from wander_hub.identity import HUB
+from wander_hub.jobs import TableQueue
 from wander_hub.posting import finish as finishing
 from wander_hub.posting import service as posting
 from wander_hub.settings import Settings
@@ -156,7 +157,7 @@ def store(data: Path, manifest: dict[str, object], rollouts: int) -> None:
         stated = hashlib.sha256(lines).hexdigest()
         posting.add_chunk(context, sha256, chunk, io.BytesIO(lines), stated)
     started = time.perf_counter()
-    finishing.finish(context, sha256, FinishPosting(chunks=rollouts // 1000))
+    finishing.finish(context, TableQueue(database), sha256, FinishPosting(chunks=rollouts // 1000))
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     print(f"finishing {rollouts:,}: {time.perf_counter() - started:.1f} s, {peak:.0f} MB")
     database.close()

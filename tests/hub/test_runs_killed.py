@@ -17,6 +17,7 @@ from pathlib import Path
 from wander.wire.postings import FinishPosting
 from wander_hub.runs import objects
 from wander_hub.identity import HUB
+from wander_hub.jobs import TableQueue
 from wander_hub.database import Database
 from wander_hub.posting import finish as finishing, repository as posting_repository, service as posting
 from wander_hub.http.boundary import Context
@@ -63,7 +64,7 @@ def attempt(step):
         posting_repository.remove = die
     elif step == "finish: before the commit":
         Database.committed = dies_inside(Database.committed)
-    done = finishing.finish(context, sha256, FinishPosting(chunks=len(chunks)))
+    done = finishing.finish(context, TableQueue(database), sha256, FinishPosting(chunks=len(chunks)))
     if step == "finish: before the answer":
         die()
 
@@ -107,10 +108,12 @@ async def test_a_killed_posting_goes_on_and_counts_once(hub, run_of, tmp_path):
     assert (await hub.get("/api/v1/runs")).json()["data"] == []
     there = (await hub.get(address, headers=hub.auth("bob"))).json()
     assert [one["number"] for one in there["chunks"]] == [0, 1, 2, 3], "all that was kept is still there"
-    assert list(fsck.check(hub.database, storage)) == []
+    assert list(fsck.check(hub.database, storage, settings=hub.settings)) == []
     killed(hub, tmp_path, parcel, bob, "finish: before the answer")
     shown = (await hub.get(run)).json()
     assert (shown["summary"]["rollouts"], shown["level"], shown["posted_by"]) == (16, "complete", "bob")
+    (asked,) = (await hub.get(f"{run}/verifications")).json()["data"]
+    assert asked["state"] == "queued", "the run came with its job"
     assert (await hub.get(address, headers=hub.auth("bob"))).status_code == 404
     answer = await hub.client.post(f"{address}/finish", json={"chunks": 4}, headers=hub.auth("bob"))
     assert (answer.status_code, answer.json()["sha256"]) == (200, parcel.sha256)
@@ -118,4 +121,4 @@ async def test_a_killed_posting_goes_on_and_counts_once(hub, run_of, tmp_path):
     assert [json.loads(line) for line in lines] == rollouts
     environment = (await hub.get("/api/v1/environments/alice/reverse-text")).json()
     assert environment["runs"] == 1
-    assert list(fsck.check(hub.database, storage)) == []
+    assert list(fsck.check(hub.database, storage, settings=hub.settings)) == []

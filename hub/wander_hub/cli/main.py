@@ -177,13 +177,14 @@ def fsck(
     \b
     wander-hub fsck                          report, change nothing
     wander-hub fsck --repair                 make pages, totals, sizes, numbers of runs and boards anew,
-                                             remove what nothing needs
+                                             queue missing jobs, remove what nothing needs
 
     \b
     Exit status: 0 when all is well or was mended, 1 when something is left.
     """
     from wander_hub.fsck import check as checks
     from wander_hub.index.public_files import FOLDER, PublicFiles
+    from wander_hub.verification.worker import confine
 
     settings = read_settings(data=data)
     if settings.database_url is None and not settings.data.is_dir():
@@ -192,7 +193,11 @@ def fsck(
     with open_database(settings) as database:
         storage = Storage.open(settings.storage_url, settings.data / "objects")
         links = PublicFiles(database, storage, settings.data / FOLDER) if settings.public_files else None
-        for one in checks.check(database, storage, repair=repair, quick=quick, links=links):
+        # Where another machine does the jobs, this one need not be able to.
+        verified = confine(settings) if settings.serve_jobs else settings
+        for one in checks.check(
+            database, storage, repair=repair, quick=quick, links=links, settings=verified
+        ):
             found.append(one)
             if not as_json:
                 outcome = "  (repaired)" if one.repaired else ""

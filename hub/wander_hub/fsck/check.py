@@ -1,9 +1,9 @@
 """Compares database, stored objects and stored index pages, and repairs what can be derived.
 
 A missing or changed object cannot be made again from anything else, so it is only reported. All else is
-derived: pages and totals from rows, sizes from objects, the numbers of runs from their rollouts, boards from
-the runs; and what nothing points to is removed. Every repair is what the hub itself would have written: its
-own functions run, in a transaction kept when asked for.
+derived: pages and totals from rows, sizes from objects, the numbers of runs from their rollouts, boards and
+jobs from the runs; and what nothing points to is removed. Every repair is what the hub itself would have
+written: its own functions run, in a transaction kept when asked for.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from wander_hub.index import repository as pages
 from wander_hub.index import service as index
 from wander_hub.index.models import IndexPage
 from wander_hub.index.public_files import PublicFiles
+from wander_hub.jobs.choice import queue_of
 from wander_hub.leaderboards import listing, placement
 from wander_hub.leaderboards.models import Board, BoardEntry
 from wander_hub.runs import objects
@@ -36,8 +37,10 @@ from wander_hub.runs.chunks import rows_of
 from wander_hub.runs.models import Run, RunArtifact, RunChunk
 from wander_hub.runs.order import OrderWriter
 from wander_hub.runs.repository import lock_run
+from wander_hub.settings import Settings
 from wander_hub.storage import Storage
 from wander_hub.upload import sweep
+from wander_hub.verification import service as verification
 from wander_hub.verification.levels import level_of
 
 GRACE = timedelta(hours=1)
@@ -55,8 +58,8 @@ class Finding:
 
     code: str
     """object_missing, object_corrupt, object_extra, size_wrong, chunk_missing, chunk_extra, page_missing,
-    page_extra, page_stale, totals_wrong, link_missing, link_extra, run_changed, aggregates_wrong or
-    board_wrong."""
+    page_extra, page_stale, totals_wrong, link_missing, link_extra, run_changed, aggregates_wrong,
+    board_wrong or job_missing."""
     subject: str
     """What it is about: an object's digest, a run's id, or `owner/name`."""
     detail: str
@@ -86,8 +89,12 @@ def check(
     repair: bool = False,
     quick: bool = False,
     links: PublicFiles | None = None,
+    settings: Settings | None = None,
 ) -> Iterator[Finding]:
-    """Yield all findings; `quick` compares sizes of objects without reading them."""
+    """Yield all findings; `quick` compares sizes of objects without reading them.
+
+    The settings say who hands out jobs, and whether runs need one that plays them; without any they do not.
+    """
     broken = set()
     for found in _objects(database, storage, repair=repair, quick=quick):
         if found.code in ("object_missing", "object_corrupt"):
@@ -113,6 +120,7 @@ def check(
         yield from _environment(database, one, repair=repair)
     for one in owners:
         yield from _owner(database, one, repair=repair)
+    yield from _jobs(database, settings or Settings(verification="off"), repair=repair)
     if links is not None:
         wrong_links, missing = links.compare()
         if repair:
@@ -121,6 +129,18 @@ def check(
             yield Finding("link_extra", str(path), "nginx would send what it must not", repaired=repair)
         for path in sorted(missing):
             yield Finding("link_missing", str(path), "nginx asks the hub for it", repaired=repair)
+
+
+def _jobs(database: Database, settings: Settings, *, repair: bool) -> Iterator[Finding]:
+    """Look for runs that nobody was asked to read, or to play again."""
+    queue = queue_of(settings, database)
+    with database.read(HUB) as session:
+        jobless = verification.list_jobless(session, settings)
+    for run_id in jobless:
+        if repair:
+            with database.write(HUB) as session:
+                verification.request_after_post(session, queue, settings, run_id)
+        yield Finding("job_missing", run_id, "no job verifies it", repaired=repair)
 
 
 def _objects(database: Database, storage: Storage, *, repair: bool, quick: bool) -> Iterator[Finding]:

@@ -21,6 +21,7 @@ from wander_hub.database import now
 from wander_hub.http.boundary import Context
 from wander_hub.http.problems import HubProblem
 from wander_hub.identity import Identity
+from wander_hub.jobs import TableQueue
 from wander_hub.leaderboards.listing import refresh_results
 from wander_hub.posting import repository as posting_repository
 from wander_hub.posting import service as posting
@@ -40,6 +41,7 @@ from wander_hub.runs.models import (
 from wander_hub.runs.order import OrderWriter
 from wander_hub.runs.repository import own_run
 from wander_hub.storage import Storage
+from wander_hub.verification import service as verification
 from wander_hub.verification.levels import level_of
 
 CHECKPOINTS = "checkpoints.jsonl"
@@ -58,7 +60,7 @@ class FinishedRun:
     checkpoints: Sequence[Checkpoint]
 
 
-def finish(context: Context, sha256: str, wanted: FinishPosting) -> tuple[str, bool]:
+def finish(context: Context, queue: TableQueue, sha256: str, wanted: FinishPosting) -> tuple[str, bool]:
     """Make a run visible whose parts have all arrived; return its id, and whether that was now."""
     caller, storage = context.caller, context.storage
     with context.read() as session:
@@ -102,6 +104,7 @@ def finish(context: Context, sha256: str, wanted: FinishPosting) -> tuple[str, b
         _add(session, run, chunks, artifacts, finished.checkpoints)
         posting_repository.remove(session, row)
         refresh_results(session, posting.require_permission(session, pinned.manifest, caller)[0])
+        verification.request_after_post(session, queue, context.settings, run.run_id)
         return True
 
     return pinned.manifest.run_id, context.committed(record)

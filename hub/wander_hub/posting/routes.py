@@ -31,13 +31,11 @@ from wander_hub.http.boundary import (
     wake_jobs,
 )
 from wander_hub.http.problems import HubProblem, refusals
-from wander_hub.identity import HUB
 from wander_hub.jobs import TableQueue
 from wander_hub.posting import finish as finishing
 from wander_hub.posting import service as posting
 from wander_hub.runs import service, signing
 from wander_hub.runs.artifacts import check_file, media_type_of
-from wander_hub.verification import service as verification
 
 router = APIRouter(prefix="/api/v1", tags=["runs"])
 
@@ -124,7 +122,8 @@ async def put_artifact(request: Request, context: ForPoster, sha256: Digest, fil
 )
 def finish_posting(request: Request, context: ForPoster, sha256: Digest, body: FinishPosting) -> Response:
     """Say that everything was sent: the hub computes all aggregates and shows the run."""
-    return answer_run(request, context, *finishing.finish(context, sha256, body))
+    queue: TableQueue = request.app.state.jobs
+    return answer_run(request, context, *finishing.finish(context, queue, sha256, body))
 
 
 @router.delete(_POSTING, status_code=204, responses=refusals(401, 403, 404, 422))
@@ -164,11 +163,8 @@ def revoke_key(
 
 
 def answer_run(request: Request, context: Context, run_id: str, created: bool) -> Response:
-    """Answer with a posted run; a new one is read and, where the settings say so, played again."""
-    queue: TableQueue = request.app.state.jobs
-    if created and context.database.committed(
-        lambda session: verification.request_after_post(session, queue, context.settings, run_id), HUB
-    ):
+    """Answer with a posted run; a new one came with its jobs."""
+    if created:
         wake_jobs(request)
     with context.read() as session:
         detail = service.detail_of(service.find(session, run_id), context.base_url)

@@ -18,6 +18,7 @@ from wander.wire.postings import FinishPosting, RolloutsDigest, line_digest, run
 from wander_hub.http.bodies import form_body, multipart_form
 from wander_hub.http.boundary import BaseUrl, Context, ForPoster, Poster, WriteSession
 from wander_hub.http.problems import HubProblem, refusals
+from wander_hub.jobs import TableQueue
 from wander_hub.posting import finish as finishing
 from wander_hub.posting import service as posting
 from wander_hub.posting.reading import Line, lines_that_count, split, unpack
@@ -62,7 +63,7 @@ async def post_run(request: Request, context: ForPoster) -> Response:
     max_files = 2 + context.settings.max_artifacts
     max_bytes = min(context.settings.max_run_bytes, ONE_REQUEST_BYTES)
     async with multipart_form(request, max_bytes=max_bytes, max_files=max_files) as form:
-        run_id, created = await run_in_threadpool(_post, form, context)
+        run_id, created = await run_in_threadpool(_post, form, context, request.app.state.jobs)
     return await run_in_threadpool(answer_run, request, context, run_id, created)
 
 
@@ -84,7 +85,7 @@ def withdraw_run(
         return service.detail_of(service.find(session, run_id), context.base_url)
 
 
-def _post(form: FormData, context: Context) -> tuple[str, bool]:
+def _post(form: FormData, context: Context, queue: TableQueue) -> tuple[str, bool]:
     """Post what a form holds; return the run's id and whether it is new."""
     settings = context.settings
     part = form.get("manifest")
@@ -116,11 +117,12 @@ def _post(form: FormData, context: Context) -> tuple[str, bool]:
         if rollouts is not None:
             unpack(rollouts.file, plain, settings.max_run_bytes, "the rollouts are")
             lines = lines_that_count(plain, PinnedRun.of(manifest))
-        return _post_parts(context, text, plain, lines, artifacts, private=private == "true")
+        return _post_parts(context, queue, text, plain, lines, artifacts, private=private == "true")
 
 
 def _post_parts(
     context: Context,
+    queue: TableQueue,
     manifest: bytes,
     plain: BinaryIO,
     lines: Sequence[Line],
@@ -144,7 +146,7 @@ def _post_parts(
             posting.add_chunk(context, sha256, count - 1, io.BytesIO(text), stated)
         for artifact in artifacts:
             posting.add_artifact(context, sha256, artifact)
-        return finishing.finish(context, sha256, FinishPosting(chunks=count))
+        return finishing.finish(context, queue, sha256, FinishPosting(chunks=count))
     except Exception as error:
         with context.read() as session:
             if posting.is_known(session, opened.run_id, sha256):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from sqlalchemy import Select, func, insert, select
+from collections.abc import Sequence
+
+from sqlalchemy import Select, func, insert, literal, select
 from sqlalchemy.orm import Session, contains_eager, joinedload
 from wander.wire.verification import (
     Divergence,
@@ -15,10 +17,10 @@ from wander.wire.verification import (
 )
 
 from wander_hub import __version__
-from wander_hub.database import fill, now
-from wander_hub.environments.models import Environment
+from wander_hub.database import Database, fill, now
+from wander_hub.environments.models import Environment, Version
 from wander_hub.http.problems import HubProblem
-from wander_hub.identity import Identity
+from wander_hub.identity import HUB, Identity
 from wander_hub.jobs import Job, TableQueue
 from wander_hub.leaderboards.listing import refresh_results
 from wander_hub.rights import rights
@@ -34,6 +36,8 @@ KIND = "replay"
 """Of the jobs that play a run again."""
 SHOWN_DIVERGENCES = 100
 """Divergences in the report itself; all of them have a page of their own."""
+_AT_ONCE = 100
+"""Runs that a sweep asks for between two jobs."""
 _OPEN = ("queued", "running")
 """States of jobs that have not ended."""
 
@@ -88,23 +92,60 @@ def request(
             f"{settings.max_waiting_verifications} verifications of yours wait already",
             hint="wait for one of them, or call one off",
         )
-    return info_of(_submit(session, queue, run, wanted, caller.user_id, priority=1)), True
+    number = _submit(session, queue, run, wanted, caller.user_id, priority=1)
+    return info_of(find(session, number)), True
 
 
-def request_after_post(session: Session, queue: TableQueue, settings: Settings, run_id: str) -> bool:
-    """Have a posted run read and, where that can raise its level, played again; tells whether it will be.
+def request_after_post(session: Session, queue: TableQueue, settings: Settings, run_id: str) -> None:
+    """Have a posted run read and, where that can raise its level, played again; once, however often asked.
 
-    Reading it runs no code of an environment, so that also happens on a hub that plays nothing again.
+    This belongs in the transaction that makes the run. Reading it runs no code of an environment, so that
+    also happens on a hub that plays nothing again.
     """
     run = runs.find(session, run_id)
-    if run.kind != "evaluation" or not run.summary["rollouts"]:
-        return False
+    if run.kind != "evaluation" or run.rollouts_sha256 is None:
+        return
     queue.submit(session, evidence.KIND, f"{evidence.KIND} {run_id}", {"run_id": run_id}, priority=2)
     wanted = settings.verify_posts and settings.verification != "off"
     # Whether the environment is deterministic is not asked here: the manifest may say what it likes.
-    if wanted and run.level == "complete" and unplayable(run) is None:
+    if wanted and run.level == "complete" and unplayable(run) is None and not _count(session, run_id):
         _submit(session, queue, run, VerificationRequest(), None, priority=0)
-    return True
+
+
+def list_jobless(session: Session, settings: Settings) -> Sequence[str]:
+    """Return the runs, oldest first, for which `request_after_post` has something to do."""
+    read = select(Job.id).where(Job.key == literal(f"{evidence.KIND} ") + Run.run_id)
+    lacks = ~read.exists()
+    if settings.verify_posts and settings.verification != "off":
+        played = select(Verification.id).where(Verification.run_id == Run.run_id)
+        lacks |= (Run.level == "complete") & Version.deleted_at.is_(None) & ~played.exists()
+    query = (
+        select(Run.run_id)
+        .join(Version, Version.id == Run.version_id)
+        .where(lacks, Run.kind == "evaluation", Run.rollouts_sha256.is_not(None), Run.withdrawn_at.is_(None))
+    )
+    return session.scalars(query.order_by(Run.posted_at, Run.run_id)).all()
+
+
+class RunSweep:
+    """Gives the runs their jobs, when a hub starts, that an older one was killed before asking for."""
+
+    def __init__(self, database: Database, queue: TableQueue, settings: Settings) -> None:
+        self._database = database
+        self._queue = queue
+        self._settings = settings
+        self._left: list[str] | None = None
+
+    def __call__(self) -> None:
+        """Ask for some of them."""
+        if self._left is None:
+            with self._database.read(HUB) as session:
+                self._left = [*list_jobless(session, self._settings)]
+        for _ in range(min(_AT_ONCE, len(self._left))):
+            run_id = self._left.pop(0)
+            self._database.committed(
+                lambda session, one=run_id: request_after_post(session, self._queue, self._settings, one), HUB
+            )
 
 
 def unplayable(run: Run) -> str | None:
@@ -129,9 +170,8 @@ def _submit(
     user_id: int | None,
     *,
     priority: int,
-) -> Verification:
-    earlier = select(func.count()).select_from(Verification).where(Verification.run_id == run.run_id)
-    number = session.scalars(earlier).one() + 1
+) -> int:
+    number = _count(session, run.run_id) + 1
     job_id = queue.submit(
         session,
         KIND,
@@ -150,7 +190,11 @@ def _submit(
     )
     session.add(added)
     session.flush()
-    return find(session, added.id)
+    return added.id
+
+
+def _count(session: Session, run_id: str) -> int:
+    return session.query(Verification).filter_by(run_id=run_id).count()
 
 
 def list_page(session: Session, run_id: str) -> VerificationList:

@@ -80,7 +80,7 @@ def job_worker(
     Without verification it only reads runs; nothing of an environment runs then.
     """
     handlers: dict[str, Handler] = {evidence.KIND: Examiner(database, storage)}
-    look = None
+    sweeps: list[Callable[[], None]] = [service.RunSweep(database, queue, settings)]
     if settings.verification != "off":
         program = ClientProgram(
             database,
@@ -92,6 +92,11 @@ def job_worker(
         handlers[service.KIND] = Replayer(program)
         if settings.check_versions:
             handlers[version_checks.KIND] = Checker(database, program)
-            look = VersionSweep(database, queue)
+            sweeps.append(VersionSweep(database, queue))
     name = f"{socket.gethostname()} {os.getpid()}"
+
+    def look() -> None:
+        for sweep in sweeps:
+            sweep()
+
     return worker_of(queue, handlers, name, look=look, concurrency=settings.job_concurrency)
