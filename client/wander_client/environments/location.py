@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from wander.handle import EnvironmentHandle
     from wander.sandbox import SandboxPolicy
     from wander.wire import EnvironmentPin
+    from wander.wire.verification import Surroundings
 
     from wander_client.context import Invocation
     from wander_client.packages.store import Installed
@@ -155,13 +156,14 @@ async def open_environment(
     log_path: Path | None = None,
     sandbox: SandboxPolicy | None = None,
     workers: WorkerChoice | None = None,
-    hash_seed: int = 0,
+    surroundings: Surroundings | None = None,
 ) -> AsyncIterator[OpenedEnvironment]:
     """Yield the loaded environment; raises `wander.errors.LoadError` with the cause when it does not load.
 
     `pass_environ` names the variables of this process that the environment may see; `log_path` takes what it
     prints (by default a file in the cache folder); `sandbox` confines it, or raises `SandboxError`; `workers`
-    says in how many processes it runs, and on which machines; `hash_seed` is that of processes started here.
+    says in how many processes it runs, and on which machines; `surroundings` are what processes started here
+    see of this machine.
     """
     location = locate(context, spec) if isinstance(spec, str) else spec
     given = dict(arguments or {})
@@ -200,7 +202,7 @@ async def open_environment(
                 workers=workers.count,
                 addresses=workers.addresses,
                 rollout_timeout=workers.rollout_timeout,
-                hash_seed=hash_seed,
+                surroundings=surroundings,
             )
     try:
         pin = environment_pin(location, handle, given)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from wander_client.environments.location import (
     Location,
+    OpenedEnvironment,
     ensure_installed,
     find_installed,
     locate,
@@ -22,15 +24,10 @@ if TYPE_CHECKING:
     from wander.sandbox import SandboxPolicy
     from wander.types import Rollout
     from wander.wire import EnvironmentPin, RunManifest
-    from wander.wire.verification import LevelSought, ReplayReport, VerifiedWith
+    from wander.wire.verification import LevelSought, ReplayReport, Surroundings, VerifiedWith
 
     from wander_client.context import Invocation
     from wander_client.packages.store import Installed
-
-
-HASH_SEED = 1
-"""Hash seed of the process that plays again. It differs from that of the recorded process, so that what
-depends on the order of sets shows."""
 
 
 def locate_pinned(
@@ -141,19 +138,30 @@ async def replay_in(
 ) -> tuple[ReplayReport, VerifiedWith | None]:
     """Open the environment with the run's arguments and play, or score, its rollouts again.
 
+    It runs in two processes whose surroundings are drawn now, so that it cannot know whether it is played
+    again: the second one plays some rollouts once more. In this process there is only one.
+
     An environment that refuses the arguments contradicts the manifest; then there is nothing it ran with.
     """
     from wander.evals.replay import replay_run
     from wander.evals.store.manifest import this_platform
     from wander.wire.verification import ReplayReport, VerifiedWith
+    from wander.worker.process.surroundings import draw_surroundings
 
     arguments = manifest.environment.arguments
     async with contextlib.AsyncExitStack() as stack:
-        opening = open_environment(
-            context, location, arguments, in_process=in_process, sandbox=sandbox, hash_seed=HASH_SEED
-        )
+        drawn = [] if in_process else [draw_surroundings(confined=sandbox is not None) for _ in range(2)]
+        each: list[Surroundings] | list[None] = drawn or [None]
+        openings = [
+            open_environment(
+                context, location, arguments, in_process=in_process, sandbox=sandbox, surroundings=one
+            )
+            for one in each
+        ]
+        # All have ended, one way or the other, before the first error is raised.
+        begun = await asyncio.gather(*map(stack.enter_async_context, openings), return_exceptions=True)
         try:
-            opened = await stack.enter_async_context(opening)
+            opened, *others = [_require_opened(one) for one in begun]
         except UsageError as error:
             if error.code != "bad_arguments":
                 raise
@@ -173,11 +181,12 @@ async def replay_in(
             # Under change: what differs from the manifest shows in the rollouts.
             pin = manifest.environment.model_copy(update={"info": opened.handle.info})
             manifest = manifest.model_copy(update={"environment": pin})
-        made_with = VerifiedWith(environment=opened.pin, platform=this_platform())
+        made_with = VerifiedWith(environment=opened.pin, platform=this_platform(), surroundings=drawn)
         report = await replay_run(
             opened.handle,
             manifest,
             rollouts,
+            elsewhere=others[0].handle if others else None,
             level=level,
             sample=sample,
             sample_seed=seed,
@@ -185,3 +194,9 @@ async def replay_in(
             on_replayed=on_replayed,
         )
     return report, made_with
+
+
+def _require_opened(found: OpenedEnvironment | BaseException) -> OpenedEnvironment:
+    if isinstance(found, BaseException):
+        raise found
+    return found

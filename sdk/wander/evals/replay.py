@@ -20,6 +20,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby, islice
+from random import SystemRandom
 from typing import Any
 
 from wander.clients.base import Client
@@ -51,6 +52,8 @@ _STATED = ("deterministic", "group_rewards", "max_turns", "reward_functions", "r
 """What a manifest says of its environment that decides how a run reads, and whether it can be replayed."""
 WITH_LINES = ("exhaustive", "play")
 """Kinds of runs in which the environment's choices were made for it, and are made so again."""
+TWICE = 64
+"""Rollouts, about, that are played in other surroundings too; of a run that is no larger, all."""
 SHOWN = 10_000
 """Most divergences that a report tells one by one."""
 _CHUNK = 256
@@ -67,6 +70,7 @@ async def replay_run(
     rollouts: Iterable[Rollout],
     *,
     level: LevelSought = "replayed",
+    elsewhere: EnvironmentHandle | None = None,
     sample: int | None = None,
     sample_seed: int = 0,
     concurrency: int = 64,
@@ -77,6 +81,9 @@ async def replay_run(
     - `rollouts`: each key at most once; read in pieces, so that a long run needs little memory, except where
       reward functions compare the rollouts of a group.
     - `level`: which level is sought; the `highest` replays what is deterministic and rescores what is not.
+    - `elsewhere`: the same environment in other surroundings (hash seed, clock...). There, what came out
+      otherwise is played once more, so that the report tells whose fault it is, and some `TWICE` of the
+      others, drawn at random: they too must be the same.
     - `sample`: play only so many rollouts again (of whole groups), drawn with `sample_seed`.
 
     The report's `refused` says why a run cannot be compared: the environment declares that it is not
@@ -97,7 +104,7 @@ async def replay_run(
         differing=0,
         failed=0,
     )
-    replay = _Replay(environment, manifest, report, concurrency, on_replayed)
+    replay = _Replay(environment, manifest, report, concurrency, on_replayed, elsewhere)
     examples = await replay.examples()
     report.refused = replay.contradiction(examples)
     report.contradicted = report.refused is not None
@@ -166,10 +173,13 @@ class _Replay:
     report: ReplayReport
     concurrency: int
     on_replayed: OnReplayed | None
+    elsewhere: EnvironmentHandle | None = None
     seen: set[tuple[str, int]] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         self.wanted = set(self.manifest.example_ids)
+        self.share = TWICE / max(1, self.manifest.expected_rollouts)
+        self.draw = SystemRandom()
 
     async def examples(self) -> dict[str, Example]:
         """Return the manifest's examples by id, in its order, without those that the environment lacks."""
@@ -250,7 +260,30 @@ class _Replay:
         self.report.recorded += 1
 
     async def _compare(self, client: Client, example: Example, recorded: list[Rollout]) -> None:
-        again = await self.environment.play_request(
+        again = await self._play(self.environment, client, example, recorded)
+        report = self.report
+        found = [self._judge(*pair) for pair in zip(recorded, again, strict=True)]
+        if self.elsewhere is not None and (any(found) or self.draw.random() < self.share):
+            other = await self._play(self.elsewhere, client, example, recorded)
+            report.twice += len(other)
+            pairs = zip(recorded, other, strict=True)
+            found = [_attribute(here, self._judge(*pair)) for here, pair in zip(found, pairs, strict=True)]
+        report.replayed += len(recorded)
+        for one in found:
+            if isinstance(one, str):
+                report.unscored += 1
+                report.unscored_reason = report.unscored_reason or one
+            elif one is not None:
+                report.differing += 1
+                if len(report.divergences) < SHOWN:
+                    report.divergences.append(one)
+        if self.on_replayed is not None:
+            self.on_replayed(report.replayed, report.differing)
+
+    async def _play(
+        self, environment: EnvironmentHandle, client: Client, example: Example, recorded: list[Rollout]
+    ) -> list[Rollout]:
+        return await environment.play_request(
             RolloutRequest.of(
                 client,
                 example,
@@ -260,22 +293,24 @@ class _Replay:
                 together=self.environment.info.group_rewards,
             )
         )
-        report, rescored = self.report, self.report.method == "rescore"
-        for one, other in zip(recorded, again, strict=True):
-            report.replayed += 1
-            failure = other.failure
-            # A rubric that failed on a transcript, other than by asking what the record cannot answer.
-            if rescored and failure and failure.boundary == "rubric" and failure.type != NotRecorded.__name__:
-                report.unscored += 1
-                report.unscored_reason = report.unscored_reason or failure.message
-                continue
-            divergence = first_divergence(one, other, RESCORED if rescored else COMPARED)
-            if divergence is not None:
-                report.differing += 1
-                if len(report.divergences) < SHOWN:
-                    report.divergences.append(divergence)
-        if self.on_replayed is not None:
-            self.on_replayed(report.replayed, report.differing)
+
+    def _judge(self, recorded: Rollout, again: Rollout) -> Divergence | str | None:
+        """Return what differs, or why a transcript cannot be scored, or None."""
+        failure, rescored = again.failure, self.report.method == "rescore"
+        # A rubric that failed on a transcript, other than by asking what the record cannot answer.
+        if rescored and failure and failure.boundary == "rubric" and failure.type != NotRecorded.__name__:
+            return failure.message
+        return first_divergence(recorded, again, RESCORED if rescored else COMPARED)
+
+
+def _attribute(here: Divergence | str | None, there: Divergence | str | None) -> Divergence | str | None:
+    """Say of a rollout that came out as recorded in one of two processes alone what that means."""
+    if isinstance(here, str) or isinstance(there, str) or (here is None) == (there is None):
+        return here if here is not None else there
+    found = here or there
+    assert found is not None
+    why = "only under some hash seeds, clocks, time zones, locales or host names"
+    return found.model_copy(update={"difference": f"{found.difference} ({why}: it depends on them)"})
 
 
 async def _read_examples(environment: EnvironmentHandle, manifest: RunManifest) -> AsyncIterator[Example]:

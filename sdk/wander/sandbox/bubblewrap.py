@@ -17,7 +17,7 @@ SCRATCH = "/tmp"  # noqa: S108 - a file system of the sandbox's own, in memory
 _ISOLATION = (
     *("--unshare-all", "--unshare-user", "--uid", "1000", "--gid", "1000"),
     *("--disable-userns", "--assert-userns-disabled", "--cap-drop", "ALL"),
-    *("--hostname", "sandbox", "--new-session", "--die-with-parent"),
+    *("--new-session", "--die-with-parent"),
     *("--proc", "/proc", "--dev", "/dev"),
     *("--ro-bind", "/dev/null", "/proc/cmdline"),  # how the host was started
 )
@@ -38,13 +38,16 @@ VARIABLES = {
 """The environment variables that every sandboxed worker gets, whatever the host's are."""
 
 
-def arguments(policy: SandboxPolicy, sees: Visible, sources: Sequence[str], filter_fd: int) -> list[str]:
+def arguments(
+    policy: SandboxPolicy, sees: Visible, sources: Sequence[str], filter_fd: int, host_name: str
+) -> list[str]:
     """Return bubblewrap's arguments up to the command; `sources` are where the launcher finds the binds."""
     found = [
         part for source, path in zip(sources, sees.binds, strict=True) for part in ("--ro-bind", source, path)
     ]
     return [
         *_ISOLATION,
+        *("--hostname", host_name),
         *("--size", str(policy.tmp), "--tmpfs", SCRATCH, "--size", str(policy.shm), "--tmpfs", "/dev/shm"),  # noqa: S108
         *found,
         *(part for target, path in sees.links for part in ("--symlink", target, path)),

@@ -50,6 +50,8 @@ class ReplayReport(Record):
     differing: int
     failed: int
     """Recorded as failed, so not compared."""
+    twice: int = 0
+    """Of those that were replayed: how many were so a second time, in other surroundings."""
     unscored: int = 0
     """Rollouts whose rubric cannot run on the transcript alone, so neither the same nor differing."""
     unscored_reason: str | None = None
@@ -77,12 +79,28 @@ class ReplayReport(Record):
         return "rescored" if self.method == "rescore" else "replayed"
 
 
+class Surroundings(Record):
+    """What a process sees of its machine; whoever derives a run again draws it anew."""
+
+    hash_seed: int
+    """Decides the hashes of text, and so the order of sets."""
+    time_zone: str
+    """As POSIX writes it in `TZ`."""
+    locale: str
+    clock_shift: int
+    """Seconds by which its clock is ahead."""
+    host_name: str | None = None
+    """None where it saw the machine's own: outside of a sandbox."""
+
+
 class VerifiedWith(Record):
     """What a run was played again with."""
 
     environment: EnvironmentPin
     """With the lock it ran with and the sandbox that confined it."""
     platform: Platform
+    surroundings: list[Surroundings] = Field(default_factory=list)
+    """Those of the process that played every rollout, and of the one that played some of them once more."""
     hub: str | None = None
     """Version of the hub that did it; None on anyone else's machine."""
 

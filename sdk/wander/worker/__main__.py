@@ -28,6 +28,7 @@ from wander.errors import ConfigError, WanderError
 from wander.rollout.faults import without_keyboard
 from wander.rollout.garbage import fewer_collections
 from wander.worker.channel import OPTIONS, Channel
+from wander.worker.child.clock import take_clock_shift
 from wander.worker.child.service import Service, load
 from wander.worker.note import NOTE_BYTES, NOTE_FILE
 from wander.worker.protocol import Load
@@ -62,6 +63,7 @@ def main() -> int:
     given = parser.parse_args()
     if given.listen is not None:
         return _listen(given)
+    take_clock_shift()
     if given.lifeline is not None:
         threading.Thread(target=_watch, args=(given.lifeline,), name="lifeline", daemon=True).start()
     with contextlib.suppress(ValueError):  # not the main thread

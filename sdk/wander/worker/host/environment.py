@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from itertools import zip_longest
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from wander.errors import ConfigError, DatasetError, EnvironmentFault, SandboxError
 from wander.handle import EnvironmentHandle, RolloutRequest, Split
@@ -21,6 +21,9 @@ from wander.worker.openai_proxy import CallCount, OpenAIProxy
 from wander.worker.protocol import MESSAGE_LIMIT, Load, make_failed_rollouts
 from wander.worker.remote.address import WorkerAddress
 from wander.worker.remote.tunnel import AnswerCall
+
+if TYPE_CHECKING:
+    from wander.wire.verification import Surroundings
 
 _PAGE = 500
 """Examples a message: a page of long rows still makes a message of moderate size."""
@@ -61,6 +64,7 @@ class WorkerEnvironment(EnvironmentHandle):
         stall_seconds: float = 10.0,
         message_limit: int = MESSAGE_LIMIT,
         hash_seed: int = 0,
+        surroundings: Surroundings | None = None,
     ) -> WorkerEnvironment:
         """Start workers and load an environment in each; raises `LoadError` with the true cause, and then
         leaves none behind.
@@ -87,6 +91,7 @@ class WorkerEnvironment(EnvironmentHandle):
         - `message_limit`: most bytes of one message from a worker. A rollout that needs more fails by itself.
         - `hash_seed`: decides the order of sets of text. It is the same in every run, so that what depends on
           it seems to be the same; who derives a run again takes another one.
+        - `surroundings`: hash seed, time zone, locale, clock and, in a sandbox, host name of the processes.
         """
         load = Load(
             target=None if path else target,
@@ -100,14 +105,18 @@ class WorkerEnvironment(EnvironmentHandle):
         proxy = OpenAIProxy()
         # An environment that is given the user's own key or address talks to that endpoint itself.
         own = sandbox is not None or not proxy.variables.keys() & set(passed)
-        options = WorkerOptions(
-            python, load, passed, log_path, startup_timeout, variables=proxy.variables if own else {}
-        )
-        options = replace(options, hash_seed=hash_seed)
+        variables = dict(proxy.variables) if own else {}
+        host_name = None
+        if surroundings is not None:
+            from wander.worker.process.surroundings import surrounding_variables
+
+            hash_seed, host_name = surroundings.hash_seed, surroundings.host_name
+            variables |= surrounding_variables(surroundings)
+        options = WorkerOptions(python, load, passed, log_path, startup_timeout, variables, hash_seed)
         if sandbox is not None:
             from wander.worker.process.sandboxed import Sandbox
 
-            options = replace(options, sandbox=Sandbox(sandbox, proxy.take, proxy.address))
+            options = replace(options, sandbox=Sandbox(sandbox, proxy.take, proxy.address, host_name))
         try:
             pool = await WorkerPool.start(_each(options, workers, addresses, proxy.answer), restarts)
         except BaseException:

@@ -46,6 +46,7 @@ class Sandbox:
     take_call: TakeCall
     endpoint: tuple[str, int]
     """Address of the endpoint as `OPENAI_BASE_URL` in the worker names it."""
+    host_name: str | None = None
 
 
 @dataclass(frozen=True)
@@ -124,7 +125,8 @@ class SandboxedWorker(WorkerProcess):
                 "calls_host": host,
                 "calls_port": port,
             }
-            confined = confine(policy, support, sees, group, plan, {**own_variables(environ), **variables})
+            given = {**own_variables(environ), **variables}
+            confined = confine(policy, support, sees, group, plan, given, host_name=sandbox.host_name)
             reading, writing = os.pipe()
             for descriptor in (writing, *confined.descriptors):
                 handed_on.callback(os.close, descriptor)
@@ -203,6 +205,8 @@ def confine(
     group: Group,
     plan: Mapping[str, Any],
     variables: Mapping[str, str],
+    *,
+    host_name: str | None = None,
 ) -> Confined:
     """Return how to start what `plan` (of `inside.py`) names."""
     filter_fd = os.memfd_create("filter")
@@ -221,7 +225,7 @@ def confine(
         "module": None,
         **plan,
     }
-    bwrap = [support.bwrap, *arguments(policy, sees, sources, filter_fd)]
+    bwrap = [support.bwrap, *arguments(policy, sees, sources, filter_fd, host_name or "sandbox")]
     started = [str(sees.python), "-s", "-P", "-S", str(INSIDE), json.dumps(whole)]
     launch = {
         "groups": group.joined,
