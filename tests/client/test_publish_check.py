@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from command_line import ENVIRONMENT, HubRoom
+from command_line import ENVIRONMENT, HubRoom, Wander
 from package_mirror import build_mirror
 from wander.checks.report import CHECKS, CheckReport, result
 from wander_client.packages.publish import MESSAGE_LENGTH, summary_of
@@ -33,7 +33,7 @@ only-include = ["say_env.py"]
 
 @pytest.fixture(scope="module")
 def mirror(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return build_mirror(tmp_path_factory.mktemp("mirror"), ["hatchling"])
+    return build_mirror(tmp_path_factory.mktemp("mirror"), ["hatchling", "wander-sdk"])
 
 
 @pytest.fixture
@@ -92,12 +92,65 @@ def test_a_broken_environment_is_not_published_unless_asked(publisher: HubRoom, 
     assert "not checked" in shown
 
 
+WITH_WORDS = "from pathlib import Path\n" + ENVIRONMENT.replace(
+    "    rows =", '    assert Path(__file__).with_name("words.txt").read_text()\n    rows ='
+)
+
+
 @pytest.mark.full
-def test_a_dry_run_checks_and_needs_no_hub(publisher: HubRoom, package: Path) -> None:
-    result = publisher.wander("publish", str(package), "--dry-run", "--hub", "http://127.0.0.1:9")
+def test_data_that_the_wheel_lacks_is_found_before_it_is_published(publisher: HubRoom, package: Path) -> None:
+    (package / "say_env.py").write_text(WITH_WORDS)
+    (package / "words.txt").write_text("ace\n")
+    assert publisher.wander("check", str(package)).status == 0, "the folder has the file"
+    error = publisher.wander("publish", str(package), "--no-lock", "--json").json["error"]
+    assert error["code"] == "check_failed"
+    assert "load.works: " in error["detail"]
+    assert "words.txt" in error["detail"]
+    assert error["detail"].endswith("the folder has and the wheel lacks: words.txt")
+    assert publisher.http.get("/api/v1/environments").json()["data"] == []
+    settings = package / "pyproject.toml"
+    settings.write_text(settings.read_text().replace('["say_env.py"]', '["say_env.py", "words.txt"]'))
+    sent = publisher.wander("publish", str(package), "--no-lock", "--json")
+    assert (sent.status, sent.data["check"]["failed"]) == (0, 0), sent.out
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("lock", [(), ("--no-lock",)])
+def test_a_dependency_of_the_publisher_alone_is_found_before_it_is_published(
+    lock: tuple[str, ...], publisher: HubRoom, package: Path
+) -> None:
+    (package / "say_env.py").write_text("import hatchling\n" + ENVIRONMENT)  # which this Python has
+    assert publisher.wander("check", str(package)).status == 0
+    error = publisher.wander("publish", str(package), *lock, "--json").json["error"]
+    assert error["code"] == "check_failed"
+    assert "`hatchling`" in error["detail"]
+    settings = package / "pyproject.toml"
+    settings.write_text(settings.read_text().replace('["wander-sdk"]', '["wander-sdk", "hatchling"]'))
+    sent = publisher.wander("publish", str(package), *lock, "--json")
+    assert (sent.status, sent.data["lock"] is None) == (0, bool(lock)), sent.out
+
+
+@pytest.mark.full
+def test_a_name_under_which_nobody_can_load_it_is_found_before_it_is_published(
+    publisher: HubRoom, package: Path
+) -> None:
+    settings = package / "pyproject.toml"
+    (package / "say_env.py").rename(package / "other.py")
+    text = settings.read_text().replace("say_env.py", "other.py").replace("say_env:", "other:")
+    settings.write_text(text.replace("say-env = ", "another = "))
+    assert publisher.wander("check", str(package)).status == 0
+    error = publisher.wander("publish", str(package), "--no-lock", "--json").json["error"]
+    assert "there is no environment `say-env` here" in error["detail"]
+
+
+@pytest.mark.full
+def test_a_dry_run_checks_and_needs_no_hub(publisher: HubRoom, package: Path, wander: Wander) -> None:
+    result = wander("publish", str(package), "--dry-run", "--hub", "http://127.0.0.1:9")
     assert result.status == 0, result.err
+    assert "the folder is checked in place of the installed wheel" in result.err
     assert "wander check: " in result.err
     assert " passed, 1 warning" in result.err
+    assert "in place of" not in publisher.wander("publish", str(package), "--dry-run").err
 
 
 @pytest.mark.full

@@ -167,20 +167,29 @@ def _resolve_now(needs: Needs, what: str) -> _Contents:
 
 
 def try_out(
-    hub: HubApi, cache_dir: Path, work: Path, wheel: Path, warn: Callable[[str], None]
+    hub: HubApi,
+    cache_dir: Path,
+    work: Path,
+    wheel: Path,
+    warn: Callable[[str], None],
+    lock: bytes | None = None,
 ) -> tuple[Path, Path]:
-    """Install a wheel of this machine into `work`, as `install` would once it is published.
+    """Install a wheel of this machine into `work`, as `install` would once it is published with this lock.
 
     Returns the interpreter and the lock; raises `ClientError`.
     """
     this = Wheel.at(wheel)
-    needs = needs_of(hub, cache_dir, this, requirements_in(metadata_of(wheel)), warn)
     what = f"{this.project} {this.version}"
-    contents = _resolve_now(needs, what)
+    if lock is not None:
+        lines = install_lines(hub, cache_dir, read_lock(lock), this)
+        contents = _Contents(lock, this.sha256, lines, locked=True)
+    else:
+        needs = needs_of(hub, cache_dir, this, requirements_in(metadata_of(wheel)), warn)
+        contents = _resolve_now(needs, what)
     with _fill(VirtualEnvironments(work), contents, what) as virtualenv:
-        lock = work / LOCK
-        lock.write_bytes(contents.lock)
-        return virtualenv / "bin" / "python", lock
+        path = work / LOCK
+        path.write_bytes(contents.lock)
+        return virtualenv / "bin" / "python", path
 
 
 def _record(

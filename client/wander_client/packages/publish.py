@@ -66,6 +66,11 @@ class BuiltPackage:
     tree_sha256: str | None = None
     """Digest of the source tree in the source archive."""
 
+    @property
+    def target(self) -> str:
+        """What loads it where its wheel is installed, and never a folder of its name."""
+        return f"{self.name}@{self.version}"
+
 
 @contextmanager
 def build_package(folder: Path) -> Iterator[BuiltPackage]:
@@ -210,23 +215,36 @@ def attestations_in(folder: Path, package: BuiltPackage) -> dict[str, list[dict[
     return found
 
 
-def require_sound(folder: Path, given: Path) -> CheckReport:
-    """Check an environment's folder; raises with a line for each fault.
+def require_sound(report: CheckReport, package: BuiltPackage, given: Path) -> None:
+    """Raise with a line for each fault that the check of a built package found.
 
-    `given` is the folder as the user named it.
+    `given` is its folder as the user named it.
     """
-    from wander.checks import check_environment
-
-    report = check_environment(folder)
     if report.ok:
-        return report
+        return
     looked = sum(each.status != "skip" for each in report.checks)
+    lines = [line_of(each) for each in report.failed]
+    if left_out := files_left_out(package):
+        lines.append(f"the folder has and the wheel lacks: {', '.join(left_out)}")
     raise ClientError(
-        f"{len(report.failed)} of {looked} checks failed, so `{folder.name}` was not published",
+        f"{len(report.failed)} of {looked} checks failed, so `{package.name}` was not published",
         hint=f"`wander check {given}` says how to pass them; `--no-check` publishes anyway",
         code="check_failed",
-        detail="\n".join(line_of(each) for each in report.failed),
+        detail="\n".join(lines),
     )
+
+
+def files_left_out(package: BuiltPackage) -> list[str]:
+    """Return what an environment may miss once it is installed: files of the source that the wheel lacks."""
+    installed = [f"/{name}" for name, _ in package.members]
+    paths = [entry.path for entry in source_tree(package.sdist.path)]
+    return [
+        path
+        for path in sorted(paths)
+        if not any(f"/{path}".endswith(name) for name in installed)
+        and not path.startswith((".", "tests/"))
+        and not re.fullmatch(r"pyproject\.toml|[^/]*\.md|LICEN[CS]E[^/]*", path)
+    ]
 
 
 def line_of(check: CheckResult) -> str:

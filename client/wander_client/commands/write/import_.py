@@ -218,7 +218,7 @@ def _try(package: BuiltPackage, wishes: _Wishes) -> _Tried:
     arguments = parse_arguments(wishes.argument or [], None)
 
     async def loaded(python: Path, log: Path) -> EnvironmentInfo:
-        environment = await WorkerEnvironment.start(python, package.name, arguments=arguments, log_path=log)
+        environment = await WorkerEnvironment.start(python, package.target, arguments=arguments, log_path=log)
         await environment.close()
         return environment.info
 
@@ -229,7 +229,7 @@ def _try(package: BuiltPackage, wishes: _Wishes) -> _Tried:
         log = here.settings.cache_dir / "logs" / f"import-{package.name}.log"
         log.unlink(missing_ok=True)
         info = asyncio.run(loaded(python, log))
-        report = check_environment(package.name, arguments, python=python)
+        report = check_environment(package.target, arguments, python=python)
         for each in report.failed:
             here.output.warn(line_of(each))
         summary = summary_of(report)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -10,7 +11,7 @@ import typer
 
 from wander_client.commands.write.lock import ExcludeNewer, KeepHosts
 from wander_client.context import current
-from wander_client.errors import Interrupted, NotFound, UsageError
+from wander_client.errors import Interrupted, NotFound, Unavailable, UsageError
 
 if TYPE_CHECKING:
     from wander.wire import CheckSummary
@@ -56,7 +57,8 @@ def publish(
 
     Versions never change: the same bytes again are fine, other bytes need a new version. What `wander
     check` faults is not published; the environment's page says what it found, or that nothing was checked.
-    Every package that it runs with is locked by its digest, so that later installations are the same.
+    Every package that it runs with is locked by its digest, so that later installations are the same. What
+    is checked is the wheel, installed with that lock into a virtual environment of its own.
     """
     from wander_client.packages import publish as publishing
 
@@ -82,10 +84,12 @@ def publish(
         if under is not None and not dry_run:  # before the seconds that a check takes
             with here.hub(login=True) as hub:
                 to_send = not publishing.find_published(hub, under, package)[1]
-        check = _check(folder, path) if to_send and not no_check else None
         lock = None
         if under is not None and not dry_run and to_send and not no_lock:
             lock = _lock(package, under, exclude_newer, keep_host or [])
+        check = None
+        if to_send and not no_check:
+            check = _check(package, folder, path, lock, dry_run=dry_run)
         published = None
         if under is not None and not dry_run:
             signed = None if attestations is None else publishing.attestations_in(attestations, package)
@@ -148,13 +152,31 @@ def choose_owner(wanted: str | None, who: Whoami) -> str:
     )
 
 
-def _check(folder: Path, given: Path) -> CheckSummary:
+def _check(
+    package: BuiltPackage, folder: Path, given: Path, lock: ResolvedLock | None, *, dry_run: bool
+) -> CheckSummary:
     """Check what is about to be sent and show the outcome in one line, with one more for each warning."""
+    from wander.checks import check_environment
+
+    from wander_client.packages.install import try_out
     from wander_client.packages.publish import line_of, require_sound, summary_of
 
-    output = current().output
-    output.note(f"checking {folder.name}, which takes a few seconds")
-    report = require_sound(folder, given)
+    here = current()
+    output = here.output
+    output.note(f"installing and checking {package.wheel.path.name}, which takes a few seconds")
+    with tempfile.TemporaryDirectory(prefix="wander-try-") as work, here.hub() as hub:
+        content = lock.content if lock is not None else None
+        wheel, cache_dir = package.wheel.path, here.settings.cache_dir
+        try:
+            python, _ = try_out(hub, cache_dir, Path(work), wheel, output.warn, content)
+        except Unavailable as error:
+            if not dry_run:
+                raise
+            output.warn(f"{error}; the folder is checked in place of the installed wheel")
+            report = check_environment(folder)
+        else:
+            report = check_environment(package.target, python=python)
+    require_sound(report, package, given)
     for each in report.checks:
         if each.status == "warn" and each.id not in TOLD_BY_THE_BUILD:
             output.warn(line_of(each))
