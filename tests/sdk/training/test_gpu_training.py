@@ -18,6 +18,7 @@ from wander.models.tiny import TinySize
 smoke = gpu_script("smoke")
 CPU = pytest.param("cpu", marks=[pytest.mark.full, pytest.mark.timeout(900)])
 CUDA = pytest.param("cuda", marks=pytest.mark.gpu)
+ON_GPU = pytest.mark.parametrize("trained", [CUDA], indirect=True)
 SMALL = TinySize(hidden=32, layers=1, heads=2, key_value_heads=1, intermediate=64, vocabulary=400)
 
 
@@ -100,7 +101,7 @@ def test_a_larger_batch_trains_and_checkpointed_gradients_spare_memory(ground: A
     assert smoke.grow(ground).faults == []
 
 
-@pytest.mark.gpu
+@ON_GPU
 def test_bf16_weights_take_half_of_the_memory_and_train(ground: Any) -> None:
     from wander.models.loading import load_model
     from wander.train.grpo import train_grpo
@@ -119,7 +120,7 @@ def test_bf16_weights_take_half_of_the_memory_and_train(ground: Any) -> None:
     assert all(entry["failed"] == 0 and entry["grad_norm"] > 0 for entry in entries)
 
 
-@pytest.mark.gpu
+@ON_GPU
 def test_a_large_batch_fits_by_computing_few_rows_at_once(ground: Any) -> None:
     from wander.train.grpo import train_grpo
 
@@ -134,7 +135,7 @@ def test_a_large_batch_fits_by_computing_few_rows_at_once(ground: Any) -> None:
     assert peaks[0] < peaks[1]
 
 
-@pytest.mark.gpu
+@ON_GPU
 @pytest.mark.parametrize("games", [256, 1024])
 def test_rollouts_get_no_slower_the_more_are_played_at_once(ground: Any, games: int) -> None:
     settings = smoke.settings_for(ground, batch={"rollouts": games, "rows_at_once": 256})
@@ -143,7 +144,7 @@ def test_rollouts_get_no_slower_the_more_are_played_at_once(ground: Any, games: 
     assert games / step.seconds > 100
 
 
-@pytest.mark.gpu
+@ON_GPU
 def test_adapters_merge_on_the_gpu_to_the_bits_of_the_cpu(ground: Any) -> None:
     from wander.models.loading import load_model, weights_digest
     from wander.train.config import ModelSection
