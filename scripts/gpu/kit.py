@@ -404,7 +404,8 @@ def benchmark(kit: Kit, options: argparse.Namespace) -> int:
 
 def test(kit: Kit, options: argparse.Namespace) -> int:
     """Run the tests of the source that the kit brought."""
-    return kit.run(["python", "-m", "pytest", "-p", "no:cacheprovider", *options.rest])
+    # Other versions than those of the lock may warn of other things.
+    return kit.run(["python", "-m", "pytest", "-p", "no:cacheprovider", "-W", "default", *options.rest])
 
 
 def run(kit: Kit, options: argparse.Namespace) -> int:
