@@ -249,6 +249,14 @@ def answering(status: int, body: bytes = b"", **headers: str) -> HubApi:
     return api
 
 
+def test_a_newline_alone_ends_a_rollout() -> None:
+    said = "one\u2028two\u0085three\x0bfour"
+    line = {"example_id": "1", "index": 0, "seed": 1, "prompt": [], "completion": [], "stop_reason": said}
+    spaced = json.dumps(line, ensure_ascii=False, separators=(",\r", ":\r"))
+    found = list(answering(200, f"{spaced}\n{spaced}".encode()).rollouts("r"))
+    assert [one.stop_reason for one in found] == [said, said]
+
+
 @pytest.mark.parametrize(
     ("status", "body", "kind"),
     [

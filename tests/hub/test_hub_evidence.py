@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 from typing import Any
 
 import pytest
@@ -97,6 +98,16 @@ async def test_a_run_under_another_name_is_marked_and_ranks_nowhere(board: Board
     board.replay(copied, 6)
     assert (await board.run(copied))["level"] == "claimed", "a replay proves nothing about whose it is"
     assert (await board.run(first))["level"] == "replayed"
+
+
+async def test_a_newline_alone_ends_a_line_that_is_read(board: Board) -> None:
+    manifest, rollouts = board.run_of(board.sha256, reward=0.5, run_id=name_of(1))
+    said = talkative(rollouts, "one\u2028two\u0085three")
+    spaced = [json.dumps(one, ensure_ascii=False, separators=(",\r", ":\r")) for one in said]
+    body = "".join(f"{one}\n" for one in spaced).encode()
+    assert (await board.hub.post_run(manifest, body)).status_code == 201
+    board.examine()
+    assert (await board.evidence(name_of(1)))["examined_at"] is not None
 
 
 async def clear(board: Board, run_id: str, user: str, method: str = "PUT") -> Any:

@@ -75,6 +75,10 @@ async def test_a_retry_replaces_a_failed_rollout_only(hub, pinned, run_of):
         ({"reward": None}, "finite reward or a failure"),
         ({"reward": float("nan")}, "finite reward or a failure"),
         ({"metrics": {"lcs": float("inf")}}, "finite numbers"),
+        ({"info": {"seen": [{"value": float("nan")}]}}, "finite numbers"),
+        ({"prompt": [{"role": "user", "content": "", "weight": float("-inf")}]}, "finite numbers"),
+        ({"turns": [{"message": {"content": float("nan")}, "context_messages": 1}]}, "finite numbers"),
+        ({"turns": [{"message": {}, "context_messages": 1, "model_seconds": 1e999}]}, "finite numbers"),
         ({"reward": "high"}, "reward"),
         ({"rewards": 1.0}, "rewards"),
         ({"usage": {"completion_tokens": 2**40}}, "out of bounds"),
@@ -116,6 +120,9 @@ async def test_rollouts_that_are_no_lines(hub, pinned, run_of, body):
         ({"model": {"name": "\x1b[31m", "kind": "X"}}, 422, "bad_manifest"),
         ({"model": {"name": "", "kind": "X"}}, 422, "bad_manifest"),
         ({"started_at": "yesterday"}, 422, "bad_manifest"),
+        ({"spending": {"prices": {"prompt": float("inf"), "completion": 1.0}}}, 422, "bad_manifest"),
+        ({"sampling": {"min_p": float("nan")}}, 422, "bad_manifest"),
+        ({"training": {"learning_rate": [float("inf")]}}, 422, "bad_manifest"),
     ],
 )
 async def test_bad_manifest(hub, pinned, run_of, change, status, code):
@@ -141,6 +148,15 @@ async def test_pin_must_be_what_this_hub_serves(hub, pinned, run_of, pin, status
     answer = await hub.post_run(manifest, rollouts)
     assert (answer.status_code, answer.json()["code"]) == (status, code)
     assert answer.json()["hint"]
+
+
+async def test_a_number_too_large_to_be_one_is_refused(hub, pinned, run_of):
+    manifest, rollouts = run_of(pinned)
+    body = b"".join(json.dumps(one).encode() + b"\n" for one in rollouts)
+    large = body.replace(b'"seconds": 0.5', b'"seconds": 0.5, "info": {"score": 1e999}', 1)
+    assert large != body
+    answer = await hub.post_run(manifest, large)
+    assert (answer.status_code, answer.json()["code"]) == (422, "bad_rollouts")
 
 
 async def test_without_a_wheel_digest_it_is_only_claimed(hub, pinned, run_of):

@@ -219,6 +219,17 @@ def test_an_honest_run_is_replayed_and_a_stranger_asks_again(judge, home, honest
     assert "verification" not in tokens, "the token of a job ends with it"
 
 
+def test_a_newline_alone_ends_a_line_of_a_run(judge, honest) -> None:
+    manifest, rollouts = copy.deepcopy(honest)
+    manifest["run_id"] = new_run_id()
+    for one in rollouts:
+        one["started_at"] += "\u2028\u0085\x0b\x1c"
+    spaced = [json.dumps(one, ensure_ascii=False, separators=(",\r", ":\r")) for one in rollouts]
+    assert post(judge, manifest, "".join(f"{one}\n" for one in spaced).encode()).status_code == 201
+    run = settled(judge, manifest["run_id"])
+    assert run["level"] == "replayed", run["level_reason"]
+
+
 def test_forged_runs_end_as_claims(judge, honest) -> None:
     posted = {}
     for name, (forge, _) in PLAYED.items():

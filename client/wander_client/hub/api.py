@@ -196,8 +196,10 @@ class HubApi:
 
     def rollouts(self, run_id: str) -> Iterator[Rollout]:
         """Yield every whole rollout of a posted run, as they arrive."""
+        from wander.evals.store.jsonl import split_lines
+
         with self._stream(f"/api/v1/runs/{quote_part(run_id)}/rollouts.jsonl") as response:
-            for line in response.iter_lines():
+            for line in split_lines(response.iter_bytes(1 << 16)):
                 yield Rollout.model_validate_json(line)
 
     def request_verification(self, run_id: str, wanted: VerificationRequest) -> VerificationInfo:

@@ -72,7 +72,7 @@ class TrainingState:
         self.steps = entry["steps"]
         file = self.folder / "metrics.jsonl"
         if not self.entries and entry["step"] > 1 and file.is_file():  # a resumed run
-            earlier = map(json.loads, file.read_text(encoding="utf-8").splitlines())
+            earlier = map(json.loads, file.read_bytes().rstrip().split(b"\n"))
             self.entries = [one for one in earlier if one["step"] < entry["step"]]
         self.entries.append(entry)
         self.read_folder()

@@ -171,7 +171,7 @@ def save_metadata(metadata: Mapping[str, Any], result_path: Path) -> None:
 def load_outputs(results_path: Path) -> list[RolloutOutput]:
     """Read a run's records; a last line that was cut short is left out."""
     outputs = []
-    lines = (results_path / RESULTS).read_text(encoding="utf-8").splitlines()
+    lines = (results_path / RESULTS).read_bytes().rstrip(b"\n").split(b"\n")
     for number, line in enumerate(lines):
         try:
             outputs.append(RolloutOutput(json.loads(line)))

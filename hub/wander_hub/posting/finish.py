@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pydantic import ValidationError
 from sqlalchemy.orm import Session
 from wander.evals.stats.summary import RunningSummary
+from wander.evals.store.jsonl import split_lines
 from wander.wire import RunSummary
 from wander.wire.postings import Checkpoint, FinishPosting, RolloutsDigest, run_digest
 
@@ -172,7 +173,7 @@ def _checkpoints(storage: Storage, artifacts: Sequence[PostingArtifact]) -> list
     for artifact in artifacts:
         if artifact.name != CHECKPOINTS:
             continue
-        for number, line in enumerate(storage.read(artifact.sha256).splitlines(), start=1):
+        for number, line in enumerate(split_lines([storage.read(artifact.sha256)]), start=1):
             try:
                 one = Checkpoint.model_validate_json(line)
             except ValidationError as error:

@@ -19,7 +19,7 @@ from wander.types import Rollout
 from wander.wire.postings import MAX_CHUNK_BYTES, MAX_CHUNK_ROLLOUTS
 
 from wander_hub.http.problems import HubProblem
-from wander_hub.runs.manifest import PinnedRun
+from wander_hub.runs.manifest import PinnedRun, is_finite
 from wander_hub.storage import CHUNK
 
 _ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
@@ -128,9 +128,6 @@ def check_rollout(line: bytes, where: str) -> Rollout:
         first = error.errors(include_url=False, include_input=False)[0]
         field = ".".join(str(part) for part in first["loc"])
         raise bad_rollouts(where, f"{field}: {first['msg']}" if field else str(first["msg"])) from error
-    numbers = [*rollout.metrics.values(), rollout.seconds, rollout.scoring_seconds]
-    if not all(math.isfinite(one) for one in numbers):
-        raise bad_rollouts(where, "metrics and times must be finite numbers")
     tokens = (rollout.usage.completion_tokens, rollout.usage.prompt_tokens)
     if not all(0 <= one < _MOST_TOKENS for one in tokens):
         raise bad_rollouts(where, "the token count is out of bounds")
@@ -140,6 +137,8 @@ def check_rollout(line: bytes, where: str) -> Rollout:
         raise bad_rollouts(where, "a rollout has a finite reward or a failure")
     if rollout.failure is not None and rollout.reward is not None:
         raise bad_rollouts(where, "a failed rollout has no reward")
+    if not is_finite(rollout):
+        raise bad_rollouts(where, "it holds NaN or infinity; a rollout holds finite numbers")
     return rollout
 
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import re
 from dataclasses import dataclass
+from typing import Any
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 from sqlalchemy.orm import Session
-from wander.types import canonical_json
+from wander.types import TurnTokens, canonical_json
 from wander.wire import RunManifest
 
 from wander_hub.environments import service as environments
@@ -37,8 +39,26 @@ def parse(text: bytes) -> RunManifest:
         raise HubProblem(422, "bad_manifest", f"run.json: {fault}", errors=errors) from error
     except ValueError as error:
         raise bad_manifest(f"the environment's arguments: {error}") from error
+    if not all(is_finite(value) for name, value in manifest if name not in ("example_ids", "strata")):
+        raise bad_manifest("it holds NaN or infinity; a manifest holds finite numbers")
     _check_values(manifest)
     return manifest
+
+
+def is_finite(value: Any) -> bool:
+    """Tell whether no number of a parsed value is NaN or infinite, as `NaN` and `1e999` are.
+
+    Python reads and writes these; other readers refuse what holds them, and NaN equals nothing.
+    """
+    if isinstance(value, float):
+        return math.isfinite(value)
+    if isinstance(value, TurnTokens):
+        return math.isfinite(sum(value.logprobs))
+    if isinstance(value, BaseModel):
+        value = dict(value)
+    if isinstance(value, dict):
+        return all(map(is_finite, value.values()))
+    return not isinstance(value, list) or all(map(is_finite, value))
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session, contains_eager
 from wander.errors import RunError
 from wander.evals.stats.agreement import agreement
+from wander.evals.store.jsonl import split_lines
 from wander.types import Rollout, canonical_json
 from wander.wire import RunManifest
 from wander.wire.verification import Agreement, Rerun, RunEvidence
@@ -75,7 +76,7 @@ class Examiner:
     def _rollouts(self, session: Session, run: Run, context: JobContext) -> Iterator[Rollout]:
         for block in runs.rollout_lines(session, self._storage, run):
             context.check()
-            for line in block.splitlines():
+            for line in split_lines([block]):
                 yield Rollout.model_validate_json(line)
 
 

@@ -15,6 +15,7 @@ from typing import Any
 
 from markupsafe import Markup
 from pydantic import ValidationError
+from wander.evals.store.jsonl import split_lines
 from wander.types import Rollout
 from wander.wire import RunDetail
 from wander.wire.settings_toml import toml_lines
@@ -199,7 +200,7 @@ def _curves(lines: Sequence[Mapping[str, Any]]) -> Iterator[Curve]:
 
 def _entries(text: bytes) -> list[dict[str, Any]]:
     """Return what stands in a file of lines; nothing for a line that is no JSON object."""
-    return [_entry(line) for line in text.splitlines()]
+    return [_entry(line) for line in split_lines([text])]
 
 
 def _entry(line: bytes) -> dict[str, Any]:
@@ -236,7 +237,7 @@ def _evaluations(text: bytes) -> Iterator[EvaluationLine]:
 
 
 def _samples(text: bytes, step: int | None) -> SampleTable | None:
-    rollouts = [one for line in text.splitlines() if (one := _sample(line)) is not None]
+    rollouts = [one for line in split_lines([text]) if (one := _sample(line)) is not None]
     if not rollouts:
         return None
     steps = sorted({one.step for one in rollouts if one.step is not None})

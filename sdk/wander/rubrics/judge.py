@@ -331,10 +331,10 @@ class JudgeCache:
         assert self.path is not None
         if not self.path.exists():
             return
-        text = self.path.read_text(encoding="utf-8", errors="replace")
-        if text and not text.endswith("\n"):
+        text = self.path.read_bytes()
+        if text and not text.endswith(b"\n"):
             _append(self.path, "")
-        for line in text.splitlines():
+        for line in text.split(b"\n"):
             try:
                 entry = json.loads(line)
                 self._keep(entry["digest"], entry["answer"])

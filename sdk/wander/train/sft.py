@@ -268,7 +268,7 @@ class HeldOutLoss(TrainerCallback):  # type: ignore[misc]
     def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
         """Measure before the first step; a resumed run takes what it measured before."""
         if state.global_step and self._file.is_file():
-            lines = map(json.loads, self._file.read_text(encoding="utf-8").splitlines())
+            lines = map(json.loads, self._file.read_bytes().rstrip().split(b"\n"))
             self.losses = {one["step"]: one["loss"] for one in lines if one["step"] <= state.global_step}
         else:
             self._measure(0, model)
@@ -323,8 +323,8 @@ def mean_loss(model: Any, dataset: Any, rows: int) -> float:
 def _to_resume(folder: Path) -> Path | None:
     """Return the checkpoint that a run goes on from; None means from its beginning."""
     file = folder / "metrics.jsonl"
-    lines = file.read_text(encoding="utf-8").splitlines() if file.is_file() else []
-    last = json.loads(lines[-1]) if lines else {"step": 0, "steps": 1}
+    text = file.read_bytes().rstrip() if file.is_file() else b""
+    last = json.loads(text.split(b"\n")[-1]) if text else {"step": 0, "steps": 1}
     if last["step"] >= last["steps"] and (folder / "model").is_dir():
         raise RunError(f"the run in `{folder}` has ended: its model is in `{folder / 'model'}`")
     begun = checkpoint_to_resume(folder)

@@ -33,8 +33,13 @@ def blocks(path: Path) -> Iterator[bytes]:
 
 def lines(path: Path) -> Iterator[bytes]:
     """Yield every line with its newline; the last one may lack it."""
+    return split_lines(blocks(path))
+
+
+def split_lines(blocks: Iterable[bytes]) -> Iterator[bytes]:
+    """Yield every line with its newline, and nothing else ends one: JSON may hold a bare carriage return."""
     rest: list[bytes] = []
-    for block in blocks(path):
+    for block in blocks:
         start = 0
         while (end := block.find(b"\n", start)) >= 0:
             rest.append(block[start : end + 1])

@@ -218,4 +218,4 @@ def read_metrics(folder: Path) -> list[dict[str, Any]]:
     file = folder / METRICS
     if not file.is_file():
         raise RunError(f"`{folder}` has no {METRICS}", hint="give the folder of a training run")
-    return [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines() if line.strip()]
+    return [json.loads(line) for line in file.read_bytes().split(b"\n") if line.strip()]
