@@ -86,8 +86,12 @@ def _change_role(
 
 
 def new_token(session: Session, caller: Identity, wanted: NewToken) -> CreatedToken:
-    """Make a token for the caller that does no more than it may."""
+    """Make a token for the caller that does no more than the one it is made with, and no longer."""
     rights.whole_token(caller)
+    if more := [one for one in wanted.scopes if one not in ("read", *caller.token.scopes)]:
+        hint = "a token makes others of its own scopes alone; log in with one of wider scope"
+        detail = f"this token is not of scope {', '.join(f'`{one}`' for one in more)} itself"
+        raise HubProblem(403, "token_scope", detail, hint=hint)
     owner, environment = _target(session, caller, wanted)
     secret, token = token_service.make_token(
         session,
@@ -97,6 +101,8 @@ def new_token(session: Session, caller: Identity, wanted: NewToken) -> CreatedTo
         owner=owner,
         environment=environment,
         lifetime=timedelta(days=wanted.days) if wanted.days is not None else None,
+        latest=caller.token.expires_at,
+        parent_id=caller.token_id,
     )
     return CreatedToken(**token_service.token_info(token).model_dump(), token=secret)
 
