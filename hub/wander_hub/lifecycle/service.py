@@ -203,7 +203,8 @@ def _present_version(session: Session, environment: Environment, version: str) -
 
 def _digests(session: Session, version: Version) -> list[str]:
     """Return the digests of all that a version points to."""
-    return [one.sha256 for one in (*version.files, *documents.documents_of(session, version))]
+    documented = documents.documents_of(session, version)
+    return [one.sha256 for one in version.files] + [one.sha256 for one in documented]
 
 
 def _refresh(session: Session, environment: Environment) -> None:

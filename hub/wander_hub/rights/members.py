@@ -72,7 +72,8 @@ def _change_role(
     if found is None:
         hint = f"whoever runs the hub adds users: `wander-hub user add {name[:80]}`"
         raise HubProblem(404, "user_not_found", f"there is no user `{user[:80]}`", hint=hint)
-    known = session.get(table, {**target, "user_id": found.id})
+    key = {**target, "user_id": found.id}
+    known = session.get(Grant, key) if table is Grant else session.get(Membership, key)
     if role is None and known is None:
         hint = f"`wander owner list {label}` shows who has one"
         raise HubProblem(404, "no_role", f"`{user[:80]}` has no role on `{label}` itself", hint=hint)
