@@ -70,7 +70,7 @@ def fill(session: Session, owner: Owner, user: User, size: int) -> Environment:
 def _add_runs(
     session: Session, environment: Environment, version: Version, board: Board, user: User, size: int
 ) -> None:
-    draw, best, runs, entries = random.Random(size), dict[str, float](), [], []
+    draw, runs, entries = random.Random(size), [], []
     for number in range(size):
         reward, model, at = draw.random(), f"model-{number % MODELS[size]}", timedelta(seconds=number)
         summary = RunSummary(
@@ -78,8 +78,6 @@ def _add_runs(
             reward_high=reward + 0.05, reward_std=0.1,
         )  # fmt: skip
         level = "replayed" if number % 5 == 0 else "complete"
-        record = reward > best.get(model, -1.0)
-        best[model] = max(reward, best.get(model, -1.0))
         key = {
             "run_id": f"RUN{size:07d}{number:07d}",
             "model": model,
@@ -93,7 +91,7 @@ def _add_runs(
                 "model_kind": "OpenAIClient", "task_set_sha256": "a" * 64, "protocol_sha256": "b" * 64,
                 "rollouts_per_example": 1, "examples": 100, "level_reason": "", "reward_mean": reward,
                 "manifest": "{}", "summary": summary.model_dump(mode="json"), "sha256": "d" * 64,
-                "posted_by_id": user.id, "board_level": level,
+                "posted_by_id": user.id, "board_level": level, "public_at": BEGAN + at,
             }
         )  # fmt: skip
         low, high = reward - 0.05, reward + 0.05
@@ -107,16 +105,14 @@ def _add_runs(
                 "tokens": 14.0,
                 "usd": None,
             }
-            | {"record": record, "best": False}
+            | {"posted_by_id": user.id, "withdrawn": False, "counts": number < MODELS[size]}
         )
-    last = {one["model"]: one for one in entries if one["record"]}
-    for one in last.values():
-        one["best"] = True
     session.execute(insert(Run), runs)
     session.execute(insert(BoardEntry), entries)
-    board.models = len(last)
+    counted = [one for one in entries if one["counts"]]
+    board.models = len(counted)
     for ends in ("low", "high"):
-        stored = array("d", sorted(one[ends] for one in last.values())).tobytes()
+        stored = array("d", sorted(one[ends] for one in counted)).tobytes()
         setattr(board, f"{ends}s", stored)
 
 

@@ -29,7 +29,7 @@ from wander_hub.index.direct import DirectIndex
 from wander_hub.index.public_files import FOLDER, keep_links
 from wander_hub.jobs.choice import queue_of
 from wander_hub.leaderboards import routes as leaderboards
-from wander_hub.leaderboards.placement import place_all
+from wander_hub.leaderboards.listing import place_all
 from wander_hub.lifecycle import routes as environment_life
 from wander_hub.names import BUNDLED_OWNER
 from wander_hub.posting import routes as postings

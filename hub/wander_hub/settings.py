@@ -84,7 +84,7 @@ class Settings(BaseSettings):
     max_artifacts: int = Field(default=32, ge=0)
 
     oidc_issuers: dict[str, PublisherKind] = Field(
-        default={
+        default_factory=lambda: {
             "https://token.actions.githubusercontent.com": "github",
             "https://gitlab.com": "gitlab",
         }

@@ -7,13 +7,14 @@ import io
 from datetime import timedelta
 
 import pytest
+from alembic import command
 from sqlalchemy import event, text
 from wander.wire.boards import LeaderboardRow, csv_table
-from wander_hub.database import now
+from wander_hub.database import alembic_config, now
+from wander_hub.fsck import check as fsck
 from wander_hub.identity import HUB
-from wander_hub.leaderboards.listing import refresh_results
-from wander_hub.leaderboards.models import Board, BoardEntry
-from wander_hub.leaderboards.placement import place_all
+from wander_hub.leaderboards.listing import place_all, refresh_results
+from wander_hub.leaderboards.models import Board
 from wander_hub.leaderboards.repository import page as board_page
 from wander_hub.leaderboards.schemas import BoardFilter
 from wander_hub.runs.models import Run
@@ -30,7 +31,7 @@ class Posted:
         self.hub, self._run_of, self._sha256 = hub, run_of, sha256
         self.count = 0
 
-    async def run(self, model: str, ones: int, *, of: int = 20, **changes) -> str:
+    async def run(self, model: str, ones: int, *, of: int = 20, user: str = "alice", **changes) -> str:
         self.count += 1
         rewards = [1.0] * ones + [0.0] * (of - ones)
         spent = changes.pop("spending", None)
@@ -45,7 +46,7 @@ class Posted:
             **changes,
         )
         manifest |= {"sampling": sampling} | ({"spending": spent} if spent else {})
-        answer = await self.hub.post_run(manifest, rollouts)
+        answer = await self.hub.post_run(manifest, rollouts, user=user)
         assert answer.status_code == 201, answer.text
         return manifest["run_id"]
 
@@ -67,16 +68,85 @@ def ranks(board: dict) -> list[tuple[str, int, int]]:
     return [(row["model"], row["rank_low"], row["rank_high"]) for row in board["rows"]]
 
 
-async def test_many_runs_of_one_model_push_nobody_down(posted):
-    for ones in (18, 19, 20):
-        await posted.run("often", ones)
-    await posted.run("seldom", 2)
-    best = await posted.board()
-    assert ranks(best) == [("often", 1, 1), ("seldom", 2, 2)]
-    assert (best["runs"], best["models"], best["showing"]) == (4, 2, "best")
+async def test_posting_again_moves_no_row(posted):
+    first = await posted.run("often", 16)
+    other = await posted.run("seldom", 2)
+    before = (await posted.board())["rows"]
+    again = [await posted.run("often", ones) for ones in (20, 19, 18, 1, 0)]
+    after = await posted.board()
+    assert after["rows"] == before, "neither up nor down, whatever is posted after the first"
+    assert ranks(after) == [("often", 1, 1), ("seldom", 2, 2)]
+    assert (after["runs"], after["models"], after["showing"]) == (7, 2, "best")
+    every = (await posted.board(runs="all"))["rows"]
+    assert {row["run_id"] for row in every} == {first, other, *again}
+    assert [row["run_id"] for row in every if row["best"]] == [first, other]
+    detail = (await posted.hub.get("/api/v1/environments/alice/reverse-text")).json()
+    assert (detail["best_model"], detail["best_reward"]) == ("often", 0.8)
+
+
+async def test_nobody_moves_the_row_of_another_account(posted):
+    await posted.run("new-model", 18)
+    before = (await posted.board())["rows"]
+    await posted.run("new-model", 0, user="bob")
+    after = (await posted.board())["rows"]
+    assert [(row["posted_by"], row["reward_mean"]) for row in after] == [("alice", 0.9), ("bob", 0.0)]
+    assert after[:1] == [before[0] | {"rank_high": 1}]
+
+
+async def test_a_withdrawn_run_keeps_its_turn_until_an_owner_hides_it(posted):
+    unlucky = await posted.run("a", 2)
+    lucky = await posted.run("a", 19)
+    await posted.run("b", 10)
+    gone = await posted.hub.client.delete(
+        f"/api/v1/runs/{unlucky}", params={"reason": "wrong prompt"}, headers=posted.hub.auth("alice")
+    )
+    assert gone.status_code == 200, gone.text
+    board = await posted.board()
+    assert ranks(board) == [("b", 1, 1)], "no later run takes its place"
+    assert (board["runs"], board["models"]) == (2, 1)
     every = await posted.board(runs="all")
-    assert ranks(every) == [("often", 1, 1)] * 3 + [("seldom", 2, 2)]
-    assert [row["best"] for row in every["rows"]] == [True, False, False, True]
+    assert ranks(every) == [("a", 1, 1), ("b", 1, 1)]
+    assert not every["rows"][0]["best"]
+    answer = await posted.put(f"/api/v1/runs/{unlucky}/hiding", {"reason": "its author was right"})
+    assert answer.status_code == 200, answer.text
+    board = await posted.board()
+    assert ranks(board) == [("a", 1, 1), ("b", 2, 2)]
+    assert board["rows"][0]["run_id"] == lucky
+    assert [one["run_id"] for one in board["hidden"]] == [unlucky], "everybody can see who let it count"
+    assert list(fsck.check(posted.hub.database, posted.hub.client._transport.app.state.storage)) == []
+
+
+async def test_a_board_all_of_whose_first_runs_are_withdrawn_has_no_row(posted, make_wheel):
+    first = await posted.run("a", 2)
+    await posted.run("a", 3)
+    await posted.hub.client.delete(
+        f"/api/v1/runs/{first}", params={"reason": "mistake"}, headers=posted.hub.auth("alice")
+    )
+    board = await posted.board()
+    assert (board["rows"], board["runs"], board["models"]) == ([], 1, 0)
+    assert (await posted.hub.get("/alice/reverse-text/leaderboard", headers=HTML)).status_code == 200
+    newer = await posted.hub.publish(make_wheel(version="0.2.0"))
+    await posted.run("a", 7, version="0.2.0", sha256=newer)
+    assert (await posted.board())["versions"] == []
+
+
+async def test_a_run_takes_its_turn_when_everybody_can_see_it(posted):
+    kept = await posted.run("a", 19)
+    shown = await posted.run("a", 5)
+    with posted.hub.database.write(
+        HUB
+    ) as session:  # as if the first one had been posted for its author alone
+        run = find(session, kept)
+        run.private, run.public_at = True, None
+        refresh_results(session, run.environment)
+    assert [row["run_id"] for row in (await posted.board())["rows"]] == [shown]
+    path = f"/api/v1/runs/{kept}/publish"
+    assert (await posted.hub.client.post(path, headers=posted.hub.auth("alice"))).status_code == 200
+    assert [row["run_id"] for row in (await posted.board())["rows"]] == [shown]
+    assert len((await posted.board(runs="all"))["rows"]) == 2
+    again = await posted.hub.client.post(path, headers=posted.hub.auth("alice"))
+    assert again.status_code == 200
+    assert [row["run_id"] for row in (await posted.board(runs="all", sort="posted"))["rows"]] == [kept, shown]
 
 
 async def test_filters_leave_rows_out_and_change_no_rank(posted):
@@ -183,20 +253,16 @@ async def test_owners_arrange_a_board(posted):
     assert (await posted.put(path + "zzz", {})).json()["code"] == "board_not_found"
 
 
-async def test_history_keeps_the_records_and_loses_what_is_hidden(posted):
-    runs = [await posted.run("a", ones) for ones in (5, 3, 8, 12)]
-    await posted.run("b", 6)
+async def test_history_shows_the_leading_rows_by_time(posted):
+    runs = [await posted.run(model, ones) for model, ones in (("a", 5), ("a", 20), ("b", 3), ("c", 8))]
     points = (await posted.board())["history"]
-    assert [(one["model"], one["reward_mean"]) for one in points] == [
-        ("a", 0.25), ("a", 0.4), ("a", 0.6), ("b", 0.3),
-    ]  # fmt: skip
-    await posted.put(f"/api/v1/runs/{runs[2]}/hiding", {"reason": "a mistake"})
+    assert [(one["model"], one["reward_mean"]) for one in points] == [("a", 0.25), ("b", 0.15), ("c", 0.4)]
+    page = (await posted.hub.get("/alice/reverse-text/leaderboard", headers=HTML)).text
+    assert "Best score over time: 2 records among 3 rows" in page
+    assert "&lt;line" not in page
     await posted.put(f"/api/v1/runs/{runs[0]}/hiding", {"reason": "a mistake"})
     points = (await posted.board())["history"]
-    assert [one["reward_mean"] for one in points if one["model"] == "a"] == [0.15, 0.6]
-    page = (await posted.hub.get("/alice/reverse-text/leaderboard", headers=HTML)).text
-    assert "Best score over time of 2 models, 3 records" in page
-    assert "&lt;line" not in page
+    assert [(one["model"], one["reward_mean"]) for one in points] == [("a", 1.0), ("b", 0.15), ("c", 0.4)]
 
 
 async def test_a_new_version_starts_a_new_board_and_names_the_old(posted, make_wheel):
@@ -280,15 +346,25 @@ async def test_a_page_walks_an_index_and_sorts_nothing(posted, showing, sort):
     assert "ix_board_entries" in steps[0] or "ix_board_entries" in " ".join(steps), steps
 
 
-async def test_entries_are_those_of_runs_that_rank(posted):
-    kept = await posted.run("a", 5)
-    gone = await posted.run("a", 9)
-    withdrawn = await posted.hub.client.delete(
-        f"/api/v1/runs/{gone}", params={"reason": "wrong model"}, headers=posted.hub.auth("alice")
-    )
-    assert withdrawn.status_code == 200, withdrawn.text
-    with posted.hub.database.read(HUB) as session:
-        (entry,) = session.query(BoardEntry).all()
-        board = session.query(Board).one()
-        assert (entry.run_id, entry.best, entry.record) == (kept, True, True)
-        assert (board.runs, board.models, len(board.lows)) == (1, 1, 8)
+async def test_boards_of_before_the_first_run_counted_are_placed_anew(posted):
+    """A board on which the best run counted, brought up to date by the migration and the start of the hub."""
+    first = await posted.run("a", 5)
+    await posted.run("a", 9)
+    database = posted.hub.database
+    with database.engine.execution_options(writes=True).begin() as connection:
+        command.downgrade(alembic_config(connection), "0014")
+        columns = "run_id, model, level, posted_at"
+        insert = (
+            f"INSERT INTO board_entries ({columns}, board_id, shortfall, low, high, record, best)"
+            f" SELECT {columns}, 1, -reward_mean, 0.1, 0.9, true, reward_mean > 0.4 FROM runs"
+        )
+        connection.execute(text(insert))
+        connection.execute(text("UPDATE runs SET board_level = level"))
+        connection.execute(text("UPDATE boards SET runs = 2, models = 1"))
+        connection.execute(text("UPDATE environments SET best_reward = 0.45"))
+    database.migrate()
+    place_all(database)
+    assert [row["run_id"] for row in (await posted.board())["rows"]] == [first]
+    detail = (await posted.hub.get("/api/v1/environments/alice/reverse-text")).json()
+    assert detail["best_reward"] == 0.25
+    assert list(fsck.check(database, posted.hub.client._transport.app.state.storage)) == []

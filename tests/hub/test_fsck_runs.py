@@ -66,7 +66,7 @@ DAMAGES = {
         update(BoardEntry).where(BoardEntry.run_id == BEST).values(shortfall=-1.5),
         [("board_wrong", LABEL)],
     ),
-    "lead": (update(BoardEntry).values(best=False), [("board_wrong", LABEL)]),
+    "lead": (update(BoardEntry).values(counts=False), [("board_wrong", LABEL)]),
     "bounds": (update(Board).values(lows=b"", highs=b""), [("board_wrong", LABEL)]),
     "count": (update(Board).values(runs=9), [("board_wrong", LABEL)]),
 }

@@ -11,7 +11,7 @@ Interval = tuple[float | None, float | None]
 
 
 class Bounds:
-    """The intervals of a board's models."""
+    """The intervals of the runs that count on a board."""
 
     def __init__(self, lows: bytes = b"", highs: bytes = b"") -> None:
         self._lows, self._highs = array("d", lows), array("d", highs)
@@ -21,7 +21,7 @@ class Bounds:
         return self._lows.tobytes(), self._highs.tobytes()
 
     def add(self, interval: Interval) -> None:
-        """Count a model's interval."""
+        """Count the interval of a row."""
         low, high = _ends(interval)
         insort(self._lows, low)
         insort(self._highs, high)
@@ -34,17 +34,19 @@ class Bounds:
                 raise ValueError(f"no interval ends at {value}")
             ends.pop(place)
 
-    def ranks(self, interval: Interval, own: Interval) -> tuple[int, int]:
-        """Return the lowest and highest rank of a run among the other models.
+    def ranks(self, interval: Interval, own: Interval | None) -> tuple[int, int]:
+        """Return the lowest and highest rank of a run among the other rows.
 
-        `own` is the interval of its model's best run. The lowest is one more than the models whose best is
-        surely better, the highest is the number of models less those whose best is surely worse.
+        `own` is the interval of the run that counts of its model and account, None where none does. The
+        lowest is one more than the rows that are surely better, the highest is the number of rows, with its
+        own, less those that are surely worse.
         """
         low, high = _ends(interval)
+        better, worse = len(self._lows) - bisect_right(self._lows, high), bisect_left(self._highs, low)
+        if own is None:
+            return 1 + better, 1 + len(self._lows) - worse
         own_low, own_high = _ends(own)
-        better = len(self._lows) - bisect_right(self._lows, high) - (own_low > high)
-        worse = bisect_left(self._highs, low) - (own_high < low)
-        return 1 + better, len(self._lows) - worse
+        return 1 + better - (own_low > high), len(self._lows) - worse + (own_high < low)
 
 
 def _ends(interval: Interval) -> tuple[float, float]:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from sqlalchemy import select
 from sqlalchemy.orm import Session
 
+from wander_hub.database import Database
 from wander_hub.environments import repository as environments
 from wander_hub.environments import service
 from wander_hub.environments.models import Environment, Version
+from wander_hub.identity import HUB
 from wander_hub.leaderboards import placement, repository
 from wander_hub.runs import repository as runs
+from wander_hub.runs.models import MISPLACED, Run
 
 
 def refresh(session: Session, environment: Environment, *, without_runs: Version | None = None) -> None:
@@ -23,6 +27,15 @@ def refresh(session: Session, environment: Environment, *, without_runs: Version
     environment.tags = latest.tags
     environment.version_count = sum(one.deleted_at is None for one in versions)
     environment.search_text = service.search_text(environment, latest)
+
+
+def place_all(database: Database) -> None:
+    """Place the runs that an older hub took in; where all stand right, it looks into one empty index."""
+    with database.read(HUB) as session:
+        waiting = session.scalars(select(Run.environment_id).where(MISPLACED).distinct()).all()
+    for environment_id in waiting:
+        with database.write(HUB) as session:
+            refresh_results(session, session.get_one(Environment, environment_id))
 
 
 def refresh_results(session: Session, environment: Environment) -> None:

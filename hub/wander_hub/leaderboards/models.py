@@ -34,9 +34,10 @@ class Board(Base):
     runs: Mapped[int] = mapped_column(default=0)
     """That stand on it."""
     models: Mapped[int] = mapped_column(default=0)
+    """Its rows: runs that count. A model that two accounts posted has two."""
     last_posted_at: Mapped[datetime]
     lows: Mapped[bytes] = mapped_column(LargeBinary, default=b"", deferred=True)
-    """Lower ends of the intervals of every model's best run, ascending doubles (`bounds.py`)."""
+    """Lower ends of the intervals of the runs that count, ascending doubles (`bounds.py`)."""
     highs: Mapped[bytes] = mapped_column(LargeBinary, default=b"", deferred=True)
     title: Mapped[str] = mapped_column(Text, default="")
     description: Mapped[str] = mapped_column(Text, default="")
@@ -48,20 +49,24 @@ class Board(Base):
 
 
 class BoardEntry(Base):
-    """A run that stands on a board, in a row narrow enough to sort and filter a hundred thousand of them."""
+    """A run that stands on a board, in a row narrow enough to sort and filter a hundred thousand of them.
+
+    Of all runs of one model by one account only the first counts, so posting again moves no row. A withdrawn
+    one keeps its turn, so no later one counts in its place until an owner of the environment hides it.
+    """
 
     __tablename__ = "board_entries"
     __table_args__ = (
         Index("ix_board_entries_all", "board_id", "shortfall", "posted_at", "run_id"),
-        Index("ix_board_entries_best", "board_id", "best", "shortfall", "posted_at", "run_id"),
+        Index("ix_board_entries_counts", "board_id", "counts", "shortfall", "posted_at", "run_id"),
         Index("ix_board_entries_posted", "board_id", "posted_at", "run_id"),
-        Index("ix_board_entries_record", "board_id", "record", "model", "posted_at"),
-        Index("ix_board_entries_model", "board_id", "model", "posted_at", "run_id"),
+        Index("ix_board_entries_model", "board_id", "model", "posted_by_id", "posted_at", "run_id"),
     )
 
     run_id: Mapped[str] = mapped_column(ForeignKey("runs.run_id"), primary_key=True)
     board_id: Mapped[int] = mapped_column(ForeignKey("boards.id"))
     model: Mapped[str] = mapped_column(Text)
+    posted_by_id: Mapped[int] = mapped_column(ForeignKey("users.id"))
     level: Mapped[VerificationLevel] = mapped_column(String(16))
     shortfall: Mapped[float]
     """The mean reward, negated: ascending order has the best first, and of equals the one posted first."""
@@ -73,10 +78,11 @@ class BoardEntry(Base):
     usd: Mapped[float | None]
     """Cost of a rollout, at the prices that its submitter stated."""
     posted_at: Mapped[datetime]
-    record: Mapped[bool]
-    """Better than every earlier run of its model here: a point of the history."""
-    best: Mapped[bool]
-    """The last record of its model."""
+    """For all to see: a run that was private was posted here when it was published."""
+    withdrawn: Mapped[bool]
+    """Shown nowhere; it only keeps its turn."""
+    counts: Mapped[bool]
+    """The first of its model and account, and not withdrawn."""
 
 
 class HiddenRun(Base):

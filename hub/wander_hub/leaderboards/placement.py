@@ -6,16 +6,12 @@ who changes one has to say so. All of it happens under the lock of the environme
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-from sqlalchemy import ColumnElement, delete, func, select, update
+from sqlalchemy import delete, func, select, update
 from sqlalchemy.orm import Session, undefer
 from wander.wire import RunManifest, RunSummary
 
-from wander_hub.database import Database
 from wander_hub.environments import repository as environments
 from wander_hub.environments.models import Environment, Version
-from wander_hub.identity import HUB
 from wander_hub.leaderboards.bounds import Bounds
 from wander_hub.leaderboards.models import Board, BoardEntry
 from wander_hub.leaderboards.schemas import board_name
@@ -26,25 +22,14 @@ _BATCH = 200
 """Runs that are placed at a time; a manifest may be megabytes."""
 
 
-def place_all(database: Database) -> None:
-    """Place the runs that an older hub took in; where all stand right, it looks into one empty index."""
-    with database.read(HUB) as session:
-        waiting = session.scalars(select(Run.environment_id).where(MISPLACED).distinct()).all()
-    for environment_id in waiting:
-        with database.write(HUB) as session:
-            environment = session.get_one(Environment, environment_id)
-            environments.lock_environment(session, environment)
-            place(session, environment)
-
-
 def place(session: Session, environment: Environment) -> None:
     """Put the runs of an environment on their boards that are not there as they should; it is locked."""
     session.flush()
     query = select(Run.run_id).where(Run.environment_id == environment.id, MISPLACED)
-    waiting = session.scalars(query.order_by(Run.posted_at, Run.run_id)).all()
+    waiting = session.scalars(query.order_by(Run.public_at, Run.run_id)).all()
     for start in range(0, len(waiting), _BATCH):
         batch = select(Run).where(Run.run_id.in_(waiting[start : start + _BATCH]))
-        for run in session.scalars(batch.order_by(Run.posted_at, Run.run_id)).all():
+        for run in session.scalars(batch.order_by(Run.public_at, Run.run_id)).all():
             _place_one(session, run)
         session.flush()
 
@@ -63,16 +48,18 @@ def start_over(session: Session, environment: Environment) -> None:
 
 def _place_one(session: Session, run: Run) -> None:
     stands = session.get(BoardEntry, run.run_id)
-    public = not run.private and run.withdrawn_at is None and not run.hidden
-    if run.kind != "evaluation" or run.level == "claimed" or not public:  # as `MISPLACED` asks
+    if run.kind != "evaluation" or run.level == "claimed" or run.private or run.hidden:  # as `MISPLACED` asks
         run.board_level = ""
         if stands is not None:
             _take_down(session, stands)
         return
-    run.board_level = run.level
-    if stands is not None:
+    withdrawn = run.withdrawn_at is not None
+    run.board_level = "withdrawn" if withdrawn else run.level
+    if stands is not None and stands.withdrawn == withdrawn:
         stands.level = run.level
         return
+    if stands is not None:
+        _take_down(session, stands)
     manifest = RunManifest.model_validate_json(run.manifest)
     run.protocol_sha256 = protocol_digest(manifest)
     _put_up(session, _board(session, run, manifest), _entry(run, manifest))
@@ -98,7 +85,7 @@ def _board(session: Session, run: Run, manifest: RunManifest) -> Board:
             max_tokens=manifest.sampling.max_tokens,
             runs=0,
             models=0,
-            last_posted_at=run.posted_at,
+            last_posted_at=run.public_at,
             lows=b"",
             highs=b"",
         )
@@ -116,15 +103,16 @@ def _entry(run: Run, manifest: RunManifest) -> BoardEntry:
     return BoardEntry(
         run_id=run.run_id,
         model=run.model,
+        posted_by_id=run.posted_by_id,
         level=run.level,
         shortfall=0.0 - mean,  # never a negative zero
         low=summary.reward_low,
         high=summary.reward_high,
         tokens=total / summary.rollouts if total else None,
         usd=prices.cost(summary.usage) / summary.rollouts if prices and total else None,
-        posted_at=run.posted_at,
-        record=False,
-        best=False,
+        posted_at=run.public_at,
+        withdrawn=run.withdrawn_at is not None,
+        counts=False,
     )
 
 
@@ -132,63 +120,43 @@ def _put_up(session: Session, board: Board, entry: BoardEntry) -> None:
     entry.board_id = board.id
     session.add(entry)
     session.flush()
-    board.runs += 1
+    board.runs += not entry.withdrawn
     board.last_posted_at = max(board.last_posted_at, entry.posted_at)
-    newest = select(func.max(BoardEntry.posted_at)).where(*_of_model(board, entry.model))
-    if session.scalar(newest) == entry.posted_at:
-        best = _best(session, board, entry.model)
-        if best is None or entry.shortfall < best.shortfall:
-            entry.record = True
-            _lead(board, best, entry)
-    else:
-        _rank_again(session, board, entry.model)
+    _choose(session, board, entry.model, entry.posted_by_id)
 
 
 def _take_down(session: Session, entry: BoardEntry) -> None:
     found = select(Board).where(Board.id == entry.board_id)
     board = session.scalars(found.options(undefer(Board.lows), undefer(Board.highs))).one()
-    model, was_record, was_best = entry.model, entry.record, entry.best
-    if was_best:
+    if entry.counts:
         _lead(board, entry, None)
     session.delete(entry)
     session.flush()
-    board.runs -= 1
+    board.runs -= not entry.withdrawn
     last = session.scalar(select(func.max(BoardEntry.posted_at)).where(BoardEntry.board_id == board.id))
     board.last_posted_at = last or board.last_posted_at
-    if was_record:
-        _rank_again(session, board, model)
+    _choose(session, board, entry.model, entry.posted_by_id)
 
 
-def _rank_again(session: Session, board: Board, model: str) -> None:
-    """Walk all runs of a model in the order in which they were posted; seldom needed."""
-    query = select(BoardEntry).where(*_of_model(board, model))
-    old = _best(session, board, model)
-    new: BoardEntry | None = None
-    for one in session.scalars(query.order_by(BoardEntry.posted_at, BoardEntry.run_id)):
-        one.record = new is None or one.shortfall < new.shortfall
-        if one.record:
-            new = one
+def _choose(session: Session, board: Board, model: str, account: int) -> None:
+    """Let the first run of a model by an account count, and no other; none where that one was withdrawn."""
+    of_row = BoardEntry.board_id == board.id, BoardEntry.model == model, BoardEntry.posted_by_id == account
+    query = select(BoardEntry).where(*of_row).order_by(BoardEntry.posted_at, BoardEntry.run_id).limit(1)
+    old = session.scalar(query.where(BoardEntry.counts))
+    first = session.scalar(query)
+    new = None if first is None or first.withdrawn else first
     if new is not old:
         _lead(board, old, new)
 
 
-def _best(session: Session, board: Board, model: str) -> BoardEntry | None:
-    query = select(BoardEntry).where(*_of_model(board, model), BoardEntry.best)
-    return session.scalar(query)
-
-
 def _lead(board: Board, old: BoardEntry | None, new: BoardEntry | None) -> None:
-    """Let another run stand for a model, in the intervals too that ranks are counted from."""
+    """Let another run count, in the intervals too that ranks are counted from."""
     bounds = Bounds(board.lows, board.highs)
     if old is not None:
-        old.best = False
+        old.counts = False
         bounds.remove((old.low, old.high))
     if new is not None:
-        new.best = True
+        new.counts = True
         bounds.add((new.low, new.high))
     board.lows, board.highs = bounds.dump()
     board.models += (new is not None) - (old is not None)
-
-
-def _of_model(board: Board, model: str) -> Sequence[ColumnElement[bool]]:
-    return BoardEntry.board_id == board.id, BoardEntry.model == model

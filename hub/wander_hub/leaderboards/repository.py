@@ -38,7 +38,9 @@ def page(session: Session, board: Board, wanted: BoardFilter) -> Sequence[tuple[
     query = _thin(session).add_columns(BoardEntry).join(BoardEntry, BoardEntry.run_id == Run.run_id)
     query = query.where(BoardEntry.board_id == board.id)
     if wanted.showing == "best":
-        query = query.where(BoardEntry.best.is_(True))
+        query = query.where(BoardEntry.counts.is_(True))
+    else:
+        query = query.where(BoardEntry.withdrawn.is_(False))
     if wanted.level in LEVELS_UP[1:]:
         query = query.where(BoardEntry.level.in_(LEVELS_UP[LEVELS_UP.index(wanted.level) :]))
     if wanted.model:
@@ -69,21 +71,10 @@ def position(entry: BoardEntry, wanted: BoardFilter) -> BoardPosition:
 
 
 def leaders(session: Session, board: Board, limit: int) -> Sequence[BoardEntry]:
-    """Return the best run of each of the leading models."""
-    return session.scalars(_order_by_rank(board, select(BoardEntry)).limit(limit)).all()
-
-
-def records(session: Session, board: Board, models: int, limit: int) -> Sequence[BoardEntry]:
-    """Return the records of so many leading models, by time."""
-    leading = _order_by_rank(board, select(BoardEntry.model)).limit(models).subquery()
-    query = select(BoardEntry).where(
-        BoardEntry.board_id == board.id,
-        BoardEntry.model.in_(select(leading.c.model)),
-        BoardEntry.record.is_(True),
-    )
-    # In the order of their index: that of time would walk all runs for the few records among them.
-    found = session.scalars(query.order_by(BoardEntry.model, BoardEntry.posted_at).limit(limit))
-    return sorted(found, key=lambda one: (one.posted_at, one.run_id))
+    """Return the leading rows."""
+    query = select(BoardEntry).where(BoardEntry.board_id == board.id, BoardEntry.counts.is_(True))
+    key = BoardEntry.shortfall, BoardEntry.posted_at, BoardEntry.run_id
+    return session.scalars(query.order_by(*key).limit(limit)).all()
 
 
 def hidden_of(session: Session, board: Board, limit: int) -> Sequence[tuple[Run, HiddenRun]]:
@@ -92,7 +83,7 @@ def hidden_of(session: Session, board: Board, limit: int) -> Sequence[tuple[Run,
         _thin(session)
         .add_columns(HiddenRun)
         .join(HiddenRun, HiddenRun.run_id == Run.run_id)
-        .where(HiddenRun.board_id == board.id, Run.withdrawn_at.is_(None))
+        .where(HiddenRun.board_id == board.id)
         .options(joinedload(HiddenRun.hidden_by))
         .order_by(HiddenRun.hidden_at.desc(), Run.run_id)
     )
@@ -111,11 +102,6 @@ def count_incomplete(session: Session, version_id: int, task_set: str | None) ->
     if task_set is not None:
         query = query.where(Run.task_set_sha256 == task_set)
     return session.scalar(query) or 0
-
-
-def _order_by_rank(board: Board, query: Select[Any]) -> Select[Any]:
-    query = query.where(BoardEntry.board_id == board.id, BoardEntry.best.is_(True))
-    return query.order_by(BoardEntry.shortfall, BoardEntry.posted_at, BoardEntry.run_id)
 
 
 def _thin(session: Session) -> Select[Any]:

@@ -31,7 +31,9 @@ BoardName = Annotated[str | None, Query(max_length=64, description="as `others` 
 
 
 def board_filter(
-    runs: Annotated[Showing, Query(description="the best run of each model, or all")] = "best",
+    runs: Annotated[
+        Showing, Query(description="the run that counts of each model and account, or all")
+    ] = "best",
     sort: Annotated[BoardSort, Query(description="best, newest, fewest tokens or cheapest first")] = "reward",
     level: Annotated[VerificationLevel, Query(description="at least")] = "complete",
     model: Annotated[str, Query(max_length=300, description="part of the name, in any case")] = "",

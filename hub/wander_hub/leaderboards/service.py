@@ -24,9 +24,7 @@ from wander_hub.runs.models import Run
 MOST_OTHERS = 20
 """Most other boards that an answer names, the busiest first."""
 MOST_HIDDEN = 50
-HISTORY_MODELS = 8
-"""Of how many models, the leading ones, an answer tells the history."""
-MOST_RECORDS = 2000
+HISTORY_ROWS = 50
 
 
 def leaderboard(
@@ -80,7 +78,7 @@ def leaderboard(
         update["hidden"] = [hidden_info(run, one, base_url) for run, one in hidden]
         update["history"] = [
             fill(HistoryPoint, one, reward_mean=0.0 - one.shortfall)
-            for one in repository.records(session, shown, HISTORY_MODELS, MOST_RECORDS)
+            for one in sorted(repository.leaders(session, shown, HISTORY_ROWS), key=lambda one: one.posted_at)
         ]
         update["versions"] = _other_versions(session, chosen, versions, shown)
     return filled.model_copy(update=update)
@@ -184,8 +182,7 @@ def _other_versions(
             and (one.task_set_sha256, one.protocol_sha256) == (board.task_set_sha256, board.protocol_sha256)
         ]
         for one in (same or found)[:1]:
-            (leader,) = repository.leaders(session, one, 1)
-            linked.append(
+            linked += [
                 VersionBoard(
                     version=version.version,
                     board=one.name,
@@ -195,7 +192,8 @@ def _other_versions(
                     best_model=leader.model,
                     best_reward=0.0 - leader.shortfall,
                 )
-            )
+                for leader in repository.leaders(session, one, 1)
+            ]
     return linked
 
 
@@ -206,17 +204,19 @@ def _rows(
     version: Version,
     base_url: str,
 ) -> list[LeaderboardRow]:
-    own = {entry.model: (entry.low, entry.high) for _, entry in found if entry.best}
-    if unknown := {entry.model for _, entry in found} - set(own):
-        query = select(BoardEntry.model, BoardEntry.low, BoardEntry.high).where(
-            BoardEntry.board_id == board.id, BoardEntry.model.in_(unknown), BoardEntry.best
+    own = {(entry.model, entry.posted_by_id): (entry.low, entry.high) for _, entry in found if entry.counts}
+    if unknown := {(entry.model, entry.posted_by_id) for _, entry in found} - set(own):
+        query = select(BoardEntry).where(
+            BoardEntry.board_id == board.id,
+            BoardEntry.model.in_({model for model, _ in unknown}),
+            BoardEntry.counts,
         )
-        own |= {model: (low, high) for model, low, high in session.execute(query)}
+        own |= {(one.model, one.posted_by_id): (one.low, one.high) for one in session.scalars(query)}
     session.refresh(board, ["lows", "highs"])  # which no other reader of a board needs
     bounds = Bounds(board.lows, board.highs)
     rows = []
     for run, entry in found:
-        ranks = bounds.ranks((entry.low, entry.high), own[entry.model])
+        ranks = bounds.ranks((entry.low, entry.high), own.get((entry.model, entry.posted_by_id)))
         summary = RunSummary.model_validate(run.summary)
         mean = 0.0 - entry.shortfall
         row = fill(
@@ -243,8 +243,9 @@ def _rows(
             version=version.version,
             level=entry.level,
             posted_by=run.posted_by.name,
+            posted_at=entry.posted_at,
             url=f"{base_url}/runs/{run.run_id}",
-            best=entry.best,
+            best=entry.counts,
         )
         rows.append(row)
     return rows

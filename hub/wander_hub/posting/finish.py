@@ -10,7 +10,6 @@ import io
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import islice
 
 from pydantic import ValidationError
 from sqlalchemy.orm import Session
@@ -115,15 +114,14 @@ def finish(context: Context, queue: TableQueue, sha256: str, wanted: FinishPosti
 def _chunks(session: Session, row: PostingRow, count: int) -> list[PostingChunk]:
     """Return the chunks of a run, refusing one of which some have not arrived."""
     found = [one for one in posting_repository.chunks_of(session, row.id) if one.number < count]
-    if len(found) < count:
-        present = {one.number for one in found}
-        missing = islice((number for number in range(count) if number not in present), _SHOWN_MISSING)
+    missing = sorted(set(range(count)) - {one.number for one in found})
+    if missing:
         raise HubProblem(
             422,
             "chunks_missing",
-            f"{count - len(found)} of {count} chunks have not arrived",
+            f"{len(missing)} of {count} chunks have not arrived",
             hint="send them, then finish again: `wander post` does so",
-            errors=[{"chunk": number, "msg": "missing"} for number in missing],
+            errors=[{"chunk": number, "msg": "missing"} for number in missing[:_SHOWN_MISSING]],
         )
     return found
 
@@ -200,6 +198,7 @@ def _run(
     environment, version = posting.require_permission(session, manifest, caller)
     level, reason = level_of(manifest, summary)
     weights = manifest.model.weights_sha256
+    posted_at = now()
     return Run(
         run_id=manifest.run_id,
         environment_id=environment.id,
@@ -221,8 +220,9 @@ def _run(
         order_sha256=order_sha256,
         weights_sha256=weights if weights and _SHA256.fullmatch(weights) else None,
         private=row.private,
+        public_at=None if row.private else posted_at,
         posted_by_id=caller.user_id,
-        posted_at=now(),
+        posted_at=posted_at,
     )
 
 

@@ -14,8 +14,8 @@ from wander_hub.database import Base
 from wander_hub.environments.models import Environment, Version
 
 MISPLACED = text(
-    "board_level <> CASE WHEN kind = 'evaluation' AND level <> 'claimed' AND NOT private"
-    " AND withdrawn_at IS NULL AND NOT hidden THEN level ELSE '' END"
+    "board_level <> CASE WHEN kind <> 'evaluation' OR level = 'claimed' OR private OR hidden THEN ''"
+    " WHEN withdrawn_at IS NOT NULL THEN 'withdrawn' ELSE level END"
 )
 """Holds for runs that stand on their board otherwise than they should; an index has just these."""
 INCOMPLETE = text("kind = 'evaluation' AND level = 'claimed' AND NOT private AND withdrawn_at IS NULL")
@@ -74,13 +74,16 @@ class Run(Base):
     """Weights of the model that was evaluated, or that training began with."""
     private: Mapped[bool] = mapped_column(default=False)
     """For its submitter and those with a role on the environment only, and on no board."""
+    public_at: Mapped[datetime | None]
+    """Since when everybody may see it: from its posting, or later where it was private; None while it is."""
     withdrawn_at: Mapped[datetime | None]
     withdrawn_reason: Mapped[str | None] = mapped_column(Text)
     withdrawn_by_id: Mapped[int | None] = mapped_column(ForeignKey("users.id"))
     hidden: Mapped[bool] = mapped_column(default=False)
     """Kept off its board by an owner of the environment, who gave a public reason (`HiddenRun`)."""
     board_level: Mapped[str] = mapped_column(String(16), default="")
-    """The level with which it stands on its board, empty while on none (`leaderboards/placement.py`)."""
+    """The level with which it stands on its board, `withdrawn` where it only keeps its turn there, and empty
+    while on none (`leaderboards/placement.py`)."""
     signature: Mapped[str | None] = mapped_column(String(100))
     signing_key_id: Mapped[int | None] = mapped_column(ForeignKey("signing_keys.id"))
     posted_by_id: Mapped[int] = mapped_column(ForeignKey("users.id"))

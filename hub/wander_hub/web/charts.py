@@ -128,7 +128,7 @@ def curve(name: str, points: Sequence[tuple[float, float]]) -> Markup:
 
 
 def history(points: Sequence[HistoryPoint]) -> Markup:
-    """Draw the records of each model as steps over time; empty for fewer than two points."""
+    """Draw rows over time, and the best score so far as steps; empty for fewer than two points."""
     if len(points) < 2:
         return Markup("")
     width, height, left, bottom, top, right = 960, 260, 52, 30, 12, 240
@@ -144,24 +144,28 @@ def history(points: Sequence[HistoryPoint]) -> Markup:
         f"{one.posted_at:%Y-%m-%d}</text>"
         for anchor, one, place in ends
     )
-    last = {one.model: one.reward_mean for one in points}
-    models = sorted(sorted(last), key=lambda name: -last[name])
-    lines = Markup("")
-    for place, name in enumerate(models):
-        css, path, dots = f"series-{place % 8}", "", Markup("")
-        for one in points:
-            if one.model != name:
-                continue
-            x, y = across(one.posted_at.timestamp()), up(one.reward_mean)
+    records: list[HistoryPoint] = []
+    path, dots = "", Markup("")
+    for one in points:
+        x, y = across(one.posted_at.timestamp()), up(one.reward_mean)
+        is_record = not records or one.reward_mean > records[-1].reward_mean
+        if is_record:
             path += f" H{x:.1f} V{y:.1f}" if path else f"M{x:.1f},{y:.1f}"
-            dots += Markup(
-                '<circle class="dot {}" cx="{:.1f}" cy="{:.1f}" r="3.5"><title>{}</title></circle>'
-            ).format(css, x, y, f"{name} {number(one.reward_mean)}, {one.posted_at:%Y-%m-%d}")
-        path += f" H{across.end:.1f}"
-        key = _key(css, place, f"{shorten(name, 28)} {number(last[name])}", across.end, top)
-        lines += Markup('<path class="curve {}" d="{}"/>').format(css, path) + dots + key
-    title = f"Best score over time of {len(models)} models, {len(points)} records"
-    return _svg(width, height, "chart", title, f"{grid}{dates}{lines}")
+            records.append(one)
+        dots += Markup(
+            '<circle class="dot {}" cx="{:.1f}" cy="{:.1f}" r="3.5"><title>{}</title></circle>'
+        ).format(
+            "series-0" if is_record else "series-7",
+            x,
+            y,
+            f"{one.model} {number(one.reward_mean)}, {one.posted_at:%Y-%m-%d}",
+        )
+    line = Markup('<path class="curve series-0" d="{}"/>').format(f"{path} H{across.end:.1f}")
+    for place, one in enumerate(records[:-9:-1]):
+        label = f"{shorten(one.model, 28)} {number(one.reward_mean)}"
+        dots += _key("series-0", place, label, across.end, top)
+    title = f"Best score over time: {len(records)} records among {len(points)} rows"
+    return _svg(width, height, "chart", title, f"{grid}{dates}{line}{dots}")
 
 
 def evaluations(cells: Mapping[str, Sequence[tuple[int, float, float, float]]]) -> Markup:

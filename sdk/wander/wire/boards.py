@@ -41,8 +41,9 @@ class LeaderboardRow(Record):
 
     rank_low: int
     rank_high: int
-    """The rank is a range: 1 + the number of other models whose best run is surely better, to the number of
-    models less those whose best run is surely worse. Surely means that the 95 % intervals do not overlap."""
+    """The rank is a range: 1 + the number of other rows that are surely better, to the number of rows less
+    those that are surely worse. Surely means that the 95 % intervals do not overlap. A row is the first run
+    of a model by an account."""
     run_id: str
     model: str
     model_kind: str
@@ -68,7 +69,7 @@ class LeaderboardRow(Record):
     posted_at: datetime
     url: str
     best: bool = True
-    """Whether it is the best run of its model on this board."""
+    """Whether it is the run that counts of its model and account on this board: the first, not the best."""
 
     def interval(self, metric: str) -> tuple[float, float] | tuple[None, None]:
         """Return the 95 % interval of a metric's mean."""
@@ -110,7 +111,7 @@ class VersionBoard(Record):
 
 
 class HistoryPoint(Record):
-    """A run that was better than every earlier one of its model."""
+    """A leading row, and when it was posted."""
 
     run_id: str
     model: str
@@ -155,8 +156,10 @@ class Leaderboard(Record):
     runs: int = 0
     """That stand on it, whatever the filters."""
     models: int = 0
+    """Its rows; a model that two accounts posted has two."""
     showing: Literal["best", "all"] = "best"
-    """The best run of each model, or all runs. Neither this nor a filter changes a rank."""
+    """The first run of each model and account (`best`), or all runs. Neither this nor a filter changes a
+    rank."""
     rows: list[LeaderboardRow]
     next: str | None = None
     """Cursor of the next page."""
@@ -165,7 +168,7 @@ class Leaderboard(Record):
     hidden: list[HiddenRunInfo] = Field(default_factory=list)
     """What its owners left out, the last ones first."""
     history: list[HistoryPoint] = Field(default_factory=list)
-    """The records of its leading models, by time."""
+    """Its leading rows, by time."""
     boards: int = 1
     """How many boards (task set x protocol) this version has; unless asked otherwise this is the pinned one,
     or else the busiest."""

@@ -17,10 +17,8 @@ app = command_app(
     \b
     read      read private environments; every other scope does so too
     results   post runs
-    publish   upload
-    manage    everything else: yank, deprecate, fork, roles, tokens
-
-    A token makes others of its own scopes alone, which end with it.""",
+    publish   upload, yank, deprecate
+    manage    everything else""",
     group=True,
 )
 

@@ -33,7 +33,7 @@ def leaderboard(
     task_set: Annotated[str | None, typer.Option(help="digest of another task set")] = None,
     board: Annotated[str | None, typer.Option(help="another board of the version, by its name")] = None,
     all_runs: Annotated[
-        bool, typer.Option("--all", help="all runs instead of the best of each model")
+        bool, typer.Option("--all", help="all runs instead of the first of each model and account")
     ] = False,
     level: Annotated[Level | None, typer.Option(help="only runs of at least this level")] = None,
     model: Annotated[str | None, typer.Option(help="only models whose name contains this")] = None,
@@ -55,8 +55,9 @@ def leaderboard(
     wander leaderboard wander/tictactoe --board 1f3a5c7e --csv board.csv
 
     A board holds runs that may be compared: one version, the same examples, arguments, token limit and
-    rollouts of each. A rank is a range among models: those whose 95 % intervals overlap cannot be told apart.
-    Filters leave rows out and change no rank.
+    rollouts of each. The first run of a model by an account counts, so posting again moves no row. A rank is
+    a range among rows: those whose 95 % intervals overlap cannot be told apart. Filters leave rows out and
+    change no rank.
     """
     from wander_client.names import parse_name
 
@@ -129,7 +130,7 @@ def _show(board: Leaderboard, *, metrics: bool) -> None:
     else:
         _show_to_programs(board, metrics=metrics)
     if board.next:
-        which = "runs" if board.showing == "all" else "models"
+        which = "runs" if board.showing == "all" else "rows"
         of = board.runs if board.showing == "all" else board.models
         output.note(f"{len(board.rows)} of {of} {which} at most; `-n {2 * len(board.rows)}` shows more")
     for hidden in board.hidden:
