@@ -20,7 +20,7 @@ fmt: setup  ## Format the code and fix what ruff can fix
 	@$(BIN)/ruff check --fix --quiet || true
 	@$(BIN)/ruff format
 
-check: setup  ## Lint, formatting, strict types of sdk and client, spelling
+check: setup  ## Lint, formatting, strict types, walls between folders, spelling
 	@$(BIN)/ruff check
 	@$(BIN)/ruff format --check
 	@$(BIN)/mypy

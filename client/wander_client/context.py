@@ -57,22 +57,27 @@ class Invocation:
             self.output.warn(f"`{store.path}` is readable by others; run `chmod 600 {store.path}`")
         return store
 
-    def hub(self, *, login: bool = False, trusted: bool = False) -> AbstractContextManager[HubApi]:
+    def hub(
+        self, *, login: bool = False, publishes: tuple[str | None, str] | None = None
+    ) -> AbstractContextManager[HubApi]:
         """Return the hub's API, to be used in a `with`; `login=True` fails early without a token.
 
-        With `trusted` a workflow that has no token proves who it is instead, where it runs as one.
+        Who `publishes` something, by owner (None for the only one) and name, and has no token proves that it
+        is a workflow, where it runs as one.
         """
         from wander_client.hub.api import open_hub
 
         credential = self.credentials.get(self.settings.hub) or self._proven
-        if credential is None and trusted:
-            credential = self._proven = self.workflow_credential()
+        if credential is None and publishes is not None:
+            credential = self._proven = self.workflow_credential(*publishes)
             if credential is not None:
                 self.output.note(f"publishing with {credential.origin}")
         return open_hub(self.settings.hub, credential, login=login, transport=self._transport)
 
-    def workflow_credential(self) -> Credential | None:
+    def workflow_credential(self, owner: str | None = None, name: str | None = None) -> Credential | None:
         """Return a token of fifteen minutes for the workflow that runs this; None where none does.
+
+        It is for publishing under `owner`, or the environment `name` alone, as far as they are given.
 
         Raises `LoginRequired` when it has no identity to show, or the hub does not trust it.
         """
@@ -96,7 +101,9 @@ class Invocation:
             if token is None:
                 return None
             try:
-                minted = hub.change("POST", "/_/oidc/mint-token", MintedToken, MintRequest(token=token))
+                asked, target = MintRequest(token=token), {"owner": owner, "name": name}
+                params = {key: value for key, value in target.items() if value is not None}
+                minted = hub.change("POST", "/_/oidc/mint-token", MintedToken, asked, params=params)
             except ClientError as error:
                 raise LoginRequired(str(error), hint=hint) from error
         return Credential(minted.token, "the identity of this workflow")

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from wander_client.errors import ClientError
+from wander_client.errors import ClientError, LoginRequired
 
 FILE_NAME = "credentials.json"
 TOKEN_VARIABLE = "WANDER_TOKEN"  # noqa: S105 - the variable's name, not a secret
@@ -35,10 +35,13 @@ class CredentialStore:
         self._environ = os.environ if environ is None else environ
 
     def get(self, hub: str) -> Credential | None:
-        """Return the token for a hub: the variable wins over the file."""
-        token = self._environ.get(TOKEN_VARIABLE, "").strip()
-        if token:
-            return Credential(token, TOKEN_VARIABLE)
+        """Return the token for a hub: the variable wins over the file, and must not be empty."""
+        token = self._environ.get(TOKEN_VARIABLE)
+        if token is not None and not token.strip():
+            hint = f"give it a token (in CI: is the secret there?), or run `unset {TOKEN_VARIABLE}`"
+            raise LoginRequired(f"`{TOKEN_VARIABLE}` is empty", hint=hint)
+        if token is not None:
+            return Credential(token.strip(), TOKEN_VARIABLE)
         stored = self._read().get(hub)
         return Credential(stored, str(self.path)) if stored else None
 

@@ -9,12 +9,12 @@ from typing import Literal, get_args
 
 from wander.wire import Role, TokenInfo, TokenScope
 
-Permission = Literal["read", "results", "publish", "manage"]
-"""Each is also the scope that a token needs for it."""
+Permission = Literal["read", "results", "publish", "maintain", "manage"]
+"""`maintain`: yank, deprecate and fork, which maintainers may, though not with a token that only uploads."""
 
 ALL_SCOPES: tuple[TokenScope, ...] = get_args(TokenScope)
 _RANK: dict[Role, int] = {"reader": 1, "maintainer": 2, "owner": 3}
-_NEEDED: dict[Permission, int] = {"read": 1, "results": 1, "publish": 2, "manage": 3}
+_NEEDED: dict[Permission, int] = {"read": 1, "results": 1, "publish": 2, "maintain": 2, "manage": 3}
 
 
 @dataclass(frozen=True)
@@ -37,6 +37,8 @@ class Identity:
     """Id of the environment that the token is good for; None for any, 0 for one that does not exist yet."""
     only_new: tuple[int, str] | None = None
     """Owner's id and name of the one environment that the token may begin, though it is good for no other."""
+    token_id: int | None = None
+    """Of the token's row."""
     claims: Mapping[str, str] | None = None
     """What a trusted publisher proved to get the token."""
 
@@ -60,7 +62,7 @@ class Identity:
 
     def covers(self, permission: Permission, owner_id: int, environment_id: int | None) -> bool:
         """Tell whether the token is meant for this, whatever its user may."""
-        if permission != "read" and permission not in self.token.scopes:
+        if permission != "read" and scope_for(permission) not in self.token.scopes:
             return False
         if self.only_environment is not None:
             return environment_id == self.only_environment
@@ -93,6 +95,11 @@ HUB = Identity(
     token=TokenInfo(name="the hub", prefix="", created_at=datetime.fromtimestamp(0, UTC)),
 )
 """The hub's own work, which reads everything: checks, repairs, its bundled packages."""
+
+
+def scope_for(permission: Permission) -> TokenScope:
+    """Return the scope that a token needs for this."""
+    return "manage" if permission == "maintain" else permission
 
 
 def outranks(role: Role, other: Role) -> bool:

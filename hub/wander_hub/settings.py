@@ -84,7 +84,7 @@ class Settings(BaseSettings):
     max_artifacts: int = Field(default=32, ge=0)
 
     oidc_issuers: dict[str, PublisherKind] = Field(
-        default_factory=lambda: {
+        default={
             "https://token.actions.githubusercontent.com": "github",
             "https://gitlab.com": "gitlab",
         }

@@ -14,7 +14,7 @@ from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO
+from typing import IO, TYPE_CHECKING
 
 import obstore
 from obstore.store import AzureStore, GCSStore, LocalStore, MemoryStore, ObjectStore, S3Store, from_url
@@ -46,7 +46,7 @@ class StoredObject:
     modified_at: datetime
 
 
-def digest_of(file: BinaryIO) -> tuple[str, int]:
+def digest_of(file: IO[bytes]) -> tuple[str, int]:
     """Return SHA-256 and size of a seekable file, and rewind it."""
     digest, size = hashlib.sha256(), 0
     file.seek(0)
@@ -75,19 +75,19 @@ class Storage:
         plain = any(os.environ.get(name, "").startswith("http://") for name in _ENDPOINTS)
         return cls(from_url(url, retry_config=_RETRIES, client_options={"allow_http": plain}))
 
-    def put(self, file: BinaryIO) -> str:
+    def put(self, file: IO[bytes]) -> str:
         """Store a seekable file and return its SHA-256."""
         sha256, size = digest_of(file)
         self.keep(file, sha256, size)
         return sha256
 
-    def keep(self, file: BinaryIO, sha256: str, size: int) -> None:
+    def keep(self, file: IO[bytes], sha256: str, size: int) -> None:
         """Store a seekable file whose digest and size were just taken."""
         if self._size(sha256) != size:
             file.seek(0)
             obstore.put(self._store, object_key(sha256), file)
 
-    def ensure(self, sha256: str | None, file: BinaryIO) -> None:
+    def ensure(self, sha256: str | None, file: IO[bytes]) -> None:
         """Store a file once more should its object have been deleted since `put`."""
         if sha256 is not None and self._size(sha256) is None:
             self.put(file)

@@ -3,7 +3,7 @@
     python scripts/gpu/slices.py tictactoe --first --slice 480 --runs RUNS --out OUT
     python scripts/gpu/slices.py tictactoe --back BACK --slice 480 --runs RUNS --out OUT
 
-BACK is the OUT of the slice before: `state.json` and at most four archives of 15 MiB, in which are the run's
+BACK is the OUT of the slice before: `state.json` and at most four archives of 14 MiB, in which are the run's
 records, the newest checkpoint of the phase that is not finished, and the models of those that are (of a model
 with adapters, the adapters: its weights are merged again, and must have the digest that they had). All else
 on the command line goes to `experiments/run.py`. The exit status is 75 while there is more to do.
@@ -29,8 +29,8 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 STATE, COUNT = "state.json", "slice.json"
-PART, MOST_PARTS = 15 << 20, 4
-"""Bytes of an archive, and how many there are at most: 16 MiB a file and 64 MiB in all come back."""
+PART, MOST_PARTS = 14 << 20, 4
+"""Bytes of an archive, and how many there are at most: all of them and this repository fit into 64 MiB."""
 MORE = os.EX_TEMPFAIL
 """Exit status while there is more to do."""
 ADAPTERS = "adapters"

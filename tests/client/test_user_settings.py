@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from command_line import Wander
 from wander_client.credentials import CredentialStore
-from wander_client.errors import ClientError, UsageError
+from wander_client.errors import ClientError, LoginRequired, UsageError
 from wander_client.settings import DEFAULT_HUB, hub_url, load_settings
 
 HUB = "https://hub.example.org"
@@ -109,6 +109,15 @@ def test_the_variable_wins_over_the_file(tmp_path: Path) -> None:
     found = store.get(HUB)
     assert found is not None
     assert (found.token, found.origin) == ("wnd_ci", "WANDER_TOKEN")
+
+
+@pytest.mark.parametrize("empty", ["", "  "])
+def test_an_empty_variable_is_no_wish_to_be_nobody(tmp_path: Path, empty: str) -> None:
+    store = CredentialStore(tmp_path, {"WANDER_TOKEN": empty})
+    store.set(HUB, "stored")
+    with pytest.raises(LoginRequired, match="`WANDER_TOKEN` is empty") as refused:
+        store.get(HUB)
+    assert "unset WANDER_TOKEN" in str(refused.value.hint)
 
 
 def test_a_token_is_not_shown_when_a_credential_is_printed(tmp_path: Path) -> None:

@@ -352,7 +352,7 @@ async def test_boards_of_before_the_first_run_counted_are_placed_anew(posted):
     await posted.run("a", 9)
     database = posted.hub.database
     with database.engine.execution_options(writes=True).begin() as connection:
-        command.downgrade(alembic_config(connection), "0014")
+        command.downgrade(alembic_config(connection), "0015")
         columns = "run_id, model, level, posted_at"
         insert = (
             f"INSERT INTO board_entries ({columns}, board_id, shortfall, low, high, record, best)"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sqlite3
+from datetime import datetime, timedelta
 
 import pytest
 from hypothesis import given
@@ -12,6 +13,7 @@ from typer.testing import CliRunner
 from wander_hub import names, security
 from wander_hub.accounts import repository, service
 from wander_hub.cli import main as cli
+from wander_hub.database import now
 from wander_hub.http.problems import HubProblem
 from wander_hub.rights.tokens import revoke_token
 
@@ -127,6 +129,19 @@ async def test_add_user_and_token_by_command(hub, command):
     assert created["token"] not in command("token", "list").stdout
     assert command("token", "revoke", rows[0]["prefix"]).exit_code == 0
     assert (await hub.get("/api/v1/whoami", headers=headers)).status_code == 401
+
+
+async def test_a_token_of_the_command_may_be_narrow_and_short(hub, command):
+    words = ("--scope", "publish", "--scope", "read", "--days", "2", "--json")
+    secret = json.loads(command("token", "create", "alice", *words).stdout)["token"]
+    whoami = (await hub.get("/api/v1/whoami", headers={"Authorization": f"Bearer {secret}"})).json()
+    assert whoami["token"]["scopes"] == ["read", "publish"]
+    left = datetime.fromisoformat(whoami["token"]["expires_at"]) - now()
+    assert timedelta(days=1.9) < left <= timedelta(days=2)
+    row = json.loads(command("token", "list", "--user", "alice", "--json").stdout)["data"][-1]
+    assert (row["scopes"], row["expires_at"][:10]) == ("read publish", whoami["token"]["expires_at"][:10])
+    for wrong in (("--scope", "everything"), ("--days", "0")):
+        assert command("token", "create", "alice", *wrong).exit_code == 2
 
 
 def test_lists_are_tables_or_json(command):

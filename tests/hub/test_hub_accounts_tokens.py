@@ -8,10 +8,12 @@ import logging.config
 from datetime import timedelta
 
 import pytest
-from sqlalchemy import update
+from alembic import command
+from sqlalchemy import text, update
 from wander_hub import security
-from wander_hub.database import now
+from wander_hub.database import Database, alembic_config, now
 from wander_hub.rights.models import Token
+from wander_hub.rights.tokens import authenticate, revoke_token
 from wander_hub.server.serve import HidesSecrets, _log_config, without_secrets
 
 
@@ -21,7 +23,7 @@ async def made(hub, user: str = "alice", **wanted):
 
 
 async def whoami(hub, secret: str):
-    return await hub.get("/api/v1/whoami", headers={"Authorization": f"Bearer {secret}"})
+    return await hub.get("/api/v1/whoami", headers=bearer(secret))
 
 
 async def test_a_new_token_expires_in_90_days_unless_told_otherwise(hub):
@@ -50,15 +52,69 @@ async def test_no_token_makes_a_mightier_one(hub):
     await hub.publish()
     bound = (await made(hub, scopes=["manage"], target="alice")).json()["token"]
     for scopes in (["read"], ["manage"]):
-        answer = await hub.client.post(
-            "/api/v1/tokens",
-            json={"name": "more", "scopes": scopes},
-            headers={"Authorization": f"Bearer {bound}"},
-        )
+        wanted = {"name": "more", "scopes": scopes}
+        answer = await hub.client.post("/api/v1/tokens", json=wanted, headers=bearer(bound))
         assert (answer.status_code, answer.json()["code"]) == (403, "token_scope")
     assert (await made(hub, "bob", scopes=["publish"], target="alice/reverse-text")).status_code == 403
     assert (await made(hub, "bob", scopes=["read"], target="alice")).status_code == 403
     assert (await made(hub, scopes=[])).status_code == 422
+
+
+def bearer(secret: str) -> dict[str, str]:
+    return {"Authorization": f"Bearer {secret}"}
+
+
+async def test_a_token_makes_others_of_its_own_scopes_alone(hub):
+    hub.tokens["manager"] = (await made(hub, scopes=["manage"])).json()["token"]
+    for scopes in (["publish"], ["results"], ["manage", "publish"]):
+        refused = await made(hub, "manager", scopes=scopes)
+        assert (refused.status_code, refused.json()["code"]) == (403, "token_scope"), scopes
+        assert f"`{scopes[-1]}`" in refused.json()["detail"]
+    assert (await made(hub, "manager", scopes=["read", "manage"])).status_code == 201
+    workflow = {"name": "x", "kind": "github", "subject": "mallory/repo", "workflow": "release.yml"}
+    refused = await hub.client.post(
+        "/api/v1/owners/alice/publishers", json=workflow, headers=hub.auth("manager")
+    )
+    assert (refused.status_code, refused.json()["code"]) == (403, "token_scope"), "a publisher publishes"
+
+
+@pytest.mark.parametrize("days", [None, 90, 2, 1])
+async def test_no_token_outlives_the_one_that_made_it(hub, days):
+    first = (await made(hub, scopes=["read", "manage"], days=2)).json()
+    hub.tokens["brief"] = first["token"]
+    second = (await made(hub, "brief", scopes=["manage"], days=days)).json()
+    assert second["expires_at"] <= first["expires_at"]
+    assert (second["expires_at"] == first["expires_at"]) == (days != 1)
+
+
+async def test_who_revokes_a_token_revokes_all_that_it_made(hub):
+    hub.tokens["child"] = (await made(hub, scopes=["manage", "results"])).json()["token"]
+    hub.tokens["grandchild"] = (await made(hub, "child", scopes=["manage"])).json()["token"]
+    leaf = (await made(hub, "grandchild")).json()["token"]
+    sibling = (await made(hub)).json()["token"]
+    ended = await hub.client.delete(f"/api/v1/tokens/{hub.tokens['child'][:10]}", headers=hub.auth())
+    assert ended.json()["revoked"]
+    for secret in (hub.tokens["child"], hub.tokens["grandchild"], leaf):
+        assert (await whoami(hub, secret)).status_code == 401
+    for secret in (sibling, hub.tokens["alice"]):
+        assert (await whoami(hub, secret)).status_code == 200
+
+
+def test_tokens_of_an_older_database_go_on(tmp_path):
+    database, secret = Database(f"sqlite:///{tmp_path / 'hub.db'}"), security.new_token()
+    with database.engine.execution_options(writes=True).begin() as connection:
+        command.upgrade(alembic_config(connection), "0014")
+        day = {"day": "2026-11-01 00:00:00.000000"}
+        connection.execute(text("INSERT INTO users VALUES (1, 'ada', 0, :day)"), day)
+        columns = "id, user_id, name, prefix, sha256, created_at, scope"
+        given = {**day, "prefix": secret[:10], "sha256": security.token_hash(secret)}
+        values = "1, 1, 'laptop', :prefix, :sha256, :day, 'read publish manage'"
+        connection.execute(text(f"INSERT INTO tokens ({columns}) VALUES ({values})"), given)
+    database.migrate()
+    assert authenticate(database, secret).token.scopes == ["read", "publish", "manage"]
+    with database.write() as session:
+        assert revoke_token(session, secret[:10]).revoked_at is not None
+    database.close()
 
 
 async def test_a_publishing_token_of_one_environment_publishes_that_alone(hub, make_wheel):

@@ -21,7 +21,7 @@ from wander_hub.accounts.models import Membership
 from wander_hub.database import Base, now
 from wander_hub.environments import repository as environments
 from wander_hub.http.boundary import find_mutating_routes, find_undeclared_routes
-from wander_hub.identity import HUB
+from wander_hub.identity import HUB, scope_for
 from wander_hub.leaderboards.listing import refresh_results
 from wander_hub.leaderboards.schemas import board_name
 from wander_hub.rights.models import Grant
@@ -290,7 +290,7 @@ async def test_only_those_with_the_right_may(private, make_wheel, run_of, method
         refused = await attempt(hub, method, path, who, make_wheel, run_of)
         allowed = (403, 404) if (method, path) not in OPEN_TO_ROLES else (422,)
         assert refused.status_code in allowed, (who, refused.text)
-    scopes = {"read", "results", "publish", "manage"} - {needed[method, path]}
+    scopes = {"read", "results", "publish", "manage"} - {scope_for(needed[method, path])}
     for scope in sorted(scopes):
         refused = await attempt(hub, method, path, scope, make_wheel, run_of)
         assert (refused.status_code, refused.json()["code"]) == (403, "token_scope"), scope
@@ -308,6 +308,19 @@ async def test_a_reader_posts_results_and_a_maintainer_publishes(private, make_w
     assert (await private.upload(spec.build(), spec.wheel_name, user="maintainer")).status_code == 200
     manifest, rollouts = run_of(None)
     assert (await private.post_run(manifest, rollouts, user="reader")).status_code == 201
+
+
+async def test_a_maintainer_yanks_with_a_token_that_says_so(private, make_wheel):
+    hub, changed = private, f"{ENVIRONMENT.format(**VALUES)}/versions/0.1.0/yank"
+    with hub.database.write(HUB) as session:
+        maintainer = accounts.user_named(session, "maintainer")
+        hub.tokens["uploads"] = add_token(session, maintainer, "ci", scopes=("publish",))
+    refused = await hub.client.put(changed, json={}, headers=hub.auth("uploads"))
+    assert (refused.status_code, refused.json()["code"]) == (403, "token_scope")
+    assert refused.json()["hint"] == "make one with `wander token new NAME --scope manage`"
+    assert (await hub.client.put(changed, json={}, headers=hub.auth("maintainer"))).status_code == 200
+    spec = make_wheel(version="0.2.0")
+    assert (await hub.upload(spec.build(), spec.wheel_name, user="uploads")).status_code == 200
 
 
 async def test_a_role_on_one_environment_is_good_for_that_one_alone(private, make_wheel):

@@ -10,8 +10,9 @@ import pytest
 import zstandard
 from run_parcels import Parcel
 from sqlalchemy import func, select
-from wander.evals.stats.summary import summarise
+from wander.evals.stats.summary import summarise_run
 from wander.types import Rollout
+from wander.wire import RunManifest
 from wander.wire.postings import RolloutsDigest, line_digest, run_digest
 from wander_hub.database import now
 from wander_hub.fsck import check as fsck
@@ -89,7 +90,7 @@ async def test_chunks_in_any_order_make_the_run_that_the_sdk_would_summarise(hub
     done = await finish(hub, parcel)
     assert done.status_code == 201, done.text
     whole = [Rollout.model_validate(one) for one in rollouts]
-    expected = summarise(whole, expected=100).model_dump(mode="json")
+    expected = summarise_run(RunManifest.model_validate(manifest), whole).model_dump(mode="json")
     assert done.json()["summary"] == expected
     assert done.json()["sha256"] == parcel.sha256
     for number in (0, 6, 7, 50, 99):

@@ -39,9 +39,9 @@ def trust(hub: Any, issuer: Issuer) -> Any:
 
 @pytest.fixture
 def mint(hub: Any, issuer: Issuer) -> Any:
-    async def ask(token: str | None = None, **claims: Any) -> Any:
+    async def ask(token: str | None = None, target: dict[str, str] | None = None, **claims: Any) -> Any:
         token = token or issuer.token(**github_claims(**claims))
-        return await hub.client.post("/_/oidc/mint-token", json={"token": token})
+        return await hub.client.post("/_/oidc/mint-token", json={"token": token}, params=target)
 
     return ask
 
@@ -226,15 +226,63 @@ async def test_an_issuer_that_cannot_be_asked_is_said(trust, mint, issuer):
     assert (answer.status_code, answer.json()["code"]) == (503, "issuer_unreachable")
 
 
-async def test_several_environments_that_trust_one_workflow_are_told_apart_or_refused(trust, mint):
+async def test_several_environments_that_trust_one_workflow_are_told_apart_or_refused(hub, trust, mint):
     await trust(name="one")
     await trust(name="two")
     answer = await mint()
     assert (answer.status_code, answer.json()["code"]) == (422, "several_publishers")
-    assert "`alice/one`, `alice/two`" in answer.json()["detail"]
+    assert "alice" not in answer.text
+    for name in ("one", "two"):
+        named = bearer(await mint(target={"owner": "alice", "name": name}))
+        whoami = (await hub.get("/api/v1/whoami", headers=named)).json()
+        assert whoami["token"]["target"] == f"alice/{name}"
+    for other in ({"owner": "alice", "name": "four"}, {"owner": "bob"}, {"owner": "bob", "name": "one"}):
+        refused = await mint(target=other)
+        assert (refused.status_code, refused.json()["code"]) == (422, "unknown_publisher"), other
     assert (await trust(name="three", deployment="three")).status_code == 201
     await trust(name=None)
     assert (await mint()).status_code == 200, "the owner's own publisher covers them"
+
+
+@pytest.mark.parametrize("theirs", [("secret-plan",), ("secret-plan", "secret-two"), (None,)])
+async def test_a_stranger_s_publisher_neither_blocks_nor_is_named(hub, trust, mint, make_wheel, theirs):
+    for name in theirs:
+        assert (await trust("bob", "bob", name=name)).status_code == 201
+    await trust()
+    for target in (None, {"owner": "alice"}, {"owner": "Alice", "name": "Reverse_Text"}):
+        answer = await mint(target=target)
+        assert "bob" not in answer.text
+        assert "secret" not in answer.text
+        spec = make_wheel()
+        sent = await hub.upload(spec.build(), spec.wheel_name, headers=bearer(answer))
+        assert sent.status_code == 200, (target, sent.text)
+        refused = await hub.upload(spec.build(), spec.wheel_name, owner="admin", headers=bearer(answer))
+        assert refused.status_code in (401, 403)
+        elsewhere = make_wheel(name="other", files={"other.py": b"def load_environment(): ...\n"})
+        refused = await hub.upload(elsewhere.build(), elsewhere.wheel_name, headers=bearer(answer))
+        assert refused.status_code == 403, "the token is for one environment"
+    unnamed = await mint(target={"name": "reverse-text"})
+    if None in theirs:
+        assert (unnamed.status_code, unnamed.json()["code"]) == (422, "several_publishers")
+        assert "bob" not in unnamed.text
+    else:
+        assert unnamed.status_code == 200, "whose name it is can be told"
+
+
+async def test_a_shared_secret_is_many_tokens_each_with_its_owner_s_rights(hub, trust, mint, make_wheel):
+    await trust("bob", "bob")
+    added = await trust()
+    headers, spec = bearer(await mint()), make_wheel()
+    for owner in ("alice", "bob"):
+        assert (
+            await hub.upload(spec.build(), spec.wheel_name, owner=owner, headers=headers)
+        ).status_code == 200
+    assert (await hub.get("/api/v1/whoami", headers=headers)).status_code == 401, "it is nobody's by itself"
+    removed = f"/api/v1/owners/alice/publishers/{added.json()['id']}"
+    assert (await hub.client.delete(removed, headers=hub.auth())).status_code == 200
+    assert (await hub.upload(spec.build(), spec.wheel_name, headers=headers)).status_code == 401
+    again = await hub.upload(spec.build(), spec.wheel_name, owner="bob", headers=headers)
+    assert again.status_code == 200, "bob still trusts it"
 
 
 async def test_who_may_not_manage_trusts_nobody(hub, trust):

@@ -13,12 +13,14 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
+from datetime import timedelta
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from pydantic import ValidationError
 from sqlalchemy.exc import DatabaseError
+from wander.wire import TOKEN_SCOPES
 
 from wander_hub import __version__
 from wander_hub.database import Database
@@ -304,14 +306,33 @@ def list_users(data: Data = None, as_json: AsJson = False) -> None:
     print_rows(rows, as_json)
 
 
+def _scope(word: str) -> str:
+    if word not in TOKEN_SCOPES:
+        raise typer.BadParameter(f"`{word}` is none of {', '.join(TOKEN_SCOPES)}")
+    return word
+
+
 @token_app.command("create")
 def create_token(
     user: str,
     name: Annotated[str, typer.Option(help="what the token is for")] = "command line",
+    scope: Annotated[
+        list[str] | None,
+        typer.Option(
+            parser=_scope, metavar="SCOPE", help=f"{', '.join(TOKEN_SCOPES)}; may repeat  [default: all]"
+        ),
+    ] = None,
+    days: Annotated[
+        int | None, typer.Option(help="days until it expires  [default: it does not]", min=1, max=3650)
+    ] = None,
     data: Data = None,
     as_json: AsJson = False,
 ) -> None:
-    """Create a token for a user and print it; it cannot be shown again."""
+    """Create a token for a user and print it; it cannot be shown again.
+
+    \b
+    wander-hub token create ada --scope publish --days 30
+    """
     from wander_hub.accounts.repository import user_named
     from wander_hub.rights.tokens import add_token
 
@@ -320,7 +341,8 @@ def create_token(
         if found is None:
             hint = f"run `wander-hub user add {user}`"
             raise HubProblem(404, "user_not_found", f"there is no user `{user}`", hint=hint)
-        secret = add_token(session, found, name)
+        lifetime = timedelta(days=days) if days is not None else None
+        secret = add_token(session, found, name, scopes=scope or TOKEN_SCOPES, lifetime=lifetime)
     print_row({"user": user, "name": name, "token": secret}, as_json, secret)
 
 
@@ -339,6 +361,8 @@ def list_tokens(
                 "prefix": token.prefix,
                 "user": token.user.name,
                 "name": token.name,
+                "scopes": token.scope,
+                "expires_at": token.expires_at.isoformat() if token.expires_at else None,
                 "created_at": token.created_at.isoformat(),
                 "last_used_at": token.last_used_at.isoformat() if token.last_used_at else None,
                 "revoked": token.revoked_at is not None,

@@ -31,9 +31,9 @@ def readable_by(reader: Identity | None) -> ColumnElement[bool]:
     """Return the condition on environments that holds for those somebody may see; None is the public."""
     if reader is None:
         return Environment.private.is_(False)
-    mine = [Environment.owner_id.in_(reader.roles) | Environment.id.in_(reader.grants)]
-    if reader.admin:
-        mine = [true()]
+    mine: list[ColumnElement[bool]] = [true()]
+    if not reader.admin:
+        mine = [Environment.owner_id.in_(reader.roles) | Environment.id.in_(reader.grants)]
     if reader.only_owner is not None:
         mine.append(Environment.owner_id == reader.only_owner)
     if reader.only_new is not None:
@@ -186,7 +186,7 @@ def files_for_pages(session: Session, environment: Environment) -> list[tuple[Of
     query = query.where(File.environment_id == environment.id)
     rows = session.execute(query.order_by(Version.id, File.filename.desc()))
     open_ = environment.quarantine_reason is None
-    return [(OfferedFile(*row[:-1]), open_ and row.deleted_at is None) for row in rows]
+    return [(OfferedFile._make(row[:-1]), open_ and row.deleted_at is None) for row in rows]
 
 
 class NumberRow(NamedTuple):

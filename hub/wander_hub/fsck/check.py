@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import hashlib
 import io
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
-from sqlalchemy import select
+from sqlalchemy import select, update
 from sqlalchemy.orm import Session, joinedload, undefer
 from wander.evals.stats.summary import RunningSummary
 from wander.wire import RunManifest, RunSummary
@@ -164,8 +164,9 @@ def _objects(database: Database, storage: Storage, *, repair: bool, quick: bool)
                 if repair:  # the bytes are right, so the row is not
                     with database.write(HUB) as session:
                         for table in (File, RunArtifact):
-                            for row in session.scalars(select(table).where(table.sha256 == sha256)):
-                                row.size = found.size
+                            session.execute(
+                                update(table).where(table.sha256 == sha256).values(size=found.size)
+                            )
                 detail = f"{found.size:,} bytes, other than told of {whats}"
                 yield Finding("size_wrong", sha256, detail, repaired=repair)
     oldest = now() - GRACE
@@ -197,7 +198,7 @@ def _chunks(database: Database, storage: Storage, *, repair: bool) -> Iterator[F
 
 
 def _run(
-    database: Database, storage: Storage, run_id: str, broken: Collection[str], *, repair: bool
+    database: Database, storage: Storage, run_id: str, broken: Set[str], *, repair: bool
 ) -> Finding | None:
     """Derive the numbers of a run from its rollouts and tell what is otherwise.
 
@@ -233,7 +234,7 @@ def _run(
     return Finding("aggregates_wrong", run_id, ", ".join(wrong), repaired=repair)
 
 
-def _derive(session: Session, storage: Storage, run: Run, broken: Collection[str]) -> Derived | None:
+def _derive(session: Session, storage: Storage, run: Run, broken: Set[str]) -> Derived | None:
     query = select(RunChunk).where(RunChunk.run_id == run.run_id).order_by(RunChunk.first)
     chunks = session.scalars(query).all()
     if not broken.isdisjoint(one.object_sha256 for one in chunks):

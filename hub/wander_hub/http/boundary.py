@@ -21,7 +21,7 @@ from starlette.routing import BaseRoute
 from wander_hub import security
 from wander_hub.database import Database, Result
 from wander_hub.http.problems import HubProblem
-from wander_hub.identity import Identity, Permission
+from wander_hub.identity import Identity, Permission, scope_for
 from wander_hub.settings import Settings
 from wander_hub.storage import Storage
 
@@ -91,7 +91,8 @@ def optional_identity(request: Request) -> Identity | None:
     if secret is None or known is not None:
         return known
     try:
-        request.state.identity = request.app.state.authenticate(database_of(request), secret)
+        owner = request.path_params.get("owner")
+        request.state.identity = request.app.state.authenticate(database_of(request), secret, owner)
     except HubProblem as refusal:
         refusal.headers = challenge(request)
         raise
@@ -123,13 +124,14 @@ class Needs:
     def __call__(self, request: Request) -> Identity:
         """Return the caller; raise a 401 without a token, a 403 for one of another scope."""
         identity = require_identity(request)
-        if self.permission not in identity.token.scopes:
+        scope = scope_for(self.permission)
+        if scope not in identity.token.scopes:
             scopes = ", ".join(f"`{one}`" for one in identity.token.scopes)
             raise HubProblem(
                 403,
                 "token_scope",
-                f"this needs a token of scope `{self.permission}`; this one has {scopes}",
-                hint=f"make one with `wander token new NAME --scope {self.permission}`",
+                f"this needs a token of scope `{scope}`; this one has {scopes}",
+                hint=f"make one with `wander token new NAME --scope {scope}`",
             )
         return identity
 
@@ -194,6 +196,7 @@ WriteSession = Annotated[Session, Depends(write_session, scope="function")]
 Caller = Annotated[Identity, Depends(require_identity)]
 Poster = Annotated[Identity, Depends(Needs("results"))]
 Publisher = Annotated[Identity, Depends(Needs("publish"))]
+Maintainer = Annotated[Identity, Depends(Needs("maintain"))]
 Manager = Annotated[Identity, Depends(Needs("manage"))]
 HubDatabase = Annotated[Database, Depends(_state("database"))]
 HubStorage = Annotated[Storage, Depends(_state("storage"))]
@@ -209,10 +212,15 @@ async def _for_publisher(request: Request, caller: Publisher) -> Context:
     return context_of(request, caller)
 
 
+async def _for_maintainer(request: Request, caller: Maintainer) -> Context:
+    return context_of(request, caller)
+
+
 async def _for_manager(request: Request, caller: Manager) -> Context:
     return context_of(request, caller)
 
 
 ForPoster = Annotated[Context, Depends(_for_poster)]
 ForPublisher = Annotated[Context, Depends(_for_publisher)]
+ForMaintainer = Annotated[Context, Depends(_for_maintainer)]
 ForManager = Annotated[Context, Depends(_for_manager)]

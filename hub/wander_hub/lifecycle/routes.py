@@ -17,11 +17,12 @@ from wander_hub.http.answers import REVALIDATE, stored_object
 from wander_hub.http.bodies import whole
 from wander_hub.http.boundary import (
     BaseUrl,
+    ForMaintainer,
     ForManager,
     ForPublisher,
     HubStorage,
+    Maintainer,
     Manager,
-    Publisher,
     ReadSession,
     WriteSession,
 )
@@ -41,7 +42,7 @@ Why = Annotated[str | None, Query(max_length=500, description="shown to everybod
 @router.put("/versions/{version}/yank", response_model=VersionDetail, responses=_REFUSALS)
 def yank_version(
     session: WriteSession,
-    caller: Publisher,
+    caller: Maintainer,
     base_url: BaseUrl,
     owner: str,
     name: str,
@@ -55,7 +56,7 @@ def yank_version(
 
 @router.delete("/versions/{version}/yank", response_model=VersionDetail, responses=_REFUSALS)
 def unyank_version(
-    session: WriteSession, caller: Publisher, base_url: BaseUrl, owner: str, name: str, version: str
+    session: WriteSession, caller: Maintainer, base_url: BaseUrl, owner: str, name: str, version: str
 ) -> VersionDetail:
     """Offer a yanked version again."""
     environment, found = life.yank(session, caller, owner, name, version, undo=True)
@@ -90,7 +91,7 @@ def delete_environment(context: ForManager, owner: str, name: str, reason: Why =
 
 @router.put("/status", response_model=EnvironmentDetail, responses=_REFUSALS)
 def set_status(
-    session: WriteSession, caller: Publisher, base_url: BaseUrl, owner: str, name: str, body: NewStatus
+    session: WriteSession, caller: Maintainer, base_url: BaseUrl, owner: str, name: str, body: NewStatus
 ) -> EnvironmentDetail:
     """Deprecate, archive or (administrators) quarantine an environment (PEP 792), or undo that."""
     return _detail(session, life.set_status(session, caller, owner, name, body), base_url)
@@ -113,7 +114,7 @@ def transfer_environment(
 
 
 @router.post("/fork", status_code=201, response_model=EnvironmentDetail, responses=_REFUSALS)
-def fork_environment(context: ForPublisher, owner: str, name: str, body: NewPlace) -> EnvironmentDetail:
+def fork_environment(context: ForMaintainer, owner: str, name: str, body: NewPlace) -> EnvironmentDetail:
     """Start an environment under another owner from one version of this one."""
 
     def record(session: Session) -> EnvironmentDetail:

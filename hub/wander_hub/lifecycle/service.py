@@ -42,7 +42,7 @@ def yank(
 
     `undo` offers a yanked version again.
     """
-    environment = rights.environment_for(session, caller, "publish", owner, name)
+    environment = rights.environment_for(session, caller, "maintain", owner, name)
     found = _present_version(session, environment, version)
     if undo:
         found.yanked, found.yanked_reason = False, None
@@ -83,7 +83,7 @@ def delete_environment(
 
 def set_status(session: Session, caller: Identity, owner: str, name: str, wanted: NewStatus) -> Environment:
     """Deprecate, archive or quarantine an environment, or take that back."""
-    environment = rights.environment_for(session, caller, "publish", owner, name)
+    environment = rights.environment_for(session, caller, "maintain", owner, name)
     if wanted.status == "quarantined":
         rights.administrator(caller)
         if not _text(wanted.reason):
@@ -106,8 +106,15 @@ def set_status(session: Session, caller: Identity, owner: str, name: str, wanted
 def set_visibility(
     session: Session, caller: Identity, owner: str, name: str, *, private: bool
 ) -> Environment:
-    """Hide an environment from all who have no role on it, or show it to everybody."""
+    """Hide an environment from all who have no role on it, or show it to everybody.
+
+    What was forked from a private environment is shown only by somebody who may also show that one.
+    """
     environment = rights.environment_for(session, caller, "manage", owner, name)
+    if not private and not _parents_agree(session, caller, environment):
+        hint = "make an owner of what it was forked from an owner of the fork too, who then shows it"
+        detail = f"`{owner}/{name}` was forked from a private environment, whose owner has not agreed"
+        raise HubProblem(403, "parent_private", detail, hint=hint)
     environment.private = private
     _refresh(session, environment)
     return environment
@@ -155,7 +162,7 @@ def fork(session: Session, caller: Identity, owner: str, name: str, place: NewPl
     if parent.quarantine_reason is not None:
         raise HubProblem(409, "environment_quarantined", f"`{owner}/{name}` is in quarantine")
     source = _present_version(session, parent, place.version or "latest")
-    target = rights.owner_for(session, caller, "publish", place.owner)
+    target = rights.owner_for(session, caller, "maintain", place.owner)
     if place.name is not None and _new_name(place.name) != parent.name:
         hint = "fork it, rename it in pyproject.toml and publish that"
         raise HubProblem(422, "bad_name", "a fork keeps its name, which its files carry", hint=hint)
@@ -174,6 +181,18 @@ def fork(session: Session, caller: Identity, owner: str, name: str, place: NewPl
     return child
 
 
+def _parents_agree(session: Session, caller: Identity, environment: Environment) -> bool:
+    """Tell whether the caller may show all private environments that this one comes from, fork by fork."""
+    while environment.parent_id is not None:
+        parent = session.get_one(Environment, environment.parent_id)  # whoever may see it
+        if not parent.private:
+            return True
+        if not rights.may(caller, "manage", parent):
+            return False
+        environment = parent
+    return True
+
+
 def _present_version(session: Session, environment: Environment, version: str) -> Version:
     found = service.find_version(session, environment, version)
     if found.deleted_at is not None:
@@ -184,7 +203,8 @@ def _present_version(session: Session, environment: Environment, version: str) -
 
 def _digests(session: Session, version: Version) -> list[str]:
     """Return the digests of all that a version points to."""
-    return [one.sha256 for one in (*version.files, *documents.documents_of(session, version))]
+    documented = documents.documents_of(session, version)
+    return [one.sha256 for one in version.files] + [one.sha256 for one in documented]
 
 
 def _refresh(session: Session, environment: Environment) -> None:

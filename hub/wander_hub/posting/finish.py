@@ -10,6 +10,7 @@ import io
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import islice
 
 from pydantic import ValidationError
 from sqlalchemy.orm import Session
@@ -114,14 +115,15 @@ def finish(context: Context, queue: TableQueue, sha256: str, wanted: FinishPosti
 def _chunks(session: Session, row: PostingRow, count: int) -> list[PostingChunk]:
     """Return the chunks of a run, refusing one of which some have not arrived."""
     found = [one for one in posting_repository.chunks_of(session, row.id) if one.number < count]
-    missing = sorted(set(range(count)) - {one.number for one in found})
-    if missing:
+    if len(found) < count:
+        present = {one.number for one in found}
+        missing = islice((number for number in range(count) if number not in present), _SHOWN_MISSING)
         raise HubProblem(
             422,
             "chunks_missing",
-            f"{len(missing)} of {count} chunks have not arrived",
+            f"{count - len(found)} of {count} chunks have not arrived",
             hint="send them, then finish again: `wander post` does so",
-            errors=[{"chunk": number, "msg": "missing"} for number in missing[:_SHOWN_MISSING]],
+            errors=[{"chunk": number, "msg": "missing"} for number in missing],
         )
     return found
 

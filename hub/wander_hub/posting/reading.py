@@ -10,7 +10,7 @@ import hashlib
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import BinaryIO
+from typing import IO
 
 import zstandard
 from pydantic import ValidationError
@@ -37,7 +37,7 @@ class Line:
     length: int
 
 
-def unpack(source: BinaryIO, plain: BinaryIO, max_bytes: int, limit: str) -> tuple[str, int]:
+def unpack(source: IO[bytes], plain: IO[bytes], max_bytes: int, limit: str) -> tuple[str, int]:
     """Copy plain or zstd-compressed lines; return digest and size of the plain ones.
 
     `limit` names what may not be over `max_bytes`.
@@ -60,7 +60,7 @@ def unpack(source: BinaryIO, plain: BinaryIO, max_bytes: int, limit: str) -> tup
     return digest.hexdigest(), total
 
 
-def lines_that_count(plain: BinaryIO, pinned: PinnedRun) -> list[Line]:
+def lines_that_count(plain: IO[bytes], pinned: PinnedRun) -> list[Line]:
     """Validate every line of a whole file; return those that count, in the manifest's order."""
     chosen: dict[int, Line] = {}
     manifest = pinned.manifest
@@ -79,7 +79,7 @@ def lines_that_count(plain: BinaryIO, pinned: PinnedRun) -> list[Line]:
     return [chosen[place] for place in sorted(chosen)]
 
 
-def rollouts_in_order(plain: BinaryIO, pinned: PinnedRun, chunk: int) -> Iterator[tuple[Rollout, bytes]]:
+def rollouts_in_order(plain: IO[bytes], pinned: PinnedRun, chunk: int) -> Iterator[tuple[Rollout, bytes]]:
     """Yield the rollouts of a chunk with their lines; refuse one that does not follow the one before."""
     last = -1
     for number, (_, line) in enumerate(_lines(plain), start=1):
@@ -108,7 +108,7 @@ def split(lines: Sequence[Line], most_bytes: int) -> Iterator[list[Line]]:
         yield part
 
 
-def _lines(plain: BinaryIO) -> Iterator[tuple[int, bytes]]:
+def _lines(plain: IO[bytes]) -> Iterator[tuple[int, bytes]]:
     """Yield every line with the offset it begins at."""
     plain.seek(0)
     offset, number = 0, 0

@@ -11,6 +11,7 @@ from starlette.responses import Response
 from wander.wire import RunDetail
 from wander.wire.postings import (
     MAX_CHUNK_BYTES,
+    MAX_CHUNKS,
     FinishPosting,
     KeyInfo,
     KeyList,
@@ -87,7 +88,7 @@ async def put_chunk(
     request: Request,
     context: ForPoster,
     sha256: Digest,
-    chunk: Annotated[int, Path(ge=0, lt=2**31)],
+    chunk: Annotated[int, Path(ge=0, lt=MAX_CHUNKS)],
     digest: Annotated[str, Query(pattern=r"^[0-9a-f]{64}$", description="SHA-256 of the plain lines")],
 ) -> PostedChunk:
     """Send one chunk of the rollouts. The hub validates every line; the same chunk again changes nothing."""

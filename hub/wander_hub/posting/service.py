@@ -14,9 +14,10 @@ from collections import OrderedDict
 from collections.abc import Callable
 from datetime import timedelta
 from threading import Lock
-from typing import BinaryIO
+from typing import IO
 
 from sqlalchemy.orm import Session
+from wander.wire import RunManifest
 from wander.wire.postings import MAX_CHUNK_BYTES, PostedArtifact, PostedChunk, Posting
 
 from wander_hub.database import Database, now
@@ -135,7 +136,7 @@ def describe_posting(session: Session, posting: PostingRow) -> Posting:
     )
 
 
-def add_chunk(context: Context, sha256: str, number: int, body: BinaryIO, claimed: str) -> PostedChunk:
+def add_chunk(context: Context, sha256: str, number: int, body: IO[bytes], claimed: str) -> PostedChunk:
     """Validate and keep one chunk of a posting; the same again changes nothing, another takes its place."""
     with context.read() as session:
         posting, pinned = find(session, sha256, context.caller)
@@ -200,7 +201,7 @@ def add_artifact(context: Context, sha256: str, file: PostedFile) -> PostedArtif
 def _keep(
     context: Context,
     sha256: str,
-    stored: tuple[str, BinaryIO],
+    stored: tuple[str, IO[bytes]],
     row: Callable[[Session, PostingRow], tuple[PostingChunk | PostingArtifact, str | None]],
 ) -> None:
     """Write the row of a part whose object is stored, then drop the object of the part that it replaces."""
@@ -245,7 +246,7 @@ def forget_expired(database: Database, storage: Storage) -> int:
 
 
 def require_permission(
-    session: Session, manifest: manifests.RunManifest, caller: Identity
+    session: Session, manifest: RunManifest, caller: Identity
 ) -> tuple[Environment, Version]:
     """Return what a run is recorded under; refuse a caller who may not post results there."""
     environment, version = manifests.find_pinned_version(session, manifest)

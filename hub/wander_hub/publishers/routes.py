@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from fastapi import APIRouter, Depends, Path, Request
+from fastapi import APIRouter, Depends, Path, Query, Request
 from wander.wire.trusted_publishing import (
     Audience,
     MintedToken,
@@ -81,11 +81,17 @@ def mint_token(
     settings: HubSettings,
     tokens: Annotated[IdentityTokens, Depends(identity_tokens)],
     body: MintRequest,
+    owner: Annotated[str | None, Query(max_length=39, description="under which to publish")] = None,
+    name: Annotated[str | None, Query(max_length=200, description="of the environment to publish")] = None,
 ) -> MintedToken:
-    """Trade the identity token of a trusted workflow for an API token of 15 minutes."""
+    """Trade the identity token of a trusted workflow for an API token of 15 minutes.
+
+    Who does not say what to publish, as uv and twine, gets one that is good at the address of every owner who
+    trusts the workflow.
+    """
     claims = tokens.claims(body.token)  # may ask the issuer, so outside of any transaction
     with database.write() as session:
-        return service.mint(session, settings.oidc_issuers[claims["iss"]], claims)
+        return service.mint(session, settings.oidc_issuers[claims["iss"]], claims, owner, name)
 
 
 def _audience(known: str | None) -> str:

@@ -16,7 +16,7 @@ from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 from wander.wire.trusted_publishing import MintedToken, NewPublisher, PublisherInfo, PublisherKind
 
-from wander_hub import names
+from wander_hub import names, security
 from wander_hub.accounts import repository as accounts
 from wander_hub.accounts.models import User
 from wander_hub.database import now
@@ -27,6 +27,7 @@ from wander_hub.publishers import repository
 from wander_hub.publishers.identity_tokens import LEEWAY_SECONDS, refusal
 from wander_hub.publishers.models import Publisher, UsedAssertion
 from wander_hub.rights import rights, tokens
+from wander_hub.rights.models import Token
 from wander_hub.rights.repository import tokens_of
 
 TOKEN_MINUTES = 15
@@ -64,6 +65,10 @@ def add(
 
     Who adds it must own the environment, or the owner where the environment is new or all are meant.
     """
+    if "publish" not in caller.token.scopes:
+        hint = "make one with `wander token new NAME --scope manage --scope publish`"
+        detail = "a publisher publishes, which the token that adds it has to be good for"
+        raise HubProblem(403, "token_scope", detail, hint=hint)
     name = names.normalise_environment(wanted.name) if wanted.name is not None else None
     exists = name is not None and environments.environment_named(session, names.normalise_owner(owner), name)
     if name is not None and exists:
@@ -113,11 +118,23 @@ def remove(session: Session, caller: Identity, owner: str, number: int) -> Publi
     return told
 
 
-def mint(session: Session, kind: PublisherKind, claims: dict[str, Any]) -> MintedToken:
-    """Give the publisher whom verified claims name a token for what it may publish; each token works once."""
+def mint(
+    session: Session, kind: PublisherKind, claims: dict[str, Any], owner: str | None, name: str | None
+) -> MintedToken:
+    """Give the publisher whom verified claims name a token for what it may publish; each token works once.
+
+    Anybody may trust any workflow, so without a target there may be publishers of several owners: then each
+    gives a token of one secret, and the address of the upload says which of them is meant.
+    """
+    owner = names.normalise_owner(owner) if owner is not None else None
+    name = names.normalise_environment(name) if name is not None else None
     repository.forget_before(session, now())
     subject = _normal_subject(kind, str(claims.get(_SUBJECT[kind], "")))
-    known = repository.with_subject(session, claims["iss"], subject)
+    known = [
+        one
+        for one in repository.with_subject(session, claims["iss"], subject)
+        if owner in (None, one.owner.name) and (name is None or one.name in (None, name))
+    ]
     if not known:
         raise refusal("unknown_publisher", f"nobody here trusts `{subject[:200]}` of `{claims['iss']}`")
     differences = [(one, _difference(one, claims)) for one in known]
@@ -125,14 +142,32 @@ def mint(session: Session, kind: PublisherKind, claims: dict[str, Any]) -> Minte
     if not fitting:
         reasons = dict.fromkeys(why for _, why in differences if why)
         raise refusal("unknown_publisher", "; ".join(reasons))
-    publisher = _the_one(fitting)
+    chosen = _one_of_each_owner(fitting, name)
+    if not chosen or (name is not None and len(chosen) > 1):
+        reason = (
+            "several environments or owners trust this workflow, and a token is for one of them: name it "
+        )
+        reason += (
+            "(`wander publish --owner OWNER`), trust the workflow for the owner as a whole, or give each "
+        )
+        raise refusal("several_publishers", reason + "a workflow or a deployment of its own")
     _use_once(session, claims)
+    shared = security.new_token() if len(chosen) > 1 else None
+    made = [_token_of(session, one, kind, claims, shared) for one in chosen]
+    secret, token = made[0]
+    assert token.expires_at is not None
+    return MintedToken(token=secret, expires=int(token.expires_at.timestamp()))
+
+
+def _token_of(
+    session: Session, publisher: Publisher, kind: PublisherKind, claims: dict[str, Any], shared: str | None
+) -> tuple[str, Token]:
     pins = {one: str(claims[one]) for one in _PINNED[kind] if one in claims}
     publisher.pinned = publisher.pinned or pins
     publisher.last_used_at = now()
     label = f"{publisher.kind} {publisher.subject} {publisher.workflow or ''}".strip()
     shown = {one: str(claims[one])[:500] for one in _SHOWN[kind] if claims.get(one) not in (None, "")}
-    secret, token = tokens.make_token(
+    return tokens.make_token(
         session,
         publisher.created_by.id,
         label[:80],
@@ -141,9 +176,8 @@ def mint(session: Session, kind: PublisherKind, claims: dict[str, Any]) -> Minte
         environment_name=publisher.name,
         lifetime=timedelta(minutes=TOKEN_MINUTES),
         claims={"publisher": str(publisher.id), "kind": kind, "issuer": str(claims["iss"]), **shown},
+        shared=shared,
     )
-    assert token.expires_at is not None
-    return MintedToken(token=secret, expires=int(token.expires_at.timestamp()))
 
 
 def drop_of_environment(session: Session, owner_id: int, name: str) -> None:
@@ -180,20 +214,15 @@ def _issuer(wanted: NewPublisher, issuers: dict[str, PublisherKind]) -> str:
     return issuer
 
 
-def _the_one(fitting: Sequence[Publisher]) -> Publisher:
-    """Return the publisher that allows least and serves; several environments' are no single token's."""
-    targets = {(one.owner_id, one.name): one for one in fitting}
-    if len(targets) == 1:
-        return fitting[0]
-    whole = [one for one in targets.values() if one.name is None]
-    if len(whole) == 1 and len({one.owner_id for one in fitting}) == 1:
-        return whole[0]
-    labels = sorted(f"`{one.owner.name}/{one.name or '*'}`" for one in targets.values())
-    reason = (
-        f"{', '.join(labels)} all trust this workflow, and one token is for one of them: "
-        "trust it for the owner as a whole, or give each a workflow or a deployment of its own"
-    )
-    raise refusal("several_publishers", reason)
+def _one_of_each_owner(fitting: Sequence[Publisher], name: str | None) -> list[Publisher]:
+    """Return each owner's publisher that allows least and serves; one token is not for two environments."""
+    chosen = []
+    for owner in dict.fromkeys(one.owner_id for one in fitting):
+        theirs = {one.name: one for one in reversed(fitting) if one.owner_id == owner}
+        single = next(iter(theirs.values())) if len(theirs) == 1 else None
+        serves = theirs.get(name) or theirs.get(None) or single
+        chosen += [serves] if serves is not None else []
+    return chosen
 
 
 def _use_once(session: Session, claims: dict[str, Any]) -> None:

@@ -72,7 +72,8 @@ def _change_role(
     if found is None:
         hint = f"whoever runs the hub adds users: `wander-hub user add {name[:80]}`"
         raise HubProblem(404, "user_not_found", f"there is no user `{user[:80]}`", hint=hint)
-    known = session.get(table, {**target, "user_id": found.id})
+    key = {**target, "user_id": found.id}
+    known = session.get(Grant, key) if table is Grant else session.get(Membership, key)
     if role is None and known is None:
         hint = f"`wander owner list {label}` shows who has one"
         raise HubProblem(404, "no_role", f"`{user[:80]}` has no role on `{label}` itself", hint=hint)
@@ -86,8 +87,12 @@ def _change_role(
 
 
 def new_token(session: Session, caller: Identity, wanted: NewToken) -> CreatedToken:
-    """Make a token for the caller that does no more than it may."""
+    """Make a token for the caller that does no more than the one it is made with, and no longer."""
     rights.whole_token(caller)
+    if more := [one for one in wanted.scopes if one not in ("read", *caller.token.scopes)]:
+        hint = "a token makes others of its own scopes alone; log in with one of wider scope"
+        detail = f"this token is not of scope {', '.join(f'`{one}`' for one in more)} itself"
+        raise HubProblem(403, "token_scope", detail, hint=hint)
     owner, environment = _target(session, caller, wanted)
     secret, token = token_service.make_token(
         session,
@@ -97,6 +102,8 @@ def new_token(session: Session, caller: Identity, wanted: NewToken) -> CreatedTo
         owner=owner,
         environment=environment,
         lifetime=timedelta(days=wanted.days) if wanted.days is not None else None,
+        latest=caller.token.expires_at,
+        parent_id=caller.token_id,
     )
     return CreatedToken(**token_service.token_info(token).model_dump(), token=secret)
 

@@ -49,6 +49,8 @@ class Token(Base):
     """With an owner: good for its environment of this name alone, which need not exist yet."""
     claims: Mapped[dict[str, str] | None] = mapped_column(JSON(none_as_null=True))
     """What the trusted publisher proved to get this token; None for one that a user made."""
+    parent_id: Mapped[int | None] = mapped_column(ForeignKey("tokens.id"), index=True)
+    """The token that it was made with: it ends when that one is revoked."""
     user: Mapped[User] = relationship(lazy="raise")
     owner: Mapped[Owner | None] = relationship(lazy="raise")
     environment: Mapped[Environment | None] = relationship(lazy="raise")

@@ -41,6 +41,11 @@ def tokens_bound_to(session: Session, environment_id: int) -> Sequence[Token]:
     return session.scalars(select(Token).where(Token.environment_id == environment_id)).all()
 
 
+def tokens_made_with(session: Session, ids: Sequence[int]) -> Sequence[Token]:
+    """Return the tokens that were made with one of these."""
+    return session.scalars(select(Token).where(Token.parent_id.in_(ids))).all()
+
+
 def grants_of_environment(session: Session, environment_id: int) -> Sequence[Grant]:
     """Return who has a role on one environment, by name."""
     query = select(Grant).join(Grant.user).options(joinedload(Grant.user))

@@ -20,6 +20,7 @@ _WORDS: dict[Permission, str] = {
     "read": "read",
     "results": "post results to",
     "publish": "publish to",
+    "maintain": "yank, deprecate or fork",
     "manage": "manage",
 }
 
@@ -107,7 +108,7 @@ def refusal(identity: Identity, permission: Permission, environment: Environment
 
 
 def _owner_refusal(identity: Identity, permission: Permission, owner: str) -> HubProblem:
-    verb = "publish under" if permission == "publish" else _WORDS[permission]
+    verb = "publish under" if permission in ("publish", "maintain") else _WORDS[permission]
     detail = f"`{identity.user}` may not {verb} `{owner}`"
     return HubProblem(403, "not_permitted", detail, hint=_publishing_hint(identity))
 

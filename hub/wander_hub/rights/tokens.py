@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import hmac
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import replace
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any
 
 from sqlalchemy import select
@@ -19,6 +19,7 @@ from wander_hub.database import Database, fill, now
 from wander_hub.environments.models import Environment
 from wander_hub.http.problems import HubProblem
 from wander_hub.identity import ALL_SCOPES, Identity, outranks
+from wander_hub.names import normalise_owner
 from wander_hub.rights import repository
 from wander_hub.rights.models import Grant, Token
 
@@ -40,24 +41,31 @@ def make_token(
     environment: Environment | None = None,
     environment_name: str | None = None,
     lifetime: timedelta | None = None,
+    latest: datetime | None = None,
     claims: dict[str, str] | None = None,
+    parent_id: int | None = None,
+    shared: str | None = None,
 ) -> tuple[str, Token]:
     """Make a token and return its secret, which is not kept, with its row.
 
     Given an owner, an environment, or an owner and a name that need not exist yet, it is good for that alone.
+    It ends after its `lifetime`, and at `latest` then. A `shared` secret is that of several owners' tokens;
+    each is good at its owner's addresses alone.
     """
-    secret, moment = security.new_token(), now()
+    secret, moment = shared or security.new_token(), now()
+    ends = [one for one in (latest, moment + lifetime if lifetime else None) if one is not None]
     token = Token(
         user_id=user_id,
         name=name,
         prefix=secret[: security.SHOWN_LENGTH],
-        sha256=security.token_hash(secret),
+        sha256=security.token_hash(f"{owner.name}/{secret}" if shared and owner else secret),
         scope=" ".join(one for one in ALL_SCOPES if one in scopes),
         owner=owner,
         environment=environment,
         environment_name=environment_name,
         claims=claims,
-        expires_at=None if lifetime is None else moment + lifetime,
+        parent_id=parent_id,
+        expires_at=min(ends, default=None),
         created_at=moment,
     )
     session.add(token)
@@ -66,12 +74,19 @@ def make_token(
 
 
 def revoke_token(session: Session, prefix: str, *, user: str | None = None) -> Token:
-    """End a token, named by the prefix that listings show; `user` refuses the tokens of others."""
+    """End a token and all that were made with it; `user` refuses the tokens of others.
+
+    It is named by the prefix that listings show.
+    """
     found = [one for one in repository.tokens_of(session, user) if one.prefix == prefix]
     if len(found) != 1:
         hint = "`wander token list` and `wander-hub token list` show prefixes"
         raise HubProblem(404, "token_not_found", f"no token has the prefix `{prefix[:40]}`", hint=hint)
-    found[0].revoked_at = found[0].revoked_at or now()
+    made: Sequence[Token] = found
+    while made:
+        for one in made:
+            one.revoked_at = one.revoked_at or now()
+        made = repository.tokens_made_with(session, [one.id for one in made])
     return found[0]
 
 
@@ -82,10 +97,11 @@ def first_administrator(session: Session) -> str | None:
     return add_token(session, add_user(session, "admin", admin=True), "first start")
 
 
-def authenticate(database: Database, secret: str) -> Identity:
+def authenticate(database: Database, secret: str, owner: str | None = None) -> Identity:
     """Return whose token this is and note its use; raise a 401 for anything but a live token.
 
-    The token is looked up by its hash, so how long that takes tells nothing about any token.
+    The token is looked up by its hash, so how long that takes tells nothing about any token. `owner` is the
+    one in the request's address, for secrets that several owners' tokens share.
     """
     if not security.well_formed(secret):
         hint = "a token begins with `wnd_`; copy it whole"
@@ -93,6 +109,9 @@ def authenticate(database: Database, secret: str) -> Identity:
     sha256 = security.token_hash(secret)
     with database.read() as session:
         token = repository.token_hashed(session, sha256)
+        if token is None and owner is not None:
+            sha256 = security.token_hash(f"{normalise_owner(owner)}/{secret}")
+            token = repository.token_hashed(session, sha256)
         if token is None or not hmac.compare_digest(token.sha256, sha256) or token.revoked_at is not None:
             hint = "ask for a new one (`wander-hub token create`), then run `wander login`"
             raise HubProblem(401, "bad_token", "the token is unknown or revoked", hint=hint)
@@ -128,6 +147,7 @@ def identity_of(session: Session, token: Token) -> Identity:
         only_owner=token.owner_id,
         only_environment=only_environment,
         only_new=only_new,
+        token_id=token.id,
         claims=token.claims,
     )
     publishing = {

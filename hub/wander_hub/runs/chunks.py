@@ -13,7 +13,7 @@ import io
 import json
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any, BinaryIO, NamedTuple, Protocol, cast
+from typing import IO, Any, NamedTuple, Protocol, cast
 
 import zstandard
 from wander.types import Rollout
@@ -42,7 +42,7 @@ class Place:
 class BlockWriter:
     """Appends lines to a file of frames; a line's place is whole once its frame is closed."""
 
-    def __init__(self, file: BinaryIO) -> None:
+    def __init__(self, file: IO[bytes]) -> None:
         self._file = file
         self._compressor = zstandard.ZstdCompressor(level=_LEVEL, write_content_size=True)
         self._pending = io.BytesIO()
@@ -80,7 +80,7 @@ class RowFacts(NamedTuple):
     """What a list shows of one rollout, and what the aggregates need of it."""
 
     example_id: str
-    index: int
+    index: int  # type: ignore[assignment]  # hides tuple.index
     reward: float | None
     stop_reason: str | None
     failure: str | None
@@ -168,7 +168,7 @@ class _BareRollout(NamedTuple):
     """A rollout without its messages; of its turns there is only the number."""
 
     example_id: str
-    index: int
+    index: int  # type: ignore[assignment]  # hides tuple.index
     reward: float | None
     stop_reason: str | None
     failure: _BareFailure | None
@@ -187,7 +187,7 @@ class StoredChunk(Protocol):
     """Start and length of each frame of rows; the frames before the first hold the rollouts."""
 
 
-def write_chunk(rollouts: Iterable[tuple[Rollout, bytes]], target: BinaryIO) -> tuple[list[list[int]], int]:
+def write_chunk(rollouts: Iterable[tuple[Rollout, bytes]], target: IO[bytes]) -> tuple[list[list[int]], int]:
     """Write rollouts with their lines as a chunk; return where the frames of their rows lie, and how many."""
     writer = BlockWriter(target)
     rows = []

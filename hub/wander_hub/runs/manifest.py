@@ -22,6 +22,7 @@ _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _LONGEST_NAME = 300
 _MOST_ROLLOUTS = 1_000_000
+_MOST_TOKENS = 2**31 - 1
 
 
 def parse(text: bytes) -> RunManifest:
@@ -84,6 +85,8 @@ def _check_values(manifest: RunManifest) -> None:
             raise bad_manifest(f"{label} must be 1 to {_LONGEST_NAME} printable characters")
     if manifest.rollouts_per_example > _MOST_ROLLOUTS:
         raise bad_manifest(f"rollouts_per_example is over {_MOST_ROLLOUTS:,}")
+    if (manifest.sampling.max_tokens or 0) > _MOST_TOKENS:
+        raise bad_manifest(f"sampling.max_tokens is over {_MOST_TOKENS:,}")
     if len(set(manifest.example_ids)) != len(manifest.example_ids):
         raise bad_manifest("example_ids holds one example twice")
     if any(not one or len(one) > _LONGEST_NAME or "\x00" in one for one in manifest.example_ids):

@@ -159,7 +159,7 @@ def check_identity(upload: Upload, filename: FileName, package: Package, finding
         fits = not claimed_version or str(Version(claimed_version)) == package.version
     except ValueError:  # no version, or a number with thousands of digits
         fits = False
-    if not fits:
+    if claimed_version and not fits:
         raise refusal("version_mismatch", f"the form says {claimed_version[:100]}, not {package.version}")
     if "+" in package.version:
         findings.note("local_version", f"{package.version} is a local version")

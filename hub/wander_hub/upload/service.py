@@ -194,16 +194,13 @@ def _environment_for(
         return None
     label = f"{owner.name}/{held.name}"
     if held.deleted_at is not None:
-        hint = "choose another name"
-        raise HubProblem(
-            409, "name_deleted", f"`{label}` was deleted; its name is not given again", hint=hint
-        )
+        detail = f"`{label}` was deleted; its name is not given again"
+        raise HubProblem(409, "name_deleted", detail, hint="choose another name")
     status = environment_service.status_of(held)
     if status in ("archived", "quarantined"):
-        hint = None if status == "quarantined" else f"`wander deprecate {label} --undo` opens it again"
-        raise HubProblem(
-            409, f"environment_{status}", f"`{label}` is {status}: it takes no uploads", hint=hint
-        )
+        undo = None if status == "quarantined" else f"`wander deprecate {label} --undo` opens it again"
+        detail = f"`{label}` is {status}: it takes no uploads"
+        raise HubProblem(409, f"environment_{status}", detail, hint=undo)
     if private is not None and private != held.private:
         word = "private" if held.private else "public"
         hint = f"`wander owner visibility {label}` changes that"

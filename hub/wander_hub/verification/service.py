@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 from sqlalchemy import Select, func, insert, literal, select
 from sqlalchemy.orm import Session, contains_eager, joinedload
@@ -142,10 +143,10 @@ class RunSweep:
             with self._database.read(HUB) as session:
                 self._left = [*list_jobless(session, self._settings)]
         for _ in range(min(_AT_ONCE, len(self._left))):
-            run_id = self._left.pop(0)
-            self._database.committed(
-                lambda session, one=run_id: request_after_post(session, self._queue, self._settings, one), HUB
+            request = partial(
+                request_after_post, queue=self._queue, settings=self._settings, run_id=self._left.pop(0)
             )
+            self._database.committed(request, HUB)
 
 
 def unplayable(run: Run) -> str | None:

@@ -27,6 +27,7 @@ MANIFEST, ROLLOUTS = "run.json", "rollouts.jsonl"
 MAX_CHUNK_BYTES = 64 * 1024 * 1024
 """Most plain bytes of a chunk, and so of a rollout; a client aims at far less."""
 MAX_CHUNK_ROLLOUTS = 1000
+MAX_CHUNKS = 2**20
 DIGEST_BYTES = 32
 
 
@@ -114,7 +115,7 @@ class RunSignature(Record, defer_build=False):
 class FinishPosting(Record, defer_build=False):
     """Says that everything was sent."""
 
-    chunks: int = Field(ge=0, le=2**31)
+    chunks: int = Field(ge=0, le=MAX_CHUNKS)
     """How many there are; those with higher numbers are left out."""
     signature: RunSignature | None = None
 
@@ -140,7 +141,7 @@ class Withdrawal(Record):
 class Checkpoint(Record):
     """Weights that a training run made: a line of `checkpoints.jsonl`."""
 
-    step: int = Field(ge=0)
+    step: int = Field(ge=0, lt=2**31)
     weights_sha256: str = Field(pattern=r"^[0-9a-f]{64}$")
     """As `model.weights_sha256` of an evaluation of these weights says."""
 

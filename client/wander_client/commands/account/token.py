@@ -17,8 +17,10 @@ app = command_app(
     \b
     read      read private environments; every other scope does so too
     results   post runs
-    publish   upload, yank, deprecate
-    manage    everything else""",
+    publish   upload
+    manage    everything else: yank, deprecate, fork, roles, tokens
+
+    A token makes others of its own scopes alone, which end with it.""",
     group=True,
 )
 

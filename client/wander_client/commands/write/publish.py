@@ -66,10 +66,10 @@ def publish(
     folder = path.expanduser().resolve()
     if not folder.is_dir():
         raise NotFound(f"the folder `{path}` does not exist", hint="`wander new NAME` makes an environment")
-    publishing.require_project(folder)
+    name = publishing.require_project(folder)["name"]
     under = owner
     if not dry_run:  # the token is checked before anything is built
-        with here.hub(login=True, trusted=True) as hub:
+        with here.hub(login=True, publishes=(owner, name)) as hub:
             under = choose_owner(owner, hub.whoami())
     here.output.note(f"building {folder.name}")
     with publishing.build_package(folder) as package:
@@ -113,7 +113,7 @@ def _publish(
     total = package.wheel.size + package.sdist.size
     output.note(f"uploading to {current().settings.hub}")
     with (
-        current().hub(login=True, trusted=True) as hub,
+        current().hub(login=True) as hub,
         output.progress("uploading", -(-total // _KIB), unit="KiB") as progress,
     ):
 

@@ -109,14 +109,19 @@ def remove(
 
 
 @app.command()
-def token() -> None:
+def token(
+    target: Annotated[
+        str | None, typer.Argument(help="owner/name or owner to publish  [default: what the workflow may]")
+    ] = None,
+) -> None:
     """In a trusted workflow: print a token of fifteen minutes, for tools that cannot ask for it.
 
     \b
-    TWINE_PASSWORD=$(wander publisher token) twine upload -u __token__ ...
+    TWINE_PASSWORD=$(wander publisher token acme/wordle) twine upload -u __token__ ...
     """
     here = current()
-    credential = here.workflow_credential()
+    owner, _, name = (target or "").partition("/")
+    credential = here.workflow_credential(owner or None, name or None)
     if credential is None:
         hint = "it runs in jobs of GitHub Actions, GitLab CI and others; `wander token new` makes a token"
         raise UsageError("this is no workflow, or the hub has no trusted publishing", hint=hint)

@@ -89,8 +89,11 @@ def _generated_patterns(project: dict[str, Any]) -> tuple[str, ...]:
     tool = project.get("tool")
     table = tool.get("wander", {}) if isinstance(tool, dict) else {}
     patterns = table.get("generated", []) if isinstance(table, dict) else None
-    sound = isinstance(patterns, list) and len(patterns) <= _MOST_PATTERNS
-    if not sound or not all(isinstance(one, str) and 0 < len(one) <= _LONGEST_PATTERN for one in patterns):
-        detail = f"`generated` under `[tool.wander]` is no list of up to {_MOST_PATTERNS} patterns of paths"
-        raise refusal("bad_generated", detail)
-    return tuple(patterns)
+    if (
+        isinstance(patterns, list)
+        and len(patterns) <= _MOST_PATTERNS
+        and all(isinstance(one, str) and 0 < len(one) <= _LONGEST_PATTERN for one in patterns)
+    ):
+        return tuple(patterns)
+    detail = f"`generated` under `[tool.wander]` is no list of up to {_MOST_PATTERNS} patterns of paths"
+    raise refusal("bad_generated", detail)
