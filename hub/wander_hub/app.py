@@ -21,6 +21,7 @@ from wander_hub.environments import routes as environments
 from wander_hub.http import health
 from wander_hub.http import schemas as schemas_published
 from wander_hub.http.boundary import find_undeclared_routes
+from wander_hub.http.hosts import Hosts, misdirected
 from wander_hub.http.middleware import AnswerHeaders
 from wander_hub.http.problems import install_handlers
 from wander_hub.index import routes as index
@@ -63,13 +64,15 @@ Errors are RFC 9457 problem details with a stable `code`, and a `hint` that says
 class Hub(FastAPI):
     """The application, with the index's short way ahead of what every other request pays for."""
 
-    def __init__(self, direct: DirectIndex, **options: Any) -> None:
+    def __init__(self, direct: DirectIndex, hosts: Hosts, **options: Any) -> None:
         super().__init__(**options)
-        self._direct = direct
+        self._direct, self._hosts = direct, hosts
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer the short way, or as FastAPI does."""
-        if not await self._direct.answer(scope, send):
+        """Answer the short way, or as FastAPI does; a request that names another host, not at all."""
+        if scope["type"] == "http" and not self._hosts.accepts(scope):
+            await misdirected()(scope, receive, send)
+        elif not await self._direct.answer(scope, send):
             await super().__call__(scope, receive, send)
 
 
@@ -107,9 +110,16 @@ def sweep(database: Database, storage: Storage) -> None:
 
 
 def create_app(
-    settings: Settings, *, database: Database | None = None, storage: Storage | None = None
+    settings: Settings,
+    *,
+    database: Database | None = None,
+    storage: Storage | None = None,
+    address: str | None = None,
 ) -> FastAPI:
-    """Return the hub's application on a migrated database."""
+    """Return the hub's application on a migrated database.
+
+    Given the `address` that it listens on, it answers requests alone that call it by a name of its own.
+    """
     database = database or Database(settings.resolved_database_url)
     storage = storage or Storage.open(settings.storage_url, settings.data / "objects")
     reader = AnonymousReader(database)
@@ -124,6 +134,7 @@ def create_app(
 
     app = Hub(
         DirectIndex(reader, storage, settings),
+        Hosts(settings, address),
         title="Wander hub",
         version=__version__,
         description=_DESCRIPTION,

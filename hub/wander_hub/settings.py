@@ -31,6 +31,8 @@ class Settings(BaseSettings):
     the data folder, `memory://` keeps objects in this process."""
     public_url: str | None = None
     """Address under which users reach the hub; unset means that of each request."""
+    hosts: tuple[str, ...] = ()
+    """Further names by which requests may call the hub, beside those of `public_url` and the bind address."""
     accel_prefix: str | None = None
     """Path of an nginx location that is `internal` and holds the folder of the files (`DATA/objects`): nginx
     then sends them itself. Only where every request comes through that nginx."""

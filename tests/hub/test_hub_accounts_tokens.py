@@ -6,6 +6,7 @@ import io
 import logging
 import logging.config
 from datetime import timedelta
+from urllib.parse import quote, unquote
 
 import pytest
 from alembic import command
@@ -168,3 +169,30 @@ def test_a_token_in_an_address_is_cut_in_every_log(tmp_path):
     assert written.count(secret[:10] + "...") >= 3
     assert '"GET /?token=' in written
     assert without_secrets("https://u:pass@host/p") == "https://u:...@host/p"
+
+
+def every_character(text: str) -> str:
+    return "".join(f"%{ord(one):02X}" for one in text)
+
+
+@pytest.mark.parametrize(
+    "encode",
+    [
+        lambda secret: secret.replace("_", "%5F"),
+        lambda secret: secret.replace("_", "%5f"),
+        every_character,
+        lambda secret: every_character(secret).lower(),
+        lambda secret: secret[:20] + every_character(secret[20:]),
+        lambda secret: quote(every_character(secret)),
+        lambda secret: quote(quote(secret.replace("_", "%5F"))),
+    ],
+)
+def test_a_percent_encoded_token_is_cut_too(encode):
+    secret = security.new_token()
+    encoded = encode(secret)
+    assert unquote(unquote(unquote(encoded))) == secret
+    cut = without_secrets(f'"GET /?token={encoded}&page=2 HTTP/1.1" 200')
+    shown = unquote(unquote(unquote(cut)))
+    assert shown == f'"GET /?token={secret[:10]}...&page=2 HTTP/1.1" 200'
+    harmless = "GET /simple/wnd%20notes/%25wnd_/?q=wnd_short%2C"
+    assert without_secrets(harmless) == harmless

@@ -51,6 +51,32 @@ async def test_no_read_changes_anything_and_none_fails(hub):
         assert answer.headers["x-request-id"]
 
 
+async def test_what_somebody_is_told_who_says_who_they_are_is_kept_by_no_cache(hub, make_wheel, run_of):
+    manifest, rollouts = run_of(await hub.publish())
+    assert (await hub.post_run(manifest, rollouts)).status_code == 201
+    private = make_wheel(name="secret", files={"secret.py": b"def load_environment(): ...\n"})
+    hidden = {"wander_visibility": "private"}
+    assert (await hub.upload(private.build(), private.wheel_name, fields=hidden)).status_code == 200
+    paths = {filled(path) for method, path in routes(hub) if method == "GET"}
+    paths |= {"/alice/secret", "/alice/simple/secret/", f"/alice/files/secret/{private.wheel_name}"}
+    paths |= {f"/alice/files/secret/{private.wheel_name}.metadata", f"/runs/{manifest['run_id']}"}
+    open_file = f"/alice/files/reverse-text/{make_wheel().wheel_name}"
+    kept = set()
+    for path in sorted({*paths, open_file}):
+        for accept in ("*/*", "text/html"):
+            headers = {**hub.auth(), "Accept": accept}
+            answer = await hub.get(path, headers=headers)
+            again = await hub.get(path, headers={**headers, "If-None-Match": answer.headers.get("etag", "x")})
+            for one in (answer, again):
+                if one.headers["cache-control"] != "private, no-store":
+                    assert one.headers["cache-control"] == "public, max-age=31536000, immutable", path
+                    kept.add(path)
+    assert open_file in kept
+    assert not any("secret" in path for path in kept)
+    refused = await hub.get("/api/v1/whoami", headers={"Authorization": "Bearer wnd_wrong"})
+    assert (refused.status_code, refused.headers["cache-control"]) == (401, "private, no-store")
+
+
 async def test_openapi_documents_every_machine_route_and_its_errors(hub):
     document = (await hub.get("/openapi.json")).json()
     documented = {(method.upper(), path) for path, methods in document["paths"].items() for method in methods}

@@ -87,7 +87,7 @@ def test_an_address_of_a_private_file_is_good_for_a_minute_and_not_for_strangers
     path = f"{remote.url}/admin/files/kept-private/{spec.wheel_name}"
     assert httpx.get(path).status_code == 401
     answer = httpx.get(path, auth=("__token__", remote.token))
-    assert (answer.status_code, answer.headers["cache-control"]) == (302, "no-store")
+    assert (answer.status_code, answer.headers["cache-control"]) == (302, "private, no-store")
     assert is_good_for(answer.headers["location"]) == 60
     assert httpx.get(answer.headers["location"]).content == body
     assert httpx.get(answer.headers["location"].split("?")[0]).status_code == 403

@@ -69,8 +69,11 @@ def configuration(settings: Settings, *, name: str, listen: str, upstream: str) 
     """Return the configuration for a hub that answers at `upstream` on the same machine."""
     data = settings.data.absolute()
     headers = {**BROWSER_HEADERS, "Cache-Control": IMMUTABLE}
+    scheme = "https" if "ssl" in listen.split() else "http"
+    address = settings.public_url or (f"{scheme}://{name}" if name != "_" else None)
+    variables = VARIABLES | ({"WANDER_HUB_PUBLIC_URL": address} if address else {})
     given = {
-        "variables": " ".join(f"{key}={value}" for key, value in VARIABLES.items()),
+        "variables": " ".join(f"{key}={value}" for key, value in variables.items()),
         "data": str(data),
         "upstream": upstream,
         "listen": listen,

@@ -20,6 +20,8 @@ BROWSER_HEADERS = {
     "Referrer-Policy": "same-origin",
     "Content-Security-Policy": PAGE_CSP,
 }
+PRIVATE = "private, no-store"
+"""The caching of what is answered to somebody who says who they are: nobody keeps it."""
 
 _PROCESS, _NUMBERS = [secrets.token_hex(4)], itertools.count(1)
 os.register_at_fork(after_in_child=lambda: _PROCESS.__setitem__(0, secrets.token_hex(4)))
@@ -40,11 +42,14 @@ class AnswerHeaders:
         given = (value.decode("latin-1") for name, value in scope["headers"] if name == b"x-request-id")
         request_id = next(filter(usable_id, given), None) or fresh_id()
         scope.setdefault("state", {})["request_id"] = request_id
+        authenticated = any(name == b"authorization" for name, _ in scope["headers"])
 
         async def send_completed(message: Message) -> None:
             if message["type"] == "http.response.start":
                 headers = MutableHeaders(scope=message)
                 headers[REQUEST_ID_HEADER] = request_id
+                if authenticated and not headers.get("Cache-Control", "").startswith("public"):
+                    headers["Cache-Control"] = PRIVATE  # a file that anybody may have is no secret
                 for name, value in BROWSER_HEADERS.items():
                     headers.setdefault(name, value)
             await send(message)

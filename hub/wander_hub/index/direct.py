@@ -17,7 +17,7 @@ from starlette.types import Message, Scope, Send
 
 from wander_hub.environments.models import File
 from wander_hub.http.answers import IMMUTABLE, REVALIDATE, holds, parse_range, redirect_object, send_object
-from wander_hub.http.middleware import BROWSER_HEADERS, REQUEST_ID_HEADER, fresh_id, usable_id
+from wander_hub.http.middleware import BROWSER_HEADERS, PRIVATE, REQUEST_ID_HEADER, fresh_id, usable_id
 from wander_hub.http.problems import HubProblem
 from wander_hub.index.anonymous import AnonymousReader, PublicFile
 from wander_hub.index.namespaces import covers
@@ -225,7 +225,7 @@ def file_caching(owner: str | None, project: str, *, private: bool = False) -> s
     """
     if covers(BUNDLED_OWNER, project) if owner is None else owner == BUNDLED_OWNER:
         return REVALIDATE
-    return IMMUTABLE.replace("public", "private") if private else IMMUTABLE
+    return PRIVATE if private else IMMUTABLE
 
 
 def page_answer(page: Page) -> Answer:

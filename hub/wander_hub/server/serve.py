@@ -33,7 +33,10 @@ _GRACE_SECONDS = 10
 _BACKLOG = 2048
 INTERRUPTED = 130
 """Exit status after Ctrl-C; SIGTERM ends with 0."""
-_SECRET = re.compile(rf"({PREFIX}[0-9A-Za-z]{{6}})[0-9A-Za-z]{{8,}}")
+_PERCENT = "%(?:25)*"  # an address within an address is encoded once more
+_BEGINNING = "".join(f"(?:{one}|{_PERCENT}(?i:{ord(one):02x}))" for one in PREFIX)
+_CHARACTER = f"(?:[0-9A-Za-z]|{_PERCENT}[0-9A-Fa-f]{{2}})"
+_SECRET = re.compile(f"({_BEGINNING}{_CHARACTER}{{6}}){_CHARACTER}{{8,}}")
 _PASSWORD = re.compile(r"(://[^/\s:@]*:)[^/\s@]+@")
 _FORMATTER = logging.Formatter()
 
@@ -92,7 +95,7 @@ def _run(
     first: bool = True,
 ) -> None:
     """Answer requests until the end, or that of the process `followed`; the `first` also does the jobs."""
-    app = create_app(settings, database=database)
+    app = create_app(settings, database=database, address=address)
     worker = None
     if first and settings.serve_jobs:
         worker = job_worker(settings, database, app.state.storage, app.state.jobs, address)

@@ -1,0 +1,83 @@
+"""The names that requests may call the hub by.
+
+A page of somebody else's that gives its own name the hub's address (DNS rebinding) would otherwise have a
+visitor's browser talk to a hub on their machine or in their network as if it were the page's own server.
+"""
+
+from __future__ import annotations
+
+import re
+from ipaddress import ip_address
+from urllib.parse import urlsplit
+
+from starlette.responses import JSONResponse
+from starlette.types import Scope
+from wander.wire import Problem
+
+from wander_hub.http.middleware import BROWSER_HEADERS, REQUEST_ID_HEADER, fresh_id
+from wander_hub.settings import Settings
+
+_HOST = re.compile(r"(\[[0-9a-f:.]+\]|[a-z0-9._-]+)(?::[0-9]{1,5})?")
+_LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
+_EVERY_ADDRESS = frozenset({"0.0.0.0", "::"})  # noqa: S104 - compared with, not bound to
+_KEPT = 256
+
+
+class Hosts:
+    """Tells the hub's own names from others: those of `public_url`, of the bind address and of `hosts`."""
+
+    def __init__(self, settings: Settings, address: str | None) -> None:
+        bound = urlsplit(address).hostname if address is not None else None
+        public = urlsplit(settings.public_url).hostname if settings.public_url else None
+        self._checked = bound is not None
+        self._open = bound in _EVERY_ADDRESS
+        self._names = {one.lower() for one in (bound, public, *settings.hosts) if one}
+        if self._open or bound in _LOOPBACK:
+            self._names |= _LOOPBACK
+        self._known: set[bytes] = set()
+
+    def accepts(self, scope: Scope) -> bool:
+        """Tell whether a request names this hub; one that names none, as old programs', does no harm."""
+        for name, value in scope["headers"]:
+            if name == b"host" and self._checked and value not in self._known:
+                if not self._is_own(value.decode("latin-1").lower()):
+                    return False
+                if len(self._known) < _KEPT:
+                    self._known.add(value)
+        return True
+
+    def _is_own(self, host: str) -> bool:
+        match = _HOST.fullmatch(host)
+        if match is None:
+            return False
+        name = match[1].strip("[]").removesuffix(".")
+        # Nobody else can have a page under a number, nor, for the public, under a name without a dot.
+        return name in self._names or (self._open and ("." not in name or _is_address(name)))
+
+
+def _is_address(name: str) -> bool:
+    try:
+        ip_address(name)
+    except ValueError:
+        return False
+    return True
+
+
+def misdirected() -> JSONResponse:
+    """Return the answer to a request that names another host."""
+    request_id = fresh_id()
+    problem = Problem(
+        title="Misdirected Request",
+        status=421,
+        detail="this hub does not answer to that host name",
+        code="unknown_host",
+        hint="its operator sets `WANDER_HUB_PUBLIC_URL` to the address that users know, or names it in "
+        "`WANDER_HUB_HOSTS`",
+        request_id=request_id,
+    )
+    return JSONResponse(
+        problem.model_dump(exclude_none=True),
+        421,
+        headers={**BROWSER_HEADERS, REQUEST_ID_HEADER: request_id},
+        media_type="application/problem+json",
+    )
