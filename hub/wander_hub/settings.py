@@ -102,6 +102,8 @@ class Settings(BaseSettings):
     environments' code as the hub's own user, for operators who trust every publisher; or never."""
     verify_posts: bool = True
     """Play every run again that is posted, where that can raise its level."""
+    trusted_reruns: list[str] = Field(default_factory=list)
+    """Users and owners whose repetitions alone give other runs the level `rerun`; empty means anybody's."""
     check_versions: bool = True
     """Check every version that is published, as `wander check` does; not where `verification` is off."""
     verification_seconds: float = Field(default=3600, gt=0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import random
 from typing import Any
 
 import pytest
@@ -11,7 +12,8 @@ from wander.types import Rollout
 from wander.wire.verification import ReplayReport
 from wander_hub.jobs import JobWorker, TableQueue
 from wander_hub.verification import evidence, service
-from wander_hub.verification.evidence import Examiner, completions_digest
+from wander_hub.verification.evidence import Examiner
+from wander_hub.verification.likeness import Digest
 
 Lines = list[dict[str, Any]]
 
@@ -20,11 +22,17 @@ def name_of(number: int) -> str:
     return f"01RUN{number:021d}"
 
 
+def essay(seed: str, words: int = 60) -> str:
+    """Return text that nobody else would write."""
+    draw = random.Random(seed)
+    return " ".join("".join(draw.choices("aeiounrstlmdp", k=draw.randint(2, 9))) for _ in range(words))
+
+
 def talkative(rollouts: Lines, word: str = "reasoning") -> Lines:
     """Give every completion enough text to tell runs apart."""
     said = copy.deepcopy(rollouts)
     for one in said:
-        text = f"{one['example_id']}/{one['index']} " + f"{word} at some length about it, " * 10
+        text = essay(f"{word} {one['example_id']}/{one['index']}")
         reply = {"role": "assistant", "content": text}
         one["completion"], one["turns"][0]["message"] = [reply], reply
     return said
@@ -161,16 +169,21 @@ async def test_the_same_model_evaluated_again_and_other_words_are_no_copies(boar
     assert sorted(await board.ranked()) == runs
 
 
+def completions_digest(rollouts: list[Rollout]) -> str | None:
+    digest = Digest(b"key")
+    for one in rollouts:
+        digest.add(one)
+    return digest.hexdigest()
+
+
 def told(text: str, count: int = 8) -> list[Rollout]:
-    reply = {"role": "assistant", "content": text}
     return [
         Rollout(
             example_id=str(number),
             index=0,
             seed=number,
             prompt=[],
-            completion=[reply],
-            turns=[{"message": {**reply, "content": f"{number} {text}"}, "context_messages": 0}],
+            completion=[{"role": "assistant", "content": f"{number} {text}"}],
         )
         for number in range(count)
     ]
@@ -221,7 +234,7 @@ async def test_an_independent_run_that_agrees_gives_the_highest_level(board: Boa
     ("rewards", "changes", "verdict", "note"),
     [
         (REWARDS, {"user": "alice"}, "agrees", "posted by who posted the run"),
-        (REWARDS, {"word": "reasoning"}, "agrees", "letter by letter"),
+        (REWARDS, {"word": "reasoning"}, "agrees", "a copy of"),
         ([1.0] * 40, {}, "differs", ""),
         (REWARDS, {"sampling": {"temperature": 0.0}}, "agrees", ""),
         (REWARDS, {"model": "another"}, "agrees", ""),

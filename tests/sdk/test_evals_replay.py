@@ -14,7 +14,7 @@ from wander.errors import ModelError, RunError
 from wander.evals.replay import first_difference, replay_run
 from wander.evals.run.runner import EvaluationPlan, EvaluationResult, evaluate
 from wander.evals.store.folder import RunFolder
-from wander.types import Failure
+from wander.types import Failure, Turn
 from wander.wire import EnvironmentPin
 from wander.wire.verification import ReplayReport
 
@@ -91,6 +91,10 @@ FORGERIES: dict[str, tuple[dict[str, Any], str]] = {
     "truncated": ({"truncated": True}, "the truncated is `false`, not `true`"),
     "info": ({"info": {"won": True}}, 'the info is `{}`, not `{"won":true}`'),
     "turns dropped": ({"turns": []}, "the"),
+    "a turn more": (
+        {"turns": [Turn(message={"role": "assistant", "content": "1"}, context_messages=1)] * 2},
+        "the rollout takes 1 turns, not 2",
+    ),
     "number for truth": ({"metrics": {"exact": False}}, "the metrics is"),
 }
 

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import Annotated, BinaryIO
 
 from fastapi import APIRouter, Query, Request
+from sqlalchemy.orm import Session
 from starlette.concurrency import run_in_threadpool
 from starlette.datastructures import FormData
 from starlette.responses import Response
@@ -16,7 +17,7 @@ from wander.wire import RunDetail
 from wander.wire.postings import FinishPosting, RolloutsDigest, line_digest, run_digest
 
 from wander_hub.http.bodies import form_body, multipart_form
-from wander_hub.http.boundary import BaseUrl, Context, ForPoster, Poster, WriteSession
+from wander_hub.http.boundary import Context, ForPoster, wake_jobs
 from wander_hub.http.problems import HubProblem, refusals
 from wander_hub.jobs import TableQueue
 from wander_hub.posting import finish as finishing
@@ -68,9 +69,17 @@ async def post_run(request: Request, context: ForPoster) -> Response:
 
 
 @router.post("/{run_id}/publish", response_model=RunDetail, responses=refusals(401, 403, 404, 410, 422))
-def publish_run(session: WriteSession, caller: Poster, base_url: BaseUrl, run_id: RunId) -> RunDetail:
+def publish_run(request: Request, context: ForPoster, run_id: RunId) -> RunDetail:
     """Show a private run to everybody, for good."""
-    return service.detail_of(posting.publish_run(session, run_id, caller), base_url)
+    queue: TableQueue = request.app.state.jobs
+
+    def record(session: Session) -> RunDetail:
+        shown = posting.publish_run(session, queue, run_id, context.caller)
+        return service.detail_of(shown, context.base_url)
+
+    shown = context.committed(record)
+    wake_jobs(request)
+    return shown
 
 
 @router.delete("/{run_id}", response_model=RunDetail, responses=refusals(401, 403, 404, 422))

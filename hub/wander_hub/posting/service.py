@@ -25,6 +25,7 @@ from wander_hub.environments.models import Environment, Version
 from wander_hub.http.boundary import Context
 from wander_hub.http.problems import HubProblem
 from wander_hub.identity import Identity
+from wander_hub.jobs import TableQueue
 from wander_hub.leaderboards.listing import refresh_results
 from wander_hub.posting import repository
 from wander_hub.posting.reading import rollouts_in_order, unpack
@@ -38,6 +39,7 @@ from wander_hub.runs.chunks import write_chunk
 from wander_hub.runs.manifest import PinnedRun
 from wander_hub.runs.models import PostingArtifact, PostingChunk, PostingRow, Run
 from wander_hub.storage import Storage
+from wander_hub.verification import evidence
 
 _SPOOLED = 4 * 1024 * 1024
 """Up to so many bytes of a chunk stay in memory."""
@@ -269,12 +271,14 @@ def is_known(session: Session, run_id: str, sha256: str) -> bool:
     return True
 
 
-def publish_run(session: Session, run_id: str, caller: Identity) -> Run:
-    """Show a private run to all; only who posted it may, and never back."""
+def publish_run(session: Session, queue: TableQueue, run_id: str, caller: Identity) -> Run:
+    """Show a private run to all; only who posted it may, and never back. Only now it may be a copy."""
     run = _find_own_run(session, run_id, caller, "publish")
     run_repository.lock_run(session, run)
     if runs.with_rollouts(run).private:
         run.private, run.public_at = False, now()
+        if run.kind == "evaluation":
+            evidence.submit(session, queue, run_id, "public")
     session.flush()
     refresh_results(session, run.environment)
     return run

@@ -61,6 +61,8 @@ class Run(Base):
     examples: Mapped[int]
     level: Mapped[VerificationLevel] = mapped_column(String(16))
     level_reason: Mapped[str] = mapped_column(Text)
+    vouched_by: Mapped[str | None] = mapped_column(String(39))
+    """Name of the user who posted the repetition that gave it the level `rerun`."""
     reward_mean: Mapped[float | None]
     manifest: Mapped[str] = mapped_column(Text)
     """`run.json` as posted."""

@@ -2,72 +2,130 @@
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Callable, Iterable, Iterator
+import logging
+import secrets
+from collections.abc import Callable, Collection, Iterator, Sequence
+from typing import NamedTuple
 
 from sqlalchemy import select
-from sqlalchemy.orm import Session, contains_eager
+from sqlalchemy.orm import Session
 from wander.errors import RunError
 from wander.evals.stats.agreement import agreement
 from wander.evals.store.jsonl import split_lines
-from wander.types import Rollout, canonical_json
+from wander.types import Rollout
 from wander.wire import RunManifest
 from wander.wire.verification import Agreement, Rerun, RunEvidence
 
+from wander_hub.accounts.models import Membership, Owner
 from wander_hub.database import Database, now
+from wander_hub.environments import repository as environments
 from wander_hub.http.problems import HubProblem
 from wander_hub.identity import HUB
-from wander_hub.jobs import JobContext, JobRefused
+from wander_hub.jobs import JobContext, JobRefused, TableQueue
 from wander_hub.leaderboards.listing import refresh_results
 from wander_hub.runs import repository as run_repository
 from wander_hub.runs import service as runs
 from wander_hub.runs.models import Run
 from wander_hub.storage import Storage
-from wander_hub.verification import duplicates
-from wander_hub.verification.levels import level_of_copy
+from wander_hub.verification import duplicates, likeness
 from wander_hub.verification.models import RunExamination
+
+logger = logging.getLogger("wander_hub")
 
 KIND = "examine"
 """Of the jobs that read a posted run."""
+KEY = f"{KIND} 2 "
+"""What a job's key is, with the run's id behind; hubs that kept no sketch left the number out."""
 _PROVEN = ("rescored", "replayed", "rerun")
 """Levels of a run that may be evidence for another one: the hub derived its rewards itself."""
-TELLING = 1000
-"""Letters and digits in distinct completions below which equal ones may well be a coincidence."""
+_COMPARED = 2000
+"""Rollouts of a run, about, that are compared with those of another one; drawn anew each time."""
+
+
+def submit(session: Session, queue: TableQueue, run_id: str, again: str = "") -> None:
+    """Have a run read once, and `again` for another reason."""
+    queue.submit(session, KIND, f"{KEY}{run_id} {again}".rstrip(), {"run_id": run_id}, priority=2)
+
+
+class Findings(NamedTuple):
+    """What reading a run told."""
+
+    digest: str | None
+    repeats: Sequence[str]
+    """Runs that it repeats, or that repeat it."""
+    agreement: Agreement | None = None
+    """With the run that it repeats by its manifest."""
+    dependent: str = ""
+    """Why it is no independent repetition of that run."""
 
 
 class Examiner:
-    """The handler of examination jobs: reads a run once, beside the requests.
+    """The handler of examination jobs: reads a run, and those that are like it, beside the requests.
 
     No code of an environment runs here, so this needs no sandbox.
     """
 
-    def __init__(self, database: Database, storage: Storage) -> None:
+    def __init__(self, database: Database, storage: Storage, trusted: Collection[str] = ()) -> None:
         self._database = database
         self._storage = storage
+        self._trusted = frozenset(trusted)
 
     def __call__(self, context: JobContext) -> Callable[[Session], None]:
         """Read a run; return what keeps what was found."""
         run_id = str(context.lease.payload["run_id"])
         try:
-            with self._database.read(HUB) as session:
-                run = runs.find(session, run_id)
-                digest = completions_digest(self._rollouts(session, run, context))
-                found = self._agreement(session, run, context)
+            found = self._examine(run_id, context)
         except HubProblem as problem:
             raise JobRefused(problem.detail) from problem
-        return lambda session: keep_examination(session, run_id, digest, found)
+        except (ArithmeticError, LookupError, RecursionError, TypeError, ValueError) as error:
+            # No repetition helps, and what cannot be examined may not rank.
+            logger.exception("the run %s cannot be examined", run_id)
+            fault = type(error).__name__
+            return lambda session: duplicates.keep_fault(session, run_id, fault)
+        return lambda session: keep_examination(session, run_id, found, self._trusted)
 
-    def _agreement(self, session: Session, run: Run, context: JobContext) -> Agreement | None:
+    def _examine(self, run_id: str, context: JobContext) -> Findings:
+        sketch_key = self._database.committed(lambda session: duplicates.sketch_key(session, run_id), HUB)
+        read = likeness.Digest(sketch_key)
+        with self._database.read(HUB) as session:
+            for rollout in self._rollouts(session, runs.find(session, run_id), context):
+                read.add(rollout)
+        # Before others are looked for: of two that are examined at the same time, one sees the other.
+        self._database.committed(lambda session: duplicates.keep_sketch(session, run_id, read.sketch()), HUB)
+        with self._database.read(HUB) as session:
+            run = runs.find(session, run_id)
+            repeats = []
+            for other in duplicates.runs_like(session, run):
+                earlier, later = sorted((run, other), key=duplicates.age)
+                if self._compare(session, earlier, later, context).copied:
+                    repeats.append(other.run_id)
+            original = original_of(session, run, runs.manifest_of(run))
+            if original is None:
+                return Findings(read.hexdigest(), repeats)
+            dependent = self._compare(session, original, run, context).dependent
+            return Findings(
+                read.hexdigest(), repeats, self._agreement(session, original, run, context), dependent
+            )
+
+    def _compare(self, session: Session, earlier: Run, later: Run, context: JobContext) -> likeness.Likeness:
+        """Compare what two runs say on examples that they share, as many as can be held."""
+        names = sorted({*runs.manifest_of(earlier).example_ids} & {*runs.manifest_of(later).example_ids})
+        most = max(1, _COMPARED // max(earlier.rollouts_per_example, later.rollouts_per_example))
+        drawn = set(secrets.SystemRandom().sample(names, min(most, len(names))))
+        return likeness.compare(
+            *(
+                (one for one in self._rollouts(session, run, context) if one.example_id in drawn)
+                for run in (earlier, later)
+            )
+        )
+
+    def _agreement(self, session: Session, original: Run, run: Run, context: JobContext) -> Agreement | None:
         """Compare a run with the one that it repeats, where that can be done."""
-        manifest = runs.manifest_of(run)
-        original = original_of(session, run, manifest)
-        if original is None:
-            return None
         try:
             return agreement(
                 runs.manifest_of(original),
                 self._rollouts(session, original, context),
-                manifest,
+                runs.manifest_of(run),
                 self._rollouts(session, run, context),
             )
         except RunError:
@@ -80,28 +138,6 @@ class Examiner:
                 yield Rollout.model_validate_json(line)
 
 
-def completions_digest(rollouts: Iterable[Rollout]) -> str | None:
-    """Return a digest of all completions of a run, None where they are too short to tell runs apart.
-
-    Only letters and digits count, so that a space more or another case makes no other run of it. Neither
-    model, rewards, times nor token counts do: those are what whoever copies a run changes.
-    """
-    whole = hashlib.sha256()
-    seen: set[bytes] = set()
-    telling = 0
-    for rollout in rollouts:
-        whole.update(canonical_json([rollout.example_id, rollout.index]).encode())
-        for turn in rollout.turns:
-            said = canonical_json([turn.message.get("content"), turn.message.get("tool_calls")])
-            letters = "".join(each for each in said.casefold() if each.isalnum()).encode()
-            digest = hashlib.sha256(letters).digest()
-            whole.update(digest)
-            if digest not in seen and telling < TELLING:
-                seen.add(digest)
-                telling += len(letters)
-    return whole.hexdigest() if telling >= TELLING else None
-
-
 def original_of(session: Session, run: Run, manifest: RunManifest) -> Run | None:
     """Return the run that this one repeats, where the hub has it under the same environment version."""
     if manifest.rerun_of is None or manifest.rerun_of == run.run_id:
@@ -112,48 +148,78 @@ def original_of(session: Session, run: Run, manifest: RunManifest) -> Run | None
     return found if found.withdrawn_at is None else None
 
 
-def keep_examination(session: Session, run_id: str, digest: str | None, found: Agreement | None) -> None:
+def keep_examination(
+    session: Session, run_id: str, found: Findings, trusted: frozenset[str] = frozenset()
+) -> None:
     """Keep what reading a run told, mark copies, and give the run that it repeats its level."""
     run = runs.find(session, run_id)
+    environments.lock_environment(session, run.environment)
     manifest = runs.manifest_of(run)
     one = session.get(RunExamination, run_id) or RunExamination(run_id=run_id)
-    one.completions_sha256 = digest
+    if one.fault is not None:
+        run.level, run.level_reason = duplicates.supported_level(session, run)
+    one.completions_sha256, one.fault = found.digest, None
     one.rerun_of = manifest.rerun_of
-    one.agreement = found.model_dump(mode="json") if found is not None else None
+    one.agreement = found.agreement.model_dump(mode="json") if found.agreement is not None else None
     one.examined_at = now()
     one.independent, one.note = False, ""
     session.add(one)
     session.flush()
-    if digest is not None:
-        _mark_copies(session, run, digest)
-    if found is not None:
-        original = original_of(session, run, manifest)
-        if original is not None:
-            alike = "its completions are those of an earlier run, letter by letter, as a copy's would be"
-            if run.posted_by_id == original.posted_by_id:
-                one.note = "posted by who posted the run that it repeats"
-            elif one.duplicate_of is not None:
-                one.note = alike
-            one.independent = not one.note
+    marked = duplicates.mark_copies(session, run, found.digest, found.repeats)
+    original = original_of(session, run, manifest)
+    if found.agreement is not None and original is not None:
+        one.note = _objection(session, run, original, one, found.dependent, trusted)
+        one.independent = not one.note
     session.flush()
     refresh_results(session, run.environment)
-    count_rerun(session, run)
+    for each in [run, *marked]:
+        count_rerun(session, each)
+
+
+def _objection(
+    session: Session,
+    run: Run,
+    original: Run,
+    one: RunExamination,
+    dependent: str,
+    trusted: frozenset[str],
+) -> str:
+    """Return why a repetition is no independent evidence, or nothing."""
+    if run.posted_by_id == original.posted_by_id:
+        return "posted by who posted the run that it repeats"
+    if one.duplicate_of is not None:
+        return f"a copy of `{one.duplicate_of}`"
+    if trusted:
+        owners = select(Owner.name).join(Membership, Membership.owner_id == Owner.id)
+        known = session.scalars(owners.where(Membership.user_id == run.posted_by_id)).all()
+        if trusted.isdisjoint([run.posted_by.name, *known]):
+            return f"this hub counts repetitions by {', '.join(sorted(trusted))} alone"
+    return dependent
 
 
 def count_rerun(session: Session, run: Run) -> None:
-    """Give a run the level `rerun` when another one, which the hub has proven, repeats it and agrees."""
+    """Give a run the level `rerun` when another one, which the hub has proven, repeats it and agrees.
+
+    Where the one that vouched turned out to be a copy since, take it away.
+    """
     one = session.get(RunExamination, run.run_id)
-    if one is None or one.agreement is None or not one.independent or run.level not in _PROVEN:
+    original = original_of(session, run, runs.manifest_of(run)) if one is not None else None
+    if one is None or original is None:
         return
-    found = Agreement.model_validate(one.agreement)
-    original = original_of(session, run, runs.manifest_of(run))
-    if original is None or found.verdict != "agrees" or found.differing:
-        return
-    if original.level in ("complete", "rescored", "replayed"):
-        original.level = "rerun"
+    counts = False
+    if one.agreement is not None and one.independent and run.level in _PROVEN and not run.private:
+        found = Agreement.model_validate(one.agreement)
+        counts = found.verdict == "agrees" and not found.differing
+    if counts and original.level in ("complete", "rescored", "replayed"):
+        original.level, original.vouched_by = "rerun", run.posted_by.name
         original.level_reason = f"`{run.run_id}` by {run.posted_by.name} repeated it and agrees: {found.told}"
-        session.flush()
-        refresh_results(session, original.environment)
+    elif not counts and original.level == "rerun" and f"`{run.run_id}`" in original.level_reason:
+        original.level, original.level_reason = duplicates.supported_level(session, original)
+        original.vouched_by = None
+    else:
+        return
+    session.flush()
+    refresh_results(session, original.environment)
 
 
 def settle(session: Session, run_id: str) -> RunEvidence:
@@ -198,33 +264,3 @@ def _rerun(session: Session, run: Run) -> Rerun:
         note=one.note,
         agreement=Agreement.model_validate(one.agreement) if one.agreement else None,
     )
-
-
-def _mark_copies(session: Session, run: Run, digest: str) -> None:
-    """Mark every run that has the completions of an earlier one of another model or another user.
-
-    All of them are looked at, since the earlier one may have been read later.
-    """
-    query = (
-        select(Run, RunExamination)
-        .join(RunExamination, RunExamination.run_id == Run.run_id)
-        .join(Run.posted_by)
-        .where(RunExamination.completions_sha256 == digest, Run.environment_id == run.environment_id)
-        # What is private or withdrawn accuses nobody.
-        .where(Run.private.is_(False), Run.withdrawn_at.is_(None))
-        .options(contains_eager(Run.posted_by))
-        .order_by(Run.posted_at, Run.run_id)
-    )
-    alike = session.execute(query).all()
-    for position, (one, examined) in enumerate(alike):
-        earlier = [
-            before
-            for before, _ in alike[:position]
-            if before.model != one.model or before.posted_by_id != one.posted_by_id
-        ]
-        if not earlier:
-            continue
-        examined.duplicate_of = earlier[0].run_id
-        if duplicates.clearance_of(session, one.run_id) is None:
-            one.level, one.level_reason = level_of_copy(earlier[0])
-    session.flush()

@@ -28,7 +28,15 @@ def level_of(manifest: RunManifest, summary: RunSummary) -> tuple[VerificationLe
 def level_of_copy(first: Run) -> tuple[VerificationLevel, str]:
     """Return the level of a run that repeats the completions of an earlier one, and why."""
     whose = f"of `{first.model}`, posted by {first.posted_by.name}"
-    return "claimed", f"duplicate of `{first.run_id}` {whose}: the same completions, so it ranks nowhere"
+    return (
+        "claimed",
+        f"duplicate of `{first.run_id}` {whose}: its completions repeat that run's, so it ranks nowhere",
+    )
+
+
+def level_of_unread(fault: str) -> tuple[VerificationLevel, str]:
+    """Return the level of a run that the hub could not examine, and why."""
+    return "claimed", f"the hub could not examine it for copies ({fault}), so it ranks nowhere"
 
 
 def level_after(level: VerificationLevel, reason: str, report: ReplayReport) -> tuple[VerificationLevel, str]:

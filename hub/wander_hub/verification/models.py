@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import JSON, ForeignKey, String, Text
+from sqlalchemy import JSON, BigInteger, ForeignKey, String, Text
 from sqlalchemy.orm import Mapped, mapped_column, relationship
 from wander.wire import VerificationLevel
 from wander.wire.verification import LevelSought
@@ -76,8 +76,30 @@ class RunExamination(Base):
     """Whether somebody else posted it than the run that it repeats, and it is no copy of it."""
     note: Mapped[str] = mapped_column(Text, default="")
     """In words: what it is a copy of, why it is no evidence."""
+    fault: Mapped[str | None] = mapped_column(String(80))
+    """What kept the hub from examining it; it ranks nowhere then."""
     examined_at: Mapped[datetime]
     run: Mapped[Run] = relationship(lazy="raise")
+
+
+class SketchKey(Base):
+    """What keys the sketches of an environment's runs."""
+
+    __tablename__ = "sketch_keys"
+
+    environment_id: Mapped[int] = mapped_column(ForeignKey("environments.id"), primary_key=True)
+    key: Mapped[str] = mapped_column(String(64))
+    """32 random bytes, hexadecimal."""
+
+
+class RunSketch(Base):
+    """One of the hashes by which runs that say the same find each other (`likeness.py`)."""
+
+    __tablename__ = "run_sketches"
+
+    environment_id: Mapped[int] = mapped_column(ForeignKey("environments.id"), primary_key=True)
+    value: Mapped[int] = mapped_column(BigInteger, primary_key=True)
+    run_id: Mapped[str] = mapped_column(ForeignKey("runs.run_id"), primary_key=True, index=True)
 
 
 class ClearedCopy(Base):

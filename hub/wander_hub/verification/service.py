@@ -106,7 +106,7 @@ def request_after_post(session: Session, queue: TableQueue, settings: Settings, 
     run = runs.find(session, run_id)
     if run.kind != "evaluation" or run.rollouts_sha256 is None:
         return
-    queue.submit(session, evidence.KIND, f"{evidence.KIND} {run_id}", {"run_id": run_id}, priority=2)
+    evidence.submit(session, queue, run_id)
     wanted = settings.verify_posts and settings.verification != "off"
     # Whether the environment is deterministic is not asked here: the manifest may say what it likes.
     if wanted and run.level == "complete" and unplayable(run) is None and not _count(session, run_id):
@@ -115,7 +115,7 @@ def request_after_post(session: Session, queue: TableQueue, settings: Settings, 
 
 def list_jobless(session: Session, settings: Settings) -> Sequence[str]:
     """Return the runs, oldest first, for which `request_after_post` has something to do."""
-    read = select(Job.id).where(Job.key == literal(f"{evidence.KIND} ") + Run.run_id)
+    read = select(Job.id).where(Job.key == literal(evidence.KEY) + Run.run_id)
     lacks = ~read.exists()
     if settings.verify_posts and settings.verification != "off":
         played = select(Verification.id).where(Verification.run_id == Run.run_id)

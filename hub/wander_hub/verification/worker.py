@@ -79,7 +79,7 @@ def job_worker(
 
     Without verification it only reads runs; nothing of an environment runs then.
     """
-    handlers: dict[str, Handler] = {evidence.KIND: Examiner(database, storage)}
+    handlers: dict[str, Handler] = {evidence.KIND: Examiner(database, storage, settings.trusted_reruns)}
     sweeps: list[Callable[[], None]] = [service.RunSweep(database, queue, settings)]
     if settings.verification != "off":
         program = ClientProgram(

@@ -135,9 +135,10 @@ def first_divergence(
     recorded: Rollout, again: Rollout, compared: Sequence[str] = COMPARED
 ) -> Divergence | None:
     """Return where two playings of a rollout first differ in what is compared, or None."""
-    if repr([getattr(recorded, name) for name in compared]) == repr(
+    same = repr([getattr(recorded, name) for name in compared]) == repr(
         [getattr(again, name) for name in compared]
-    ):
+    )
+    if same and len(recorded.turns) == len(again.turns):
         return None
 
     def found(part: str, difference: str, message: int | None = None) -> Divergence:
@@ -161,6 +162,8 @@ def first_divergence(
                 return found(name, told, min(len(one), len(other)))
         elif _differ(one, other):
             return found(name, f"the {name} is {_excerpt(other)}, not {_excerpt(one)}")
+    if len(recorded.turns) != len(again.turns):
+        return found("turns", f"the rollout takes {len(again.turns)} turns, not {len(recorded.turns)}")
     return None
 
 
@@ -300,6 +303,9 @@ class _Replay:
         # A rubric that failed on a transcript, other than by asking what the record cannot answer.
         if rescored and failure and failure.boundary == "rubric" and failure.type != NotRecorded.__name__:
             return failure.message
+        spoken = sum(each.get("role") == "assistant" for each in recorded.completion)
+        if rescored and len(recorded.turns) > spoken:
+            return f"the record has {len(recorded.turns)} turns, but {spoken} messages of the model"
         return first_divergence(recorded, again, RESCORED if rescored else COMPARED)
 
 

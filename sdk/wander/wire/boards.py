@@ -65,6 +65,8 @@ class LeaderboardRow(Record):
     """Empty with one rollout an example."""
     version: str
     level: VerificationLevel
+    vouched_by: str | None = None
+    """Who posted the repetition that gave it the level `rerun`."""
     posted_by: str
     posted_at: datetime
     url: str

@@ -1,0 +1,188 @@
+"""How much of what one run says another run says too, rollout by rollout of the same example.
+
+Only letters and digits count, so that spaces, signs and upper case make no other text of it. A text is
+compared by its pieces: the `_LENGTH` bytes from each of some bytes on, so that a changed word changes the few
+pieces that it touches, and an added text changes none. What prompt, answer or environment say, nobody owns.
+
+- A rollout *repeats* another one when it has `_MOSTLY` of the pieces that no other rollout of that run has,
+  or when both are the same, letter by letter, and not short.
+- A run is a *copy* when `COPIED` of the rollouts repeat, and what they say is `TELLING` letters.
+
+To find the few runs that are worth comparing, each keeps a sketch: the smallest of its pieces' keyed hashes
+(Broder 1997, doi:10.1109/SEQUEN.1997.666900). Who does not know the key cannot crowd them out.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import heapq
+import re
+import unicodedata
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from itertools import chain
+from typing import Any, NamedTuple
+
+from wander.types import Rollout
+
+TELLING = 1000
+"""Letters and digits in distinct completions below which equal ones may well be a coincidence."""
+COPIED = 1 / 3
+"""Share of repeated rollouts that makes a run a copy."""
+SHARED = 1 / 10
+"""Share of repeated rollouts from which on a run is no independent one."""
+SKETCH = 128
+"""Hashes that a run keeps."""
+_LENGTH = 12
+_MOSTLY = 0.6
+_FEWEST = 20
+"""Pieces of its own without which a rollout cannot be told from another one's."""
+_SHORT = 100
+"""Letters of its own below which equal rollouts may well be a coincidence."""
+_STARTS = b"".join(re.escape(bytes([each])) for each in range(5, 256, 8))
+_PIECE = re.compile(rb"(?=([%b].{%d}))" % (_STARTS, _LENGTH - 1), re.DOTALL)
+"""From about one byte in six, chosen by its value, so that the same text has the same pieces anywhere."""
+_OTHER = re.compile(r"[\W_]+")
+
+
+class Spoken(NamedTuple):
+    """What the policy said in one rollout."""
+
+    letters: str
+    pieces: set[bytes]
+    """Without those of prompt, answer and environment."""
+    own: float
+    """Letters and digits that no prompt, answer or environment gave."""
+
+
+@dataclass
+class Likeness:
+    """What comparing a run with an earlier one came to."""
+
+    compared: int = 0
+    """Rollouts of examples that both have."""
+    repeated: int = 0
+    telling: int = 0
+    """Rollouts that say enough of their own, here and there, to be told from repetitions."""
+    letters: int = 0
+    """In distinct repeated completions."""
+
+    @property
+    def copied(self) -> bool:
+        """Whether this is a copy."""
+        return self.letters >= TELLING and self.repeated >= COPIED * self.compared
+
+    @property
+    def dependent(self) -> str:
+        """Why this is no evidence that is independent of the earlier run; empty when it may be."""
+        if self.repeated > SHARED * self.compared:
+            return (
+                f"{self.repeated:,} of {self.compared:,} completions repeat those of the run that it repeats"
+            )
+        if self.telling < COPIED * self.compared or not self.telling:
+            return "its completions are too short, or too alike, to tell a repetition from a copy"
+        return ""
+
+
+def read_spoken(rollout: Rollout) -> Spoken:
+    """Return what the policy said in a rollout."""
+    said = [one for one in rollout.completion if one.get("role") == "assistant"]
+    heard = [one.get("content") for one in rollout.completion if one.get("role") != "assistant"]
+    letters = _letters([[one.get("content"), one.get("tool_calls")] for one in said])
+    pieces = set(_PIECE.findall(letters.encode()))
+    given = _letters([[one.get("content") for one in rollout.prompt], rollout.answer, heard])
+    own = pieces.difference(_PIECE.findall(given.encode()))
+    return Spoken(letters, own, len(letters) * len(own) / max(1, len(pieces)))
+
+
+def _letters(value: Any) -> str:
+    return _OTHER.sub("", unicodedata.normalize("NFKC", " ".join(_texts(value))).casefold())
+
+
+def _texts(value: Any) -> Iterator[str]:
+    if isinstance(value, dict):
+        for name, each in value.items():
+            if name not in ("id", "type", "role"):  # of a call or a part: no words of anybody's
+                yield from _texts(each)
+    elif isinstance(value, list):
+        for each in value:
+            yield from _texts(each)
+    elif value is not None:
+        yield str(value)
+
+
+class Digest:
+    """Of a run whose rollouts are added one by one: digest of all completions, and sketch."""
+
+    def __init__(self, key: bytes) -> None:
+        self._key = key
+        self._whole = hashlib.sha256()
+        self._seen: set[bytes] = set()
+        self._telling = 0
+        self._values: set[int] = set()
+
+    def add(self, rollout: Rollout) -> None:
+        """Add a rollout; they come in the order of the run."""
+        spoken = read_spoken(rollout)
+        digest = hashlib.sha256(spoken.letters.encode()).digest()
+        self._whole.update(f"{rollout.example_id} {rollout.index} ".encode() + digest)
+        if digest not in self._seen and self._telling < TELLING:
+            self._seen.add(digest)
+            self._telling += len(spoken.letters)
+        salt = hashlib.blake2b(rollout.example_id.encode(), digest_size=16, key=self._key).digest()
+        found = (hashlib.blake2b(piece, digest_size=7, key=salt).digest() for piece in spoken.pieces)
+        self._values.update(heapq.nsmallest(SKETCH, (int.from_bytes(each) for each in found)))
+        if len(self._values) > 64 * SKETCH:
+            self._values = set(self.sketch())
+
+    def hexdigest(self) -> str | None:
+        """Return the digest of all completions, None where they are too short to tell runs apart."""
+        return self._whole.hexdigest() if self._telling >= TELLING else None
+
+    def sketch(self) -> list[int]:
+        """Return the smallest hashes of the pieces."""
+        return heapq.nsmallest(SKETCH, self._values)
+
+
+def compare(earlier: Iterable[Rollout], later: Iterable[Rollout]) -> Likeness:
+    """Tell how much of the earlier run the later one repeats."""
+    first, second = _by_example(earlier), _by_example(later)
+    rare, rare_here = _rare_pieces(first), _rare_pieces(second)
+    found = Likeness()
+    seen: set[str] = set()
+    for example, rollouts in second.items():
+        if example not in first:
+            continue
+        sources = first[example]
+        whole = {one.letters for one in sources if one.own >= _SHORT}
+        owned = [one.pieces & rare for one in sources]
+        holders: dict[bytes, int] = {piece: at for at, pieces in enumerate(owned) for piece in pieces}
+        tell = any(len(pieces) >= _FEWEST for pieces in owned)
+        for one in rollouts:
+            found.compared += 1
+            found.telling += tell and len(one.pieces & rare_here) >= _FEWEST
+            hits = Counter(holders[piece] for piece in one.pieces if piece in holders)
+            near = any(
+                len(owned[at]) >= _FEWEST and count >= _MOSTLY * len(owned[at]) for at, count in hits.items()
+            )
+            if near or one.letters in whole:
+                found.repeated += 1
+                if one.letters not in seen:
+                    seen.add(one.letters)
+                    found.letters += len(one.letters)
+    return found
+
+
+def _by_example(rollouts: Iterable[Rollout]) -> dict[str, list[Spoken]]:
+    found: defaultdict[str, list[Spoken]] = defaultdict(list)
+    for rollout in rollouts:
+        if rollout.failure is None:
+            found[rollout.example_id].append(read_spoken(rollout))
+    return found
+
+
+def _rare_pieces(run: dict[str, list[Spoken]]) -> set[bytes]:
+    """Return the pieces that one rollout alone has: no form that all of them fill in, no set phrase."""
+    counts = Counter(chain.from_iterable(one.pieces for each in run.values() for one in each))
+    return {piece for piece, count in counts.items() if count == 1}
