@@ -46,7 +46,7 @@ from wander_hub.verification.levels import level_of
 GRACE = timedelta(hours=1)
 """An object that nothing points to may belong to an upload that is under way, until it is this old."""
 _ENTRY = ("run_id", "model", "level", "shortfall", "low", "high", "tokens", "usd", "posted_at")
-_PLACE = ("posted_by_id", "withdrawn", "counts")
+_PLACE = ("posted_by_id", "below", "withdrawn", "counts")
 _BOARD = ("runs", "models", "last_posted_at", "lows", "highs")
 _TOTALS = ("version_count", "latest_version", "summary", "tags", "search_text", "run_count", "best_model")
 _PAGE = tuple(column.key for column in IndexPage.__table__.columns)

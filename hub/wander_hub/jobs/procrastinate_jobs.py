@@ -24,6 +24,7 @@ from sqlalchemy.exc import OperationalError
 from sqlalchemy.orm import Session
 
 from wander_hub.database import now
+from wander_hub.identity import HUB
 from wander_hub.jobs.models import Job
 from wander_hub.jobs.table import TableQueue
 from wander_hub.jobs.worker import POLL_SECONDS, Worker
@@ -60,7 +61,7 @@ class ProcrastinateQueue(TableQueue):
 
         Those are jobs of before procrastinate was chosen, and of messages that were lost.
         """
-        with self.database.write() as session:
+        with self.database.write(HUB) as session:
             self._requeue_dead(session)
             for job_id in session.scalars(_UNTOLD, {"task": TASK}).all():
                 self._announce(session, job_id)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
@@ -17,6 +18,11 @@ from wander_hub.jobs.models import Job, JobState
 LEASE_SECONDS = 30.0
 MAX_ATTEMPTS = 3
 _LONGEST_ERROR = 2000
+_PATHS = (
+    (re.compile(r"""(["'`])(?:file://)?~?/[^"'`\n]*?([^"'`/\n]+)/?\1"""), r"\1\2\1"),
+    (re.compile(r"""(?<![\w/.~])(?:file://)?~?(?:/[^\s/'"`,;:()]+)*/([^\s/'"`,;:()]+)/?"""), r"\1"),
+)
+"""Paths between quotes, which may hold spaces, and others."""
 
 
 @dataclass(frozen=True)
@@ -43,6 +49,8 @@ class TableQueue:
         self.database = database
         self.lease_seconds = lease_seconds
         self._retry_seconds = retry_seconds
+        self.on_failure: dict[str, Callable[[Session, Sequence[int]], None]] = {}
+        """What is done about jobs of a kind that end without a result, in the transaction that ends them."""
 
     def submit(
         self,
@@ -88,7 +96,7 @@ class TableQueue:
         with self.database.read() as session:  # look without taking the write lock, which uploads want too
             if session.scalar(select(Job.id).where(or_(wanted, _dead())).limit(1)) is None:
                 return None
-        with self.database.write() as session:
+        with self.database.write(HUB) as session:
             self._requeue_dead(session)
             job = session.scalar(
                 select(Job)
@@ -119,7 +127,7 @@ class TableQueue:
 
     def fail(self, lease: Lease, error: str, *, retry: bool) -> JobState:
         """Say that an attempt failed; returns what the job is now. Raises `LeaseLost`."""
-        with self.database.write() as session:
+        with self.database.write(HUB) as session:
             job = session.get(Job, lease.job_id)
             again = retry and job is not None and lease.attempt < job.max_attempts
             called_off = job is not None and job.cancel_requested
@@ -129,13 +137,15 @@ class TableQueue:
                 session,
                 lease,
                 state=state,
-                error=error[:_LONGEST_ERROR],
+                error=hide_paths(error)[:_LONGEST_ERROR],
                 lease_until=None,
                 run_after=now() + pause,
                 finished_at=None if state == "queued" else now(),
             )
             if state == "queued":
                 self._announce(session, lease.job_id)
+            elif lease.kind in self.on_failure:
+                self.on_failure[lease.kind](session, [lease.job_id])
         return state
 
     def give_back(self, lease: Lease) -> None:
@@ -165,9 +175,19 @@ class TableQueue:
         waiting = select(Job.id).where(Job.id.in_(dead), Job.state == "queued")
         for job_id in session.scalars(waiting).all():
             self._announce(session, job_id)
+        for kind, settle in sorted(self.on_failure.items()):
+            ended = select(Job.id).where(Job.id.in_(dead), Job.kind == kind, Job.state != "queued")
+            settle(session, session.scalars(ended).all())
 
     def _until(self) -> datetime:
         return now() + timedelta(seconds=self.lease_seconds)
+
+
+def hide_paths(text: str) -> str:
+    """Return a text that all may read, which tells of a file of this machine no more than its name."""
+    for path, name in _PATHS:
+        text = path.sub(name, text)
+    return text
 
 
 def _dead() -> Any:

@@ -20,6 +20,9 @@ class Bounds:
         """Return what the constructor takes."""
         return self._lows.tobytes(), self._highs.tobytes()
 
+    def __len__(self) -> int:
+        return len(self._lows)
+
     def add(self, interval: Interval) -> None:
         """Count the interval of a row."""
         low, high = _ends(interval)

@@ -64,5 +64,5 @@ def _best(session: Session, environment: Environment) -> tuple[str | None, float
     version = service.find_version(session, environment, "latest")
     for board in repository.boards_of(session, version.id, 1):
         for leader in repository.leaders(session, board, 1):
-            return leader.model, 0.0 - leader.shortfall
+            return (None, None) if leader.below else (leader.model, 0.0 - leader.shortfall)
     return None, None

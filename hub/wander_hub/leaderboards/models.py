@@ -57,8 +57,8 @@ class BoardEntry(Base):
 
     __tablename__ = "board_entries"
     __table_args__ = (
-        Index("ix_board_entries_all", "board_id", "shortfall", "posted_at", "run_id"),
-        Index("ix_board_entries_counts", "board_id", "counts", "shortfall", "posted_at", "run_id"),
+        Index("ix_board_entries_all", "board_id", "below", "shortfall", "posted_at", "run_id"),
+        Index("ix_board_entries_counts", "board_id", "counts", "below", "shortfall", "posted_at", "run_id"),
         Index("ix_board_entries_posted", "board_id", "posted_at", "run_id"),
         Index("ix_board_entries_model", "board_id", "model", "posted_by_id", "posted_at", "run_id"),
     )
@@ -68,6 +68,8 @@ class BoardEntry(Base):
     model: Mapped[str] = mapped_column(Text)
     posted_by_id: Mapped[int] = mapped_column(ForeignKey("users.id"))
     level: Mapped[VerificationLevel] = mapped_column(String(16))
+    below: Mapped[bool]
+    """The hub could not verify it: it stands below every run that it could, and shares one rank there."""
     shortfall: Mapped[float]
     """The mean reward, negated: ascending order has the best first, and of equals the one posted first."""
     low: Mapped[float | None]

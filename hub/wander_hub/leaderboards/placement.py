@@ -55,7 +55,8 @@ def _place_one(session: Session, run: Run) -> None:
         return
     withdrawn = run.withdrawn_at is not None
     run.board_level = "withdrawn" if withdrawn else run.level
-    if stands is not None and stands.withdrawn == withdrawn:
+    below = run.level == "unverifiable"
+    if stands is not None and (stands.withdrawn, stands.below) == (withdrawn, below):
         stands.level = run.level
         return
     if stands is not None:
@@ -105,6 +106,7 @@ def _entry(run: Run, manifest: RunManifest) -> BoardEntry:
         model=run.model,
         posted_by_id=run.posted_by_id,
         level=run.level,
+        below=run.level == "unverifiable",
         shortfall=0.0 - mean,  # never a negative zero
         low=summary.reward_low,
         high=summary.reward_high,
@@ -154,9 +156,11 @@ def _lead(board: Board, old: BoardEntry | None, new: BoardEntry | None) -> None:
     bounds = Bounds(board.lows, board.highs)
     if old is not None:
         old.counts = False
-        bounds.remove((old.low, old.high))
+        if not old.below:
+            bounds.remove((old.low, old.high))
     if new is not None:
         new.counts = True
-        bounds.add((new.low, new.high))
+        if not new.below:
+            bounds.add((new.low, new.high))
     board.lows, board.highs = bounds.dump()
     board.models += (new is not None) - (old is not None)

@@ -35,7 +35,7 @@ def board_filter(
         Showing, Query(description="the run that counts of each model and account, or all")
     ] = "best",
     sort: Annotated[BoardSort, Query(description="best, newest, fewest tokens or cheapest first")] = "reward",
-    level: Annotated[VerificationLevel, Query(description="at least")] = "complete",
+    level: Annotated[VerificationLevel, Query(description="at least")] = "unverifiable",
     model: Annotated[str, Query(max_length=300, description="part of the name, in any case")] = "",
     since: Annotated[datetime | None, Query(description="posted then or later; UTC without a zone")] = None,
     until: Annotated[datetime | None, Query(description="posted before")] = None,
@@ -155,7 +155,7 @@ def show_run(session: WriteSession, caller: Manager, run_id: str) -> Response:
 def page_filter(
     runs: Showing = "best",
     sort: BoardSort = "reward",
-    level: VerificationLevel = "complete",
+    level: VerificationLevel = "unverifiable",
     model: Annotated[str, Query(max_length=300)] = "",
     since: Annotated[str, Query(max_length=40)] = "",
     until: Annotated[str, Query(max_length=40)] = "",

@@ -26,7 +26,7 @@ class BoardFilter:
     showing: Showing = "best"
     sort: BoardSort = "reward"
     """Best reward, newest, fewest tokens or lowest cost first; unknown ones last."""
-    level: VerificationLevel = "complete"
+    level: VerificationLevel = "unverifiable"
     """At least."""
     model: str = ""
     """Part of the name, in any case."""
@@ -42,6 +42,7 @@ class BoardPosition:
     """Where a page ended: the sort key of its last row."""
 
     sort: BoardSort
+    below: bool
     value: float
     """Zero when sorted by time."""
     posted_at: datetime
@@ -49,22 +50,23 @@ class BoardPosition:
 
     def cursor(self) -> str:
         """Return the opaque form."""
-        parts = [self.sort, self.value, self.posted_at.isoformat(), self.run_id]
+        parts = [self.sort, self.below, self.value, self.posted_at.isoformat(), self.run_id]
         return base64.urlsafe_b64encode(json.dumps(parts).encode()).decode()
 
     @classmethod
     def from_cursor(cls, cursor: str, sort: BoardSort) -> BoardPosition:
         """Read the opaque form; raise a 422 for anything else, and for a cursor of another order."""
         try:
-            found, value, posted_at, run_id = json.loads(base64.urlsafe_b64decode(cursor.encode()))
+            found, below, value, posted_at, run_id = json.loads(base64.urlsafe_b64decode(cursor.encode()))
             moment = datetime.fromisoformat(posted_at)
             right = found == sort and isinstance(run_id, str) and type(value) in (int, float)
+            right = right and isinstance(below, bool)
             if not right or not math.isfinite(value) or moment.tzinfo is None:
                 raise ValueError("not of this order")
         except (binascii.Error, ValueError, TypeError) as error:
             hint = "pass `next` of the previous page unchanged, with the same `sort`"
             raise HubProblem(422, "bad_cursor", "the cursor is not one of this board's", hint=hint) from error
-        return cls(sort, float(value), moment, run_id)
+        return cls(sort, below, float(value), moment, run_id)
 
 
 def board_name(task_set_sha256: str, protocol_sha256: str) -> str:

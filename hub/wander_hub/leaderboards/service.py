@@ -204,19 +204,24 @@ def _rows(
     version: Version,
     base_url: str,
 ) -> list[LeaderboardRow]:
-    own = {(entry.model, entry.posted_by_id): (entry.low, entry.high) for _, entry in found if entry.counts}
+    own = {(entry.model, entry.posted_by_id): entry for _, entry in found if entry.counts}
     if unknown := {(entry.model, entry.posted_by_id) for _, entry in found} - set(own):
         query = select(BoardEntry).where(
             BoardEntry.board_id == board.id,
             BoardEntry.model.in_({model for model, _ in unknown}),
             BoardEntry.counts,
         )
-        own |= {(one.model, one.posted_by_id): (one.low, one.high) for one in session.scalars(query)}
+        own |= {(one.model, one.posted_by_id): one for one in session.scalars(query)}
     session.refresh(board, ["lows", "highs"])  # which no other reader of a board needs
     bounds = Bounds(board.lows, board.highs)
     rows = []
     for run, entry in found:
-        ranks = bounds.ranks((entry.low, entry.high), own.get((entry.model, entry.posted_by_id)))
+        counted = own.get((entry.model, entry.posted_by_id))
+        ranked = (counted.low, counted.high) if counted is not None and not counted.below else None
+        if entry.below:
+            ranks = len(bounds) + (ranked is None), board.models + (counted is None)
+        else:
+            ranks = bounds.ranks((entry.low, entry.high), ranked)
         summary = RunSummary.model_validate(run.summary)
         mean = 0.0 - entry.shortfall
         row = fill(

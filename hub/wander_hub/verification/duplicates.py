@@ -13,7 +13,7 @@ from datetime import datetime
 from sqlalchemy import Select, delete, false, func, insert, or_, select
 from sqlalchemy.orm import Session, joinedload
 from wander.wire import RunSummary, VerificationLevel
-from wander.wire.verification import Clearance, ReplayReport
+from wander.wire.verification import Clearance
 
 from wander_hub.database import now
 from wander_hub.http.problems import HubProblem
@@ -23,7 +23,7 @@ from wander_hub.leaderboards.listing import refresh_results
 from wander_hub.runs import repository as run_repository
 from wander_hub.runs import service as runs
 from wander_hub.runs.models import Run
-from wander_hub.verification.levels import level_after, level_of, level_of_copy, level_of_unread
+from wander_hub.verification.levels import level_by, level_of, level_of_copy, level_of_unread
 from wander_hub.verification.models import ClearedCopy, RunExamination, RunSketch, SketchKey, Verification
 
 _FEWEST_SHARED = 2
@@ -109,10 +109,10 @@ def keep_fault(session: Session, run_id: str, fault: str) -> None:
 def supported_level(session: Session, run: Run) -> tuple[VerificationLevel, str]:
     """Return the level that a run's rollouts and the hub's replays of it support, and why."""
     level, reason = level_of(runs.manifest_of(run), RunSummary.model_validate(run.summary))
-    reports = select(Verification.report).where(Verification.run_id == run.run_id).order_by(Verification.id)
-    for report in session.scalars(reports):
-        if report is not None:
-            level, reason = level_after(level, reason, ReplayReport.model_validate(report))
+    verified = select(Verification).where(Verification.run_id == run.run_id)
+    verified = verified.options(joinedload(Verification.job)).order_by(Verification.id)
+    for one in session.scalars(verified):
+        level, reason = level_by(one, level, reason)
     return level, reason
 
 

@@ -6,6 +6,7 @@ from wander.wire import RunManifest, RunSummary, VerificationLevel
 from wander.wire.verification import ReplayReport
 
 from wander_hub.runs.models import Run
+from wander_hub.verification.models import Verification
 
 
 def level_of(manifest: RunManifest, summary: RunSummary) -> tuple[VerificationLevel, str]:
@@ -39,16 +40,34 @@ def level_of_unread(fault: str) -> tuple[VerificationLevel, str]:
     return "claimed", f"the hub could not examine it for copies ({fault}), so it ranks nowhere"
 
 
-def level_after(level: VerificationLevel, reason: str, report: ReplayReport) -> tuple[VerificationLevel, str]:
+def level_by(one: Verification, level: VerificationLevel, reason: str) -> tuple[VerificationLevel, str]:
+    """Return a run's level after a verification of it that has ended, and why.
+
+    Who asks for less than the hub does by itself, or calls off what they asked for, lowers nothing.
+    """
+    whole = one.sample is None and one.level == "highest"
+    if one.report is not None:
+        return level_after(level, reason, ReplayReport.model_validate(one.report), whole=whole)
+    if whole and one.job.state == "failed":
+        return _unverified(level, reason, one.job.error or "the verification failed")
+    if one.job.state == "cancelled" and one.requested_by_id is None:
+        return _unverified(level, reason, "its verification was called off")
+    return level, reason
+
+
+def level_after(
+    level: VerificationLevel, reason: str, report: ReplayReport, *, whole: bool = True
+) -> tuple[VerificationLevel, str]:
     """Return a run's level after a replay, and why.
 
     Only playing, or scoring, every rollout raises it; a single rollout that comes out otherwise takes all
-    evidence away, also when only a sample was looked at.
+    evidence away, also when only a sample was looked at. A `whole` replay that tells neither makes a run that
+    nothing else verified unverifiable.
     """
     if report.contradicted:
         return "claimed", f"the hub could not play it again: {report.refused}"
     if report.refused is not None:
-        return level, reason
+        return _unverified(level, reason, report.refused) if whole else (level, reason)
     again = "scored them" if report.method == "rescore" else "played them"
     if report.differing:
         found = f"{report.differing} of {report.replayed} rollouts came out otherwise"
@@ -58,11 +77,21 @@ def level_after(level: VerificationLevel, reason: str, report: ReplayReport) -> 
         if report.level == "rescored":
             return "rescored", f"the hub scored the transcripts of all {count} again: the same rewards"
         return "replayed", f"the hub played all {count} again: the same messages, metrics and rewards"
+    if whole and not report.sampled:
+        left = f"{report.expected - report.same} of {report.expected} rollouts could not be compared"
+        return _unverified(level, reason, ": ".join(filter(None, (left, report.unscored_reason))))
     return level, reason
 
 
+def _unverified(level: VerificationLevel, reason: str, why: str) -> tuple[VerificationLevel, str]:
+    """Return the level of a run that a verification said nothing about; what others proved stays."""
+    if level not in ("complete", "unverifiable"):
+        return level, reason
+    return "unverifiable", f"could not be verified: {why}"
+
+
 _BELOW: dict[str, tuple[VerificationLevel, ...]] = {
-    "rescored": ("complete", "rescored"),
-    "replayed": ("complete", "rescored", "replayed"),
+    "rescored": ("complete", "unverifiable", "rescored"),
+    "replayed": ("complete", "unverifiable", "rescored", "replayed"),
 }
 """From which levels a report raises a run; what is only claimed stays so."""

@@ -30,7 +30,7 @@ from wander_hub.runs.models import Run
 from wander_hub.runs.repository import readable_run
 from wander_hub.settings import Settings
 from wander_hub.verification import evidence
-from wander_hub.verification.levels import level_after
+from wander_hub.verification.levels import level_by
 from wander_hub.verification.models import Verification, VerificationDivergence
 
 KIND = "replay"
@@ -235,6 +235,8 @@ def cancel(session: Session, queue: TableQueue, number: int, caller: Identity) -
         raise rights.refusal(caller, "manage", found.run.environment)
     queue.cancel(session, found.job_id)
     session.refresh(found.job)
+    if found.job.state == "cancelled":
+        _give_level(session, found)
     return info_of(found)
 
 
@@ -252,9 +254,22 @@ def keep(session: Session, job_id: int, report: ReplayReport, made_with: Verifie
     if made_with is not None:
         by_this_hub = made_with.model_copy(update={"hub": __version__})
         found.made_with = by_this_hub.model_dump(mode="json")
-    run = runs.find(session, found.run_id)
-    run.level, run.level_reason = level_after(run.level, run.level_reason, report)
-    found.gave = run.level
+    _give_level(session, found)
+
+
+def keep_failures(session: Session, job_ids: Sequence[int]) -> None:
+    """Give runs the level that verifications leave them which ended without a report."""
+    failed = visible(session).where(Verification.job_id.in_(job_ids))
+    # Environments are locked in one order, lest two workers wait for each other.
+    in_order = failed.order_by(Run.environment_id, Verification.id).execution_options(populate_existing=True)
+    for one in session.scalars(in_order).all():
+        _give_level(session, one)
+
+
+def _give_level(session: Session, ended: Verification) -> None:
+    run = runs.find(session, ended.run_id)
+    run.level, run.level_reason = level_by(ended, run.level, run.level_reason)
+    ended.gave = run.level
     session.flush()
     refresh_results(session, run.environment)
     evidence.count_rerun(session, run)

@@ -14,7 +14,7 @@ from sqlalchemy.orm import Session
 from wander.wire.verification import ReplayReport, VerifiedWith
 
 from wander_hub.database import Database
-from wander_hub.jobs import Handler, JobContext, JobRefused, TableQueue, Worker
+from wander_hub.jobs import Handler, JobContext, JobRefused, TableQueue, Worker, hide_paths
 from wander_hub.jobs.choice import worker_of
 from wander_hub.settings import Settings
 from wander_hub.storage import Storage
@@ -45,6 +45,8 @@ class Replayer:
             found = data.pop("made_with")
             made_with = VerifiedWith.model_validate(found) if found is not None else None
             data.pop("level")
+            for name in ("refused", "unscored_reason"):
+                data[name] = hide_paths(data[name]) if data.get(name) else None
             report = ReplayReport.model_validate(data)
         except (ValidationError, KeyError) as error:
             raise JobRefused(f"`wander replay` answered with no report: {error}") from error
@@ -90,6 +92,7 @@ def job_worker(
             seconds=settings.verification_seconds,
         )
         handlers[service.KIND] = Replayer(program)
+        queue.on_failure[service.KIND] = service.keep_failures
         if settings.check_versions:
             handlers[version_checks.KIND] = Checker(database, program)
             sweeps.append(VersionSweep(database, queue))

@@ -32,8 +32,8 @@ BOARD_COLUMNS = (
 REQUIRED_COLUMNS = ("rank", "model", "reward", "interval", "level")
 """What an owner cannot leave out."""
 _METRIC = re.compile(r"metric:[^\x00-\x1f\x7f-\x9f]{1,100}")
-LEVELS_UP: tuple[VerificationLevel, ...] = ("complete", "rescored", "replayed", "rerun")
-"""The levels of runs that rank, the lowest first."""
+LEVELS_UP: tuple[VerificationLevel, ...] = ("unverifiable", "complete", "rescored", "replayed", "rerun")
+"""The levels of runs that stand on boards, the lowest first."""
 
 
 class LeaderboardRow(Record):
@@ -43,7 +43,7 @@ class LeaderboardRow(Record):
     rank_high: int
     """The rank is a range: 1 + the number of other rows that are surely better, to the number of rows less
     those that are surely worse. Surely means that the 95 % intervals do not overlap. A row is the first run
-    of a model by an account."""
+    of a model by an account. Runs that the hub could not verify share the ranks below all others."""
     run_id: str
     model: str
     model_kind: str

@@ -1,0 +1,230 @@
+"""Runs that the hub could not verify: they say so and why, and stand below those that it could."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from alembic import command
+from sqlalchemy import text, update
+from wander.wire.verification import ReplayReport
+from wander_hub.database import alembic_config, now
+from wander_hub.fsck import check as fsck
+from wander_hub.jobs import Job, JobRefused, JobWorker, TableQueue, hide_paths
+from wander_hub.leaderboards.listing import place_all
+from wander_hub.verification import service
+from wander_hub.verification.models import Verification
+
+BOARD = "/api/v1/environments/alice/reverse-text/leaderboard"
+TOO_LONG = "it took longer than 900 s"
+
+
+class Room:
+    """One environment on a hub, runs of it and what comes of the hub's replays."""
+
+    def __init__(self, hub: Any, run_of: Any, sha256: str) -> None:
+        self.hub, self.run_of, self.sha256 = hub, run_of, sha256
+        self.queue = TableQueue(hub.database, retry_seconds=0)
+        self.queue.on_failure[service.KIND] = service.keep_failures
+
+    async def post(self, number: int, reward: float, model: str) -> str:
+        rewards = [reward, reward, 1.0, 0.0, reward, reward]
+        run_id = f"01RUN{number:021d}"
+        manifest, rollouts = self.run_of(self.sha256, reward=rewards, model=model, run_id=run_id)
+        answer = await self.hub.post_run(manifest, rollouts)
+        assert (answer.status_code, answer.json()["level"]) == (201, "complete")
+        return run_id
+
+    def play(self, end: ReplayReport | Exception | None) -> None:
+        """Do the next replay, which ends so; None for one in which everything is the same."""
+
+        def handler(context: Any) -> Any:
+            if isinstance(end, Exception):
+                raise end
+            found = end or report(run_id=context.lease.payload["run_id"])
+            return lambda session: service.keep(session, context.lease.job_id, found, None)
+
+        assert JobWorker(self.queue, {service.KIND: handler}, "player").run_one()
+
+    async def run(self, run_id: str) -> tuple[str, str]:
+        found = (await self.hub.get(f"/api/v1/runs/{run_id}")).json()
+        return found["level"], found["level_reason"]
+
+    async def ask(self, run_id: str, user: str = "bob", **wanted: Any) -> int:
+        path = f"/api/v1/runs/{run_id}/verifications"
+        answer = await self.hub.client.post(path, json=wanted, headers=self.hub.auth(user))
+        assert answer.status_code == 201, answer.text
+        return int(answer.json()["id"])
+
+    async def cancel(self, number: int, user: str) -> None:
+        answer = await self.hub.client.delete(f"/api/v1/verifications/{number}", headers=self.hub.auth(user))
+        assert answer.status_code == 200, answer.text
+
+    async def rows(self, query: str = "") -> list[tuple[str, int, int]]:
+        """Return model and ranks of every row."""
+        found = (await self.hub.get(f"{BOARD}?{query}")).json()["rows"]
+        return [(row["model"], row["rank_low"], row["rank_high"]) for row in found]
+
+    def faults(self) -> list[Any]:
+        return list(fsck.check(self.hub.database, self.hub.client._transport.app.state.storage))
+
+
+def report(**fields: Any) -> ReplayReport:
+    counts = {"expected": 6, "recorded": 6, "replayed": 6, "same": 6, "differing": 0, "failed": 0}
+    return ReplayReport(**{"run_id": "", **counts, **fields})
+
+
+@pytest.fixture
+async def room(hub: Any, run_of: Any) -> Room:
+    return Room(hub, run_of, await hub.publish())
+
+
+async def test_it_stands_below_verified_runs_whatever_its_reward(room: Room):
+    for number, (reward, model) in enumerate([(1.0, "best"), (0.4, "good"), (0.9, "next"), (0.2, "low")]):
+        await room.post(number, reward, model)
+    for end in (JobRefused(TOO_LONG), None, JobRefused(TOO_LONG), None):
+        room.play(end)
+    assert await room.run(f"01RUN{0:021d}") == ("unverifiable", f"could not be verified: {TOO_LONG}")
+    below = [("best", 3, 4), ("next", 3, 4)]
+    assert await room.rows() == [("good", 1, 2), ("low", 1, 2), *below]
+    assert [one for one, *_ in await room.rows("sort=tokens")] == ["good", "low", "best", "next"]
+    assert [one for one, *_ in await room.rows("level=complete")] == ["good", "low"]
+    first = (await room.hub.get(f"{BOARD}?limit=3")).json()
+    assert await room.rows(f"limit=3&cursor={first['next']}") == below[1:]
+    shown = (await room.hub.get("/api/v1/environments/alice/reverse-text")).json()
+    assert shown["best_model"] == "good"
+    for page in (f"/runs/01RUN{0:021d}", "/alice/reverse-text/leaderboard"):
+        assert "could not be verified" in (await room.hub.get(page, headers={"Accept": "text/html"})).text
+    assert room.faults() == []
+
+
+async def test_a_later_replay_gives_it_its_place(room: Room):
+    first, second = await room.post(1, 0.9, "a"), await room.post(2, 0.5, "a")
+    await room.post(3, 0.7, "b")
+    for end in (JobRefused(TOO_LONG), None, None):
+        room.play(end)
+    assert await room.rows() == [("b", 1, 1), ("a", 2, 2)]
+    assert await room.rows("runs=all") == [("b", 1, 1), ("a", 1, 2), ("a", 2, 2)]
+    await room.ask(first)
+    room.play(None)
+    assert (await room.run(first))[0] == "replayed"
+    rows = (await room.hub.get(BOARD)).json()["rows"]
+    assert [row["run_id"] for row in rows] == [first, f"01RUN{3:021d}"]
+    assert second not in [row["run_id"] for row in rows]
+    assert room.faults() == []
+
+
+async def test_it_needs_no_answer_of_the_worker(room: Room):
+    run_id = await room.post(1, 0.9, "a")
+    with room.hub.database.write() as session:
+        session.execute(update(Job).values(max_attempts=1))
+    room.queue.claim("a worker that dies", [service.KIND])
+    with room.hub.database.write() as session:
+        session.execute(update(Job).values(lease_until=now() - timedelta(seconds=1)))
+    assert room.queue.claim("another", [service.KIND]) is None
+    level, reason = await room.run(run_id)
+    assert (level, reason) == (
+        "unverifiable",
+        "could not be verified: the worker that had the job died, on every attempt",
+    )
+    (told,) = (await room.hub.get(f"/api/v1/runs/{run_id}/verifications")).json()["data"]
+    assert (told["state"], told["gave"]) == ("failed", "unverifiable")
+
+
+async def test_an_attempt_that_is_made_again_says_nothing(room: Room):
+    run_id = await room.post(1, 0.9, "a")
+    for _ in range(2):
+        room.play(RuntimeError("[Errno 28] No space left: '/srv/the hub/data/x.json'"))
+        assert (await room.run(run_id))[0] == "complete"
+    room.play(RuntimeError("[Errno 28] No space left: '/srv/the hub/data/x.json'"))
+    level, reason = await room.run(run_id)
+    assert (level, reason) == (
+        "unverifiable",
+        "could not be verified: RuntimeError: [Errno 28] No space left: 'x.json'",
+    )
+
+
+@pytest.mark.parametrize(
+    ("found", "reason"),
+    [
+        ({"refused": "it declares that it is not deterministic", "same": 0}, "not deterministic"),
+        ({"method": "rescore", "same": 4, "unscored": 2, "unscored_reason": "no `board`"}, "no `board`"),
+    ],
+)
+async def test_a_replay_that_proves_nothing_says_why(room: Room, found, reason):
+    run_id = await room.post(1, 0.9, "a")
+    room.play(report(**found))
+    level, told = await room.run(run_id)
+    assert level == "unverifiable"
+    assert told.startswith("could not be verified: ")
+    assert reason in told
+
+
+async def test_who_asks_for_less_or_calls_off_lowers_nothing(room: Room):
+    run_id = await room.post(1, 0.9, "a")
+    (own,) = (await room.hub.get(f"/api/v1/runs/{run_id}/verifications")).json()["data"]
+    for wanted in ({"sample": 2}, {"level": "rescored"}):
+        await room.cancel(await room.ask(run_id, **wanted), "bob")
+        await room.ask(run_id, **wanted)
+        room.play(JobRefused(TOO_LONG))
+    assert (await room.run(run_id))[0] == "complete"
+    await room.cancel(own["id"], "alice")
+    assert await room.run(run_id) == (
+        "unverifiable",
+        "could not be verified: its verification was called off",
+    )
+    await room.ask(run_id)
+    room.play(None)
+    await room.ask(run_id)
+    room.play(JobRefused(TOO_LONG))
+    assert (await room.run(run_id))[0] == "replayed", "what was proven stays so"
+
+
+async def test_runs_of_an_older_hub_find_their_places(room: Room):
+    failed, refused = await room.post(1, 0.9, "failed"), await room.post(2, 0.8, "refused")
+    await room.post(3, 0.5, "good")
+    sampled = await room.post(4, 0.4, "sampled")
+    ended = {
+        failed: {"state": "failed", "error": "no space at /srv/hub"},
+        refused: {"state": "done", "report": report(refused="not deterministic", same=0)},
+        sampled: {"state": "failed", "sample": 2},
+    }
+    with room.hub.database.write() as session:
+        for one in session.query(Verification).filter(Verification.run_id.in_(ended)):
+            told = ended[one.run_id]
+            one.sample, one.report = (
+                told.get("sample"),
+                told["report"].model_dump() if "report" in told else None,
+            )
+            session.execute(
+                update(Job).where(Job.id == one.job_id).values(state=told["state"], error=told.get("error"))
+            )
+    engine = room.hub.database.engine.execution_options(writes=True)
+    with engine.begin() as connection:
+        command.downgrade(alembic_config(connection), "0017")
+    room.hub.database.migrate()
+    place_all(room.hub.database)
+    assert await room.run(failed) == ("unverifiable", "could not be verified by this hub")
+    assert await room.run(refused) == ("unverifiable", "could not be verified: not deterministic")
+    assert (await room.run(sampled))[0] == "complete"
+    assert [one for one, *_ in await room.rows()] == ["good", "sampled", "failed", "refused"]
+    assert room.faults() == []
+    with engine.begin() as connection:
+        command.downgrade(alembic_config(connection), "0017")
+        stand = connection.execute(text("SELECT count(*) FROM board_entries")).scalar_one()
+        levels = connection.execute(text("SELECT DISTINCT level, board_level FROM runs")).all()
+    assert (stand, levels) == (0, [("complete", "")]), "an older hub places all runs of the board anew"
+
+
+@pytest.mark.parametrize(
+    ("told", "shown"),
+    [
+        ("[Errno 2] No such file: '/srv/my hub/data/x.json'", "[Errno 2] No such file: 'x.json'"),
+        ("see `~/hub/log` (/srv/hub/a.log:12)", "see `log` (a.log:12)"),
+        ("file:///srv/a/b failed", "b failed"),
+        ("`alice/reverse-text` at https://hub:80/a/b, and/or 1 / 2", None),
+    ],
+)
+def test_what_all_may_read_tells_no_paths_of_the_server(told, shown):
+    assert hide_paths(told) == (shown or told)
