@@ -100,6 +100,7 @@ SMALLER = {
 }
 
 
+@pytest.mark.full
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("page_run", PAGES[:1], indirect=True, ids=["README"])
 def test_the_loop_runs_with_smaller_numbers(page_run):

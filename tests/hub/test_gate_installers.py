@@ -137,6 +137,7 @@ QUIET = {
 }
 
 
+@pytest.mark.full
 @settings(max_examples=60, derandomize=True, **QUIET)
 @given(drawn=wheels())
 def test_pip_and_uv_install_what_the_gate_takes(drawn, pip):

@@ -394,9 +394,8 @@ def postgres_database(server: PostgresServer) -> Iterator[Database]:
             database.close()
 
 
-@pytest.mark.parametrize(
-    ("kind", "lives"), [pytest.param("sqlite", 8, marks=pytest.mark.full), ("postgresql", 3)]
-)
+@pytest.mark.full
+@pytest.mark.parametrize(("kind", "lives"), [("sqlite", 8), ("postgresql", 3)])
 def test_random_lives_lose_nothing(kind, lives, migrated_database, make_wheel, request):
     """Random lives on both databases; `WANDER_TEST_LIVES` times as many where that is set."""
     if kind == "postgresql":

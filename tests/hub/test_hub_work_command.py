@@ -106,6 +106,7 @@ def test_once_does_what_waits_and_ends(database, settings):
     assert "worked on 0 jobs" in run("--once", "--data", str(settings.data)).stderr
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("jobs", ["table", "procrastinate"])
 def test_it_waits_for_the_schema_works_tells_of_its_health_and_ends_well(postgres, tmp_path, jobs):
     with postgres.database(migrated=False) as url:
@@ -160,6 +161,7 @@ def serving(data: Path, *words: str, **settings: str) -> Iterator[Worker]:
         process.communicate()
 
 
+@pytest.mark.full
 def test_a_hub_that_leaves_jobs_to_others_takes_none(database, settings):
     number = submitted(database, "one")
     with serving(settings.data, "--no-jobs"):
@@ -167,6 +169,7 @@ def test_a_hub_that_leaves_jobs_to_others_takes_none(database, settings):
     assert ending_of(database, number) == ("failed", 1)
 
 
+@pytest.mark.full
 def test_a_hub_on_procrastinate_makes_its_tables_and_works_beside_the_requests(postgres, tmp_path):
     with postgres.database() as url:
         given = {"WANDER_HUB_DATABASE_URL": url, "WANDER_HUB_JOBS": "procrastinate"}

@@ -29,7 +29,7 @@ from wander.errors import (
 from wander.evals.run import runner
 from wander.evals.run.runner import EvaluationPlan, EvaluationResult, Progress, evaluate
 from wander.evals.run.stopping import StopRequest
-from wander.evals.stats.summary import summarise
+from wander.evals.stats.summary import summarise_run
 from wander.evals.store.folder import RunFolder
 from wander.handle import RolloutRequest
 from wander.types import Failure
@@ -93,7 +93,7 @@ async def test_every_rollout_is_played_recorded_and_summed_up(tmp_path: Path) ->
     assert folder.manifest.ended_at is not None
     assert folder.manifest.seed == 5
     assert folder.manifest.expected_rollouts == 12
-    assert folder.summary() == result.summary == summarise(folder.rollouts(), expected=12)
+    assert folder.summary() == result.summary == summarise_run(folder.manifest, folder.rollouts())
     assert (told[0].done, told[-1].done, told[-1].total, told[-1].in_flight) == (0, 12, 12, 0)
 
 
