@@ -23,6 +23,7 @@ DONE: dict[str, Callable[[Any], Any]] = {
     "one more": lambda v: v + 1,
     "below zero": lambda v: -abs(v) - 1,
     "one": lambda v: 1.0,
+    "a single one": lambda v: 1,
     "huge": lambda v: 1e308,
     "not a number": lambda v: math.nan,
     "infinite": lambda v: math.inf,
@@ -36,6 +37,8 @@ DONE: dict[str, Callable[[Any], Any]] = {
     "emptied": lambda v: type(v)(),
     "a line separator": lambda v: f"{v}\u2028",
     "a null byte": lambda v: f"{v}\0",
+    "a letter like another": lambda v: f"{v}\u0430",
+    "a space of no width": lambda v: f"{v}\u200b",
     "last dropped": lambda v: v[:-1],
     "last twice": lambda v: [*v, v[-1]],
     "backwards": lambda v: v[::-1],
@@ -103,7 +106,7 @@ FIELDS: dict[str, dict[str, str]] = {
     "rollout.seconds": {"refused": "not a number; infinite; null", "replayed": "one more"},
     "rollout.scoring_seconds": {"refused": "not a number; infinite", "replayed": "one more"},
     "rollout.usage.prompt_tokens": {"refused": "below zero; huge; not a number"},
-    "rollout.usage.completion_tokens": {"refused": "below zero; huge; not a number"},
+    "rollout.usage.completion_tokens": {"refused": "below zero; huge; not a number; a single one"},
     # What it says of itself.
     "manifest.run_id": {"refused": "emptied; longer; null; gone"},
     "manifest.kind": {"refused": "play; exhaustive; longer; null"},
@@ -131,11 +134,14 @@ FIELDS: dict[str, dict[str, str]] = {
     },
     "manifest.environment.info.reward_functions.0.name": {"claimed": "longer"},
     "manifest.environment.info.reward_bounds": {"refused": "last dropped", "replayed": "null; gone"},
-    "manifest.model.name": {"refused": "emptied; null; gone"},
+    "manifest.model.name": {
+        "refused": "emptied; null; gone; a line separator; a null byte; a letter like another; "
+        "a space of no width"
+    },
     "manifest.model.details": {"refused": "a key not a number"},
     "manifest.sampling": {"refused": "a key not a number"},
     "manifest.sampling.temperature": {"refused": "below zero; not a number; infinite"},
-    "manifest.sampling.max_tokens": {"refused": "below zero"},
+    "manifest.sampling.max_tokens": {"refused": "below zero; a single one"},
     "manifest.spending": {"refused": "with infinite prices; with prices below zero"},
 }
 """Field, level, and what is done to the field."""

@@ -245,7 +245,7 @@ async def test_owners_arrange_a_board(posted):
     page = (await posted.hub.get("/alice/reverse-text/leaderboard", headers=HTML)).text
     assert "Few examples." in page
     assert page.index(">Model<") < page.index(">Rank<")
-    assert ">Tokens<" not in page
+    assert ">Tokens, stated<" not in page
     await posted.put(path + busy["board"], {"pinned": True})
     assert (await posted.board())["board"] == busy["board"], "one board of a version is pinned"
     for wrong in (["model", "rank"], [*columns, "colour"], [*columns, "level"]):

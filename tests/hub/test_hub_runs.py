@@ -183,6 +183,7 @@ async def test_rollouts_are_paged_and_each_opens_whole(hub, pinned, run_of):
     manifest, rollouts = run_of(pinned, examples=40, per_example=5)
     for number, line in enumerate(rollouts):
         line["completion"][0]["content"] = f"{number} " + "long text " * 400
+        line["usage"] = line["turns"][0]["usage"] = {"prompt_tokens": 10, "completion_tokens": 1000}
     assert (await hub.post_run(manifest, rollouts[::-1], compress=True)).status_code == 201
     page = (await hub.get(f"{run_url(manifest)}/rollouts", params={"offset": 50, "limit": 20})).json()
     assert (page["total"], page["offset"], len(page["data"])) == (200, 50, 20)

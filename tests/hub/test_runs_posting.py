@@ -74,7 +74,7 @@ def rich(run_of, pinned, **options) -> tuple[dict, list[dict]]:
             one |= {"reward": number % 4 / 4, "stop_reason": ("done", "turns")[number % 2]}
             one |= {"metrics": {"lcs": number / 100, "words": float(number)}, "truncated": number % 3 == 0}
         one |= {"turns": one["turns"] * (1 + number % 3), "seconds": number / 8}
-        one |= {"usage": {"prompt_tokens": number, "completion_tokens": 2 * number}}
+        one |= {"usage": {"prompt_tokens": number, "completion_tokens": 12 + 2 * number}}
     return manifest, rollouts
 
 

@@ -16,9 +16,11 @@ import zstandard
 from pydantic import ValidationError
 from wander.evals.store.lines import LineRule
 from wander.types import Rollout
+from wander.wire import RunManifest
 from wander.wire.postings import MAX_CHUNK_BYTES, MAX_CHUNK_ROLLOUTS
 
 from wander_hub.http.problems import HubProblem
+from wander_hub.runs.chunks import message_text
 from wander_hub.runs.manifest import PinnedRun, is_finite
 from wander_hub.storage import CHUNK
 
@@ -26,6 +28,8 @@ _ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
 _MAX_WINDOW = 128 * 1024 * 1024
 """Memory that unpacking a frame may take; more would need a frame that says so, made to hurt."""
 _MOST_TOKENS = 2**31
+_LONGEST_TOKEN = 32
+"""Letters and digits of a token, on average over a text; English has 4, and hardly one has over 20."""
 _MOST_SEED = 2**64
 
 
@@ -73,6 +77,7 @@ def lines_that_count(plain: IO[bytes], pinned: PinnedRun) -> list[Line]:
         where = f"line {number}"
         rollout = check_rollout(line, where)
         place = position_of(rollout, pinned, where)
+        check_tokens(rollout, manifest, where)
         if ruled and not rule.takes(rollout.key, failed=rollout.failure is not None):
             raise bad_rollouts(where, f"a second rollout {rollout.index} of `{rollout.example_id}`")
         chosen[place] = Line(offset, len(line))
@@ -88,6 +93,7 @@ def rollouts_in_order(plain: IO[bytes], pinned: PinnedRun, chunk: int) -> Iterat
             raise bad_rollouts(where, f"a chunk may hold {MAX_CHUNK_ROLLOUTS:,} rollouts")
         rollout = check_rollout(line, where)
         place = position_of(rollout, pinned, where)
+        check_tokens(rollout, pinned.manifest, where)
         if place <= last:
             raise bad_rollouts(where, "rollouts come in the manifest's order of examples, each once")
         last = place
@@ -140,6 +146,41 @@ def check_rollout(line: bytes, where: str) -> Rollout:
     if not is_finite(rollout):
         raise bad_rollouts(where, "it holds NaN or infinity; a rollout holds finite numbers")
     return rollout
+
+
+def check_tokens(rollout: Rollout, manifest: RunManifest, where: str) -> None:
+    """Refuse token counts that the rollout itself contradicts, and turns over the evaluation's own limit.
+
+    An end of the turn that one side counts and the other does not is no contradiction, and 0 says nothing.
+    """
+    limit = manifest.sampling.max_tokens if manifest.kind == "evaluation" else None
+    completion = prompt = 0
+    for number, turn in enumerate(rollout.turns, start=1):
+        stated = turn.usage.completion_tokens
+        least = _fewest_tokens(message_text(turn.message), stated)
+        if turn.tokens is not None:
+            least = len(turn.tokens.completion_ids) - 1
+        most = max(stated - 1, least)
+        if 0 < stated < least:
+            raise bad_rollouts(where, f"turn {number} states {stated:,} tokens and has {least:,} or more")
+        if limit is not None and most > limit:
+            fault = f"turn {number} has {most:,} tokens or more, and `max_tokens` of run.json is {limit:,}"
+            raise bad_rollouts(where, fault)
+        completion += max(stated, least)
+        prompt += turn.usage.prompt_tokens
+    for label, total, least in (
+        ("completion", rollout.usage.completion_tokens, completion),
+        ("prompt", rollout.usage.prompt_tokens, prompt),
+    ):
+        if 0 < total < least:
+            raise bad_rollouts(where, f"it states {total:,} {label} tokens and its turns have {least:,}")
+
+
+def _fewest_tokens(text: str, stated: int) -> int:
+    """Return how many tokens a text has at least; 0 where as many as stated are clearly enough."""
+    if len(text) <= stated * _LONGEST_TOKEN:
+        return 0
+    return sum(map(str.isalnum, text)) // _LONGEST_TOKEN
 
 
 def position_of(rollout: Rollout, pinned: PinnedRun, where: str) -> int:

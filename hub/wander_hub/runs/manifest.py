@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 import re
+import unicodedata
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +19,16 @@ from wander_hub.environments.models import Environment, Version
 from wander_hub.http.problems import HubProblem
 
 _RUN_ID = re.compile(r"[0-9A-Za-z][0-9A-Za-z_-]{7,63}")
-_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
+_NAME = re.compile(r"[^\s\x00-\x1f\x7f](?:[^\x00-\x1f\x7f]*[^\s\x00-\x1f\x7f])?")
+"""Without control characters, or spaces at its ends."""
+_SCRIPTS = (
+    "CJK UNIFIED IDEOGRAPH-",
+    "HIRAGANA LETTER",
+    "KATAKANA LETTER",
+    "HANGUL SYLLABLE",
+    "THAI CHARACTER",
+)
+"""Beside ASCII: scripts none of whose letters looks like a Latin one."""
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _LONGEST_NAME = 300
 _MOST_ROLLOUTS = 1_000_000
@@ -81,8 +91,16 @@ def _check_values(manifest: RunManifest) -> None:
     if not _SHA256.fullmatch(manifest.task_set_sha256):
         raise bad_manifest("task_set_sha256 is not a SHA-256 in hexadecimal")
     for label, value in (("model.name", manifest.model.name), ("model.kind", manifest.model.kind)):
-        if not value.strip() or len(value) > _LONGEST_NAME or _CONTROL.search(value):
+        if not _NAME.fullmatch(value) or len(value) > _LONGEST_NAME:
             raise bad_manifest(f"{label} must be 1 to {_LONGEST_NAME} printable characters")
+        if odd := [
+            each for each in value if not (each.isascii() or unicodedata.name(each, "").startswith(_SCRIPTS))
+        ]:
+            fault = f"{label} holds {unicodedata.name(odd[0], 'a character')} (U+{ord(odd[0]):04X})"
+            hint = (
+                "write Latin letters as ASCII has them, and nothing that another character can be taken for"
+            )
+            raise bad_manifest(fault, hint)
     if manifest.rollouts_per_example > _MOST_ROLLOUTS:
         raise bad_manifest(f"rollouts_per_example is over {_MOST_ROLLOUTS:,}")
     if (manifest.sampling.max_tokens or 0) > _MOST_TOKENS:
@@ -97,9 +115,9 @@ def _check_values(manifest: RunManifest) -> None:
         raise bad_manifest("an evaluation plays at least one example")
 
 
-def bad_manifest(fault: str) -> HubProblem:
+def bad_manifest(fault: str, hint: str | None = None) -> HubProblem:
     """Return the refusal of a manifest."""
-    return HubProblem(422, "bad_manifest", f"run.json: {fault}")
+    return HubProblem(422, "bad_manifest", f"run.json: {fault}", hint=hint)
 
 
 def find_pinned_version(session: Session, manifest: RunManifest) -> tuple[Environment, Version]:

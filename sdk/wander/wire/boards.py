@@ -59,7 +59,8 @@ class LeaderboardRow(Record):
     """Lower and upper end of the 95 % interval of each metric's mean; none of runs that are too small."""
     tokens_per_rollout: float | None = None
     usd_per_rollout: float | None = None
-    """The hub's count of tokens at the prices that the submitter stated; None where none were."""
+    """Tokens at prices, both as the submitter stated them; None where no prices were. Tokens and seconds of a
+    rollout are the submitter's word too."""
     seconds_per_rollout: float | None = None
     pass_rates: list[PassRate] = Field(default_factory=list)
     """Empty with one rollout an example."""
