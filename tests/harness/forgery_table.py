@@ -222,6 +222,11 @@ BODIES: dict[str, tuple[str, str, Callable[[Record, list[Record]], Parts]]] = {
     "U+0085 in what the model said": ("replayed", "", _end_with("\x85")),
     "a carriage return in what the model said": ("replayed", "", _end_with("\r")),
     "a turn more with NaN": ("refused", "", _many(_add_turn)),
+    "a turn more that nobody played": (
+        "claimed",
+        "",
+        _many(lambda rollouts: rollouts[0]["turns"].append(rollouts[0]["turns"][-1])),
+    ),
     "the last line cut": ("refused", "", _body(lambda body: body[:-40])),
     "two rollouts on a line": ("refused", "", _body(lambda body: body.replace(b"\n", b" ", 1))),
     "no JSON": ("refused", "", _body(lambda body: b"{'reward': 1}\n" + body)),
