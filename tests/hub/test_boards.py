@@ -368,3 +368,38 @@ async def test_boards_of_before_the_first_run_counted_are_placed_anew(posted):
     detail = (await posted.hub.get("/api/v1/environments/alice/reverse-text")).json()
     assert detail["best_reward"] == 0.25
     assert list(fsck.check(database, posted.hub.client._transport.app.state.storage)) == []
+
+
+async def test_owners_refuse_rescored_runs_on_a_board_and_take_them_back(posted):
+    """Also one that is rescored after they did, and replayed after that."""
+    played, scored, later = [await posted.run(model, ones) for model, ones in (("a", 5), ("b", 9), ("c", 7))]
+    database = posted.hub.database
+
+    def give(run_id: str, level: str) -> None:
+        with database.write(HUB) as session:
+            run = session.get_one(Run, run_id)
+            run.level = level
+            session.flush()
+            refresh_results(session, find(session, run_id).environment)
+
+    give(played, "replayed")
+    give(scored, "rescored")
+    board = (await posted.board())["board"]
+    path = f"/api/v1/environments/alice/reverse-text/versions/0.1.0/boards/{board}"
+
+    async def standing() -> list[str]:
+        return [row["run_id"] for row in (await posted.board())["rows"]]
+
+    assert await standing() == [scored, later, played]
+    answer = await posted.put(path, {"refuses_rescored": True})
+    assert answer.status_code == 200, answer.text
+    assert (await posted.board())["refuses_rescored"] is True
+    give(later, "rescored")
+    assert await standing() == [played]
+    assert list(fsck.check(database, posted.hub.client._transport.app.state.storage)) == []
+    page = (await posted.hub.get("/alice/reverse-text/leaderboard", headers={"Accept": "text/html"})).text
+    assert "rescored runs are refused by its owners" in page
+    give(later, "replayed")
+    assert await standing() == [later, played]
+    await posted.put(path, {"refuses_rescored": False})
+    assert await standing() == [scored, later, played]

@@ -212,7 +212,8 @@ async def test_levels_are_asked_for_one_by_one_and_rescoring_gives_its_own(hub, 
     detail = (await hub.get(f"/api/v1/runs/{run}")).json()
     assert (detail["level"], detail["level_reason"]) == (
         "rescored",
-        "the hub scored the transcripts of all 6 rollouts again: the same rewards",
+        "the hub scored the transcripts of all 6 rollouts again: the same rewards; "
+        "what tools and judges answered is as its submitter states it",
     )
     newest = (await listed(hub))[0]
     assert (newest["gave"], newest["made_with"]["hub"]) == ("rescored", __version__)

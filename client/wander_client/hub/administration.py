@@ -137,6 +137,7 @@ def settings_of(shown: Leaderboard) -> BoardSettings:
         description=shown.description,
         columns=None if shown.columns == list(BOARD_COLUMNS) else shown.columns,
         pinned=shown.pinned,
+        refuses_rescored=shown.refuses_rescored,
     )
 
 

@@ -38,6 +38,15 @@ def arrange(
         session.execute(update(Board).where(Board.version_id == of_version.id).values(pinned=False))
     found.title, found.description = wanted.title, wanted.description
     found.columns, found.pinned = wanted.columns, wanted.pinned
+    if found.refuses_rescored != wanted.refuses_rescored:
+        found.refuses_rescored = wanted.refuses_rescored
+        ruled = update(Run).where(
+            Run.version_id == found.version_id,
+            Run.task_set_sha256 == found.task_set_sha256,
+            Run.protocol_sha256 == found.protocol_sha256,
+            Run.level == "rescored",
+        )
+        session.execute(ruled.values(board_level=""))  # so that they are placed anew
     session.flush()
     refresh_results(session, environment)
     return service.info_of(found)

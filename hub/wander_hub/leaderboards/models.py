@@ -45,6 +45,8 @@ class Board(Base):
     """None for the usual ones."""
     pinned: Mapped[bool] = mapped_column(default=False)
     """The one that its version shows first; at most one of a version."""
+    refuses_rescored: Mapped[bool] = mapped_column(default=False)
+    """Whether runs of the level `rescored` do not stand on it."""
     version: Mapped[Version] = relationship(lazy="raise")
 
 

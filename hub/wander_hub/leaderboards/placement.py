@@ -55,6 +55,10 @@ def _place_one(session: Session, run: Run) -> None:
         return
     withdrawn = run.withdrawn_at is not None
     run.board_level = "withdrawn" if withdrawn else run.level
+    rescored = run.level == "rescored"
+    if stands is not None and rescored and session.get_one(Board, stands.board_id).refuses_rescored:
+        _take_down(session, stands)
+        return
     below = run.level == "unverifiable"
     if stands is not None and (stands.withdrawn, stands.below) == (withdrawn, below):
         stands.level = run.level
@@ -63,7 +67,9 @@ def _place_one(session: Session, run: Run) -> None:
         _take_down(session, stands)
     manifest = RunManifest.model_validate_json(run.manifest)
     run.protocol_sha256 = protocol_digest(manifest)
-    _put_up(session, _board(session, run, manifest), _entry(run, manifest))
+    board = _board(session, run, manifest)
+    if not (rescored and board.refuses_rescored):
+        _put_up(session, board, _entry(run, manifest))
 
 
 def _board(session: Session, run: Run, manifest: RunManifest) -> Board:

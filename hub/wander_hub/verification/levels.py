@@ -75,7 +75,8 @@ def level_after(
     if report.level in ("rescored", "replayed") and level in _BELOW[report.level]:
         count = f"{report.replayed:,} rollouts" if report.replayed > 1 else "rollout"
         if report.level == "rescored":
-            return "rescored", f"the hub scored the transcripts of all {count} again: the same rewards"
+            scored = f"the hub scored the transcripts of all {count} again: the same rewards"
+            return "rescored", f"{scored}; what tools and judges answered is as its submitter states it"
         return "replayed", f"the hub played all {count} again: the same messages, metrics and rewards"
     if whole and not report.sampled:
         left = f"{report.expected - report.same} of {report.expected} rollouts could not be compared"

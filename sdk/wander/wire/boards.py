@@ -150,6 +150,8 @@ class Leaderboard(Record):
     columns: list[str] = Field(default_factory=lambda: list(BOARD_COLUMNS))
     """What its owners show, in their order; see `BOARD_COLUMNS`."""
     pinned: bool = False
+    refuses_rescored: bool = False
+    """Whether its owners keep runs of the level `rescored` off it."""
     task_set_sha256: str | None
     split: Literal["train", "eval"] | None = None
     examples: int
@@ -190,6 +192,8 @@ class BoardSettings(Record, defer_build=False):
     """In this order; None for the usual ones."""
     pinned: bool = False
     """Show it first of its version's boards."""
+    refuses_rescored: bool = False
+    """Keep runs of the level `rescored` off it: what tools and judges answered is their submitters' word."""
 
     @model_validator(mode="after")
     def _columns_are_known(self) -> Self:

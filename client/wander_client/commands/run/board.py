@@ -77,8 +77,12 @@ def edit(
     pin: Annotated[
         bool | None, typer.Option("--pin/--no-pin", help="show it before the version's other boards")
     ] = None,
+    refuse_rescored: Annotated[
+        bool | None,
+        typer.Option("--refuse-rescored/--accept-rescored", help="keep runs of the level rescored off it"),
+    ] = None,
 ) -> None:
-    """Change a board's title, description, columns or pin; what is not named stays.
+    """Change a board's title, description, columns, pin or what it refuses; what is not named stays.
 
     \b
     wander board edit acme/wordle 1f3a5c7e --title "Hard words" --pin
@@ -91,14 +95,15 @@ def edit(
 
     from wander_client.hub import administration
 
-    given = {"title": title, "description": description, "pinned": pin}
+    given = {"title": title, "description": description, "pinned": pin, "refuses_rescored": refuse_rescored}
     changes: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
     if columns is not None:
         named = [one.strip() for one in columns.split(",") if one.strip()]
         changes["columns"] = None if columns == "usual" else named
     if not changes:
         raise UsageError(
-            "nothing to change", hint="write `--title`, `--description`, `--columns`, `--pin` or `--no-pin`"
+            "nothing to change",
+            hint="write `--title`, `--description`, `--columns`, `--pin`, `--refuse-rescored`...",
         )
     here = current()
     name = parse_name(environment)
