@@ -9,9 +9,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import httpx
 import pytest
 from command_line import make_wheel
-from live_hub import BIN, LiveHub, clean_environment, free_port, live_hub
+from live_hub import BIN, LiveHub, clean_environment, free_port, hub_command, live_hub, make_token
 from tls_front import tls_front
 from token_issuer import Issuer, github_claims, token_issuer
 
@@ -114,6 +115,29 @@ def test_uv_publishes_from_a_trusted_workflow(workflow: Workflow, tmp_path: Path
     done = workflow.run("uv", "publish", "--trusted-publishing", "always", "--publish-url", url, wheel)
     assert done.returncode != 0
     assert "elsewhere" in done.stdout + done.stderr
+
+
+def test_a_stranger_who_trusts_the_workflow_too_is_in_nobody_s_way(
+    workflow: Workflow, tmp_path: Path
+) -> None:
+    command, environment = hub_command(workflow.hub.data, "user", "add", "mallory")
+    subprocess.run(command, env=environment, check=True, capture_output=True)
+    theirs = workflow.environment | {"WANDER_TOKEN": make_token(workflow.hub.data, "mallory")}
+    trusting = [BIN / "wander", "publisher", "add", "mallory/secret-plan", "acme/environments"]
+    trusting += ["--workflow", "release.yml", "--issuer", workflow.issuer.url, "--json"]
+    added = subprocess.run(trusting, env=theirs, capture_output=True, text=True)
+    assert added.returncode == 0, added.stderr
+    trust(workflow, "among-others")
+    wheel, url = make_wheel(tmp_path, "among-others"), f"{workflow.url}/admin/legacy/"
+    done = workflow.run("uv", "publish", "--trusted-publishing", "always", "--publish-url", url, wheel)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert workflow.versions("among-others") == ["0.1.0"]
+    assert "secret-plan" not in done.stdout + done.stderr
+    token = workflow.run("wander", "publisher", "token", "admin/among-others").stdout.strip()
+    named = httpx.get(f"{workflow.hub.url}/api/v1/whoami", headers={"Authorization": f"Bearer {token}"})
+    assert named.json()["token"]["target"] == "admin/among-others"
+    undone = [BIN / "wander", "publisher", "remove", "mallory", str(json.loads(added.stdout)["data"]["id"])]
+    assert subprocess.run(undone, env=theirs, capture_output=True).returncode == 0
 
 
 def test_wander_publishes_from_a_trusted_workflow(workflow: Workflow, tmp_path: Path) -> None:
