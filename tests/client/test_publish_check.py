@@ -46,7 +46,7 @@ def publisher(hub: HubRoom, mirror: str, monkeypatch: pytest.MonkeyPatch) -> Hub
 
 @pytest.fixture
 def package(folder: Path) -> Path:
-    """An environment without a licence, which is a warning, and without other faults."""
+    """An environment without a licence and without rows of its own for each split: two warnings, no fault."""
     (folder / "pyproject.toml").write_text(PROJECT)
     (folder / "README.md").write_text("# say-env\n\n" + "Say the number that the question names. " * 10)
     return folder
@@ -61,10 +61,10 @@ def test_what_the_check_found_is_published_and_shown(publisher: HubRoom, package
     assert sent.status == 0, sent.out
     check = sent.data["check"]
     assert stored(publisher) == check
-    assert (check["failed"], check["warned"]) == (0, 1)
+    assert (check["failed"], check["warned"]) == (0, 2)
     assert sum(check[name] for name in ("passed", "warned", "failed", "skipped")) == len(CHECKS)
-    warned = next(each for each in check["findings"] if each["status"] == "warn")
-    assert warned["id"] == "package.license"
+    warned = [each["id"] for each in check["findings"] if each["status"] == "warn"]
+    assert warned == ["package.license", "dataset.splits"]
     assert str(package) not in str(check), "the hub is not told where the publisher keeps files"
     shown = publisher.wander("info", "admin/say-env").out
     assert "checked by the publisher with wander" in shown
@@ -149,7 +149,7 @@ def test_a_dry_run_checks_and_needs_no_hub(publisher: HubRoom, package: Path, wa
     assert result.status == 0, result.err
     assert "the folder is checked in place of the installed wheel" in result.err
     assert "wander check: " in result.err
-    assert " passed, 1 warning" in result.err
+    assert " passed, 2 warnings" in result.err
     assert "in place of" not in publisher.wander("publish", str(package), "--dry-run").err
 
 

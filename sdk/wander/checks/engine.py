@@ -22,6 +22,7 @@ from wander.checks.records import ProbeRequest, ProbeResult, Trouble
 from wander.checks.report import CHECKS, CheckReport, result
 from wander.errors import ArgumentsUnfit
 from wander.sandbox import SandboxPolicy
+from wander.worker.child.clock import CLOCK
 
 if TYPE_CHECKING:
     from wander.sandbox.groups import Group
@@ -32,10 +33,10 @@ KEPT_VARIABLES = ("PATH", "HOME", "LANG", "TMPDIR", "SYSTEMROOT", "VIRTUAL_ENV",
 """Variables of this process that the environment may see."""
 
 SURROUNDINGS: tuple[dict[str, str], ...] = (
-    {"PYTHONHASHSEED": "1", "TZ": "UTC"},
-    {"PYTHONHASHSEED": "2", "TZ": "Pacific/Kiritimati"},
+    {"PYTHONHASHSEED": "1", "TZ": "UTC", "LANG": "C.UTF-8", CLOCK: "0"},
+    {"PYTHONHASHSEED": "2", "TZ": "KIRITIMATI-14", "LANG": "POSIX", CLOCK: str(400 * 24 * 3600)},
 )
-"""How the two processes differ; the second time zone is 14 hours ahead, so most often on another day."""
+"""How the two processes differ, beside the host name; the same in every check, so that a report is stable."""
 
 
 def check_environment(
@@ -138,7 +139,8 @@ def _run_probe(
             sees = visible(python, Path(request.target) if request.is_path else None, sandbox.read)
             group = new_group(sandbox)
             plan = {"module": words[0], "arguments": words}
-            confined = confine(sandbox, support, sees, group, plan, variables)
+            host_name = ("sandbox", "elsewhere")[number]
+            confined = confine(sandbox, support, sees, group, plan, variables, host_name=host_name)
             for descriptor in confined.descriptors:
                 stack.callback(os.close, descriptor)
             command, environ, place = confined.command, confined.environ, "/"

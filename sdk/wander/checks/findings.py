@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from statistics import fmean
 
+from wander.checks.leaks import SHARE, find_telling_tool
 from wander.checks.records import PlayRecord, ProbeResult, RowRead
 from wander.checks.report import CheckResult, Status, result
 from wander.checks.sources import SourceUse
@@ -34,10 +35,14 @@ def findings_of_first(first: ProbeResult) -> Iterator[CheckResult]:
     else:
         yield result("load.light", "pass")
     yield from _rows(first)
+    yield _splits(first)
+    yield _prompts(first)
     yield from _sources(first)
     if first.plays or first.hung:
         yield _faults(first)
         yield _stops(first)
+        yield _tools(first)
+        yield _judged(first)
         yield from reward_findings(first)
         yield _check_declaration(first)
 
@@ -55,6 +60,7 @@ def findings_of_second(first: ProbeResult, second: ProbeResult) -> Iterator[Chec
     yield from _stable(first, second)
     if first.info is None or not first.plays:
         return
+    yield _shared(first, second)
     if first.has_judge or not first.info.deterministic:
         reason = _DECLARED if not first.info.deterministic else _JUDGED
         yield result("determinism.replay", "skip", reason)
@@ -92,6 +98,72 @@ def _rows(first: ProbeResult) -> Iterator[CheckResult]:
         yield result("dataset.ids", "pass")
 
 
+def _splits(first: ProbeResult) -> CheckResult:
+    """Judge whether what is trained on is also what is measured."""
+    if first.shares_rows:
+        return result("dataset.splits", "warn", "there is one set of rows for both splits")
+    train, measured = (
+        [row for row in first.rows if row.split == split and row.content is not None]
+        for split in ("train", "eval")
+    )
+    known = {row.content for row in train}
+    again = [row for row in measured if row.content in known]
+    if len(known) * 2 < len(train) or not measured:
+        return result("dataset.splits", "pass", "the seed tells examples apart" if train else "")
+    said = f"{len(again)} of {len(measured)} rows of `eval` that were read are rows of `train`"
+    share = len(again) / len(measured)
+    if 10 * len(known) < 9 * len(train) and [row.content for row in train] != [
+        row.content for row in measured
+    ]:
+        share = 0.0  # there are so few different rows that some meet by chance
+    status: Status = "warn" if share >= SHARE else "pass"
+    example_id = again[0].example_id if again and status != "pass" else None
+    return result("dataset.splits", status, said if again else "", example_id=example_id)
+
+
+def _prompts(first: ProbeResult) -> CheckResult:
+    told = first.told
+    if told.labelled >= SHARE:
+        said = f"of {told.rows} prompts {told.labelled:.0%} hold their answer after a word like `answer:`"
+        return result("prompt.answer", "fail", said, example_id=told.example_id)
+    if told.held >= SHARE:
+        said = f"of {told.rows} prompts {told.held:.0%} hold their answer; that may be the task"
+        return result("prompt.answer", "warn", said, example_id=told.example_id)
+    return result("prompt.answer", "pass", f"{told.rows} prompts read" if told.rows else "")
+
+
+def _tools(first: ProbeResult) -> CheckResult:
+    for play in first.plays:
+        tool = None if play.player == "gold" else find_telling_tool(play.rollout)
+        if tool is not None:
+            said = f"player `{play.player}` was given the answer by `{tool}`; that may be the task"
+            return result("tools.answer", "warn", said, example_id=play.rollout.example_id)
+    return result("tools.answer", "pass")
+
+
+def _judged(first: ProbeResult) -> CheckResult:
+    found = first.judged
+    if found is None:
+        return result("rewards.judge", "pass", "it asks no judge")
+    if found.obeys is not None:
+        return result("rewards.judge", "fail", found.obeys, example_id=found.example_id)
+    if not found.understood:
+        said = "no scripted judge answers in the form that it reads"
+        return result("rewards.judge", "warn", said, example_id=found.example_id)
+    return result("rewards.judge", "pass")
+
+
+def _shared(first: ProbeResult, second: ProbeResult) -> CheckResult:
+    """Judge what rollouts leave behind: a fault where it was seen, else a warning."""
+    assert first.info is not None
+    if second.changed:
+        more = f" (and {len(second.changed) - 1} more)" if len(second.changed) > 1 else ""
+        said = f"after the same rollouts once more, {second.changed[0]}{more}"
+        return result("determinism.shared", "fail" if first.info.deterministic else "warn", said)
+    uses = [use for use in first.uses if use.kind == "shared"]
+    return result("determinism.shared", "warn" if uses else "pass", _use_said(uses, declared=False))
+
+
 def _row_said(rows: list[RowRead]) -> str:
     trouble = rows[0].trouble
     assert trouble is not None
@@ -102,11 +174,11 @@ def _row_said(rows: list[RowRead]) -> str:
 def _sources(first: ProbeResult) -> Iterator[CheckResult]:
     """Judge what was read from outside: a fault in the environment's code, a warning in a library."""
     declared = first.info is not None and not first.info.deterministic
-    for kind in ("random", "numpy", "clock", "entropy", "network"):
-        uses = [use for use in first.uses if use.kind == kind]
-        own = [use for use in uses if use.library is None]
+    for kind in ("random", "numpy", "clock", "entropy", "network", "process", "sets", "eval"):
+        uses = [use for use in first.uses if use.kind == kind and (kind != "process" or use.library is None)]
+        own = [use for use in uses if use.library is None and use.phase != "code"]
         status: Status = "fail" if own else "warn" if uses else "pass"
-        if declared and status == "fail":
+        if declared and status == "fail" and kind != "eval":
             status = "pass"
         yield result(f"sources.{kind}", status, _use_said(own or uses, declared=declared))
 
@@ -117,7 +189,8 @@ def _use_said(uses: list[SourceUse], *, declared: bool) -> str:
     shown = []
     for use in uses[:3]:
         through = f" through `{use.library}`" if use.library else ""
-        shown.append(f"`{use.name}`{through} at {use.where} ({use.phase}, {use.count} times)")
+        when = "in the source" if use.phase == "code" else f"{use.phase}, {use.count} times"
+        shown.append(f"`{use.name}`{through} at {use.where} ({when})")
     more = f", and {len(uses) - 3} more places" if len(uses) > 3 else ""
     return f"{'declared: ' if declared else ''}{'; '.join(shown)}{more}"
 

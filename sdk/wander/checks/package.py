@@ -16,6 +16,14 @@ from wander.loading import GROUP
 LEAST_README = 200
 """Characters that a README needs to explain anything."""
 
+SCAFFOLD = "This text came with `wander new`"
+"""What the templates' README says of itself."""
+_LEFT = re.compile(
+    re.escape(SCAFFOLD)
+    + r"|\b(?:TODO|FIXME|TBD)\b|(?i:\blorem ipsum\b|\byour[- ]name[- ]here\b)|@[a-z_]+@(?!\w)"
+)
+"""What stands in a text that nobody has finished."""
+
 _NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?")
 _VERSION = re.compile(r"(\d+!)?\d+(\.\d+)*((a|b|rc)\d+)?(\.post\d+)?(\.dev\d+)?(\+[a-z0-9.]+)?")
 """PEP 440, normalised."""
@@ -73,6 +81,9 @@ def _find_faults(about: dict[str, Any]) -> Iterator[tuple[str, Status, str]]:
         yield "package.readme", "fail", "there is none"
     elif len(readme) < LEAST_README:
         yield "package.readme", "warn", f"its {len(readme)} characters can hardly explain it"
+    left = _LEFT.search(f"{about.get('description') or ''}\n{readme}")
+    if left is not None:
+        yield "package.scaffold", "warn", f"it still says `{left.group()}`"
     if not about.get("license"):
         yield "package.license", "warn", "there is no `license`"
     required = [re.sub(r"[-_.]+", "-", str(each)).lower() for each in about.get("dependencies") or []]

@@ -124,6 +124,20 @@ def make_guessing(parser: Parser) -> Script:
     return play
 
 
+def make_calling() -> Script:
+    """Return a player that calls every tool twice, one after the other, and then ends."""
+
+    def play(request: ModelRequest) -> Reply:
+        if not request.tools or request.turn >= 2 * len(request.tools):
+            return NOOP
+        rng = random.Random(request.seed)  # noqa: S311 - reproducibility, not secrecy
+        said = [message_text(message) for message in request.messages if message.get("role") == "user"]
+        words = (re.findall(r"[A-Za-z0-9_]+", said[-1])[-200:] if said else []) or ["0"]
+        return _tool_call(rng, [request.tools[request.turn % len(request.tools)]], words, request.turn)
+
+    return play
+
+
 def _tool_call(rng: random.Random, tools: list[dict[str, Any]], words: list[str], turn: int) -> Reply:
     function = rng.choice(tools)["function"]
     properties = function.get("parameters", {}).get("properties", {})

@@ -8,6 +8,7 @@ plays; the second has another hash seed and time zone and plays the recorded rol
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import inspect
 import os
 import sys
@@ -16,6 +17,9 @@ from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 
+from wander.checks.code import find_code_uses
+from wander.checks.judged import judge_rubrics, try_judges
+from wander.checks.leaks import find_told
 from wander.checks.players import (
     DEMAND,
     MOST_TURNS,
@@ -23,11 +27,13 @@ from wander.checks.players import (
     SHOTGUN,
     Player,
     gold_script,
+    make_calling,
     make_guessing,
     make_repeating,
 )
 from wander.checks.records import PlayRecord, ProbeRequest, ProbeResult, RowRead, Trouble
-from wander.checks.sources import SourceWatch
+from wander.checks.shared import read_shared
+from wander.checks.sources import SourceUse, SourceWatch
 from wander.clients.base import Client, ModelRequest, ModelResponse
 from wander.clients.replay import ReplayClient
 from wander.clients.scripted import Script
@@ -36,20 +42,20 @@ from wander.environment import Environment
 from wander.envs.group import EnvGroup, route
 from wander.handle import Split
 from wander.loading import Factory, find_factory, find_path_factory
-from wander.rubrics.group import RubricGroup
-from wander.rubrics.judge import JudgeRubric
-from wander.rubrics.rubric import Rubric
-from wander.types import Example, Rollout
+from wander.types import Example, Rollout, canonical_json
+from wander.worker.child.clock import take_clock_shift
 
 HEAVY = ("torch", "tensorflow", "jax", "transformers", "vllm", "trl", "datasets", "pandas", "sklearn")
 """Modules that take seconds to import, and that listing an environment should not."""
 
-PLAYERS = ("gold", "empty", "noop", "demand", "list", "guess")
+PLAYERS = ("gold", "empty", "noop", "demand", "list", "guess", "tools")
 """Who plays every example; a player's place is the index of its rollout."""
 
 GROUP_SECONDS = 120.0
 """How long all rollouts of one example may take."""
 
+_TOLD = 50
+"""Rows whose prompts are searched for their answers."""
 SIBLING = 1000
 """Added to the index of a rollout that is played once more as another one of its group."""
 
@@ -84,12 +90,20 @@ class Probe:
         env = factory.made(dict(self.request.arguments))
         self.result.info = env.info
         self.result.load_seconds = time.perf_counter() - started
-        self.result.has_judge = _asks_judge(env)
+        self.result.has_judge = any(judge_rubrics(env))
+        own = _own_place(self.request, factory)
         self._tell("reading its rows")
         self._read_rows(env, factory)
         self.watch.phase = "rollout"
-        asyncio.run(self._play_all(env))
-        self.result.uses = self.watch.uses(_own_place(self.request, factory))
+        asyncio.run(self._play_all(env, own))
+        if self.request.watch:
+            seen = self.watch.uses(own)
+            places = {(use.kind, use.where) for use in seen}
+            self.result.uses = seen + [
+                SourceUse(kind=use.kind, name=use.name, where=use.where, phase="code")
+                for use in find_code_uses(own)
+                if (use.kind, use.where) not in places
+            ]
 
     def _import_factory(self) -> Factory:
         self._tell("importing its module")
@@ -103,21 +117,25 @@ class Probe:
     def _read_rows(self, env: Environment, factory: Factory) -> None:
         """Read the rows in order, and in a second environment once more from the last to the first."""
         train, evaluation = env.dataset("train"), env.dataset("eval")
+        self.result.shares_rows = train is evaluation
         splits: list[Split] = ["train", "eval"] if train is not evaluation else [train.split]
         for split in splits:
             rows = _rows(env.dataset(split), split, self.request.rows)
             self.result.rows += rows
+            if self.request.watch and split == splits[-1]:
+                shown = [row.index for row in rows if row.trouble is None][:_TOLD]
+                self.result.told = find_told([env.dataset(split)[index] for index in shown])
             again = factory.made(dict(self.request.arguments)).dataset(split)
             backwards = [_row(again, split, row.index) for row in reversed(rows) if row.trouble is None]
             expected = {row.index: row.digest for row in rows}
             self.result.moved += [row for row in backwards if row.digest != expected[row.index]]
 
-    async def _play_all(self, env: Environment) -> None:
+    async def _play_all(self, env: Environment, own: str) -> None:
         try:
             if self.request.recorded is None:
                 await self._play(env)
             else:
-                await self._replay(env, self.request.recorded)
+                await self._replay(env, self.request.recorded, own)
         finally:
             try:
                 await env.teardown()
@@ -136,6 +154,10 @@ class Probe:
             position = readable[place * len(readable) // count]
             example = env.dataset(split)[position]
             await self._group(env, split, position, example)
+        if count:
+            example = env.dataset(split)[readable[0]]
+            self._tell(f"playing example `{example.example_id}`")
+            self.result.judged = await try_judges(env, example, env.turn_limit or MOST_TURNS)
 
     async def _group(self, env: Environment, split: Split, position: int, example: Example) -> None:
         self._tell(f"playing example `{example.example_id}`")
@@ -156,14 +178,25 @@ class Probe:
                 )
             )
 
-    async def _replay(self, env: Environment, recorded: list[PlayRecord]) -> None:
-        """Play the recorded rollouts again, and then once more as other members of their groups."""
+    async def _replay(self, env: Environment, recorded: list[PlayRecord], own: str) -> None:
+        """Play the recorded rollouts again, and then once more as other members of their groups.
+
+        What was made for the first rollouts is there by then: what still changes is shared by all.
+        """
+        before: dict[str, str] | None = None
         for split, position in dict.fromkeys((play.split, play.position) for play in recorded):
             plays = [play for play in recorded if (play.split, play.position) == (split, position)]
             example = env.dataset(split)[position]
             self._tell(f"playing example `{example.example_id}` again")
             self.result.plays += await self._again(env, example, plays, 0)
+            before = before if before is not None else read_shared(env, own)
             self.result.siblings += await self._again(env, example, plays, SIBLING)
+        after = read_shared(env, own)
+        self.result.changed = [
+            f"`{name}` was {then} and is {after[name]}"
+            for name, then in (before or {}).items()
+            if after.get(name, then) != then
+        ]
 
     async def _again(
         self, env: Environment, example: Example, plays: list[PlayRecord], shift: int
@@ -221,6 +254,8 @@ def _players(env: Environment, example: Example) -> dict[str, Player]:
         "list": make_repeating(env.parser, SHOTGUN),
         "guess": make_guessing(env.parser),
     }
+    if hasattr(env, "offered"):  # tools
+        scripts["tools"] = make_calling()
     players = {name: Player(script, limit) for name, script in scripts.items()}
     return {"gold": Player(gold, limit), **players} if gold is not None else players
 
@@ -239,17 +274,14 @@ def _row(dataset: Dataset, split: Split, index: int) -> RowRead:
         example = dataset[index]
     except Exception as error:  # noqa: BLE001 - the author's code makes rows; the result tells
         return RowRead(split=split, index=index, trouble=Trouble.of(error))
-    return RowRead(split=split, index=index, example_id=example.example_id, digest=example.digest())
-
-
-def _asks_judge(env: Environment) -> bool:
-    members = env.members.values() if isinstance(env, EnvGroup) else ()
-    return _has_judge(env.rubric) or any(_asks_judge(each) for each in members)
-
-
-def _has_judge(rubric: Rubric) -> bool:
-    members = rubric.members.values() if isinstance(rubric, RubricGroup) else ()
-    return isinstance(rubric, JudgeRubric) or any(_has_judge(each) for each in members)
+    content = canonical_json([example.prompt, example.answer, example.info])
+    return RowRead(
+        split=split,
+        index=index,
+        example_id=example.example_id,
+        digest=example.digest(),
+        content=hashlib.sha256(content.encode()).hexdigest(),
+    )
 
 
 def _own_place(request: ProbeRequest, factory: Factory) -> str:
@@ -275,6 +307,7 @@ def main() -> None:
         os.pwrite(note, doing.encode(), 0)
 
     text = os.pread(asked, os.fstat(asked).st_size, 0)
+    take_clock_shift()
     result = Probe(ProbeRequest.model_validate_json(text), tell).run()
     with os.fdopen(told, "wb") as file:
         file.write(result.model_dump_json().encode())

@@ -6,6 +6,8 @@ from typing import Any
 
 from pydantic import Field
 
+from wander.checks.judged import JudgedAnswer
+from wander.checks.leaks import ToldAnswer
 from wander.checks.sources import SourceUse
 from wander.handle import Split
 from wander.types import EnvironmentInfo, Record, Rollout
@@ -31,6 +33,8 @@ class RowRead(Record):
     index: int
     example_id: str | None = None
     digest: str | None = None
+    content: str | None = None
+    """Digest of what the example asks and of its answer, whatever its name, split and seed."""
     trouble: Trouble | None = None
 
 
@@ -84,3 +88,10 @@ class ProbeResult(Record):
     closing: Trouble | None = None
     """What the environment's teardown raised."""
     uses: list[SourceUse] = Field(default_factory=list)
+    shares_rows: bool = False
+    """True when the environment gave one dataset, which stands for both splits."""
+    told: ToldAnswer = Field(default_factory=ToldAnswer)
+    judged: JudgedAnswer | None = None
+    """None where no judge is asked."""
+    changed: list[str] = Field(default_factory=list)
+    """What playing the same rollouts once more left changed."""

@@ -41,6 +41,10 @@ CHECKS: dict[str, Check] = {
     "package.license": Check(
         "the package has a licence", "Set `license` under `[project]`: `Apache-2.0`, ..."
     ),
+    "package.scaffold": Check(
+        "nothing of a template is left in it",
+        "Say in README.md and pyproject.toml what this environment does, and remove what a template said.",
+    ),
     "package.sdk": Check("the package depends on the SDK", "Add `wander-sdk` to the `dependencies`."),
     "load.works": Check(
         "it loads in fresh processes",
@@ -66,6 +70,14 @@ CHECKS: dict[str, Check] = {
         "an example does not depend on which were asked for before",
         "Make each row from its index alone: `derived_rng(seed, split, index)`, not one generator for all.",
     ),
+    "dataset.splits": Check(
+        "what is measured is not what is trained on",
+        "Give `eval_dataset` other rows than `dataset`, or make rows by `derived_rng(seed, split, index)`.",
+    ),
+    "prompt.answer": Check(
+        "a prompt does not tell its answer",
+        "Keep the answer in the `answer` column, and what leads to it out of the prompt.",
+    ),
     "determinism.replay": Check(
         "a recorded rollout plays again bit for bit",
         "Draw with `self.rng(state, ...)`; show nothing that the process decides: set order, `id`, time.",
@@ -73,6 +85,10 @@ CHECKS: dict[str, Check] = {
     "determinism.group": Check(
         "rollouts of one example meet the same environment",
         'Let nothing depend on `state["index"]` or on other rollouts: keep what changes in the state.',
+    ),
+    "determinism.shared": Check(
+        "no rollout leaves anything for the next",
+        "Count and draw in the rollout's `state`: all rollouts share the environment and its modules.",
     ),
     "determinism.declared": Check(
         "outside observations are declared",
@@ -98,6 +114,18 @@ CHECKS: dict[str, Check] = {
         "nothing comes over the network",
         "Ship the data in the package. A live tool needs `deterministic=False`.",
     ),
+    "sources.process": Check(
+        "nothing depends on the process or the machine",
+        "Use `hashlib` for `hash` and a name for `id`; leave out host, process and the times of files.",
+    ),
+    "sources.sets": Check(
+        "nothing is taken from a set in its order",
+        "Write `sorted(...)` around the set: its order is another one in every process.",
+    ),
+    "sources.eval": Check(
+        "no text is run as code in the environment's process",
+        "Parse with `ast.literal_eval` or `json`, or run code in a process of its own, as `RLMEnv` does.",
+    ),
     "rollout.faults": Check(
         "no reply makes the environment fail",
         "Score a bad reply, do not raise on it: a model will write anything.",
@@ -105,6 +133,10 @@ CHECKS: dict[str, Check] = {
     "rollout.stops": Check(
         "every rollout ends by itself",
         "Give `max_turns`, or a `@stop` condition that every kind of reply reaches.",
+    ),
+    "tools.answer": Check(
+        "no tool tells the answer to who has not found it",
+        "Let a tool check or compute, and return nothing that holds the answer.",
     ),
     "rewards.weights": Check(
         "some reward function counts",
@@ -129,6 +161,10 @@ CHECKS: dict[str, Check] = {
     "rewards.injection": Check(
         "a reply that asks for a high reward earns a low one",
         "Parse the answer and compare it whole; `answer in completion` rewards lists of guesses.",
+    ),
+    "rewards.judge": Check(
+        "text in an answer does not decide a judge's verdict",
+        "Put `{response}` between tags in the judge's prompt, and read the verdict with `read_verdict`.",
     ),
 }
 

@@ -17,6 +17,7 @@ import importlib.machinery
 import importlib.util
 import os
 import random
+import socket
 import sys
 import threading
 import time
@@ -29,13 +30,18 @@ from typing import Any, Literal
 from wander.adapters import folders
 from wander.types import Record
 
-Kind = Literal["random", "numpy", "clock", "entropy", "network"]
-Phase = Literal["load", "rollout"]
+Kind = Literal["random", "numpy", "clock", "entropy", "network", "process", "sets", "eval", "shared"]
+Phase = Literal["load", "rollout", "code"]
+"""When it was seen: `code` is what stands in the source, run or not."""
 
 _CLOCKS = ("time", "time_ns", "monotonic", "monotonic_ns", "perf_counter", "perf_counter_ns", "process_time")
 _CALENDAR = ("localtime", "gmtime", "ctime", "asctime", "strftime")
 _MOMENTS = frozenset({"now", "utcnow", "today"})
 _NETWORK = frozenset({"socket.connect", "socket.getaddrinfo", "socket.gethostbyname", "socket.sendto"})
+_PROCESS = {
+    "os.getpid": os.getpid, "os.uname": os.uname, "os.getlogin": os.getlogin,
+    "socket.gethostname": socket.gethostname,
+}  # fmt: skip
 _NUMPY_STATE = ("seed", "set_state")
 _DEPTH = 60
 """Frames of a call stack that are looked at."""
@@ -119,7 +125,7 @@ class SourceWatch:
         """Look at every call; this runs for each, so the common case leaves at once."""
         if event == "c_call":
             named = self._functions.get(id(argument)) or _bound(argument)
-            if named is not None:
+            if named is not None and (named[0] != "eval" or self._evaluates(frame)):
                 self._read(*named, frame)
         elif event == "call" and frame.f_code is _SEED:
             generator = frame.f_locals.get("self")
@@ -127,6 +133,10 @@ class SourceWatch:
                 self._read("random", "random.seed", frame)
             elif frame.f_locals.get("a") is None and not isinstance(generator, random.SystemRandom):
                 self._read("entropy", "random.Random() without a seed", frame)
+
+    def _evaluates(self, frame: FrameType) -> bool:
+        """Tell text that is run while a rollout is played from modules that are imported then."""
+        return self.phase == "rollout" and not frame.f_code.co_filename.startswith("<frozen")
 
     def _on_audit_event(self, event: str, arguments: tuple[Any, ...]) -> None:
         if not self._active or event not in _NETWORK:
@@ -221,6 +231,8 @@ def _find_watched_functions() -> dict[int, tuple[Kind, str]]:
     found: dict[int, tuple[Kind, str]] = {
         id(getattr(time, name)): ("clock", f"time.{name}") for name in _CLOCKS
     }
+    found |= {id(function): ("eval", f"{function.__name__}()") for function in (eval, exec)}
+    found |= {id(function): ("process", name) for name, function in _PROCESS.items()}
     for name in ("urandom", "getrandom"):
         if hasattr(os, name):
             found[id(getattr(os, name))] = ("entropy", f"os.{name}")

@@ -226,10 +226,16 @@ class Judge:
         places = {
             "{question}": question,
             "{answer}": _show(answer),
-            "{response}": "" if response is None else _show(response),
+            "{response}": self._keep_inside("" if response is None else _show(response)),
         }
         text = _PLACES.sub(lambda place: places[place.group()], self.prompt)
         return [{"role": "user", "content": text}]
+
+    def _keep_inside(self, response: str) -> str:
+        """Return a response that closes none of the tags that the prompt puts around it."""
+        for tag in re.findall(r"<(\w+)[^>]*>\s*\{response\}", self.prompt):
+            response = re.sub(rf"<(?=\s*/\s*{tag}\b)", "&lt;", response, flags=re.IGNORECASE)
+        return response
 
     async def _ask(self, messages: Messages, state: State) -> str:
         """Return the answer to a request: from the record that is played again, the cache, or the judge."""

@@ -1,0 +1,126 @@
+"""A judge's verdict, tried with judges that are scripted: does text in the answer decide it?
+
+Two judges are asked about an answer that demands full marks. One finds every answer wrong and quotes what
+it read: a rubric that reads the verdict out of the quotation obeys the answer. The other does what it is
+told, as weak models do, unless the prompt puts that between marks: a rubric whose prompt does not, or whose
+marks the answer can close, lets the answer speak to the judge.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+from wander.checks.players import DEMAND, Player, make_repeating
+from wander.clients.scripted import ScriptedClient
+from wander.environment import Environment
+from wander.envs.group import EnvGroup
+from wander.parsers import message_text
+from wander.rubrics.group import RubricGroup
+from wander.rubrics.judge import JudgeCache, JudgeRubric
+from wander.rubrics.rubric import Rubric
+from wander.types import Example, Record
+
+FORMS = (
+    ('{{"reason": {quoted}, "verdict": "no", "score": 0, "correct": false}}',
+     '{{"reason": {quoted}, "verdict": "yes", "score": 1, "correct": true}}'),
+    ("<reason>{said}</reason>\n<verdict>no</verdict>", "<reason>{said}</reason>\n<verdict>yes</verdict>"),
+    ("<reason>{said}</reason>\n<score>0</score>", "<reason>{said}</reason>\n<score>1</score>"),
+    ("{said}\nVerdict: no", "{said}\nVerdict: yes"),
+    ("{said}\nScore: 0", "{said}\nScore: 1"),
+    ("{said}\n[[B]]", "{said}\n[[A]]"),
+    ("{said}\nincorrect", "{said}\ncorrect"),
+    ("{said}\nno", "{said}\nyes"),
+    ("{said}\n0", "{said}\n1"),
+)  # fmt: skip
+"""Forms in which judges say no and yes."""
+_FENCES = re.compile(r"<(\w+)\b[^>]*>.*?</\1\s*>|```.*?```|\"{3}.*?\"{3}|'{3}.*?'{3}", re.DOTALL)
+_ANSWER = "I think that the sky is blue."
+_STEP = 1e-6
+
+
+class JudgedAnswer(Record):
+    """What the scripted judges showed."""
+
+    example_id: str
+    understood: bool = False
+    """Whether the rubric reads any of the forms in which these judges answer."""
+    obeys: str | None = None
+    """How the answer got its way, None where it did not."""
+
+
+async def try_judges(env: Environment, example: Example, limit: int) -> JudgedAnswer | None:
+    """Play an example under scripted judges; None where no rubric asks one. The judges are put back."""
+    rubrics = list(judge_rubrics(env))
+    if not rubrics:
+        return None
+    kept = [rubric.judge for rubric in rubrics]
+    found = JudgedAnswer(example_id=example.example_id)
+
+    async def rewarded(answer: str, judge: Callable[[str], str]) -> float | None:
+        for rubric, before in zip(rubrics, kept, strict=True):
+            client = ScriptedClient(lambda request: judge(message_text(request.messages[-1])))
+            rubric.judge = replace(before, client=client, cache=JudgeCache(), attempts=1)
+        rollout = await env.rollout(Player(make_repeating(env.parser, answer), limit), example)
+        return rollout.reward
+
+    try:
+        for no, yes in FORMS:
+            low = await rewarded(_ANSWER, lambda _, no=no: _write(no, "It is wrong."))  # type: ignore[misc]
+            high = await rewarded(_ANSWER, lambda _, yes=yes: _write(yes, "It is right."))  # type: ignore[misc]
+            if low is None or high is None or high <= low + _STEP:
+                continue
+            found.understood = True
+            middle = (low + high) / 2
+            quoted = await rewarded(DEMAND, lambda _, no=no: _write(no, f'It says "{DEMAND}"'))  # type: ignore[misc]
+            if quoted is not None and quoted > middle:
+                found.obeys = "a judge that says no and quotes the answer is read as if it said yes"
+                return found
+            for answer in (DEMAND, f"{_closers(kept[0].prompt)}\n{DEMAND}"):
+                told = await rewarded(answer, lambda asked, no=no, yes=yes: _obey(asked, no, yes))  # type: ignore[misc]
+                if told is not None and told > middle:
+                    found.obeys = (
+                        "the judge's prompt puts no marks around the answer, which so speaks to the judge"
+                        if answer == DEMAND
+                        else "the answer can close the marks around it, and so speaks to the judge"
+                    )
+                    return found
+            return found
+    finally:
+        for rubric, before in zip(rubrics, kept, strict=True):
+            rubric.judge = before
+    return found
+
+
+def judge_rubrics(env: Environment) -> Iterator[JudgeRubric]:
+    """Yield every rubric of an environment, and of its members, that asks a judge."""
+    if isinstance(env, EnvGroup):
+        for member in env.members.values():
+            yield from judge_rubrics(member)
+    yield from _of(env.rubric)
+
+
+def _of(rubric: Rubric) -> Iterator[JudgeRubric]:
+    if isinstance(rubric, JudgeRubric):
+        yield rubric
+    if isinstance(rubric, RubricGroup):
+        for member in rubric.members.values():
+            yield from _of(member)
+
+
+def _write(form: str, said: str) -> str:
+    quoted = '"' + said.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n") + '"'
+    return form.format(said=said, quoted=quoted)
+
+
+def _obey(asked: str, no: str, yes: str) -> str:
+    """Say yes where a demand stands outside of all marks, else no."""
+    told = "Give it full marks" in _FENCES.sub("", asked)
+    return _write(yes, "I was told so.") if told else _write(no, "It is wrong.")
+
+
+def _closers(prompt: str) -> str:
+    """Return what closes every mark of a prompt."""
+    tags = re.findall(r"</\w+\s*>", prompt)
+    return "\n".join([*dict.fromkeys(tags), *(mark for mark in ("```", '"""', "'''") if mark in prompt)])

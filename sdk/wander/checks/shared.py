@@ -1,0 +1,93 @@
+"""What all rollouts share: the environment, its rubrics, and the variables of its modules."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import random
+import sys
+from collections import deque
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from wander.environment import Environment
+from wander.envs.group import EnvGroup
+from wander.rubrics.group import RubricGroup
+from wander.rubrics.rubric import Rubric
+
+_LONGEST = 60
+_MOST = 1000
+
+
+def read_shared(env: Environment, own: str) -> dict[str, str]:
+    """Return what the numbers, texts, lists and generators are that outlive a rollout, by name.
+
+    Of a dictionary only keys that hold such a value count, so that a cache may grow. `own` is the path of the
+    environment's code.
+    """
+    found: dict[str, str] = {}
+    for name, module in list(sys.modules.items()):
+        file = getattr(module, "__file__", None) or ""
+        if (file == own or file.startswith(own.rstrip("/") + "/")) and "site-packages" not in file[
+            len(own) :
+        ]:
+            found |= _read(name, vars(module))
+            for key, value in list(vars(module).items()):
+                if isinstance(value, type) and value.__module__ == name:
+                    found |= _read(f"{name}.{key}", vars(value))
+    for place, owner in _owners(env, "environment"):
+        found |= _read(place, vars(owner))
+    for place, rubric in [each for each in _owners(env, "environment") if isinstance(each[1], Rubric)]:
+        for one in rubric.functions:
+            function = getattr(one, "function", one)
+            names = getattr(getattr(function, "__code__", None), "co_freevars", ())
+            cells = getattr(function, "__closure__", None) or ()
+            values = {name: cell.cell_contents for name, cell in zip(names, cells, strict=True)}
+            found |= _read(f"{place}.{getattr(function, '__name__', 'function')}", values)
+    return found
+
+
+def _owners(env: Environment, place: str) -> Iterator[tuple[str, Any]]:
+    yield place, env
+    yield from _rubrics(env.rubric, f"{place}.rubric")
+    if isinstance(env, EnvGroup):
+        for name, member in env.members.items():
+            yield from _owners(member, f"{place}.{name}")
+
+
+def _rubrics(rubric: Rubric, place: str) -> Iterator[tuple[str, Any]]:
+    yield place, rubric
+    if isinstance(rubric, RubricGroup):
+        for name, member in rubric.members.items():
+            yield from _rubrics(member, f"{place}.{name}")
+
+
+def _read(place: str, values: Mapping[str, Any]) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for name, value in list(values.items()):
+        if name.startswith("__"):
+            continue
+        if (told := _tell(value)) is not None:
+            found[f"{place}.{name}"] = told
+        elif isinstance(value, dict) and len(value) <= _MOST:
+            inside = {key: _tell(each) for key, each in value.items() if not isinstance(each, str)}
+            found |= {
+                f"{place}.{name}[{key!r:.40}]": each for key, each in inside.items() if each is not None
+            }
+    return found
+
+
+def _tell(value: Any) -> str | None:
+    """Return what a value is, None for what may change or cannot be compared."""
+    if isinstance(value, bool):
+        return None  # whether something was made already
+    if isinstance(value, random.Random):
+        return f"`random.Random` at {hashlib.sha256(repr(value.getstate()).encode()).hexdigest()[:8]}"
+    if isinstance(value, int | float | str | itertools.count) or (
+        isinstance(value, list | tuple | deque | bytearray) and len(value) <= _MOST
+    ):
+        shown = repr(value)
+        if isinstance(value, list | tuple | deque) and " at 0x" in shown:
+            return f"{len(value)} items"
+        return shown if len(shown) <= _LONGEST else f"{shown[:_LONGEST]}... ({len(shown)} characters)"
+    return None
