@@ -69,7 +69,7 @@ def _upper_bound(shares: Iterable[float]) -> float:
     if len(values) == 1:
         return 1.0
     if len(values) == 2 and tally[1.0] == 1:  # equal values, for which the exact bound is known
-        return 1 - (1 - values[0][0]) * (1 - _UPPER) ** (1 / values[0][1])
+        return float(1 - (1 - values[0][0]) * (1 - _UPPER) ** (1 / values[0][1]))
     # t = 1 - exp(-v), so that v may grow without end while the bound nears 1.
     low, below = 0.0, -_Z
     high, bound = 1.0, 1.0
