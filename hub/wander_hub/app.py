@@ -28,6 +28,7 @@ from wander_hub.index import routes as index
 from wander_hub.index.anonymous import AnonymousReader
 from wander_hub.index.direct import DirectIndex
 from wander_hub.index.public_files import FOLDER, keep_links
+from wander_hub.index.upstream import Upstream
 from wander_hub.jobs.choice import queue_of
 from wander_hub.leaderboards import routes as leaderboards
 from wander_hub.leaderboards.listing import place_all
@@ -122,13 +123,14 @@ def create_app(
     """
     database = database or Database(settings.resolved_database_url)
     storage = storage or Storage.open(settings.storage_url, settings.data / "objects")
-    reader = AnonymousReader(database)
+    reader, upstream = AnonymousReader(database), Upstream(settings.upstream_index)
 
     @asynccontextmanager
     async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
         await run_in_threadpool(_start, settings, database, storage)
         async with keep_sweeping(database, storage):
             yield
+        await upstream.close()
         reader.close()
         database.close()
 
@@ -144,7 +146,7 @@ def create_app(
         lifespan=lifespan,
     )
     app.state.settings, app.state.database, app.state.storage = settings, database, storage
-    app.state.authenticate = authenticate
+    app.state.authenticate, app.state.upstream = authenticate, upstream
     app.state.jobs, app.state.job_worker = queue_of(settings, database), None
     app.router.routes.extend(_routes())
     app.add_middleware(AnswerHeaders)

@@ -19,7 +19,7 @@ RESERVED_OWNERS = frozenset(
 )
 """First path segments that the hub needs itself, now or later."""
 RESERVED_ENVIRONMENTS = frozenset(
-    "api files integrity legacy leaderboard members new runs settings simple static tokens".split()  # noqa: SIM905
+    "api files index integrity legacy leaderboard members new runs settings simple static tokens".split()  # noqa: SIM905
 )
 """Second path segments that the hub needs itself, now or later."""
 

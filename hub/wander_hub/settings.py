@@ -33,6 +33,9 @@ class Settings(BaseSettings):
     """Address under which users reach the hub; unset means that of each request."""
     hosts: tuple[str, ...] = ()
     """Further names by which requests may call the hub, beside those of `public_url` and the bind address."""
+    upstream_index: str | None = "https://pypi.org/simple/"
+    """Package index behind the hub: the sole index of an owner, `/OWNER/index/`, passes on from there every
+    name that the hub does not hold. Empty means none."""
     accel_prefix: str | None = None
     """Path of an nginx location that is `internal` and holds the folder of the files (`DATA/objects`): nginx
     then sends them itself. Only where every request comes through that nginx."""
@@ -128,6 +131,14 @@ class Settings(BaseSettings):
             if code not in OPTIONAL:
                 raise ValueError(f"`{code}` is no optional rule; these are: {', '.join(OPTIONAL)}")
         return policy
+
+    @field_validator("upstream_index")
+    @classmethod
+    def _is_an_address(cls, url: str | None) -> str | None:
+        parts = urlsplit(url or "")
+        if url and (parts.scheme not in ("https", "http") or not parts.hostname or parts.username):
+            raise ValueError(f"`{url}` must be an http or https address without a user")
+        return url or None
 
     @field_validator("jobs")
     @classmethod

@@ -53,7 +53,7 @@ def adapters() -> tuple[Adapter, ...]:
             brought_by = entry.dist.name if entry.dist else entry.value
             raise LoadError(
                 f"the adapter `{entry.name}` cannot be imported: {error}",
-                hint=f"run `pip install --force-reinstall {brought_by}`",
+                hint=f"install `{brought_by}` again from the index that it came from",
             ) from error
     return tuple(found)
 

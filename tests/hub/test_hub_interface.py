@@ -173,7 +173,7 @@ async def test_public_url_is_used_in_addresses(hub, settings, run_of):
     url = version["files"][0]["url"]
     assert url == "https://hub.example/alice/files/reverse-text/reverse_text-0.1.0-py3-none-any.whl"
     assert version["files"][0]["sha256"] == sha256
-    assert "https://hub.example/alice/simple/" in page.text
+    assert "https://hub.example/alice/index/" in page.text
 
 
 @pytest.mark.parametrize(

@@ -122,7 +122,7 @@ async def test_empty_hub_says_what_to_do(hub):
 async def test_environment_page_shows_commands_digest_and_results(posted):
     page = (await posted.get("/alice/reverse-text", headers=HTML)).text
     assert "wander install alice/reverse-text@0.1.0" in page
-    assert "http://hub.test/alice/simple/" in page
+    assert "http://hub.test/alice/index/" in page
     detail = (await posted.get("/api/v1/environments/alice/reverse-text")).json()
     assert detail["latest"]["files"][0]["sha256"] in page
     assert "other &lt;i&gt;model&lt;/i&gt;" in page

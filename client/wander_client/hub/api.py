@@ -136,6 +136,41 @@ class HubApi:
         files = self._parse(response, _IndexPage).files
         return [{**file, "url": str(response.url.join(file["url"]))} for file in files]
 
+    def held_page(self, owner: str, project: str) -> dict[str, Any] | None:
+        """Return the page of a name that the hub itself holds, for an owner's environments; None for others.
+
+        Raises `LoginRequired` where the hub does not say: the name may be a private one.
+        """
+        path = f"/{quote_part(owner)}/index/{quote_part(project)}/"
+        accept = {"Accept": "application/vnd.pypi.simple.v1+json"}
+        try:
+            try:
+                response = self._send("GET", path, params={"held": True}, headers=accept)
+            except LoginRequired:
+                # A stranger to an owner with hidden names; what the index behind the hub has is none of them.
+                response = self._send("GET", path, headers=accept)
+                if "_upstream" in response.json().get("meta", {}):
+                    return None
+        except NotFound:
+            return None
+        page = self._parse(response, _IndexPage)
+        files = [{**file, "url": str(response.url.join(file["url"]))} for file in page.files]
+        return {**response.json(), "files": files}
+
+    def projects(self, owner: str) -> list[str]:
+        """Return the names in an owner's index that the caller may see."""
+        accept = {"Accept": "application/vnd.pypi.simple.v1+json"}
+        try:
+            response = self._send("GET", f"/{quote_part(owner)}/simple/", headers=accept)
+        except (NotFound, LoginRequired):
+            return []
+        return [str(each["name"]) for each in response.json()["projects"]]
+
+    def content(self, url: str) -> bytes:
+        """Return the bytes of a small file of the hub."""
+        with self._stream(url) as response:
+            return response.read()
+
     def attach_lock(self, owner: str, name: str, version: str, content: bytes) -> VersionDetail:
         """Give a published version its `pylock.toml`."""
         path = environment_path(owner, name, "versions", version, "pylock.toml")

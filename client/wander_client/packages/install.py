@@ -12,11 +12,13 @@ import hashlib
 import json
 import platform
 import sys
+import tomllib
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+from urllib.parse import unquote
 
 from packaging.specifiers import SpecifierSet
 from packaging.tags import sys_tags
@@ -32,6 +34,7 @@ from wander_client.packages.needs import (
     Wheel,
     fetch_file,
     fetch_into,
+    file_info,
     metadata_of,
     needs_of,
     requirements_in,
@@ -112,7 +115,7 @@ def install(
                 contents = _read_locked(hub, cache_dir, detail, wheel)
             else:
                 needs = needs_of(hub, cache_dir, wheel, detail.requires_dist, warn)
-                contents = _resolve_now(needs, str(exact))
+                contents = _resolve_now(hub, cache_dir, detail.owner, needs, str(exact))
             with _fill(store.virtualenvs, contents, str(exact), force=force) as virtualenv:
                 record = _record(hub, detail, wheel, contents, unlocked, virtualenv)
                 (work / LOCK).write_bytes(contents.lock)
@@ -157,9 +160,16 @@ def _read_locked(hub: HubApi, cache_dir: Path, detail: VersionDetail, wheel: Whe
     return _Contents(content, key, lines, locked=True)
 
 
-def _resolve_now(needs: Needs, what: str) -> _Contents:
+def _resolve_now(hub: HubApi, cache_dir: Path, owner: str, needs: Needs, what: str) -> _Contents:
     """Resolve what a wheel needs; the lock that is kept names the hub's URLs, not this machine's cache."""
-    here = portable = compile_lock(needs, what, ["--python", sys.executable])
+    here = portable = compile_lock(hub, owner, needs, what, ["--python", sys.executable])
+    for package in tomllib.loads(here)["packages"]:
+        for file in package.get("wheels", []):
+            url = str(file.get("url", ""))
+            if url.startswith(hub.absolute("/")):  # uv has no token for it
+                listed = {**file, "filename": unquote(url.rpartition("/")[2])}
+                got = fetch_file(hub, cache_dir, package["name"], file_info(listed))
+                here = here.replace(f'url = "{url}"', f'path = "{got.path}"')
     for wheel in needs.wheels:
         portable = portable.replace(f'path = "{wheel.path}"', f'url = "{wheel.url}"')
     key = hashlib.sha256(portable.encode()).hexdigest()
@@ -170,11 +180,12 @@ def try_out(
     hub: HubApi,
     cache_dir: Path,
     work: Path,
+    owner: str,
     wheel: Path,
     warn: Callable[[str], None],
     lock: bytes | None = None,
 ) -> tuple[Path, Path]:
-    """Install a wheel of this machine into `work`, as `install` would once it is published with this lock.
+    """Install a wheel of this machine into `work`, as `install` would once its owner published it so.
 
     Returns the interpreter and the lock; raises `ClientError`.
     """
@@ -185,7 +196,7 @@ def try_out(
         contents = _Contents(lock, this.sha256, lines, locked=True)
     else:
         needs = needs_of(hub, cache_dir, this, requirements_in(metadata_of(wheel)), warn)
-        contents = _resolve_now(needs, what)
+        contents = _resolve_now(hub, cache_dir, owner, needs, what)
     with _fill(VirtualEnvironments(work), contents, what) as virtualenv:
         path = work / LOCK
         path.write_bytes(contents.lock)

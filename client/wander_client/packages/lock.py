@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import hashlib
 import platform
+import re
 import sys
 import tempfile
 import tomllib
@@ -30,13 +31,15 @@ from packaging.pylock import (
     PylockSelectError,
     PylockValidationError,
 )
+from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
-from packaging.utils import parse_wheel_filename
+from packaging.utils import canonicalize_name, parse_wheel_filename
 from packaging.version import Version
 
 from wander_client.errors import ClientError, Unavailable
 from wander_client.hub.api import HubApi
 from wander_client.packages.classic import lower_bounds
+from wander_client.packages.front import serve_hub_names
 from wander_client.packages.needs import (
     HUB_OWNER,
     HUB_PACKAGES,
@@ -47,11 +50,12 @@ from wander_client.packages.needs import (
     needs_of,
     requirements_in,
 )
-from wander_client.packages.uv import index_arguments, run_uv
+from wander_client.packages.uv import may_fall_through, put_first, run_uv
 
 LOCK = "pylock.toml"
 OLDEST_PYTHON = Version("3.11")
 """What `wander-sdk` needs at least."""
+_PYPI = "https://pypi.org/simple/"
 _PYPI_FILES = "https://files.pythonhosted.org"
 _PUBLIC_HOSTS = frozenset(
     {"files.pythonhosted.org", "download.pytorch.org", "download-r2.pytorch.org", "pypi.nvidia.com"}
@@ -99,18 +103,21 @@ def resolve_lock(
     newer = ["--exclude-newer", exclude_newer] if exclude_newer else []
     everywhere = ["--universal", "--python-version", str(_oldest_python(metadata["Requires-Python"]))]
     try:
-        text, whole = compile_lock(needs, what, [*everywhere, *newer]), True
+        text, whole = compile_lock(hub, owner, needs, what, [*everywhere, *newer]), True
     except Unavailable:
         raise
     except ClientError as error:
+        if error.code != "uv_failed":
+            raise
         try:
-            text, whole = compile_lock(needs, what, ["--python", sys.executable, *newer]), False
+            here = ["--python", sys.executable, *newer]
+            text, whole = compile_lock(hub, owner, needs, what, here), False
         except ClientError:
             error.hint = f"correct what the package requires, or look at your package index; {_NO_LOCK}"
             raise error from None
         reason = (error.detail or "").strip().partition("\n")[0].removeprefix("error: ")
-        here = _here_in_words()
-        warn(f"the lock is valid for {here} only; your package index lacks what others need: {reason}")
+        here_only = _here_in_words()
+        warn(f"the lock is valid for {here_only} only; your package index lacks what others need: {reason}")
     hosts = {*_PUBLIC_HOSTS, *keep_hosts, urlsplit(hub.url).netloc}
     data = _portable(tomllib.loads(text), needs, hosts)
     if not whole:
@@ -123,23 +130,76 @@ def resolve_lock(
     return ResolvedLock(content, len(read_lock(content).packages), whole)
 
 
-def compile_lock(needs: Needs, what: str, options: Sequence[str]) -> str:
-    """Return the lock that uv makes of the hub's wheels and all they need; paths are this machine's."""
-    with tempfile.TemporaryDirectory(prefix="wander-lock-") as name:
+def compile_lock(hub: HubApi, owner: str, needs: Needs, what: str, options: Sequence[str]) -> str:
+    """Return the lock that uv makes of the hub's wheels and all they need; their paths are this machine's.
+
+    What `owner` or `wander` offers comes from the hub alone, whatever other indexes have under its name.
+    """
+    # What is to be upstream's is not the hub's, though the hub has something of that name.
+    elsewhere = {canonicalize_name(Requirement(line).name) for line in needs.first.splitlines()}
+    with (
+        tempfile.TemporaryDirectory(prefix="wander-lock-") as name,
+        serve_hub_names(hub, owner, elsewhere) as front,
+    ):
         work = Path(name)
         requirements, overriding = work / "requirements.in", work / "overrides.txt"
         wanted = [needs.first, *(f"{wheel.project} @ {wheel.path.as_uri()}" for wheel in needs.own)]
+        indexes, variables = put_first(front.index)
+        if may_fall_through(indexes):
+            # No archive of another index is built, which would run its code, to be refused below.
+            wanted += [f"--only-binary {each}" for each in hub.projects(owner) if each not in elsewhere]
         requirements.write_text("".join(f"{line}\n" for line in wanted if line))
         overriding.write_text(needs.overrides)
-        run_uv(
-            [
-                "pip", "compile", "--quiet", "--no-header", "--format", "pylock.toml", "--generate-hashes",
-                *options, *index_arguments(), "--override", str(overriding), str(requirements),
-                "--output-file", str(work / LOCK),
-            ],
-            doing=f"resolving the dependencies of `{what}`",
-        )  # fmt: skip
-        return (work / LOCK).read_text(encoding="utf-8")
+        try:
+            run_uv(
+                [
+                    "pip", "compile", "--quiet", "--no-header", "--format", "pylock.toml",
+                    "--generate-hashes", *options, *indexes, "--override", str(overriding),
+                    str(requirements), "--output-file", str(work / LOCK),
+                ],
+                doing=f"resolving the dependencies of `{what}`",
+                variables=variables,
+            )  # fmt: skip
+        except ClientError as error:
+            raise front.refusal or error from error
+        text = front.with_hub_addresses((work / LOCK).read_text(encoding="utf-8"))
+        _refuse_strangers(tomllib.loads(text), front.held, hub.absolute("/"))
+        return text
+
+
+def _refuse_strangers(lock: Mapping[str, Any], held: Collection[str], hub: str) -> None:
+    """Refuse what another index offers under a name that the hub holds."""
+    for package in lock["packages"]:
+        files = [*package.get("wheels", []), *([package["sdist"]] if "sdist" in package else [])]
+        strange = [file for file in files if not str(file.get("url", "")).startswith(hub)]
+        if package["name"] in held and strange:
+            raise ClientError(
+                f"`{package['name']}` {package['version']} is from another index, but the hub holds the name",
+                hint="ask the owner to publish a version that fits, or correct what requires it",
+                code="ambiguous_name",
+                detail=_without_secrets(str(package["index"]), package["name"])
+                if "index" in package
+                else None,
+            )
+
+
+def origins_in(content: bytes) -> dict[str, str]:
+    """Return where each package of a lock comes from: an index, or the host of its file."""
+    found = {}
+    for package in tomllib.loads(content.decode())["packages"]:
+        file = (package.get("wheels") or [package.get("sdist") or package.get("archive") or {}])[0]
+        url = str(file.get("url", ""))
+        parts = urlsplit(url)
+        found[package["name"]] = _index_of(url, package["name"]) or f"{parts.scheme}://{parts.netloc}"
+    return found
+
+
+def _index_of(url: str, name: str) -> str | None:
+    """Return the index that lists a file, where its address tells: PyPI, or that of an owner on a hub."""
+    if url.startswith(f"{_PYPI_FILES}/"):
+        return _PYPI
+    place = re.fullmatch(rf"(https?://.+)/files/{re.escape(name)}/[^/]+", url)
+    return f"{place[1]}/simple/" if place else None
 
 
 def read_lock(content: bytes) -> Pylock:
@@ -164,14 +224,19 @@ def install_lines(hub: HubApi, cache_dir: Path, lock: Pylock, own: Wheel) -> str
             code="lock_platform",
             detail=str(error),
         ) from error
+    own_urls = [file.url for each in lock.packages if each.name == own.project for file in each.wheels or []]
+    home = {urlsplit(url).netloc for url in [hub.url, *own_urls] if url}
+    """Addresses of the hub: that of now, and that of when the lock was made."""
     for package, file in chosen:
         if isinstance(file, PackageVcs | PackageDirectory) or file.url is None:
             raise ClientError(f"the lock names no file of `{package.name}`", code="bad_lock")
         digest, parts = file.hashes["sha256"], urlsplit(file.url)
-        if package.name in HUB_PACKAGES and f"/{HUB_OWNER}/files/{package.name}/" in parts.path:
-            # A package that hubs serve themselves, on whichever hub.
-            filename = unquote(parts.path.rpartition("/")[2])
-            wheel = find_served(hub, cache_dir, package.name, filename, digest)
+        served = re.fullmatch(rf".*/([^/]+)/files/{re.escape(package.name)}/([^/]+)", parts.path)
+        bundled = served is not None and served[1] == HUB_OWNER and package.name in HUB_PACKAGES
+        if served is not None and (bundled or parts.netloc in home):
+            # Of the hub itself; what hubs bundle, of whichever hub.
+            owner, filename = served[1], unquote(served[2])
+            wheel = find_served(hub, cache_dir, package.name, filename, digest, owner)
             lines.append(f"{package.name} @ {wheel.path.as_uri()} --hash=sha256:{digest}")
         elif isinstance(file, PackageArchive) or f"{parts.scheme}://{parts.netloc}" != _PYPI_FILES:
             lines.append(f"{package.name} @ {file.url} --hash=sha256:{digest}")

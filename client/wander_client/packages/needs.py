@@ -158,10 +158,10 @@ def newest(project: str, files: list[dict[str, Any]], wanted: SpecifierSet | Non
             detail=f"served: {served}",
         )
     _, best = max(found, key=lambda item: item[0])
-    return _file_info(best)
+    return file_info(best)
 
 
-def _file_info(file: dict[str, Any]) -> FileInfo:
+def file_info(file: dict[str, Any]) -> FileInfo:
     """Return a file of the hub's index page."""
     digest = file.get("hashes", {}).get("sha256")
     if not digest:
@@ -176,15 +176,17 @@ def _file_info(file: dict[str, Any]) -> FileInfo:
     )
 
 
-def find_served(hub: HubApi, cache_dir: Path, project: str, filename: str, sha256: str) -> Wheel:
-    """Return the very wheel that a lock names of the hub's own packages; raises where it is not served."""
+def find_served(
+    hub: HubApi, cache_dir: Path, project: str, filename: str, sha256: str, owner: str = HUB_OWNER
+) -> Wheel:
+    """Return the very wheel that a lock names of an owner's packages; raises where it is not served."""
     target = cache_dir / "wheels" / sha256 / filename
-    url = hub.absolute(f"/{HUB_OWNER}/files/{project}/{filename}")
+    url = hub.absolute(f"/{owner}/files/{project}/{filename}")
     if _has_digest(target, sha256):
         return Wheel(project, str(parse_wheel_filename(filename)[1]), target.resolve(), url, sha256)
-    for file in hub.index_files(HUB_OWNER, project) or []:
+    for file in hub.index_files(owner, project) or []:
         if file.get("hashes", {}).get("sha256") == sha256:
-            return fetch_file(hub, cache_dir, project, _file_info(file))
+            return fetch_file(hub, cache_dir, project, file_info(file))
     raise ClientError(
         f"the lock names a `{filename}` that `{hub.url}` does not serve",
         code="lock_unserved",

@@ -30,9 +30,9 @@ def uv_binary() -> str:
     return found
 
 
-def run_uv(arguments: Sequence[str], *, doing: str) -> str:
+def run_uv(arguments: Sequence[str], *, doing: str, variables: Mapping[str, str] | None = None) -> str:
     """Run uv and return its stdout; a failure becomes an error that shows what uv said."""
-    base = {**os.environ, "UV_NO_PROGRESS": "1", "NO_COLOR": "1"}
+    base = {**os.environ, "UV_NO_PROGRESS": "1", "NO_COLOR": "1", **(variables or {})}
     certificates = pip_options(base).get("cert")
     if certificates and "SSL_CERT_FILE" not in base:
         base["SSL_CERT_FILE"] = certificates[-1]
@@ -77,6 +77,28 @@ def index_arguments(environ: Mapping[str, str] | None = None) -> list[str]:
     for place in options.get("find-links", []):
         arguments += ["--find-links", place]
     return arguments
+
+
+def put_first(index: str, environ: Mapping[str, str] | None = None) -> tuple[list[str], dict[str, str]]:
+    """Return uv's arguments and variables for an index on this machine, ahead of all that are configured.
+
+    It is named by a variable, since arguments are for everybody to see who is on this machine.
+    """
+    environ = os.environ if environ is None else environ
+    arguments = index_arguments(environ)
+    others = environ.get("UV_INDEX", "").split()
+    while "--index" in arguments:
+        place = arguments.index("--index")
+        others.append(arguments[place + 1])
+        del arguments[place : place + 2]
+    direct = ",".join(filter(None, [environ.get("NO_PROXY") or environ.get("no_proxy"), "127.0.0.1"]))
+    return arguments, {"UV_INDEX": " ".join([index, *others]), "NO_PROXY": direct, "no_proxy": direct}
+
+
+def may_fall_through(arguments: Sequence[str], environ: Mapping[str, str] | None = None) -> bool:
+    """Tell whether uv looks at further indexes for versions that the first with a name does not have."""
+    environ = os.environ if environ is None else environ
+    return "--index-strategy" in arguments or "unsafe" in environ.get("UV_INDEX_STRATEGY", "")
 
 
 def pip_options(environ: Mapping[str, str]) -> dict[str, list[str]]:

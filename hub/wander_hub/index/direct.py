@@ -29,6 +29,8 @@ from wander_hub.storage import Storage
 
 _PROJECT = r"[a-z0-9]+(?:-[a-z0-9]+)*"
 _PAGE = re.compile(rf"(?:/([a-z0-9-]{{1,39}}))?/simple/({_PROJECT})/|/([a-z0-9-]{{1,39}})/simple/")
+_SOLE = re.compile(rf"/([a-z0-9-]{{1,39}})/index/({_PROJECT})/")
+"""What an owner offers is the same page in its sole index, at an address of the same depth."""
 _FILE = re.compile(rf"(?:/([a-z0-9-]{{1,39}}))?/files/({_PROJECT})/([A-Za-z0-9._+!-]+?)(\.metadata)?")
 _LONGEST_PATH = 600
 _SAFE = frozenset({"GET", "HEAD"})
@@ -131,6 +133,9 @@ class DirectIndex:
             if media_type is None:
                 return None
             page = await self._reader.page(Place(listed or owner, project or ""), media_type, encoding)
+            return page_answer(page) if page is not None else None
+        if (found := _SOLE.fullmatch(path)) and media_type:
+            page = await self._reader.page(Place(*found.groups()), media_type, encoding)
             return page_answer(page) if page is not None else None
         if found := _FILE.fullmatch(path):
             owner, project, filename, metadata = found.groups()

@@ -1,4 +1,4 @@
-"""Table of rendered index pages."""
+"""Tables of rendered index pages, and of names that were private."""
 
 from __future__ import annotations
 
@@ -29,3 +29,12 @@ class IndexPage(Base):
     json_etag: Mapped[str] = mapped_column(String(64))
     json_gzip: Mapped[bytes | None] = mapped_column(LargeBinary)
     json_zstd: Mapped[bytes | None] = mapped_column(LargeBinary)
+
+
+class PrivateName(Base):
+    """A name of an owner's index that is or once was private: for who may not read it, it never is a 404."""
+
+    __tablename__ = "private_names"
+
+    owner_id: Mapped[int] = mapped_column(ForeignKey("owners.id"), primary_key=True)
+    project: Mapped[str] = mapped_column(String(200), primary_key=True)

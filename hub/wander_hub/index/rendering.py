@@ -32,13 +32,18 @@ _META = {"api-version": "1.5"}
 
 def root_html(owner: str, projects: Sequence[str]) -> bytes:
     """Return the list of projects."""
-    links = "".join(f'<a href="{name}/">{name}</a><br>\n' for name in projects)
-    return (_HEAD.format(title=f"Index of {escape(owner)}", status="") + links + _TAIL).encode()
+    links = [f'<a href="{name}/">{name}</a><br>\n' for name in projects]
+    return list_html(f"Index of {escape(owner)}", links)
 
 
 def root_json(projects: Sequence[str]) -> bytes:
     """Return the list of projects."""
     return _compact({"meta": _META, "projects": [{"name": name} for name in projects]})
+
+
+def list_html(title: str, links: Sequence[str]) -> bytes:
+    """Return a page of links; the title is escaped already."""
+    return (_HEAD.format(title=title, status="") + "".join(links) + _TAIL).encode()
 
 
 @dataclass(frozen=True)

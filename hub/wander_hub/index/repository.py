@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gzip
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import zstandard
@@ -12,10 +12,10 @@ from sqlalchemy import BindParameter, ColumnElement, Select, bindparam, func, nu
 from sqlalchemy.orm import Session, load_only
 
 from wander_hub.accounts.models import Owner
-from wander_hub.environments.models import Environment, File, Version
+from wander_hub.environments.models import Environment, File, FormerName, Version
 from wander_hub.environments.repository import readable, readable_by
 from wander_hub.identity import Identity
-from wander_hub.index.models import IndexPage
+from wander_hub.index.models import IndexPage, PrivateName
 from wander_hub.index.namespaces import namespace_owner
 from wander_hub.index.negotiation import JSON_V1
 from wander_hub.index.schemas import Place
@@ -101,6 +101,47 @@ def projects_in_namespaces(session: Session) -> Sequence[tuple[str, str]]:
     return [(project, owner) for project, owner in session.execute(query)]
 
 
+def holds(session: Session, owner: str, project: str) -> bool:
+    """Tell whether an owner has, or ever had, a name, whoever may see it."""
+    here = select(IndexPage.project).join(Owner, IndexPage.owner_id == Owner.id)
+    page = here.where(Owner.name == owner, IndexPage.project == project)
+    if session.scalar(page.limit(1)) is not None:
+        return True
+    left = select(FormerName.name).join(Owner, FormerName.owner_id == Owner.id)
+    left = left.where(Owner.name == owner, FormerName.name == project)
+    return session.scalar(left.limit(1)) is not None or was_private(session, owner, project)
+
+
+def note_private(session: Session, owner_id: int, projects: Iterable[str]) -> None:
+    """Remember that these names of an owner were private once."""
+    for project in projects:
+        if session.get(PrivateName, (owner_id, project)) is None:
+            session.add(PrivateName(owner_id=owner_id, project=project))
+
+
+def was_private(session: Session, owner: str, project: str) -> bool:
+    """Tell whether a name of an owner is or ever was private."""
+    query = select(PrivateName.project).join(Owner, PrivateName.owner_id == Owner.id)
+    query = query.where(Owner.name == owner, PrivateName.project == project)
+    return session.scalar(query.limit(1)) is not None
+
+
+def is_closed_to(session: Session, owner: str, roles: Sequence[int], grants: Sequence[int]) -> bool:
+    """Tell whether an owner has or had private names that are not public, and nothing for these roles."""
+    shown = select(IndexPage.project).join(Environment, IndexPage.environment_id == Environment.id)
+    shown = shown.where(IndexPage.owner_id == PrivateName.owner_id, IndexPage.project == PrivateName.project)
+    left = select(FormerName.name).join(Environment, FormerName.environment_id == Environment.id)
+    left = left.where(FormerName.owner_id == PrivateName.owner_id, FormerName.name == PrivateName.project)
+    public = readable_by(None)
+    hidden = select(PrivateName.owner_id).join(Owner, PrivateName.owner_id == Owner.id)
+    hidden = hidden.where(~shown.where(public).exists(), ~left.where(public).exists())
+    owner_id = session.scalar(hidden.where(Owner.name == owner).limit(1))
+    if owner_id is None or owner_id in roles:
+        return False
+    granted = select(Environment.id).where(Environment.owner_id == owner_id, Environment.id.in_(grants))
+    return session.scalar(granted.limit(1)) is None
+
+
 def has_pages(session: Session, owner_id: int) -> bool:
     """Tell whether an owner ever published anything."""
     return (
@@ -128,8 +169,8 @@ def store_page(
     page.environment_id = environment_id
     page.html, page.html_etag = html, etag_of(html)
     page.json, page.json_etag = json, etag_of(json)
-    page.html_gzip, page.html_zstd = _compress(html)
-    page.json_gzip, page.json_zstd = _compress(json)
+    page.html_gzip, page.html_zstd = compress(html)
+    page.json_gzip, page.json_zstd = compress(json)
     return is_new
 
 
@@ -138,7 +179,7 @@ def etag_of(body: bytes) -> str:
     return hashlib.sha256(body).hexdigest()[:32]
 
 
-def _compress(body: bytes) -> tuple[bytes | None, bytes | None]:
+def compress(body: bytes) -> tuple[bytes | None, bytes | None]:
     """Return a page under gzip and under zstd, the same bytes for the same page; None for a small one."""
     if len(body) < _SMALL:
         return None, None

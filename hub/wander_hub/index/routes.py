@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Annotated, Any, TypeAlias, TypeVar
 
 from fastapi import APIRouter, Path, Query, Request
+from starlette.concurrency import run_in_threadpool
 from starlette.responses import RedirectResponse, Response
 
 from wander_hub import names
@@ -24,12 +25,14 @@ from wander_hub.http.problems import HubProblem, refusals
 from wander_hub.index import service
 from wander_hub.index.direct import Answer, file_caching, metadata_answer, page_answer
 from wander_hub.index.negotiation import HTML_V1, JSON_V1, choose_encoding, negotiate
-from wander_hub.index.schemas import NamespaceInfo, Place
+from wander_hub.index.schemas import NamespaceInfo, Page, Place
+from wander_hub.index.upstream import Upstream
 from wander_hub.storage import Storage
 
 router = APIRouter(tags=["index"])
 Answers: TypeAlias = dict[int | str, dict[str, Any]]
 Route = TypeVar("Route", bound=Callable[..., Any])
+Found = TypeVar("Found")
 
 _PAGES: Answers = {200: {"content": {JSON_V1: {}, HTML_V1: {}, "text/html": {}}, "description": "The page"}}
 _BYTES: Answers = {200: {"content": {"application/octet-stream": {}}, "description": "The file"}}
@@ -116,6 +119,54 @@ def list_files(
 ) -> Response:
     """List the files of a project (PEP 503, 592, 629, 658, 691, 700, 714, 792)."""
     return _project_page(request, database, Place(owner, project), format)
+
+
+@router.api_route("/{owner}/index/", methods=["GET", "HEAD"], include_in_schema=False)
+def list_sole(request: Request, owner: str) -> Response:
+    """Lead to the names of the owner; those of the index behind the hub are not listed."""
+    return _redirect(request, _index_path(owner, None))
+
+
+@_serve("/{owner}/index/{project}/", _PAGES, 401, 404, 406, 409, 422, 503)
+async def list_sole_files(
+    request: Request,
+    database: HubDatabase,
+    owner: str,
+    project: str,
+    format: Format = None,
+    held: bool = False,
+) -> Response:
+    """List the files of a name in the only index that an installer needs: this hub's, or those behind it.
+
+    A name that the hub holds never comes from elsewhere. With `held`, every other name is a 404.
+    """
+    if names.normalise_environment(project) != project:
+        return _redirect(request, f"/{owner}/index/{names.normalise_environment(project)}/")
+    upstream: Upstream = request.app.state.upstream
+    media_type, encoding = (
+        _media_type(request, format),
+        choose_encoding(request.headers.get("accept-encoding")),
+    )
+
+    def look(find: Callable[..., Found], *what: str | None) -> Found:
+        with database.read(optional_identity(request)) as session:
+            return find(session, owner, project, *what)
+
+    found = await run_in_threadpool(look, service.find_sole, media_type, encoding)
+    if isinstance(found, Page):
+        return _answer(request, page_answer(found))
+    if found is not None and found.owner is not None:
+        return _redirect(request, _index_path(*found), 307)
+    behind = None if held else await upstream.page(project, media_type, encoding)
+    if found is None and behind is None:
+        raise await run_in_threadpool(look, service.refuse_unheld)
+    if behind is None:
+        return _redirect(request, _index_path(None, project), 307)
+    if found is not None:
+        detail = f"`{project}` is in another owner's namespace here, and in the index behind this hub"
+        hint = "take it by its address, or from the index of its owner, `/OWNER/simple/`"
+        raise HubProblem(409, "ambiguous_name", detail, hint=hint)
+    return _answer(request, page_answer(behind))
 
 
 @router.api_route("/{owner}/legacy/+simple/{project}/", methods=["GET", "HEAD"], include_in_schema=False)
@@ -215,6 +266,7 @@ def _index_path(owner: str | None, project: str | None) -> str:
     return root + (f"{names.normalise_environment(project)}/" if project else "")
 
 
-def _redirect(request: Request, path: str) -> Response:
+def _redirect(request: Request, path: str, status: int = 301) -> Response:
     query = f"?{request.url.query}" if request.url.query else ""
-    return RedirectResponse(path + query, 301)
+    # What leads elsewhere for now must be asked for again.
+    return RedirectResponse(path + query, status, {"Cache-Control": "no-cache"} if status == 307 else None)

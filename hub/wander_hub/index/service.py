@@ -20,7 +20,7 @@ from wander_hub.index import namespaces, rendering, repository
 from wander_hub.index.negotiation import JSON_V1
 from wander_hub.index.public_files import PublicFiles
 from wander_hub.index.schemas import NamespaceInfo, Page, Place
-from wander_hub.rights.repository import is_closed_to
+from wander_hub.names import BUNDLED_OWNER
 
 CHALLENGE = {"WWW-Authenticate": 'Basic realm="wander"'}
 
@@ -31,6 +31,8 @@ def write_pages(session: Session, environment: Environment, *, as_listed: bool =
     `as_listed` says that the change alters nothing in the list but by a page that comes or goes.
     """
     projects = projects_of(session, environment)
+    if environment.private:
+        repository.note_private(session, environment.owner_id, projects)
     present = repository.pages_of(session, environment.id, whole=False)
     gone = [page for page in present if page.owner_id != environment.owner_id or page.project not in projects]
     links: PublicFiles | None = session.info.get(PUBLIC_FILES)
@@ -109,9 +111,38 @@ def find_page(session: Session, place: Place, media_type: str, encoding: str | N
         return Page.of(tuple(row), media_type, encoding)
     owner = place.owner or owner_of(session, place.project)
     _raise_if_moved(session, owner, place)
-    raise _refuse_missing(
-        session, owner, f"`{owner}` offers no project `{place.project}`", "project_not_found"
+    raise refuse_missing(
+        session, Place(owner, place.project), f"`{owner}` offers no project `{place.project}`"
     )
+
+
+def find_sole(
+    session: Session, owner: str, project: str, media_type: str, encoding: str | None
+) -> Page | Place | None:
+    """Return the page or the place of a name that the hub holds, of an owner's sole index.
+
+    First comes what the owner has or ever had, then what `wander` has, then what another owner has in its own
+    namespace. None says that only the index behind the hub may have it.
+    """
+    environment_service.require_owner(session, owner)
+    if repository.holds(session, owner, project):
+        return find_page(session, Place(owner, project), media_type, encoding)
+    if namespaces.covers(BUNDLED_OWNER, project) or repository.holds(session, BUNDLED_OWNER, project):
+        return Place(BUNDLED_OWNER, project)
+    space = repository.owner_of_namespaces(session, namespaces.namespaces_of(project))
+    if space is None or not repository.holds(session, space, project):
+        return None
+    find_page(session, Place(None, project), media_type, encoding)
+    return Place(None, project)
+
+
+def refuse_unheld(session: Session, owner: str, project: str) -> HubProblem:
+    """Return the answer of an owner's sole index for a name that nobody has, here or behind the hub."""
+    space = repository.owner_of_namespaces(session, namespaces.namespaces_of(project))
+    detail = f"neither this hub nor the index behind it has `{project}`"
+    if space is not None and space != owner:  # the same answer as for a private name there
+        _refuse_strangers(session, space)
+    return refuse_missing(session, Place(owner, project), detail)
 
 
 def find_root(session: Session, owner: str, media_type: str, encoding: str | None) -> Page:
@@ -137,9 +168,8 @@ def find_file(session: Session, place: Place, filename: str) -> tuple[File, Envi
         environment = environments.environment_once_named(session, owner, project)
     found = environments.file_of(session, environment, filename) if environment else None
     if environment is None or found is None:
-        raise _refuse_missing(
-            session, owner, f"`{owner}/{project}` has no file `{filename}`", "file_not_found"
-        )
+        detail = f"`{owner}/{project}` has no file `{filename}`"
+        raise refuse_missing(session, Place(owner, project), detail, "file_not_found")
     if found.version.deleted_at is not None:
         raise HubProblem(410, "version_deleted", f"`{filename}` was deleted")
     if environment.quarantine_reason is not None and not environment_service.may_inspect(session):
@@ -208,17 +238,24 @@ def _raise_if_moved(session: Session, owner: str, place: Place) -> None:
         raise Moved(moved.owner.name, place.project)
     new = f"{moved.owner.name}/{place.project}"
     detail = f"`{place.project}` is `{new}` now, outside of the namespace `{owner}`"
-    raise HubProblem(404, "project_not_found", detail)
+    raise refuse_missing(session, Place(owner, place.project), detail)
 
 
-def _refuse_missing(session: Session, owner: str, detail: str, code: str) -> HubProblem:
+def refuse_missing(
+    session: Session, place: Place, detail: str, code: str = "project_not_found"
+) -> HubProblem:
     """Return the answer for what is not there, or not for this caller, which it must not tell apart.
 
-    Where an owner has private environments, who may read none of them gets the same 401 for every name that
-    is not public. A 404 would send installers on to the next index, where anybody may offer the name; for
-    somebody who belongs here it is right, or no dependency could ever come from elsewhere.
+    Where an owner has or had private environments, who belongs nowhere there gets the same 401 for every
+    name that is not public, and everybody else for the names that were ever private. uv stops at a 401, where
+    a 404 would send it on to the next index, at which anybody may offer the name; pip goes on in both cases.
     """
-    _refuse_strangers(session, owner)
+    assert place.owner is not None
+    reader: Identity | None = session.info.get(READER)
+    if reader is None or not reader.admin:
+        _refuse_strangers(session, place.owner)
+        if repository.was_private(session, place.owner, place.project):
+            return _token_required()
     return HubProblem(404, code, detail)
 
 
@@ -228,11 +265,14 @@ def _refuse_strangers(session: Session, owner: str) -> None:
         return
     roles = list(reader.roles) if reader else []
     grants = list(reader.grants) if reader else []
-    if is_closed_to(session, owner, roles, grants):
-        hint = "put the token into the index's address as `https://__token__:TOKEN@...`, or into a netrc file"
-        raise HubProblem(
-            401, "token_required", "this index needs an API token", hint=hint, headers=dict(CHALLENGE)
-        )
+    if repository.is_closed_to(session, owner, roles, grants):
+        raise _token_required()
+
+
+def _token_required() -> HubProblem:
+    hint = "put the token into the index's address as `https://__token__:TOKEN@...`, or into a netrc file"
+    detail = "this index needs an API token"
+    return HubProblem(401, "token_required", detail, hint=hint, headers=dict(CHALLENGE))
 
 
 def _fresh(owner: str, projects: list[str], media_type: str) -> Page:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from sqlalchemy import or_, select
+from sqlalchemy import select
 from sqlalchemy.orm import Session, joinedload
 
 from wander_hub.accounts.models import Membership, Owner, User
@@ -50,12 +50,3 @@ def grants_of_environment(session: Session, environment_id: int) -> Sequence[Gra
     """Return who has a role on one environment, by name."""
     query = select(Grant).join(Grant.user).options(joinedload(Grant.user))
     return session.scalars(query.where(Grant.environment_id == environment_id).order_by(User.name)).all()
-
-
-def is_closed_to(session: Session, owner: str, roles: Sequence[int], grants: Sequence[int]) -> bool:
-    """Tell whether an owner has private environments and none of them is for somebody with these roles."""
-    private = select(Environment.id).join(Environment.owner).where(Owner.name == owner, Environment.private)
-    if session.scalar(private.limit(1)) is None:
-        return False
-    mine = private.where(or_(Environment.owner_id.in_(roles), Environment.id.in_(grants)))
-    return session.scalar(mine.limit(1)) is None

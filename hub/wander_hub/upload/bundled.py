@@ -1,7 +1,7 @@
 """The hub's own packages, under the owner `wander`: the SDK, the client, and what serves the classic API.
 
 So a machine that reaches only this hub and a package mirror can install the command
-(`pip install --extra-index-url HUB/wander/simple/ wander-client`). From a source checkout the wheels are
+(`pip install --index-url HUB/wander/index/ wander-client`). From a source checkout the wheels are
 built (reproducibly: the same sources give the same bytes); from an installation they are packed again from
 the installed files. While a version is being developed its wheel changes, and the newest build is served:
 these are the only files on a hub that are ever replaced.

@@ -71,7 +71,8 @@ def read_results(folder: Path) -> ForeignRun:
     """
     readers = sorted(entry_points(group=GROUP), key=lambda entry: entry.name)
     if not readers:
-        raise RunError("nothing here reads foreign results", hint="run `pip install wander-compat`")
+        hint = "run `pip install --index-url HUB/wander/index/ wander-compat`"
+        raise RunError("nothing here reads foreign results", hint=hint)
     reader = next((entry for entry in readers if (folder / entry.name).is_file()), None)
     if reader is None:
         raise RunError(

@@ -33,8 +33,9 @@ def install(
     wander install wander/tictactoe@0.1.0 wander/reverse-text
 
     The wheel's digest is checked, the packages are those of the version's lock, each by its digest, and
-    nothing is there unless all of it is. `wander-sdk` comes from the hub, other packages from the index that
-    pip or uv is set to. Of what is installed both ways, other commands use the one that was named last.
+    nothing is there unless all of it is. What the environment's owner or `wander` offers comes from the hub
+    alone, other packages from the index that pip or uv is set to. Of what is installed both ways, other
+    commands use the one that was named last.
     """
     from wander_client.packages import install as installing
     from wander_client.packages.store import EnvironmentStore
@@ -63,8 +64,14 @@ def install(
             said = "installed" if fresh else "already installed"
             here.output.line(f"{said} {one.name}  sha256:{one.record.wheel_sha256}")
             here.output.line(f"  {lock_of(one.record)}  {one.path}")
+            names: dict[str, list[str]] = {}
+            for name, origin in sorted(origins_of(one).items()):
+                names.setdefault(origin, []).append(name)
+            for origin, packages in sorted(names.items()):
+                here.output.line(f"  from {origin}: {', '.join(packages)}")
 
-    here.output.answer([{**record_of(one), "fresh": fresh} for one, fresh in done], show)
+    rows = [{**record_of(one), "fresh": fresh, "origins": origins_of(one)} for one, fresh in done]
+    here.output.answer(rows, show)
     last = done[-1][0].record
     here.output.next(f"wander eval {last.owner}/{last.name} -m MODEL")
 
@@ -129,6 +136,14 @@ def uninstall(
             store.remove(one)
     said = ", ".join(str(one.name) for one in found)
     here.output.answer([record_of(one) for one in found], f"uninstalled {said}")
+
+
+def origins_of(installed: Installed) -> dict[str, str]:
+    """Return where each package that an environment was installed with comes from."""
+    from wander_client.packages.lock import origins_in
+    from wander_client.packages.store import LOCK
+
+    return origins_in((installed.path / LOCK).read_bytes())
 
 
 def lock_of(record: InstalledRecord) -> str:

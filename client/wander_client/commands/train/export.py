@@ -34,10 +34,10 @@ def export(
     here = current()
     location = locate(here, environment)
     owner = location.installed.record.owner if location.installed else "OWNER"
-    index = f"{here.settings.hub.rstrip('/')}/{owner}/simple/"
+    index = f"{here.settings.hub.rstrip('/')}/{owner}/index/"
     written = write_adapter(location, parse_arguments(argument or [], args), to, out, index)
     here.output.answer(
         {"out": str(out), "files": [str(file) for file in written]},
         f"{out}: {', '.join(str(file) for file in written)}",
     )
-    here.output.next(f"pip install {out}")
+    here.output.next(f"pip install --index-url {index} {out}")

@@ -163,6 +163,7 @@ class _Tried:
 
 def _import(bring: Callable[[Path], tuple[Path, Origin]], wishes: _Wishes) -> None:
     """Bring a package, complete it, build it, try it out, publish it."""
+    from wander_client.packages.needs import HUB_OWNER
     from wander_client.packages.origins.conversion import convert_project
     from wander_client.packages.publish import build_package, upload
 
@@ -187,7 +188,7 @@ def _import(bring: Callable[[Path], tuple[Path, Origin]], wishes: _Wishes) -> No
         with build_package(converted.folder) as package:
             for warning in package.warnings:
                 here.output.warn(warning)
-            tried = None if wishes.no_check else _try(package, wishes)
+            tried = None if wishes.no_check else _try(package, wishes, owner or HUB_OWNER)
             if wishes.out is not None:
                 shutil.copytree(converted.folder, wishes.out, dirs_exist_ok=True)
                 if tried is not None:
@@ -203,7 +204,7 @@ def _import(bring: Callable[[Path], tuple[Path, Origin]], wishes: _Wishes) -> No
             _answer(converted, origin, package, tried, owner, sent=bool(sent), dry_run=wishes.dry_run)
 
 
-def _try(package: BuiltPackage, wishes: _Wishes) -> _Tried:
+def _try(package: BuiltPackage, wishes: _Wishes, owner: str) -> _Tried:
     """Install a built package into a virtual environment of its own, load it there and check it."""
     import asyncio
 
@@ -224,7 +225,8 @@ def _try(package: BuiltPackage, wishes: _Wishes) -> _Tried:
 
     with tempfile.TemporaryDirectory(prefix="wander-try-") as work, here.hub() as hub:
         here.output.note("installing it into a virtual environment of its own")
-        python, lock = try_out(hub, here.settings.cache_dir, Path(work), package.wheel.path, here.output.warn)
+        place, wheel = Path(work), package.wheel.path
+        python, lock = try_out(hub, here.settings.cache_dir, place, owner, wheel, here.output.warn)
         here.output.note("loading and checking it")
         log = here.settings.cache_dir / "logs" / f"import-{package.name}.log"
         log.unlink(missing_ok=True)

@@ -61,6 +61,7 @@ def publish(
     is checked is the wheel, installed with that lock into a virtual environment of its own.
     """
     from wander_client.packages import publish as publishing
+    from wander_client.packages.needs import HUB_OWNER
 
     here = current()
     folder = path.expanduser().resolve()
@@ -89,7 +90,7 @@ def publish(
             lock = _lock(package, under, exclude_newer, keep_host or [])
         check = None
         if to_send and not no_check:
-            check = _check(package, folder, path, lock, dry_run=dry_run)
+            check = _check(package, under or HUB_OWNER, folder, path, lock, dry_run=dry_run)
         published = None
         if under is not None and not dry_run:
             signed = None if attestations is None else publishing.attestations_in(attestations, package)
@@ -153,7 +154,7 @@ def choose_owner(wanted: str | None, who: Whoami) -> str:
 
 
 def _check(
-    package: BuiltPackage, folder: Path, given: Path, lock: ResolvedLock | None, *, dry_run: bool
+    package: BuiltPackage, owner: str, folder: Path, given: Path, lock: ResolvedLock | None, *, dry_run: bool
 ) -> CheckSummary:
     """Check what is about to be sent and show the outcome in one line, with one more for each warning."""
     from wander.checks import check_environment
@@ -168,7 +169,7 @@ def _check(
         content = lock.content if lock is not None else None
         wheel, cache_dir = package.wheel.path, here.settings.cache_dir
         try:
-            python, _ = try_out(hub, cache_dir, Path(work), wheel, output.warn, content)
+            python, _ = try_out(hub, cache_dir, Path(work), owner, wheel, output.warn, content)
         except Unavailable as error:
             if not dry_run:
                 raise

@@ -240,7 +240,8 @@ class WorkerSession:
         self._channel.send(Refused(reason=f"refused by the host: {said}").model_dump_json())
         hint = "install the environment again, or upgrade wander-sdk in its virtual environment"
         if hello.protocol > PROTOCOL:
-            hint = "upgrade this one: `pip install -U wander-sdk wander-client`"
+            index = "HUB/wander/index/"
+            hint = f"upgrade this one: `pip install -U --index-url {index} wander-sdk wander-client`"
         return LoadError(said, hint=hint)
 
     def _serve(self, link: LocalLink | RemoteLink) -> None:

@@ -1,0 +1,244 @@
+"""Pages of the index behind the hub, for the names that the hub itself does not hold.
+
+A page is asked for once in a while, kept with its digests, and lists the upstream's own addresses: whoever
+installs downloads the files from there. Where the upstream does not answer, what was kept stays in use.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import time
+from collections import OrderedDict
+from html import escape
+from html.parser import HTMLParser
+from typing import Any, NamedTuple
+from urllib.parse import unquote, urldefrag, urljoin, urlsplit
+
+import httpx
+from packaging.utils import (
+    InvalidSdistFilename,
+    InvalidWheelFilename,
+    parse_sdist_filename,
+    parse_wheel_filename,
+)
+from starlette.concurrency import run_in_threadpool
+
+from wander_hub.http.problems import HubProblem
+from wander_hub.index import rendering, repository
+from wander_hub.index.negotiation import HTML_V1, JSON_V1
+from wander_hub.index.schemas import Page
+
+logger = logging.getLogger("wander_hub")
+
+_ACCEPT = f"{JSON_V1}, {HTML_V1};q=0.2, text/html;q=0.1"
+_FOUND_SECONDS, _MISSING_SECONDS, _SILENT_SECONDS = 300.0, 30.0, 10.0
+"""How long a page is kept, that there is none, and that the upstream does not answer."""
+_KEPT_BYTES = _LARGEST_PAGE = 64 * 1024 * 1024
+_TIMEOUT = httpx.Timeout(20, connect=5)
+_OWN_KEYS = ("requires-python", "size", "upload-time", "yanked", "core-metadata", "dist-info-metadata")
+"""What a file's entry keeps beside its name, address and digests (PEP 691, 700, 714)."""
+
+
+class _Kept(NamedTuple):
+    """What the upstream said of a name, by format and encoding; nothing where it has no such name."""
+
+    pages: dict[tuple[str, str | None], Page]
+    until: float
+
+    @property
+    def size(self) -> int:
+        return sum(len(page.body) for page in self.pages.values()) + 1024
+
+
+class Upstream:
+    """The package index behind a hub, or none."""
+
+    def __init__(self, url: str | None, *, transport: httpx.AsyncBaseTransport | None = None) -> None:
+        self.url = f"{url.rstrip('/')}/" if url else None
+        self._transport = transport
+        self._http: httpx.AsyncClient | None = None
+        self._kept: OrderedDict[str, _Kept] = OrderedDict()
+        self._kept_bytes = 0
+        self._asked: dict[str, asyncio.Task[_Kept]] = {}
+        self._silent_until = 0.0
+
+    async def page(self, project: str, media_type: str, encoding: str | None) -> Page | None:
+        """Return the page of a normalised name; None where there is none, a 503 from a silent upstream."""
+        if self.url is None:
+            return None
+        kept = self._kept.get(project)
+        if kept is None or kept.until < time.monotonic():
+            task = self._asked.get(project)  # those who want one name at once wait for one answer
+            if task is None:
+                task = self._asked[project] = asyncio.create_task(self._refresh(project, kept))
+                task.add_done_callback(lambda _: self._asked.pop(project, None))
+            kept = await asyncio.shield(task)
+        else:
+            self._kept.move_to_end(project)
+        form = JSON_V1 if media_type == JSON_V1 else HTML_V1
+        found = kept.pages.get((form, encoding)) or kept.pages.get((form, None))
+        return found._replace(media_type=media_type) if found is not None else None
+
+    async def close(self) -> None:
+        """Close the connections."""
+        if self._http is not None:
+            await self._http.aclose()
+            self._http = None
+
+    async def _refresh(self, project: str, kept: _Kept | None) -> _Kept:
+        now = time.monotonic()
+        try:
+            if now < self._silent_until:
+                raise httpx.ConnectError("it did not answer a moment ago")
+            found = await self._ask(project)
+        except (httpx.HTTPError, ValueError) as error:
+            if now >= self._silent_until:
+                logger.warning("the upstream index `%s` has no usable answer: %s", self.url, error)
+                if isinstance(error, httpx.TransportError):
+                    self._silent_until = now + _SILENT_SECONDS
+            if kept is None:
+                raise HubProblem(
+                    503,
+                    "upstream_silent",
+                    f"this hub does not hold `{project}`, and the index behind it does not answer",
+                    hint="try again in a moment",
+                    headers={"Retry-After": str(int(_SILENT_SECONDS))},
+                ) from error
+            found = _Kept(kept.pages, now + _SILENT_SECONDS)
+        self._keep(project, found)
+        return found
+
+    def _keep(self, project: str, found: _Kept) -> None:
+        before = self._kept.pop(project, None)
+        self._kept_bytes += found.size - (before.size if before else 0)
+        self._kept[project] = found
+        while self._kept_bytes > _KEPT_BYTES and len(self._kept) > 1:
+            self._kept_bytes -= self._kept.popitem(last=False)[1].size
+
+    async def _ask(self, project: str) -> _Kept:
+        if self._http is None:
+            options: dict[str, Any] = {"timeout": _TIMEOUT, "follow_redirects": True, "max_redirects": 5}
+            self._http = httpx.AsyncClient(transport=self._transport, **options)
+        async with self._http.stream("GET", f"{self.url}{project}/", headers={"Accept": _ACCEPT}) as answer:
+            if answer.status_code in (404, 410):
+                return _Kept({}, time.monotonic() + _MISSING_SECONDS)
+            answer.raise_for_status()
+            body = bytearray()
+            async for chunk in answer.aiter_bytes():
+                body += chunk
+                if len(body) > _LARGEST_PAGE:
+                    raise ValueError(f"its page of `{project}` is too long")
+            kind = answer.headers.get("content-type", "").partition(";")[0].strip().lower()
+            base = str(answer.url)
+        pages = await run_in_threadpool(_read, project, kind, bytes(body), base)
+        return _Kept(pages, time.monotonic() + _FOUND_SECONDS)
+
+
+def _read(project: str, kind: str, body: bytes, base: str) -> dict[tuple[str, str | None], Page]:
+    """Return a page of the upstream in every format and encoding; raises `ValueError` for what is none."""
+    if kind == JSON_V1:
+        data = json.loads(body)
+        listed = data.get("files") if isinstance(data, dict) else None
+        if not isinstance(listed, list):
+            raise ValueError(f"its page of `{project}` lists no files")
+    else:
+        links = _Links()
+        links.feed(body.decode(errors="replace"))
+        listed, base = links.files, urljoin(base, links.base)
+    entries = [entry for file in listed if (entry := _entry_of(project, file, base)) is not None]
+    bodies = {JSON_V1: _render_json(project, entries), HTML_V1: _render_html(project, entries)}
+    pages: dict[tuple[str, str | None], Page] = {}
+    for form, plain in bodies.items():
+        tag = repository.etag_of(plain)
+        gzip, zstd = repository.compress(plain)
+        pages[form, None] = Page(plain, form, tag)
+        for encoding, packed in (("gzip", gzip), ("zstd", zstd)):
+            if packed is not None:
+                pages[form, encoding] = Page(packed, form, f"{tag}-{encoding}", encoding)
+    return pages
+
+
+def _entry_of(project: str, file: Any, base: str) -> dict[str, Any] | None:
+    """Return a file's entry; None for what belongs to another project or has no address for installers."""
+    if not isinstance(file, dict):
+        return None
+    filename, url = str(file.get("filename", "")), urljoin(base, str(file.get("url", "")))
+    if not _belongs(filename, project) or urlsplit(url).scheme not in ("https", "http"):
+        return None
+    hashes = file.get("hashes")
+    entry = {"filename": filename, "url": url, "hashes": hashes if isinstance(hashes, dict) else {}}
+    return entry | {key: file[key] for key in _OWN_KEYS if file.get(key) is not None}
+
+
+def _belongs(filename: str, project: str) -> bool:
+    try:
+        if filename.endswith(".whl"):
+            return parse_wheel_filename(filename)[0] == project
+        return parse_sdist_filename(filename)[0] == project
+    except (InvalidWheelFilename, InvalidSdistFilename):
+        return False
+
+
+def _render_json(project: str, entries: list[dict[str, Any]]) -> bytes:
+    versioned = all("size" in entry for entry in entries)
+    # That it is not of the hub matters to the client; such keys are an index's own (PEP 691).
+    meta = {"api-version": "1.1" if versioned else "1.0", "_upstream": True}
+    page: dict[str, Any] = {"meta": meta, "name": project, "files": entries}
+    if versioned:
+        page["versions"] = list(dict.fromkeys(_version_of(entry["filename"]) for entry in entries))
+    return json.dumps(page, separators=(",", ":"), ensure_ascii=False).encode()
+
+
+def _version_of(filename: str) -> str:
+    parse = parse_wheel_filename if filename.endswith(".whl") else parse_sdist_filename
+    return str(parse(filename)[1])
+
+
+def _render_html(project: str, entries: list[dict[str, Any]]) -> bytes:
+    links = []
+    for entry in entries:
+        sha256 = entry["hashes"].get("sha256")
+        words = {"href": entry["url"] + (f"#sha256={sha256}" if sha256 else "")}
+        if "requires-python" in entry:
+            words["data-requires-python"] = entry["requires-python"]
+        if entry.get("yanked"):
+            words["data-yanked"] = "" if entry["yanked"] is True else entry["yanked"]
+        core = entry.get("core-metadata") or entry.get("dist-info-metadata")
+        if core:
+            digest = core.get("sha256") if isinstance(core, dict) else None
+            words["data-core-metadata"] = f"sha256={digest}" if digest else "true"
+        shown = " ".join(f'{key}="{escape(str(value))}"' for key, value in words.items())
+        links.append(f"<a {shown}>{escape(entry['filename'])}</a><br>\n")
+    return rendering.list_html(f"Links for {escape(project)}", links)
+
+
+class _Links(HTMLParser):
+    """Reads a page of PEP 503 into entries as PEP 691 has them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.base = ""
+        self.files: list[dict[str, Any]] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        """Note a link, or what links are relative to."""
+        words = dict(attrs)
+        href = words.get("href")
+        if tag == "base" and href and not self.base:
+            self.base = href
+        if tag != "a" or not href:
+            return
+        url, fragment = urldefrag(href)
+        name, _, digest = fragment.partition("=")
+        entry: dict[str, Any] = {"filename": unquote(urlsplit(url).path.rpartition("/")[2]), "url": url}
+        entry["hashes"] = {name: digest} if digest else {}
+        if "data-requires-python" in words:
+            entry["requires-python"] = words["data-requires-python"]
+        if "data-yanked" in words:
+            entry["yanked"] = words["data-yanked"] or True
+        core = words.get("data-core-metadata") or words.get("data-dist-info-metadata")
+        if core:
+            entry["core-metadata"] = {"sha256": core[7:]} if core.startswith("sha256=") else True
+        self.files.append(entry)
