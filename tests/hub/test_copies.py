@@ -33,6 +33,8 @@ def say(rollouts: Lines, text: Callable[[dict[str, Any]], str]) -> Lines:
     for one in said:
         reply = {"role": "assistant", "content": text(one)}
         one["completion"], one["turns"][0]["message"] = [reply], reply
+        for usage in (one["turns"][0]["usage"], one["usage"]):
+            usage["completion_tokens"] = len(reply["content"].encode())
     return said
 
 
@@ -64,6 +66,7 @@ def bogus_turn(rollouts: Lines) -> Lines:
     changed[0]["turns"].append(
         {"message": {"role": "assistant", "content": essay("nobody")}, "context_messages": 2}
     )
+    changed[0]["usage"]["completion_tokens"] *= 2
     return changed
 
 

@@ -35,6 +35,8 @@ def talkative(rollouts: Lines, word: str = "reasoning") -> Lines:
         text = essay(f"{word} {one['example_id']}/{one['index']}")
         reply = {"role": "assistant", "content": text}
         one["completion"], one["turns"][0]["message"] = [reply], reply
+        for usage in (one["turns"][0]["usage"], one["usage"]):
+            usage["completion_tokens"] = len(reply["content"].encode())
     return said
 
 
