@@ -58,7 +58,7 @@ def test_another_folder_is_listed_with_and_without_the_word(
     [
         (["--sort", "luck"], "sort by one of started"),
         (["--since", "yesterday"], "`7d`"),
-        (["--level", "sure"], "levels are claimed, complete"),
+        (["--level", "sure"], "levels are claimed, unverifiable, complete"),
         ([".", "--posted"], "leave the folder"),
     ],
 )

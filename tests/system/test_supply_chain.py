@@ -23,6 +23,8 @@ from live_hub import LiveHub, hub_command, live_hub, make_token
 from machine import Machine
 from package_shop import PackageShop, package_shop
 
+pytestmark = pytest.mark.full
+
 ROOT = Path(__file__).resolve().parents[2]
 OURS = (
     "wander-sdk",
