@@ -177,6 +177,18 @@ async def test_copies_rank_nowhere_however_they_are_changed(place: Hub) -> None:
     assert [(await place.run(run_id))["level"] for run_id in honest] == ["replayed"] * 2
 
 
+async def test_a_copy_of_a_greedy_run_whose_rollouts_of_an_example_agree_is_found(place: Hub) -> None:
+    size = {"examples": 6, "per_example": 2}
+    manifest, rollouts = place.new(1, "", **size)
+    rollouts = say(rollouts, lambda one: essay(f"greedy {one['example_id']}"))
+    first = await place.post((manifest, rollouts), "alice")
+    forged, _ = place.new(2, "", model="better", **size)
+    added = COPIES["a word added to every rollout"](rollouts)
+    copied = await place.post((forged, added), "bob")
+    place.examine()
+    assert await place.duplicate_of(copied) == first
+
+
 async def test_a_copy_that_is_read_before_what_it_copies_is_found(place: Hub) -> None:
     manifest, rollouts = place.new(1, "honest")
     first = await place.post((manifest, rollouts), "alice")

@@ -4,7 +4,7 @@ Only letters and digits count, so that spaces, signs and upper case make no othe
 compared by its pieces: the `_LENGTH` bytes from each of some bytes on, so that a changed word changes the few
 pieces that it touches, and an added text changes none. What prompt, answer or environment say, nobody owns.
 
-- A rollout *repeats* another one when it has `_MOSTLY` of the pieces that no other rollout of that run has,
+- A rollout *repeats* another one when it has `_MOSTLY` of the pieces that no other example of that run has,
   or when both are the same, letter by letter, and not short.
 - A run is a *copy* when `COPIED` of the rollouts repeat, and what they say is `TELLING` letters.
 
@@ -157,12 +157,15 @@ def compare(earlier: Iterable[Rollout], later: Iterable[Rollout]) -> Likeness:
         sources = first[example]
         whole = {one.letters for one in sources if one.own >= _SHORT}
         owned = [one.pieces & rare for one in sources]
-        holders: dict[bytes, int] = {piece: at for at, pieces in enumerate(owned) for piece in pieces}
+        holders: defaultdict[bytes, list[int]] = defaultdict(list)
+        for at, pieces in enumerate(owned):
+            for piece in pieces:
+                holders[piece].append(at)
         tell = any(len(pieces) >= _FEWEST for pieces in owned)
         for one in rollouts:
             found.compared += 1
             found.telling += tell and len(one.pieces & rare_here) >= _FEWEST
-            hits = Counter(holders[piece] for piece in one.pieces if piece in holders)
+            hits = Counter(chain.from_iterable(holders.get(piece, ()) for piece in one.pieces))
             near = any(
                 len(owned[at]) >= _FEWEST and count >= _MOSTLY * len(owned[at]) for at, count in hits.items()
             )
@@ -183,6 +186,9 @@ def _by_example(rollouts: Iterable[Rollout]) -> dict[str, list[Spoken]]:
 
 
 def _rare_pieces(run: dict[str, list[Spoken]]) -> set[bytes]:
-    """Return the pieces that one rollout alone has: no form that all of them fill in, no set phrase."""
-    counts = Counter(chain.from_iterable(one.pieces for each in run.values() for one in each))
+    """Return the pieces that one example alone has: no form that all of them fill in, no set phrase.
+
+    Rollouts of one example may well agree: at temperature 0 they are the same.
+    """
+    counts = Counter(chain.from_iterable(set().union(*(one.pieces for one in each)) for each in run.values()))
     return {piece for piece, count in counts.items() if count == 1}
