@@ -30,6 +30,9 @@ sys.exit(main(["post", *sys.argv[1:], "--json"]))
 """
 PATIENCE = 120
 
+SETTINGS = {"WANDER_HUB_VERIFICATION": "off"}
+"""Of the hub, and of whoever checks it: with others, fsck would miss the jobs that play runs again."""
+
 
 class Hub:
     """A hub on one port that can be killed and started again."""
@@ -47,7 +50,7 @@ class Hub:
         with log.open("ab") as out:
             self.process = subprocess.Popen(
                 command,
-                env=environment | {"WANDER_HUB_VERIFICATION": "off"},
+                env=environment | SETTINGS,
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=subprocess.STDOUT,
@@ -135,5 +138,5 @@ def test_whoever_is_left_goes_on(hub: Hub, tmp_path: Path):
     out, _ = third.communicate(timeout=PATIENCE)
     assert b'"new": false' in out
     command, environment = hub_command(hub.data, "fsck", "--quick")
-    checked = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    checked = subprocess.run(command, env=environment | SETTINGS, capture_output=True, text=True, check=False)
     assert checked.returncode == 0, checked.stdout + checked.stderr
