@@ -96,7 +96,9 @@ def line_counts(summary: Path) -> dict[str, int]:
 
 def percent(summary: dict[str, Any], metric: str) -> dict[str, float]:
     """Return the mean of a metric in percent, with its 95 % interval."""
-    return {key: 100 * summary["metrics"][metric][key] for key in ("mean", "low", "high")}
+    # A share that is the same everywhere has no interval: it may be anything on other examples.
+    known = {key: value for key, value in summary["metrics"][metric].items() if value is not None}
+    return {key: 100 * ({"low": 0.0, "high": 1.0} | known)[key] for key in ("mean", "low", "high")}
 
 
 def by_stage(seeds: Seeds) -> dict[str, dict[str, Any]]:
