@@ -67,7 +67,7 @@ async def test_sync_and_async_hooks_run_in_their_order():
 
     rollout = await played(Order(ROWS, rubric=Rubric([scored])), ["a", "b"])
     assert rollout.stop_reason == "enough"
-    assert ran == ["setup", "stop", "stop", "response", "stop", "early", "late", "scored"]
+    assert ran == ["setup", "stop", "stop", "response", "stop", "stop", "early", "late", "scored"]
 
 
 async def test_setup_may_return_more_of_the_state():
@@ -100,6 +100,38 @@ async def test_an_empty_final_answer_ends_the_rollout_too():
 
     rollout = await played(Final(ROWS), ["a", "b"])
     assert [message["content"] for message in rollout.completion] == ["a"]
+
+
+async def test_a_stop_that_the_environments_answer_makes_true_costs_no_model_call():
+    class Count(MultiTurnEnv):
+        def env_response(self, messages, state):
+            state["answered"] = state.get("answered", 0) + 1
+            return [user(f"answer {state['answered']}")]
+
+        @stop
+        def answered_twice(self, state):
+            return state.get("answered") == 2
+
+    rollout = await played(Count(ROWS), ["a", "b"])  # a third completion would be missing
+    assert (rollout.failure, rollout.stop_reason, len(rollout.turns)) == (None, "answered_twice", 2)
+    assert [message["content"] for message in rollout.completion] == ["a", "answer 1", "b", "answer 2"]
+
+
+async def test_a_stop_meets_the_models_message_last_also_after_the_environments_answer():
+    seen = []
+
+    class Says(Echo):
+        @stop
+        def done(self, state):
+            seen.append(state.completion[-1]["content"] if state.completion else None)
+            return seen[-1] == "DONE"
+
+        def env_response(self, messages, state):
+            return [user("DONE")]
+
+    rollout = await played(Says(ROWS), ["a", "DONE"])
+    assert (rollout.stop_reason, len(rollout.turns)) == ("done", 2)
+    assert seen == [None, "a", "a", "DONE"]
 
 
 async def test_stops_are_asked_by_priority_and_then_by_name():

@@ -28,8 +28,10 @@ class MultiTurnEnv(Environment):
       limit struck is published, and a replay stops at the same place.
 
     A rollout that its tokens or its time end is `truncated`, and scored as it is. Stops are asked after every
-    completion, before the environment answers it. Setting `state["final_env_response"]` in `env_response`
-    appends those messages as the last ones and ends the rollout.
+    completion, and again when `env_response` has answered it, before its messages are appended: what it
+    changed in the state may end the rollout without another model call, and a stop that reads
+    `state.completion` meets the model's message last both times. Setting `state["final_env_response"]` in
+    `env_response` appends those messages in place of what it returns and ends the rollout.
     """
 
     kind: ClassVar[str] = "multi_turn"
@@ -97,7 +99,7 @@ class MultiTurnEnv(Environment):
     @stop
     def has_final_env_response(self, state: State) -> bool:
         """Hold when `env_response` has set `state["final_env_response"]`."""
-        return state.get("final_env_response") is not None
+        return _is_final(state)
 
     async def play(self, state: State, model: ModelCalls) -> None:
         """Let model and environment take turns until a stop condition holds, and record its name."""
@@ -120,8 +122,12 @@ class MultiTurnEnv(Environment):
             if struck == _place(state):
                 return TIMEOUT
             if state.turns:
-                await self._answer(state)
-                if state.get("final_env_response") is not None:
+                answer = await self._answer(state)
+                reason = None if _is_final(state) else await self._stop_reason(state)
+                state.completion.extend(answer)
+                if reason is not None:
+                    return reason
+                if _is_final(state):
                     continue
                 if struck == _place(state):
                     return TIMEOUT
@@ -145,8 +151,8 @@ class MultiTurnEnv(Environment):
                 return name
         return None
 
-    async def _answer(self, state: State) -> None:
-        """Append the environment's answer to the last completion, and how long it took."""
+    async def _answer(self, state: State) -> Messages:
+        """Return the environment's answer to the last completion, and record how long it took."""
         started = time.perf_counter()
         answer = await call_hook(self.env_response, [*state.prompt, *state.completion], state)
         final = state.get("final_env_response")
@@ -154,8 +160,13 @@ class MultiTurnEnv(Environment):
             answer = check_messages(answer, "env_response")
         else:
             answer = check_messages(final, 'state["final_env_response"]')
-        state.completion.extend(answer)
         state.turns[-1].environment_seconds = time.perf_counter() - started
+        return answer
+
+
+def _is_final(state: State) -> bool:
+    """Tell whether the environment has said its last word."""
+    return state.get("final_env_response") is not None
 
 
 def _place(state: State) -> dict[str, int]:

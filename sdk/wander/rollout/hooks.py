@@ -27,7 +27,8 @@ def stop(*, priority: int = 0) -> Callable[[Hook], Hook]: ...
 def stop(function: Any = None, *, priority: int = 0) -> Any:
     """Mark a method `(self, state) -> bool` that ends the rollout; its name becomes the stop reason.
 
-    Conditions are asked after every completion, by descending priority and then by name.
+    Conditions are asked after every completion and after the environment's answer to it, by descending
+    priority and then by name.
     """
     return _mark(STOP, function, priority)
 
