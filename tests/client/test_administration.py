@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import tomllib
 from pathlib import Path
 
 import pytest
-from command_line import HubRoom, make_wheel
+from command_line import ENVIRONMENT, HubRoom, make_wheel
 from wander_client.credentials import Credential
 from wander_client.hub.api import open_hub
 from wander_client.names import parse_name
@@ -77,6 +78,14 @@ def test_roles_transfer_and_fork(room: HubRoom) -> None:
     assert [one["user"] for one in room.wander("owner", "list", "admin", "--json").data] == ["admin"]
     forked = room.wander("fork", "admin/say-env", "--owner", "ada", "--json")
     assert (forked.data["owner"], forked.data["parent"]) == ("ada", "admin/say-env@0.1.0")
+    source = Path(forked.data["path"])
+    assert source == Path.cwd() / "say-env"
+    assert (source / "say_env.py").read_text() == ENVIRONMENT, "of its wheel, since it has no source archive"
+    assert tomllib.loads((source / "pyproject.toml").read_text())["project"]["name"] == "say-env"
+    again = room.wander("fork", "admin/say-env", "--owner", "ada", "--json")
+    assert (again.status, again.json["error"]["code"]) == (1, "folder_not_empty")
+    assert room.wander("fork", "admin/say-env", "./other", "--owner", "ada").status == 1, "it has one"
+    assert sorted(path.name for path in Path.cwd().iterdir() if path.name.startswith((".", "other"))) == []
     taken = room.wander("owner", "transfer", "admin/say-env", "ada", "--yes")
     assert taken.status == 1
     assert "taken" in taken.err

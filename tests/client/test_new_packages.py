@@ -79,6 +79,25 @@ def test_a_new_package_passes_its_own_tests_and_the_linter(made: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", SOME_KINDS)
+def test_a_new_packages_tests_survive_other_weights(kind: str, made: Path) -> None:
+    source = made / module_of(made) / "__init__.py"
+    text = source.read_text()
+    changed = re.sub(r"Rubric\(\[(\w+)(, \w+)?\](?:, weights=\[[^]]*\])?", other_weights, text)
+    assert changed != text
+    source.write_text(changed)
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:asyncio", "-p", "no:cacheprovider"],
+        cwd=made, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout
+
+
+def other_weights(found: re.Match[str]) -> str:
+    weights = "0.7, 0.4" if found[2] else "0.7"
+    return f"Rubric([{found[1]}{found[2] or ''}], weights=[{weights}]"
+
+
+@pytest.mark.parametrize("kind", SOME_KINDS)
 def test_a_new_package_passes_every_check(kind: str, made: Path, wander: Wander) -> None:
     readme = made / "README.md"
     told = readme.read_text()
@@ -112,8 +131,9 @@ def test_a_new_packages_readme_and_metadata_fit_its_environment(kind: str, made:
     about = project["project"]
     assert about["description"] == env.info.summary
     assert about["dependencies"] == [KINDS[kind].requirement]
-    members = project["tool"]["hatch"]["build"]["targets"]["wheel"]["only-include"]
-    assert sorted(members) == sorted(path.name for path in made.glob("*.py"))
+    assert project["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"] == [module_of(made)]
+    assert (made / module_of(made) / "__init__.py").is_file()
+    assert list(made.glob("*.py")) == []
     readme = (made / "README.md").read_text()
     assert [line[3:] for line in readme.splitlines() if line.startswith("## ")] == HEADINGS
     rewards = readme.split("## Rewards")[1].split("## Start")[0]
@@ -146,7 +166,7 @@ def test_a_new_package_never_overwrites(wander: Wander, home: Path) -> None:
     (home / "empty").mkdir()
     assert wander("new", "empty").status == 0
     assert wander("new", "games/deep", "--kind", "multi-turn").status == 0
-    assert (home / "games" / "deep" / "deep.py").is_file()
+    assert (home / "games" / "deep" / "deep" / "__init__.py").is_file()
     assert sorted(path.name for path in home.iterdir() if path.name.startswith(".")) == []
 
 

@@ -5,7 +5,8 @@
         opened.pin        # EnvironmentPin for the manifest
 
 `owner/name[@version]` is installed first when it is absent. It runs in a process and a virtual environment of
-its own; a folder runs in a process of its own with this interpreter, or with `in_process=True` in this one.
+its own; a folder runs in a process of its own, with this interpreter where that has what the folder declares,
+or with `in_process=True` in this one.
 """
 
 from __future__ import annotations
@@ -81,7 +82,10 @@ def locate(context: Invocation, spec: str, *, no_lock: bool | None = None) -> Lo
                 hint="`wander new NAME` makes one; `wander search` finds one that is published",
                 code="no_environment",
             )
-        return Location(spec, str(found), Path(sys.executable), folder=found)
+        from wander_client.packages.folder import python_of
+
+        python = python_of(found, context.settings.data_dir, context.output.note)
+        return Location(spec, str(found), python, folder=found)
     try:
         return location_of(spec, ensure_installed(context, found, no_lock=no_lock))
     except ClientError as error:
@@ -177,6 +181,13 @@ async def open_environment(
                 raise UsageError(
                     f"`--in-process` takes a folder, {said}",
                     hint="leave `--in-process` out, or give the folder of the source",
+                )
+            if location.python != Path(sys.executable):
+                from wander_client.packages.folder import declared_requirements, install_line
+
+                raise UsageError(
+                    f"`--in-process` runs in this Python, which lacks what `{location.folder.name}` declares",
+                    hint=f"`{install_line(declared_requirements(location.folder))}`, or leave it out",
                 )
             from wander.environment import LocalEnvironment
             from wander.loading import load_path

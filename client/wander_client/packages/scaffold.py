@@ -37,6 +37,8 @@ class Kind:
         return f"wander-sdk[{self.extra}]>=0.1" if self.extra else "wander-sdk>=0.1"
 
 
+_MODULE, _TESTS = "environment.py.txt", "test_environment.py.txt"
+"""What every kind has; its other templates go into the package under their own names."""
 JUDGE = " --judge-model NAME --judge-base-url URL"
 KINDS = {
     "single-turn": Kind("one question, one answer", "Add two numbers."),
@@ -72,27 +74,29 @@ POPULAR = frozenset(_WELL_KNOWN.split())
 
 
 def write_package(folder: Path, kind: str) -> list[Path]:
-    """Write the package into a new or empty folder named after it; returns the files, relative to it."""
+    """Write the project into a new or empty folder named after it; returns the files, relative to it."""
     name = package_name(folder.name)
     require_free(folder, "choose another name")
     module = name.replace("-", "_")
     templates = files("wander_client") / "templates"
     own = templates / kind.replace("-", "_")
-    server = own / "server.py.txt"
     content = {
         "pyproject.toml": templates / "pyproject.toml.txt",
         "README.md": templates / "README.md.txt",
         ".gitignore": templates / "gitignore.txt",
-        f"{module}.py": own / "environment.py.txt",
-        **({f"{module}_server.py": server} if server.is_file() else {}),
-        f"tests/test_{module}.py": own / "test_environment.py.txt",
+        f"{module}/__init__.py": own / _MODULE,
+        **{
+            f"{module}/{file.name.removesuffix('.txt')}": file
+            for file in sorted(own.iterdir(), key=lambda file: file.name)
+            if file.name.endswith(".txt") and file.name not in (_MODULE, _TESTS)
+        },
+        f"tests/test_{module}.py": own / _TESTS,
     }
     words = {
         **tomllib.loads((own / "readme.toml").read_text(encoding="utf-8")),
         "summary": KINDS[kind].summary,
         "options": KINDS[kind].options,
         "requirement": KINDS[kind].requirement,
-        "modules": ", ".join(f'"{file}"' for file in content if file.endswith(".py") and "/" not in file),
         "name": name,
         "module": module,
         "kind": kind,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from pathlib import Path
 from typing import Annotated
 
@@ -9,7 +10,7 @@ import typer
 
 from wander_client.context import current
 from wander_client.names import parse_name
-from wander_client.packages.scaffold import KINDS, kinds_help, package_name, write_package
+from wander_client.packages.scaffold import KINDS, kinds_help, package_name, require_free, write_package
 from wander_client.terminal.command import command_app
 from wander_client.terminal.suggestions import choose
 
@@ -57,23 +58,46 @@ def new(
 
 def fork(
     environment: Annotated[str, typer.Argument(help="owner/name, or owner/name@version")],
+    folder: Annotated[
+        Path | None, typer.Argument(help="folder for its source  [default: the environment's name]")
+    ] = None,
     owner: Annotated[str | None, typer.Option(help="owner of the copy  [default: you]")] = None,
 ) -> None:
-    """Begin an environment of your own with a version of another's; its page names where it came from.
+    """Begin an environment of your own with a version of another's, on the hub and on the disk.
 
     \b
     wander fork acme/wordle
-    wander fork acme/wordle@0.2.0 --owner lab
+    wander fork acme/wordle@0.2.0 ./my-wordle --owner lab
+
+    Its page names where it came from. The source goes to a new folder: change it there, raise `version` in
+    pyproject.toml, and publish it.
     """
     from wander.wire.changes import NewPlace
 
     from wander_client.hub import administration
+    from wander_client.packages.origins.published import bring_version
 
     here = current()
     name = parse_name(environment)
-    with here.hub(login=True) as hub:
+    place = (folder or Path(name.name)).expanduser()
+    require_free(place, f"name another folder: `wander fork {name} FOLDER`")
+    place.parent.mkdir(parents=True, exist_ok=True)
+    with (
+        here.hub(login=True) as hub,
+        tempfile.TemporaryDirectory(prefix=f".{place.name}-", dir=place.parent) as work,
+    ):
         target = owner or hub.whoami().user
-        detail = administration.fork(hub, name, NewPlace(owner=target.lower(), version=name.version))
-    label = f"{detail.owner}/{detail.name}"
-    here.output.answer(detail, f"forked {detail.parent or name} to {label}")
-    here.output.next(f"wander install {label}")
+        version = (
+            hub.version(name.owner, name.name, name.version)
+            if name.version
+            else hub.environment(name.owner, name.name).latest
+        )
+        source = bring_version(hub, here.settings.cache_dir, version, Path(work))  # before the hub changes
+        detail = administration.fork(hub, name, NewPlace(owner=target.lower(), version=version.version))
+        source.replace(place)
+    label, shown = f"{detail.owner}/{detail.name}", place if place.is_absolute() else f"./{place}"
+    here.output.answer(
+        {**detail.model_dump(mode="json"), "path": str(place.resolve())},
+        f"forked {detail.parent or name} to {label}, its source to {place}",
+    )
+    here.output.next(f"wander check {shown}", f"wander publish {shown}")
