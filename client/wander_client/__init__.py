@@ -14,12 +14,15 @@ if TYPE_CHECKING:
         UsageError,
     )
     from wander_client.hub.api import HubApi, open_hub
+    from wander_client.python.hub import AsyncHub, Hub
     from wander_client.settings import Settings, load_settings
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "AsyncHub",
     "ClientError",
+    "Hub",
     "HubApi",
     "Interrupted",
     "LoginRequired",

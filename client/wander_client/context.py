@@ -1,4 +1,7 @@
-"""What one run of the command shares: output, settings, token. Set by `main`, read by commands."""
+"""What one run of the command, or the calls of a program, share: output, settings, token.
+
+`main` sets the command's, and commands read it.
+"""
 
 from __future__ import annotations
 
@@ -32,11 +35,18 @@ class Invocation:
     """One run of the command."""
 
     def __init__(
-        self, options: CommonOptions, output: Output, transport: httpx.BaseTransport | None = None
+        self,
+        options: CommonOptions,
+        output: Output,
+        transport: httpx.BaseTransport | None = None,
+        *,
+        given: Credential | None = None,
     ) -> None:
+        """`given` is a token that goes before the variable and the stored ones."""
         self.options = options
         self.output = output
         self._transport = transport
+        self._given = given
         self._proven: Credential | None = None
         """What a workflow without a token got for its identity."""
 
@@ -65,13 +75,20 @@ class Invocation:
         Who `publishes` something, by owner (None for the only one) and name, and has no token proves that it
         is a workflow, where it runs as one.
         """
-        from wander_client.hub.api import open_hub
-
-        credential = self.credentials.get(self.settings.hub) or self._proven
+        credential = self.credential()
         if credential is None and publishes is not None:
             credential = self._proven = self.workflow_credential(*publishes)
             if credential is not None:
                 self.output.note(f"publishing with {credential.origin}")
+        return self._open(credential, login=login)
+
+    def credential(self) -> Credential | None:
+        """Return the token in use: a given one, else the variable's, else the stored one of this hub."""
+        return self._given or self.credentials.get(self.settings.hub) or self._proven
+
+    def _open(self, credential: Credential | None, *, login: bool) -> AbstractContextManager[HubApi]:
+        from wander_client.hub.api import open_hub
+
         return open_hub(self.settings.hub, credential, login=login, transport=self._transport)
 
     def workflow_credential(self, owner: str | None = None, name: str | None = None) -> Credential | None:

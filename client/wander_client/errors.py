@@ -60,6 +60,7 @@ class ClientError(Exception):
         self.detail = detail
         """Evidence printed between the error line and the hint."""
         self.request_id = request_id
+        """What the hub calls the request, in its log too; None where the hub was not asked."""
 
 
 class UsageError(ClientError):

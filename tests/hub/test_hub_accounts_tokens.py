@@ -153,7 +153,7 @@ def test_a_token_in_an_address_is_cut_in_every_log(tmp_path):
     stream = io.StringIO()
     for handler in config["handlers"].values():
         handler["stream"] = stream
-    assert all(handler["filters"] == ["secrets"] for handler in config["handlers"].values())
+    assert all("secrets" in handler["filters"] for handler in config["handlers"].values())
     handler = logging.StreamHandler(stream)
     handler.addFilter(HidesSecrets())
     logger = logging.Logger("scrubbed")

@@ -112,9 +112,12 @@ def test_they_share_one_folder_see_changes_at_once_and_replace_one_that_dies(sev
     until(lambda: len(several.children() - {killed}) == WORKERS, "another takes its place")
     assert spec.wheel_name in httpx.get(f"{several.url}{path}", timeout=60).text
     several.said_by(path)
+    refused = httpx.get(f"{several.url}/api/v1/runs/none", timeout=60)
     several.process.send_signal(signal.SIGTERM)
     assert several.process.wait(60) == 0
     assert several.log.read_text().count("the hub listens on") == 2, "once by each that was the first"
+    (line,) = (one for one in several.log.read_text().splitlines() if "/api/v1/runs/none" in one)
+    assert line.split()[-1] == refused.json()["request_id"] == refused.headers["x-request-id"]
     assert refuses(several.url)
 
 

@@ -11,10 +11,10 @@ import hashlib
 import os
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib.metadata import version as installed_version
 from pathlib import Path
-from typing import Any, TypeVar, overload
+from typing import Any, Protocol, TypeVar, overload
 from urllib.parse import quote, urlsplit
 
 import httpx
@@ -23,6 +23,7 @@ from wander.types import Rollout
 from wander.wire import (
     EnvironmentDetail,
     EnvironmentPage,
+    EnvironmentSummary,
     Leaderboard,
     Problem,
     RolloutPage,
@@ -42,13 +43,28 @@ ATTEMPTS = 3
 LONGEST_WAIT = 5.0
 """Seconds; a longer Retry-After is the user's decision."""
 
+PAGE = 200
+"""Rows of a page, where all of them are read."""
+REQUEST_ID_HEADER = "X-Request-ID"
+"""Names the request in the hub's log too."""
+
 Model = TypeVar("Model", bound=BaseModel)
+Row = TypeVar("Row", covariant=True)
 
 
 class _IndexPage(BaseModel):
     """What is read of a page of a package index (PEP 691)."""
 
     files: list[dict[str, Any]]
+
+
+class _Page(Protocol[Row]):
+    """A page of a list, and the cursor of the next one."""
+
+    @property
+    def data(self) -> Sequence[Row]: ...
+    @property
+    def next(self) -> str | None: ...
 
 
 @contextlib.contextmanager
@@ -60,11 +76,17 @@ def open_hub(
     transport: httpx.BaseTransport | None = None,
 ) -> Iterator[HubApi]:
     """Yield the hub's API; with `login=True` a missing token fails before anything is sent."""
-    if login and credential is None:
-        raise LoginRequired(f"no token for `{url}`", hint="run `wander login` or set `WANDER_TOKEN`")
+    if login:
+        require_token(url, credential)
     token = credential.token if credential else None
     with contextlib.closing(HubApi(url, token, transport=transport)) as hub:
         yield hub
+
+
+def require_token(url: str, credential: Credential | None) -> None:
+    """Raise `LoginRequired` where there is no token for a hub."""
+    if credential is None:
+        raise LoginRequired(f"no token for `{url}`", hint="run `wander login` or set `WANDER_TOKEN`")
 
 
 class HubApi:
@@ -116,6 +138,12 @@ class HubApi:
         """Return a page of environments that match."""
         params = {"q": query or None, "owner": owner, "tag": tag, "limit": limit, "cursor": cursor}
         return self.read("/api/v1/environments", EnvironmentPage, params)
+
+    def every_environment(
+        self, query: str = "", *, owner: str | None = None, tag: str | None = None
+    ) -> Iterator[EnvironmentSummary]:
+        """Yield every environment that matches, page by page."""
+        return _rows(lambda cursor: self.environments(query, owner=owner, tag=tag, limit=PAGE, cursor=cursor))
 
     def environment(self, owner: str, name: str) -> EnvironmentDetail:
         """Return one environment with its newest version."""
@@ -214,6 +242,10 @@ class HubApi:
         params = {"environment": environment, "model": model, "cursor": cursor}
         return self.read("/api/v1/runs", RunPage, params)
 
+    def every_run(self, *, environment: str | None = None, model: str | None = None) -> Iterator[RunDetail]:
+        """Yield every posted run that matches, the newest first, page by page."""
+        return _rows(lambda cursor: self.runs(environment=environment, model=model, cursor=cursor))
+
     def rollout_rows(self, run_id: str) -> Iterator[RolloutRow]:
         """Yield the rows of a posted run's rollouts, without messages, page by page."""
         offset = 0
@@ -271,6 +303,29 @@ class HubApi:
         """
         chosen = {"version": version, "task_set": task_set, "board": board}
         return self.read(environment_path(owner, name, "leaderboard"), Leaderboard, chosen | wanted)
+
+    def whole_leaderboard(
+        self,
+        owner: str,
+        name: str,
+        *,
+        version: str | None = None,
+        task_set: str | None = None,
+        board: str | None = None,
+        most: int | None = None,
+        **wanted: Any,
+    ) -> Leaderboard:
+        """Return a leaderboard as `leaderboard` does, with up to `most` rows, for None with all."""
+        which = {"version": version, "task_set": task_set, "board": board}
+        shown = self.leaderboard(owner, name, limit=min(most or PAGE, PAGE), **which, **wanted)
+        rows, following = list(shown.rows), shown.next
+        which = {"version": shown.version, "board": shown.board}
+        while following is not None and (most is None or len(rows) < most):
+            size = PAGE if most is None else min(most - len(rows), PAGE)
+            page = self.leaderboard(owner, name, limit=size, cursor=following, **which, **wanted)
+            rows += page.rows
+            following = page.next
+        return shown.model_copy(update={"rows": rows, "next": following})
 
     def read(self, path: str, model: type[Model], params: Mapping[str, Any] | None = None) -> Model:
         """Return the answer of a route; `path` is already quoted."""
@@ -379,6 +434,7 @@ class HubApi:
                     f"the hub at `{self.url}` failed ({response.status_code})",
                     hint="try again in a moment",
                     code="server_error",
+                    request_id=response.headers.get(REQUEST_ID_HEADER),
                 )
             return self._no_hub(response)
         return problem_error(problem, self.url, authenticated=self.authenticated)
@@ -395,6 +451,7 @@ class HubApi:
             hint=f"is `{self.url}` a Wander hub of this version? see `wander --version`",
             code="unexpected_answer",
             retryable=False,
+            request_id=response.headers.get(REQUEST_ID_HEADER),
         )
 
 
@@ -421,9 +478,18 @@ def problem_error(problem: Problem, hub: str, *, authenticated: bool) -> ClientE
         hint=problem.hint or usual,
         code=problem.code,
         detail="\n".join(lines) or None,
-        request_id=problem.request_id if problem.status >= 500 else None,
+        request_id=problem.request_id,
         retryable=problem.status == 429 or problem.status >= 500,
     )
+
+
+def _rows(fetch: Callable[[str | None], _Page[Row]]) -> Iterator[Row]:
+    """Yield the rows of every page; `fetch` gets the cursor of a page, None for the first."""
+    page = fetch(None)
+    yield from page.data
+    while page.next is not None:
+        page = fetch(page.next)
+        yield from page.data
 
 
 def environment_path(owner: str, name: str, *rest: str) -> str:

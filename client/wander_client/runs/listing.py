@@ -75,15 +75,9 @@ def list_posted(context: Invocation, environment: str | None) -> Iterator[dict[s
     """
     exact = environment if environment and "/" in environment and not set("*?[") & set(environment) else None
     with context.hub() as hub:
-        cursor = None
-        while True:
-            page = hub.runs(environment=exact, cursor=cursor)
-            for run in page.data:
-                row = _row({"url": run.url}, run.run_id, run.manifest, run.summary.rollouts, run.summary)
-                yield row | {"expected": run.summary.expected, "level": run.level, "posted_by": run.posted_by}
-            cursor = page.next
-            if cursor is None:
-                return
+        for run in hub.every_run(environment=exact):
+            row = _row({"url": run.url}, run.run_id, run.manifest, run.summary.rollouts, run.summary)
+            yield row | {"expected": run.summary.expected, "level": run.level, "posted_by": run.posted_by}
 
 
 def sort_runs(rows: list[dict[str, Any]], word: str) -> list[dict[str, Any]]:

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Literal, TextIO
 
-from wander_client.errors import ClientError, UsageError
+from wander_client.errors import ClientError, Unavailable, UsageError
 from wander_client.terminal.escape import one_line, visible
 
 if TYPE_CHECKING:
@@ -200,7 +200,7 @@ class Output:
         if error.detail:
             indented = "\n".join(f"  {line}" for line in visible(error.detail).splitlines())
             _print(sys.stderr, f"\n{indented}")
-        if error.request_id:
+        if error.request_id and isinstance(error, Unavailable):  # the hub's operator finds it in the log
             _print(sys.stderr, f"\n  request {one_line(error.request_id)}")
         if error.hint:
             _print(sys.stderr, f"\n{paint('hint:', 'hint', self.color_err)} {visible(error.hint)}")

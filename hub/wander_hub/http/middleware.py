@@ -6,11 +6,14 @@ import itertools
 import os
 import re
 import secrets
+from contextvars import ContextVar
 
 from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 REQUEST_ID_HEADER = "X-Request-ID"
+CURRENT_REQUEST = ContextVar("current_request", default="-")
+"""The id of the request that is being answered, for the log."""
 PAGE_CSP = (
     "default-src 'none'; style-src 'self'; img-src 'self' data:; form-action 'self'; "
     "base-uri 'none'; frame-ancestors 'none'"
@@ -42,6 +45,7 @@ class AnswerHeaders:
         given = (value.decode("latin-1") for name, value in scope["headers"] if name == b"x-request-id")
         request_id = next(filter(usable_id, given), None) or fresh_id()
         scope.setdefault("state", {})["request_id"] = request_id
+        CURRENT_REQUEST.set(request_id)  # every request is answered in a context of its own
         authenticated = any(name == b"authorization" for name, _ in scope["headers"])
 
         async def send_completed(message: Message) -> None:

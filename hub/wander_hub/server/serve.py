@@ -21,6 +21,7 @@ from uvicorn.config import LOGGING_CONFIG
 
 from wander_hub.app import create_app
 from wander_hub.database import Database
+from wander_hub.http.middleware import CURRENT_REQUEST
 from wander_hub.jobs import Worker
 from wander_hub.jobs.choice import migrate
 from wander_hub.security import PREFIX
@@ -196,10 +197,20 @@ def _log_config() -> dict[str, Any]:
     """Return uvicorn's logging with requests on standard error, where everything but data goes."""
     config = copy.deepcopy(LOGGING_CONFIG)
     config["handlers"]["access"]["stream"] = "ext://sys.stderr"
-    config["filters"] = {"secrets": {"()": HidesSecrets}}
+    config["formatters"]["access"]["fmt"] += " %(request)s"  # what errors tell the user
+    config["filters"] = {"secrets": {"()": HidesSecrets}, "requests": {"()": NamesRequests}}
     for handler in config["handlers"].values():
-        handler["filters"] = ["secrets"]
+        handler["filters"] = ["secrets", "requests"]
     return config
+
+
+class NamesRequests(logging.Filter):
+    """Tells with every record which request was being answered."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Let the record through with the request's id."""
+        record.request = CURRENT_REQUEST.get()
+        return True
 
 
 def open_socket(host: str, port: int) -> socket.socket:

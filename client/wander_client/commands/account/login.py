@@ -102,7 +102,7 @@ def whoami() -> None:
     here = current()
     with here.hub(login=True) as hub:
         who = hub.whoami()
-    credential = here.credentials.get(here.settings.hub)
+    credential = here.credential()
     origin = credential.origin if credential else ""
 
     def show() -> None:

@@ -10,9 +10,9 @@ from wander_client.context import current
 from wander_client.names import parse_name
 
 if TYPE_CHECKING:
-    from wander.wire import EnvironmentDetail, VersionDetail
+    from wander.wire import VersionDetail
 
-    from wander_client.packages.store import Installed
+    from wander_client.environments.published import PublishedEnvironment
 
 
 def search(
@@ -76,34 +76,23 @@ def info(
     wander info wander/tictactoe@0.1.0 --json
     wander info wander/tictactoe --readme
     """
-    from wander_client.packages.origins.source import origin_in
-    from wander_client.packages.store import EnvironmentStore
+    from wander_client.environments.published import describe
 
     here = current()
     name = parse_name(environment)
-    with here.hub() as hub:
-        detail = hub.environment(name.owner, name.name)
-        version = hub.version(name.owner, name.name, name.version) if name.version else detail.latest
-    local = EnvironmentStore(here.settings.data_dir, here.output.warn).find(name, here.settings.hub)
-    data = {
-        **detail.model_dump(mode="json"),
-        "version": version.model_dump(mode="json"),
-        "installed": [one.record.version for one in local],
-        "origin": origin_in(detail.readme),
-    }
+    found = describe(here, name)
     if readme:
-        here.output.answer(data, detail.readme)
+        here.output.answer(found, found.readme)
         return
-    here.output.answer(data, lambda: _show(detail, version, local))
+    here.output.answer(found, lambda: _show(found))
     exact = f"{name.owner}/{name.name}" + (f"@{name.version}" if name.version else "")
     here.output.next(f"wander eval {exact} -m MODEL")
 
 
-def _show(detail: EnvironmentDetail, version: VersionDetail, local: list[Installed]) -> None:
+def _show(detail: PublishedEnvironment) -> None:
     from wander_client.packages.install import status_words
-    from wander_client.packages.origins.source import origin_in
 
-    output = current().output
+    output, version = current().output, detail.version
     output.line(f"{detail.owner}/{detail.name} {version.version}", style="bold")
     if version.summary:
         output.line(version.summary)
@@ -116,14 +105,14 @@ def _show(detail: EnvironmentDetail, version: VersionDetail, local: list[Install
         ("python", version.requires_python or ""),
         ("needs", ", ".join(version.requires_dist)),
         ("published", f"{version.uploaded_at:%Y-%m-%d %H:%M} UTC by {version.uploaded_by}"),
-        ("imported", origin_in(detail.readme) or ""),
+        ("imported", detail.origin or ""),
         *_check(version),
         ("source", _source(version)),
         *(("flagged", f"{one.code}: {one.detail} ({one.filename})") for one in version.warnings),
         ("lock", f"sha256:{version.lock.sha256}" if version.lock else "none: packages are resolved anew"),
         ("yanked", (version.yanked_reason or "yes") if version.yanked else ""),
         ("versions", ", ".join(detail.all_versions)),
-        ("installed", ", ".join(one.record.version for one in local) or "no"),
+        ("installed", ", ".join(detail.installed) or "no"),
         ("runs", str(detail.runs)),
         ("best", best),
     ]

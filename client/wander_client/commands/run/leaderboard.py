@@ -7,22 +7,21 @@ import io
 import json
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from wander_client.context import current
 from wander_client.runs.lookup import short_ids
+from wander_client.runs.ranking import board_cells, number_text
 
 if TYPE_CHECKING:
-    from wander.wire import BoardInfo, Leaderboard, LeaderboardRow
+    from wander.wire import BoardInfo, Leaderboard
 
-    from wander_client.names import EnvironmentName
     from wander_client.terminal.output import Cell
 
 _NUMBERS = ["examples", "rollouts", "failed", "tokens", "usd"]
 COLUMNS = ["rank", "model", "reward", "low", "high", *_NUMBERS, "level", "by", "posted", "run"]
-_PAGE = 200
 
 Level = Literal["complete", "rescored", "replayed", "rerun"]
 Sort = Literal["reward", "posted", "tokens", "cost"]
@@ -71,7 +70,16 @@ def leaderboard(
         "until": until,
         "sort": sort,
     }
-    shown = _fetch(name, {"task_set": task_set, "board": board}, wanted, None if as_csv else limit)
+    with here.hub() as hub:
+        shown = hub.whole_leaderboard(
+            name.owner,
+            name.name,
+            version=name.version,
+            task_set=task_set,
+            board=board,
+            most=None if as_csv else limit,
+            **wanted,
+        )
     if as_csv:
         _write_csv(shown, as_csv)
     elif here.output.json:
@@ -82,23 +90,6 @@ def leaderboard(
         here.output.next(f"wander view {shown.rows[0].run_id}")
     elif not shown.runs:
         here.output.next(f"wander eval {name.owner}/{name.name} -m MODEL")
-
-
-def _fetch(
-    name: EnvironmentName, which: dict[str, Any], wanted: dict[str, Any], most: int | None
-) -> Leaderboard:
-    """Return a board with up to so many rows, for None with all."""
-    with current().hub() as hub:
-        size = min(most or _PAGE, _PAGE)
-        shown = hub.leaderboard(name.owner, name.name, version=name.version, limit=size, **which, **wanted)
-        rows, following = list(shown.rows), shown.next
-        which = {"version": shown.version, "board": shown.board}
-        while following is not None and (most is None or len(rows) < most):
-            size = _PAGE if most is None else min(most - len(rows), _PAGE)
-            page = hub.leaderboard(name.owner, name.name, limit=size, cursor=following, **which, **wanted)
-            rows += page.rows
-            following = page.next
-    return shown.model_copy(update={"rows": rows, "next": following})
 
 
 def _write_csv(board: Leaderboard, target: str) -> None:
@@ -163,8 +154,8 @@ def _show_to_programs(board: Leaderboard, *, metrics: bool) -> None:
     ]
     rows = []
     for row in board.rows:
-        cells = _cells(row)
-        means = (_number(value) for one in names for value in (row.metrics.get(one), *row.interval(one)))
+        cells = board_cells(row)
+        means = (number_text(value) for one in names for value in (row.metrics.get(one), *row.interval(one)))
         rows.append([*(cells.get(one, "") for one in [*COLUMNS, *(f"pass@{k}" for k in rates)]), *means])
     current().output.table([*COLUMNS, *titles], rows)
 
@@ -191,7 +182,7 @@ def _show_to_people(board: Leaderboard, *, metrics: bool) -> None:
     shorts = short_ids([row.run_id for row in board.rows])
     rows: list[list[Cell]] = []
     for row, short in zip(board.rows, shorts, strict=True):
-        cells = _cells(row)
+        cells = board_cells(row)
         rows.append([*(cells.get(one, "") for one in columns), short])
     drop: list[str] = [one for one in ("usd", "examples", "tokens", "posted", "by") if one in titles]
     drop += [
@@ -217,35 +208,3 @@ def _people_columns(board: Leaderboard, *, metrics: bool) -> list[str]:
         after = columns.index("interval") + 1  # which no board leaves out
         columns[after:after] = [one for one in (*every["pass"], *every["metrics"]) if one not in columns]
     return list(dict.fromkeys(columns))
-
-
-def _cells(row: LeaderboardRow) -> dict[str, Cell]:
-    """Return what a row shows by the names of columns, those of people and those of programs."""
-    low, high = row.rank_low, row.rank_high
-    cells: dict[str, Cell] = {
-        "rank": str(low) if low == high else f"{low}-{high}",
-        "model": row.model,
-        "reward": _number(row.reward_mean),
-        "low": _number(row.reward_low),
-        "high": _number(row.reward_high),
-        "interval": f"{row.reward_low:.4f} to {row.reward_high:.4f}",
-        "examples": row.examples,
-        "rollouts": row.rollouts,
-        "failed": row.failed,
-        "tokens": "" if row.tokens_per_rollout is None else f"{row.tokens_per_rollout:.0f}",
-        "usd": "" if row.usd_per_rollout is None else f"{row.usd_per_rollout:.3g}",
-        "level": row.level,
-        "by": row.posted_by,
-        "posted": f"{row.posted_at:%Y-%m-%d}",
-        "run": row.run_id,
-        **{f"pass@{one.k}": _number(one.pass_at_k) for one in row.pass_rates},
-    }
-    for name, mean in row.metrics.items():
-        least, most = row.interval(name)
-        between = "" if least is None or most is None else f" ({least:.2f} to {most:.2f})"
-        cells[f"metric:{name}"] = f"{_number(mean)}{between}"
-    return cells
-
-
-def _number(value: float | None) -> str:
-    return "" if value is None else f"{value:.4f}"

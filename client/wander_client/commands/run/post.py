@@ -7,13 +7,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from wander_client.context import current
-from wander_client.errors import ClientError
 
 if TYPE_CHECKING:
-    from wander.evals.store.folder import RunFolder
     from wander.wire import RunDetail
-
-    from wander_client.hub.posting import Parcel
 
 
 def post(
@@ -42,34 +38,21 @@ def post(
     The hub derives every number again from the rollouts. Rollouts go in chunks: when the network or a machine
     fails, the same command goes on where it stopped. Posting the same run twice changes nothing.
     """
-    from wander_client.environments.location import require_published
-    from wander_client.evaluate.evaluation import resume_command
-    from wander_client.hub import posting
+    from wander_client.hub.posting import files_of
+    from wander_client.runs import posting
     from wander_client.runs.lookup import run_folder
 
     here = current()
     folder = run_folder(here, run)
     manifest = folder.manifest
-    name = require_published(
-        manifest.environment,
-        hint="publish it with `wander publish`, then evaluate it by its name: `wander eval OWNER/NAME`",
-    )
-    files = posting.files_of(folder.path)
-    with posting.pack_run(manifest, files) as parcel:
-        missing = manifest.expected_rollouts - parcel.count
-        if missing > 0 and manifest.kind == "evaluation" and not incomplete:
-            mend, expected = f"complete it with `{resume_command(folder.path)}`", manifest.expected_rollouts
-            raise ClientError(
-                f"{missing} of {expected} rollouts are missing, and a posted run never changes",
-                hint=f"{mend}, or post it as it is with `--incomplete`",
-                code="incomplete_run",
-            )
-        _refuse_secrets(folder)
+    with posting.pack(here, folder, incomplete=incomplete) as parcel:
+        files = files_of(folder.path)
         for path in files:
             here.output.note(f"  {path.stat().st_size:>12,}  {path.name}")
+        name = manifest.environment.full_name
         data: dict[str, Any] = {
             "run_id": manifest.run_id,
-            "environment": str(name),
+            "environment": f"{name}@{manifest.environment.version}",
             "files": [{"filename": path.name, "size": path.stat().st_size} for path in files],
             "rollouts": parcel.count,
             "sha256": parcel.sha256,
@@ -77,61 +60,17 @@ def post(
             "dry_run": dry_run,
         }
         if dry_run:
-            here.output.answer(data, f"would post {manifest.run_id} to {here.settings.hub} ({name})")
+            said = f"would post {manifest.run_id} to {here.settings.hub} ({data['environment']})"
+            here.output.answer(data, said)
             return
-        detail, new = _send(parcel, private=private, sign=sign)
-    if private and not detail.private:
-        here.output.warn("this run was already posted publicly; `wander runs withdraw` removes it")
-    if sign and detail.signature is None:
-        here.output.warn("this run was already posted without a signature")
+        detail, new = posting.send(here, parcel, private=private, sign=sign)
     data |= {**detail.model_dump(mode="json", by_alias=True), "new": new}
     here.output.answer(data, _lines(detail, new=new))
     here.output.note(detail.url)
     if detail.private:
         here.output.next(f"wander runs publish {manifest.run_id}")
     elif manifest.kind == "evaluation":
-        here.output.next(f"wander leaderboard {name.owner}/{name.name}")
-
-
-def _send(parcel: Parcel, *, private: bool, sign: bool) -> tuple[RunDetail, bool]:
-    from wander_client.hub import posting
-    from wander_client.hub.signing_keys import read_key
-
-    here = current()
-    signer = read_key(here.settings.config_dir).sign if sign else None
-    with here.hub(login=True) as hub, here.output.progress("posting", parcel.count) as bar:
-        return posting.post(
-            hub,
-            parcel,
-            private=private,
-            signer=signer,
-            progress=bar.update,
-            trouble=here.output.note,
-        )
-
-
-def _refuse_secrets(folder: RunFolder) -> None:
-    """Refuse to publish this machine's own tokens, should a tool have printed one."""
-    import os
-
-    from wander.evals.store.jsonl import blocks
-
-    here = current()
-    credential = here.credentials.get(here.settings.hub)
-    secrets = {name: os.environ.get(name, "") for name in ("OPENAI_API_KEY", "HF_TOKEN", "WANDER_TOKEN")}
-    secrets["the stored hub token"] = credential.token if credential else ""
-    wanted = {name: value.encode() for name, value in secrets.items() if len(value) >= 12}
-    rest = b""
-    for path in (folder.path / "run.json", *folder.path.glob("rollouts.jsonl*")):
-        for block in blocks(path):
-            for name, value in wanted.items():
-                if value in rest + block:
-                    raise ClientError(
-                        f"`{path.name}` holds the value of {name}",
-                        hint="revoke that secret; this run must not be posted",
-                        code="secret_found",
-                    )
-            rest = block[-256:]
+        here.output.next(f"wander leaderboard {name}")
 
 
 def _lines(detail: RunDetail, *, new: bool) -> str:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -13,7 +11,7 @@ import typer
 
 from wander_client.context import current
 from wander_client.environments.sandbox import SandboxFlag, SandboxLimits, choose_policy, require_confined
-from wander_client.errors import FAILED, OK, PARTIAL, ClientError, Interrupted, NotFound
+from wander_client.errors import FAILED, OK, PARTIAL, Interrupted, NotFound
 from wander_client.terminal.suggestions import choose
 
 if TYPE_CHECKING:
@@ -155,44 +153,25 @@ def verify(
     """
     from wander.wire.verification import LEVELS_SOUGHT, VerificationRequest
 
+    from wander_client.hub.verification import require_played, require_posted
     from wander_client.runs.lookup import find_run
 
     here = current()
     wanted = VerificationRequest(sample=sample, level=choose("--level", level, LEVELS_SOUGHT[::-1]))
     run_id = find_run(here, run).manifest.run_id
-    with here.hub(login=True) as hub, _require_posted(run_id, run):
+    with here.hub(login=True) as hub, require_posted(run_id, run or run_id):
         if cancel:
             return _cancel(hub, run_id, here.output)
         found = hub.request_verification(run_id, wanted)
         if wait:
             found = _wait_for(hub, found, here.output)
         detail = hub.run(run_id)
-    if found.state in ("failed", "cancelled"):
-        raise ClientError(
-            f"the hub could not replay `{run_id}`: {found.error or 'it was cancelled'}",
-            hint=f"`wander replay {run_id}` does so on this machine",
-            code="verification_failed",
-        )
+    require_played(found)
     data = {"level": detail.level, "level_reason": detail.level_reason, **found.model_dump(mode="json")}
     here.output.answer(data, lambda: _show(found, detail, here.output))
     here.output.note(detail.url)
     report = found.report
     return FAILED if report is not None and (report.differing or report.refused or report.unscored) else OK
-
-
-@contextlib.contextmanager
-def _require_posted(run_id: str, given: str | None) -> Iterator[None]:
-    """Say of a run that the hub does not know that it has to be posted."""
-    try:
-        yield
-    except NotFound as error:
-        if error.code != "run_not_found":
-            raise
-        raise NotFound(
-            f"the hub has no run `{run_id}`: it was not posted",
-            hint=f"`wander post {given or run_id}` puts it there",
-            code="run_not_found",
-        ) from error
 
 
 def _cancel(hub: HubApi, run_id: str, output: Output) -> int:
@@ -211,23 +190,22 @@ def _cancel(hub: HubApi, run_id: str, output: Output) -> int:
 
 
 def _wait_for(hub: HubApi, found: VerificationInfo, output: Output) -> VerificationInfo:
-    pause = 0.25
+    from wander_client.hub.verification import watch_verification
+
+    last = found
     try:
         with output.progress("the hub is replaying", None, unit="rollouts") as bar:
-            while found.state in ("queued", "running"):
-                time.sleep(pause)
-                pause = min(5.0, pause * 1.25)
-                found = hub.verification(found.id)
-                if "total" in found.progress:
-                    bar.total = int(found.progress["total"])
-                    differing = int(found.progress.get("differing", 0))
+            for last in watch_verification(hub, found):
+                if "total" in last.progress:
+                    bar.total = int(last.progress["total"])
+                    differing = int(last.progress.get("differing", 0))
                     said = f"{differing} differ" if differing else ""
-                    bar.update(int(found.progress.get("done", 0)), said)
+                    bar.update(int(last.progress.get("done", 0)), said)
     except KeyboardInterrupt:
         raise Interrupted(
             "interrupted; the hub goes on", hint=f"look again with `wander verify {found.run_id}`"
         ) from None
-    return found
+    return last
 
 
 def _show(found: VerificationInfo, detail: RunDetail, output: Output) -> None:

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from wander_client.commands.write.publish import choose_owner
 from wander_client.context import current
 from wander_client.errors import ClientError, Unavailable
 from wander_client.names import parse_name
@@ -165,6 +164,7 @@ def _import(bring: Callable[[Path], tuple[Path, Origin]], wishes: _Wishes) -> No
     """Bring a package, complete it, build it, try it out, publish it."""
     from wander_client.packages.needs import HUB_OWNER
     from wander_client.packages.origins.conversion import convert_project
+    from wander_client.packages.publication import choose_owner
     from wander_client.packages.publish import build_package, upload
 
     here = current()

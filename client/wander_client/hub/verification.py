@@ -1,0 +1,48 @@
+"""Have a hub play a posted run again, and watch it do so."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterator
+
+from wander.wire.verification import VerificationInfo
+
+from wander_client.errors import ClientError, NotFound
+from wander_client.hub.api import HubApi
+
+
+def watch_verification(hub: HubApi, found: VerificationInfo) -> Iterator[VerificationInfo]:
+    """Yield how far a verification is, now and then, until it has ended."""
+    pause = 0.25
+    while found.state in ("queued", "running"):
+        time.sleep(pause)
+        pause = min(5.0, pause * 1.25)
+        found = hub.verification(found.id)
+        yield found
+
+
+@contextlib.contextmanager
+def require_posted(run_id: str, given: str) -> Iterator[None]:
+    """Say of a run that the hub does not know that it has to be posted; `given` is how it was named."""
+    try:
+        yield
+    except NotFound as error:
+        if error.code != "run_not_found":
+            raise
+        raise NotFound(
+            f"the hub has no run `{run_id}`: it was not posted",
+            hint=f"`wander post {given}` puts it there",
+            code="run_not_found",
+            request_id=error.request_id,
+        ) from error
+
+
+def require_played(found: VerificationInfo) -> None:
+    """Raise `ClientError` for a verification that ended without a report."""
+    if found.state in ("failed", "cancelled"):
+        raise ClientError(
+            f"the hub could not replay `{found.run_id}`: {found.error or 'it was cancelled'}",
+            hint=f"`wander replay {found.run_id}` does so on this machine",
+            code="verification_failed",
+        )

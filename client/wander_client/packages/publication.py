@@ -1,0 +1,209 @@
+"""Publish a folder: build it, lock its packages, check the wheel as it will be installed, send all of it."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from packaging.utils import canonicalize_name
+from wander.wire import CheckSummary
+from wander.wire.changes import Whoami
+
+from wander_client.errors import NotFound, Unavailable, UsageError
+from wander_client.packages import publish as publishing
+from wander_client.packages.folder import python_of
+from wander_client.packages.needs import HUB_OWNER
+from wander_client.packages.publish import BuiltPackage
+
+if TYPE_CHECKING:
+    from wander_client.context import Invocation
+    from wander_client.hub.transfer import Publication
+    from wander_client.packages.lock import ResolvedLock
+
+SHOWN_FILES = 30
+_KIB = 1024
+TOLD_BY_THE_BUILD = {"package.license", "package.sdk"}
+"""Checks whose warnings were given when the wheel was read."""
+
+
+@dataclass(frozen=True)
+class Wishes:
+    """How a folder is published."""
+
+    owner: str | None = None
+    """None means the only owner that it can be."""
+    dry_run: bool = False
+    """Build, check and tell, but send nothing."""
+    private: bool = False
+    check: bool = True
+    lock: bool = True
+    exclude_newer: str | None = None
+    keep_hosts: Collection[str] = ()
+    attestations: Path | None = None
+    """Folder with those of wheel and source."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What came of publishing a folder. The files that were built are gone."""
+
+    package: BuiltPackage
+    owner: str | None
+    """None after a dry run that named none."""
+    published: Publication | None
+    """None after a dry run."""
+    check: CheckSummary | None
+    lock: ResolvedLock | None
+
+    @property
+    def name(self) -> str:
+        """`owner/name`, or the name alone without an owner."""
+        name = canonicalize_name(self.package.name)
+        return f"{self.owner}/{name}" if self.owner else name
+
+
+def publish_folder(context: Invocation, given: Path, wishes: Wishes) -> Outcome:
+    """Publish a folder and tell the steps; raises `ClientError`, and then nothing of it is visible.
+
+    A version never changes: publishing the same bytes again is fine, other bytes need another version.
+    """
+    folder, output = given.expanduser().resolve(), context.output
+    if not folder.is_dir():
+        raise NotFound(f"the folder `{given}` does not exist", hint="`wander new NAME` makes an environment")
+    name = publishing.require_project(folder)["name"]
+    under = wishes.owner
+    if not wishes.dry_run:  # the token is checked before anything is built
+        with context.hub(login=True, publishes=(wishes.owner, name)) as hub:
+            under = choose_owner(wishes.owner, hub.whoami())
+    output.note(f"building {folder.name}")
+    with publishing.build_package(folder) as package:
+        for warning in package.warnings:
+            output.warn(warning)
+        output.note(f"{package.name} {package.version}")
+        for name, size in sorted(package.members)[:SHOWN_FILES]:
+            output.note(f"  {size:>9,}  {name}")
+        if len(package.members) > SHOWN_FILES:
+            output.note(f"  ... and {len(package.members) - SHOWN_FILES} more files")
+        to_send = True
+        if under is not None and not wishes.dry_run:  # before the seconds that a check takes
+            with context.hub(login=True) as hub:
+                to_send = not publishing.find_published(hub, under, package)[1]
+        lock = check = published = None
+        if under is not None and not wishes.dry_run and to_send and wishes.lock:
+            lock = _lock(context, package, under, wishes)
+        if to_send and wishes.check:
+            check = _check(context, package, under or HUB_OWNER, given, lock, dry_run=wishes.dry_run)
+        if under is not None and not wishes.dry_run:
+            place = wishes.attestations
+            signed = None if place is None else publishing.attestations_in(place, package)
+            published = _send(context, package, under, check, lock, signed, private=wishes.private)
+    return Outcome(package, under, published, check, lock)
+
+
+def choose_owner(wanted: str | None, who: Whoami) -> str:
+    """Return the owner to publish under: the one that is named, or the only one that it can be."""
+    if wanted is not None:
+        return wanted.lower()
+    if who.user in who.owners or len(who.owners) == 1:
+        return who.user if who.user in who.owners else who.owners[0]
+    raise UsageError(
+        f"`{who.user}` may publish under {len(who.owners)} owners", hint="choose one with `--owner NAME`"
+    )
+
+
+def _lock(context: Invocation, package: BuiltPackage, owner: str, wishes: Wishes) -> ResolvedLock:
+    """Resolve every package that the environment will run with."""
+    from wander_client.packages.lock import resolve_lock
+
+    context.output.note("locking the packages that it runs with")
+    with context.hub() as hub:
+        return resolve_lock(
+            hub,
+            context.settings.cache_dir,
+            owner,
+            package.wheel.path,
+            exclude_newer=wishes.exclude_newer,
+            keep_hosts=wishes.keep_hosts,
+            warn=context.output.warn,
+        )
+
+
+def _check(
+    context: Invocation,
+    package: BuiltPackage,
+    owner: str,
+    given: Path,
+    lock: ResolvedLock | None,
+    *,
+    dry_run: bool,
+) -> CheckSummary:
+    """Check what is about to be sent and show the outcome in one line, with one more for each warning."""
+    from wander.checks import check_environment
+
+    from wander_client.packages.install import try_out
+
+    output = context.output
+    output.note(f"installing and checking {package.wheel.path.name}, which takes a few seconds")
+    with tempfile.TemporaryDirectory(prefix="wander-try-") as work, context.hub() as hub:
+        content = lock.content if lock is not None else None
+        wheel, cache_dir = package.wheel.path, context.settings.cache_dir
+        try:
+            python, _ = try_out(hub, cache_dir, Path(work), owner, wheel, output.warn, content)
+        except Unavailable as error:
+            if not dry_run:
+                raise
+            output.warn(f"{error}; the folder is checked in place of the installed wheel")
+            folder = given.expanduser().resolve()
+            python = python_of(folder, context.settings.data_dir, output.note)
+            report = check_environment(folder, python=python)
+        else:
+            report = check_environment(package.target, python=python)
+    publishing.require_sound(report, package, given)
+    for each in report.checks:
+        if each.status == "warn" and each.id not in TOLD_BY_THE_BUILD:
+            output.warn(publishing.line_of(each))
+    summary = publishing.summary_of(report)
+    output.note(f"wander check: {summary.counts}")
+    return summary
+
+
+def _send(
+    context: Invocation,
+    package: BuiltPackage,
+    owner: str,
+    check: CheckSummary | None,
+    lock: ResolvedLock | None,
+    attestations: Mapping[str, list[dict[str, Any]]] | None,
+    *,
+    private: bool,
+) -> Publication:
+    """Send what the hub lacks and make all of it visible."""
+    output = context.output
+    total = package.wheel.size + package.sdist.size
+    output.note(f"uploading to {context.settings.hub}")
+    with (
+        context.hub(login=True) as hub,
+        output.progress("uploading", -(-total // _KIB), unit="KiB") as progress,
+    ):
+
+        def told(done: int, of: int) -> None:
+            progress.total = -(-of // _KIB)
+            progress.update(-(-done // _KIB))
+
+        published = publishing.upload(
+            hub,
+            owner,
+            package,
+            check,
+            lock=lock.content if lock is not None else None,
+            private=private,
+            attestations=attestations,
+            warn=output.warn,
+            told=told,
+        )
+    if published.resumed_bytes:
+        output.note(f"{published.resumed_bytes:,} bytes were there from an earlier attempt")
+    return published

@@ -1,0 +1,1 @@
+"""The calls of programs and notebooks: what the commands do, as functions."""

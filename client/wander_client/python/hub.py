@@ -1,0 +1,232 @@
+"""A hub for programs: what the commands `search`, `info`, `publish`, `install`, `post`... do, as methods."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from wander.wire import EnvironmentSummary, RunDetail, VersionDetail
+from wander.wire.changes import Whoami
+from wander.wire.verification import LevelSought, VerificationInfo, VerificationRequest
+
+from wander_client.environments.published import PublishedEnvironment, describe
+from wander_client.failures import validate
+from wander_client.hub.transfer import Publication
+from wander_client.hub.verification import require_played, require_posted, watch_verification
+from wander_client.names import parse_name
+from wander_client.packages.store import EnvironmentStore, Installed
+from wander_client.python.board import Board
+from wander_client.python.calls import Listing, Request
+from wander_client.python.session import Session
+from wander_client.runs.lookup import find_run, run_folder
+
+if TYPE_CHECKING:
+    import httpx
+
+RunLike = str | os.PathLike[str]
+"""A run's folder, or its id or the beginning of it; a run that `evaluate` returned is its folder."""
+
+
+class HubCalls:
+    """What can be asked of a hub; `Hub` and `AsyncHub` have all of it."""
+
+    def __init__(
+        self,
+        url: str | None = None,
+        token: str | None = None,
+        *,
+        transport: httpx.BaseTransport | None = None,
+    ) -> None:
+        """Name a hub; nothing is sent yet.
+
+        - `url`: its URL, or its name in `settings.toml`. None: `WANDER_HUB`, else what the file says, else
+          the only hub that is logged in to, else `http://127.0.0.1:8600`.
+        - `token`: None: `WANDER_TOKEN`, else the one that `wander login` stored for this hub, else none.
+        - `transport`: carries the requests, in place of a connection.
+
+        Raises `UsageError` for what is no hub. Every call raises `ClientError`s (`NotFound`, `LoginRequired`,
+        `Unavailable`, `UsageError`) with a `code`, a `hint` and, where the hub answered, its `request_id`.
+        """
+        self._session = Session(url, token, transport)
+        self.url = self._session.settings.hub
+        """The hub's URL."""
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.url}>"
+
+    @Request
+    def whoami(self) -> Whoami:
+        """Return whose token is in use, and what it is good for."""
+        with self._session.hub(login=True) as hub:
+            return hub.whoami()
+
+    @Listing
+    def search(
+        self, query: str = "", *, owner: str | None = None, tag: str | None = None
+    ) -> Iterator[EnvironmentSummary]:
+        """Yield the environments that match all words of `query`, as many as there are."""
+        with self._session.hub() as hub:
+            yield from hub.every_environment(query, owner=owner, tag=tag)
+
+    @Request
+    def info(self, environment: str) -> PublishedEnvironment:
+        """Return what there is to know of `owner/name`, or of `owner/name@version`."""
+        return describe(self._session, parse_name(environment))
+
+    @Listing
+    def versions(self, environment: str) -> Iterator[VersionDetail]:
+        """Yield the versions of `owner/name`, the newest first, yanked ones included."""
+        name = parse_name(environment)
+        with self._session.hub() as hub:
+            for version in hub.environment(name.owner, name.name).all_versions:
+                yield hub.version(name.owner, name.name, version)
+
+    @Request
+    def publish(
+        self,
+        folder: str | os.PathLike[str],
+        *,
+        owner: str | None = None,
+        private: bool = False,
+        check: bool = True,
+        lock: bool = True,
+    ) -> Publication:
+        """Build the environment of a folder, lock its packages, check it and upload it; takes seconds.
+
+        A version never changes: publishing the same bytes again sends nothing, other bytes raise
+        `ClientError` with the code `version_exists`, and what the check faults `check_failed`.
+        """
+        from wander_client.packages.publication import Wishes, publish_folder
+
+        wishes = Wishes(owner=owner, private=private, check=check, lock=lock)
+        published = publish_folder(self._session, Path(folder), wishes).published
+        assert published is not None  # only a dry run has none
+        return published
+
+    @Request
+    def install(self, environment: str, *, force: bool = False, lock: bool | None = None) -> Installed:
+        """Install `owner/name[@version]` into a virtual environment of its own, unless it is there.
+
+        `lock=False` takes the newest packages in place of those that the version is locked to; None what was
+        chosen last for this version, at first the lock.
+        """
+        from wander_client.packages.install import install
+
+        here, no_lock = self._session, None if lock is None else not lock
+        store = EnvironmentStore(here.settings.data_dir, here.output.warn)
+        name, cache_dir, warn = parse_name(environment), here.settings.cache_dir, here.output.warn
+        with here.hub() as hub:
+            return install(hub, store, cache_dir, name, force=force, no_lock=no_lock, warn=warn)[0]
+
+    @Request
+    def post(
+        self, run: RunLike, *, private: bool = False, sign: bool = False, incomplete: bool = False
+    ) -> RunDetail:
+        """Put a run of this machine on the hub's leaderboard, with every rollout, for all to read.
+
+        `private` shows it to those alone who have a role on the environment, `sign` takes this machine's key
+        (`wander key new`), `incomplete` takes a run that lacks rollouts. Posting it again changes nothing.
+        """
+        from wander_client.runs import posting
+
+        here = self._session
+        folder = run_folder(here, os.fspath(run))
+        with posting.pack(here, folder, incomplete=incomplete) as parcel:
+            return posting.send(here, parcel, private=private, sign=sign)[0]
+
+    @Request
+    def leaderboard(
+        self,
+        environment: str,
+        *,
+        board: str | None = None,
+        runs: Literal["best", "all"] = "best",
+        level: str | None = None,
+        model: str | None = None,
+        limit: int | None = None,
+    ) -> Board:
+        """Return the ranked runs of `owner/name[@version]`, for no `limit` all.
+
+        `board` names another board of the version; `runs="all"` shows all runs in place of the first of each
+        model and account; `level` is the least one; `model` is a part of the name.
+        """
+        name = parse_name(environment)
+        wanted = {"runs": runs, "level": level, "model": model}
+        with self._session.hub() as hub:
+            shown = hub.whole_leaderboard(
+                name.owner, name.name, version=name.version, board=board, most=limit, **wanted
+            )
+        return Board(shown)
+
+    @Listing
+    def runs(self, *, environment: str | None = None, model: str | None = None) -> Iterator[RunDetail]:
+        """Yield the posted runs that you may see, the newest first; `environment` is `owner/name`."""
+        with self._session.hub() as hub:
+            yield from hub.every_run(environment=environment, model=model)
+
+    @Request
+    def verify(
+        self, run: RunLike, *, level: LevelSought = "highest", sample: int | None = None, wait: bool = True
+    ) -> VerificationInfo:
+        """Have the hub play a posted run again in its sandbox; its `report` says how many rollouts differ.
+
+        `sample` plays this many rollouts, drawn at random; without `wait` it returns what is under way.
+        Raises `ClientError` with the code `verification_failed` where the hub could not play it.
+        """
+        hint = "levels are `highest`, `rescored` and `replayed`; a sample has at least 1 rollout"
+        wanted = validate(VerificationRequest, {"level": level, "sample": sample}, hint)
+        word = os.fspath(run)
+        run_id = find_run(self._session, word).manifest.run_id
+        with self._session.hub(login=True) as hub, require_posted(run_id, word):
+            found = hub.request_verification(run_id, wanted)
+            last = [found, *watch_verification(hub, found)][-1] if wait else found
+        require_played(last)
+        return last
+
+    def _close(self) -> None:
+        self._session.close()
+
+
+class Hub(HubCalls):
+    """A hub whose calls return when they are done; also in a notebook, and from several threads at once.
+
+    hub = wander.Hub()
+    for environment in hub.search("game"):
+        print(environment.owner, environment.name, environment.best_reward)
+    """
+
+    _waits: Literal[True] = True
+
+    def close(self) -> None:
+        """Close the connections; the next call opens new ones."""
+        self._close()
+
+    def __enter__(self) -> Hub:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._close()
+
+
+class AsyncHub(HubCalls):
+    """The same for coroutines: every call is awaited, and a worker thread does it.
+
+    async with wander.AsyncHub() as hub:
+        board = await hub.leaderboard("acme/wordle")
+        async for run in hub.runs(environment="acme/wordle"):
+            print(run.model, run.level)
+    """
+
+    _waits: Literal[False] = False
+
+    async def close(self) -> None:
+        """Close the connections; the next call opens new ones."""
+        self._close()
+
+    async def __aenter__(self) -> AsyncHub:
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        self._close()

@@ -1,0 +1,62 @@
+"""What the calls of a program share: the settings and token that the command finds, and one connection."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import warnings
+from contextlib import AbstractContextManager
+from threading import Lock
+from typing import TYPE_CHECKING
+
+from wander_client.context import CommonOptions, Invocation
+from wander_client.credentials import Credential
+from wander_client.hub.api import HubApi, require_token
+from wander_client.terminal.output import Output
+
+if TYPE_CHECKING:
+    import httpx
+
+_log = logging.getLogger("wander")
+
+
+class LoggedOutput(Output):
+    """Prints nothing: what happens goes to the log `wander`, and warnings are Python's."""
+
+    def __init__(self) -> None:
+        super().__init__("quiet")
+
+    def note(self, text: str) -> None:
+        """Tell what happens."""
+        _log.info(text)
+
+    def warn(self, text: str) -> None:
+        """Warn."""
+        warnings.warn(text, UserWarning, stacklevel=2)
+
+
+class Session(Invocation):
+    """One hub for a program: connections are kept, and a login elsewhere counts from the next call on."""
+
+    def __init__(
+        self, url: str | None, token: str | None, transport: httpx.BaseTransport | None = None
+    ) -> None:
+        given = None if token is None else Credential(token, "given")
+        super().__init__(CommonOptions(mode="quiet", hub=url), LoggedOutput(), transport, given=given)
+        self._connections: dict[str | None, HubApi] = {}
+        self._lock = Lock()
+
+    def _open(self, credential: Credential | None, *, login: bool) -> AbstractContextManager[HubApi]:
+        if login:
+            require_token(self.settings.hub, credential)
+        token = credential.token if credential else None
+        with self._lock:
+            if token not in self._connections:
+                self._connections[token] = HubApi(self.settings.hub, token, transport=self._transport)
+            return contextlib.nullcontext(self._connections[token])
+
+    def close(self) -> None:
+        """Close the connections; the next call opens new ones."""
+        with self._lock:
+            while self._connections:
+                self._connections.popitem()[1].close()

@@ -1,0 +1,91 @@
+"""Post a run of this machine: what is sent, what must not be, and how it goes."""
+
+from __future__ import annotations
+
+import os
+import shlex
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from wander_client.environments.location import require_published
+from wander_client.errors import ClientError
+from wander_client.hub import posting
+
+if TYPE_CHECKING:
+    from wander.evals.store.folder import RunFolder
+    from wander.wire import RunDetail
+
+    from wander_client.context import Invocation
+    from wander_client.hub.posting import Parcel
+
+
+@contextmanager
+def pack(context: Invocation, folder: RunFolder, *, incomplete: bool = False) -> Iterator[Parcel]:
+    """Give a run's parcel.
+
+    Raises `ClientError` for what must not be posted: a run of an environment that was not published, one that
+    lacks rollouts unless `incomplete` says so, and one in which a token of this machine stands.
+    """
+    manifest = folder.manifest
+    require_published(
+        manifest.environment,
+        hint="publish it with `wander publish`, then evaluate it by its name: `wander eval OWNER/NAME`",
+    )
+    with posting.pack_run(manifest, posting.files_of(folder.path)) as parcel:
+        missing = manifest.expected_rollouts - parcel.count
+        if missing > 0 and manifest.kind == "evaluation" and not incomplete:
+            raise ClientError(
+                f"{missing} of {manifest.expected_rollouts} rollouts are missing, "
+                "and a posted run never changes",
+                hint=f"complete it with `wander eval --resume {shlex.quote(str(folder.path))}`, "
+                "or post it as it is with `--incomplete`",
+                code="incomplete_run",
+            )
+        _refuse_secrets(context, folder)
+        yield parcel
+
+
+def send(context: Invocation, parcel: Parcel, *, private: bool, sign: bool) -> tuple[RunDetail, bool]:
+    """Send a run, signed with this machine's key if it is to be; return it and whether it is new to the hub.
+
+    Warns where it had been posted otherwise than it was to be now.
+    """
+    from wander_client.hub.signing_keys import read_key
+
+    signer = read_key(context.settings.config_dir).sign if sign else None
+    with context.hub(login=True) as hub, context.output.progress("posting", parcel.count) as bar:
+        detail, new = posting.post(
+            hub,
+            parcel,
+            private=private,
+            signer=signer,
+            progress=bar.update,
+            trouble=context.output.note,
+        )
+    if private and not detail.private:
+        context.output.warn("this run was already posted publicly; `wander runs withdraw` removes it")
+    if sign and detail.signature is None:
+        context.output.warn("this run was already posted without a signature")
+    return detail, new
+
+
+def _refuse_secrets(context: Invocation, folder: RunFolder) -> None:
+    """Refuse to publish this machine's own tokens, should a tool have printed one."""
+    from wander.evals.store.jsonl import blocks
+
+    credential = context.credential()
+    secrets = {name: os.environ.get(name, "") for name in ("OPENAI_API_KEY", "HF_TOKEN", "WANDER_TOKEN")}
+    secrets["the hub's token"] = credential.token if credential else ""
+    wanted = {name: value.encode() for name, value in secrets.items() if len(value) >= 12}
+    rest = b""
+    for path in (folder.path / "run.json", *folder.path.glob("rollouts.jsonl*")):
+        for block in blocks(path):
+            for name, value in wanted.items():
+                if value in rest + block:
+                    raise ClientError(
+                        f"`{path.name}` holds the value of {name}",
+                        hint="revoke that secret; this run must not be posted",
+                        code="secret_found",
+                    )
+            rest = block[-256:]

@@ -1,0 +1,43 @@
+"""Rows of a leaderboard as text."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from wander.wire import LeaderboardRow
+
+    from wander_client.terminal.output import Cell
+
+
+def board_cells(row: LeaderboardRow) -> dict[str, Cell]:
+    """Return what a row shows by the names of columns, those of people and those of programs."""
+    low, high = row.rank_low, row.rank_high
+    cells: dict[str, Cell] = {
+        "rank": str(low) if low == high else f"{low}-{high}",
+        "model": row.model,
+        "reward": number_text(row.reward_mean),
+        "low": number_text(row.reward_low),
+        "high": number_text(row.reward_high),
+        "interval": f"{row.reward_low:.4f} to {row.reward_high:.4f}",
+        "examples": row.examples,
+        "rollouts": row.rollouts,
+        "failed": row.failed,
+        "tokens": "" if row.tokens_per_rollout is None else f"{row.tokens_per_rollout:.0f}",
+        "usd": "" if row.usd_per_rollout is None else f"{row.usd_per_rollout:.3g}",
+        "level": row.level,
+        "by": row.posted_by,
+        "posted": f"{row.posted_at:%Y-%m-%d}",
+        "run": row.run_id,
+        **{f"pass@{one.k}": number_text(one.pass_at_k) for one in row.pass_rates},
+    }
+    for name, mean in row.metrics.items():
+        least, most = row.interval(name)
+        between = "" if least is None or most is None else f" ({least:.2f} to {most:.2f})"
+        cells[f"metric:{name}"] = f"{number_text(mean)}{between}"
+    return cells
+
+
+def number_text(value: float | None) -> str:
+    """Return a score with four digits, or nothing for none."""
+    return "" if value is None else f"{value:.4f}"

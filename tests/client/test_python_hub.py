@@ -1,0 +1,318 @@
+"""`wander_client.Hub` and `AsyncHub` against the real hub application: answers, errors, surroundings."""
+
+from __future__ import annotations
+
+import asyncio
+import traceback
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from command_line import HubRoom, make_wheel
+from package_mirror import build_mirror
+from saved_runs import write_run
+from wander.errors import RunError
+from wander.evals.store.jsonl import blocks
+from wander.wire import LeaderboardRow
+from wander_client import (
+    AsyncHub,
+    ClientError,
+    Hub,
+    LoginRequired,
+    NotFound,
+    Unavailable,
+    UsageError,
+    errors,
+)
+from wander_client.credentials import CredentialStore
+
+TEMPLATE = """
+[project]
+name = "say-env"
+version = "{version}"
+readme = "README.md"
+requires-python = ">=3.11"
+license = "MIT"
+description = "Say a number."
+dependencies = ["wander-sdk"]
+[build-system]
+requires = ["hatchling"]
+build-backend = "hatchling.build"
+[project.entry-points."wander.environments"]
+say-env = "say_env:load_environment"
+"""
+
+
+@pytest.fixture(scope="module")
+def mirror(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return build_mirror(tmp_path_factory.mktemp("mirror"), ["hatchling"])
+
+
+@pytest.fixture
+def room(hub: HubRoom, tmp_path: Path, mirror: str, monkeypatch: pytest.MonkeyPatch) -> HubRoom:
+    """A hub with `admin/say-env` in three versions."""
+    monkeypatch.setenv("UV_DEFAULT_INDEX", mirror)
+    for version in ("0.1.0", "0.2.0", "0.3.0"):
+        hub.publish(make_wheel(tmp_path, version=version))
+    return hub
+
+
+@pytest.fixture
+def mine(room: HubRoom) -> Hub:
+    return Hub(token=room.token, transport=room.transport)
+
+
+def test_settings_and_token_are_those_of_the_command(
+    room: HubRoom, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stranger = Hub(transport=room.transport)
+    assert stranger.url == "http://testserver"
+    with pytest.raises(LoginRequired):
+        stranger.whoami()
+    CredentialStore(home / "config").set(stranger.url, room.token)
+    assert stranger.whoami().user == "admin", "a login elsewhere counts from the next call on"
+    monkeypatch.setenv("WANDER_TOKEN", "wnd_wrong")
+    with pytest.raises(LoginRequired):
+        stranger.whoami()
+    assert Hub(token=room.token, transport=room.transport).whoami().user == "admin"
+    monkeypatch.setenv("WANDER_HUB", "https://another.example")
+    assert Hub().url == "https://another.example"
+    assert Hub("http://testserver/").url == "http://testserver"
+
+
+def test_what_the_hub_has_comes_as_typed_values(mine: Hub) -> None:
+    (found,) = mine.search("say")
+    assert (found.owner, found.name, found.latest_version) == ("admin", "say-env", "0.3.0")
+    assert list(mine.search(tag="none")) == []
+    assert [one.version for one in mine.versions("admin/say-env")] == ["0.3.0", "0.2.0", "0.1.0"]
+    info = mine.info("admin/say-env@0.2.0")
+    assert (info.version.version, info.latest.version, info.installed) == ("0.2.0", "0.3.0", [])
+    assert mine.whoami().owners == ["admin"]
+
+
+def test_lists_are_read_page_by_page_and_only_as_far_as_they_are_wanted(
+    mine: Hub, room: HubRoom, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in range(3):
+        mine.post(
+            write_run(home / "runs" / f"r{number}", rewards=[1.0], said=str(number), model=f"m{number}")
+        )
+    asked: list[str] = []
+    request = room.http.request
+
+    def count(method: str, url: str, **options: object) -> object:
+        asked.append(url)
+        return request(method, url, **options)
+
+    monkeypatch.setattr(room.http, "request", count)
+    monkeypatch.setattr("wander_client.hub.api.PAGE", 1)
+    board = mine.leaderboard("admin/say-env@0.1.0")
+    assert sorted(row.model for row in board) == ["m0", "m1", "m2"]
+    assert len(asked) == 3
+    assert len(mine.leaderboard("admin/say-env@0.1.0", limit=2)) == 2
+    assert [run.manifest.model.name for run in mine.runs(environment="admin/say-env")] == ["m2", "m1", "m0"]
+    assert [run.level for run in mine.runs(environment="admin/say-env", model="m1")] == ["complete"]
+    rows = mine.search()
+    asked.clear()
+    next(rows)
+    assert len(asked) == 1
+
+
+def test_a_folder_becomes_a_row_of_a_leaderboard(
+    mine: Hub, folder: Path, home: Path, recwarn: pytest.WarningsRecorder
+) -> None:
+    (folder / "pyproject.toml").write_text(TEMPLATE.format(version="0.4.0"))
+    published = mine.publish(folder, check=False, lock=False)
+    assert (published.version.version, len(published.sent)) == ("0.4.0", 2)
+    assert mine.publish(folder, check=False, lock=False).sent == frozenset()
+    run = write_run(home / "runs" / "one", rewards=[1.0, 0.0, 1.0], version="0.1.0")
+    posted = mine.post(run)
+    assert (posted.level, posted.summary.reward_mean) == ("complete", pytest.approx(2 / 3))
+    assert mine.post(posted.run_id[:8]).sha256 == posted.sha256
+    board = mine.leaderboard("admin/say-env@0.1.0")
+    row = board[0]
+    assert isinstance(row, LeaderboardRow)
+    assert (len(board), row.run_id, row.posted_by) == (1, posted.run_id, "admin")
+    assert board[:1] == list(board)
+    shown = board._repr_html_()
+    assert "<td>scripted:say</td><td>0.6667</td>" in shown
+    assert f"{board!r}" == "<Board admin/say-env@0.1.0: 1 rows, 0.6667 by scripted:say>"
+    assert mine.leaderboard("admin/say-env@0.1.0", level="rerun").leaderboard.rows == []
+    mine.post(run, private=True)
+    assert "already posted publicly" in str(recwarn.pop(UserWarning).message)
+
+
+def test_what_a_table_shows_is_no_markup(mine: Hub, home: Path) -> None:
+    mine.post(write_run(home / "runs" / "one", rewards=[1.0], model="<b>best</b>"))
+    assert "<td>&lt;b&gt;best&lt;/b&gt;</td>" in mine.leaderboard("admin/say-env@0.1.0")._repr_html_()
+
+
+def nothing(home: Path) -> Path:
+    (home / "empty").mkdir(exist_ok=True)
+    return home / "empty"
+
+
+def other_bytes(home: Path) -> Path:
+    (home / "say-env" / "pyproject.toml").write_text(TEMPLATE.format(version="0.1.0"))
+    return home / "say-env"
+
+
+Call = Callable[[Hub, Path], object]
+PROMISES: dict[str, tuple[type[ClientError], str, Call]] = {
+    "an unknown environment": (
+        NotFound,
+        "environment_not_found",
+        lambda hub, home: hub.info("nobody/nothing"),
+    ),
+    "an unknown version": (
+        NotFound,
+        "version_not_found",
+        lambda hub, home: list(hub.versions("admin/say-env")) and hub.info("admin/say-env@9"),
+    ),
+    "an unknown environment to install": (
+        NotFound,
+        "environment_not_found",
+        lambda hub, home: hub.install("nobody/nothing"),
+    ),
+    "an unknown leaderboard": (
+        NotFound,
+        "environment_not_found",
+        lambda hub, home: hub.leaderboard("nobody/nothing"),
+    ),
+    "a name without its owner": (UsageError, "usage", lambda hub, home: hub.info("say-env")),
+    "a version that is none": (UsageError, "usage", lambda hub, home: hub.install("admin/say-env@new")),
+    "a level that is none": (UsageError, "usage", lambda hub, home: hub.verify("x" * 8, level="best")),  # type: ignore[arg-type]
+    "a folder that is not there": (NotFound, "not_found", lambda hub, home: hub.publish(home / "gone")),
+    "a folder without a package": (UsageError, "not_a_package", lambda hub, home: hub.publish(nothing(home))),
+    "other bytes for a version": (
+        ClientError,
+        "version_exists",
+        lambda hub, home: hub.publish(other_bytes(home), check=False, lock=False),
+    ),
+    "an unknown run": (NotFound, "run_not_found", lambda hub, home: hub.post("nosuchrun")),
+    "a run that was not posted": (
+        NotFound,
+        "run_not_found",
+        lambda hub, home: hub.verify(write_run(home / "runs" / "two", rewards=[1.0])),
+    ),
+    "a run of a folder": (
+        ClientError,
+        "local_environment",
+        lambda hub, home: hub.post(write_run(home / "runs" / "three", rewards=[1.0], owner=None)),
+    ),
+    "a filter that is none": (
+        ClientError,
+        "invalid_request",
+        lambda hub, home: hub.leaderboard("admin/say-env", level="best"),
+    ),
+}
+
+
+@pytest.mark.parametrize("promise", PROMISES)
+def test_every_fault_is_an_error_of_its_kind(promise: str, mine: Hub, folder: Path, home: Path) -> None:
+    kind, code, call = PROMISES[promise]
+    with pytest.raises(ClientError) as caught:
+        call(mine, home)
+    assert (type(caught.value), caught.value.code) == (kind, code)
+    assert kind.status in errors.EXIT_CODES
+
+
+def test_a_run_that_lacks_rollouts_is_posted_only_when_that_is_said(mine: Hub, home: Path) -> None:
+    run = write_run(home / "runs" / "one", rewards=[1.0, 0.0])
+    rows = b"".join(blocks(run / "rollouts.jsonl.zst")).splitlines(keepends=True)
+    (run / "rollouts.jsonl.zst").unlink()
+    (run / "rollouts.jsonl").write_bytes(rows[0])
+    with pytest.raises(ClientError, match="1 of 2 rollouts are missing") as caught:
+        mine.post(run)
+    assert caught.value.code == "incomplete_run"
+    assert mine.post(run, incomplete=True).level == "claimed"
+    (run / "run.json").write_text("{}")
+    with pytest.raises(RunError):
+        mine.post(run)
+
+
+def test_a_token_that_stands_in_a_run_is_not_posted(mine: Hub, room: HubRoom, home: Path) -> None:
+    with pytest.raises(ClientError) as caught:
+        mine.post(write_run(home / "runs" / "one", rewards=[1.0], said=room.token))
+    assert caught.value.code == "secret_found"
+    assert room.token not in str(caught.value)
+
+
+def test_a_wrong_an_empty_and_a_missing_token(room: HubRoom, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(LoginRequired) as wrong:
+        Hub(token="wnd_wrong", transport=room.transport).whoami()
+    assert wrong.value.request_id
+    with pytest.raises(LoginRequired) as missing:
+        Hub(transport=room.transport).whoami()
+    assert (missing.value.request_id, missing.value.retryable) == (None, False)
+    monkeypatch.setenv("WANDER_TOKEN", " ")
+    with pytest.raises(LoginRequired, match="is empty"):
+        list(Hub(transport=room.transport).search())
+
+
+def test_a_token_that_may_not(room: HubRoom, mine: Hub, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WANDER_TOKEN", room.token)
+    reader = Hub(token=room.wander("token", "new", "r").out.strip(), transport=room.transport)
+    assert reader.whoami().token.scopes == ["read"]
+    with pytest.raises(LoginRequired) as caught:
+        reader.post(write_run(home / "runs" / "one", rewards=[1.0]))
+    assert (caught.value.code, caught.value.request_id is None) == ("token_scope", False)
+
+
+def test_a_hub_that_is_down_or_none(home: Path) -> None:
+    with pytest.raises(Unavailable) as down:
+        Hub("http://127.0.0.1:9").info("admin/say-env")
+    assert (down.value.code, down.value.retryable) == ("hub_unreachable", True)
+    with pytest.raises(UsageError):
+        Hub("nonsense")
+
+
+def test_a_traceback_shows_hint_and_request(mine: Hub) -> None:
+    with pytest.raises(NotFound) as caught:
+        mine.info("nobody/nothing")
+    error = caught.value
+    shown = "".join(traceback.format_exception(error))
+    assert error.request_id
+    assert error.hint
+    assert f"hint: {error.hint}" in shown
+    assert error.request_id in shown
+
+
+def test_the_same_under_asyncio_run(room: HubRoom, home: Path) -> None:
+    run = write_run(home / "runs" / "one", rewards=[1.0, 0.0])
+
+    async def loop() -> tuple[str, list[str], int]:
+        async with AsyncHub(token=room.token, transport=room.transport) as hub:
+            names = [row.name async for row in hub.search()]
+            posted, who = await asyncio.gather(hub.post(run), hub.whoami())
+            board = await hub.leaderboard("admin/say-env@0.1.0")
+            assert board[0].run_id == posted.run_id
+            with pytest.raises(NotFound):
+                await hub.info("nobody/nothing")
+            with pytest.raises(NotFound):
+                [version async for version in hub.versions("nobody/nothing")]
+            return who.user, names, len(board)
+
+    assert asyncio.run(loop()) == ("admin", ["say-env"], 1)
+
+
+async def test_plain_calls_work_while_a_loop_runs(mine: Hub) -> None:
+    assert mine.info("admin/say-env").latest.version == "0.3.0"
+    assert [one.name for one in mine.search()] == ["say-env"]
+
+
+def test_threads_may_share_one(mine: Hub) -> None:
+    with mine, ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(lambda _: mine.info("admin/say-env").latest.version, range(8)))
+    assert found == ["0.3.0"] * 8
+    assert mine.whoami().user == "admin", "closed connections are opened again"
+
+
+def test_both_have_the_same_calls_with_the_same_words() -> None:
+    plain = {name for name in vars(Hub) | vars(Hub.__mro__[1]) if not name.startswith("_")}
+    assert plain == {
+        *("search", "info", "versions", "publish", "install", "post", "leaderboard", "runs", "verify"),
+        *("whoami", "close"),
+    }
+    assert (Hub.info.__doc__ or "").startswith("Return what there is to know")
