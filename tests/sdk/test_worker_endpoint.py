@@ -259,7 +259,7 @@ async def test_a_host_answers_so_many_calls_at_once_and_no_more(monkeypatch):
     end = tunnel.HostEnd(wire, answer)
     for number in (1, 2, 3):
         call = OutsideCall(id=number, method="POST", path="/v1/x", body=str(number), rollout_id="")
-        end.received(call.model_dump_json())
+        end.receive(call.model_dump_json())
     refused = await wire.next(OutsideAnswer)
     assert (refused.id, refused.status) == (3, 503)
     gate.set()
@@ -287,9 +287,9 @@ async def test_nobody_waits_for_ever_for_a_host(monkeypatch):
             "POST", "/v1/embeddings", "{}", "0/1"
         )  # fmt: skip
         # An answer that comes after all is nobody's.
-        end.received(OutsideAnswer(id=asked.id, status=200, body="{}").model_dump_json())
+        end.receive(OutsideAnswer(id=asked.id, status=200, body="{}").model_dump_json())
         with pytest.raises(LoadError, match="no message of protocol"):
-            end.received("{}")
+            end.receive("{}")
         waiting = asyncio.create_task(session.post(url, data="{}"))
         await wire.next(OutsideCall)
         with pytest.raises(aiohttp.ClientError):

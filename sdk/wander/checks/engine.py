@@ -12,7 +12,7 @@ import time
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, Any
 
 from pydantic import ValidationError
 
@@ -24,10 +24,6 @@ from wander.errors import ArgumentsUnfit
 from wander.sandbox import SandboxPolicy
 from wander.worker.child.clock import CLOCK
 
-if TYPE_CHECKING:
-    from wander.sandbox.groups import Group
-
-_GROUP_ROUNDS, _GROUP_PAUSE = 100, 0.02
 _LONGEST_OUTPUT = 64 << 10
 KEPT_VARIABLES = ("PATH", "HOME", "LANG", "TMPDIR", "SYSTEMROOT", "VIRTUAL_ENV", "SSL_CERT_FILE")
 """Variables of this process that the environment may see."""
@@ -131,7 +127,7 @@ def _run_probe(
             place = stack.enter_context(tempfile.TemporaryDirectory(prefix="wander-check-"))
         else:
             from wander.sandbox.groups import new_group
-            from wander.sandbox.support import require_support
+            from wander.sandbox.support import find_failure, require_support
             from wander.sandbox.visible import visible
             from wander.worker.process.sandboxed import confine
 
@@ -165,12 +161,15 @@ def _run_probe(
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
-            if group is not None and _close_group(group):
-                ending = "its process ran out of the memory that the sandbox allows"
+            if group is not None:
+                if group.out_of_memory():
+                    ending = "its process ran out of the memory that the sandbox allows"
+                group.remove()
         output.seek(0)
         said = output.read(_LONGEST_OUTPUT).decode("utf-8", "replace").strip()
-        if sandbox is not None:
-            _require_made(process.returncode, said)
+        # A sandbox that was not made is no fault of the environment.
+        if sandbox is not None and (unmade := find_failure(process.returncode, said)) is not None:
+            raise unmade
         with contextlib.suppress(ValidationError):  # there is no result, or not all of it
             if not hung:
                 return ProbeResult.model_validate_json(_read(told))
@@ -189,22 +188,3 @@ def _open_memory(name: str) -> IO[bytes]:
 def _read(file: IO[bytes]) -> bytes:
     file.seek(0)
     return file.read()
-
-
-def _close_group(group: Group) -> bool:
-    """Remove the processes' group, once they are gone; tell whether they ran out of memory."""
-    starved = group.out_of_memory()
-    for _ in range(_GROUP_ROUNDS):
-        if group.close():
-            break
-        time.sleep(_GROUP_PAUSE)
-    return starved
-
-
-def _require_made(status: int, said: str) -> None:
-    """Raise `SandboxError` where the sandbox was not made, which is no fault of the environment."""
-    from wander.sandbox import inside, launcher
-    from wander.sandbox.support import explain_failure
-
-    if status in (1, launcher.FAILED, inside.UNCONFINED) and said.startswith(("bwrap: ", "sandbox: ")):
-        raise explain_failure(said.splitlines()[0].partition(": ")[2])

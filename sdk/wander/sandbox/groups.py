@@ -13,6 +13,7 @@ import itertools
 import os
 import shutil
 import subprocess
+import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
@@ -22,6 +23,8 @@ from wander.sandbox.policy import SandboxPolicy
 MemoryBound = Literal["cgroup", "process"]
 """By what the memory is bounded: all processes together, or each by itself."""
 _PREFIX = "wander-"
+CLOSE_ROUNDS, CLOSE_PAUSE = 100, 0.02
+"""How often, and after how many seconds, it is looked again whether a group's processes have gone."""
 _numbers = itertools.count()
 
 
@@ -44,7 +47,7 @@ class Group:
 
     def out_of_memory(self) -> bool:
         """Tell whether the kernel ended a process because the group's memory was used up."""
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError):  # the group is gone, and its counts with it
             for line in self.events.read_text().splitlines() if self.events else ():
                 name, _, count = line.partition(" ")
                 if name == "oom_kill":
@@ -54,13 +57,20 @@ class Group:
     def close(self) -> bool:
         """Kill what is left, and remove the folders; False while processes are left in one."""
         for folder in list(self.folders):
-            with contextlib.suppress(OSError):
+            with contextlib.suppress(OSError):  # version 1 and old kernels have no such file
                 (folder / "cgroup.kill").write_text("1")
-            with contextlib.suppress(OSError):
+            with contextlib.suppress(OSError):  # processes are left in it
                 folder.rmdir()
             if not folder.exists():
                 self.folders.remove(folder)
         return not self.folders
+
+    def remove(self) -> None:
+        """Close it, giving the processes that were killed two seconds to go."""
+        for _ in range(CLOSE_ROUNDS):
+            if self.close():
+                return
+            time.sleep(CLOSE_PAUSE)
 
 
 def new_group(policy: SandboxPolicy, root: Path = Path("/sys/fs/cgroup")) -> Group:
@@ -91,7 +101,7 @@ def _version_2(policy: SandboxPolicy, root: Path, own: str | None) -> Group | No
     for parent in (here, *here.parents):
         if not parent.is_relative_to(root):
             return None
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError):  # not this process's to write: the one above may be
             handed_on = set((parent / "cgroup.subtree_control").read_text().split())
             if {"memory", "pids"} <= handed_on:
                 return _make([parent], [settings], "memory.events")
@@ -104,7 +114,7 @@ def _version_1(policy: SandboxPolicy, root: Path, own: dict[str, str]) -> Group 
     if not all((parent / "cgroup.procs").exists() for parent in parents):
         return None
     memory = {"memory.limit_in_bytes": policy.memory, "memory.memsw.limit_in_bytes": policy.memory}
-    with contextlib.suppress(OSError):
+    with contextlib.suppress(OSError):  # only root may make groups there
         return _make(parents, [memory, {"pids.max": policy.processes + 8}], "memory.oom_control")
     return None
 

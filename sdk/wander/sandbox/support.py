@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from wander.errors import SandboxError
+from wander.sandbox import inside, launcher
 from wander.sandbox.seccomp import MACHINES, Machine
 
 OLDEST = (0, 8, 0)
@@ -87,6 +88,17 @@ def require_support() -> Support:
     if as_root:
         _require_other_users()
     return Support(bwrap, version, MACHINES[name], as_root)
+
+
+def find_failure(status: int | None, said: str) -> SandboxError | None:
+    """Return the error where a process ended with this status since there was no sandbox for it.
+
+    `said` is what it wrote first: bubblewrap and the launcher begin their complaints with their names.
+    """
+    who, _, why = said.strip().partition("\n")[0].partition(": ")
+    if status in (1, launcher.FAILED, inside.UNCONFINED) and who in ("bwrap", "sandbox"):
+        return explain_failure(why)
+    return None
 
 
 def explain_failure(said: str) -> SandboxError:

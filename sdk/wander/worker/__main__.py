@@ -133,7 +133,7 @@ def _watch(lifeline: int) -> None:
 
 def _end_group() -> None:
     if os.getpgrp() == os.getpid():
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError):  # it ends below in any case
             os.killpg(0, signal.SIGKILL)
     os._exit(1)
 

@@ -182,7 +182,7 @@ class Listener:
 
     async def _pass_on(self, host: ServerConnection, link: LocalLink, calls: WorkerEnd) -> None:
         """Hand messages over in both directions, until one side closes its connection."""
-        worker = await link.connected()
+        worker = await link.wait_for_connection()
 
         async def to_the_worker() -> None:
             first = await host.recv(decode=False)
@@ -194,7 +194,7 @@ class Listener:
             while True:
                 frame = await host.recv()
                 if isinstance(frame, str):
-                    calls.received(frame)
+                    calls.receive(frame)
                 else:
                     await send_frame(worker, frame)
 
@@ -206,7 +206,7 @@ class Listener:
         try:
             done, _ = await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
             for task in done:
-                with contextlib.suppress(ConnectionClosed):
+                with contextlib.suppress(ConnectionClosed):  # which is how a relay ends
                     task.result()
         finally:
             for task in both:

@@ -162,7 +162,7 @@ class LocalLink:
             options.sandbox, options.python, self._path, source=source, **given
         )
 
-    async def connected(self) -> Connection:
+    async def wait_for_connection(self) -> Connection:
         """Wait for the worker; raises `LoadError` when it ends before."""
 
         async def wait() -> Connection:

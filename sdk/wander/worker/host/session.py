@@ -136,7 +136,7 @@ class WorkerSession:
         session: WorkerSession | None = None
         try:
             async with asyncio.timeout(options.startup_timeout):
-                channel = Channel(await link.connected(), link.aside)
+                channel = Channel(await link.wait_for_connection(), link.aside)
                 session = cls(options, channel, link.process)
                 info = await until_ended(link.process, session._load())
                 if info is None:
@@ -148,7 +148,7 @@ class WorkerSession:
                     task.cancel()
                 await asyncio.gather(*session._tasks, return_exceptions=True)
             await link.close()
-            if session is None and (cause := link.process.not_made()) is not None:
+            if session is None and (cause := link.process.find_failed_start()) is not None:
                 raise cause from None
             if isinstance(error, TimeoutError):
                 seconds = f"{options.startup_timeout:g} s"

@@ -76,10 +76,7 @@ def check(policy: SandboxPolicy | None = None) -> CheckReport:
         with bait(limits) as prepared:
             found = _probe(limits, prepared, group, support)
     finally:
-        for _ in range(100):
-            if group.close():
-                break
-            time.sleep(0.02)
+        group.remove()
     return CheckReport(
         bwrap=support.bwrap,
         version=".".join(map(str, support.version)),

@@ -17,12 +17,12 @@ from pathlib import Path
 from typing import Any
 
 from wander.errors import SandboxError
-from wander.sandbox import inside, launcher
+from wander.sandbox import launcher
 from wander.sandbox.bubblewrap import VARIABLES, arguments
-from wander.sandbox.groups import Group, new_group
+from wander.sandbox.groups import CLOSE_PAUSE, CLOSE_ROUNDS, Group, new_group
 from wander.sandbox.policy import SandboxPolicy
 from wander.sandbox.seccomp import compile_filter
-from wander.sandbox.support import FIRST_UID, Support, explain_failure, require_support
+from wander.sandbox.support import FIRST_UID, Support, find_failure, require_support
 from wander.sandbox.visible import INSIDE, Visible, visible
 from wander.worker.note import NOTE_BYTES
 from wander.worker.process.start import FROM_OUTSIDE, WorkerProcess, own_variables
@@ -35,7 +35,6 @@ _HEAD = 4096
 _PAUSE = 0.05
 """Once the log is full: between two reads, so that a flood costs the sandbox time and not this process."""
 _LAST_OUTPUT_SECONDS = 2.0
-_GROUP_ROUNDS, _GROUP_PAUSE = 100, 0.02
 
 
 @dataclass(frozen=True)
@@ -155,18 +154,18 @@ class SandboxedWorker(WorkerProcess):
             if note is not None:
                 self._noted = os.pread(note, NOTE_BYTES, 0)
                 os.close(note)
-            await self._log.ended(_LAST_OUTPUT_SECONDS)
+            await self._log.finish(_LAST_OUTPUT_SECONDS)
             self._starved |= self._group.out_of_memory()
-            for _ in range(_GROUP_ROUNDS):
+            for _ in range(CLOSE_ROUNDS):  # in this thread, since `end` may run twice at once
                 if self._group.close():
                     break
-                await asyncio.sleep(_GROUP_PAUSE)
+                await asyncio.sleep(CLOSE_PAUSE)
 
     def ending(self) -> str:
         """Say in words how it ended; what a limit of the sandbox did is told as such."""
         if self._starved or self._group.out_of_memory():
             return f"ran out of memory: the sandbox allows {size_in_words(self._policy.memory)}"
-        with contextlib.suppress(ValueError):
+        with contextlib.suppress(ValueError):  # no signal ended it
             name = signal.Signals(self._signal()).name
             if name == "SIGXCPU":
                 return f"used up the {self._policy.cpu} s of processor time that the sandbox allows"
@@ -188,14 +187,9 @@ class SandboxedWorker(WorkerProcess):
         code = self._process.returncode or 0
         return -code if code < 0 else max(0, code - 128)
 
-    def not_made(self) -> SandboxError | None:
+    def find_failed_start(self) -> SandboxError | None:
         """Return why there was no sandbox, where the process ended for that."""
-        if self._process.returncode not in (1, launcher.FAILED, inside.UNCONFINED):
-            return None
-        said = self._log.head.decode("utf-8", "replace").strip().splitlines()
-        if not said or not said[0].startswith(("bwrap: ", "sandbox: ")):
-            return None
-        return explain_failure(said[0].partition(": ")[2])
+        return find_failure(self._process.returncode, self._log.head.decode("utf-8", "replace"))
 
 
 def confine(
@@ -320,13 +314,13 @@ class CappedLog:
         os.set_blocking(pipe, False)
         self._loop.add_reader(pipe, self._read)
 
-    async def ended(self, seconds: float) -> None:
+    async def finish(self, seconds: float) -> None:
         """Wait until nobody can write any more, but not for ever, and close the log."""
         try:
             async with asyncio.timeout(seconds):
                 await self._ended.wait()
         except TimeoutError:
-            pass
+            pass  # some process that left the group still holds the pipe
         finally:
             self.close()
 

@@ -102,7 +102,7 @@ class WorkerProcess:
             async with asyncio.timeout(grace):
                 await self.wait()
         except TimeoutError:
-            pass
+            pass  # it had its time, and is killed
         finally:
             self.kill()
         await self.wait()
@@ -115,7 +115,7 @@ class WorkerProcess:
             os.close(self._lifeline)
             self._lifeline = None
 
-    def not_made(self) -> WanderError | None:
+    def find_failed_start(self) -> WanderError | None:
         """Return why the process could not even begin its work, where that is known."""
         return None
 
@@ -125,7 +125,7 @@ class WorkerProcess:
         if code is None:
             return "closed its connection"
         if code < 0:
-            with contextlib.suppress(ValueError):
+            with contextlib.suppress(ValueError):  # a signal without a name
                 return f"was killed by {signal.Signals(-code).name}"
         return f"ended with status {code}"
 

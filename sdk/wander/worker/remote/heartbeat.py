@@ -28,14 +28,13 @@ _IDLE, _BETWEEN, _PROBES = 10, 5, 4
 def keep_alive(connection: Connection) -> None:
     """Let the kernel end the connection when the other machine has not answered for about 30 s."""
     own: socket.socket = connection.transport.get_extra_info("socket")
-    # As far as the platform knows them.
     settings = {
         "TCP_KEEPIDLE": _IDLE,
         "TCP_KEEPINTVL": _BETWEEN,
         "TCP_KEEPCNT": _PROBES,
         "TCP_USER_TIMEOUT": (_IDLE + _BETWEEN * _PROBES) * 1000,
     }
-    with contextlib.suppress(OSError):
+    with contextlib.suppress(OSError):  # as far as the platform knows them; the pings tell as well
         own.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         for name, value in settings.items():
             if hasattr(socket, name):
@@ -63,5 +62,5 @@ async def heartbeat(connection: Connection, seconds: float, silent: int) -> None
 
 
 async def _wait_for_pong(connection: Connection) -> None:
-    with contextlib.suppress(ConnectionClosed):
+    with contextlib.suppress(ConnectionClosed):  # whoever reads from it hears of that
         await (await connection.ping())

@@ -70,7 +70,7 @@ class RemoteLink:
         self._connection = connection
         self.process = RemoteProcess(connection, address)
         self._calls = None if answer is None else HostEnd(connection, answer)
-        self.aside = None if self._calls is None else self._calls.received
+        self.aside = None if self._calls is None else self._calls.receive
         """Takes text frames: what the listener asks itself."""
         self._heart = asyncio.create_task(self._beat())
 
@@ -106,7 +106,7 @@ class RemoteLink:
         keep_alive(connection)
         return cls(connection, address, answer)
 
-    async def connected(self) -> Connection:
+    async def wait_for_connection(self) -> Connection:
         """Return the connection."""
         return self._connection
 

@@ -63,7 +63,7 @@ class WorkerEnd:
         """The environment variables by which the worker's clients find the port."""
         return token_variables(self._listening.sockets[0].getsockname(), self._token)
 
-    def received(self, text: str) -> None:
+    def receive(self, text: str) -> None:
         """Take what the host answered; raises `LoadError` for what is no answer."""
         try:
             answer = OutsideAnswer.model_validate_json(text)
@@ -125,7 +125,7 @@ class HostEnd:
         self._answer = answer
         self._calls: set[asyncio.Task[None]] = set()
 
-    def received(self, text: str) -> None:
+    def receive(self, text: str) -> None:
         """Begin to answer a request; raises `ValidationError` for what is none."""
         asked = OutsideCall.model_validate_json(text)
         call = asyncio.create_task(self._handle(asked, full=len(self._calls) >= MOST_CONNECTIONS))
