@@ -8,7 +8,6 @@ digest of every line are held here.
 from __future__ import annotations
 
 import hashlib
-import re
 import tempfile
 import time
 from array import array
@@ -21,7 +20,7 @@ from urllib.parse import quote
 
 import zstandard
 from pydantic import ValidationError
-from wander.evals.store.jsonl import blocks
+from wander.evals.store.jsonl import blocks, key_at_start
 from wander.types import Rollout
 from wander.wire import RunDetail
 from wander.wire.postings import (
@@ -33,6 +32,7 @@ from wander.wire.postings import (
     Posting,
     RolloutsDigest,
     RunSignature,
+    file_digest,
     line_digest,
     run_digest,
 )
@@ -53,8 +53,6 @@ PATIENCE = 120.0
 """Seconds for which a hub that does not answer is asked again."""
 _GO_ON = "what was sent is kept: post it again to go on"
 _NOWHERE = -1
-_KEY_AT_START = re.compile(rb'^\{"example_id":"([^"\\]*)","index":(\d{1,9})[,}]')
-"""Lines of `wander eval` begin with the key; the hub reads the rest."""
 
 Signer = Callable[[str], RunSignature]
 """Signs the digest of a run."""
@@ -211,20 +209,12 @@ def _key(line: bytes, number: int, path: Path) -> tuple[str, int] | None:
     """Return the key of the rollout of a line; None for an empty or a torn last line."""
     if not line.strip():
         return None
-    found = _KEY_AT_START.match(line) if line.endswith(b"}\n") else None
     try:
-        if found:
-            return found[1].decode(), int(found[2])
-        return Rollout.model_validate_json(line).key
-    except (ValidationError, UnicodeDecodeError) as error:
+        found = key_at_start(line) if line.endswith(b"}\n") else None  # the hub reads the rest
+        return found or Rollout.model_validate_json(line).key
+    except ValidationError as error:
         if not line.endswith(b"\n"):
             return None
         raise ClientError(
             f"line {number} of `{path}` is not a rollout", hint="take that line out", code="bad_rollouts"
         ) from error
-
-
-def file_digest(path: Path) -> str:
-    """Return the SHA-256 of a file."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

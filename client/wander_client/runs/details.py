@@ -71,7 +71,7 @@ def files_of(found: FoundRun) -> list[dict[str, Any]]:
     """Return name, size and SHA-256 of the files of a run, on this machine or on the hub."""
     if isinstance(found, PostedRun):
         return [{"name": one.name, "size": one.size, "sha256": one.sha256} for one in found.detail.artifacts]
-    from wander_client.hub.posting import file_digest
+    from wander.wire.postings import file_digest
 
     folder = Path(found.place)
     return [

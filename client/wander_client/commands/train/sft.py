@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import shlex
 from pathlib import Path
@@ -72,11 +71,12 @@ def sft(
 def _remember(rows: Path, settings: SFTSettings, out: Path) -> None:
     """Write what the run is asked for into its folder."""
     from wander.evals.store.jsonl import write_whole
+    from wander.wire.postings import file_digest
 
     out.mkdir(parents=True, exist_ok=True)
     asked = {
         "rows": str(rows.resolve()),
-        "rows_sha256": _sha256(rows),
+        "rows_sha256": file_digest(rows),
         "settings": settings.model_dump(mode="json"),
     }
     write_whole(out / RECORD, json.dumps(asked, indent=1).encode() + b"\n")
@@ -85,6 +85,7 @@ def _remember(rows: Path, settings: SFTSettings, out: Path) -> None:
 def _read_begun(folder: Path) -> tuple[Path, SFTSettings]:
     """Return what a run was asked for; raises when it is none or its rows are others now."""
     from wander.train.config import SFTSettings
+    from wander.wire.postings import file_digest
 
     try:
         asked = json.loads((folder / RECORD).read_text(encoding="utf-8"))
@@ -93,18 +94,13 @@ def _read_begun(folder: Path) -> tuple[Path, SFTSettings]:
             f"`{folder}` holds no fine-tuning run", hint="`wander sft ROWS --out FOLDER` starts one"
         ) from None
     rows = Path(asked["rows"])
-    if not rows.is_file() or _sha256(rows) != asked["rows_sha256"]:
+    if not rows.is_file() or file_digest(rows) != asked["rows_sha256"]:
         raise ClientError(
             f"the rows in `{rows}` are not those that the run was started with",
             hint="restore them, or start a new run",
             code="other_rows",
         )
     return rows, SFTSettings.model_validate(asked["settings"])
-
-
-def _sha256(file: Path) -> str:
-    with file.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
 def _tune(rows: Path, settings: SFTSettings, out: Path, *, resume: bool) -> None:

@@ -18,7 +18,6 @@ import errno
 import fcntl
 import json
 import os
-import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
@@ -44,9 +43,6 @@ SUMMARY = "summary.json"
 TORN = "rollouts.torn"
 _NO_LOCKS = {errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOLCK, errno.ENOSYS, errno.EINVAL}
 """What file systems answer that have no locks; a run there goes without."""
-
-_KEY_AT_START = re.compile(rb'^\{"example_id":"([^"\\]*)","index":(\d{1,9})[,}]')
-"""Lines written by this module begin with the key, so finding it needs no parse of the whole line."""
 
 
 def run_folder(path: Path | None, manifest: RunManifest, *, resume: bool) -> RunFolder | None:
@@ -309,13 +305,7 @@ class RunFolder:
                 yield number, line
 
     def _key(self, number: int, line: bytes) -> tuple[str, int]:
-        found = _KEY_AT_START.match(line)
-        if found:
-            try:
-                return found[1].decode(), int(found[2])
-            except UnicodeDecodeError:
-                pass  # the full parse tells what is wrong with the line
-        return self._parse(number, line).key
+        return jsonl.key_at_start(line) or self._parse(number, line).key
 
     def _parse(self, number: int, line: bytes) -> Rollout:
         try:

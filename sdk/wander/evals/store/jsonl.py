@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,6 +15,7 @@ from pydantic import BaseModel, ValidationError
 from wander.errors import RunError
 
 _BLOCK = 1 << 20
+_KEY_AT_START = re.compile(rb'^\{"example_id":"([^"\\]*)","index":(\d{1,9})[,}]')
 
 Model = TypeVar("Model", bound=BaseModel)
 
@@ -50,6 +52,18 @@ def split_lines(blocks: Iterable[bytes]) -> Iterator[bytes]:
             rest.append(block[start:])
     if rest:
         yield b"".join(rest)
+
+
+def key_at_start(line: bytes) -> tuple[str, int] | None:
+    """Return example and index of a rollout whose line begins with them, as those of `RunFolder` do.
+
+    This needs no parse of the whole line; None where that has to find the key, or tell what is wrong.
+    """
+    found = _KEY_AT_START.match(line)
+    try:
+        return (found[1].decode(), int(found[2])) if found else None
+    except UnicodeDecodeError:
+        return None
 
 
 def read_records(path: Path, kind: type[Model]) -> list[Model]:

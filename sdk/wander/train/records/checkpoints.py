@@ -7,7 +7,6 @@ digest, so that a damaged checkpoint is refused instead of trained on, and says 
 
 from __future__ import annotations
 
-import hashlib
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +16,7 @@ from pydantic import Field, ValidationError
 from wander.errors import RunError
 from wander.evals.store import jsonl
 from wander.types import Record
-from wander.wire.postings import Checkpoint
+from wander.wire.postings import Checkpoint, file_digest
 
 SEAL = "seal.json"
 SEALED = "sealed.jsonl"
@@ -61,7 +60,7 @@ class SavedCheckpoint:
             return str(error)
         for name, sha256 in sorted(seal.files.items()) if seal else ():
             try:
-                found = _sha256(self.path / name)
+                found = file_digest(self.path / name)
             except FileNotFoundError:
                 return f"`{self.path / name}` is missing"
             except OSError as error:
@@ -81,7 +80,7 @@ def seal_checkpoint(run: Path, step: int, rollouts_bytes: int) -> Path:
     """Declare the checkpoint of a step whole, once everything that belongs to it is written; return it."""
     folder = run / "checkpoints" / f"checkpoint-{step}"
     files = {
-        path.relative_to(folder).as_posix(): _sha256(path)
+        path.relative_to(folder).as_posix(): file_digest(path)
         for path in sorted(folder.rglob("*"))
         if path.is_file() and path.name != SEAL
     }
@@ -160,8 +159,3 @@ def read_saved(run: Path) -> list[Checkpoint]:
 def write_saved(run: Path, saved: list[Checkpoint]) -> None:
     """Replace the list of saved weights."""
     jsonl.write_records(run / SAVED, saved)
-
-
-def _sha256(file: Path) -> str:
-    with file.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()
