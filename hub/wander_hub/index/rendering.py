@@ -6,7 +6,7 @@ Addresses are relative, so the stored bytes are right under whatever name the hu
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC
 from html import escape
@@ -38,7 +38,7 @@ def root_html(owner: str, projects: Sequence[str]) -> bytes:
 
 def root_json(projects: Sequence[str]) -> bytes:
     """Return the list of projects."""
-    return _compact({"meta": _META, "projects": [{"name": name} for name in projects]})
+    return dump({"meta": _META, "projects": [{"name": name} for name in projects]})
 
 
 def list_html(title: str, links: Sequence[str]) -> bytes:
@@ -65,7 +65,7 @@ def project_html(project: Project) -> bytes:
     status = f'<meta name="pypi:project-status" content="{project.status}">\n'
     if project.reason:
         status += f'<meta name="pypi:project-status-reason" content="{escape(project.reason)}">\n'
-    links = "".join(_anchor(project.name, file) for file in project.files)
+    links = "".join(link_to(_entry(project.name, file)) for file in project.files)
     head = _HEAD.format(title=f"Links for {escape(project.name)}", status=status)
     return (head + links + _TAIL).encode()
 
@@ -75,7 +75,7 @@ def project_json(project: Project) -> bytes:
     status: dict[str, str] = {"status": project.status}
     if project.reason:
         status["reason"] = project.reason
-    return _compact(
+    return dump(
         {
             "meta": _META,
             "name": project.name,
@@ -87,24 +87,28 @@ def project_json(project: Project) -> bytes:
     )
 
 
-def _anchor(project: str, file: OfferedFile) -> str:
-    attributes = [f'href="{_address(project, file)}#sha256={file.sha256}"']
-    if file.requires_python:
-        attributes.append(f'data-requires-python="{escape(file.requires_python)}"')
-    if file.yanked:
-        attributes.append(f'data-yanked="{escape(file.yanked_reason or "")}"')
-    if file.core_metadata_sha256:
-        digest = f"sha256={file.core_metadata_sha256}"
-        attributes += [f'data-core-metadata="{digest}"', f'data-dist-info-metadata="{digest}"']
-    if file.attested:
-        attributes.append(f'data-provenance="{_provenance(project, file)}"')
-    return f"<a {' '.join(attributes)}>{escape(file.filename)}</a><br>\n"
+def link_to(entry: Mapping[str, Any]) -> str:
+    """Return the link to a file from its entry in the JSON form (PEP 503, 592, 658, 714, 740)."""
+    sha256 = entry["hashes"].get("sha256")
+    words = {"href": entry["url"] + (f"#sha256={sha256}" if sha256 else "")}
+    if "requires-python" in entry:
+        words["data-requires-python"] = entry["requires-python"]
+    if yanked := entry.get("yanked"):
+        words["data-yanked"] = "" if yanked is True else yanked
+    if core := entry.get("core-metadata") or entry.get("dist-info-metadata"):
+        digest = core.get("sha256") if isinstance(core, dict) else None
+        told = f"sha256={digest}" if digest else "true"
+        words["data-core-metadata"] = words["data-dist-info-metadata"] = told
+    if "provenance" in entry:
+        words["data-provenance"] = entry["provenance"]
+    shown = " ".join(f'{key}="{escape(str(value))}"' for key, value in words.items())
+    return f"<a {shown}>{escape(entry['filename'])}</a><br>\n"
 
 
 def _entry(project: str, file: OfferedFile) -> dict[str, Any]:
     entry: dict[str, Any] = {
         "filename": file.filename,
-        "url": _address(project, file),
+        "url": f"../../files/{project}/{file.filename}",
         "hashes": {"sha256": file.sha256},
         "size": file.size,
         "upload-time": file.uploaded_at.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ"),
@@ -115,18 +119,11 @@ def _entry(project: str, file: OfferedFile) -> dict[str, Any]:
     core = {"sha256": file.core_metadata_sha256} if file.core_metadata_sha256 else False
     entry["core-metadata"] = entry["dist-info-metadata"] = core
     if file.attested:
-        entry["provenance"] = _provenance(project, file)
+        # Relative as all addresses here: the hub may have several names.
+        entry["provenance"] = f"../../integrity/{project}/{file.version}/{file.filename}/provenance"
     return entry
 
 
-def _provenance(project: str, file: OfferedFile) -> str:
-    """Return the address of the provenance object, relative as all others: the hub may have several names."""
-    return f"../../integrity/{project}/{file.version}/{file.filename}/provenance"
-
-
-def _address(project: str, file: OfferedFile) -> str:
-    return f"../../files/{project}/{file.filename}"
-
-
-def _compact(value: dict[str, Any]) -> bytes:
+def dump(value: dict[str, Any]) -> bytes:
+    """Return a page of the JSON form."""
     return json.dumps(value, separators=(",", ":"), ensure_ascii=False).encode()

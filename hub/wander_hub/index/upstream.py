@@ -147,8 +147,10 @@ def _read(project: str, kind: str, body: bytes, base: str) -> dict[tuple[str, st
         links = _Links()
         links.feed(body.decode(errors="replace"))
         listed, base = links.files, urljoin(base, links.base)
-    entries = [entry for file in listed if (entry := _entry_of(project, file, base)) is not None]
-    bodies = {JSON_V1: _render_json(project, entries), HTML_V1: _render_html(project, entries)}
+    found = [each for file in listed if (each := _entry_of(project, file, base)) is not None]
+    entries = [entry for entry, _ in found]
+    html = rendering.list_html(f"Links for {escape(project)}", list(map(rendering.link_to, entries)))
+    bodies = {JSON_V1: _render_json(project, entries, [version for _, version in found]), HTML_V1: html}
     pages: dict[tuple[str, str | None], Page] = {}
     for form, plain in bodies.items():
         tag = repository.etag_of(plain)
@@ -160,58 +162,31 @@ def _read(project: str, kind: str, body: bytes, base: str) -> dict[tuple[str, st
     return pages
 
 
-def _entry_of(project: str, file: Any, base: str) -> dict[str, Any] | None:
-    """Return a file's entry; None for what belongs to another project or has no address for installers."""
+def _entry_of(project: str, file: Any, base: str) -> tuple[dict[str, Any], str] | None:
+    """Return a file's entry and version; None for another project's or one that has no usable address."""
     if not isinstance(file, dict):
         return None
     filename, url = str(file.get("filename", "")), urljoin(base, str(file.get("url", "")))
-    if not _belongs(filename, project) or urlsplit(url).scheme not in ("https", "http"):
+    parse = parse_wheel_filename if filename.endswith(".whl") else parse_sdist_filename
+    try:
+        name, version, *_ = parse(filename)
+    except (InvalidWheelFilename, InvalidSdistFilename):
+        return None
+    if name != project or urlsplit(url).scheme not in ("https", "http"):
         return None
     hashes = file.get("hashes")
     entry = {"filename": filename, "url": url, "hashes": hashes if isinstance(hashes, dict) else {}}
-    return entry | {key: file[key] for key in _OWN_KEYS if file.get(key) is not None}
+    return entry | {key: file[key] for key in _OWN_KEYS if file.get(key) is not None}, str(version)
 
 
-def _belongs(filename: str, project: str) -> bool:
-    try:
-        if filename.endswith(".whl"):
-            return parse_wheel_filename(filename)[0] == project
-        return parse_sdist_filename(filename)[0] == project
-    except (InvalidWheelFilename, InvalidSdistFilename):
-        return False
-
-
-def _render_json(project: str, entries: list[dict[str, Any]]) -> bytes:
+def _render_json(project: str, entries: list[dict[str, Any]], versions: list[str]) -> bytes:
     versioned = all("size" in entry for entry in entries)
     # That it is not of the hub matters to the client; such keys are an index's own (PEP 691).
     meta = {"api-version": "1.1" if versioned else "1.0", "_upstream": True}
     page: dict[str, Any] = {"meta": meta, "name": project, "files": entries}
     if versioned:
-        page["versions"] = list(dict.fromkeys(_version_of(entry["filename"]) for entry in entries))
-    return json.dumps(page, separators=(",", ":"), ensure_ascii=False).encode()
-
-
-def _version_of(filename: str) -> str:
-    parse = parse_wheel_filename if filename.endswith(".whl") else parse_sdist_filename
-    return str(parse(filename)[1])
-
-
-def _render_html(project: str, entries: list[dict[str, Any]]) -> bytes:
-    links = []
-    for entry in entries:
-        sha256 = entry["hashes"].get("sha256")
-        words = {"href": entry["url"] + (f"#sha256={sha256}" if sha256 else "")}
-        if "requires-python" in entry:
-            words["data-requires-python"] = entry["requires-python"]
-        if entry.get("yanked"):
-            words["data-yanked"] = "" if entry["yanked"] is True else entry["yanked"]
-        core = entry.get("core-metadata") or entry.get("dist-info-metadata")
-        if core:
-            digest = core.get("sha256") if isinstance(core, dict) else None
-            words["data-core-metadata"] = f"sha256={digest}" if digest else "true"
-        shown = " ".join(f'{key}="{escape(str(value))}"' for key, value in words.items())
-        links.append(f"<a {shown}>{escape(entry['filename'])}</a><br>\n")
-    return rendering.list_html(f"Links for {escape(project)}", links)
+        page["versions"] = list(dict.fromkeys(versions))
+    return rendering.dump(page)
 
 
 class _Links(HTMLParser):
