@@ -8,7 +8,8 @@ import pytest
 from command_line import ENVIRONMENT, HubRoom, Wander
 from package_mirror import build_mirror
 from wander.checks.report import CHECKS, CheckReport, result
-from wander_client.packages.publish import MESSAGE_LENGTH, summary_of
+from wander.wire.environments import MESSAGE_LENGTH
+from wander_client.packages.publish import summary_of
 
 BROKEN = Path(__file__).parent.parent / "sdk" / "broken_environments"
 PROJECT = """

@@ -42,6 +42,9 @@ RETRY_STATUSES = frozenset({429, 502, 503, 504})
 ATTEMPTS = 3
 LONGEST_WAIT = 5.0
 """Seconds; a longer Retry-After is the user's decision."""
+INDEX_JSON = "application/vnd.pypi.simple.v1+json"
+"""The form of a package index's pages that is read here (PEP 691)."""
+_AS_JSON = {"Accept": INDEX_JSON}
 
 PAGE = 200
 """Rows of a page, where all of them are read."""
@@ -156,9 +159,8 @@ class HubApi:
     def index_files(self, owner: str, project: str) -> list[dict[str, Any]] | None:
         """Return the files of a project in an owner's package index, or None when it has no such project."""
         path = f"/{quote_part(owner)}/simple/{quote_part(project)}/"
-        accept = {"Accept": "application/vnd.pypi.simple.v1+json"}
         try:
-            response = self._send("GET", path, headers=accept)
+            response = self._send("GET", path, headers=_AS_JSON)
         except NotFound:
             return None
         files = self._parse(response, _IndexPage).files
@@ -170,13 +172,12 @@ class HubApi:
         Raises `LoginRequired` where the hub does not say: the name may be a private one.
         """
         path = f"/{quote_part(owner)}/index/{quote_part(project)}/"
-        accept = {"Accept": "application/vnd.pypi.simple.v1+json"}
         try:
             try:
-                response = self._send("GET", path, params={"held": True}, headers=accept)
+                response = self._send("GET", path, params={"held": True}, headers=_AS_JSON)
             except LoginRequired:
                 # A stranger to an owner with hidden names; what the index behind the hub has is none of them.
-                response = self._send("GET", path, headers=accept)
+                response = self._send("GET", path, headers=_AS_JSON)
                 if "_upstream" in response.json().get("meta", {}):
                     return None
         except NotFound:
@@ -187,9 +188,8 @@ class HubApi:
 
     def projects(self, owner: str) -> list[str]:
         """Return the names in an owner's index that the caller may see."""
-        accept = {"Accept": "application/vnd.pypi.simple.v1+json"}
         try:
-            response = self._send("GET", f"/{quote_part(owner)}/simple/", headers=accept)
+            response = self._send("GET", f"/{quote_part(owner)}/simple/", headers=_AS_JSON)
         except (NotFound, LoginRequired):
             return []
         return [str(each["name"]) for each in response.json()["projects"]]

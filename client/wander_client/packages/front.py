@@ -16,9 +16,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import quote
 
 from wander_client.errors import ClientError
-from wander_client.hub.api import HubApi
-
-_JSON = "application/vnd.pypi.simple.v1+json"
+from wander_client.hub.api import INDEX_JSON, HubApi
 
 
 class HubFront:
@@ -81,7 +79,7 @@ def serve_hub_names(hub: HubApi, owner: str, passed_over: Collection[str]) -> It
             """Answer."""
             status, body = front.answer(self.path)
             self.send_response(status)
-            self.send_header("Content-Type", _JSON)
+            self.send_header("Content-Type", INDEX_JSON)
             self.send_header("Content-Length", str(len(body)))
             self.end_headers()
             with contextlib.suppress(ConnectionError):  # uv hangs up when it has what it wants

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Literal
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name, parse_wheel_filename
 from wander.version import __version__ as sdk_version
-from wander.wire import CheckFinding, CheckSummary, VersionDetail
+from wander.wire import CheckSummary, VersionDetail
 from wander.wire.source_tree import TreeEntry, is_source, tree_digest
 from wander.wire.uploads import NewUpload, UploadFile
 
@@ -38,8 +38,6 @@ if TYPE_CHECKING:
 ENTRY_POINT_GROUP = "wander.environments"
 LOCK = "pylock.toml"
 LARGE_BYTES = 20 * 1024 * 1024
-MESSAGE_LENGTH = 500
-"""Characters of a check's message that the hub takes."""
 
 
 @dataclass(frozen=True)
@@ -255,25 +253,7 @@ def line_of(check: CheckResult) -> str:
 
 def summary_of(report: CheckReport) -> CheckSummary:
     """Return what the hub is told: counts, and every check that did not pass."""
-    findings = [
-        CheckFinding(
-            id=each.id,
-            status=each.status,
-            # What the hub takes of it; a message may hold anything that an environment said.
-            message=each.message[:MESSAGE_LENGTH].encode(errors="replace").decode(),
-        )
-        for each in report.checks
-        if each.status != "pass"
-    ]
-    statuses = [each.status for each in report.checks]
-    return CheckSummary(
-        wander=sdk_version,
-        passed=statuses.count("pass"),
-        warned=statuses.count("warn"),
-        failed=statuses.count("fail"),
-        skipped=statuses.count("skip"),
-        findings=findings,
-    )
+    return CheckSummary.of(sdk_version, [(each.id, each.status, each.message) for each in report.checks])
 
 
 def _distribution(path: Path, kind: Literal["wheel", "sdist"]) -> Distribution:

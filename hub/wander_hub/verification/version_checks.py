@@ -9,13 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any
 
 from pydantic import ValidationError
 from sqlalchemy import select
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session, joinedload
-from wander.wire import CheckFinding, CheckSummary
+from wander.wire import CheckSummary
 from wander.wire.verification import CheckedWith, HubCheck
 
 from wander_hub import __version__
@@ -31,7 +30,6 @@ from wander_hub.verification.program import ClientProgram
 KIND = "check"
 """Of the jobs that check a version."""
 _AT_ONCE = 100
-_LONGEST_MESSAGE = 500
 
 
 class VersionSweep:
@@ -51,6 +49,8 @@ class VersionSweep:
             fresh = session.execute(
                 select(File.id, File.version_id).where(File.id > self._seen).order_by(File.id).limit(_AT_ONCE)
             ).all()
+            if not fresh:
+                return
             query = (
                 select(Version.id)
                 .join(Environment, Environment.id == Version.environment_id)
@@ -72,8 +72,7 @@ class VersionSweep:
             with suppress(IntegrityError), self._database.write() as session:
                 job_id = self._queue.submit(session, KIND, f"{KIND} {version_id}", payload, priority=-1)
                 session.add(VersionCheck(version_id=version_id, job_id=job_id, created_at=now()))
-        if fresh:
-            self._seen = fresh[-1][0]
+        self._seen = fresh[-1][0]
 
 
 class Checker:
@@ -96,7 +95,8 @@ class Checker:
         data = self._program.run(context, ["check", label])
         try:
             made_with = CheckedWith.model_validate({**data["made_with"], "hub": __version__})
-            summary = _summary(data["checks"], made_with.wander)
+            checks = [(each["id"], each["status"], str(each["message"])) for each in data["checks"]]
+            summary = CheckSummary.of(made_with.wander, checks)
             seconds = float(data["seconds"])
         except (ValidationError, KeyError) as error:
             raise JobRefused(f"`wander check` answered with no report: {error}") from error
@@ -134,23 +134,4 @@ def info_of(session: Session, version_id: int) -> HubCheck | None:
         summary=CheckSummary.model_validate(report["summary"]) if report else None,
         seconds=report.get("seconds"),
         made_with=CheckedWith.model_validate(one.made_with) if one.made_with else None,
-    )
-
-
-def _summary(checks: list[dict[str, Any]], wander: str) -> CheckSummary:
-    """Return the counts of a report, and what did not pass."""
-    found = [each for each in checks if each["status"] != "pass"]
-    count = {status: sum(each["status"] == status for each in found) for status in ("warn", "fail", "skip")}
-    return CheckSummary(
-        wander=wander,
-        passed=len(checks) - len(found),
-        warned=count["warn"],
-        failed=count["fail"],
-        skipped=count["skip"],
-        findings=[
-            CheckFinding(
-                id=each["id"], status=each["status"], message=str(each["message"])[:_LONGEST_MESSAGE]
-            )
-            for each in found
-        ],
     )

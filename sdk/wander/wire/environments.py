@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Sequence
 from datetime import datetime
 from typing import Any, Literal, Self
 
@@ -34,13 +36,18 @@ class FileInfo(Record):
     uploaded_at: datetime
 
 
+MESSAGE_LENGTH = 500
+"""Characters of a check's message that a hub keeps."""
+CheckStatus = Literal["pass", "warn", "fail", "skip"]
+
+
 class CheckFinding(Record):
     """One check that did not pass."""
 
     id: str = Field(pattern=r"^[a-z0-9.-]{1,64}$")
     """Stable id, as in `CHECKS` of `wander.checks`."""
     status: Literal["warn", "fail", "skip"]
-    message: str = Field(default="", max_length=500)
+    message: str = Field(default="", max_length=MESSAGE_LENGTH)
 
 
 class CheckSummary(Record):
@@ -63,6 +70,28 @@ class CheckSummary(Record):
             if sum(each.status == status for each in self.findings) != number:
                 raise ValueError(f"the findings are not those that `{status}` counts")
         return self
+
+    @classmethod
+    def of(cls, wander: str, checks: Sequence[tuple[str, CheckStatus, str]]) -> Self:
+        """Return the summary of checks by the SDK of version `wander`: the id, status and message of each."""
+        count = Counter(status for _, status, _ in checks)
+        return cls(
+            wander=wander,
+            passed=count["pass"],
+            warned=count["warn"],
+            failed=count["fail"],
+            skipped=count["skip"],
+            findings=[
+                # A message may hold anything that an environment said, at any length.
+                CheckFinding(
+                    id=check,
+                    status=status,
+                    message=message[:MESSAGE_LENGTH].encode(errors="replace").decode(),
+                )
+                for check, status, message in checks
+                if status != "pass"
+            ],
+        )
 
     @property
     def counts(self) -> str:
