@@ -53,9 +53,9 @@ def distribution_of(filename: str) -> str:
     return canonicalize_name(stem)
 
 
-def near(name: str, known: Iterable[str], count: int = 3) -> list[str]:
+def near(name: str, known: Iterable[str]) -> list[str]:
     """Return the known names that look like the given one, closest first."""
-    return difflib.get_close_matches(name, list(known), n=count, cutoff=0.6)
+    return difflib.get_close_matches(name, list(known), n=3, cutoff=0.6)
 
 
 def acceptable_address(url: str) -> bool:

@@ -79,26 +79,24 @@ def index_arguments(environ: Mapping[str, str] | None = None) -> list[str]:
     return arguments
 
 
-def put_first(index: str, environ: Mapping[str, str] | None = None) -> tuple[list[str], dict[str, str]]:
+def put_first(index: str) -> tuple[list[str], dict[str, str]]:
     """Return uv's arguments and variables for an index on this machine, ahead of all that are configured.
 
     It is named by a variable, since arguments are for everybody to see who is on this machine.
     """
-    environ = os.environ if environ is None else environ
-    arguments = index_arguments(environ)
-    others = environ.get("UV_INDEX", "").split()
+    arguments = index_arguments()
+    others = os.environ.get("UV_INDEX", "").split()
     while "--index" in arguments:
         place = arguments.index("--index")
         others.append(arguments[place + 1])
         del arguments[place : place + 2]
-    direct = ",".join(filter(None, [environ.get("NO_PROXY") or environ.get("no_proxy"), "127.0.0.1"]))
+    direct = ",".join(filter(None, [os.environ.get("NO_PROXY") or os.environ.get("no_proxy"), "127.0.0.1"]))
     return arguments, {"UV_INDEX": " ".join([index, *others]), "NO_PROXY": direct, "no_proxy": direct}
 
 
-def may_fall_through(arguments: Sequence[str], environ: Mapping[str, str] | None = None) -> bool:
+def may_fall_through(arguments: Sequence[str]) -> bool:
     """Tell whether uv looks at further indexes for versions that the first with a name does not have."""
-    environ = os.environ if environ is None else environ
-    return "--index-strategy" in arguments or "unsafe" in environ.get("UV_INDEX_STRATEGY", "")
+    return "--index-strategy" in arguments or "unsafe" in os.environ.get("UV_INDEX_STRATEGY", "")
 
 
 def pip_options(environ: Mapping[str, str]) -> dict[str, list[str]]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from wander.clients.choices import LINE, PENDING
@@ -33,14 +32,12 @@ class Opponent:
         output: Output,
         *,
         seed: int = 0,
-        read: Callable[[], str] = read_line,
     ) -> None:
         self._environment = environment
         self._memo = memo
         self._opening = opening
         self._output = output
         self._seed = seed
-        self._read = read
         self._choices: list[Any] = []
         self._shown = 0
 
@@ -70,7 +67,7 @@ class Opponent:
         by_word = {str(option): option for option in options}
         self._output.line(f"your choice: {', '.join(by_word)}", style="bold")
         while True:
-            typed = await asyncio.to_thread(self._read)
+            typed = await asyncio.to_thread(read_line)
             word = typed.strip()
             if not typed or word == "/quit":
                 return False

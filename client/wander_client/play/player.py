@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import itertools
 import sys
-from collections.abc import Callable
 from typing import Any
 
 from wander.clients.base import Client, ModelRequest, ModelResponse
@@ -36,12 +35,10 @@ class PlayerClient(Client):
         output: Output,
         *,
         wrap: str | None = None,
-        read: Callable[[], str] | None = None,
         hints: Client | None = None,
     ) -> None:
         self._output = output
         self._wrap = wrap
-        self._read = read or read_line
         self._hints = hints
         self._given: list[Message] = []
         """The answers so far; a rollout that is played again gets them first."""
@@ -68,7 +65,7 @@ class PlayerClient(Client):
             self._show_tools()
         self._output.line()
         while True:
-            typed = await asyncio.to_thread(self._read)
+            typed = await asyncio.to_thread(read_line)
             if not typed or typed.strip() == "/quit":
                 self.left = True
                 raise ModelError("the player left")

@@ -56,13 +56,13 @@ def show_summary(summary: RunSummary, output: Output, use: EndpointUse | None = 
                 output.line(f"{low:>8.3f} to {high:<8.3f} {count:>6}  {bar}")
 
 
-def failure_reasons(run_dir: Path, most: int = 3) -> list[tuple[str, int]]:
-    """Return the commonest reasons for which rollouts of a run failed, each with its count."""
+def failure_reasons(run_dir: Path) -> list[tuple[str, int]]:
+    """Return the three commonest reasons for which rollouts of a run failed, each with its count."""
     from wander.evals.store.folder import RunFolder
 
     failures = [one.failure for one in RunFolder.open(run_dir).rollouts() if one.failure is not None]
     reasons = Counter(f"{f.boundary}: {f.type}: {shorten(f.message, 160)}" for f in failures)
-    return reasons.most_common(most)
+    return reasons.most_common(3)
 
 
 def interval(summary: RunSummary) -> str:

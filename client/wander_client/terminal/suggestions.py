@@ -11,15 +11,11 @@ from wander_client.errors import UsageError
 Word = TypeVar("Word", bound=str)
 
 
-def near(word: str, known: Iterable[str], *, most: int = 2, cutoff: float = 0.6) -> list[str]:
-    """Return the known words that look like `word`, the likeliest first; case does not matter."""
-    lower = {one.lower(): one for one in known}
-    return [lower[one] for one in difflib.get_close_matches(word.lower(), lower, n=most, cutoff=cutoff)]
-
-
 def did_you_mean(word: str, known: Iterable[str], *, cutoff: float = 0.6) -> str | None:
-    """Return the hint "did you mean `x` or `y`?", or None when nothing looks like the word."""
-    meant = " or ".join(f"`{one}`" for one in near(word, known, cutoff=cutoff))
+    """Return the hint "did you mean `x` or `y`?", in whatever case; None when nothing looks like the word."""
+    lower = {one.lower(): one for one in known}
+    found = difflib.get_close_matches(word.lower(), lower, n=2, cutoff=cutoff)
+    meant = " or ".join(f"`{lower[one]}`" for one in found)
     return f"did you mean {meant}?" if meant else None
 
 

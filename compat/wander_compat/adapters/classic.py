@@ -63,7 +63,7 @@ _OUTSIDE = (classic.ModelError, classic.InfraError, classic.MissingKeyError, OSE
 class AdaptedEnvironment(Environment):
     """Plays a classic environment behind our interface."""
 
-    def __init__(self, classic_env: ClassicEnvironment, summary: str | None = None) -> None:
+    def __init__(self, classic_env: ClassicEnvironment) -> None:
         self.classic = classic_env
         self.kind = next(  # type: ignore[misc]
             (kind for cls, kind in _KINDS if isinstance(classic_env, cls)), "multi_turn"
@@ -77,7 +77,7 @@ class AdaptedEnvironment(Environment):
             if isinstance(parser, ClassicXMLParser)
             else Parser(),
             name=classic_env.env_id or None,
-            summary=_summary(classic_env) if summary is None else summary,
+            summary=_summary(classic_env),
             deterministic=not asks_outside(classic_env),
         )
 

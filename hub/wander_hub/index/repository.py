@@ -53,10 +53,10 @@ def file_query(place: Place) -> Select[*tuple[Any, ...]]:
     return query.where(*named, _has_owner(place), *downloadable())
 
 
-def downloadable(reader: Identity | None = None) -> tuple[ColumnElement[bool], ...]:
-    """Return the conditions on environment and version under which somebody may have their files."""
+def downloadable() -> tuple[ColumnElement[bool], ...]:
+    """Return the conditions on environment and version under which anybody may have their files."""
     present = (Version.deleted_at.is_(None), Environment.deleted_at.is_(None))
-    return readable_by(reader), *present, Environment.quarantine_reason.is_(None)
+    return readable_by(None), *present, Environment.quarantine_reason.is_(None)
 
 
 def _has_owner(place: Place) -> ColumnElement[bool]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from sqlalchemy import ColumnElement, and_, delete, func, select, update
+from sqlalchemy import ColumnElement, and_, delete, func, select
 from sqlalchemy.orm import Session, joinedload, selectinload
 
 from wander_hub.database import now
@@ -44,13 +44,6 @@ def count_open(session: Session, user_id: int) -> int:
     """Return how many sessions a user has open."""
     query = select(func.count()).select_from(UploadSession).where(UploadSession.user_id == user_id)
     return session.scalar(query.where(_is_open())) or 0
-
-
-def advance(session: Session, file: StagedFile, offset: int, size: int) -> bool:
-    """Count a chunk in if the file has got exactly as far as its offset; tell whether it had."""
-    statement = update(StagedFile).where(StagedFile.id == file.id, StagedFile.received == offset)
-    moved = session.connection().execute(statement.values(received=offset + size))
-    return bool(moved.rowcount)
 
 
 def drop_chunks(session: Session, files: Iterable[StagedFile]) -> None:

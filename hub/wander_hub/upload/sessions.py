@@ -141,7 +141,6 @@ def receive(
     def record(session: Session) -> UploadedFile:
         found, file = find_file(session, caller, session_id, filename, lock=True)
         if _is_next(file, chunk):
-            repository.advance(session, file, offset, chunk.size)
             file.chunks.append(StagedChunk(offset=offset, size=chunk.size, sha256=sha256))
             file.received = offset + chunk.size
         found.expires_at = now() + timedelta(hours=context.settings.upload_hours)

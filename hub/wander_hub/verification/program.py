@@ -49,14 +49,12 @@ class ClientProgram:
         *,
         sandbox: bool,
         seconds: float,
-        python: str = sys.executable,
     ) -> None:
         self._database = database
         self._hub_url = hub_url
         self._folder = folder
         self._sandbox = sandbox
         self._seconds = seconds
-        self._python = python
 
     def run(self, context: JobContext, words: list[str]) -> dict[str, Any]:
         """Run a command that takes `--sandbox`; return the data of its answer.
@@ -79,7 +77,7 @@ class ClientProgram:
         own_log = self._folder / f"{words[0]}-{context.lease.job_id}.log"  # others may run beside it
         with own_log.open("wb") as log:
             process = subprocess.Popen(  # noqa: S603 - this interpreter, our own words
-                [self._python, "-P", "-m", "wander_client", *words],
+                [sys.executable, "-P", "-m", "wander_client", *words],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=log,
@@ -90,7 +88,7 @@ class ClientProgram:
         try:
             answer = self._follow(context, process)
         finally:
-            with suppress(ProcessLookupError):
+            with suppress(ProcessLookupError):  # it has ended, with all that it started
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
             own_log.replace(self._folder / f"{words[0]}.log")
