@@ -300,7 +300,7 @@ def _parquet_file(path: Path) -> Any:
     except ImportError as error:
         raise MissingExtra("data", needed_for=f"reading `{path}`") from error
     with _open(path):
-        pass
+        pass  # which says what is wrong with a path better than Arrow does
     try:
         return ParquetFile(path)
     except (ArrowException, OSError) as error:

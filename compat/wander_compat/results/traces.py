@@ -24,7 +24,7 @@ def read_traces(folder: Path) -> ForeignRun:
     """Read one evaluation of `verifiers.v1`; raises `RunError`."""
     configuration = rows.json_object(folder / "configs" / "resolved" / "eval.json")
     if not configuration:
-        with contextlib.suppress(OSError, ValueError):
+        with contextlib.suppress(OSError, ValueError):  # then the folder's name tells
             configuration = tomllib.loads((folder / "configs" / "eval.toml").read_text(encoding="utf-8"))
     # The task set stands in one of two places, by its id or with it.
     env = configuration.get("env")

@@ -77,7 +77,7 @@ class PublicFiles:
             session.execute(lock)  # nobody hides it until all are made
             for path, sha256, _ in self._list_wanted(session, environment_id):
                 path.parent.mkdir(parents=True, exist_ok=True)
-                with contextlib.suppress(FileExistsError):
+                with contextlib.suppress(FileExistsError):  # another process made it meanwhile
                     os.symlink(self._target(path, sha256), path)
 
     def compare(self) -> tuple[list[Path], dict[Path, int]]:
@@ -131,7 +131,7 @@ class PublicFiles:
                 yield self._path(place, filename), sha256, environment
 
     def _remove_but(self, place: Place, files: Mapping[str, str]) -> None:
-        with contextlib.suppress(FileNotFoundError):
+        with contextlib.suppress(FileNotFoundError):  # nothing was ever offered there
             for path in self._path(place).iterdir():
                 sha256 = files.get(path.name)
                 if sha256 is None or _target_of(path) != self._target(path, sha256):
@@ -174,6 +174,6 @@ def _is_open(environment: Environment) -> bool:
 
 
 def _target_of(path: Path) -> str | None:
-    with contextlib.suppress(OSError):
+    with contextlib.suppress(OSError):  # no link, or gone meanwhile
         return os.readlink(path)
     return None

@@ -148,7 +148,7 @@ class ProcrastinateWorker(Worker):
                 self._halt = lambda: loop.call_soon_threadsafe(working.cancel)
             if self._attempts.ending.is_set():
                 working.cancel()
-            with suppress(asyncio.CancelledError):
+            with suppress(asyncio.CancelledError):  # by `stop`
                 await working
             with self._lock:
                 self._halt = None

@@ -112,14 +112,14 @@ class Attempts:
             if context.called_off:
                 self._record_failure(lease, "called off", retry=False)
             else:
-                with suppress(LeaseLost):
+                with suppress(LeaseLost):  # then another worker has it already
                     self._queue.give_back(lease)
         except Exception as error:
             logger.exception("job %s (%s) failed", lease.job_id, lease.kind)
             self._record_failure(lease, f"{type(error).__name__}: {error}", retry=True)
 
     def _record_failure(self, lease: Lease, error: str, *, retry: bool) -> None:
-        with suppress(LeaseLost):
+        with suppress(LeaseLost):  # whoever has it now tells how it ends
             state = self._queue.fail(lease, error, retry=retry)
             logger.info("job %s (%s) is %s: %s", lease.job_id, lease.kind, state, error)
 

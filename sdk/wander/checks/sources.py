@@ -325,7 +325,7 @@ def is_own_port(peer: Any) -> bool:
         return False
     listening: set[str] = set()
     for table in _TABLES:
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError):  # no Linux, or no IPv6
             for row in table.read_text(encoding="ascii").splitlines()[1:]:
                 fields = row.split()
                 if fields[3] == _LISTENING and int(fields[1].rpartition(":")[2], 16) == peer[1]:

@@ -130,7 +130,7 @@ class MathProcesses:
         raise RubricError(f"comparing `{request['response']:.80}` killed two processes, one after the other")
 
     def _find_living(self) -> subprocess.Popen[bytes]:
-        with suppress(queue.Empty):
+        with suppress(queue.Empty):  # all are at work
             while True:
                 process = self._idle.get_nowait()
                 if process.poll() is None:

@@ -186,7 +186,7 @@ def _check_dist_info(state: _Pass, folder: str, *, is_folder: bool) -> None:
         raise refusal("bad_dist_info", detail)
     name, _, version = folder.removesuffix(".dist-info").rpartition("-")
     identity = None
-    with suppress(InvalidVersion):
+    with suppress(InvalidVersion):  # which the next lines refuse
         identity = canonicalize_name(name), str(Version(version))
     if identity != (state.filename.name, state.filename.version):
         detail = f"the folder `{shown(folder)}` is not that of `{state.filename.stem}`"

@@ -299,7 +299,7 @@ class _Running:
         self._parent.close()
         try:
             if not self.busy:
-                with contextlib.suppress(TimeoutError):
+                with contextlib.suppress(TimeoutError):  # then it is killed
                     await asyncio.wait_for(self.process.wait(), LEAVE_SECONDS)
         finally:
             with contextlib.suppress(ProcessLookupError, PermissionError):

@@ -221,7 +221,7 @@ def trainer_digest() -> str:
 
 
 def _cpu_name() -> str | None:
-    with contextlib.suppress(OSError):
+    with contextlib.suppress(OSError):  # there is no such file but on Linux
         for line in Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines():
             name, _, value = line.partition(":")
             if name.strip() == "model name":
