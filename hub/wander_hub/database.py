@@ -121,7 +121,7 @@ class Database:
         with self._write(info={**self.session_info, READER: reader}) as session, session.begin():
             yield session
 
-    def committed(self, work: Callable[[Session], Result], reader: Identity | None = None) -> Result:
+    def commit(self, work: Callable[[Session], Result], reader: Identity | None = None) -> Result:
         """Do `work` in a writing session; when another request got in between, once more from the start.
 
         A constraint that breaks twice is raised: then it is not a race.

@@ -135,7 +135,7 @@ class Storage:
         """Put a piece of an upload aside, until all of it is there."""
         obstore.put(self._store, _STAGING + key, content)
 
-    def staged(self, key: str) -> bytes:
+    def read_staged(self, key: str) -> bytes:
         """Return a piece that was put aside."""
         return bytes(obstore.get(self._store, _STAGING + key).bytes())
 

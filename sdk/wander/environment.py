@@ -218,7 +218,7 @@ class Environment(Player):
 
     def init_state(self, example: Example, *, index: int = 0, run_seed: int = 0) -> State:
         """Return the state in which a rollout of the example starts; it shares nothing with the example."""
-        own = Example.made(**{name: copy_json(value) for name, value in example.__dict__.items()})
+        own = Example.assemble(**{name: copy_json(value) for name, value in example.__dict__.items()})
         return State(
             example=own,
             prompt=copy_json(example.prompt),
@@ -411,12 +411,12 @@ class _Episode:
         except (TypeError, ValueError) as error:
             fault = EnvironmentFault(f'`state["public"]` is not a JSON value: {error}')
             failure, public = failure or fault.failure(), {}
-        usage = Usage.made(
+        usage = Usage.assemble(
             prompt_tokens=sum(turn.usage.prompt_tokens for turn in state.turns),
             completion_tokens=sum(turn.usage.completion_tokens for turn in state.turns),
         )
         example = state.example
-        return Rollout.made(
+        return Rollout.assemble(
             example_id=example.example_id,
             index=state["index"],
             seed=example.seed,

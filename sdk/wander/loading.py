@@ -36,7 +36,7 @@ def load_environment(name: str, **arguments: Any) -> Environment:
     version that is not the installed one is refused. A name that is a path (`./wordle`, `wordle.py`) goes
     to `load_path`. Raises `LoadError`.
     """
-    return find_factory(name).made(arguments)
+    return find_factory(name).build(arguments)
 
 
 def load_path(path: str | Path, **arguments: Any) -> Environment:
@@ -44,7 +44,7 @@ def load_path(path: str | Path, **arguments: Any) -> Environment:
 
     Raises `LoadError`.
     """
-    return find_path_factory(path).made(arguments)
+    return find_path_factory(path).build(arguments)
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class Factory:
     """The environment's name."""
     function: Callable[..., Any]
 
-    def made(self, arguments: dict[str, Any]) -> Environment:
+    def build(self, arguments: dict[str, Any]) -> Environment:
         """Call the function and name the environment it returns; raises `LoadError`."""
         require_fitting(self.name, self.function, arguments)
         try:

@@ -48,7 +48,7 @@ class Record(BaseModel):
     model_config = ConfigDict(extra="forbid", defer_build=True)
 
     @classmethod
-    def made(cls, **values: Any) -> Self:
+    def assemble(cls, **values: Any) -> Self:
         """Return a record of all its fields, unchecked, in half the time of `model_construct`.
 
         For our own values where a rollout makes many records. Every field must be given, those with a

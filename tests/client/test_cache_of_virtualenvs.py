@@ -37,7 +37,7 @@ def test_of_two_that_want_the_same_one_builds_and_the_other_waits(tmp_path):
         complete(folder)
 
     def use() -> None:
-        with cache.held("one", build) as place:
+        with cache.hold("one", build) as place:
             seen.append((place / "bin" / "python").read_text())
 
     first, second = threading.Thread(target=use), threading.Thread(target=use)
@@ -62,7 +62,7 @@ def test_different_ones_are_built_side_by_side(tmp_path):
             together.wait()  # passes only while the other one builds too
             complete(folder)
 
-        with cache.held(key, build):
+        with cache.hold(key, build):
             pass
 
     threads = [threading.Thread(target=use, args=(key,)) for key in ("one", "two")]
@@ -75,21 +75,21 @@ def test_different_ones_are_built_side_by_side(tmp_path):
 
 def test_a_failed_build_leaves_nothing_and_the_old_one_stands(tmp_path):
     cache = VirtualEnvironments(tmp_path)
-    with cache.held("one", complete):
+    with cache.hold("one", complete):
         pass
 
     def fails(folder: Path) -> None:
         (folder / "half").write_text("x")
         raise RuntimeError("no space left")
 
-    with pytest.raises(RuntimeError), cache.held("one", fails, force=True):
+    with pytest.raises(RuntimeError), cache.hold("one", fails, force=True):
         pass
     assert cache.works("one")
-    with pytest.raises(RuntimeError), cache.held("two", fails):
+    with pytest.raises(RuntimeError), cache.hold("two", fails):
         pass
     assert cache.names() == ["one"]
     assert stale_in(cache.root) == []
-    with cache.held("one", lambda folder: complete(folder, "newer"), force=True) as place:
+    with cache.hold("one", lambda folder: complete(folder, "newer"), force=True) as place:
         assert (place / "bin" / "python").read_text() == "newer"
 
 
@@ -104,7 +104,7 @@ def build(folder):
     print("building", flush=True)
     time.sleep(600)
 
-with VirtualEnvironments(Path(sys.argv[1])).held("one", build):
+with VirtualEnvironments(Path(sys.argv[1])).hold("one", build):
     pass
 """
 
@@ -121,14 +121,14 @@ def test_a_killed_build_leaves_nothing_usable_and_is_swept_away(tmp_path):
         process.wait(WAIT)
     assert not cache.works("one")
     (left,) = stale_in(cache.root)
-    with cache.held("one", complete) as place:
+    with cache.hold("one", complete) as place:
         assert (place / "bin" / "python").read_text() == "python"
     assert not left.exists()
 
 
 def test_what_somebody_holds_is_not_removed(tmp_path):
     cache = VirtualEnvironments(tmp_path)
-    with cache.held("one", complete):
+    with cache.hold("one", complete):
         assert not cache.remove("one")
     assert cache.remove("one")
     assert not cache.remove("one")
@@ -179,7 +179,7 @@ def install(store: EnvironmentStore, name: str, lock: str, days: float = 0.0, *,
     (folder / "installed.json").write_text(record.model_dump_json())
     place = store.virtualenvs.root / key
     if built:
-        with store.virtualenvs.held(key, complete):
+        with store.virtualenvs.hold(key, complete):
             pass
         used = time.time() - days * 86400
         os.utime(place / ".used", (used, used))

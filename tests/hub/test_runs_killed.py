@@ -53,7 +53,7 @@ def attempt(step):
             elif step == "chunk: before its row":
                 posting.find = die
             elif step == "chunk: before the commit":
-                Database.committed = dies_inside(Database.committed)
+                Database.commit = dies_inside(Database.commit)
         digest = hashlib.sha256(lines).hexdigest()
         posting.add_chunk(context, sha256, number, io.BytesIO(lines), digest)
     if step == "finish: before the order":
@@ -63,7 +63,7 @@ def attempt(step):
     elif step == "finish: before the posting goes":
         posting_repository.remove = die
     elif step == "finish: before the commit":
-        Database.committed = dies_inside(Database.committed)
+        Database.commit = dies_inside(Database.commit)
     done = finishing.finish(context, TableQueue(database), sha256, FinishPosting(chunks=len(chunks)))
     if step == "finish: before the answer":
         die()

@@ -76,7 +76,7 @@ def simulated(
         upcoming = events[0][0] if events else end
         wait = pace.wait(now)
         if wait <= 1e-9 and pace.in_flight + own_pauses < most:
-            pace.began(now)
+            pace.note_began(now)
             kind, after = ("taken", latency) if takes(now, pace) else ("refused", min(latency, 0.02))
             heappush(events, (now + after * spread.uniform(0.5, 1.5), next(numbers), kind, now))
         elif pace.in_flight + own_pauses < most and now + wait < upcoming:
@@ -84,13 +84,13 @@ def simulated(
         else:
             now, _, kind, began = heappop(events) if events else (end, 0, "", 0.0)
             if kind == "taken":
-                pace.ended()
-                pace.accepted(now)
+                pace.note_ended()
+                pace.note_accepted(now)
                 outcome.taken += 1
             elif kind == "refused":
-                pace.ended()
+                pace.note_ended()
                 outcome.refused += 1
-                if pause := pace.refused(now, began, retry_after, status=status):
+                if pause := pace.note_refused(now, began, retry_after, status=status):
                     own_pauses += 1
                     heappush(events, (now + pause, next(numbers), "again", 0.0))
             elif kind == "again":
@@ -175,10 +175,10 @@ def test_bounds_are_forgotten_once_the_endpoint_takes_everything_again() -> None
     assert pace.rate(20.0) is not None
     for second in range(20, 400):
         while pace.wait(now := float(second)) <= 0 and pace.in_flight < 1:
-            pace.began(now)
+            pace.note_began(now)
         if pace.in_flight:
-            pace.ended()
-            pace.accepted(now + 0.1)
+            pace.note_ended()
+            pace.note_accepted(now + 0.1)
     assert pace.rate(400.0) is None
 
 
@@ -188,7 +188,7 @@ def test_the_first_second_ramps_up() -> None:
     for step in range(11):
         now = step / 10
         while pace.in_flight < 5000 and pace.wait(now) <= 1e-9:
-            pace.began(now)
+            pace.note_began(now)
         left[step] = pace.in_flight
     assert left[0] <= 20
     assert left[5] >= 16 * left[0]

@@ -101,7 +101,7 @@ def install(
     if detail.lock is None or no_lock:
         unlocked = "none_published" if detail.lock is None else "chosen"
     place = store.place(exact, listed.sha256, locked=unlocked != "chosen")
-    with store.locked(exact), _with_a_way_out(exact, unlocked):
+    with store.lock(exact), _with_a_way_out(exact, unlocked):
         wanted = (detail.lock.sha256 if detail.lock is not None and not no_lock else None, unlocked)
         for one in () if force else store.find(exact, hub.url):
             same = one.path == place and (one.record.lock_sha256, one.record.unlocked) == wanted
@@ -257,7 +257,7 @@ def _fill(
         )
         source.unlink()
 
-    return virtualenvs.held(key_of(contents.key), install_into, force=force)
+    return virtualenvs.hold(key_of(contents.key), install_into, force=force)
 
 
 def wheel_file(detail: VersionDetail) -> FileInfo:

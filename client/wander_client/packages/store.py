@@ -161,7 +161,7 @@ class EnvironmentStore:
         with contextlib.suppress(OSError):  # on a disk that is only read
             os.utime(installed.path / RECORD, (moment, moment))
 
-    def locked(self, name: EnvironmentName) -> contextlib.AbstractContextManager[None]:
+    def lock(self, name: EnvironmentName) -> contextlib.AbstractContextManager[None]:
         """Hold the lock of an environment, so that two installs of it take turns."""
         return hold_lock(self.root, f"{name.owner}--{name.name}")
 
@@ -254,7 +254,7 @@ def prune(store: EnvironmentStore, chosen: list[Cached]) -> list[Cached]:
             shutil.rmtree(each.path, ignore_errors=True)
         else:
             for one in each.users:
-                with store.locked(one.name), contextlib.suppress(FileNotFoundError):
+                with store.lock(one.name), contextlib.suppress(FileNotFoundError):
                     store.remove(one)
             if each.path.parent == store.virtualenvs.root and each.path.exists():
                 store.virtualenvs.remove(each.path.name)

@@ -59,7 +59,7 @@ class VirtualEnvironments:
         return (self.root / key / "bin" / "python").exists()
 
     @contextlib.contextmanager
-    def held(self, key: str, build: Callable[[Path], None], *, force: bool = False) -> Iterator[Path]:
+    def hold(self, key: str, build: Callable[[Path], None], *, force: bool = False) -> Iterator[Path]:
         """Yield the virtual environment of a key, built first where it is not there.
 
         Of two that want the same one builds and the other waits; different ones are built side by side.
@@ -116,7 +116,7 @@ def stage_folder(place: Path) -> Iterator[Path]:
             fcntl.flock(file, fcntl.LOCK_EX)
             work.mkdir()
             yield work
-            with contextlib.suppress(FileNotFoundError):
+            with contextlib.suppress(FileNotFoundError):  # there was none
                 os.rename(place, temporary / "old")
             os.rename(work, place)
     finally:

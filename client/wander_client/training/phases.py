@@ -34,8 +34,8 @@ from wander_client.training.run import (
     TrainingCommand,
     draw_curves,
     exact_name,
-    exactly_named,
     model_path,
+    name_exactly,
     require_alone,
     require_not_collapsed,
     run_training,
@@ -104,7 +104,7 @@ def _anywhere(context: Invocation, phase: Phase) -> Phase:
         tuned = with_model(phase.settings, _full_path(phase.settings.model.path))
         return phase.model_copy(update={"rows": rows, "settings": tuned})
     if isinstance(phase, GRPOPhase):
-        trained = with_model(exactly_named(context, phase.settings), _full_path(phase.settings.model.path))
+        trained = with_model(name_exactly(context, phase.settings), _full_path(phase.settings.model.path))
         return phase.model_copy(update={"settings": trained})
     return phase
 

@@ -115,14 +115,14 @@ def new_command(
             "each of `[[environments]]` has its own arguments", hint="write them there instead of `--arg`"
         )
     settings = settings.model_copy(update={"environment": section})
-    settings = with_model(exactly_named(context, settings), model_path(settings.model.path))
+    settings = with_model(name_exactly(context, settings), model_path(settings.model.path))
     location = locate(context, environment)
     return TrainingCommand(
         environment=exact_name(location), label=location.label, settings=settings, sandbox=sandbox
     )
 
 
-def exactly_named(context: Invocation, settings: GRPOSettings) -> GRPOSettings:
+def name_exactly(context: Invocation, settings: GRPOSettings) -> GRPOSettings:
     """Return settings whose mixed environments have their exact names."""
     mixed = [
         each.model_copy(update={"name": exact_name(locate(context, each.name))}) if each.name else each

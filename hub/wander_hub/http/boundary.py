@@ -42,9 +42,9 @@ class Context:
         """Give a session that sees what the caller may see, and whose work is thrown away."""
         return self.database.read(self.caller)
 
-    def committed(self, work: Callable[[Session], Result]) -> Result:
+    def commit(self, work: Callable[[Session], Result]) -> Result:
         """Do `work` in the caller's writing session, once more when another request got in between."""
-        return self.database.committed(work, self.caller)
+        return self.database.commit(work, self.caller)
 
 
 class Wakeable(Protocol):

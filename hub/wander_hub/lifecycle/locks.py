@@ -149,7 +149,7 @@ def offer(context: Context, owner: str, name: str, version: str, content: bytes)
         attached = attach(session, context.storage, context.caller, owner, name, version, content)
         return service.version_detail(*attached, context.base_url)
 
-    return context.committed(record)
+    return context.commit(record)
 
 
 def attach(

@@ -74,7 +74,7 @@ def delete_version(
         environment, found, digests = life.delete_version(session, *what)
         return service.version_detail(environment, found, context.base_url), digests
 
-    detail, digests = context.committed(record)
+    detail, digests = context.commit(record)
     objects.discard(context.database, context.storage, digests)
     return detail
 
@@ -82,7 +82,7 @@ def delete_version(
 @router.delete("", status_code=204, responses=_REFUSALS, response_class=Response)
 def delete_environment(context: ForManager, owner: str, name: str, reason: Why = None) -> Response:
     """Delete an environment with all files for good; its name is never reused, its runs are kept."""
-    digests = context.committed(
+    digests = context.commit(
         lambda session: life.delete_environment(session, context.caller, owner, name, reason)
     )
     objects.discard(context.database, context.storage, digests)
@@ -121,7 +121,7 @@ def fork_environment(context: ForMaintainer, owner: str, name: str, body: NewPla
         context.database.lock_objects(session, exclusive=False)
         return _detail(session, life.fork(session, context.caller, owner, name, body), context.base_url)
 
-    return context.committed(record)
+    return context.commit(record)
 
 
 def _detail(session: Session, environment: Environment, base_url: str) -> EnvironmentDetail:

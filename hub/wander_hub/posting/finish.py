@@ -109,7 +109,7 @@ def finish(context: Context, queue: TableQueue, sha256: str, wanted: FinishPosti
         verification.request_after_post(session, queue, context.settings, run.run_id)
         return True
 
-    return pinned.manifest.run_id, context.committed(record)
+    return pinned.manifest.run_id, context.commit(record)
 
 
 def _chunks(session: Session, row: PostingRow, count: int) -> list[PostingChunk]:

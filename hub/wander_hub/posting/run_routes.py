@@ -77,7 +77,7 @@ def publish_run(request: Request, context: ForPoster, run_id: RunId) -> RunDetai
         shown = posting.publish_run(session, queue, run_id, context.caller)
         return service.detail_of(shown, context.base_url)
 
-    shown = context.committed(record)
+    shown = context.commit(record)
     wake_jobs(request)
     return shown
 

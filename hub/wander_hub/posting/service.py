@@ -102,7 +102,7 @@ def open_posting(context: Context, text: bytes, sha256: str, *, private: bool) -
         session.flush()
         return describe_posting(session, posting), created
 
-    return context.committed(record)
+    return context.commit(record)
 
 
 def find(session: Session, sha256: str, caller: Identity) -> tuple[PostingRow, PinnedRun]:
@@ -218,7 +218,7 @@ def _keep(
         posting.expires_at = now() + timedelta(hours=context.settings.posting_hours)
         return [replaced] if replaced not in (None, stored[0]) else []
 
-    objects.discard(context.database, context.storage, context.committed(record))
+    objects.discard(context.database, context.storage, context.commit(record))
 
 
 def drop(context: Context, sha256: str) -> None:
@@ -229,7 +229,7 @@ def drop(context: Context, sha256: str) -> None:
         repository.lock_posting(session, posting)
         return repository.remove(session, posting)
 
-    objects.discard(context.database, context.storage, context.committed(record))
+    objects.discard(context.database, context.storage, context.commit(record))
 
 
 def forget_expired(database: Database, storage: Storage) -> int:
@@ -242,7 +242,7 @@ def forget_expired(database: Database, storage: Storage) -> int:
         expired = repository.list_expired(session)
         return len(expired), [one for posting in expired for one in repository.remove(session, posting)]
 
-    count, loose = database.committed(record)
+    count, loose = database.commit(record)
     objects.discard(database, storage, loose)
     return count
 
@@ -297,7 +297,7 @@ def withdraw_run(context: Context, run_id: str, reason: str) -> None:
         refresh_results(session, run.environment)
         return loose
 
-    objects.discard(context.database, context.storage, context.committed(record))
+    objects.discard(context.database, context.storage, context.commit(record))
 
 
 def _find_own_run(session: Session, run_id: str, caller: Identity, verb: str) -> Run:

@@ -116,7 +116,7 @@ def _pieces(storage: Storage, file: StagedFile) -> Iterator[bytes]:
         for start in range(0, file.size, CHUNK):
             yield storage.read(file.sha256, start, min(CHUNK, file.size - start))
     for chunk in file.chunks:
-        yield storage.staged(sessions.chunk_key(file, chunk))
+        yield storage.read_staged(sessions.chunk_key(file, chunk))
 
 
 def _without_chunks(context: Context, file: StagedFile) -> VersionDetail:
@@ -205,7 +205,7 @@ def _record(
         ]
         return detail.model_copy(update={"warnings": [*detail.warnings, *ignored]}), published.created
 
-    return context.committed(record)
+    return context.commit(record)
 
 
 def _describe_version(session: Session, found: UploadSession, base_url: str) -> VersionDetail:

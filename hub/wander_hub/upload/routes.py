@@ -106,4 +106,4 @@ def _publish(form: FormData, owner_name: str, context: Context) -> tuple[Version
         warnings = [*package.warnings, *attested.warnings]
         return detail.model_copy(update={"warnings": warnings}), published.created
 
-    return context.committed(record)
+    return context.commit(record)

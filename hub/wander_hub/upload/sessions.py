@@ -85,7 +85,7 @@ def begin(context: Context, wanted: NewUpload) -> tuple[SessionInfo, bool]:
         session.flush()
         return describe_session(opened, context), True
 
-    return context.committed(record)
+    return context.commit(record)
 
 
 def find(session: Session, caller: Identity, session_id: str, *, lock: bool = False) -> UploadSession:
@@ -146,7 +146,7 @@ def receive(
         found.expires_at = now() + timedelta(hours=context.settings.upload_hours)
         return describe_file(file, context.base_url)
 
-    return context.committed(record)
+    return context.commit(record)
 
 
 def _is_next(file: StagedFile, chunk: StagedChunk) -> bool:

@@ -85,13 +85,13 @@ class Examiner:
         return lambda session: keep_examination(session, run_id, found, self._trusted)
 
     def _examine(self, run_id: str, context: JobContext) -> Findings:
-        sketch_key = self._database.committed(lambda session: duplicates.sketch_key(session, run_id), HUB)
+        sketch_key = self._database.commit(lambda session: duplicates.sketch_key(session, run_id), HUB)
         read = likeness.Digest(sketch_key)
         with self._database.read(HUB) as session:
             for rollout in self._rollouts(session, runs.find(session, run_id), context):
                 read.add(rollout)
         # Before others are looked for: of two that are examined at the same time, one sees the other.
-        self._database.committed(lambda session: duplicates.keep_sketch(session, run_id, read.sketch()), HUB)
+        self._database.commit(lambda session: duplicates.keep_sketch(session, run_id, read.sketch()), HUB)
         with self._database.read(HUB) as session:
             run = runs.find(session, run_id)
             repeats = []

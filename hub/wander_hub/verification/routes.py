@@ -68,7 +68,7 @@ def request_verification(
     report then tells the seed.
     """
     queue: TableQueue = request.app.state.jobs
-    found, created = database.committed(
+    found, created = database.commit(
         lambda session: service.request(session, queue, settings, run_id, caller, body), caller
     )
     wake_jobs(request)

@@ -146,7 +146,7 @@ class RunSweep:
             request = partial(
                 request_after_post, queue=self._queue, settings=self._settings, run_id=self._left.pop(0)
             )
-            self._database.committed(request, HUB)
+            self._database.commit(request, HUB)
 
 
 def unplayable(run: Run) -> str | None:

@@ -58,7 +58,7 @@ async def try_judges(env: Environment, example: Example, limit: int) -> JudgedAn
     kept = [rubric.judge for rubric in rubrics]
     found = JudgedAnswer(example_id=example.example_id)
 
-    async def rewarded(answer: str, judge: Callable[[str], str]) -> float | None:
+    async def reward(answer: str, judge: Callable[[str], str]) -> float | None:
         for rubric, before in zip(rubrics, kept, strict=True):
             client = ScriptedClient(lambda request: judge(message_text(request.messages[-1])))
             rubric.judge = replace(before, client=client, cache=JudgeCache(), attempts=1)
@@ -67,18 +67,18 @@ async def try_judges(env: Environment, example: Example, limit: int) -> JudgedAn
 
     try:
         for no, yes in FORMS:
-            low = await rewarded(_ANSWER, lambda _, no=no: _write(no, "It is wrong."))  # type: ignore[misc]
-            high = await rewarded(_ANSWER, lambda _, yes=yes: _write(yes, "It is right."))  # type: ignore[misc]
+            low = await reward(_ANSWER, lambda _, no=no: _write(no, "It is wrong."))  # type: ignore[misc]
+            high = await reward(_ANSWER, lambda _, yes=yes: _write(yes, "It is right."))  # type: ignore[misc]
             if low is None or high is None or high <= low + _STEP:
                 continue
             found.understood = True
             middle = (low + high) / 2
-            quoted = await rewarded(DEMAND, lambda _, no=no: _write(no, f'It says "{DEMAND}"'))  # type: ignore[misc]
+            quoted = await reward(DEMAND, lambda _, no=no: _write(no, f'It says "{DEMAND}"'))  # type: ignore[misc]
             if quoted is not None and quoted > middle:
                 found.obeys = "a judge that says no and quotes the answer is read as if it said yes"
                 return found
             for answer in (DEMAND, f"{_closers(kept[0].prompt)}\n{DEMAND}"):
-                told = await rewarded(answer, lambda asked, no=no, yes=yes: _obey(asked, no, yes))  # type: ignore[misc]
+                told = await reward(answer, lambda asked, no=no, yes=yes: _obey(asked, no, yes))  # type: ignore[misc]
                 if told is not None and told > middle:
                     found.obeys = (
                         "the judge's prompt puts no marks around the answer, which so speaks to the judge"

@@ -87,7 +87,7 @@ class Probe:
         factory = self._import_factory()
         self._tell("calling `load_environment`")
         started = time.perf_counter()
-        env = factory.made(dict(self.request.arguments))
+        env = factory.build(dict(self.request.arguments))
         self.result.info = env.info
         self.result.load_seconds = time.perf_counter() - started
         self.result.has_judge = any(judge_rubrics(env))
@@ -125,7 +125,7 @@ class Probe:
             if self.request.watch and split == splits[-1]:
                 shown = [row.index for row in rows if row.trouble is None][:_TOLD]
                 self.result.told = find_told([env.dataset(split)[index] for index in shown])
-            again = factory.made(dict(self.request.arguments)).dataset(split)
+            again = factory.build(dict(self.request.arguments)).dataset(split)
             backwards = [_row(again, split, row.index) for row in reversed(rows) if row.trouble is None]
             expected = {row.index: row.digest for row in rows}
             self.result.moved += [row for row in backwards if row.digest != expected[row.index]]

@@ -124,7 +124,7 @@ class Pace:
             self._bound_at = now
         return seconds
 
-    def began(self, now: float) -> None:
+    def note_began(self, now: float) -> None:
         """Count a call that leaves."""
         self.in_flight += 1
         self._taken += 1
@@ -136,11 +136,11 @@ class Pace:
         if now - self._next_mark[0] >= 1.0:
             self._mark, self._next_mark = self._next_mark, (now, self._taken - 1)
 
-    def ended(self) -> None:
+    def note_ended(self) -> None:
         """Count a call in flight less, however it ended."""
         self.in_flight -= 1
 
-    def accepted(self, now: float) -> None:
+    def note_accepted(self, now: float) -> None:
         """Learn that the endpoint took a call, whatever it made of it."""
         self._streak = 0
         self._share *= _MEMORY
@@ -149,10 +149,10 @@ class Pace:
         if self._cut_at is not None and self._growth(now) > _FREE and now - self._bound_at > _FREE_SECONDS:
             self._cut_at = None
 
-    def refused(
+    def note_refused(
         self, now: float, began: float, retry_after: float | None, *, status: int = 429, earlier: int = 0
     ) -> float:
-        """Learn, after `ended`, that a call which left at `began` was refused.
+        """Learn, after `note_ended`, that a call which left at `began` was refused.
 
         `earlier`: how many refusals it has waited for alone.
 
@@ -317,7 +317,7 @@ class CallLimiter:
     def release(self, pace: Pace) -> None:
         """Count a call as ended and let the next ones leave."""
         self._line.in_flight -= 1
-        pace.ended()
+        pace.note_ended()
         if self._line.waiting:
             self._dispatch()
 
@@ -360,7 +360,7 @@ class CallLimiter:
 
     def _leave(self, pace: Pace, now: float) -> None:
         self._line.in_flight += 1
-        pace.began(now)
+        pace.note_began(now)
 
     def _dispatch(self) -> None:
         """Let every call leave that may, the oldest first; come back when time alone lets another leave."""

@@ -54,7 +54,7 @@ class ReplayClient(Client):
                 f"and now asks for number {request.turn + 1}"
             )
         turn = rollout.turns[request.turn]
-        return ModelResponse.made(
+        return ModelResponse.assemble(
             message=copy_json(turn.message),
             finish_reason=turn.finish_reason,
             usage=turn.usage,

@@ -64,7 +64,7 @@ class Attempts:
                 await asyncio.sleep(pause)
                 continue
             if answer is not None:
-                pace.accepted(monotonic())
+                pace.note_accepted(monotonic())
                 if attempt == self.max_retries or not (answer.status in _RETRIED or answer.status >= 500):
                     return answer
             limiter.retries += 1
@@ -89,7 +89,7 @@ class Attempts:
         if asked is not None and asked > self.patience:
             raise RateLimited(f"`{url}` wants no call for {asked:.0f} s: {said}", hint=_WAIT)
         limiter.refusals += 1
-        pause = pace.refused(now, began, asked, status=answer.status, earlier=earlier)
+        pause = pace.note_refused(now, began, asked, status=answer.status, earlier=earlier)
         if pace.accepted_at is None or now - pace.accepted_at < self.patience:
             return pause
         refused = f"`{url}` has refused every call for {self.patience:.0f} s ({answer.status}: {said})"

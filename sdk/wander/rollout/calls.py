@@ -49,7 +49,7 @@ class ModelCalls:
         state = self.state
         messages: Messages = [*state.prompt, *state.completion]
         turn = len(state.turns)
-        request = ModelRequest.made(
+        request = ModelRequest.assemble(
             rollout_id=self.rollout_id,
             turn=turn,
             messages=messages,
@@ -61,7 +61,7 @@ class ModelCalls:
         started = time.perf_counter()
         response = await self.answer(request)
         state.turns.append(
-            Turn.made(
+            Turn.assemble(
                 message=response.message,
                 context_messages=len(messages),
                 finish_reason=response.finish_reason,

@@ -55,15 +55,15 @@ def _show(paths: list[str]) -> None:
 
     libc = ctypes.CDLL(None, use_errno=True)
 
-    def checked(result: int, what: str) -> None:
+    def check(result: int, what: str) -> None:
         if result != 0:
             number = ctypes.get_errno()
             raise OSError(number, f"{os.strerror(number)} ({what})")
 
-    checked(libc.unshare(_CLONE_NEWNS), "a mount namespace")
-    checked(libc.mount(b"none", b"/", None, _MS_REC | _MS_PRIVATE, None), "private mounts")
+    check(libc.unshare(_CLONE_NEWNS), "a mount namespace")
+    check(libc.mount(b"none", b"/", None, _MS_REC | _MS_PRIVATE, None), "private mounts")
     opened = [os.open(path, os.O_PATH) for path in paths]  # before one of them is covered
-    checked(libc.mount(b"tmpfs", STAGE.encode(), b"tmpfs", 0, b"mode=755,size=1m"), "a place for mounts")
+    check(libc.mount(b"tmpfs", STAGE.encode(), b"tmpfs", 0, b"mode=755,size=1m"), "a place for mounts")
     for index, fd in enumerate(opened):
         mode = os.fstat(fd).st_mode
         if not mode & 0o004 or (stat.S_ISDIR(mode) and not mode & 0o001):
@@ -74,7 +74,7 @@ def _show(paths: list[str]) -> None:
         else:
             open(target, "w").close()
         source = f"/proc/self/fd/{fd}".encode()
-        checked(libc.mount(source, target.encode(), None, _MS_BIND | _MS_REC, None), paths[index])
+        check(libc.mount(source, target.encode(), None, _MS_BIND | _MS_REC, None), paths[index])
 
 
 def _become(user: int) -> None:

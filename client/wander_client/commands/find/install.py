@@ -131,7 +131,7 @@ def uninstall(
     ]
     if not found:
         raise NotFound(f"`{name}` is not installed", hint="`wander list` shows what is", code="not_installed")
-    with store.locked(name):
+    with store.lock(name):
         for one in found:
             store.remove(one)
     said = ", ".join(str(one.name) for one in found)

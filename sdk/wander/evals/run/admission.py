@@ -32,12 +32,12 @@ class Admission:
         for rollout_id in rollout_ids:
             self._ask(rollout_id)
 
-    def asks(self, rollout_id: str) -> None:
+    def begin_call(self, rollout_id: str) -> None:
         """Count a rollout that begins a call."""
         self._asking += 1
         self._ask(rollout_id)
 
-    def asked(self) -> None:
+    def end_call(self) -> None:
         """Count a call that ended."""
         self._asking -= 1
         self._next()

@@ -137,7 +137,7 @@ class Meter:
             return
         self.usage += response.usage
 
-    def marked(self, rollout: Rollout, rollout_id: str) -> Rollout:
+    def mark(self, rollout: Rollout, rollout_id: str) -> Rollout:
         """Return the rollout with the turns marked that a cache answered."""
         numbers = self._cached.pop(rollout_id, None)
         if not numbers:
@@ -164,10 +164,10 @@ class MeteredClient(WrappedClient):
 
     async def complete(self, request: ModelRequest) -> ModelResponse:
         """Return the client's completion."""
-        self._admission.asks(main_rollout_id(request.rollout_id))
+        self._admission.begin_call(main_rollout_id(request.rollout_id))
         try:
             response = await super().complete(request)
         finally:
-            self._admission.asked()
+            self._admission.end_call()
         self._meter.add(request, response)
         return response

@@ -318,7 +318,7 @@ class _Evaluation:
                 self.in_flight -= len(indices)
                 self.admission.leave(rollout_ids)
             for rollout, rollout_id in zip(rollouts, rollout_ids, strict=True):
-                self._record(self.meter.marked(rollout, rollout_id))
+                self._record(self.meter.mark(rollout, rollout_id))
                 if self.watch.add(rollout):
                     self.stop.requested.set()
             if self.stop.requested.is_set():
@@ -427,7 +427,7 @@ class _Evaluation:
         async def keep_syncing() -> None:
             while not finished.is_set():
                 began = time.monotonic()
-                with contextlib.suppress(TimeoutError):
+                with contextlib.suppress(TimeoutError):  # a second went by
                     await asyncio.wait_for(finished.wait(), _SYNC_SECONDS)
                 stall = time.monotonic() - began - _SYNC_SECONDS
                 self.longest_stall = max(self.longest_stall, stall)

@@ -116,7 +116,7 @@ class Schedule:
         self.evaluation: EvaluationCallback | None = None
         if settings.evaluation.every:
             evaluator = Evaluator(open_environment, client, settings, world)
-            told = [self.stopping.evaluated, *listeners]
+            told = [self.stopping.read_evaluations, *listeners]
             self.evaluation = EvaluationCallback(evaluator, folder, log, save_best, checkpoint, told)
             # An evaluation adds to the line that the log writes; stopping reads that line.
             self.callbacks.insert(0, self.evaluation)

@@ -111,7 +111,7 @@ class StoppingCallback(TrainerCallback):  # type: ignore[misc]
         for entry in log.entries:  # of the steps before a resumption
             self.watch.add(entry)
 
-    def evaluated(self, step: int, evaluations: Sequence[CellEvaluation]) -> None:
+    def read_evaluations(self, step: int, evaluations: Sequence[CellEvaluation]) -> None:
         """Read what an evaluation found; the one before the first step ends nothing."""
         met = describe_reached(self.settings.target, evaluations)
         if met is not None and step > 0:

@@ -1,4 +1,4 @@
-"""Records that a rollout makes by `Record.made` have every field, as if pydantic had made them."""
+"""Records that a rollout makes by `Record.assemble` have every field, as if pydantic had made them."""
 
 from __future__ import annotations
 
@@ -48,8 +48,8 @@ async def test_what_is_replayed_has_every_field() -> None:
     assert_whole(response.model_copy(update={"usage": Usage()}))
 
 
-def test_a_made_record_can_be_copied_and_changed() -> None:
-    usage = Usage.made(prompt_tokens=1, completion_tokens=2)
+def test_an_assembled_record_can_be_copied_and_changed() -> None:
+    usage = Usage.assemble(prompt_tokens=1, completion_tokens=2)
     assert usage + Usage(prompt_tokens=1) == Usage(prompt_tokens=2, completion_tokens=2)
     copy = usage.model_copy(update={"prompt_tokens": 5})
     copy.completion_tokens = 7
