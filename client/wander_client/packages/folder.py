@@ -61,7 +61,7 @@ def python_of(folder: Path, data_dir: Path, note: Callable[[str], None]) -> Path
 
     try:
         digest = hashlib.sha256(contents.encode()).hexdigest()
-        with VirtualEnvironments(data_dir).held(key_of(digest), build) as virtualenv:
+        with VirtualEnvironments(data_dir).hold(key_of(digest), build) as virtualenv:
             return virtualenv / "bin" / "python"
     except ClientError as error:
         error.hint = f"put them into this Python: `{install_line(lacking)}`"
