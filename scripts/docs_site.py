@@ -2,7 +2,8 @@
 
 The pages are those of the repository as they are. They are copied into `build/pages` first, since the README
 and its neighbours lie outside of `docs/`: links between pages are turned, and of a link to a file that is no
-page only the text stays. The list of the hub's addresses comes from its OpenAPI document.
+page only the text stays. Diagrams are drawn here, so that no page loads a script from elsewhere. The list of
+the hub's addresses comes from its OpenAPI document.
 """
 
 from __future__ import annotations
@@ -42,23 +43,32 @@ def turn(text: str, page: str, pages: dict[str, str]) -> str:
     """Make a page fit its place on the site: where its links lead, and how a block says its file's name."""
     turned, done = [], 0
     for block in FENCED.finditer(text):
-        turned += [turn_links(text[done : block.start()], page, pages), titled(block)]
+        turned += [turn_links(text[done : block.start()], page, pages), turn_block(block)]
         done = block.end()
     return "".join([*turned, turn_links(text[done:], page, pages)])
 
 
-def titled(block: re.Match[str]) -> str:
-    """Return a fenced block with the name of its file as its title."""
+def turn_block(block: re.Match[str]) -> str:
+    """Return a fenced block with the name of its file as its title; of a diagram, its drawing."""
+    if block["language"] == "mermaid":
+        return draw(block[0].partition("\n")[2].rpartition("\n")[0])
     if block["file"] is None:
         return block[0]
     _, _, rest = block[0].partition("\n")
     return f'{block["fence"]}{block["language"]} title="{block["file"]}"\n{rest}'
 
 
+def draw(diagram: str) -> str:
+    """Return a diagram as SVG, on the light ground that its colours are made for in both themes."""
+    import mermaidx
+
+    return f'<div style="background: white; padding: 0.6rem">{mermaidx.render(diagram).svg()}</div>'
+
+
 def turn_links(text: str, page: str, pages: dict[str, str]) -> str:
     """Return prose with its links turned."""
 
-    def turned(link: re.Match[str]) -> str:
+    def turn_link(link: re.Match[str]) -> str:
         shown, address = link.groups()
         path, _, anchor = address.partition("#")
         if not path or "://" in path:
@@ -69,7 +79,7 @@ def turn_links(text: str, page: str, pages: dict[str, str]) -> str:
         place = os.path.relpath(pages[target], os.path.dirname(pages[page]) or ".")
         return f"[{shown}]({place}{'#' if anchor else ''}{anchor})"
 
-    return LINK.sub(turned, text)
+    return LINK.sub(turn_link, text)
 
 
 def openapi() -> dict[str, Any]:
@@ -104,7 +114,7 @@ def stage() -> None:
         addresses.write(operations(document))
 
 
-def unlisted() -> list[str]:
+def find_unlisted() -> list[str]:
     """Return the pages that no menu leads to."""
     menu = json.dumps(tomllib.loads((ROOT / "zensical.toml").read_text())["project"]["nav"])
     return [place for place in places().values() if f'"{place}"' not in menu]
@@ -112,7 +122,7 @@ def unlisted() -> list[str]:
 
 def main() -> int:
     """Build the site; return the exit status."""
-    if missing := unlisted():
+    if missing := find_unlisted():
         print(f"error: `nav` in `zensical.toml` lacks {', '.join(missing)}", file=sys.stderr)
         return 1
     stage()

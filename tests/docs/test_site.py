@@ -22,7 +22,7 @@ def docs_site():
 
 
 def test_a_menu_leads_to_every_page(docs_site):
-    assert docs_site.unlisted() == []
+    assert docs_site.find_unlisted() == []
 
 
 @pytest.mark.parametrize(
@@ -60,6 +60,10 @@ def test_the_site_builds_and_shows_the_public_names():
     for command in (["scripts/set_up.py", "--group", "site"], ["scripts/docs_site.py"]):
         done = subprocess.run([sys.executable, *command], cwd=ROOT, capture_output=True, text=True)
         assert done.returncode == 0, done.stdout + done.stderr
+    home = (ROOT / "site/index.html").read_text()
+    assert "run folder: manifest" in home
+    assert 'aria-roledescription="flowchart' in home, "the diagram is drawn"
+    assert 'class="mermaid"' not in home, "a script from elsewhere would draw it"
     python = (ROOT / "site/api/index.html").read_text()
     for name in ("wander.SingleTurnEnv", "wander.Client", "wander.ScriptedClient"):
         assert f'id="{name}"' in python
