@@ -49,6 +49,8 @@ class Invocation:
         self._given = given
         self._proven: Credential | None = None
         """What a workflow without a token got for its identity."""
+        self.builds = True
+        """Whether uv may build archives, which runs their authors' code."""
 
     @cached_property
     def settings(self) -> Settings:
@@ -147,3 +149,14 @@ def set_current(invocation: Invocation | None) -> None:
     """Make an invocation the running one (called by `main` alone)."""
     global _current
     _current = invocation
+
+
+def forbid_builds() -> None:
+    """Have uv install wheels alone from now on: a build would run strangers' code outside of the sandbox."""
+    if _current is not None:
+        _current.builds = False
+
+
+def may_build() -> bool:
+    """Tell whether uv may build archives."""
+    return _current is None or _current.builds

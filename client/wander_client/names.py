@@ -64,7 +64,8 @@ def parse_name(spec: str) -> EnvironmentName:
         else:
             hint = f"write {published}, or `./{whole}` for a folder"
         raise UsageError(f"`{spec}` names no owner", hint=hint)
-    if not _OWNER.fullmatch(owner.lower()) or not _NAME.fullmatch(name):
+    # Lower case makes a `k` of a Kelvin sign.
+    if not whole.isascii() or not _OWNER.fullmatch(owner.lower()) or not _NAME.fullmatch(name):
         folder = f"; for a folder write `./{whole}`" if os.path.isdir(whole) else ""
         raise UsageError(
             f"`{spec}` is no environment name", hint=f"write `owner/name` or `owner/name@version`{folder}"

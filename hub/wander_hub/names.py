@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from urllib.parse import urlsplit
 
 from packaging.utils import canonicalize_name
+from packaging.version import Version
 
 BUNDLED_OWNER = "wander"
 """The owner of the hub's own packages."""
@@ -28,8 +29,11 @@ _OWNER = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,37}[a-z0-9])?")
 
 
 def normalise_owner(name: str) -> str:
-    """Return the spelling under which an owner is stored."""
-    return name.strip().lower()
+    """Return the spelling under which an owner is stored.
+
+    Nothing is cut off and no letter is taken for another: a name with a space or a Kelvin sign is nobody's.
+    """
+    return name.lower() if name.isascii() else name
 
 
 def owner_fault(name: str) -> str | None:
@@ -42,8 +46,19 @@ def owner_fault(name: str) -> str | None:
 
 
 def normalise_environment(name: str) -> str:
-    """Return the spelling under which an environment is stored (PEP 503)."""
-    return canonicalize_name(name)
+    """Return the spelling under which an environment is stored (PEP 503); a name beyond ASCII is nobody's."""
+    return canonicalize_name(name) if name.isascii() else name
+
+
+def normalise_version(version: str) -> str:
+    """Return the spelling under which a version is stored (PEP 440).
+
+    Raises `ValueError` for what is none, which here includes the spaces and ends of lines around a number
+    that the standard has readers cut off.
+    """
+    if not version.isascii() or any(map(str.isspace, version)):
+        raise ValueError("it holds spaces, or characters beyond ASCII")
+    return str(Version(version))
 
 
 def distribution_of(filename: str) -> str:

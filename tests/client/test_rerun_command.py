@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from command_line import HubRoom, Wander
+from command_line import HubRoom, Wander, make_wheel
 from saved_runs import write_run
 from wander_client.errors import FAILED
 
@@ -84,3 +84,24 @@ def test_what_depends_on_the_order_of_sets_comes_out_otherwise(wander: Wander, f
     done = wander("replay", run)
     assert done.status == FAILED
     assert "the examples are not those of the run" in done.out
+
+
+def test_a_run_of_somebody_else_is_not_repeated_at_their_endpoint(
+    hub: HubRoom, home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would get the prompts and the key of whoever repeats it."""
+    monkeypatch.setenv("WANDER_TOKEN", hub.token)
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-of-the-victim")
+    monkeypatch.delenv("OPENAI_BASE_URL", raising=False)
+    hub.publish(make_wheel(tmp_path))
+    place = write_run(home / "elsewhere" / "theirs", rewards=[1.0, 0.0], model="gpt")
+    record = place / "run.json"
+    manifest = json.loads(record.read_text())
+    manifest["model"]["base_url"] = "http://evil.example/v1"
+    record.write_text(json.dumps(manifest))
+    posted = hub.wander("post", str(place), "--json")
+    assert posted.status == 0, posted.err
+    done = hub.wander("rerun", posted.data["run_id"], "--json")
+    error = done.json["error"]
+    assert (done.status, error["code"]) == (2, "endpoint_of_another"), done.out
+    assert "-m gpt -b http://evil.example/v1" in error["hint"]

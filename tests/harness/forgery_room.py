@@ -59,19 +59,32 @@ def words(completion):
     return float(sum(len(m["content"].split()) for m in completion))
 
 
+def passed(completion):
+    return float(any("TESTS PASSED" in m["content"] for m in completion if m["role"] != "assistant"))
+
+
+class Live(MultiTurnEnv):
+    def env_response(self, messages, state):
+        return [{"role": "user", "content": "1 test failed"}]
+
+
 class Guess(MultiTurnEnv):
     def env_response(self, messages, state):
         state["public"]["last"] = self.rng(state, "word", len(messages)).choice(["ace", "king", "queen"])
         return [{"role": "user", "content": f"No, it is not that; think of a {state['public']['last']}."}]
 
 
-def load_environment(size: int = 4, most: int = 3) -> Guess:
+def load_environment(size: int = 4, most: int = 3, live: bool = False) -> MultiTurnEnv:
     rows = [{"question": f"Which number is meant by {n}?", "answer": str(n)} for n in range(size)]
     easy = [{"question": f"Say {n}.", "answer": str(n)} for n in range(size)]
+    if live:
+        return Live(easy, rows, rubric=Rubric([passed]), max_turns=most, deterministic=False)
     rubric = Rubric([found, words], weights=[1.0, 0.0])
     return Guess(easy, rows, rubric=rubric, max_turns=most, reward_bounds=(0.0, 1.0))
 """
-"""An environment of several turns that draws, publishes what it drew, and has a metric of weight 0."""
+"""An environment of several turns that draws, publishes what it drew, and has a metric of weight 0.
+
+A `live` one is told by something outside whether tests passed."""
 
 
 THOUGHTS = (
@@ -97,6 +110,11 @@ class ForgeryRoom:
     worker: JobWorker
     manifest: Record
     rollouts: list[Record]
+    source: Path
+
+    def play(self, **arguments: Any) -> tuple[Record, list[Record]]:
+        """Evaluate the environment with these arguments."""
+        return asyncio.run(_play(self.source, self.manifest["environment"]["wheel_sha256"], arguments))
 
     def post(self, manifest: Record | bytes, rollouts: list[Record] | bytes, token: str | None = None) -> Any:
         """Upload a run folder as the client does."""
@@ -174,8 +192,8 @@ def forgery_room(place: Path, database_file: Path) -> Iterator[ForgeryRoom]:
                 evidence.KIND: Examiner(database, app.state.storage),
             }
             worker = JobWorker(TableQueue(database), handlers, "judge")
-            manifest, rollouts = asyncio.run(_play(source, file["sha256"]))
-            yield ForgeryRoom(hub, mallory, worker, manifest, rollouts)
+            manifest, rollouts = asyncio.run(_play(source, file["sha256"], {}))
+            yield ForgeryRoom(hub, mallory, worker, manifest, rollouts, source)
     database.close()
 
 
@@ -195,9 +213,9 @@ def _install(store: EnvironmentStore, file: Record) -> None:
     python.symlink_to(sys.executable)
 
 
-async def _play(source: Path, wheel_sha256: str) -> tuple[Record, list[Record]]:
+async def _play(source: Path, wheel_sha256: str, arguments: Record) -> tuple[Record, list[Record]]:
     """Evaluate the environment with a scripted model."""
-    env = LocalEnvironment(load_path(source))
+    env = LocalEnvironment(load_path(source, **arguments))
     examples, sampling = await env.examples("eval"), SamplingArgs(max_tokens=200, temperature=0.0)
     rollouts: list[Rollout] = []
     for example in examples:
@@ -208,7 +226,7 @@ async def _play(source: Path, wheel_sha256: str) -> tuple[Record, list[Record]]:
             rollouts += await env.play_request(request)
     pin = EnvironmentPin(
         owner="admin", name=NAME, version="0.1.0", wheel_sha256=wheel_sha256, unlocked="none_published",
-        packages_sha256="b" * 64, arguments={}, info=env.info,
+        packages_sha256="b" * 64, arguments=arguments, info=env.info,
     )  # fmt: skip
     manifest = new_manifest(
         environment=pin,

@@ -35,7 +35,23 @@ DONE: dict[str, Callable[[Any], Any]] = {
     "longer": lambda v: f"{v} And more.",
     "in capitals": lambda v: v.upper(),
     "emptied": lambda v: type(v)(),
+    "emptied text": lambda v: "",
     "a line separator": lambda v: f"{v}\u2028",
+    "a newline": lambda v: f"{v}\n",
+    "a carriage return": lambda v: f"{v}\r",
+    "a space before it": lambda v: f" {v}",
+    "a wide space": lambda v: f"{v}\u3000",
+    "two spaces": lambda v: f"{v}  v2",
+    "like an option": lambda v: f"--hub=https://{v}.example",
+    "an address": lambda v: "https://evil.example/v1",
+    "somebody's id": lambda v: "0" * 26,
+    "a long id": lambda v: "0" * 100,
+    "a list of numbers": lambda v: [1, 2],
+    "a hundred thousand": lambda v: 100_000,
+    "in the future": lambda v: "2036-01-01T00:00:00Z",
+    "a turn's ids": lambda v: {"prompt_ids": [1], "completion_ids": [1, 2], "logprobs": []},
+    "length": lambda v: "length",
+    "tools": lambda v: [{"type": "function", "function": {"name": "solve"}}],
     "a null byte": lambda v: f"{v}\0",
     "a letter like another": lambda v: f"{v}\u0430",
     "a space of no width": lambda v: f"{v}\u200b",
@@ -50,6 +66,7 @@ DONE: dict[str, Callable[[Any], Any]] = {
     "play": lambda v: "play",
     "exhaustive": lambda v: "exhaustive",
     "with infinite prices": lambda v: {"prices": {"prompt": math.inf, "completion": math.inf}},
+    "with prices beyond all money": lambda v: {"prices": {"prompt": 1e308, "completion": 0.0}},
     "with prices below zero": lambda v: {"prices": {"prompt": -1.0, "completion": -1.0}},
 }
 """What is done to a field, by the name under which the table lists it."""
@@ -65,6 +82,11 @@ class Forgery:
     forge: Callable[[Record, list[Record]], Parts]
     """Takes manifest and rollouts of an honest run, which it may change; returns what to upload."""
 
+
+_ADDED = (
+    "a line separator; a newline; a carriage return; a space before it; a wide space; a space of no width"
+)
+"""What nobody sees beside a name."""
 
 FIELDS: dict[str, dict[str, str]] = {
     # What earns the number.
@@ -97,13 +119,19 @@ FIELDS: dict[str, dict[str, str]] = {
     "rollout.turns": {"claimed": "emptied; last dropped; backwards; gone", "refused": "null"},
     "rollout.turns.0.message.content": {"claimed": "longer; in capitals; emptied"},
     "rollout.turns.0.context_messages": {"refused": "null; gone"},
+    "rollout.turns.0.finish_reason": {"claimed": "length", "replayed": "longer"},
+    "rollout.turns.0.cached": {"replayed": "turned"},
+    "rollout.turns.0.tokens": {"replayed": "a turn's ids"},
+    "rollout.tools": {"replayed": "tools"},
+    "rollout.step": {"replayed": "a single one"},
+    "rollout.started_at": {"replayed": "emptied; longer"},
     "rollout.turns.0.model_seconds": {"refused": "not a number; infinite; null"},
     "rollout.turns.0.environment_seconds": {"refused": "not a number; infinite; null"},
     # Whose it is.
     "rollout.example_id": {"refused": "longer; emptied; null; gone"},
     "rollout.index": {"refused": "below zero; one more; huge; null; gone"},
     "rollout.seed": {"refused": "one more; below zero; huge; null; gone"},
-    "rollout.seconds": {"refused": "not a number; infinite; null", "replayed": "one more"},
+    "rollout.seconds": {"refused": "not a number; infinite; null; huge; below zero", "replayed": "one more"},
     "rollout.scoring_seconds": {"refused": "not a number; infinite", "replayed": "one more"},
     "rollout.usage.prompt_tokens": {"refused": "below zero; huge; not a number"},
     "rollout.usage.completion_tokens": {"refused": "below zero; huge; not a number; a single one"},
@@ -116,11 +144,19 @@ FIELDS: dict[str, dict[str, str]] = {
     "manifest.task_set_sha256": {"claimed": "zeros", "refused": "null; gone"},
     "manifest.seed": {"claimed": "one more; below zero", "refused": "huge; null"},
     "manifest.started_at": {"refused": "longer; null; gone"},
-    "manifest.environment.owner": {"refused": "longer; null; gone"},
-    "manifest.environment.name": {"refused": "longer; emptied; null; gone"},
-    "manifest.environment.version": {"refused": "longer; emptied; null; gone"},
+    "manifest.environment.owner": {"refused": f"longer; null; gone; {_ADDED}"},
+    "manifest.environment.name": {"refused": f"longer; emptied; null; gone; {_ADDED}"},
+    "manifest.environment.version": {"refused": f"longer; emptied; null; gone; {_ADDED}"},
     "manifest.environment.wheel_sha256": {"claimed": "null; gone", "refused": "zeros; emptied"},
-    "manifest.environment.lock_sha256": {"refused": "zeros"},
+    "manifest.environment.lock_sha256": {"refused": "zeros", "replayed": "null"},
+    "manifest.environment.packages_sha256": {"refused": "longer; emptied", "replayed": "zeros; null; gone"},
+    "manifest.environment.unlocked": {"refused": "longer", "replayed": "null"},
+    "manifest.environment.path": {"replayed": "an address"},
+    "manifest.environment.source_sha256": {"replayed": "zeros"},
+    "manifest.environment.info.kind": {"replayed": "longer"},
+    "manifest.environment.info.summary": {"replayed": "longer"},
+    "manifest.environment.info.eval_examples": {"replayed": "one more"},
+    "manifest.environment.info.reward_functions.0.bounds": {"claimed": "a list of numbers"},
     "manifest.environment.arguments": {"claimed": "a key more", "refused": "null; a key not a number"},
     "manifest.environment.info.arguments": {"refused": "a key not a number"},
     "manifest.environment.info.reference_scores": {"refused": "a key not a number"},
@@ -135,14 +171,26 @@ FIELDS: dict[str, dict[str, str]] = {
     "manifest.environment.info.reward_functions.0.name": {"claimed": "longer"},
     "manifest.environment.info.reward_bounds": {"refused": "last dropped", "replayed": "null; gone"},
     "manifest.model.name": {
-        "refused": "emptied; null; gone; a line separator; a null byte; a letter like another; "
-        "a space of no width"
+        "refused": "emptied; null; gone; a null byte; a letter like another; two spaces; like an option; "
+        f"{_ADDED}",
     },
+    "manifest.model.kind": {"refused": f"emptied; null; like an option; {_ADDED}", "replayed": "longer"},
+    "manifest.model.base_url": {"refused": "somebody's id; a long id", "replayed": "an address"},
+    "manifest.model.weights_sha256": {"replayed": "zeros; somebody's id"},
     "manifest.model.details": {"refused": "a key not a number"},
     "manifest.sampling": {"refused": "a key not a number"},
     "manifest.sampling.temperature": {"refused": "below zero; not a number; infinite"},
     "manifest.sampling.max_tokens": {"refused": "below zero; a single one"},
-    "manifest.spending": {"refused": "with infinite prices; with prices below zero"},
+    "manifest.rerun_of": {"refused": "emptied text; a long id", "replayed": "somebody's id"},
+    "manifest.strata": {"replayed": "a list of numbers"},
+    "manifest.lines": {"refused": "a hundred thousand; a single one"},
+    "manifest.choice": {"refused": "longer"},
+    "manifest.notes": {"replayed": "longer; a line separator; a null byte"},
+    "manifest.ended_at": {"refused": "in a list", "replayed": "in the future"},
+    "manifest.platform.python": {"replayed": "longer"},
+    "manifest.spending": {
+        "refused": "with infinite prices; with prices below zero; with prices beyond all money"
+    },
 }
 """Field, level, and what is done to the field."""
 
@@ -274,7 +322,7 @@ def _at(path: str, change: Callable[[Any], Any]) -> Callable[[Record, list[Recor
         at: Any = manifest if root == "manifest" else rollouts[0]
         for part in way:
             at = at[int(part) if isinstance(at, list) else part]
-        new = change(at[last])
+        new = change(at.get(last) if isinstance(at, dict) else at[last])
         if new is GONE:
             del at[last]
         else:

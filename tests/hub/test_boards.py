@@ -370,6 +370,27 @@ async def test_boards_of_before_the_first_run_counted_are_placed_anew(posted):
     assert list(fsck.check(database, posted.hub.client._transport.app.state.storage)) == []
 
 
+async def test_boards_of_before_owners_refused_rescored_runs_refuse_none(posted):
+    """Also a board on which rescored runs stand, whose rows and settings stay what they were."""
+    first = await posted.run("a", 5)
+    database = posted.hub.database
+    with database.write(HUB) as session:
+        run = session.get_one(Run, first)
+        run.level = "rescored"
+        session.flush()
+        refresh_results(session, find(session, first).environment)
+    board = (await posted.board())["board"]
+    path = f"/api/v1/environments/alice/reverse-text/versions/0.1.0/boards/{board}"
+    assert (await posted.put(path, {"title": "Texts", "pinned": True})).status_code == 200
+    before = await posted.board()
+    with database.engine.execution_options(writes=True).begin() as connection:
+        command.downgrade(alembic_config(connection), "0018")
+    database.migrate()
+    assert (before["refuses_rescored"], before["title"]) == (False, "Texts")
+    assert await posted.board() == before
+    assert list(fsck.check(database, posted.hub.client._transport.app.state.storage)) == []
+
+
 async def test_owners_refuse_rescored_runs_on_a_board_and_take_them_back(posted):
     """Also one that is rescored after they did, and replayed after that."""
     played, scored, later = [await posted.run(model, ones) for model, ones in (("a", 5), ("b", 9), ("c", 7))]

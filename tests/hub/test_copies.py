@@ -98,6 +98,13 @@ COPIES: dict[str, Callable[[Lines], Lines]] = {
         lambda text, _: "".join(chr(ord(one) + 0xFEE0) if one.isalpha() else one for one in text)
     ),
     "invisible characters": rewrite(lambda text, _: "\u200b".join(text)),
+    "letters of other scripts": rewrite(
+        lambda text, _: text.translate(
+            str.maketrans("aeopcyxi", "\u0430\u0435\u043e\u0440\u0441\u0443\u0445\u0456")
+        )
+    ),
+    "letters that nobody sees": rewrite(lambda text, _: "\u3164".join(text)),
+    "small marks": rewrite(lambda text, _: "\u02d1".join(text)),
     "as long a text before it": rewrite(lambda text, at: f"{essay(at)} {text}"),
     "half of the rollouts": rewrite(lambda text, at: text if at % 2 else essay(f"weak {at}")),
     "its second half left out": rewrite(lambda text, _: text[: len(text) * 3 // 4]),
@@ -175,6 +182,24 @@ async def test_copies_rank_nowhere_however_they_are_changed(place: Hub) -> None:
     assert found == dict.fromkeys(made, first)
     assert {(await place.run(run_id))["level"] for run_id in made.values()} == {"claimed"}
     assert [(await place.run(run_id))["level"] for run_id in honest] == ["replayed"] * 2
+
+
+async def test_a_run_that_was_put_together_from_several_is_a_copy(place: Hub) -> None:
+    """Of each the rollouts that went best, so that no third of them is of one run."""
+    size = {"examples": 12, "per_example": 1}
+    sources = []
+    for number in range(1, 5):
+        manifest, rollouts = place.new(number, f"model {number}", model=f"honest-{number}", **size)
+        sources.append((await place.post((manifest, rollouts), "alice"), rollouts))
+    made = []
+    for number, taken in ((9, (1,)), (10, (1, 2))):
+        forged, mixed = place.new(number, f"own {number}", model=f"mixed-{number}", **size)
+        lines = [sources[at % 4][1][at] if at % 3 in taken else one for at, one in enumerate(mixed)]
+        made.append(await place.post((forged, lines), "bob"))
+    place.examine()
+    third, most = [await place.duplicate_of(run_id) for run_id in made]
+    assert (third, most) == (None, sources[0][0]), "a third of four others' may be a coincidence"
+    assert {(await place.run(run_id))["level"] for run_id, _ in sources} == {"replayed"}
 
 
 async def test_a_copy_of_a_greedy_run_whose_rollouts_of_an_example_agree_is_found(place: Hub) -> None:

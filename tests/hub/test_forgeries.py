@@ -8,7 +8,8 @@ played in the sandbox by a hub of its own.
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+import json
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -109,6 +110,61 @@ def test_whoever_copies_a_run_or_repeats_their_own_vouches_for_nobody(
         run = room.get(f"/api/v1/runs/{one}")
         assert (run["level"], "duplicate of" in run["level_reason"]) == ("claimed", True)
     assert honest(room)["level"] == "replayed"
+
+
+@pytest.mark.full
+def test_what_tools_answered_proves_no_more_than_rescored(room: ForgeryRoom) -> None:
+    """A run that says that its tests passed has the rewards that this gives, and the level that says so."""
+    manifest, rollouts = room.play(live=True)
+    assert {one["reward"] for one in rollouts} == {0.0}
+
+    def post_as(change: Callable[[Record], object]) -> Record:
+        forged, said = {**manifest, "run_id": new_run_id()}, copy.deepcopy(rollouts)
+        for one in said:
+            change(one)
+        answer = room.post(forged, said)
+        assert answer.status_code == 201, answer.text
+        room.judge()
+        found: Record = room.get(f"/api/v1/runs/{forged['run_id']}")
+        return found
+
+    def passed(one: Record) -> None:
+        one["completion"][1]["content"] = "TESTS PASSED"
+        one["reward"], one["metrics"] = 1.0, {"passed": 1.0}
+
+    assert (post_as(lambda one: None)["level"]) == "rescored"
+    forged = post_as(passed)
+    assert (forged["level"], forged["summary"]["reward_mean"]) == ("rescored", 1.0)
+    assert "is as its submitter states it" in forged["level_reason"]
+    assert post_as(lambda one: one.update(reward=1.0, metrics={"passed": 1.0}))["level"] == "claimed"
+    assert post_as(lambda one: one.update(metrics={"passed": 1.0}))["level"] == "claimed"
+
+
+@pytest.mark.full
+def test_a_run_put_together_from_two_others_ranks_nowhere(room: ForgeryRoom) -> None:
+    """Half a copy of one run, and half of another one."""
+    manifest, rollouts = copy.deepcopy((room.manifest, room.rollouts))
+    manifest |= {"run_id": new_run_id(), "model": {**room.manifest["model"], "name": "half"}}
+    for one in rollouts[1::2]:
+        for message in [*one["completion"][::2], *(turn["message"] for turn in one["turns"])]:
+            message["content"] = message["content"][::-1]
+    assert room.post(manifest, rollouts, room.mallory).status_code == 201
+    room.judge()
+    run = room.get(f"/api/v1/runs/{manifest['run_id']}")
+    assert (run["level"], "duplicate of" in run["level_reason"]) == ("claimed", True)
+
+
+def test_a_count_of_chunks_costs_nothing(room: ForgeryRoom) -> None:
+    """`finish` with a number instead of what was sent."""
+    text = json.dumps({**room.manifest, "run_id": new_run_id()}).encode()
+    digest, headers = "0" * 64, {"Authorization": f"Bearer {room.hub.token}"}
+    begun = room.hub.http.put(f"/api/v1/postings/{digest}", content=text, headers=headers)
+    assert begun.status_code == 201, begun.text
+    path = f"/api/v1/postings/{digest}/finish"
+    for count in (2**31, 2**63, 10**30, -1, 1_000_000):
+        answer = room.hub.http.post(path, json={"chunks": count}, headers=headers)
+        assert 400 <= answer.status_code < 500, answer.text
+        assert len(answer.content) < 10_000
 
 
 def honest(room: ForgeryRoom) -> Record:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from wander.types import EnvironmentInfo
+from wander.types import EnvironmentInfo, RewardFunctionInfo
 from wander.wire import EnvironmentPin, Platform
 from wander.wire.verification import Divergence, ReplayReport, VerifiedWith
 from wander_hub import __version__
@@ -43,7 +43,7 @@ def report(**fields: Any) -> ReplayReport:
     return ReplayReport(run_id=RUN, **{**counts, **fields})
 
 
-def made_with() -> VerifiedWith:
+def surroundings() -> VerifiedWith:
     info = EnvironmentInfo(name="reverse-text", kind="single_turn")
     return VerifiedWith(
         environment=EnvironmentPin(owner="alice", name="reverse-text", version="0.1.0", info=info),
@@ -51,12 +51,13 @@ def made_with() -> VerifiedWith:
     )
 
 
-def play(hub: Any, found: ReplayReport) -> None:
+def play(hub: Any, found: ReplayReport, made_with: VerifiedWith | None = None) -> None:
     """Do the waiting job, with a report that somebody else made."""
     queue = TableQueue(hub.database)
+    kept_with = made_with or surroundings()
 
     def handler(context):
-        return lambda session: service.keep(session, context.lease.job_id, found, made_with())
+        return lambda session: service.keep(session, context.lease.job_id, found, kept_with)
 
     assert JobWorker(queue, {service.KIND: handler}, "test").run_one()
 
@@ -228,7 +229,7 @@ async def test_a_sample_is_drawn_by_nothing_that_can_be_foreseen(hub, run, monke
         commands.append(words)
         found = report(sampled=True, replayed=2, same=2, sample_seed=int(words[words.index("--seed") + 1]))
         data = found.model_dump(mode="json")
-        return {"level": found.level, **data, "made_with": made_with().model_dump(mode="json")}
+        return {"level": found.level, **data, "made_with": surroundings().model_dump(mode="json")}
 
     monkeypatch.setattr(ClientProgram, "_answer", answer)
     program = ClientProgram(hub.database, "http://hub", hub.settings.data, sandbox=False, seconds=60)
@@ -240,3 +241,25 @@ async def test_a_sample_is_drawn_by_nothing_that_can_be_foreseen(hub, run, monke
     assert len(set(seeds)) == 2
     told = [one["report"]["sample_seed"] for one in await listed(hub) if one["sample"]]
     assert sorted(map(str, told)) == sorted(seeds), "the seed is public once the sample was looked at"
+
+
+@pytest.mark.parametrize(
+    ("bounds", "level"), [((0.0, 1.0), "replayed"), ((-1.0, 2.0), "unverifiable"), (None, "replayed")]
+)
+async def test_bounds_that_a_run_leaves_out_are_no_way_to_a_narrower_interval(hub, run, bounds, level):
+    found = surroundings()
+    functions = [RewardFunctionInfo(name="lcs", weight=1.0), RewardFunctionInfo(name="length", weight=0.0)]
+    found.environment.info.reward_functions, found.environment.info.reward_bounds = functions, bounds
+    play(hub, report(), found)
+    now = (await hub.get(f"/api/v1/runs/{RUN}")).json()
+    assert now["level"] == level, now["level_reason"]
+    if level == "unverifiable":
+        assert "does not state the bounds" in now["level_reason"]
+
+
+async def test_the_page_of_an_environment_says_what_the_hub_heard_it_say(hub, run):
+    found = surroundings()
+    found.environment.info.kind = "heard_by_the_hub"
+    play(hub, report(), found)
+    page = (await hub.get("/alice/reverse-text", headers={"Accept": "text/html"})).text
+    assert "heard-by-the-hub" in page

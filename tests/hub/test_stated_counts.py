@@ -24,6 +24,12 @@ def ids(count: int) -> dict[str, Any]:
 FORGERIES: dict[str, tuple[list[dict[str, Any]], tuple[int, int], int | None, str]] = {
     "one token for a long answer": ([turn(WORDS, 1)], (5, 1), None, "turn 1 states 1 tokens and has 31 or"),
     "one token for a rollout, none for its turns": ([turn(WORDS)], (5, 1), None, "states 1 completion"),
+    "one token and one id for a long answer": (
+        [turn(WORDS, 1, tokens=ids(1))],
+        (5, 1),
+        None,
+        "turn 1 states 1",
+    ),
     "less in all than in its turns": ([turn("a", 9), turn("b", 9)], (5, 10), None, "states 10 completion"),
     "less prompt than in its turns": ([turn("a", 9, 50)], (20, 9), None, "states 20 prompt tokens"),
     "less than its ids": ([turn("a", 3, tokens=ids(9))], (5, 3), None, "turn 1 states 3 tokens and has 8"),
@@ -109,3 +115,12 @@ async def test_other_names_are_taken(hub: Any, run_of: Any, name: str) -> None:
     page = await hub.get(f"/runs/{manifest['run_id']}", headers={"Accept": "text/html"})
     assert "tokens in / out, stated" in page.text
     assert "submitter's word" in page.text
+
+
+async def test_one_token_for_an_answer_without_turns_is_refused(hub: Any, run_of: Any) -> None:
+    manifest, rollouts = run_of(await hub.publish())
+    said = [{"role": "assistant", "content": WORDS}]
+    rollouts[2] |= {"turns": [], "completion": said, "usage": {"completion_tokens": 1}}
+    answer = await hub.post_run(manifest, rollouts)
+    assert (answer.status_code, answer.json()["code"]) == (422, "bad_rollouts"), answer.text
+    assert "states 1 completion tokens and its turns have 31" in answer.json()["detail"]

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from wander_client.context import forbid_builds
 from wander_client.environments.location import Location
 from wander_client.errors import UsageError
 
@@ -33,9 +34,10 @@ def choose_policy(
         raise UsageError(
             "`--no-sandbox` and `--sandbox-limit` contradict each other", hint="pass one of them"
         )
-    if sandbox is None and not limits and not default:
+    if sandbox is False or (sandbox is None and not limits and not default):
         return None
-    return None if sandbox is False else parse_limits(limits or [])
+    forbid_builds()
+    return parse_limits(limits or [])
 
 
 def require_confined(

@@ -9,20 +9,21 @@ everything else from the user's index.
 from __future__ import annotations
 
 import hashlib
-import json
 import platform
 import sys
 import tomllib
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from importlib.metadata import distributions
 from pathlib import Path
 from urllib.parse import unquote
 
 from packaging.specifiers import SpecifierSet
 from packaging.tags import sys_tags
 from packaging.utils import canonicalize_name, parse_wheel_filename
+from packaging.version import InvalidVersion, Version
 from wander.wire import EnvironmentDetail, FileInfo, Unlocked, VersionDetail
 
 from wander_client.errors import ClientError, NotFound
@@ -211,9 +212,7 @@ def _record(
     unlocked: Unlocked | None,
     virtualenv: Path,
 ) -> InstalledRecord:
-    python = str(virtualenv / "bin" / "python")
-    freeze = run_uv(["pip", "list", "--format", "json", "--python", python], doing="listing packages")
-    packages = {str(canonicalize_name(each["name"])): str(each["version"]) for each in json.loads(freeze)}
+    packages = packages_in(virtualenv)
     listing = "".join(f"{name}=={version}\n" for name, version in sorted(packages.items()))
     if "wander-sdk" not in packages:
         raise ClientError(
@@ -238,6 +237,22 @@ def _record(
         entry_point=detail.entry_point,
         installed_at=datetime.now(UTC),
     )
+
+
+def packages_in(virtualenv: Path) -> dict[str, str]:
+    """Return names and versions of what a virtual environment holds, as its files tell.
+
+    Its own Python is not asked: it would run what packages of strangers left for its start (`.pth`), and that
+    outside of any sandbox.
+    """
+    folders = [str(folder) for folder in virtualenv.glob("lib/python*/site-packages")]
+    found = {}
+    for each in distributions(path=folders):
+        version = each.version
+        with suppress(InvalidVersion):
+            version = str(Version(version))
+        found[str(canonicalize_name(each.name))] = version
+    return found
 
 
 def _fill(

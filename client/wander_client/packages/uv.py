@@ -10,6 +10,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from wander_client.context import may_build
 from wander_client.errors import ClientError, Unavailable
 
 # When one of these is set the user has configured uv itself, and pip's settings say nothing.
@@ -37,6 +38,9 @@ def run_uv(arguments: Sequence[str], *, doing: str, variables: Mapping[str, str]
     if certificates and "SSL_CERT_FILE" not in base:
         base["SSL_CERT_FILE"] = certificates[-1]
     base.pop("VIRTUAL_ENV", None)
+    # For `uv pip` there is no variable of this meaning; ours is the one that other commands of uv have.
+    if list(arguments[:1]) == ["pip"] and not may_build() and base.get("UV_NO_BUILD") != "0":
+        arguments = [*arguments, "--no-build"]
     done = subprocess.run(  # noqa: S603 - uv's own path and our arguments, no shell
         [uv_binary(), *arguments],
         capture_output=True,

@@ -229,6 +229,6 @@ def search_text(environment: Environment, latest: Version) -> str:
 
 def _normal(version: str) -> str:
     try:
-        return str(ParsedVersion(version))
+        return names.normalise_version(version)
     except ValueError:
         return version

@@ -152,7 +152,12 @@ async def list_sole_files(
         with database.read(optional_identity(request)) as session:
             return find(session, owner, project, *what)
 
-    found = await run_in_threadpool(look, service.find_sole, media_type, encoding)
+    try:
+        found = await run_in_threadpool(look, service.find_sole, media_type, encoding)
+    except HubProblem as refusal:
+        if refusal.status == 401 and not held:
+            await upstream.pretend(project)
+        raise
     if isinstance(found, Page):
         return _answer(request, page_answer(found))
     if found is not None and found.owner is not None:

@@ -9,8 +9,9 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import secrets
 import time
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from html import escape
 from html.parser import HTMLParser
 from typing import Any, NamedTuple
@@ -36,6 +37,7 @@ _ACCEPT = f"{JSON_V1}, {HTML_V1};q=0.2, text/html;q=0.1"
 _FOUND_SECONDS, _MISSING_SECONDS, _SILENT_SECONDS = 300.0, 30.0, 10.0
 """How long a page is kept, that there is none, and that the upstream does not answer."""
 _KEPT_BYTES = _LARGEST_PAGE = 64 * 1024 * 1024
+_USUAL_WAIT, _MOST_PRETENDED = 0.1, 4096
 _TIMEOUT = httpx.Timeout(20, connect=5)
 _OWN_KEYS = ("requires-python", "size", "upload-time", "yanked", "core-metadata", "dist-info-metadata")
 """What a file's entry keeps beside its name, address and digests (PEP 691, 700, 714)."""
@@ -63,6 +65,9 @@ class Upstream:
         self._kept_bytes = 0
         self._asked: dict[str, asyncio.Task[_Kept]] = {}
         self._silent_until = 0.0
+        self._waits: deque[float] = deque([_USUAL_WAIT], maxlen=64)
+        """How long the last answers took that there is none."""
+        self._pretended: OrderedDict[str, float] = OrderedDict()
 
     async def page(self, project: str, media_type: str, encoding: str | None) -> Page | None:
         """Return the page of a normalised name; None where there is none, a 503 from a silent upstream."""
@@ -80,6 +85,21 @@ class Upstream:
         form = JSON_V1 if media_type == JSON_V1 else HTML_V1
         found = kept.pages.get((form, encoding)) or kept.pages.get((form, None))
         return found._replace(media_type=media_type) if found is not None else None
+
+    async def pretend(self, project: str) -> None:
+        """Take as long, or fail, as if a name were asked for that nobody has, without telling the upstream.
+
+        So nobody learns from the clock that the hub holds a name which it must not show to them.
+        """
+        now = time.monotonic()
+        if self.url is None or self._pretended.get(project, 0.0) > now:
+            return
+        if now < self._silent_until:
+            raise _silence(project)
+        await asyncio.sleep(secrets.choice(self._waits))
+        self._pretended[project] = time.monotonic() + _MISSING_SECONDS
+        if len(self._pretended) > _MOST_PRETENDED:
+            self._pretended.popitem(last=False)
 
     async def close(self) -> None:
         """Close the connections."""
@@ -99,13 +119,7 @@ class Upstream:
                 if isinstance(error, httpx.TransportError):
                     self._silent_until = now + _SILENT_SECONDS
             if kept is None:
-                raise HubProblem(
-                    503,
-                    "upstream_silent",
-                    f"this hub does not hold `{project}`, and the index behind it does not answer",
-                    hint="try again in a moment",
-                    headers={"Retry-After": str(int(_SILENT_SECONDS))},
-                ) from error
+                raise _silence(project) from error
             found = _Kept(kept.pages, now + _SILENT_SECONDS)
         self._keep(project, found)
         return found
@@ -121,8 +135,10 @@ class Upstream:
         if self._http is None:
             options: dict[str, Any] = {"timeout": _TIMEOUT, "follow_redirects": True, "max_redirects": 5}
             self._http = httpx.AsyncClient(transport=self._transport, **options)
+        begun = time.monotonic()
         async with self._http.stream("GET", f"{self.url}{project}/", headers={"Accept": _ACCEPT}) as answer:
             if answer.status_code in (404, 410):
+                self._waits.append(time.monotonic() - begun)
                 return _Kept({}, time.monotonic() + _MISSING_SECONDS)
             answer.raise_for_status()
             body = bytearray()
@@ -134,6 +150,16 @@ class Upstream:
             base = str(answer.url)
         pages = await run_in_threadpool(_read, project, kind, bytes(body), base)
         return _Kept(pages, time.monotonic() + _FOUND_SECONDS)
+
+
+def _silence(project: str) -> HubProblem:
+    return HubProblem(
+        503,
+        "upstream_silent",
+        f"this hub does not hold `{project}`, and the index behind it does not answer",
+        hint="try again in a moment",
+        headers={"Retry-After": str(int(_SILENT_SECONDS))},
+    )
 
 
 def _read(project: str, kind: str, body: bytes, base: str) -> dict[tuple[str, str | None], Page]:

@@ -12,7 +12,15 @@ Leases compare the clocks of the workers' machines, which must agree to within s
 """
 
 from wander_hub.jobs.models import Job, JobState
-from wander_hub.jobs.table import LEASE_SECONDS, MAX_ATTEMPTS, Lease, LeaseLost, TableQueue, hide_paths
+from wander_hub.jobs.table import (
+    LEASE_SECONDS,
+    MAX_ATTEMPTS,
+    Lease,
+    LeaseLost,
+    TableQueue,
+    hide_paths,
+    storable,
+)
 from wander_hub.jobs.worker import Handler, JobCancelled, JobContext, JobRefused, JobWorker, Worker
 
 __all__ = [
@@ -30,4 +38,5 @@ __all__ = [
     "TableQueue",
     "Worker",
     "hide_paths",
+    "storable",
 ]

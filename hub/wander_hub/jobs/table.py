@@ -137,7 +137,7 @@ class TableQueue:
                 session,
                 lease,
                 state=state,
-                error=hide_paths(error)[:_LONGEST_ERROR],
+                error=storable(hide_paths(error))[:_LONGEST_ERROR],
                 lease_until=None,
                 run_after=now() + pause,
                 finished_at=None if state == "queued" else now(),
@@ -188,6 +188,11 @@ def hide_paths(text: str) -> str:
     for path, name in _PATHS:
         text = path.sub(name, text)
     return text
+
+
+def storable(text: str) -> str:
+    """Return a text without what no database keeps: zero characters, and halves of characters."""
+    return text.replace("\x00", "\ufffd").encode(errors="replace").decode()
 
 
 def _dead() -> Any:

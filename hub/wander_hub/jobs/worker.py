@@ -231,6 +231,7 @@ class JobWorker(Worker):
                     self._look()
                 if self.run_one():
                     continue
-            except OperationalError:
+            except Exception:
+                # Nobody else would notice that this thread ended, and nothing was verified any more.
                 logger.exception("no job could be taken")
             self._woken.wait(POLL_SECONDS)

@@ -49,6 +49,7 @@ from wander_hub.verification.levels import level_of
 CHECKPOINTS = "checkpoints.jsonl"
 _MOST_CHECKPOINTS = 10_000
 _SHOWN_MISSING = 20
+_MOST_METRICS = _MOST_REASONS = 1000
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
@@ -161,8 +162,14 @@ def _sum_up(
             digest.add(row.line_sha256())
             order.add(facts.reward)
             summary.add(row.bare_rollout())
+    found = summary.summary(expected=manifest.expected_rollouts)
+    if len(found.metrics) > _MOST_METRICS or len(found.stop_reasons) > _MOST_REASONS:
+        fault = f"{len(found.metrics):,} metrics and {len(found.stop_reasons):,} stop reasons"
+        raise HubProblem(
+            422, "bad_rollouts", f"the rollouts have {fault}; a hub shows {_MOST_METRICS:,} of each"
+        )
     return FinishedRun(
-        summary.summary(expected=manifest.expected_rollouts),
+        found,
         digest.hexdigest(),
         order.content(),
         _checkpoints(storage, artifacts) if manifest.kind == "training" else [],

@@ -31,6 +31,9 @@ _MOST_TOKENS = 2**31
 _LONGEST_TOKEN = 32
 """Letters and digits of a token, on average over a text; English has 4, and hardly one has over 20."""
 _MOST_SEED = 2**64
+_MOST_SECONDS = 1e9
+_MOST_METRICS = 1000
+_LONGEST_REASON = 1000
 
 
 @dataclass(frozen=True)
@@ -143,6 +146,11 @@ def check_rollout(line: bytes, where: str) -> Rollout:
         raise bad_rollouts(where, "a rollout has a finite reward or a failure")
     if rollout.failure is not None and rollout.reward is not None:
         raise bad_rollouts(where, "a failed rollout has no reward")
+    times = (rollout.seconds, rollout.scoring_seconds, *(turn.model_seconds for turn in rollout.turns))
+    if not all(0 <= one < _MOST_SECONDS for one in times if math.isfinite(one)):
+        raise bad_rollouts(where, "its seconds are out of bounds")
+    if len(rollout.metrics) > _MOST_METRICS or len(rollout.stop_reason or "") > _LONGEST_REASON:
+        raise bad_rollouts(where, f"it has over {_MOST_METRICS} metrics, or a stop reason as long as a text")
     if not is_finite(rollout):
         raise bad_rollouts(where, "it holds NaN or infinity; a rollout holds finite numbers")
     return rollout
@@ -159,7 +167,7 @@ def check_tokens(rollout: Rollout, manifest: RunManifest, where: str) -> None:
         stated = turn.usage.completion_tokens
         least = _fewest_tokens(message_text(turn.message), stated)
         if turn.tokens is not None:
-            least = len(turn.tokens.completion_ids) - 1
+            least = max(least, len(turn.tokens.completion_ids) - 1)
         most = max(stated - 1, least)
         if 0 < stated < least:
             raise bad_rollouts(where, f"turn {number} states {stated:,} tokens and has {least:,} or more")
@@ -168,6 +176,8 @@ def check_tokens(rollout: Rollout, manifest: RunManifest, where: str) -> None:
             raise bad_rollouts(where, fault)
         completion += max(stated, least)
         prompt += turn.usage.prompt_tokens
+    said = "".join(message_text(one) for one in rollout.completion if one.get("role") == "assistant")
+    completion = max(completion, _fewest_tokens(said, rollout.usage.completion_tokens))
     for label, total, least in (
         ("completion", rollout.usage.completion_tokens, completion),
         ("prompt", rollout.usage.prompt_tokens, prompt),

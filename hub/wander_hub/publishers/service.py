@@ -144,13 +144,15 @@ def mint(
         raise refusal("unknown_publisher", "; ".join(reasons))
     chosen = _one_of_each_owner(fitting, name)
     if not chosen or (name is not None and len(chosen) > 1):
-        reason = (
-            "several environments or owners trust this workflow, and a token is for one of them: name it "
+        several = (
+            "owners trust this workflow for it" if name is not None else "environments trust this workflow"
         )
-        reason += (
-            "(`wander publish --owner OWNER`), trust the workflow for the owner as a whole, or give each "
+        raise refusal(
+            "several_publishers",
+            f"several {several}, and a token is for one of them: `wander publish --owner OWNER` says which, "
+            "`wander publisher token OWNER/NAME` prints the token for uv and twine, and a publisher for the "
+            "owner as a whole (`wander publisher add OWNER ...`) serves all of its environments",
         )
-        raise refusal("several_publishers", reason + "a workflow or a deployment of its own")
     _use_once(session, claims)
     shared = security.new_token() if len(chosen) > 1 else None
     made = [_token_of(session, one, kind, claims, shared) for one in chosen]

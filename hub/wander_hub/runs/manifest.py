@@ -12,7 +12,7 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 from sqlalchemy.orm import Session
 from wander.types import TurnTokens, canonical_json
-from wander.wire import RunManifest
+from wander.wire import ModelPin, RunManifest
 
 from wander_hub.environments import service as environments
 from wander_hub.environments.models import Environment, Version
@@ -28,10 +28,17 @@ _SCRIPTS = (
     "HANGUL SYLLABLE",
     "THAI CHARACTER",
 )
-"""Beside ASCII: scripts none of whose letters looks like a Latin one."""
+"""Beside ASCII: scripts none of whose words looks like a Latin one."""
+_STROKES = re.compile(
+    r"[!-~] ?[\u3078\u30a8\u30c8\u30cb\u30ce\u30cf\u30d8\u30ed\u4e00\u4e28\u4e36\u4e3f\u4e59\u4e85\u4e8c"
+    r"\u5341\u535c\u53e3\u5de5] ?[!-~]"
+)
+"""But for these, which between ASCII look like a dash, a bar, a slash, `J`, `Z`, `=`, `+`..."""
+_ADDRESS = re.compile(r"https?://[!-~]{1,2000}")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _LONGEST_NAME = 300
 _MOST_ROLLOUTS = 1_000_000
+_MOST_USD = 1_000_000
 _MOST_TOKENS = 2**31 - 1
 
 
@@ -52,7 +59,9 @@ def parse(text: bytes) -> RunManifest:
         raise bad_manifest(f"the environment's arguments: {error}") from error
     if not all(is_finite(value) for name, value in manifest if name not in ("example_ids", "strata")):
         raise bad_manifest("it holds NaN or infinity; a manifest holds finite numbers")
-    _check_values(manifest)
+    _check_ids(manifest)
+    _check_model(manifest.model)
+    _check_plan(manifest)
     return manifest
 
 
@@ -85,12 +94,25 @@ class PinnedRun:
         return cls(manifest, {example: place for place, example in enumerate(manifest.example_ids)})
 
 
-def _check_values(manifest: RunManifest) -> None:
+def _check_ids(manifest: RunManifest) -> None:
     if not _RUN_ID.fullmatch(manifest.run_id):
         raise bad_manifest("run_id must be 8 to 64 of a-z, A-Z, 0-9, `-` and `_`")
-    if not _SHA256.fullmatch(manifest.task_set_sha256):
-        raise bad_manifest("task_set_sha256 is not a SHA-256 in hexadecimal")
-    for label, value in (("model.name", manifest.model.name), ("model.kind", manifest.model.kind)):
+    if manifest.rerun_of is not None and not _RUN_ID.fullmatch(manifest.rerun_of):
+        raise bad_manifest("rerun_of is no run's id")
+    pin = manifest.environment
+    digests = {"task_set": manifest.task_set_sha256, "environment.wheel": pin.wheel_sha256}
+    digests |= {"environment.lock": pin.lock_sha256, "environment.packages": pin.packages_sha256}
+    for label, digest in digests.items():
+        if digest is not None and not _SHA256.fullmatch(digest):
+            raise bad_manifest(f"{label}_sha256 is not a SHA-256 in hexadecimal")
+    if len(set(manifest.example_ids)) != len(manifest.example_ids):
+        raise bad_manifest("example_ids holds one example twice")
+    if any(not one or len(one) > _LONGEST_NAME or "\x00" in one for one in manifest.example_ids):
+        raise bad_manifest(f"an example id is empty or longer than {_LONGEST_NAME} characters")
+
+
+def _check_model(model: ModelPin) -> None:
+    for label, value in (("model.name", model.name), ("model.kind", model.kind)):
         if not _NAME.fullmatch(value) or len(value) > _LONGEST_NAME:
             raise bad_manifest(f"{label} must be 1 to {_LONGEST_NAME} printable characters")
         if odd := [
@@ -101,16 +123,26 @@ def _check_values(manifest: RunManifest) -> None:
                 "write Latin letters as ASCII has them, and nothing that another character can be taken for"
             )
             raise bad_manifest(fault, hint)
+        if value.startswith("-"):
+            raise bad_manifest(f"{label} begins with `-`, as options of commands do")
+        if "  " in value or _STROKES.search(value):
+            raise bad_manifest(f"{label} holds two spaces, or a stroke that looks like a sign of ASCII")
+    if model.base_url is not None and not _ADDRESS.fullmatch(model.base_url):
+        raise bad_manifest("model.base_url is no http or https address")
+
+
+def _check_plan(manifest: RunManifest) -> None:
+    prices = manifest.spending.prices if manifest.spending is not None else None
+    if prices is not None and max(prices.prompt, prices.completion) > _MOST_USD:
+        raise bad_manifest(f"spending.prices are over {_MOST_USD:,} USD for a million tokens")
     if manifest.rollouts_per_example > _MOST_ROLLOUTS:
         raise bad_manifest(f"rollouts_per_example is over {_MOST_ROLLOUTS:,}")
     if (manifest.sampling.max_tokens or 0) > _MOST_TOKENS:
         raise bad_manifest(f"sampling.max_tokens is over {_MOST_TOKENS:,}")
-    if len(set(manifest.example_ids)) != len(manifest.example_ids):
-        raise bad_manifest("example_ids holds one example twice")
-    if any(not one or len(one) > _LONGEST_NAME or "\x00" in one for one in manifest.example_ids):
-        raise bad_manifest(f"an example id is empty or longer than {_LONGEST_NAME} characters")
     if manifest.kind not in ("evaluation", "training"):
         raise bad_manifest(f"a hub takes evaluations and training runs; this is of kind `{manifest.kind}`")
+    if manifest.lines is not None:
+        raise bad_manifest("`lines` are of exhaustive runs and of play")
     if manifest.kind == "evaluation" and not manifest.example_ids:
         raise bad_manifest("an evaluation plays at least one example")
 

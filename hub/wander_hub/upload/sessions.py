@@ -13,12 +13,11 @@ from collections.abc import Iterable, Mapping
 from datetime import timedelta
 from typing import Any
 
-from packaging.utils import canonicalize_name
-from packaging.version import InvalidVersion, Version
 from sqlalchemy.orm import Session
 from wander.wire.uploads import OFFSET_HEADER, NewUpload, UploadedFile, UploadFile
 from wander.wire.uploads import UploadSession as SessionInfo
 
+from wander_hub import names
 from wander_hub.attestations import verification
 from wander_hub.database import now
 from wander_hub.environments import documents
@@ -214,10 +213,10 @@ def describe_file(file: StagedFile, base_url: str) -> UploadedFile:
 
 def _check_names(wanted: NewUpload, settings: Settings) -> tuple[str, str]:
     """Return name and version in their normal forms; refuse files that are not all of them."""
-    name = canonicalize_name(wanted.name)
+    name = names.normalise_environment(wanted.name)
     try:
-        version = str(Version(wanted.version))
-    except InvalidVersion as error:
+        version = names.normalise_version(wanted.version)
+    except ValueError as error:
         detail = f"`{wanted.version[:50]}` is no version as PEP 440 has it"
         raise HubProblem(422, "bad_version", detail) from error
     if len({one.filename for one in wanted.files}) != len(wanted.files):

@@ -28,7 +28,7 @@ from wander_hub.verification.models import ClearedCopy, RunExamination, RunSketc
 
 _FEWEST_SHARED = 2
 """Hashes that two sketches share before the runs are compared."""
-_MOST_LIKE = 5
+_MOST_LIKE = 8
 """Runs that a run is compared with, the most like first."""
 
 
@@ -104,6 +104,14 @@ def keep_fault(session: Session, run_id: str, fault: str) -> None:
     run.level, run.level_reason = level_of_unread(fault)
     session.flush()
     refresh_results(session, run.environment)
+
+
+def level_without_fault(session: Session, run: Run, one: RunExamination) -> tuple[VerificationLevel, str]:
+    """Return the level of a run that could be examined again: it may have been found to be a copy before."""
+    first = run_repository.run_named(session, one.duplicate_of) if one.duplicate_of is not None else None
+    if first is not None and clearance_of(session, run.run_id) is None:
+        return level_of_copy(first)
+    return supported_level(session, run)
 
 
 def supported_level(session: Session, run: Run) -> tuple[VerificationLevel, str]:

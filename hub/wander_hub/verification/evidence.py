@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 import secrets
 from collections.abc import Callable, Collection, Iterator, Sequence
+from hashlib import blake2b
+from heapq import nsmallest
 from typing import NamedTuple
 
 from sqlalchemy import select
@@ -21,7 +23,7 @@ from wander_hub.database import Database, now
 from wander_hub.environments import repository as environments
 from wander_hub.http.problems import HubProblem
 from wander_hub.identity import HUB
-from wander_hub.jobs import JobContext, JobRefused, TableQueue
+from wander_hub.jobs import Job, JobContext, JobRefused, TableQueue
 from wander_hub.leaderboards.listing import refresh_results
 from wander_hub.runs import repository as run_repository
 from wander_hub.runs import service as runs
@@ -40,6 +42,7 @@ _PROVEN = ("rescored", "replayed", "rerun")
 """Levels of a run that may be evidence for another one: the hub derived its rewards itself."""
 _COMPARED = 2000
 """Rollouts of a run, about, that are compared with those of another one; drawn anew each time."""
+_LONGEST_FAULT = 80
 
 
 def submit(session: Session, queue: TableQueue, run_id: str, again: str = "") -> None:
@@ -94,24 +97,36 @@ class Examiner:
         self._database.commit(lambda session: duplicates.keep_sketch(session, run_id, read.sketch()), HUB)
         with self._database.read(HUB) as session:
             run = runs.find(session, run_id)
-            repeats = []
+            repeats, sources = [], []
+            whole, draw = likeness.Likeness(), secrets.token_bytes(16)
             for other in duplicates.runs_like(session, run):
                 earlier, later = sorted((run, other), key=duplicates.age)
-                if self._compare(session, earlier, later, context).copied:
+                found = self._compare(session, earlier, later, draw, context)
+                if found.copied:
                     repeats.append(other.run_id)
+                if later is run and found.repeated:
+                    whole.join(found)
+                    sources.append(other.run_id)
+            if whole.pieced:
+                repeats += sources
             original = original_of(session, run, runs.manifest_of(run))
             if original is None:
                 return Findings(read.hexdigest(), repeats)
-            dependent = self._compare(session, original, run, context).dependent
+            dependent = self._compare(session, original, run, draw, context).dependent
             return Findings(
                 read.hexdigest(), repeats, self._agreement(session, original, run, context), dependent
             )
 
-    def _compare(self, session: Session, earlier: Run, later: Run, context: JobContext) -> likeness.Likeness:
-        """Compare what two runs say on examples that they share, as many as can be held."""
-        names = sorted({*runs.manifest_of(earlier).example_ids} & {*runs.manifest_of(later).example_ids})
+    def _compare(
+        self, session: Session, earlier: Run, later: Run, draw: bytes, context: JobContext
+    ) -> likeness.Likeness:
+        """Compare what two runs say on examples that they share, as many as can be held.
+
+        With one `draw` these are the same for every pair of runs, as far as they have them.
+        """
+        names = {*runs.manifest_of(earlier).example_ids} & {*runs.manifest_of(later).example_ids}
         most = max(1, _COMPARED // max(earlier.rollouts_per_example, later.rollouts_per_example))
-        drawn = set(secrets.SystemRandom().sample(names, min(most, len(names))))
+        drawn = set(nsmallest(most, names, lambda one: blake2b(one.encode(), key=draw).digest()))
         return likeness.compare(
             *(
                 (one for one in self._rollouts(session, run, context) if one.example_id in drawn)
@@ -157,7 +172,7 @@ def keep_examination(
     manifest = runs.manifest_of(run)
     one = session.get(RunExamination, run_id) or RunExamination(run_id=run_id)
     if one.fault is not None:
-        run.level, run.level_reason = duplicates.supported_level(session, run)
+        run.level, run.level_reason = duplicates.level_without_fault(session, run, one)
     one.completions_sha256, one.fault = found.digest, None
     one.rerun_of = manifest.rerun_of
     one.agreement = found.agreement.model_dump(mode="json") if found.agreement is not None else None
@@ -174,6 +189,38 @@ def keep_examination(
     refresh_results(session, run.environment)
     for each in [run, *marked]:
         count_rerun(session, each)
+
+
+def keep_failures(session: Session, job_ids: Sequence[int]) -> None:
+    """Keep from ranking the runs whose examination ended without a result, such as with its worker."""
+    jobs = session.scalars(select(Job).where(Job.id.in_(job_ids)).execution_options(populate_existing=True))
+    found = [(runs.find(session, str(job.payload["run_id"])), job) for job in jobs]
+    # Environments are locked in one order, lest two workers wait for each other.
+    for run, job in sorted(found, key=lambda pair: (pair[0].environment_id, pair[1].id)):
+        fault = (job.error or "it was called off").partition(":")[0]
+        duplicates.keep_fault(session, run.run_id, fault[:_LONGEST_FAULT])
+
+
+def list_unread(session: Session) -> Sequence[tuple[str, str | None]]:
+    """Return the runs whose examination ended without a result, with the fault that was kept of it.
+
+    Those are left out of which another examination is under way.
+    """
+    run_id = Job.payload["run_id"].as_string()
+    waiting = select(run_id).where(Job.kind == KIND, Job.state.in_(("queued", "running")))
+    ended = select(run_id).where(Job.kind == KIND, Job.state.in_(("failed", "cancelled")))
+    lost = RunExamination.run_id.is_(None) & Run.run_id.in_(ended)
+    query = select(Run.run_id, RunExamination.fault).outerjoin(RunExamination)
+    query = query.where(lost | RunExamination.fault.is_not(None), Run.run_id.not_in(waiting))
+    query = query.where(Run.withdrawn_at.is_(None)).order_by(Run.environment_id, Run.run_id)
+    return [(run_id, fault) for run_id, fault in session.execute(query)]
+
+
+def keep_unread(session: Session) -> None:
+    """Keep from ranking the runs whose examination ended on a hub that did not see to that."""
+    for run_id, fault in list_unread(session):
+        if fault is None:
+            duplicates.keep_fault(session, run_id, "its examination ended without a result")
 
 
 def _objection(

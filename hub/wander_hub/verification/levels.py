@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from wander.types import EnvironmentInfo
 from wander.wire import RunManifest, RunSummary, VerificationLevel
 from wander.wire.verification import ReplayReport
 
@@ -38,6 +39,24 @@ def level_of_copy(first: Run) -> tuple[VerificationLevel, str]:
 def level_of_unread(fault: str) -> tuple[VerificationLevel, str]:
     """Return the level of a run that the hub could not examine, and why."""
     return "claimed", f"the hub could not examine it for copies ({fault}), so it ranks nowhere"
+
+
+def find_omission(stated: EnvironmentInfo, actual: EnvironmentInfo) -> str | None:
+    """Return what a manifest leaves out of what its environment declares, though an interval hangs on it.
+
+    Runs of before bounds were recorded lack them too; where the weights give the same ones, nothing is lost.
+    """
+    declared = [
+        one.reward_bounds or any(each.bounds for each in one.reward_functions) for one in (stated, actual)
+    ]
+    if declared[0] or not declared[1]:
+        return None
+    ranges = [(one.reward_range, [each.range for each in one.reward_functions]) for one in (stated, actual)]
+    if ranges[0] == ranges[1]:
+        return None
+    return (
+        "the run does not state the bounds that the environment declares for its rewards: evaluate it again"
+    )
 
 
 def level_by(one: Verification, level: VerificationLevel, reason: str) -> tuple[VerificationLevel, str]:

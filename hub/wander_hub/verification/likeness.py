@@ -6,7 +6,8 @@ pieces that it touches, and an added text changes none. What prompt, answer or e
 
 - A rollout *repeats* another one when it has `_MOSTLY` of the pieces that no other example of that run has,
   or when both are the same, letter by letter, and not short.
-- A run is a *copy* when `COPIED` of the rollouts repeat, and what they say is `TELLING` letters.
+- A run is a *copy* when `COPIED` of the rollouts repeat those of one run, or `PIECED` those of several, and
+  what they say is `TELLING` letters.
 
 To find the few runs that are worth comparing, each keeps a sketch: the smallest of its pieces' keyed hashes
 (Broder 1997, doi:10.1109/SEQUEN.1997.666900). Who does not know the key cannot crowd them out.
@@ -20,7 +21,7 @@ import re
 import unicodedata
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any, NamedTuple
 
@@ -30,6 +31,8 @@ TELLING = 1000
 """Letters and digits in distinct completions below which equal ones may well be a coincidence."""
 COPIED = 1 / 3
 """Share of repeated rollouts that makes a run a copy."""
+PIECED = 1 / 2
+"""Share of rollouts that repeat one of several runs which makes a run a copy, put together from them."""
 SHARED = 1 / 10
 """Share of repeated rollouts from which on a run is no independent one."""
 SKETCH = 128
@@ -43,7 +46,15 @@ _SHORT = 100
 _STARTS = b"".join(re.escape(bytes([each])) for each in range(5, 256, 8))
 _PIECE = re.compile(rb"(?=([%b].{%d}))" % (_STARTS, _LENGTH - 1), re.DOTALL)
 """From about one byte in six, chosen by its value, so that the same text has the same pieces anywhere."""
-_OTHER = re.compile(r"[\W_]+")
+_OTHER = re.compile(r"[\W_\u02b0-\u02ff\u115f\u1160\u3164\uffa0]+")
+"""All but letters and digits, and the letters that are small marks or nothing to the eye."""
+_SAME = str.maketrans(
+    "\u0430\u0435\u043e\u0440\u0441\u0443\u0445\u0456\u0455\u0458\u04bb\u0501\u051b"
+    "\u051d\u043a\u043c\u043d\u0442\u0432\u0433\u043f\u04cf\u044c\u0475\u03b1\u03bf"
+    "\u03bd\u03c1\u03c5\u03c4\u03b9\u03ba\u03b5\u03b7\u03c7\u03b3\u03c9",
+    "aeopcyxisjhdqwkmhtbrnlbvaovputikenxyw",
+)
+"""Cyrillic and Greek letters that look like Latin ones, after the confusables of Unicode's UTS 39."""
 
 
 class Spoken(NamedTuple):
@@ -58,20 +69,43 @@ class Spoken(NamedTuple):
 
 @dataclass
 class Likeness:
-    """What comparing a run with an earlier one came to."""
+    """What comparing a run with an earlier one, or with several, came to."""
 
-    compared: int = 0
-    """Rollouts of examples that both have."""
-    repeated: int = 0
+    keys: set[tuple[str, int]] = field(default_factory=set)
+    """The rollouts of examples that both have: each its example, and which of that it is."""
+    texts: dict[tuple[str, int], str] = field(default_factory=dict)
+    """The letters of those that repeat another one."""
     telling: int = 0
     """Rollouts that say enough of their own, here and there, to be told from repetitions."""
-    letters: int = 0
-    """In distinct repeated completions."""
+
+    @property
+    def compared(self) -> int:
+        """How many rollouts were compared."""
+        return len(self.keys)
+
+    @property
+    def repeated(self) -> int:
+        """How many of them repeat another one."""
+        return len(self.texts)
 
     @property
     def copied(self) -> bool:
-        """Whether this is a copy."""
-        return self.letters >= TELLING and self.repeated >= COPIED * self.compared
+        """Whether this is a copy of the run that it was compared with."""
+        return self._repeats(COPIED)
+
+    @property
+    def pieced(self) -> bool:
+        """Whether this was put together from the runs that it was compared with."""
+        return self._repeats(PIECED)
+
+    def _repeats(self, share: float) -> bool:
+        letters = sum(map(len, set(self.texts.values())))
+        return letters >= TELLING and self.repeated >= share * self.compared
+
+    def join(self, other: Likeness) -> None:
+        """Add what comparing the same run with another one came to."""
+        self.keys |= other.keys
+        self.texts |= other.texts
 
     @property
     def dependent(self) -> str:
@@ -97,7 +131,8 @@ def read_spoken(rollout: Rollout) -> Spoken:
 
 
 def _letters(value: Any) -> str:
-    return _OTHER.sub("", unicodedata.normalize("NFKC", " ".join(_texts(value))).casefold())
+    text = unicodedata.normalize("NFKC", " ".join(_texts(value))).casefold()
+    return _OTHER.sub("", text if text.isascii() else text.translate(_SAME))
 
 
 def _texts(value: Any) -> Iterator[str]:
@@ -150,7 +185,6 @@ def compare(earlier: Iterable[Rollout], later: Iterable[Rollout]) -> Likeness:
     first, second = _by_example(earlier), _by_example(later)
     rare, rare_here = _rare_pieces(first), _rare_pieces(second)
     found = Likeness()
-    seen: set[str] = set()
     for example, rollouts in second.items():
         if example not in first:
             continue
@@ -162,18 +196,15 @@ def compare(earlier: Iterable[Rollout], later: Iterable[Rollout]) -> Likeness:
             for piece in pieces:
                 holders[piece].append(at)
         tell = any(len(pieces) >= _FEWEST for pieces in owned)
-        for one in rollouts:
-            found.compared += 1
+        for number, one in enumerate(rollouts):
+            found.keys.add((example, number))
             found.telling += tell and len(one.pieces & rare_here) >= _FEWEST
             hits = Counter(chain.from_iterable(holders.get(piece, ()) for piece in one.pieces))
             near = any(
                 len(owned[at]) >= _FEWEST and count >= _MOSTLY * len(owned[at]) for at, count in hits.items()
             )
             if near or one.letters in whole:
-                found.repeated += 1
-                if one.letters not in seen:
-                    seen.add(one.letters)
-                    found.letters += len(one.letters)
+                found.texts[example, number] = one.letters
     return found
 
 

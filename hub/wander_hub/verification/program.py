@@ -25,7 +25,7 @@ from sqlalchemy import delete, select
 from wander_hub import security
 from wander_hub.accounts.models import User
 from wander_hub.database import Database
-from wander_hub.jobs import JobContext, JobRefused
+from wander_hub.jobs import JobContext, JobRefused, storable
 from wander_hub.rights.models import Token
 from wander_hub.rights.tokens import add_token
 
@@ -159,4 +159,6 @@ def _parse(line: bytes) -> dict[str, Any]:
         found = json.loads(line)
     except ValueError:
         return {}
+    if b"\\u" in line:  # what an environment says may hold what no database keeps
+        found = json.loads(storable(json.dumps(found, ensure_ascii=False)).replace("\\u0000", "\\ufffd"))
     return found if isinstance(found, dict) else {}

@@ -7,6 +7,7 @@ from functools import partial
 
 from sqlalchemy import Select, func, insert, literal, select
 from sqlalchemy.orm import Session, contains_eager, joinedload
+from wander.types import EnvironmentInfo
 from wander.wire.verification import (
     Divergence,
     DivergencePage,
@@ -30,7 +31,7 @@ from wander_hub.runs.models import Run
 from wander_hub.runs.repository import readable_run
 from wander_hub.settings import Settings
 from wander_hub.verification import evidence
-from wander_hub.verification.levels import level_by
+from wander_hub.verification.levels import find_omission, level_by
 from wander_hub.verification.models import Verification, VerificationDivergence
 
 KIND = "replay"
@@ -39,6 +40,8 @@ SHOWN_DIVERGENCES = 100
 """Divergences in the report itself; all of them have a page of their own."""
 _AT_ONCE = 100
 """Runs that a sweep asks for between two jobs."""
+_LOOKED_AT = 20
+"""Of the last verifications of a version, some of which may have failed."""
 _OPEN = ("queued", "running")
 """States of jobs that have not ended."""
 
@@ -129,7 +132,10 @@ def list_jobless(session: Session, settings: Settings) -> Sequence[str]:
 
 
 class RunSweep:
-    """Gives the runs their jobs, when a hub starts, that an older one was killed before asking for."""
+    """Gives the runs their jobs, when a hub starts, that an older one was killed before asking for.
+
+    Those whose examination ended there without a result do not rank.
+    """
 
     def __init__(self, database: Database, queue: TableQueue, settings: Settings) -> None:
         self._database = database
@@ -140,6 +146,7 @@ class RunSweep:
     def __call__(self) -> None:
         """Ask for some of them."""
         if self._left is None:
+            self._database.commit(evidence.keep_unread, HUB)
             with self._database.read(HUB) as session:
                 self._left = [*list_jobless(session, self._settings)]
         for _ in range(min(_AT_ONCE, len(self._left))):
@@ -227,6 +234,15 @@ def find(session: Session, number: int) -> Verification:
     return found
 
 
+def find_info(session: Session, version_id: int) -> EnvironmentInfo | None:
+    """Return what a version's environment last said about itself when the hub played a run of it again."""
+    query = visible(session).where(Run.version_id == version_id, Verification.gave.is_not(None))
+    for one in session.scalars(query.order_by(Verification.id.desc()).limit(_LOOKED_AT)):
+        if one.made_with is not None:
+            return VerifiedWith.model_validate(one.made_with).environment.info
+    return None
+
+
 def cancel(session: Session, queue: TableQueue, number: int, caller: Identity) -> VerificationInfo:
     """Call a verification off: its requester may, and who manages the environment."""
     found = find(session, number)
@@ -249,6 +265,9 @@ def keep(session: Session, job_id: int, report: ReplayReport, made_with: Verifie
     ]
     if rows:
         session.execute(insert(VerificationDivergence), rows)
+    if made_with is not None and report.refused is None and not report.differing:
+        stated = runs.manifest_of(runs.find(session, found.run_id)).environment.info
+        report = report.model_copy(update={"refused": find_omission(stated, made_with.environment.info)})
     shown = report.model_copy(update={"divergences": report.divergences[:SHOWN_DIVERGENCES]})
     found.report = shown.model_dump(mode="json")
     if made_with is not None:

@@ -83,6 +83,9 @@ def job_worker(
     """
     handlers: dict[str, Handler] = {evidence.KIND: Examiner(database, storage, settings.trusted_reruns)}
     sweeps: list[Callable[[], None]] = [service.RunSweep(database, queue, settings)]
+    # Whatever this worker can do itself: it may be the one that finds another worker's job dead.
+    queue.on_failure[evidence.KIND] = evidence.keep_failures
+    queue.on_failure[service.KIND] = service.keep_failures
     if settings.verification != "off":
         program = ClientProgram(
             database,
@@ -92,7 +95,6 @@ def job_worker(
             seconds=settings.verification_seconds,
         )
         handlers[service.KIND] = Replayer(program)
-        queue.on_failure[service.KIND] = service.keep_failures
         if settings.check_versions:
             handlers[version_checks.KIND] = Checker(database, program)
             sweeps.append(VersionSweep(database, queue))

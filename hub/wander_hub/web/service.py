@@ -290,11 +290,15 @@ def rollout(session: Session, storage: Storage, base_url: str, run_id: str, numb
 
 
 def reproduce_command(manifest: RunManifest) -> str:
-    """Return the command that makes the same run again, model endpoint aside."""
+    """Return the command that makes the same run again.
+
+    The endpoint is whose it is who asks: one that a submitter names would get their prompts and key.
+    """
     pin, sampling = manifest.environment, manifest.sampling.given()
-    words = ["wander", "eval", f"{pin.owner}/{pin.name}@{pin.version}", "-m", manifest.model.name]
+    model = manifest.model.name if not manifest.model.name.startswith("-") else "MODEL"
+    words = ["wander", "eval", f"{pin.owner}/{pin.name}@{pin.version}", "-m", model]
     if manifest.model.base_url:
-        words += ["-b", manifest.model.base_url]
+        words += ["-b", "ENDPOINT"]
     words += ["-n", str(len(manifest.example_ids)), "-r", str(manifest.rollouts_per_example)]
     if manifest.split != "eval":
         words += ["--split", manifest.split]
@@ -311,8 +315,16 @@ def reproduce_command(manifest: RunManifest) -> str:
 
 
 def _info(session: Session, version: Version) -> EnvironmentInfo | None:
-    """Return what an environment says about itself, by the last posted run of a version."""
+    """Return what an environment says about itself, where the hub heard it say so.
+
+    Where the hub plays nothing, the last run of who published the version tells: what others post is no word
+    of the environment.
+    """
+    heard = verification.find_info(session, version.id)
+    if heard is not None:
+        return heard
     query = run_repository.visible(session).where(Run.version_id == version.id, run_repository.counts())
+    query = query.where(Run.posted_by_id == version.uploaded_by_id)
     newest = session.scalar(query.order_by(Run.posted_at.desc(), Run.run_id).limit(1))
     return runs.manifest_of(newest).environment.info if newest else None
 

@@ -345,8 +345,9 @@ def _sample(manifest: RunManifest, groups: bool, size: int | None, seed: int) ->
     if groups:
         names = draw.sample(manifest.example_ids, max(1, size // manifest.rollouts_per_example))
         return {(name, index) for name in names for index in numbers}
-    keys = [(name, index) for name in manifest.example_ids for index in numbers]
-    return set(draw.sample(keys, size))
+    # By their numbers, since a manifest may name more rollouts than memory holds.
+    keys = draw.sample(range(len(manifest.example_ids) * len(numbers)), size)
+    return {(manifest.example_ids[key // len(numbers)], key % len(numbers)) for key in keys}
 
 
 def _differ(one: Any, other: Any) -> bool:

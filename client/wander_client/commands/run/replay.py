@@ -65,8 +65,8 @@ def replay(
     output = current().output
     sought = choose("--level", level, LEVELS_SOUGHT[::-1])
     found = find_run(current(), run)
-    location = locate_pinned(current(), found.manifest.environment, folder=env, no_lock=no_lock)
     policy = choose_policy(sandbox, sandbox_limit, default=current().settings.sandbox)
+    location = locate_pinned(current(), found.manifest.environment, folder=env, no_lock=no_lock)
     require_confined(current(), policy, location, "replay", in_process=in_process)
     total = found.manifest.expected_rollouts
     with output.progress("replaying", total, unit="rollouts") as bar:

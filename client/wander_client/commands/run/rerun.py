@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -11,7 +13,7 @@ import typer
 from wander_client.context import current
 from wander_client.environments.sandbox import SandboxFlag, SandboxLimits, choose_policy, require_confined
 from wander_client.errors import FAILED, OK, PARTIAL, ClientError, UsageError
-from wander_client.models.reference import KEY_VARIABLE
+from wander_client.models.reference import KEY_VARIABLE, OPENAI_URL
 
 if TYPE_CHECKING:
     from wander.evals.run.runner import EvaluationResult, Progress
@@ -20,7 +22,7 @@ if TYPE_CHECKING:
 
     from wander_client.environments.location import Location, OpenedEnvironment
     from wander_client.evaluate.settings import EvaluationSettings
-    from wander_client.runs.found import FoundRun
+    from wander_client.runs.found import FoundRun, PostedRun
     from wander_client.terminal.output import Output
 
 
@@ -30,7 +32,7 @@ def rerun(
         str | None, typer.Option("-m", "--model", help="as `wander eval` takes it (default: the run's)")
     ] = None,
     base_url: Annotated[
-        str | None, typer.Option("-b", "--base-url", help="OpenAI-compatible endpoint (default: the run's)")
+        str | None, typer.Option("-b", "--base-url", help="OpenAI-compatible endpoint (default: your run's)")
     ] = None,
     key_variable: Annotated[
         str, typer.Option(help="environment variable that holds the endpoint's key")
@@ -64,17 +66,21 @@ def rerun(
     from wander.evals.store.folder import RunFolder
 
     from wander_client.environments.replay import locate_pinned
+    from wander_client.runs.found import PostedRun
     from wander_client.runs.lookup import find_run
 
     found = find_run(current(), run)
     if found.manifest.kind != "evaluation":
         raise UsageError(f"`{found.place}` is a training run", hint="evaluate a checkpoint of it instead")
+    if model is None and base_url is None and isinstance(found, PostedRun):
+        _require_own_endpoint(found)
+    policy = choose_policy(sandbox, sandbox_limit, default=current().settings.sandbox)
     location = locate_pinned(current(), found.manifest.environment, folder=env)
     settings = _settings(found.manifest, location, model, base_url).model_copy(
         update={
             "key_variable": key_variable,
             "concurrency": concurrency,
-            "sandbox": choose_policy(sandbox, sandbox_limit, default=current().settings.sandbox),
+            "sandbox": policy,
         }
     )
     require_confined(current(), settings.sandbox, location, settings.model, in_process=False)
@@ -86,6 +92,19 @@ def rerun(
     if result.summary.failed and said.verdict == "inconclusive":
         return PARTIAL
     return OK if said.verdict == "agrees" else FAILED
+
+
+def _require_own_endpoint(found: PostedRun) -> None:
+    """Raise `UsageError` for an endpoint that the submitter of a run chose, and not who repeats it."""
+    model = found.manifest.model
+    if model.base_url in (None, OPENAI_URL, os.environ.get("OPENAI_BASE_URL")):
+        return
+    words = shlex.join(["wander", "rerun", found.place, "-m", model.name, "-b", model.base_url])
+    raise UsageError(
+        f"the run names the endpoint `{model.base_url}`, which would get your prompts and your key",
+        hint=f"choose one with `-b URL`; `{words}` asks that one",
+        code="endpoint_of_another",
+    )
 
 
 def _settings(

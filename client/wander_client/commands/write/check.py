@@ -44,9 +44,9 @@ def check(
     from wander_client.environments.location import locate, parse_arguments
 
     output = current().output
+    policy = choose_policy(sandbox, sandbox_limit, default=current().settings.sandbox)
     location = locate(current(), environment)
     arguments = parse_arguments(argument or [], args)
-    policy = choose_policy(sandbox, sandbox_limit, default=current().settings.sandbox)
     report = check_environment(
         location.folder or location.target,
         arguments,

@@ -75,6 +75,9 @@ def _parse(text: bytes, what: str, settings: Settings) -> Metadata:
         detail = f"{what} has the field `{shown(name)}`, which is unknown, repeated or malformed"
         raise refusal("bad_metadata", detail)
     _check_lengths(raw, what, settings)
+    for label, value in (("Name", raw.get("name", "")), ("Version", raw.get("version", ""))):
+        if not value.isascii():  # readers of a number cut off spaces of all kinds
+            raise refusal("bad_metadata", f"`{label}` in {what} holds a character beyond ASCII")
     with suppress(InvalidVersion):  # which is refused below
         # Setuptools 57 to 76 wrote `License-File` into metadata 2.1, before the standard had it.
         if Version(raw.get("metadata_version", "")) < _LICENCE_FILES_SINCE:

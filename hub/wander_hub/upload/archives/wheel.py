@@ -17,9 +17,8 @@ from email.message import Message
 from typing import BinaryIO
 
 from packaging.tags import InvalidTag, TooManyTagsError, parse_tag
-from packaging.utils import canonicalize_name
-from packaging.version import InvalidVersion, Version
 
+from wander_hub import names
 from wander_hub.settings import Settings
 from wander_hub.upload.archives import entry_points
 from wander_hub.upload.archives.entry_points import LoaderSearch
@@ -186,8 +185,8 @@ def _check_dist_info(state: _Pass, folder: str, *, is_folder: bool) -> None:
         raise refusal("bad_dist_info", detail)
     name, _, version = folder.removesuffix(".dist-info").rpartition("-")
     identity = None
-    with suppress(InvalidVersion):  # which the next lines refuse
-        identity = canonicalize_name(name), str(Version(version))
+    with suppress(ValueError):  # which the next lines refuse
+        identity = names.normalise_environment(name), names.normalise_version(version)
     if identity != (state.filename.name, state.filename.version):
         detail = f"the folder `{shown(folder)}` is not that of `{state.filename.stem}`"
         raise refusal("bad_dist_info", detail)

@@ -1,0 +1,95 @@
+"""What packages of strangers would run while they are installed, outside of any sandbox, does not run."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import io
+import sys
+import tarfile
+import zipfile
+from pathlib import Path
+
+import pytest
+from wander_client.context import CommonOptions, Invocation, set_current
+from wander_client.environments.sandbox import choose_policy
+from wander_client.errors import ClientError
+from wander_client.packages.install import packages_in
+from wander_client.packages.uv import run_uv
+from wander_client.terminal.output import Output
+
+
+def write_wheel(place: Path, members: dict[str, str]) -> Path:
+    info = "starter-1.0.dist-info"
+    members = {
+        **members,
+        f"{info}/METADATA": "Metadata-Version: 2.1\nName: Starter\nVersion: 1.00\n",
+        f"{info}/WHEEL": "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+    }
+    record = ""
+    for path, text in members.items():
+        digest = base64.urlsafe_b64encode(hashlib.sha256(text.encode()).digest()).rstrip(b"=").decode()
+        record += f"{path},sha256={digest},{len(text.encode())}\n"
+    wheel = place / "starter-1.0-py3-none-any.whl"
+    with zipfile.ZipFile(wheel, "w") as archive:
+        for path, text in {**members, f"{info}/RECORD": f"{record}{info}/RECORD,,\n"}.items():
+            archive.writestr(path, text)
+    return wheel
+
+
+def test_packages_are_listed_without_the_python_that_has_them(tmp_path: Path) -> None:
+    """Which would run their `.pth` files."""
+    mark = tmp_path / "ran"
+    wheel = write_wheel(tmp_path, {"starter.pth": f"import pathlib; pathlib.Path({str(mark)!r}).touch()\n"})
+    made, place = tmp_path / "made", tmp_path / "place"
+    run_uv(["venv", "--quiet", "--no-project", "--python", sys.executable, str(made)], doing="making")
+    run_uv(
+        ["pip", "install", "--quiet", "--no-deps", "--no-index", "--python", str(made), str(wheel)],
+        doing="installing",
+    )
+    made.rename(place)
+    assert packages_in(place) == {"starter": "1.0"}
+    assert not mark.exists()
+
+
+def test_with_a_sandbox_nothing_is_built(tmp_path: Path) -> None:
+    mark = tmp_path / "ran"
+    body = io.BytesIO()
+    with tarfile.open(fileobj=body, mode="w:gz") as archive:
+        for name, text in (
+            ("PKG-INFO", "Metadata-Version: 2.1\nName: built\nVersion: 1.0\n"),
+            (
+                "pyproject.toml",
+                '[build-system]\nrequires = []\nbuild-backend = "own"\nbackend-path = ["."]\n',
+            ),
+            ("own.py", f"import pathlib; pathlib.Path({str(mark)!r}).touch()\nraise SystemExit(1)\n"),
+        ):
+            member = tarfile.TarInfo(f"built-1.0/{name}")
+            member.size = len(text)
+            archive.addfile(member, io.BytesIO(text.encode()))
+    source = tmp_path / "built-1.0.tar.gz"
+    source.write_bytes(body.getvalue())
+    venv = tmp_path / "venv"
+    run_uv(["venv", "--quiet", "--no-project", "--python", sys.executable, str(venv)], doing="making")
+    command = [
+        "pip",
+        "install",
+        "--no-deps",
+        "--python",
+        str(venv),
+        "--no-index",
+        f"built @ {source.as_uri()}",
+    ]
+    here = Invocation(CommonOptions(), Output("plain"))
+    try:
+        set_current(here)
+        assert choose_policy(True, None) is not None
+        with pytest.raises(ClientError, match="installing failed"):
+            run_uv(command, doing="installing")
+        assert not mark.exists(), "its code ran outside of the sandbox"
+        set_current(Invocation(CommonOptions(), Output("plain")))
+        with pytest.raises(ClientError, match="installing failed"):
+            run_uv(command, doing="installing")
+        assert mark.exists(), "without a sandbox, it is built as everywhere"
+    finally:
+        set_current(None)

@@ -1,0 +1,137 @@
+"""Names are what they are: nothing is cut off them, and no letter is taken for another."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as some
+from wander_client.errors import UsageError
+from wander_client.names import parse_name
+from wander_hub import names
+
+ADDED = ["\u2028", "\u2029", "\x85", "\r", "\n", "\x0b", "\x1c", "\u00a0", "\u3000", "\u200b", "\0", " "]
+"""Ends of lines, spaces and what nobody sees."""
+KELVIN = "\u212a"
+"""Whose lower case is a `k` of ASCII."""
+
+_spelling = some.text(some.sampled_from("aAkK19-_." + KELVIN + "".join(ADDED)), max_size=8)
+
+
+@given(_spelling)
+def test_a_name_becomes_a_plain_one_only_by_case_and_dashes(text: str) -> None:
+    owner, name = names.normalise_owner(text), names.normalise_environment(text)
+    if names.owner_fault(owner) is None:
+        assert text.isascii()
+        assert text.lower() == owner
+    if name.isascii() and name.replace("-", "").isalnum():
+        assert text.isascii()
+        assert text.lower().replace("_", "-").replace(".", "-").replace("-", "") == name.replace("-", "")
+
+
+@given(some.sampled_from(["1.0", "v1.0", "1.0RC1", "1!2.0.post1", "1.0+local.1"]), _spelling)
+def test_a_version_becomes_a_plain_one_only_without_spaces(number: str, odd: str) -> None:
+    for text in (number + odd, odd + number):
+        try:
+            found = names.normalise_version(text)
+        except ValueError:
+            continue
+        assert text.isascii()
+        assert not any(map(str.isspace, text))
+        assert names.normalise_version(found) == found
+
+
+async def test_a_run_names_its_environment_exactly(hub: Any, run_of: Any) -> None:
+    manifest, rollouts = run_of(await hub.publish())
+    pin = manifest["environment"]
+    for field in ("owner", "name", "version"):
+        for odd in [pin[field] + one for one in ADDED] + [one + pin[field] for one in ADDED]:
+            answer = await hub.post_run(manifest | {"environment": pin | {field: odd}}, rollouts)
+            assert 400 <= answer.status_code < 500, (odd, answer.text)
+    assert (await hub.post_run(manifest, rollouts)).status_code == 201
+
+
+async def test_a_letter_of_another_script_is_no_letter_of_a_name(
+    hub: Any, run_of: Any, make_wheel: Any
+) -> None:
+    sha256 = await hub.publish(make_wheel(name="kite", files={"kite.py": b"def load_environment(): ...\n"}))
+    manifest, rollouts = run_of(sha256, name="kite")
+    changed = manifest | {"environment": manifest["environment"] | {"name": f"{KELVIN}ite"}}
+    assert (await hub.post_run(changed, rollouts)).status_code == 422
+    assert (await hub.get(f"/api/v1/environments/alice/{KELVIN}ite")).status_code == 404
+    assert (await hub.post_run(manifest, rollouts)).status_code == 201
+    with pytest.raises(UsageError):
+        parse_name(f"alice/{KELVIN}ite")
+
+
+async def test_an_upload_names_its_version_exactly(hub: Any, make_wheel: Any) -> None:
+    spec = make_wheel()
+    body = spec.build()
+    file = {"filename": spec.wheel_name, "kind": "wheel", "size": len(body)}
+    file["sha256"] = hashlib.sha256(body).hexdigest()
+    plain = {"owner": "alice", "name": "reverse-text", "version": "0.1.0", "files": [file]}
+    for field in ("owner", "name", "version"):
+        for added in ADDED:
+            wanted = {**plain, field: f"{plain[field]}{added}"}
+            answer = await hub.client.post("/api/v1/uploads", json=wanted, headers=hub.auth())
+            assert 400 <= answer.status_code < 500, (wanted, answer.text)
+    assert (await hub.client.post("/api/v1/uploads", json=plain, headers=hub.auth())).status_code == 201
+
+
+async def test_metadata_names_name_and_version_in_ascii(hub: Any, make_wheel: Any) -> None:
+    text = make_wheel().core_metadata().decode()
+    for field in ("Name", "Version"):
+        value = next(line for line in text.splitlines() if line.startswith(f"{field}: "))
+        odd = make_wheel(metadata=text.replace(value, f"{value}\u3000").encode())
+        answer = await hub.upload(odd.build(), odd.wheel_name)
+        assert (answer.status_code, answer.json()["code"]) == (422, "bad_metadata"), answer.text
+        assert f"`{field}` in METADATA holds a character beyond ASCII" in answer.json()["detail"]
+
+
+ODD_MODELS = {
+    "--hub=https://evil.example": "begins with `-`",
+    "-m": "begins with `-`",
+    "gpt-4  o": "holds two spaces",
+    "gpt\u4e004o": "looks like a sign",
+    "Q\u4e28wen": "looks like a sign",
+    "meta\u30cellama": "looks like a sign",
+}
+
+
+async def test_a_model_is_not_named_like_an_option_or_another_model(hub: Any, run_of: Any) -> None:
+    sha256 = await hub.publish()
+    for name, fault in ODD_MODELS.items():
+        answer = await hub.post_run(*run_of(sha256, model=name))
+        assert (answer.status_code, answer.json()["code"]) == (422, "bad_manifest"), answer.text
+        assert fault in answer.json()["detail"]
+    honest = run_of(sha256, model="\u96f6\u4e00\u4e07\u7269 Yi-34B")
+    assert (await hub.post_run(*honest)).status_code == 201, "which is what it is called"
+
+
+async def test_an_endpoint_is_an_address(hub: Any, run_of: Any) -> None:
+    manifest, rollouts = run_of(await hub.publish())
+    for url in ("--hub=https://evil.example", "ftp://a/b", "https://a b", "http://a\n", "/v1"):
+        manifest["model"]["base_url"] = url
+        answer = await hub.post_run(manifest, rollouts)
+        assert (answer.status_code, answer.json()["code"]) == (422, "bad_manifest"), answer.text
+
+
+async def test_the_command_of_a_run_asks_no_endpoint_of_its_submitter(hub: Any, run_of: Any) -> None:
+    manifest, rollouts = run_of(await hub.publish())
+    manifest["model"]["base_url"] = "https://evil.example/v1"
+    assert (await hub.post_run(manifest, rollouts)).status_code == 201
+    page = (await hub.get(f"/runs/{manifest['run_id']}", headers={"Accept": "text/html"})).text
+    assert "wander eval alice/reverse-text@0.1.0 -m tiny -b ENDPOINT -n 3" in page
+
+
+async def test_what_strangers_post_is_no_word_of_the_environment(hub: Any, run_of: Any) -> None:
+    sha256 = await hub.publish()
+    for number, (user, kind) in enumerate([("alice", "single_turn"), ("bob", "sponsored_by_bob")]):
+        manifest, rollouts = run_of(sha256, run_id=f"01RUN{number:021d}")
+        manifest["environment"]["info"]["kind"] = kind
+        assert (await hub.post_run(manifest, rollouts, user=user)).status_code == 201
+    page = (await hub.get("/alice/reverse-text", headers={"Accept": "text/html"})).text
+    assert "single-turn" in page
+    assert "sponsored" not in page

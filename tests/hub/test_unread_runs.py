@@ -1,0 +1,144 @@
+"""Runs whose examination ends without a result do not rank, and `fsck` tells of them."""
+
+from __future__ import annotations
+
+import json
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from sqlalchemy import update
+from wander_hub.database import now
+from wander_hub.fsck import check as fsck
+from wander_hub.identity import HUB
+from wander_hub.jobs import Job, JobRefused, JobWorker, TableQueue, storable
+from wander_hub.settings import Settings
+from wander_hub.storage import Storage
+from wander_hub.verification import evidence, program, service
+from wander_hub.verification.evidence import Examiner
+from wander_hub.verification.models import RunExamination
+from wander_hub.verification.worker import job_worker
+
+RUN = "01JRUN0000000000000000000A"
+DIED = "the hub could not examine it for copies (the worker that had the job died, on every attempt)"
+
+
+@pytest.fixture
+def storage(hub: Any) -> Storage:
+    return hub.client._transport.app.state.storage
+
+
+@pytest.fixture
+async def queue(hub: Any, run_of: Any, storage: Storage) -> TableQueue:
+    """The queue of a hub with one run, whose worker plays nothing again."""
+    manifest, rollouts = run_of(await hub.publish())
+    assert (await hub.post_run(manifest, rollouts)).json()["level"] == "complete"
+    queue = TableQueue(hub.database, retry_seconds=0)
+    job_worker(hub.settings.model_copy(update={"verification": "off"}), hub.database, storage, queue, "")
+    return queue
+
+
+def die(queue: TableQueue, kind: str) -> None:
+    """Have the worker of a job of this kind die on every attempt."""
+    with queue.database.write() as session:
+        session.execute(update(Job).where(Job.kind == kind).values(max_attempts=1))
+    assert queue.claim("a worker that dies", [kind])
+    with queue.database.write() as session:
+        session.execute(update(Job).where(Job.kind == kind).values(lease_until=now() - timedelta(seconds=1)))
+
+
+async def level(hub: Any) -> tuple[str, str]:
+    run = (await hub.get(f"/api/v1/runs/{RUN}")).json()
+    return run["level"], run["level_reason"]
+
+
+def faults(hub: Any, storage: Storage, **options: Any) -> list[tuple[str, str, bool]]:
+    found = fsck.check(hub.database, storage, settings=Settings(verification="off"), **options)
+    return [(one.code, one.subject, one.repaired) for one in found]
+
+
+async def test_a_run_whose_examiner_dies_on_every_attempt_does_not_rank(
+    hub: Any, queue: TableQueue, storage: Storage
+) -> None:
+    die(queue, evidence.KIND)
+    assert queue.claim("another", ["nothing that it can do"]) is None
+    assert queue.claim("another", [evidence.KIND]) is None
+    assert await level(hub) == ("claimed", f"{DIED}, so it ranks nowhere")
+    board = (await hub.get("/api/v1/environments/alice/reverse-text/leaderboard")).json()
+    assert board["rows"] == []
+    assert faults(hub, storage) == [("run_unread", RUN, False)]
+    assert faults(hub, storage, repair=True) == [("run_unread", RUN, True)]
+    assert faults(hub, storage) == [], "a job will read it"
+    assert JobWorker(queue, {evidence.KIND: Examiner(hub.database, storage)}, "reader").run_one()
+    assert (await level(hub))[0] == "complete"
+    assert faults(hub, storage) == []
+
+
+async def test_a_worker_that_plays_nothing_sees_to_the_dead_jobs_of_one_that_does(
+    hub: Any, queue: TableQueue
+) -> None:
+    die(queue, service.KIND)
+    assert queue.claim("another", [evidence.KIND])
+    assert (await level(hub))[0] == "unverifiable"
+
+
+async def test_what_an_older_hub_left_unread_does_not_rank(
+    hub: Any, queue: TableQueue, storage: Storage
+) -> None:
+    with hub.database.write() as session:
+        session.execute(update(Job).where(Job.kind == evidence.KIND).values(state="failed"))
+    assert faults(hub, storage) == [("run_unread", RUN, False)]
+    service.RunSweep(hub.database, queue, hub.settings)()
+    assert (await level(hub))[0] == "claimed"
+
+
+async def test_a_copy_stays_one_when_its_examination_failed_in_between(
+    hub: Any, queue: TableQueue, storage: Storage
+) -> None:
+    worker = JobWorker(queue, {evidence.KIND: Examiner(hub.database, storage)}, "reader")
+    worker.run_one()
+    with hub.database.write(HUB) as session:
+        one = session.get_one(RunExamination, RUN)
+        one.duplicate_of, one.fault = RUN, "MemoryError"  # of itself, for want of another run
+        evidence.submit(session, queue, RUN, "again")
+    worker.run_one()
+    assert (await level(hub))[1].startswith(f"duplicate of `{RUN}`")
+
+
+async def test_a_job_that_ends_in_odd_words_ends_no_worker(hub: Any, queue: TableQueue) -> None:
+    """Half a character, which SQLite cannot keep, and a zero one, which PostgreSQL cannot."""
+
+    def refuse(context: Any) -> Any:
+        raise JobRefused("it said \ud800 and \0")
+
+    worker = JobWorker(queue, {service.KIND: refuse}, "player")
+    assert worker.run_one()
+    assert await level(hub) == ("unverifiable", "could not be verified: it said ? and \ufffd")
+
+
+async def test_a_worker_goes_on_after_what_it_did_not_expect(
+    hub: Any, queue: TableQueue, storage: Storage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    worker = JobWorker(queue, {evidence.KIND: Examiner(hub.database, storage)}, "reader")
+    claim, failures = queue.claim, iter([ValueError("odd")])
+
+    def once(*words: Any) -> Any:
+        for error in failures:
+            worker.wake()
+            raise error
+        lease = claim(*words)
+        if lease is None:
+            worker._attempts.ending.set()
+        return lease
+
+    monkeypatch.setattr(queue, "claim", once)
+    worker._loop(looks=False)
+    with hub.database.read(HUB) as session:
+        assert session.get(RunExamination, RUN) is not None
+
+
+def test_answers_of_environments_hold_nothing_that_a_database_cannot_keep() -> None:
+    said = {"data": {"refused": "a\0b \ud800 \U0001f600 é", "n": 1}}
+    kept = program._parse(json.dumps(said).encode())
+    assert kept == {"data": {"refused": "a\ufffdb ? \U0001f600 é", "n": 1}}
+    assert storable(kept["data"]["refused"]) == kept["data"]["refused"]
