@@ -43,7 +43,7 @@ def publish_and_install(demo: Workplace) -> None:
             demo.type(f"wander publish {ROOT / 'environments' / name}")
     with demo.step("Install one by name, into a virtual environment of its own"):
         demo.type("wander install admin/tictactoe")
-        demo.type("wander list")
+        demo.type("wander env list")
 
 
 def evaluate_smollm2(demo: Workplace) -> None:
@@ -64,12 +64,12 @@ def warm_up(demo: Workplace) -> None:
             f"wander eval admin/tictactoe -m scripted:tictactoe.players:careless --split train "
             f"-n {TEACHER_GAMES} -a num_examples={TEACHER_GAMES} --out runs/teacher"
         )
-        demo.type("wander data runs/teacher --where lost==0 --where format==1 --out teacher.jsonl")
+        demo.type("wander runs data runs/teacher --where lost==0 --where format==1 --out teacher.jsonl")
     with demo.step("Make a tiny policy: a million parameters, a tokenizer from those games"):
         demo.type("wander model new tiny --transcripts runs/teacher --out models/tiny")
     with demo.step("Warm it up by supervised fine-tuning"):
         demo.type(
-            "wander sft teacher.jsonl --config ../examples/tictactoe/sft.toml --model models/tiny "
+            "wander model sft teacher.jsonl --config ../examples/tictactoe/sft.toml --model models/tiny "
             "--out models/sft"
         )
 

@@ -5,6 +5,7 @@ ClientError            1   the thing asked about failed
 |- NotFound            3   no such environment, version, run, model or file
 |- LoginRequired       4   no token, or the hub refused it
 |- Unavailable         5   network or server; a retry may help
+|- NothingScored       6   every rollout failed; they are kept
 '- Interrupted       130   Ctrl-C or SIGTERM; says what was kept
 
 Partial success (6) is no error: the command prints its answer and returns `PARTIAL`.
@@ -31,7 +32,7 @@ EXIT_CODES: dict[int, str] = {
     NOT_FOUND: "not found: environment, version, run, model or file",
     LOGIN: "login needed, or the hub, endpoint or worker refused the token",
     UNAVAILABLE: "network or server trouble; a retry may help",
-    PARTIAL: "partial: some rollouts failed, the results are kept",
+    PARTIAL: "partial: some or all rollouts failed, the results are kept",
     INTERRUPTED: "interrupted; what was kept is printed",
 }
 
@@ -90,6 +91,13 @@ class Unavailable(ClientError):
     status: ClassVar[int] = UNAVAILABLE
     default_code: ClassVar[str] = "unavailable"
     default_retryable: ClassVar[bool] = True
+
+
+class NothingScored(ClientError):
+    """Every rollout failed, so there is no answer; what was played is kept."""
+
+    status: ClassVar[int] = PARTIAL
+    default_code: ClassVar[str] = "all_failed"
 
 
 class Interrupted(ClientError):

@@ -14,7 +14,16 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, NoReturn
 
 from wander_client import __version__
-from wander_client.commands import COMMANDS, SECTIONS, load
+from wander_client.commands import (
+    COMMANDS,
+    FIRST_SCREEN,
+    GROUPS,
+    OTHER_NAMES,
+    load,
+    members,
+    resolve,
+    schema_of,
+)
 from wander_client.context import CommonOptions, Invocation, set_current
 from wander_client.errors import EXIT_CODES, UsageError
 from wander_client.terminal.output import MODES, Mode, Output, choose_mode
@@ -24,6 +33,11 @@ if TYPE_CHECKING:
     import httpx
 
 TOPICS = {"exit-codes": "what the exit status means"}
+
+COMMON_OPTIONS = (
+    "common options, at any place:",
+    "  --json --plain -q/--quiet --color auto|always|never --no-progress --hub URL --debug -h/--help",
+)
 
 
 def main(argv: Sequence[str] | None = None, *, transport: httpx.BaseTransport | None = None) -> int:
@@ -104,11 +118,16 @@ def _dispatch(invocation: Invocation, arguments: list[str]) -> int:
         output.command = "version"
         output.answer({"wander": __version__, "python": sys.version.split()[0]}, f"wander {__version__}")
         return 0
-    if name not in COMMANDS:
-        _unknown(name, [*COMMANDS, "help"], "command", "wander --help")
+    found = resolve(arguments)
+    if found.is_group:
+        if found.rest and found.rest[0] not in ("-h", "--help"):
+            _unknown_in_group(found.name, found.rest[0])
+        return _help_of_group(output, found.name)
+    if not found.name:
+        _unknown(name, _typed_names() | {"help": "help"}, "command")
     set_current(invocation)
-    output.command = name
-    return _run_command(name, arguments[1:])
+    output.command = schema_of(found.name)
+    return _run_command(found.name, found.rest)
 
 
 def _run_command(name: str, arguments: list[str]) -> int:
@@ -128,22 +147,25 @@ def _run_command(name: str, arguments: list[str]) -> int:
 
 
 def _help(output: Output, topics: list[str]) -> int:
+    output.command = "help"
     if not topics:
-        output.command = "help"
         commands = {name: entry.summary for name, entry in COMMANDS.items()}
         output.answer({"commands": commands, "topics": TOPICS}, lambda: _overview(output))
         return 0
     topic = topics[0]
     if topic == "exit-codes":
-        output.command = "help"
         rows = [{"code": code, "meaning": text} for code, text in EXIT_CODES.items()]
         output.answer(
             {"exit_codes": rows}, "\n".join(f"{code:>4}  {text}" for code, text in EXIT_CODES.items())
         )
         return 0
-    if topic not in COMMANDS:
-        _unknown(topic, [*COMMANDS, *TOPICS], "topic", "wander --help")
-    return _run_command(topic, ["--help"])
+    # Without its default command: help is asked for the group.
+    found = resolve([*topics, "--help"])
+    if found.is_group:
+        return _help_of_group(output, found.name)
+    if not found.name:
+        _unknown(topic, _typed_names() | {name: name for name in TOPICS}, "topic")
+    return _run_command(found.name, ["--help"])
 
 
 def _overview(output: Output) -> None:
@@ -156,26 +178,68 @@ def _overview(output: Output) -> None:
         "wander post runs/RUN                     put the result on the leaderboard",
     ):
         output.line(f"  {example}")
-    for section, title in SECTIONS.items():
-        output.line()
-        output.line(f"{title}:", style="bold")
-        for name, entry in COMMANDS.items():
-            if entry.section == section:
-                output.line(f"  {name:<12} {entry.summary}")
+    output.line()
+    output.line("commands:", style="bold")
+    for name in FIRST_SCREEN:
+        output.line(f"  {name:<12} {COMMANDS[name].summary}")
+    output.line(f"  {'help':<12} show the help of a command, a group or a topic")
+    output.line()
+    output.line("more commands:", style="bold")
+    rest = {name: group.summary for name, group in GROUPS.items()}
+    rest |= {
+        name: one.summary for name, one in COMMANDS.items() if " " not in name and name not in FIRST_SCREEN
+    }
+    for name, summary in rest.items():
+        output.line(f"  {name:<12} {summary}")
     output.line()
     for line in (
-        "common options, at any place:",
-        "  --json --plain -q/--quiet --color auto|always|never --no-progress --hub URL --debug",
-        "  --version    -h/--help",
+        *COMMON_OPTIONS,
+        "  --version",
         "",
         "more: `wander COMMAND --help`, `wander help exit-codes`",
     ):
         output.line(line)
 
 
-def _unknown(name: str, known: list[str], what: str, listing: str) -> NoReturn:
-    hint = did_you_mean(name, known, cutoff=0.55) or f"run `{listing}` for the list"
+def _help_of_group(output: Output, group: str) -> int:
+    output.command = "help"
+    commands, about = members(group), GROUPS[group]
+
+    def show() -> None:
+        output.line(f"Usage: wander {group} COMMAND [OPTIONS]")
+        output.line()
+        output.line(f"  {about.summary[:1].upper()}{about.summary[1:]}.")
+        if about.default is not None:
+            output.line()
+            output.line(f"  Without a word it is `wander {group} {about.default}`.")
+        output.line()
+        output.line("Commands:")
+        for name, summary in commands.items():
+            output.line(f"  {name:<12} {summary}")
+        output.line()
+        for line in COMMON_OPTIONS:
+            output.line(line)
+        output.line()
+        output.line(f"more: `wander {group} COMMAND --help`")
+
+    output.answer({"commands": {f"{group} {name}": said for name, said in commands.items()}}, show)
+    return 0
+
+
+def _typed_names() -> dict[str, str]:
+    """Return what may stand first on a line, with the name that is shown for it."""
+    first = {name.partition(" ")[0]: name.partition(" ")[0] for name in COMMANDS}
+    return {**OTHER_NAMES, **first}
+
+
+def _unknown(name: str, known: dict[str, str], what: str) -> NoReturn:
+    hint = did_you_mean(name, known, shown=known) or "run `wander --help` for the list"
     raise UsageError(f"no {what} is called `{name}`", hint=hint, code=f"unknown_{what}")
+
+
+def _unknown_in_group(group: str, name: str) -> NoReturn:
+    hint = did_you_mean(name, members(group)) or f"run `wander {group} --help` for the list"
+    raise UsageError(f"`wander {group}` has no command `{name}`", hint=hint, code="unknown_command")
 
 
 @contextlib.contextmanager

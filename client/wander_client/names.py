@@ -2,7 +2,8 @@
 
 A folder must look like one (`.`, `./x`, `../x`, `/x`, `~/x`). `owner/name` is never taken from the disk and a
 bare `name` is never looked up anywhere, so neither a folder that happens to exist nor a public package of
-the same name can take the place of the environment that was meant.
+the same name can take the place of the environment that was meant. Commands that work on sources (`check`,
+`publish`, `env lock`) take a folder as it stands (`source_spec`).
 """
 
 from __future__ import annotations
@@ -71,6 +72,14 @@ def parse_name(spec: str) -> EnvironmentName:
             f"`{spec}` is no environment name", hint=f"write `owner/name` or `owner/name@version`{folder}"
         )
     return EnvironmentName(owner.lower(), canonicalize_name(name), _version(spec, version) if at else None)
+
+
+def source_spec(spec: str) -> str:
+    """Return the word as one that names a folder, where a folder of that name is here.
+
+    For commands that work on sources, which take folders as they stand.
+    """
+    return f"./{spec}" if not looks_like_path(spec) and os.path.isdir(spec) else spec
 
 
 def parse_environment(spec: str) -> EnvironmentName | Path:

@@ -212,7 +212,7 @@ class Environment(Player):
 
         `options` are all that `drawn` may return, JSON values in a fixed order:
         `self.choose(state, moves, lambda: self.rng(state, board).choice(moves))`. `position` shows a person
-        who makes the choice (`wander play --against`) what it is about.
+        who makes the choice (`wander env play --against`) what it is about.
         """
         return choose(state, options, drawn, position)
 

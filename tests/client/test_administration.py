@@ -125,3 +125,22 @@ def test_tokens_are_made_listed_and_revoked(room: HubRoom, monkeypatch: pytest.M
     monkeypatch.setenv("WANDER_TOKEN", room.token)
     assert room.wander("token", "new", "x", "--scope", "fly").status == 2
     assert room.wander("token", "new", "").status == 2
+
+
+def test_pages_and_lists_mark_what_should_not_be_used(room: HubRoom, tmp_path: Path) -> None:
+    room.publish(make_wheel(tmp_path, version="0.2.0"))
+    assert room.wander("env", "yank", "admin/say-env@0.1.0").status == 0
+    assert room.wander("env", "deprecate", "admin/say-env").status == 0
+    shown = room.wander("env", "info", "admin/say-env")
+    assert "versions   0.2.0, 0.1.0 (yanked)\n" in shown.out
+    assert "status     deprecated\n" in shown.out
+    heading, row = room.wander("search").out.splitlines()
+    assert dict(zip(heading.split("\t"), row.split("\t"), strict=True))["status"] == "deprecated"
+
+
+def test_only_near_names_are_offered_for_one_that_is_not_there(room: HubRoom) -> None:
+    assert "did you mean `admin/say-env`" in room.wander("env", "info", "admin/say-evn").err
+    assert "did you mean `admin/say-env`" in room.wander("env", "info", "amdin/say-env").err
+    far = room.wander("env", "info", "admin/mathbox")
+    assert "say-env" not in far.err
+    assert far.status == 3

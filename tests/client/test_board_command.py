@@ -1,4 +1,4 @@
-"""`wander board`: boards arranged and runs kept off them, against the real hub application."""
+"""`wander env board`: boards arranged and runs kept off them, against the real hub application."""
 
 from __future__ import annotations
 

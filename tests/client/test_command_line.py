@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -20,18 +21,93 @@ from wander.errors import (
     RunError,
 )
 from wander_client import errors
-from wander_client.commands import COMMANDS, SECTIONS, load
+from wander_client.commands import (
+    COMMANDS,
+    FIRST_SCREEN,
+    GROUPS,
+    OTHER_NAMES,
+    load,
+    members,
+    resolve,
+    schema_of,
+)
 from wander_client.failures import explain
 from wander_client.main import main, take_common_options
 
+GROUPED = [name for name in COMMANDS if " " in name]
+OLD_NAMES = [name for name in OTHER_NAMES if " " not in name]
 
-def test_help_lists_every_command_under_its_section(wander: Wander) -> None:
+
+def test_the_first_screen_lists_a_dozen_commands_and_then_the_groups(wander: Wander) -> None:
     result = wander("--help")
-    assert result.status == 0
-    assert result.err == ""
-    for name, entry in COMMANDS.items():
-        assert f"  {name:<12} {entry.summary}" in result.out
-    assert all(f"{title}:" in result.out for title in SECTIONS.values())
+    assert (result.status, result.err) == (0, "")
+    first, _, rest = result.out.partition("\ncommands:\n")[2].partition("\n\nmore commands:\n")
+    assert [line.split()[0] for line in first.splitlines()] == [*FIRST_SCREEN, "help"]
+    assert len(FIRST_SCREEN) == 11
+    more = [line.split()[0] for line in rest.partition("\n\n")[0].splitlines()]
+    single = {name for name in COMMANDS if " " not in name}
+    assert more[: len(GROUPS)] == list(GROUPS)
+    assert set(more) == set(GROUPS) | single - set(FIRST_SCREEN)
+    assert len(result.out.splitlines()) <= 40
+
+
+@pytest.mark.parametrize("group", GROUPS)
+def test_a_group_lists_its_commands(group: str, wander: Wander) -> None:
+    shown = wander(group, "--help")
+    assert shown.status == 0
+    assert wander("help", group).out == shown.out
+    for name, summary in members(group).items():
+        assert f"  {name:<12} {summary}" in shown.out
+    listed = wander(group, "--help", "--json").data["commands"]
+    assert list(listed) == [f"{group} {name}" for name in members(group)]
+
+
+def test_everything_is_in_one_place() -> None:
+    assert {name.partition(" ")[0] for name in GROUPED} == set(GROUPS)
+    assert set(OTHER_NAMES.values()) <= set(COMMANDS)
+    assert OTHER_NAMES.keys().isdisjoint(COMMANDS)
+    assert len({entry.place for entry in COMMANDS.values()}) == len(COMMANDS)
+
+
+@pytest.mark.parametrize("old", OLD_NAMES)
+def test_an_old_name_is_the_same_command(old: str, wander: Wander) -> None:
+    new = OTHER_NAMES[old]
+    assert resolve([old, "--json"]) == resolve([*new.split(), "--json"])
+    assert wander(old, "--help").out == wander(*new.split(), "--help").out
+    assert schema_of(new) == old, "the JSON keeps its schema"
+    assert f"  {old} " not in wander("--help").out
+
+
+def test_json_keeps_its_schema_under_both_names(wander: Wander) -> None:
+    assert wander("list", "--json").json["schema"] == "wander.list/1"
+    assert wander("env", "list", "--json").json["schema"] == "wander.list/1"
+    assert wander("runs", "--json").json["schema"] == "wander.runs/1"
+
+
+def test_a_group_with_a_default_needs_no_word(wander: Wander, home: Path) -> None:
+    (home / "elsewhere").mkdir()
+    for words in (["runs"], ["runs", "--limit", "3"], ["runs", "elsewhere"]):
+        assert resolve(words).name == "runs list"
+        assert wander(*words).status == 0
+    assert wander("env").out == wander("env", "--help").out
+
+
+def test_a_word_that_a_group_lacks_is_told_with_what_was_meant(wander: Wander) -> None:
+    result = wander("runs", "compar")
+    assert (result.status, "did you mean `compare`" in result.err) == (2, True)
+    assert "`wander runs` has no command `compar`" in result.err
+
+
+def test_the_help_of_eval_shows_ten_options_and_the_rest_on_demand(wander: Wander) -> None:
+    usual = wander("eval", "--help").out.partition("\nOptions:\n")[2].partition("\nCommon options")[0]
+    options = re.findall(r"(?m)^  (?:-\w, )?(--[a-z-]+)", usual)
+    assert len(set(options) - {"--help", "--help-all"}) == 10
+    whole = wander("eval", "--help-all")
+    assert whole.status == 0
+    assert "Budget:\n" in whole.out
+    assert {"--budget-tokens", "--workers", "--model"} <= set(re.findall(r"--[a-z-]+", whole.out))
+    assert "--budget-tokens" not in usual
+    assert wander("search", "--help-all").out == wander("search", "--help").out
 
 
 def test_no_word_at_all_shows_the_help(wander: Wander) -> None:
@@ -41,7 +117,7 @@ def test_no_word_at_all_shows_the_help(wander: Wander) -> None:
 @pytest.mark.parametrize("name", sorted(COMMANDS))
 def test_every_command_has_help_with_an_example_and_the_common_options(name: str, wander: Wander) -> None:
     load(name)
-    result = wander(name, "--help")
+    result = wander(*name.split(), "--help")
     assert result.status == 0
     assert f"wander {name}" in result.out
     assert "--json" in result.out
@@ -49,7 +125,7 @@ def test_every_command_has_help_with_an_example_and_the_common_options(name: str
 
 @pytest.mark.parametrize("name", sorted(COMMANDS))
 def test_the_list_of_sub_commands_cuts_no_sentence(name: str, wander: Wander) -> None:
-    shown = wander(name, "--help").out.partition("\nCommands:\n")[2].partition("Common options")[0]
+    shown = wander(*name.split(), "--help").out.partition("\nCommands:\n")[2].partition("Common options")[0]
     assert "..." not in shown
 
 
@@ -62,7 +138,7 @@ def test_the_sub_commands_of_runs_stand_in_the_order_of_their_use(wander: Wander
 def test_a_wrong_line_of_a_sub_command_leads_to_the_help_of_that(wander: Wander) -> None:
     result = wander("board", "hide", "RUN")
     assert (result.status, "missing option" in result.err) == (2, True)
-    assert "hint: run `wander board hide --help`" in result.err
+    assert "hint: run `wander env board hide --help`" in result.err
 
 
 def test_a_value_that_is_none_of_a_list_is_told_in_plain_words(wander: Wander) -> None:
@@ -145,6 +221,8 @@ def test_a_bug_of_ours_leaves_its_traceback_in_a_file(
         (["instal"], "did you mean `install`"),
         (["zzz"], "run `wander --help`"),
         (["help", "exit-code"], "did you mean `exit-codes`"),
+        (["compar"], "did you mean `runs compare`"),
+        (["whoam"], "did you mean `auth whoami`"),
     ],
 )
 def test_a_typo_is_answered_with_what_was_meant(words: list[str], part: str, wander: Wander) -> None:

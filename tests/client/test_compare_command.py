@@ -1,4 +1,4 @@
-"""`wander compare` on two runs of a folder's environment."""
+"""`wander runs compare` on two runs of a folder's environment."""
 
 from __future__ import annotations
 

@@ -103,6 +103,18 @@ def test_a_bare_name_with_a_version_gets_a_hint_of_the_name_alone() -> None:
     assert "`wander search wordle`" in (refused.value.hint or "")
 
 
+def test_commands_that_work_on_sources_take_a_folder_as_it_stands(
+    wander: Wander, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (home / "environments" / "mine").mkdir(parents=True)
+    away = ("--hub", "http://127.0.0.1:1")
+    for command in (["check"], ["env", "lock"], ["publish"]):
+        refused = wander(*command, "environments/mine", *away)
+        assert refused.status != 5, "no hub is asked"
+        assert "environments/mine" in refused.err
+    assert wander("check", "environments/other", *away).status == 5
+
+
 def test_a_name_that_is_a_folder_here_is_told_how_to_mean_the_folder(
     wander: Wander, home: Path, folder: Path
 ) -> None:

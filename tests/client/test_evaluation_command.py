@@ -78,10 +78,20 @@ def test_a_score_below_the_bound_means_status_1(wander: Wander, folder: Path) ->
     assert (result.status, result.data["passed"]) == (1, False)
 
 
-def test_a_model_that_always_fails_means_status_5(wander: Wander, folder: Path) -> None:
-    result = evaluate(wander, folder, "raises", "-n", "3", "--json")
-    assert result.status == 5
-    assert result.json["error"]["code"] == "all_failed"
+@pytest.mark.parametrize(("function", "retryable"), [("raises", True), ("breaks", False)])
+def test_rollouts_that_all_fail_mean_status_6(
+    function: str, retryable: bool, wander: Wander, folder: Path
+) -> None:
+    with (folder / "say_env.py").open("a") as module:
+        module.write("\n\ndef breaks(request):\n    return 'break'\n")
+    result = evaluate(wander, folder, function, "-n", "3", "--json")
+    assert result.status == 6
+    error = result.json["error"]
+    assert (error["code"], error["retryable"]) == ("all_failed", retryable)
+
+
+def test_what_a_model_that_fails_said_is_kept(wander: Wander, folder: Path) -> None:
+    assert evaluate(wander, folder, "raises", "-n", "3").status == 6
     assert "no idea" in wander("view", "--rollout", "0").out
 
 
@@ -128,6 +138,7 @@ def test_an_endpoint_that_is_down_means_status_5(wander: Wander, folder: Path) -
     result = wander("eval", str(folder), "-m", "x", "-b", "http://127.0.0.1:9/v1", "--json")
     assert result.status == 5
     assert result.json["error"]["code"] == "endpoint_unreachable"
+    assert result.json["error"]["message"] == "no answer from `http://127.0.0.1:9/v1`: connection refused"
 
 
 def test_an_endpoint_that_answers_garbage_means_status_5(wander: Wander, folder: Path) -> None:
@@ -326,3 +337,10 @@ def test_one_rollout_is_counted_as_one(wander: Wander, folder: Path) -> None:
     assert (
         "error: the only rollout failed; it is kept in" in evaluate(wander, folder, "raises", "-n", "1").err
     )
+
+
+def test_a_single_turn_does_not_say_that_its_turns_are_over(wander: Wander, folder: Path) -> None:
+    shown = evaluate(wander, folder, "solver", "-n", "3")
+    assert "reward  1.0" in shown.out
+    assert "max_turns_reached" not in shown.out
+    assert "max_turns_reached" not in wander("runs", "show").out

@@ -1,4 +1,4 @@
-"""`wander export --to tinker`: a recipe of the cookbook plays our rollouts with our rewards.
+"""`wander env export --to tinker`: a recipe of the cookbook plays our rollouts with our rewards.
 
 The cookbook is a hundred megabytes: the suite plays the adapter on stand-ins with the signatures that the
 cookbook documents, and the slow test on the cookbook itself.

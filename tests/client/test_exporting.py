@@ -1,4 +1,4 @@
-"""`wander export`: the adapters are packages, and play under the real libraries with our rewards."""
+"""`wander env export`: the adapters are packages, and play under the real libraries with our rewards."""
 
 from __future__ import annotations
 

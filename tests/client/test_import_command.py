@@ -1,4 +1,4 @@
-"""`wander import` brings a package or an evaluation to a hub, and the hub shows where it is from."""
+"""`wander env import` brings a package or an evaluation to a hub, and the hub shows where it is from."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_an_import_needs_a_login_before_anything_is_fetched(hub):
 
 @pytest.mark.parametrize("command", ["path", "git", "prime", "results"])
 def test_every_kind_of_import_has_help(wander, command):
-    assert f"wander import {command}" in wander("import", command, "--help").out
+    assert f"wander env import {command}" in wander("import", command, "--help").out
 
 
 def rows(**changes):

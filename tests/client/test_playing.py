@@ -1,4 +1,4 @@
-"""`wander play`: a person reads what a model reads, answers, and calls the tools that a model would call."""
+"""`wander env play`: a person reads what a model reads, answers, and calls the tools that a model would."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ MOVE = "<think>x</think><move>{}</move>"
 
 def kept(result: Result) -> str:
     """Return the folder that a finished game was kept in."""
-    return result.err.rpartition("wander replay ")[2].split()[0]
+    return result.err.rpartition("wander runs replay ")[2].split()[0]
 
 
 def test_an_answer_can_be_taken_back(play: Play, wander: Wander, folder: Path) -> None:

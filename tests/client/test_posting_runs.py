@@ -1,4 +1,4 @@
-"""`wander post`: in parts, private, signed; `wander runs publish|withdraw`; `wander key`."""
+"""`wander post`: in parts, private, signed; `wander runs publish|withdraw`; `wander auth key`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`wander publisher`: workflows that may publish, added, listed and removed."""
+"""`wander env publisher`: workflows that may publish, added, listed and removed."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_a_workflow_is_trusted_listed_and_trusted_no_more(room: HubRoom) -> None
     assert removed.out == "no longer trusted: github acme/envs release.yml for admin/wordle\n"
     again = room.wander("publisher", "remove", "admin", "1")
     assert again.status == 3
-    assert "wander publisher list admin" in again.err
+    assert "wander env publisher list admin" in again.err
 
 
 @pytest.mark.parametrize(

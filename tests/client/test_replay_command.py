@@ -1,4 +1,4 @@
-"""`wander replay` on a folder's environment: real worker processes, real run folders."""
+"""`wander runs replay` on a folder's environment: real worker processes, real run folders."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`wander rerun` and `wander verify`: runs of a folder's environment, and of one that was never posted."""
+"""`wander runs rerun` and `wander runs verify`: runs of a folder's environment, and a run never posted."""
 
 from __future__ import annotations
 

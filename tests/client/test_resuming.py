@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import typer
+from chat_endpoint import chat_endpoint
 from command_line import Result, Wander
 from wander_client.commands.run.eval import app
 from wander_client.errors import UsageError
@@ -179,3 +181,15 @@ def test_a_run_is_resumed_by_its_id_or_the_beginning_of_it(wander: Wander, folde
     refused = wander("train", "--resume", first["run_id"][:10])
     assert "is an evaluation run" in refused.err
     assert "go on with `wander eval --resume" in refused.err
+
+
+def test_going_on_at_another_endpoint_is_told(wander: Wander, folder: Path) -> None:
+    def say(messages: list[dict[str, Any]]) -> str:
+        return str(messages[-1]["content"]).removeprefix("say ")
+
+    with chat_endpoint(say) as first, chat_endpoint(say) as second:
+        began = wander("eval", "./say-env", "-m", "echo", "-b", first.base_url, "-n", "2", "--json").data
+        same = wander("eval", "--resume", began["run_dir"], "-b", first.base_url, "--json").json
+        assert same["warnings"] == []
+        other = wander("eval", "--resume", began["run_dir"], "-b", second.base_url, "--json").json
+    assert f"began at `{first.base_url}` and goes on at `{second.base_url}`" in other["warnings"][0]

@@ -247,3 +247,29 @@ def _read(terminal: int) -> bytes:
         return os.read(terminal, 65536)
     except OSError:  # Linux says so when the other side is gone
         return b""
+
+
+def test_a_step_under_way_tells_how_far_it_is(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    state = state_of(folder, 0)
+    assert "waiting for the first step" in str(panel_lines(state, 80, 24)[-1])
+    state.playing = (12, 64)
+    assert str(panel_lines(state, 80, 24)[-1]) == "step 1: 12/64 rollouts"
+    state.playing = (64, 64)
+    assert state.doing == "step 1: learning from 64 rollouts"
+    state.take(entry(1))
+    assert state.doing is None
+    state.playing = (1, 64)
+    assert "step 2: 1/64 rollouts" in map(str, panel_lines(state, 80, 40))
+    state.ended = True
+    assert state.doing is None
+
+
+def test_lines_tell_of_a_step_that_takes_long(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with PlainSteps("training", folder, Output("plain", environ={})) as shown:
+        shown.played(1, 64)
+        assert "rollouts" not in capsys.readouterr().err
+        monkeypatch.setattr("wander_client.training.panel.STEP_SECONDS", 0.0)
+        shown.played(2, 64)
+        assert capsys.readouterr().err == "step 1: 2/64 rollouts\n"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -124,3 +125,27 @@ def test_posting_training_tells_no_reward_and_no_leaderboard(
     assert "reward" not in done.out.splitlines()[0]
     assert "a training run" in done.out
     assert "wander leaderboard" not in done.err
+
+
+@pytest.mark.parametrize(("step", "warned"), [(0, True), (2, False)])
+def test_a_best_that_is_the_model_that_training_began_with_is_told(
+    step: int, warned: bool, home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from wander.train.records.outcome import BestCheckpoint
+    from wander_client.commands.train.train import _report
+    from wander_client.context import CommonOptions, Invocation, set_current
+    from wander_client.terminal.output import Output
+
+    best = BestCheckpoint(metric="eval/reward", mode="max", value=0.5, step=step)
+    result: Any = SimpleNamespace(
+        **{"model": home / "model", "steps": 2, "rollouts": 4, "seconds": 1.0, "stopped": None},
+        **{"first_reward": 0.1, "final_reward": 0.4, "best": best},
+    )
+    set_current(Invocation(CommonOptions(), Output("plain", environ={})))
+    try:
+        _report(result, home, [], "acme/wordle")
+    finally:
+        set_current(None)
+    assert (
+        "no evaluation was better than the one before the first step" in capsys.readouterr().err
+    ) is warned

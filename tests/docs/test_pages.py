@@ -16,7 +16,7 @@ from chat_endpoint import chat_endpoint
 from live_hub import clean_environment, free_port, live_hub
 from markdown_page import PageRun, Step, blocks, parse, steps, unmatched
 from package_mirror import build_mirror
-from wander_client.commands import COMMANDS, load
+from wander_client.commands import OTHER_NAMES, load, resolve
 from wander_client.main import take_common_options
 from wander_hub.cli.main import app as hub_app
 
@@ -140,9 +140,13 @@ def unknown_parts(words: list[str]) -> list[str]:
     program, *rest = words
     if program == "wander":
         rest = take_common_options(rest)[1]
-        if not rest or rest[0] not in COMMANDS:
-            return [] if rest in ([], ["--help"], ["--version"]) or rest[0] == "help" else words
-        command = typer.main.get_command(load(rest.pop(0)))
+        found = resolve(rest)
+        if rest[:1] and rest[0] in OTHER_NAMES:
+            return words  # what the page shows is the name of today
+        if not found.name or found.is_group:
+            known = rest in ([], ["--help"], ["--version"]) or rest[0] == "help"
+            return [] if known or (found.is_group and found.rest in ([], ["--help"])) else words
+        command, rest = typer.main.get_command(load(found.name)), found.rest
     else:
         command = typer.main.get_command(hub_app)
     while rest and hasattr(command, "commands"):
@@ -152,7 +156,9 @@ def unknown_parts(words: list[str]) -> list[str]:
     known = {name for each in command.params for name in (*each.opts, *each.secondary_opts)}
     given = itertools.takewhile(lambda word: word != "--", rest)
     return [
-        word for word in given if word.startswith("--") and word.partition("=")[0] not in known | {"--help"}
+        word
+        for word in given
+        if word.startswith("--") and word.partition("=")[0] not in known | {"--help", "--help-all"}
     ]
 
 

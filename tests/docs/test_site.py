@@ -6,6 +6,7 @@ import importlib.util
 import json
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -23,6 +24,16 @@ def docs_site():
 
 def test_a_menu_leads_to_every_page(docs_site):
     assert docs_site.find_unlisted() == []
+
+
+def test_the_first_level_of_the_menu_has_at_most_half_of_the_guides():
+    menu = tomllib.loads((ROOT / "zensical.toml").read_text())["project"]["nav"]
+    sections = [entry for section in menu for entry in section.values()]
+    first = {entry for entry in sections if isinstance(entry, str)}
+    for section in (one for one in sections if isinstance(one, list)):
+        first |= {entry for named in section for entry in named.values() if isinstance(entry, str)}
+    guides = {page.name for page in (ROOT / "docs").glob("*.md")}
+    assert len(first & guides) <= len(guides) / 2
 
 
 @pytest.mark.parametrize(

@@ -52,7 +52,7 @@ IMPORT = re.compile(r"(?m)^ *from (wander(?:_client)?(?:\.[a-z_.]+)?) import ([^
 
 
 def test_what_users_read_imports_public_names_alone(root):
-    """The docs, the packages that `wander new` and `wander export` write, and the bundled environments."""
+    """The docs, the packages that `new` and `env export` write, and the bundled environments."""
     texts = [root / "README.md", *sorted((root / "docs").glob("*.md"))]
     texts += sorted((root / "client/wander_client/templates").rglob("*.txt"))
     texts += sorted((root / "environments").glob("*/*/*.py"))

@@ -1,8 +1,8 @@
 """Two hundred forgeries by real uploads, made from a table of fields and mutations, get what they deserve.
 
 Those that end at the door are posted to the real application. The others are also read by the hub's examiner
-and played again by `wander replay`, in this process; `tests/system/test_verification.py` has some of them
-played in the sandbox by a hub of its own.
+and played again by `wander runs replay`, in this process; `tests/system/test_verification.py` has some of
+them played in the sandbox by a hub of its own.
 """
 
 from __future__ import annotations

@@ -46,7 +46,7 @@ async def test_an_expired_token_is_refused(hub):
         session.execute(expired.values(expires_at=now() - timedelta(seconds=1)))
     answer = await whoami(hub, secret)
     assert (answer.status_code, answer.json()["code"]) == (401, "token_expired")
-    assert "wander token new" in answer.json()["hint"]
+    assert "wander auth token new" in answer.json()["hint"]
 
 
 async def test_no_token_makes_a_mightier_one(hub):

@@ -165,7 +165,7 @@ async def test_locks_that_do_not_fit_are_refused_with_the_reason(hub, make_wheel
         answer = await put(hub, lock)
         assert (answer.status_code, answer.json()["code"]) == (422, code), (name, answer.text)
         assert reason in answer.json()["detail"], (name, answer.text)
-        assert "wander lock" in answer.json()["hint"]
+        assert "wander env lock" in answer.json()["hint"]
     for name, body in {"bytes": b"\xff\xfe", "prose": b"a lock", "nothing": b""}.items():
         answer = await put(hub, body)
         assert (answer.status_code, answer.json()["code"]) == (422, "bad_lock"), (name, answer.text)

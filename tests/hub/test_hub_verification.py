@@ -159,7 +159,7 @@ async def test_a_hub_without_verification_says_what_to_do(hub, run, monkeypatch)
     monkeypatch.setattr(hub.client._transport.app.state, "settings", off)
     answer = await ask(hub, sample=1)
     assert (answer.status_code, answer.json()["code"]) == (503, "verification_off")
-    assert f"wander replay {RUN}" in answer.json()["hint"]
+    assert f"wander runs replay {RUN}" in answer.json()["hint"]
 
 
 async def test_what_cannot_be_played_again_is_not_taken(hub, run, run_of, make_wheel):

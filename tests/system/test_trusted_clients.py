@@ -147,7 +147,7 @@ def test_wander_publishes_from_a_trusted_workflow(workflow: Workflow, tmp_path: 
     workflow.issuer.job = github_claims(environment="untrusted")
     refused = workflow.run(*command)
     assert refused.returncode == 4, refused.stdout + refused.stderr
-    assert "wander publisher add" in refused.stderr
+    assert "wander env publisher add" in refused.stderr
     trust(workflow, "reverse-text")
     done = workflow.run(*command)
     assert done.returncode == 0, done.stdout + done.stderr

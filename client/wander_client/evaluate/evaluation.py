@@ -22,7 +22,7 @@ from pydantic import ValidationError
 
 from wander_client.environments.location import Location, locate, open_environment
 from wander_client.environments.replay import locate_begun
-from wander_client.errors import ClientError, Interrupted, NotFound, Unavailable, UsageError
+from wander_client.errors import ClientError, Interrupted, NotFound, NothingScored, UsageError
 from wander_client.evaluate.settings import EvaluationSettings
 from wander_client.models.pool import ModelPool
 from wander_client.models.reference import require_model, require_servable
@@ -308,13 +308,12 @@ def all_failed(result: EvaluationResult) -> ClientError:
     from wander_client.runs.text import failure_reasons
 
     reasons = failure_reasons(result.run_dir) if result.run_dir is not None else []
-    kind = Unavailable if set(result.summary.failures) == {"model"} else ClientError
     number = result.summary.rollouts
     failed = "the only rollout failed; it is" if number == 1 else f"all {number} rollouts failed; they are"
-    return kind(
+    return NothingScored(
         f"{failed} kept in `{result.run_dir}`",
         hint=f"mend the cause, then play again with `{resume_command(result.run_dir)}`",
-        code="all_failed",
+        retryable=set(result.summary.failures) == {"model"},
         detail="\n".join(f"{count} x {reason}" for reason, count in reasons),
     )
 

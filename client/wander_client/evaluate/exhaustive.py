@@ -6,7 +6,7 @@ import asyncio
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from wander_client.errors import OK, PARTIAL, ClientError, Interrupted
+from wander_client.errors import OK, PARTIAL, Interrupted, NothingScored
 from wander_client.evaluate.evaluation import Evaluation, begin, resume_command
 from wander_client.models.pool import ModelPool
 from wander_client.terminal.output import counted
@@ -39,10 +39,9 @@ def walk_and_report(evaluation: Evaluation) -> int:
     if result.count.failed == result.count.lines:
         failure = result.bad[0].failure
         assert failure is not None
-        raise ClientError(
+        raise NothingScored(
             f"no line could be played: {failure.boundary}: {failure.message}",
             hint=f"mend the cause, then go on with `{resume_command(result.run_dir)}`",
-            code="all_failed",
         )
     return _report(result, output)
 
@@ -110,7 +109,7 @@ def _report(result: WalkResult, output: Output) -> int:
         # A rollout of a run is named by its opening and number.
         first = result.bad[0]
         output.next(f"wander view {result.run_dir} --rollout {first.example_id}/{first.index}")
-    output.next(f"wander replay {result.run_dir}")
+    output.next(f"wander runs replay {result.run_dir}")
     return PARTIAL if result.count.failed or result.unexplored else OK
 
 

@@ -61,6 +61,7 @@ class Option:
         suite: Any = None,
         shown: Any = None,
         needs: str = "",
+        group: str | None = None,
         **more: Any,
     ) -> None:
         words = flags.split()
@@ -70,7 +71,9 @@ class Option:
         self.marks, self.kind, self.suite, self.shown, self.needs = marks, kind, suite, shown, needs
         self.least: float | None = more.get("min")
         self.info: Any = (
-            typer.Option(*words, help=help, **more) if words else typer.Argument(help=help, **more)
+            typer.Option(*words, help=help, rich_help_panel=group, **more)
+            if words
+            else typer.Argument(help=help, **more)
         )
 
 

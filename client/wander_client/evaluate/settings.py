@@ -50,6 +50,15 @@ if TYPE_CHECKING:
 
     from wander_client.settings import Settings
 
+# Sections of `--help-all`.
+EXAMPLES = "Which examples"
+SAMPLING = "Sampling"
+ENDPOINT = "Endpoint and model"
+BUDGET = "Budget"
+ENVIRONMENT = "Environment"
+PROCESSES = "Processes and the sandbox"
+THE_RUN = "The run"
+
 NEWEST = "@newest"
 """Stands for the value of `--resume` where none is given."""
 
@@ -157,7 +166,14 @@ class EvaluationSettings(Record):
     ]
     base_url: Annotated[str | None, Option("-b --base-url", "OpenAI-compatible endpoint", FREE, MODEL)] = None
     key_variable: Annotated[
-        str, Option("--key-variable", "environment variable that holds the endpoint's key", FREE, MODEL)
+        str,
+        Option(
+            "--key-variable",
+            "environment variable that holds the endpoint's key",
+            FREE,
+            MODEL,
+            group=ENDPOINT,
+        ),
     ] = KEY_VARIABLE
     num_examples: Annotated[
         int | None,
@@ -167,33 +183,45 @@ class EvaluationSettings(Record):
             suite=int | Literal["all"],
             min=1,
         ),
-        Option("--all", "play every example of the split", SAMPLED, kind=bool),
+        Option("--all", "play every example of the split", SAMPLED, kind=bool, group=EXAMPLES),
         Rule(read=_read_number, write=lambda number: "`--all`" if number is None else f"`-n {number}`"),
     ] = 20
     """None means all of the split."""
     rollouts_per_example: Annotated[
         int, Option("-r --rollouts", "rollouts of each example", EVAL, SAMPLED, min=1)
     ] = 1
-    strata: Annotated[bool, Option("--strata", "take the examples evenly from the strata", EVAL, SAMPLED)] = (
-        False
-    )
-    shuffle: Annotated[bool, Option("--shuffle", "draw the examples by the seed", EVAL, SAMPLED)] = False
+    strata: Annotated[
+        bool, Option("--strata", "take the examples evenly from the strata", EVAL, SAMPLED, group=EXAMPLES)
+    ] = False
+    shuffle: Annotated[
+        bool, Option("--shuffle", "draw the examples by the seed", EVAL, SAMPLED, group=EXAMPLES)
+    ] = False
     concurrency: Annotated[int, Option("-c --concurrency", "model calls at once", FREE, FILE, min=1)] = 32
     max_rollouts: Annotated[
         int | None,
-        Option("--max-rollouts", "rollouts at once (default: twice the concurrency)", FREE, EVAL, min=1),
+        Option(
+            "--max-rollouts",
+            "rollouts at once (default: twice the concurrency)",
+            FREE,
+            EVAL,
+            min=1,
+            group=PROCESSES,
+        ),
     ] = None
-    split: Annotated[Literal["train", "eval"], Option("--split", "eval or train", EVAL, SAMPLED)] = "eval"
-    seed: Annotated[int, Option("--seed", "the run's seed", EVAL, suite=int | list[int])] = 0
+    split: Annotated[
+        Literal["train", "eval"], Option("--split", "eval or train", EVAL, SAMPLED, group=EXAMPLES)
+    ] = "eval"
+    seed: Annotated[int, Option("--seed", "the run's seed", EVAL, suite=int | list[int], group=EXAMPLES)] = 0
     sampling: Annotated[
         SamplingArgs,
         Option("-t --temperature", "sampling temperature", SAMPLED, kind=float | None, min=0.0),
-        Option("--top-p", "nucleus sampling", kind=float | None),
+        Option("--top-p", "nucleus sampling", kind=float | None, group=SAMPLING),
         Option("--max-tokens", "most tokens of one turn", kind=int | None, min=1),
         Option(
             *("--sampling", "further sampling arguments, a JSON object", EVAL),
             kind=str | None,
             suite=SamplingArgs | list[SamplingArgs],
+            group=SAMPLING,
         ),
         Rule(read=_read_sampling),
     ] = Field(default_factory=SamplingArgs)
@@ -205,9 +233,17 @@ class EvaluationSettings(Record):
             kind=list[str] | None,
             suite=dict[str, Any],
         ),
-        Option("--args", "environment arguments, a JSON object", kind=str | None),
-        Option("--judge-model", "environment argument `judge_model`", EVAL, kind=str | None),
-        Option("--judge-base-url", "environment argument `judge_base_url`", EVAL, kind=str | None),
+        Option("--args", "environment arguments, a JSON object", kind=str | None, group=ENVIRONMENT),
+        Option(
+            "--judge-model", "environment argument `judge_model`", EVAL, kind=str | None, group=ENVIRONMENT
+        ),
+        Option(
+            "--judge-base-url",
+            "environment argument `judge_base_url`",
+            EVAL,
+            kind=str | None,
+            group=ENVIRONMENT,
+        ),
         Rule(read=_read_arguments),
     ] = Field(default_factory=dict)
     budget_tokens: Annotated[
@@ -223,6 +259,7 @@ class EvaluationSettings(Record):
                 SAMPLED,
             ),
             min=1,
+            group=BUDGET,
         ),
     ] = None
     budget_usd: Annotated[
@@ -236,6 +273,7 @@ class EvaluationSettings(Record):
             BESIDE,
             SAMPLED,
             min=0.0,
+            group=BUDGET,
         ),
     ] = None
     prices: Annotated[
@@ -245,14 +283,23 @@ class EvaluationSettings(Record):
             kind=str | None,
             suite=Annotated[str, Field(pattern=r"^[0-9.]+/[0-9.]+$")],
             metavar="PROMPT/COMPLETION",
+            group=BUDGET,
         ),
         Rule(read=_read_prices),
     ] = None
-    cache: Annotated[bool, Option("--cache", "keep and reuse answers of endpoints", FREE, EVAL)] = False
+    cache: Annotated[
+        bool, Option("--cache", "keep and reuse answers of endpoints", FREE, EVAL, group=ENDPOINT)
+    ] = False
     call_timeout: Annotated[
         float | None,
         Option(
-            "--call-timeout", "that one model call may take (600)", FREE, EVAL, min=0.001, metavar="SECONDS"
+            "--call-timeout",
+            "that one model call may take (600)",
+            FREE,
+            EVAL,
+            min=0.001,
+            metavar="SECONDS",
+            group=ENDPOINT,
         ),
     ] = None
     rollout_timeout: Annotated[
@@ -261,11 +308,14 @@ class EvaluationSettings(Record):
             *("--rollout-timeout", "that a rollout may take", FREE, EVAL),
             min=0.001,
             metavar="SECONDS",
+            group=PROCESSES,
         ),
     ] = None
     serve: Annotated[
         Literal["vllm"] | None,
-        Option("--serve", "serve the model (a name or folder) meanwhile", MODEL, metavar="vllm"),
+        Option(
+            "--serve", "serve the model (a name or folder) meanwhile", MODEL, metavar="vllm", group=ENDPOINT
+        ),
     ] = None
     serve_args: Annotated[
         list[str],
@@ -273,19 +323,27 @@ class EvaluationSettings(Record):
             *("--serve-arg", "for the server: --serve-arg=--dtype=half", FREE, MODEL),
             key="serve_args",
             needs="serve",
+            group=ENDPOINT,
         ),
     ] = Field(default_factory=list)
     serve_python: Annotated[
-        str | None, Option("--serve-python", "the Python that has vLLM", FREE, MODEL, needs="serve")
+        str | None,
+        Option("--serve-python", "the Python that has vLLM", FREE, MODEL, needs="serve", group=ENDPOINT),
     ] = None
     serve_timeout: Annotated[
         float,
         Option(
-            "--serve-timeout", "that the server may take to start", FREE, MODEL, min=1.0, metavar="SECONDS"
+            "--serve-timeout",
+            "that the server may take to start",
+            FREE,
+            MODEL,
+            min=1.0,
+            metavar="SECONDS",
+            group=ENDPOINT,
         ),
     ] = START_SECONDS
     exhaustive: Annotated[
-        bool, Option("--exhaustive", "play greedily against every reply, from every opening")
+        bool, Option("--exhaustive", "play greedily against every reply, from every opening", group=EXAMPLES)
     ] = False
     max_lines: Annotated[
         int,
@@ -293,20 +351,29 @@ class EvaluationSettings(Record):
             *("--max-lines", "with --exhaustive: stop after this many lines", FREE),
             needs="exhaustive",
             min=1,
+            group=EXAMPLES,
         ),
     ] = 100_000
     no_lock: Annotated[
         bool,
-        Option("--no-lock", "use the newest packages instead of the locked ones (recorded in the run)", EVAL),
+        Option(
+            "--no-lock",
+            "use the newest packages instead of the locked ones (recorded in the run)",
+            EVAL,
+            group=ENVIRONMENT,
+        ),
     ] = False
-    in_process: Annotated[bool, Option("--in-process", "run a folder in this process", FREE, EVAL)] = False
+    in_process: Annotated[
+        bool, Option("--in-process", "run a folder in this process", FREE, EVAL, group=ENVIRONMENT)
+    ] = False
     pass_environ: Annotated[
-        list[str], Option("--pass-env", "variable that the environment may see", FREE, EVAL)
+        list[str],
+        Option("--pass-env", "variable that the environment may see", FREE, EVAL, group=ENVIRONMENT),
     ] = Field(default_factory=list)
     sandbox: Annotated[
         SandboxPolicy | None,
-        Option(*SANDBOX, EVAL, kind=bool | None, suite=bool),
-        Option(*SANDBOX_LIMIT, kind=list[str] | None),
+        Option(*SANDBOX, EVAL, kind=bool | None, suite=bool, group=PROCESSES),
+        Option(*SANDBOX_LIMIT, kind=list[str] | None, group=PROCESSES),
         Rule(lambda given: choose_policy(given.get("sandbox"), given.get("sandbox_limit")), _write_sandbox),
     ] = None
     """The limits of the sandbox that the environment runs in; None means in none."""
@@ -318,17 +385,26 @@ class EvaluationSettings(Record):
             shown="auto",
             metavar="N|auto",
             parser=read_worker_count,
+            group=PROCESSES,
         ),
     ] = AUTOMATIC
     worker_addresses: Annotated[
-        list[str], Option("--worker", "a `wander worker` elsewhere", FREE, metavar="tcp://HOST:PORT")
+        list[str],
+        Option("--worker", "a `wander worker` elsewhere", FREE, metavar="tcp://HOST:PORT", group=PROCESSES),
     ] = Field(default_factory=list)
     worker_token_file: Annotated[
         str | None,
-        Option("--worker-token-file", "holds the token of `--worker`", FREE, parser=absolute_path),
+        Option(
+            "--worker-token-file",
+            "holds the token of `--worker`",
+            FREE,
+            parser=absolute_path,
+            group=PROCESSES,
+        ),
     ] = None
     device: Annotated[
-        str | None, Option("--device", "for a model in this process: cpu, cuda, mps", FREE, MODEL)
+        str | None,
+        Option("--device", "for a model in this process: cpu, cuda, mps", FREE, MODEL, group=ENDPOINT),
     ] = None
     rerun_of: str | None = None
     """The run that is repeated."""
@@ -383,15 +459,24 @@ class CommandFlags(Record):
         Path | None, Option("--resume", "go on with this run (folder or id); needs nothing else", BESIDE)
     ] = None
     only_failed: Annotated[
-        bool, Option("--only-failed", "with --resume: play what failed, nothing else", BESIDE, SAMPLED)
+        bool,
+        Option(
+            "--only-failed", "with --resume: play what failed, nothing else", BESIDE, SAMPLED, group=THE_RUN
+        ),
     ] = False
     allow_changed_code: Annotated[
         bool,
-        Option("--allow-changed-code", "with --resume: go on although files of ./folder changed", BESIDE),
+        Option(
+            "--allow-changed-code",
+            "with --resume: go on although files of ./folder changed",
+            BESIDE,
+            group=THE_RUN,
+        ),
     ] = False
-    dry_run: Annotated[bool, Option("--dry-run", "show what would be played", BESIDE)] = False
+    dry_run: Annotated[bool, Option("--dry-run", "show what would be played", BESIDE, group=THE_RUN)] = False
     fail_under: Annotated[
-        float | None, Option("--fail-under", "exit 1 when the reward is lower", BESIDE, SAMPLED)
+        float | None,
+        Option("--fail-under", "exit 1 when the reward is lower", BESIDE, SAMPLED, group=THE_RUN),
     ] = None
 
 

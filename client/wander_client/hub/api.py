@@ -466,7 +466,7 @@ def problem_error(problem: Problem, hub: str, *, authenticated: bool) -> ClientE
         kind, refused = LoginRequired, "the token was refused; " if authenticated else ""
         usual = f"{refused}run `wander login`"
     elif problem.status == 403:
-        kind, usual = LoginRequired, "run `wander whoami` to see what this token may do"
+        kind, usual = LoginRequired, "run `wander auth whoami` to see what this token may do"
     elif problem.status in (404, 410):
         kind, usual = NotFound, f"`wander search` lists what `{hub}` has"
     elif problem.status == 429 or problem.status >= 500:

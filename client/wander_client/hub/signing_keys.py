@@ -49,7 +49,7 @@ def read_key(config_dir: Path) -> SigningKey:
         text = key_file(config_dir).read_bytes()
     except FileNotFoundError:
         raise NotFound(
-            "this machine has no key to sign with", hint="make one: `wander key new`", code="no_key"
+            "this machine has no key to sign with", hint="make one: `wander auth key new`", code="no_key"
         ) from None
     private = load_pem_private_key(text, password=None)
     assert isinstance(private, Ed25519PrivateKey)

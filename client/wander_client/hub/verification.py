@@ -43,6 +43,6 @@ def require_played(found: VerificationInfo) -> None:
     if found.state in ("failed", "cancelled"):
         raise ClientError(
             f"the hub could not replay `{found.run_id}`: {found.error or 'it was cancelled'}",
-            hint=f"`wander replay {found.run_id}` does so on this machine",
+            hint=f"`wander runs replay {found.run_id}` does so on this machine",
             code="verification_failed",
         )

@@ -132,7 +132,9 @@ def _with_a_way_out(exact: EnvironmentName, unlocked: Unlocked | None) -> Iterat
     except ClientError as error:
         if unlocked is None and error.code in ("lock_platform", "lock_unserved", "uv_failed"):
             command = f"`wander install {exact} --no-lock`"
-            error.hint = f"{command} uses the newest packages, and so does `--no-lock` of `wander replay`"
+            error.hint = (
+                f"{command} uses the newest packages, and so does `--no-lock` of `wander runs replay`"
+            )
         raise
 
 

@@ -127,7 +127,7 @@ class HubCalls:
         """Put a run of this machine on the hub's leaderboard, with every rollout, for all to read.
 
         `private` shows it to those alone who have a role on the environment, `sign` takes this machine's key
-        (`wander key new`), `incomplete` takes a run that lacks rollouts. Posting it again changes nothing.
+        (`wander auth key new`), `incomplete` takes a run that lacks rollouts. Posting again changes nothing.
         """
         from wander_client.runs import posting
 

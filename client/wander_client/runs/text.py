@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from wander.types import Message, Rollout
-    from wander.wire import EndpointUse, RolloutRow, RunSummary
+    from wander.wire import RolloutRow, RunManifest, RunSummary
 
     from wander_client.terminal.output import Cell, Output
 
@@ -20,15 +20,16 @@ BAR_WIDTH = 30
 Row = TypeVar("Row")
 
 
-def show_summary(summary: RunSummary, output: Output, use: EndpointUse | None = None) -> None:
+def show_summary(summary: RunSummary, output: Output, manifest: RunManifest) -> None:
     """Print score, counts, metrics and reward histogram of a run."""
+    use = manifest.endpoints
     output.line(f"reward  {interval(summary)}", style="bold")
     output.line(
         f"scored  {summary.rollouts - summary.failed} of {counted(summary.expected, 'rollout')}, "
         f"{counted(summary.examples, 'example')}, {summary.failed} failed, {summary.truncated} truncated"
     )
-    if summary.stop_reasons:
-        reasons = sorted(summary.stop_reasons.items(), key=lambda item: -item[1])
+    if endings := summary.endings(manifest.environment.info):
+        reasons = sorted(endings.items(), key=lambda item: -item[1])
         output.line("ended   " + ", ".join(f"{name} {count}" for name, count in reasons))
     tokens = summary.usage
     if tokens.completion_tokens:

@@ -5,12 +5,11 @@ from __future__ import annotations
 import dataclasses
 import functools
 import inspect
-from collections.abc import Callable, Sequence
-from pathlib import Path
-from typing import Any, ClassVar, TypeVar
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 
 COMMON_HELP = """\b
 Common options:
@@ -23,14 +22,13 @@ Common options:
   --debug          show the traceback of an error"""
 
 
-def command_app(help: str | None = None, *, group: bool = False, default: str | None = None) -> typer.Typer:
-    """Return an application; with `group=True` its commands stay sub-commands even if there is only one.
+ALL = "--help-all"
 
-    `default` names the sub-command that is meant when the line has none.
-    """
-    kind = type("DefaultGroup", (_DefaultGroup,), {"default": default}) if default else _Group
+
+def command_app(help: str | None = None, *, group: bool = False) -> typer.Typer:
+    """Return an application; with `group=True` its commands stay sub-commands even if there is only one."""
     app = typer.Typer(
-        cls=kind,
+        cls=_Group,
         help=help,
         epilog=COMMON_HELP,
         rich_markup_mode=None,
@@ -38,7 +36,7 @@ def command_app(help: str | None = None, *, group: bool = False, default: str | 
         context_settings={"help_option_names": ["-h", "--help"]},
         no_args_is_help=False,
     )
-    if group or default:
+    if group:
         app.callback()(_keep_group)
     return app
 
@@ -92,20 +90,35 @@ class _Group(TyperGroup):
             formatter.write_dl([(name, one.get_short_help_str(limit=400)) for name, one in commands if one])
 
 
-class _DefaultGroup(_Group):
-    """Takes a line without a sub-command (nothing, options, a folder) as that of the default one."""
+class SectionedCommand(TyperCommand):
+    """Shows the options of no section in `--help`, and those of all sections in `--help-all`.
 
-    default: ClassVar[str]
+    The section of an option is its `rich_help_panel`.
+    """
 
-    def parse_args(self, ctx: Any, args: Sequence[str]) -> list[str]:
-        """Put the default sub-command before such a line."""
-        words = list(args)
-        first = words[0] if words else ""
-        helped = first in ("-h", "--help")
-        if not helped and first not in self.commands and (first[:1] in ("", "-") or Path(first).is_dir()):
-            words.insert(0, self.default)
-        parsed: list[str] = super().parse_args(ctx, words)
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Take `--help-all` for `--help` of everything."""
+        words = args[: args.index("--")] if "--" in args else args
+        if ALL in words:
+            ctx.meta[ALL] = True
+            args = ["--help"]
+        parsed: list[str] = super().parse_args(ctx, args)
         return parsed
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        """Write arguments and options, by section."""
+        sections: dict[str, list[tuple[str, str]]] = {}
+        for one in self.get_params(ctx):
+            if (record := one.get_help_record(ctx)) is not None:
+                usual = "Arguments" if one.param_type_name == "argument" else "Options"
+                sections.setdefault(getattr(one, "rich_help_panel", None) or usual, []).append(record)
+        further = [name for name in sections if name not in ("Arguments", "Options")]
+        if further and not ctx.meta.get(ALL):
+            number = sum(len(sections.pop(name)) for name in further)
+            sections["Options"].append((ALL, f"{number} more: {', '.join(map(str.lower, further))}"))
+        for name, records in sections.items():
+            with formatter.section(name):
+                formatter.write_dl(records)
 
 
 def _keep_group() -> None:

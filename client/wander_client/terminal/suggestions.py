@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import TypeVar
 
 from wander_client.errors import UsageError
@@ -11,9 +11,14 @@ from wander_client.errors import UsageError
 Word = TypeVar("Word", bound=str)
 
 
-def did_you_mean(word: str, known: Iterable[str], *, cutoff: float = 0.6) -> str | None:
-    """Return the hint "did you mean `x` or `y`?", in whatever case; None when nothing looks like the word."""
-    lower = {one.lower(): one for one in known}
+def did_you_mean(
+    word: str, known: Iterable[str], *, cutoff: float = 0.6, shown: Mapping[str, str] | None = None
+) -> str | None:
+    """Return the hint "did you mean `x` or `y`?", in whatever case; None when nothing looks like the word.
+
+    `shown` has what is shown in place of a word.
+    """
+    lower = {one.lower(): (shown or {}).get(one, one) for one in known}
     found = difflib.get_close_matches(word.lower(), lower, n=2, cutoff=cutoff)
     meant = " or ".join(f"`{lower[one]}`" for one in found)
     return f"did you mean {meant}?" if meant else None

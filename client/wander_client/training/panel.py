@@ -37,6 +37,8 @@ ASCII_BLOCKS = " .:-=+*#@"
 SPARK_CELLS = 32
 _RECENT = 20
 """Steps that the time left is told from."""
+STEP_SECONDS = 30.0
+"""After which a step that goes on is told of where there is no panel."""
 _READ_SECONDS = 2.0
 """Evaluations and checkpoints appear between steps, which may take minutes."""
 
@@ -66,10 +68,12 @@ class TrainingState:
     seconds: float = 0.0
     """Since the command began."""
     ended: bool = False
+    playing: tuple[int, int] | None = None
+    """Rollouts of the step under way that have ended, and all of them."""
 
     def take(self, entry: dict[str, Any]) -> None:
         """Take the metrics of a step and read what else there is by now."""
-        self.steps = entry["steps"]
+        self.steps, self.playing = entry["steps"], None
         file = self.folder / "metrics.jsonl"
         if not self.entries and entry["step"] > 1 and file.is_file():  # a resumed run
             earlier = map(json.loads, file.read_bytes().rstrip().split(b"\n"))
@@ -106,6 +110,15 @@ class TrainingState:
             for entry in self.entries[-_RECENT:]
         ]
         return statistics.fmean(recent) * max(0, self.steps - self.step) if recent else None
+
+    @property
+    def doing(self) -> str | None:
+        """What the step under way is at; None before it has begun to play."""
+        if self.playing is None or self.ended:
+            return None
+        done, total = self.playing
+        what = f"{done}/{total} rollouts" if done < total else f"learning from {counted(total, 'rollout')}"
+        return f"step {self.step + 1}: {what}"
 
     def series(self, name: str) -> list[float | None]:
         """Return a metric over the steps, None where a step lacks it."""
@@ -144,6 +157,10 @@ class TrainingPanel(contextlib.ExitStack):
         """Take the metrics of a step."""
         self.state.take(entry)
 
+    def played(self, done: int, total: int) -> None:
+        """Take how far the rollouts of the step under way are."""
+        self.state.playing = (done, total)
+
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         """Draw the panel into the terminal as it is now."""
         now = time.monotonic()
@@ -164,6 +181,7 @@ class PlainSteps(contextlib.ExitStack):
         self._output = output
         self._told = [0, 0]
         self._begun: int | None = None
+        self._told_at = time.monotonic()
 
     def __enter__(self) -> Self:
         self._bar = self.enter_context(self._output.progress("training", None, unit="steps"))
@@ -184,6 +202,7 @@ class PlainSteps(contextlib.ExitStack):
 
     def show(self, entry: dict[str, Any]) -> None:
         """Take the metrics of a step, and tell what is new."""
+        self._told_at = time.monotonic()
         state = self.state
         self._begun = entry["step"] if self._begun is None else self._begun
         state.take(entry)
@@ -198,6 +217,13 @@ class PlainSteps(contextlib.ExitStack):
         times = [f"{_clock_time(left)} left"] if left and state.step < state.steps else []
         self._bar.total = entry["steps"]
         self._bar.update(entry["step"], "  ".join([*known, *times]))
+
+    def played(self, done: int, total: int) -> None:
+        """Tell how far the step under way is, where it takes long."""
+        self.state.playing = (done, total)
+        if time.monotonic() - self._told_at >= STEP_SECONDS:
+            self._told_at = time.monotonic()
+            self._output.note(self.state.doing or "")
 
 
 def open_display(title: str, folder: Path, output: Output) -> TrainingPanel | PlainSteps:
@@ -217,11 +243,14 @@ def panel_lines(state: TrainingState, width: int, height: int, *, plain: bool = 
     head = [_title_line(state, width), progress]
     if not state.entries:
         waiting = "ended before the first step" if state.ended else "waiting for the first step"
+        waiting = state.doing or waiting
         return [_cut(line, width) for line in [*head, Text(waiting, "dim")]][:height]
     first, functions, rest = _metric_rows(state)
     foot = [*_time_lines(state, width, plain), *_evaluation_lines(state, width)]
     if state.checkpoint is not None:
         foot.append(Text(f"checkpoint of step {state.checkpoint}", "dim"))
+    if state.doing is not None:
+        foot.append(Text(state.doing, "dim"))
     alerts = [Text(f"! step {one.step}: {one.message}", "yellow bold") for one in state.alerts[-3:]]
     rows = [*first, *functions, *rest]
     room = height - len(head) - len(foot) - len(alerts)

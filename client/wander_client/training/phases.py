@@ -290,8 +290,9 @@ class PhasedRun:
             environment=given.environment, label=given.label, settings=settings, sandbox=given.sandbox
         )
         with open_display(f"training on {command.label}", folder, self._context.output) as display:
+            resume = (folder / "run.json").exists()
             result = run_training(
-                self._context, command, folder, display.show, resume=(folder / "run.json").exists()
+                self._context, command, folder, display.show, resume=resume, played=display.played
             )
         if result.interrupted:
             raise self._interruption(f"{result.steps} steps of phase `{phase.name}`")

@@ -296,6 +296,7 @@ def run_training(
     resume: bool,
     checkpoint: int | None = None,
     allow_changes: bool = False,
+    played: Callable[[int, int], None] | None = None,
 ) -> GRPOResult:
     """Train, with the environment in a process of its own."""
     from wander.train.grpo import train_grpo
@@ -317,6 +318,7 @@ def run_training(
         checkpoint=checkpoint,
         allow_changes=allow_changes,
         serve=functools.partial(training_server, context),
+        played=played,
     )
 
 

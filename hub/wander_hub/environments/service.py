@@ -57,6 +57,7 @@ def detail(session: Session, owner: str, name: str, base_url: str) -> Environmen
         readme=latest.readme,
         latest=version_detail(environment, latest, base_url),
         all_versions=[one.version for one in versions if one.deleted_at is None],
+        yanked_versions=[one.version for one in versions if one.deleted_at is None and one.yanked],
         status_reason=reason_of(environment),
         successor=successor_of(environment),
         parent=parent_of(session, environment),
@@ -124,7 +125,10 @@ def suggestions(session: Session, owner: str, name: str) -> list[str]:
     """Return up to three environments whose names look like the given one."""
     known = repository.names_of_all(session)
     same_name = [f"{one}/{other}" for one, other in known if other == name]
-    close = names.near(f"{owner}/{name}", [f"{one}/{other}" for one, other in known])
+    # Each part by itself: an owner that is right makes no other name of theirs a near one.
+    owners = {owner, *names.near(owner, {one for one, _ in known})}
+    near = names.near(name, {other for _, other in known})
+    close = [f"{one}/{other}" for other in near for one, held in known if held == other and one in owners]
     return list(dict.fromkeys(same_name + close))[:3]
 
 

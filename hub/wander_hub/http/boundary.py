@@ -131,7 +131,7 @@ class Needs:
                 403,
                 "token_scope",
                 f"this needs a token of scope `{scope}`; this one has {scopes}",
-                hint=f"make one with `wander token new NAME --scope {scope}`",
+                hint=f"make one with `wander auth token new NAME --scope {scope}`",
             )
         return identity
 

@@ -30,7 +30,7 @@ from wander_hub.rights import rights
 from wander_hub.storage import Storage, digest_of
 
 _SHA256 = re.compile(r"[0-9a-f]{64}")
-_HINT = "`wander lock` makes a lock that a hub takes"
+_HINT = "`wander env lock` makes a lock that a hub takes"
 
 
 @dataclass(frozen=True)
@@ -175,7 +175,7 @@ def find(session: Session, owner: str, name: str, version: str) -> VersionDocume
     if lock is not None and service.list_offered_files(environment, found):
         return lock
     label = f"{environment.owner.name}/{environment.name}@{found.version}"
-    hint = f"`wander lock {label}` makes one, and `--attach` gives it to the version"
+    hint = f"`wander env lock {label}` makes one, and `--attach` gives it to the version"
     raise HubProblem(404, "lock_not_found", f"`{label}` has no lock", hint=hint)
 
 

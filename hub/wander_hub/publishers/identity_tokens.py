@@ -86,7 +86,7 @@ class IdentityTokens:
 
 def refusal(code: str, reason: str) -> HubProblem:
     """Return the refusal of an identity token; twine and uv print what stands under `errors`."""
-    hint = "see `wander publisher list` for what the hub trusts"
+    hint = "see `wander env publisher list` for what the hub trusts"
     errors = [{"code": code, "description": reason}]
     return HubProblem(422, code, f"the identity token is refused: {reason}", hint=hint, errors=errors)
 

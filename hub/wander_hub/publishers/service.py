@@ -66,7 +66,7 @@ def add(
     Who adds it must own the environment, or the owner where the environment is new or all are meant.
     """
     if "publish" not in caller.token.scopes:
-        hint = "make one with `wander token new NAME --scope manage --scope publish`"
+        hint = "make one with `wander auth token new NAME --scope manage --scope publish`"
         detail = "a publisher publishes, which the token that adds it has to be good for"
         raise HubProblem(403, "token_scope", detail, hint=hint)
     name = names.normalise_environment(wanted.name) if wanted.name is not None else None
@@ -91,7 +91,7 @@ def add(
     told = ("name", "issuer", "subject", "workflow", "deployment")
     for one in repository.of_owner(session, found.id):
         if all(getattr(one, key) == getattr(publisher, key) for key in told):
-            hint = f"`wander publisher remove {found.name} {one.id}` ends it"
+            hint = f"`wander env publisher remove {found.name} {one.id}` ends it"
             raise HubProblem(409, "publisher_exists", "this publisher is trusted already", hint=hint)
     session.add(publisher)
     session.flush()
@@ -108,7 +108,7 @@ def remove(session: Session, caller: Identity, owner: str, number: int) -> Publi
     else:
         rights.owner_for(session, caller, "manage", found.name)
     if publisher is None:
-        hint = f"`wander publisher list {found.name}` shows their numbers"
+        hint = f"`wander env publisher list {found.name}` shows their numbers"
         raise HubProblem(404, "publisher_not_found", f"`{found.name}` has no publisher {number}", hint=hint)
     told = info_of(publisher)
     for token in tokens_of(session, publisher.created_by.name):
@@ -150,8 +150,8 @@ def mint(
         raise refusal(
             "several_publishers",
             f"several {several}, and a token is for one of them: `wander publish --owner OWNER` says which, "
-            "`wander publisher token OWNER/NAME` prints the token for uv and twine, and a publisher for the "
-            "owner as a whole (`wander publisher add OWNER ...`) serves all of its environments",
+            "`wander env publisher token OWNER/NAME` prints the token for uv and twine, and a publisher for "
+            "the owner as a whole (`wander env publisher add OWNER ...`) serves all of its environments",
         )
     _use_once(session, claims)
     shared = security.new_token() if len(chosen) > 1 else None

@@ -75,7 +75,7 @@ def _change_role(
     key = {**target, "user_id": found.id}
     known = session.get(Grant, key) if table is Grant else session.get(Membership, key)
     if role is None and known is None:
-        hint = f"`wander owner list {label}` shows who has one"
+        hint = f"`wander env owner list {label}` shows who has one"
         raise HubProblem(404, "no_role", f"`{user[:80]}` has no role on `{label}` itself", hint=hint)
     if role is None:
         session.delete(known)

@@ -99,10 +99,10 @@ def refusal(identity: Identity, permission: Permission, environment: Environment
     """Return the 403 of somebody who may see an environment and not do this to it."""
     label = f"{environment.owner.name}/{environment.name}"
     if not identity.covers(permission, environment.owner_id, environment.id):
-        hint = "`wander whoami` shows what the token is for"
+        hint = "`wander auth whoami` shows what the token is for"
         detail = f"this token may not {_WORDS[permission]} `{label}`"
         return HubProblem(403, "token_scope", detail, hint=hint)
-    hint = f"ask an owner for a role: `wander owner add {label} {identity.user}`"
+    hint = f"ask an owner for a role: `wander env owner add {label} {identity.user}`"
     detail = f"`{identity.user}` may not {_WORDS[permission]} `{label}`"
     return HubProblem(403, "not_permitted", detail, hint=hint)
 

@@ -80,7 +80,7 @@ def revoke_token(session: Session, prefix: str, *, user: str | None = None) -> T
     """
     found = [one for one in repository.tokens_of(session, user) if one.prefix == prefix]
     if len(found) != 1:
-        hint = "`wander token list` and `wander-hub token list` show prefixes"
+        hint = "`wander auth token list` and `wander-hub token list` show prefixes"
         raise HubProblem(404, "token_not_found", f"no token has the prefix `{prefix[:40]}`", hint=hint)
     made: Sequence[Token] = found
     while made:
@@ -116,7 +116,7 @@ def authenticate(database: Database, secret: str, owner: str | None = None) -> I
             hint = "ask for a new one (`wander-hub token create`), then run `wander login`"
             raise HubProblem(401, "bad_token", "the token is unknown or revoked", hint=hint)
         if token.expires_at is not None and token.expires_at <= now():
-            hint = "make a new one with `wander token new`, then run `wander login`"
+            hint = "make a new one with `wander auth token new`, then run `wander login`"
             raise HubProblem(401, "token_expired", "the token has expired", hint=hint)
         identity = identity_of(session, token)
     moment = now()

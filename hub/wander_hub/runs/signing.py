@@ -35,7 +35,7 @@ def add_key(session: Session, wanted: NewKey, caller: Identity) -> tuple[KeyInfo
     known = session.scalar(select(SigningKey).where(SigningKey.fingerprint == fingerprint))
     if known is not None:
         if known.user_id != caller.user_id or known.revoked_at is not None:
-            hint = "make another with `wander key new`"
+            hint = "make another with `wander auth key new`"
             raise HubProblem(409, "key_taken", "this key was revoked, or is somebody else's", hint=hint)
         return fill(KeyInfo, known), False
     if len(keys_of(session, caller.user_id).data) >= _MOST_KEYS:
@@ -69,7 +69,7 @@ def revoke_key(session: Session, fingerprint: str, caller: Identity) -> KeyInfo:
     ).all()
     if len(found) != 1:
         fault = "no key of yours begins so" if not found else "several keys of yours begin so"
-        raise HubProblem(404, "key_not_found", fault, hint="`wander key list` shows them")
+        raise HubProblem(404, "key_not_found", fault, hint="`wander auth key list` shows them")
     found[0].revoked_at = found[0].revoked_at or now()
     session.flush()
     return fill(KeyInfo, found[0])
@@ -87,7 +87,7 @@ def verify_signature(session: Session, caller: Identity, given: RunSignature, ru
     )
     if key is None or key.revoked_at is not None:
         fault = "is no key of yours" if key is None else "was revoked"
-        hint = "`wander key new` makes one and registers it here"
+        hint = "`wander auth key new` makes one and registers it here"
         raise HubProblem(422, "unknown_key", f"`{given.fingerprint}` {fault} on this hub", hint=hint)
     signature = _decode(given.signature, _SIGNATURE_BYTES, "the signature")
     try:

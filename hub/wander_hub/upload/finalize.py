@@ -157,7 +157,7 @@ def _check(found: UploadSession, uploads: list[Upload], context: Context) -> _Ch
     if lock is not None:
         wheels = [one for one in packages if one.kind == "wheel"]
         if not wheels:
-            hint = "send the wheel along, or attach the lock to the version: `wander lock NAME --attach`"
+            hint = "send the wheel along, or attach the lock to the version: `wander env lock NAME --attach`"
             raise HubProblem(422, "lock_mismatch", "a lock comes with the wheel that it is of", hint=hint)
         first, held = wheels[0], {one.filename: one.sha256 for one in wheels}
         wanted = locks.LockedVersion(first.name, first.version, first.requires_dist, held)

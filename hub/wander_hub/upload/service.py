@@ -198,12 +198,12 @@ def _environment_for(
         raise HubProblem(409, "name_deleted", detail, hint="choose another name")
     status = environment_service.status_of(held)
     if status in ("archived", "quarantined"):
-        undo = None if status == "quarantined" else f"`wander deprecate {label} --undo` opens it again"
+        undo = None if status == "quarantined" else f"`wander env deprecate {label} --undo` opens it again"
         detail = f"`{label}` is {status}: it takes no uploads"
         raise HubProblem(409, f"environment_{status}", detail, hint=undo)
     if private is not None and private != held.private:
         word = "private" if held.private else "public"
-        hint = f"`wander owner visibility {label}` changes that"
+        hint = f"`wander env owner visibility {label}` changes that"
         raise HubProblem(409, "visibility_differs", f"`{label}` is {word} already", hint=hint)
     return held
 

@@ -77,7 +77,7 @@ def request(
             503,
             "verification_off",
             "this hub plays no runs again",
-            hint=f"do it yourself: `wander replay {run_id}`",
+            hint=f"do it yourself: `wander runs replay {run_id}`",
         )
     if (why := unplayable(run)) is not None:
         raise HubProblem(422, "not_replayable", f"`{run_id}` cannot be played again: {why}")

@@ -27,7 +27,7 @@ logger = logging.getLogger("wander_hub")
 
 
 class Replayer:
-    """The handler of replay jobs: `wander replay`, as any stranger would run it."""
+    """The handler of replay jobs: `wander runs replay`, as any stranger would run it."""
 
     def __init__(self, program: ClientProgram) -> None:
         self._program = program
@@ -49,7 +49,7 @@ class Replayer:
                 data[name] = hide_paths(data[name]) if data.get(name) else None
             report = ReplayReport.model_validate(data)
         except (ValidationError, KeyError) as error:
-            raise JobRefused(f"`wander replay` answered with no report: {error}") from error
+            raise JobRefused(f"`wander runs replay` answered with no report: {error}") from error
         return lambda session: service.keep(session, context.lease.job_id, report, made_with)
 
 

@@ -127,7 +127,7 @@ def lacks_model(answer: Answer, model: str) -> bool:
 
 def refuse_unlisted(model: str, listed: list[str], base_url: str) -> ModelNotFound:
     """Return the error for a model that an endpoint lacks, with the names that may have been meant."""
-    near = difflib.get_close_matches(model, listed, n=2, cutoff=0.4)
+    near = difflib.get_close_matches(model, listed, n=2, cutoff=0.6)
     near += [name for name in listed if name.rpartition("/")[2] == model and name not in near]
     meant = "did you mean " + " or ".join(f"`{name}`" for name in near[:2]) + "? " if near else ""
     shown = ", ".join(f"`{name}`" for name in listed[:_LISTED]) + (", ..." if len(listed) > _LISTED else "")

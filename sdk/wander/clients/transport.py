@@ -11,6 +11,7 @@ import base64
 import email.utils
 import io
 import json
+import os
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
@@ -182,7 +183,7 @@ class AiohttpTransport(Transport):
         return self._secrets.remove_from(b"".join(parts))
 
     def _describe(self, error: BaseException) -> str:
-        text = str(error) or type(error).__name__
+        text = _plain(error)
         return self._secrets.remove_from(text.encode("utf-8", "replace")).decode("utf-8", "replace")
 
     def _open_session(self) -> aiohttp.ClientSession:
@@ -223,6 +224,17 @@ class SdkTransport(Transport):
         except openai.APIConnectionError as error:
             raise TransportError(str(error.__cause__ or error) or "APIConnectionError") from error
         return Answer(response.status_code, response.headers, self._secrets.remove_from(response.content))
+
+
+def _plain(error: BaseException) -> str:
+    """Return an error's text without what it says of its own workings: `connection refused`."""
+    cause = getattr(error, "os_error", None)
+    if not isinstance(cause, OSError):
+        return str(error).replace(" ssl:default", "") or type(error).__name__
+    # aiohttp puts calls and addresses in place of the system's words; a name that is not found has its own.
+    number = cause.errno or 0
+    said = os.strerror(number) if number > 0 else cause.strerror or str(cause)
+    return said[:1].lower() + said[1:]
 
 
 def without_credentials(url: str) -> str:

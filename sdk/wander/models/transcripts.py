@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+from collections.abc import Callable
 
 from wander.clients.base import Client, ModelRequest
 from wander.clients.scripted import ScriptedClient
@@ -40,21 +41,33 @@ def make_babbling_client(seed: int = 0) -> Client:
 
 
 async def play_transcripts(
-    environment: EnvironmentHandle, client: Client, count: int, *, seed: int = 0
+    environment: EnvironmentHandle,
+    client: Client,
+    count: int,
+    *,
+    seed: int = 0,
+    played: Callable[[int, int], None] | None = None,
 ) -> list[list[Message]]:
     """Play `count` training examples (fewer when there are fewer) and return their conversations in order.
 
-    Failed rollouts count with what they said; raises `RunError` when nothing at all was said.
+    Failed rollouts count with what they said; raises `RunError` when nothing at all was said. `played` hears
+    how many have ended, of how many.
     """
     available = environment.info.train_examples
     examples = await environment.examples("train", 0, count if available is None else min(count, available))
     gate = asyncio.Semaphore(CONCURRENCY)
 
+    over = 0
+
     async def play(position: int) -> list[Message]:
+        nonlocal over
         async with gate:
             rollout = await environment.rollout(
                 client, examples[position], run_seed=seed, rollout_id=f"transcript/{position}"
             )
+        over += 1
+        if played is not None:
+            played(over, len(examples))
         return [*rollout.prompt, *rollout.completion]
 
     transcripts = await asyncio.gather(*(play(position) for position in range(len(examples))))

@@ -262,7 +262,8 @@ def read_rows(file: Path) -> Iterator[dict[str, Any]]:
         stream = file.open(encoding="utf-8")
     except OSError as error:
         raise ConfigError(
-            f"cannot read `{file}`: {error.strerror}", hint="make it with `wander data RUN --out rows.jsonl`"
+            f"cannot read `{file}`: {error.strerror}",
+            hint="make it with `wander runs data RUN --out rows.jsonl`",
         ) from error
     with stream:
         for number, line in enumerate(stream, start=1):

@@ -62,7 +62,7 @@ from wander.train.records.outcome import BestCheckpoint, Outcome, Stopped, write
 from wander.train.records.record import METRICS, TrainingRecord
 from wander.train.rollouts.environments import EnvironmentOpener, PinSource, choices_of
 from wander.train.rollouts.sampler import SamplerCheckpoint
-from wander.train.rollouts.source import RolloutSource, Trajectory, mask_truncated
+from wander.train.rollouts.source import Played, RolloutSource, Trajectory, mask_truncated
 from wander.train.rollouts.step import StepPlayer, mean, merge_shares, mixture_of, rollout_metrics
 from wander.train.trainer import (
     Progress,
@@ -347,6 +347,7 @@ def train_grpo(
     observers: Sequence[TrainerCallback] = (),
     evaluated: Sequence[Listener] = (),
     serve: ServerOpener | None = None,
+    played: Played | None = None,
 ) -> GRPOResult:
     """Improve a model on an environment and write it to `folder/model`.
 
@@ -354,8 +355,8 @@ def train_grpo(
     tells how the manifest names an open environment. `resume` goes on from the newest checkpoint, or that of
     the step `checkpoint`; what differs from the beginning raises `RunError`, or is recorded
     (`allow_changes`). `observers` are called after all else, `evaluated` hear of every evaluation. `serve`
-    starts a vLLM server where the settings want one and name none. Of several processes the main one writes
-    the folder and calls `observers`.
+    starts a vLLM server where the settings want one and name none. `played` hears, in another thread, of
+    ended rollouts. Of several processes the main one writes the folder and calls `observers`.
     """
     started = perf_counter()
     require_trackers(settings.logging.trackers)
@@ -368,7 +369,7 @@ def train_grpo(
         own = stack.enter_context(own_folder(folder, world))
         engine = stack.enter_context(open_engine(settings, model, loaded, folder, world, serve))
         client = PolicyClient(model, loaded.tokenizer, name=loaded.name, engine=engine)
-        source = world.together(lambda: open_source(open_environment, client, settings))
+        source = world.together(lambda: open_source(open_environment, client, settings, played))
         stack.callback(source.close)
         mixture = mixture_of(source, settings)
         record = world.together(
@@ -416,7 +417,10 @@ def train_grpo(
 
 
 def open_source(
-    open_environment: EnvironmentOpener, client: PolicyClient, settings: GRPOSettings
+    open_environment: EnvironmentOpener,
+    client: PolicyClient,
+    settings: GRPOSettings,
+    played: Played | None = None,
 ) -> RolloutSource:
     """Return what plays the run's rollouts, its environments open."""
     sampling, seed = settings.sampling, settings.environment.run_seed
@@ -428,4 +432,5 @@ def open_source(
         run_seed=settings.schedule.seed if seed is None else seed,
         choices=choices_of(settings),
         retries=settings.batch.retries,
+        played=played,
     )

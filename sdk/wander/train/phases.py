@@ -58,7 +58,7 @@ class PlayersSection(Section):
 
 
 class FilterSection(Section):
-    """Which rollouts become rows, as in `wander data`."""
+    """Which rollouts become rows, as in `wander runs data`."""
 
     where: list[str] = Field(default_factory=list)
     """Conditions on metrics, such as `lost==0`."""
@@ -120,7 +120,7 @@ class SFTPhase(Section):
     kind: Literal["sft"] = "sft"
     name: str
     rows: list[str]
-    """Files of `wander data`, or the phases whose rows they are."""
+    """Files of `wander runs data`, or the phases whose rows they are."""
     settings: SFTSettings
 
 
@@ -237,7 +237,7 @@ def _rows_before(before: Sequence[Phase], where: str) -> list[str]:
             return [f"{PHASE}{phase.name}"]
     raise ConfigError(
         f"`rows`{where} are missing, and no phase before plays rollouts",
-        hint='write `rows = "rows.jsonl"`, a file of `wander data`, or a phase of kind `rollouts` before it',
+        hint='write `rows = "rows.jsonl"`, of `wander runs data`, or a phase of kind `rollouts` before it',
     )
 
 

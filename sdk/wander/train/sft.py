@@ -174,7 +174,7 @@ def tokenize_rows(rows: Iterable[dict[str, Any]], loaded: LoadedModel, max_lengt
     if not columns["input_ids"]:
         raise ConfigError(
             f"no row is left to learn from ({too_long} exceed {max_length} tokens)",
-            hint="filter less in `wander data`, or raise `batch.max_length`",
+            hint="filter less in `wander runs data`, or raise `batch.max_length`",
         )
     return Dataset.from_dict(columns), too_long
 

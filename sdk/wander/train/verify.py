@@ -81,7 +81,9 @@ def verify_training(
     started = time.monotonic()
     manifest = RunFolder.open(run).manifest
     if manifest.kind != "training":
-        raise RunError(f"`{run}` is no training run", hint=f"`wander replay {run}` plays an evaluation again")
+        raise RunError(
+            f"`{run}` is no training run", hint=f"`wander runs replay {run}` plays an evaluation again"
+        )
     report = TrainingVerification(run_id=manifest.run_id, asked=steps)
     recorded = read_steps(run / STEPS)
     comparable, why = _comparable(manifest, recorded, steps)

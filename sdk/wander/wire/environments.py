@@ -184,6 +184,8 @@ class EnvironmentDetail(EnvironmentSummary):
     latest: VersionDetail
     all_versions: list[str]
     """Newest first, without deleted ones."""
+    yanked_versions: list[str] = Field(default_factory=list)
+    """Those of them that installers pass over."""
     status_reason: str | None = None
     successor: str | None = None
     """`owner/name` to use instead of a deprecated environment."""

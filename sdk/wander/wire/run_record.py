@@ -286,3 +286,8 @@ class RunSummary(Record):
     """The reward from which a rollout counts as passed: 1 where all are 0 or 1; None for graded ones."""
     pass_rates: list[PassRate] = Field(default_factory=list)
     """For k = 1, 2, 4... up to the most rollouts of an example; empty with one rollout an example."""
+
+    def endings(self, info: EnvironmentInfo) -> dict[str, int]:
+        """Return how often rollouts ended for which reason, without the end that a single turn always has."""
+        usual = "max_turns_reached" if info.max_turns == 1 else None
+        return {reason: number for reason, number in self.stop_reasons.items() if reason != usual}

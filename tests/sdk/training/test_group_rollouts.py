@@ -70,8 +70,13 @@ async def opened(folder: Path, where: str, fails: bool) -> AsyncIterator[Environ
 def test_a_step_scores_each_group_together(tiny: Path, tmp_path: Path, where: str) -> None:
     loaded = load_model(tiny, device="cpu")
     client = PolicyClient(loaded.model, loaded.tokenizer)
+    told: list[tuple[int, int]] = []
     source = RolloutSource(
-        lambda choice: opened(tmp_path, where, False), client, sampling=SamplingArgs(max_tokens=4), run_seed=0
+        lambda choice: opened(tmp_path, where, False),
+        client,
+        sampling=SamplingArgs(max_tokens=4),
+        run_seed=0,
+        played=lambda done, total: told.append((done, total)),
     )
     try:
         assert source.info.group_rewards
@@ -84,6 +89,7 @@ def test_a_step_scores_each_group_together(tiny: Path, tmp_path: Path, where: st
     assert [len(rollout.turns) for rollout in played.rollouts] == [1, 3, 2, 1] * 2
     assert [rollout.reward for rollout in played.rollouts] == [0.0, 3.0, 2.0, 0.0] * 2
     assert played.retried == 0
+    assert told == [(4, 8), (8, 8)], "a group that is scored together ends together"
     assert None not in played.trajectories
 
 

@@ -56,6 +56,15 @@ def test_errors_of_the_environment_are_a_share_of_the_rollouts() -> None:
     assert told({"failed": 20}) == [], "failures of the model are not the environment's"
 
 
+def test_an_evaluation_that_stays_while_the_reward_moves_is_told() -> None:
+    same = {"evaluation/own/reward": 0.25}
+    assert told(same, {"reward": 0.6}, same, {"reward": 0.9}, same) == [(5, "evaluation_flat")]
+    assert told(same, {}, same, {}, same) == [], "nothing moves"
+    assert told(same, {"reward": 0.9}, {"evaluation/own/reward": 0.3}, {"reward": 0.9}, same) == []
+    (alert,) = alerts_of(steps(same, {"reward": 0.6}, same, {"reward": 0.9}, same))
+    assert "evaluation of `own`" in alert.message
+
+
 def test_alerts_are_kept_beside_the_metrics(tmp_path: Path) -> None:
     assert read_alerts(tmp_path) == []
     alerts = alerts_of(steps({"truncated": 0.5}, {"reward": None}))

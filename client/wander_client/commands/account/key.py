@@ -1,4 +1,4 @@
-"""`wander key`: the key with which this machine signs runs."""
+"""`wander auth key`: the key with which this machine signs runs."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ def new(
     """Make this machine's key, if it has none, and register it on the hub.
 
     \b
-    wander key new
-    wander key new --name laptop
+    wander auth key new
+    wander auth key new --name laptop
 
     The private key stays here, in the config folder, readable by you alone.
     """
@@ -51,8 +51,8 @@ def list_keys() -> None:
     """List your keys on the hub.
 
     \b
-    wander key list
-    wander key list --json
+    wander auth key list
+    wander auth key list --json
     """
     from wander_client.hub.signing_keys import list_registered
 
@@ -74,12 +74,14 @@ def list_keys() -> None:
 
 @app.command()
 def remove(
-    fingerprint: Annotated[str, typer.Argument(help="first characters, as `wander key list` shows them")],
+    fingerprint: Annotated[
+        str, typer.Argument(help="first characters, as `wander auth key list` shows them")
+    ],
 ) -> None:
     """Revoke a key on the hub. It can sign no more runs, and the runs it signed say that it was revoked.
 
     \b
-    wander key remove 1f0c2d3e
+    wander auth key remove 1f0c2d3e
     """
     from wander_client.hub.signing_keys import key_file, read_key, revoke
 

@@ -1,4 +1,4 @@
-"""`wander login`, `wander whoami`, `wander logout`: the token of a hub that this machine keeps."""
+"""`wander login`, `wander auth whoami`, `wander auth logout`: the token of a hub that this machine keeps."""
 
 from __future__ import annotations
 
@@ -96,8 +96,8 @@ def whoami() -> None:
     """Show whose token is in use, and on which hub.
 
     \b
-    wander whoami
-    wander whoami --json
+    wander auth whoami
+    wander auth whoami --json
     """
     here = current()
     with here.hub(login=True) as hub:
@@ -120,8 +120,8 @@ def logout() -> None:
     """Forget the hub's token on this machine; the token itself stays valid until the hub revokes it.
 
     \b
-    wander logout
-    wander logout --hub https://hub.example.org
+    wander auth logout
+    wander auth logout --hub https://hub.example.org
     """
     here = current()
     hub = here.settings.hub

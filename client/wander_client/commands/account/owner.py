@@ -1,4 +1,4 @@
-"""`wander owner`: who may do what with an owner's environments, and whose they are."""
+"""`wander env owner`: who may do what with an owner's environments, and whose they are."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ def list_members(target: Target) -> None:
     """List who has a role.
 
     \b
-    wander owner list acme
-    wander owner list acme/wordle
+    wander env owner list acme
+    wander env owner list acme/wordle
     """
     from wander_client.hub import administration
 
@@ -52,8 +52,8 @@ def add(
     """Give somebody a role, or change it.
 
     \b
-    wander owner add acme ada --role owner
-    wander owner add acme/wordle bob --role reader
+    wander env owner add acme ada --role owner
+    wander env owner add acme/wordle bob --role reader
     """
     from wander.wire import Role
 
@@ -69,7 +69,7 @@ def remove(target: Target, user: Annotated[str, typer.Argument(help="user name")
     """Remove somebody's role.
 
     \b
-    wander owner remove acme ada
+    wander env owner remove acme ada
     """
     from wander_client.hub import administration
 
@@ -86,7 +86,7 @@ def transfer(
     """Give an environment to another owner. The old address leads to the new one.
 
     \b
-    wander owner transfer ada/wordle acme
+    wander env owner transfer ada/wordle acme
 
     Roles on the environment and tokens for it end with the transfer.
     """
@@ -104,7 +104,7 @@ def rename(
     """Give an environment another name. The old address leads to the new one.
 
     \b
-    wander owner rename acme/wordle wordle-classic
+    wander env owner rename acme/wordle wordle-classic
 
     What was published keeps its file names; the next version has to carry the new name in pyproject.toml.
     """
@@ -121,8 +121,8 @@ def visibility(
     """Make an environment private or public; for an owner, choose what its new environments are.
 
     \b
-    wander owner visibility acme/wordle private
-    wander owner visibility acme private
+    wander env owner visibility acme/wordle private
+    wander env owner visibility acme private
     """
     from wander_client.hub import administration
 

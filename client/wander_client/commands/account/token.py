@@ -1,4 +1,4 @@
-"""`wander token`: make, list and revoke your tokens."""
+"""`wander auth token`: make, list and revoke your tokens."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ def new(
     """Make a token and print it, once.
 
     \b
-    wander token new ci --scope publish --for acme/wordle
-    wander token new laptop --scope read --scope results --days 365
+    wander auth token new ci --scope publish --for acme/wordle
+    wander auth token new laptop --scope read --scope results --days 365
 
     pip and uv take it as a password: https://__token__:TOKEN@HUB/OWNER/simple/
     """
@@ -56,7 +56,7 @@ def new(
     wanted = {choose("--scope", word, TOKEN_SCOPES) for word in scope or ["read"]}
     scopes = [one for one in TOKEN_SCOPES if one in wanted]
     body = {"name": name, "scopes": scopes, "target": target, "days": None if never_expires else days}
-    asked = validate(NewToken, body, "`wander token new --help` has examples")
+    asked = validate(NewToken, body, "`wander auth token new --help` has examples")
     with here.hub(login=True) as hub:
         made = administration.new_token(hub, asked)
     here.output.answer(made, made.token)
@@ -71,8 +71,8 @@ def list_tokens() -> None:
     """List your tokens by their prefix; nobody can show their secrets.
 
     \b
-    wander token list
-    wander token list --json
+    wander auth token list
+    wander auth token list --json
     """
     from wander_client.hub import administration
 
@@ -97,12 +97,12 @@ def list_tokens() -> None:
 
 @app.command()
 def revoke(
-    prefix: Annotated[str, typer.Argument(help="first characters, as `wander token list` shows them")],
+    prefix: Annotated[str, typer.Argument(help="first characters, as `wander auth token list` shows them")],
 ) -> None:
     """End a token at once.
 
     \b
-    wander token revoke wnd_Ab12Cd
+    wander auth token revoke wnd_Ab12Cd
     """
     from wander_client.hub import administration
 

@@ -1,4 +1,4 @@
-"""`wander install`, `wander list`, `wander uninstall`: the environments of this machine."""
+"""`wander install`, `wander env list`, `wander env uninstall`: the environments of this machine."""
 
 from __future__ import annotations
 
@@ -80,8 +80,8 @@ def list_installed() -> None:
     """List installed environments, of all hubs.
 
     \b
-    wander list
-    wander list --json
+    wander env list
+    wander env list --json
     """
     from wander_client.packages.store import EnvironmentStore
 
@@ -115,8 +115,8 @@ def uninstall(
     """Remove an installed environment from this machine; runs and the hub keep what they have.
 
     \b
-    wander uninstall wander/tictactoe
-    wander uninstall wander/tictactoe@0.1.0
+    wander env uninstall wander/tictactoe
+    wander env uninstall wander/tictactoe@0.1.0
     """
     from wander_client.packages.store import EnvironmentStore
 
@@ -130,7 +130,9 @@ def uninstall(
         and name.version in (None, one.record.version)
     ]
     if not found:
-        raise NotFound(f"`{name}` is not installed", hint="`wander list` shows what is", code="not_installed")
+        raise NotFound(
+            f"`{name}` is not installed", hint="`wander env list` shows what is", code="not_installed"
+        )
     with store.lock(name):
         for one in found:
             store.remove(one)

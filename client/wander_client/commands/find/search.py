@@ -1,4 +1,4 @@
-"""`wander search`, `wander info`: the environments of the hub."""
+"""`wander search`, `wander env info`: the environments of the hub."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def search(
         page = hub.environments(query, owner=owner, tag=tag, limit=limit, cursor=cursor)
 
     def show() -> None:
-        columns = ["environment", "version", "best", "by", "runs", "updated", "summary"]
+        columns = ["environment", "version", "best", "by", "runs", "updated", "status", "summary"]
         here.output.table(
             columns,
             [
@@ -47,6 +47,7 @@ def search(
                     row.best_model,
                     row.runs,
                     f"{row.updated_at:%Y-%m-%d}",
+                    "" if row.status == "active" else row.status,
                     row.summary,
                 ]
                 for row in page.data
@@ -62,7 +63,7 @@ def search(
     here.output.answer(page.data, show, next=page.next)
     if page.data:
         first = page.data[0]
-        here.output.next(f"wander info {first.owner}/{first.name}")
+        here.output.next(f"wander env info {first.owner}/{first.name}")
 
 
 def info(
@@ -72,9 +73,9 @@ def info(
     """Show one environment or version.
 
     \b
-    wander info wander/tictactoe
-    wander info wander/tictactoe@0.1.0 --json
-    wander info wander/tictactoe --readme
+    wander env info wander/tictactoe
+    wander env info wander/tictactoe@0.1.0 --json
+    wander env info wander/tictactoe --readme
     """
     from wander_client.environments.published import describe
 
@@ -111,7 +112,7 @@ def _show(detail: PublishedEnvironment) -> None:
         *(("flagged", f"{one.code}: {one.detail} ({one.filename})") for one in version.warnings),
         ("lock", f"sha256:{version.lock.sha256}" if version.lock else "none: packages are resolved anew"),
         ("yanked", (version.yanked_reason or "yes") if version.yanked else ""),
-        ("versions", ", ".join(detail.all_versions)),
+        ("versions", ", ".join(_marked(one, detail) for one in detail.all_versions)),
         ("installed", ", ".join(detail.installed) or "no"),
         ("runs", str(detail.runs)),
         ("best", best),
@@ -120,6 +121,10 @@ def _show(detail: PublishedEnvironment) -> None:
     for label, text in facts:
         if text:
             output.line(f"{label:<10} {text}")
+
+
+def _marked(version: str, detail: PublishedEnvironment) -> str:
+    return f"{version} (yanked)" if version in detail.yanked_versions else version
 
 
 def _check(version: VersionDetail) -> list[tuple[str, str]]:

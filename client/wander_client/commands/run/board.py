@@ -1,4 +1,4 @@
-"""`wander board`: how an environment's boards are shown, and which runs stand on them."""
+"""`wander env board`: how an environment's boards are shown, and which runs stand on them."""
 
 from __future__ import annotations
 
@@ -26,11 +26,12 @@ app = command_app(
     group=True,
 )
 
-_HELP = "`wander board --help` shows what there is"
+_HELP = "`wander env board --help` shows what there is"
 
 Environment = Annotated[str, typer.Argument(help="owner/name or owner/name@version")]
 Board = Annotated[
-    str, typer.Argument(help="name of the board, as `wander board list` shows it, or its first characters")
+    str,
+    typer.Argument(help="name of the board, as `wander env board list` shows it, or its first characters"),
 ]
 RunId = Annotated[str, typer.Argument(help="a run on the hub: its id, or the folder here")]
 
@@ -40,8 +41,8 @@ def list_boards(environment: Environment) -> None:
     """List the boards of a version: the pinned one, then the busiest first.
 
     \b
-    wander board list acme/wordle
-    wander board list acme/wordle@0.3.0 --json
+    wander env board list acme/wordle
+    wander env board list acme/wordle@0.3.0 --json
     """
     from wander_client.hub import administration
 
@@ -85,8 +86,8 @@ def edit(
     """Change a board's title, description, columns, pin or what it refuses; what is not named stays.
 
     \b
-    wander board edit acme/wordle 1f3a5c7e --title "Hard words" --pin
-    wander board edit acme/wordle 1f3a5c7e --columns rank,model,reward,interval,metric:guesses,level
+    wander env board edit acme/wordle 1f3a5c7e --title "Hard words" --pin
+    wander env board edit acme/wordle 1f3a5c7e --columns rank,model,reward,interval,metric:guesses,level
 
     There are the columns rank, model, reward, interval, metrics, metric:NAME, pass, examples, tokens, cost,
     level, by and posted; rank, model, reward, interval and level cannot be left out.
@@ -124,7 +125,7 @@ def reset(environment: Environment, board: Board) -> None:
     """Reset a board's title, description, columns and pin.
 
     \b
-    wander board reset acme/wordle 1f3a5c7e
+    wander env board reset acme/wordle 1f3a5c7e
     """
     from wander.wire import BoardSettings
 
@@ -145,7 +146,7 @@ def hide(run: RunId, reason: Annotated[str, typer.Option(help="reason, shown to 
     """Hide a run from its board.
 
     \b
-    wander board hide RUN --reason "its author found the answers in the prompt"
+    wander env board hide RUN --reason "its author found the answers in the prompt"
     """
     from wander.wire.boards import HiddenRunInfo, HidingReason
 
@@ -163,7 +164,7 @@ def unhide(run: RunId) -> None:
     """Let a hidden run rank again.
 
     \b
-    wander board unhide RUN
+    wander env board unhide RUN
     """
 
     here = current()
@@ -183,8 +184,8 @@ def clear(
     """Remove a run's duplicate mark; it then has the level that the hub's replays gave it.
 
     \b
-    wander board clear RUN --reason "the task has one right answer, word by word"
-    wander board clear RUN --undo
+    wander env board clear RUN --reason "the task has one right answer, word by word"
+    wander env board clear RUN --undo
 
     Only the hub's administrators may clear a run of their own.
     """

@@ -1,4 +1,4 @@
-"""`wander compare`: whether one run does better than another, example by example."""
+"""`wander runs compare`: whether one run does better than another, example by example."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ def compare(
     """Tell whether one run does better than another, example by example.
 
     \b
-    wander compare runs/before runs/after
-    wander compare RUN_ID runs/mine --json
+    wander runs compare runs/before runs/after
+    wander runs compare RUN_ID runs/mine --json
 
     Both runs met the same examples, so the interval is that of the paired difference: it finds what two
     overlapping intervals hide.

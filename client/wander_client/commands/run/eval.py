@@ -7,8 +7,6 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from typer.core import TyperCommand
-
 from wander_client.context import current
 from wander_client.environments.sandbox import require_confined
 from wander_client.errors import FAILED, OK, PARTIAL, UsageError
@@ -21,7 +19,7 @@ from wander_client.evaluate.settings import (
     resume_settings,
     settings_for,
 )
-from wander_client.terminal.command import command_app
+from wander_client.terminal.command import SectionedCommand, command_app
 from wander_client.terminal.output import counted
 
 if TYPE_CHECKING:
@@ -36,7 +34,7 @@ LONG_STALL_SECONDS = 5.0
 """A stall of the event loop that is worth a warning; a busy machine makes shorter ones."""
 
 
-class EvalCommand(TyperCommand):
+class EvalCommand(SectionedCommand):
     """Lets `--resume` stand without a value, which a suite's file does not need."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
@@ -109,7 +107,19 @@ def _resume(run_dir: Path, said: dict[str, Any], flags: CommandFlags) -> int:
     stored = evaluations.load_settings_of(run_dir)
     settings = resume_settings(stored, said, run_dir, evaluations.resume_command(run_dir))
     require_needed(settings, said)
+    _warn_of_endpoints(stored, settings)
     return _play(settings, run_dir, flags, resuming=True)
+
+
+def _warn_of_endpoints(stored: EvaluationSettings, settings: EvaluationSettings) -> None:
+    """Say so when a run goes on at another endpoint, which may serve other weights under the same name."""
+    before, now = (
+        (one.base_url or os.environ.get("OPENAI_BASE_URL") or "").rstrip("/") for one in (stored, settings)
+    )
+    if before != now:
+        current().output.warn(
+            f"the run began at `{before or 'no endpoint'}` and goes on at `{now}`: it has rollouts of both"
+        )
 
 
 def _play(
@@ -244,7 +254,7 @@ def _report(result: EvaluationResult, fail_under: float | None, output: Output) 
         output.warn(f"the reward is below {fail_under}")
 
     def show() -> None:
-        show_summary(summary, output, manifest.endpoints)
+        show_summary(summary, output, manifest)
         if manifest.spending is not None and manifest.spending.usd is not None:
             output.line(f"cost    {manifest.spending.usd:.4g} USD")
 

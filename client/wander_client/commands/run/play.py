@@ -1,4 +1,4 @@
-"""`wander play`: play an environment yourself, or take its side against a model."""
+"""`wander env play`: play an environment yourself, or take its side against a model."""
 
 from __future__ import annotations
 
@@ -55,7 +55,9 @@ class _Game:
                 "`--wrap` has no `{}` for what you type", hint="write `--wrap '<answer>{}</answer>'`"
             )
         if current().output.json:
-            raise UsageError("`wander play` talks to a person", hint="`wander eval --json` is for programs")
+            raise UsageError(
+                "`wander env play` talks to a person", hint="`wander eval --json` is for programs"
+            )
         if self.against is None and self.opening is not None:
             raise UsageError("`--opening` is for the environment's side", hint="add `--against MODEL`")
         for option in ("wrap", "hints", "example") if self.against is not None else ():
@@ -70,10 +72,10 @@ def play(game: _Game) -> int | None:
     """Play one example yourself; the terminal shows exactly what a model sees.
 
     \b
-    wander play wander/tictactoe
-    wander play wander/tictactoe --example 3 --wrap '<think>.</think><move>{}</move>'
-    wander play wander/tictactoe --hints scripted:tictactoe.players:optimal
-    wander play wander/tictactoe --against ./checkpoint --opening o-first-4
+    wander env play wander/tictactoe
+    wander env play wander/tictactoe --example 3 --wrap '<think>.</think><move>{}</move>'
+    wander env play wander/tictactoe --hints scripted:tictactoe.players:optimal
+    wander env play wander/tictactoe --against ./checkpoint --opening o-first-4
 
     One line is one answer (write \\\\n for a line break). `/undo` takes the last one back, `/hint` asks the
     model of `--hints`, end of input (Ctrl-D) or `/quit` leaves the game. A game that ended is kept as a run.
@@ -205,5 +207,5 @@ def _show_end(rollout: Rollout, folder: Path) -> int | None:
     output.line(f"ended: {rollout.stop_reason}, reward {rollout.reward}", style="bold")
     for name, value in rollout.metrics.items():
         output.line(f"  {name:<24} {value:.4g}")
-    output.next(f"wander view {folder} --rollout 0", f"wander replay {folder}")
+    output.next(f"wander view {folder} --rollout 0", f"wander runs replay {folder}")
     return None

@@ -21,7 +21,7 @@ def post(
         ),
     ] = False,
     sign: Annotated[
-        bool, typer.Option("--sign", help="sign with this machine's key (`wander key new`)")
+        bool, typer.Option("--sign", help="sign with this machine's key (`wander auth key new`)")
     ] = False,
     incomplete: Annotated[
         bool, typer.Option("--incomplete", help="post even though rollouts are missing")

@@ -1,4 +1,4 @@
-"""`wander replay`, `wander verify`: play a run again from its record, here or on the hub, and compare."""
+"""`wander runs replay`, `wander runs verify`: play a run again from its record, here or on the hub."""
 
 from __future__ import annotations
 
@@ -49,10 +49,10 @@ def replay(
     """Play a run again from its recorded completions, without a model, and compare every rollout.
 
     \b
-    wander replay runs/RUN
-    wander replay RUN_ID --sample 100
-    wander replay runs/RUN --env ./my-env       # what does my change do to recorded games?
-    wander replay RUN_ID --level rescored       # the rubric alone, on the stored transcripts
+    wander runs replay runs/RUN
+    wander runs replay RUN_ID --sample 100
+    wander runs replay runs/RUN --env ./my-env       # what does my change do to recorded games?
+    wander runs replay RUN_ID --level rescored       # the rubric alone, on the stored transcripts
 
     Messages, metrics and rewards must come out the same, bit for bit. Exit status 1 means that they do
     not, or that the environment cannot be replayed; 6 that rollouts are missing or failed.
@@ -141,14 +141,14 @@ def verify(
     """Have the hub play a posted run again from its record, in its sandbox.
 
     \b
-    wander verify runs/RUN
-    wander verify RUN_ID --sample 100 --no-wait
-    wander verify RUN_ID --level rescored
-    wander verify RUN_ID --cancel
+    wander runs verify runs/RUN
+    wander runs verify RUN_ID --sample 100 --no-wait
+    wander runs verify RUN_ID --level rescored
+    wander runs verify RUN_ID --cancel
 
     When every rollout comes out the same, bit for bit, the run's level is `replayed`; where outside
     observations enter the rollouts and the rubric gives the same rewards, `rescored`; when one does not,
-    it is `claimed`. A sample is drawn by the hub when it begins. `wander replay` does the same on this
+    it is `claimed`. A sample is drawn by the hub when it begins. `wander runs replay` does the same on this
     machine. Exit status 1: some came out otherwise.
     """
     from wander.wire.verification import LEVELS_SOUGHT, VerificationRequest
@@ -180,7 +180,7 @@ def _cancel(hub: HubApi, run_id: str, output: Output) -> int:
     if not waiting:
         raise NotFound(
             f"no verification of `{run_id}` is pending",
-            hint=f"`wander verify {run_id}` asks for one",
+            hint=f"`wander runs verify {run_id}` asks for one",
             code="verification_not_found",
         )
     ended = [hub.cancel_verification(one.id) for one in waiting]
@@ -203,7 +203,7 @@ def _wait_for(hub: HubApi, found: VerificationInfo, output: Output) -> Verificat
                     bar.update(int(last.progress.get("done", 0)), said)
     except KeyboardInterrupt:
         raise Interrupted(
-            "interrupted; the hub goes on", hint=f"look again with `wander verify {found.run_id}`"
+            "interrupted; the hub goes on", hint=f"look again with `wander runs verify {found.run_id}`"
         ) from None
     return last
 

@@ -1,4 +1,4 @@
-"""`wander rerun`: evaluate again from a run's manifest, and test whether the two runs agree."""
+"""`wander runs rerun`: evaluate again from a run's manifest, and test whether the two runs agree."""
 
 from __future__ import annotations
 
@@ -52,8 +52,8 @@ def rerun(
     """Repeat a run from its manifest against an endpoint, and test whether the two agree.
 
     \b
-    wander rerun RUN_ID -m NAME -b http://127.0.0.1:8000/v1
-    wander rerun runs/RUN --margin 0.05 --json
+    wander runs rerun RUN_ID -m NAME -b http://127.0.0.1:8000/v1
+    wander runs rerun runs/RUN --margin 0.05 --json
 
     Everything but the endpoint is the run's: environment version, arguments, examples, seed, sampling. They
     agree when the 90 % interval of the paired difference lies within the margin, and differ when its 95 %
@@ -155,7 +155,7 @@ def _play_again(
             if progress.done == 0 and RunFolder.open(run_dir).manifest.task_set_sha256 != digest:
                 raise ClientError(
                     "the environment gives different examples here than in the run",
-                    hint="`wander replay` tells whether its record can be reproduced at all",
+                    hint="`wander runs replay` tells whether its record can be reproduced at all",
                     code="other_examples",
                 )
             mean = "" if progress.reward_mean is None else f"reward {progress.reward_mean:.3f}"
@@ -180,7 +180,7 @@ def _answer(said: Agreement, found: FoundRun, result: EvaluationResult, output: 
     output.answer(data, lambda: _show(said, output))
     if found.manifest.environment.owner:
         output.next(f"wander post {result.run_dir}")
-    output.next(f"wander compare {found.place} {result.run_dir}")
+    output.next(f"wander runs compare {found.place} {result.run_dir}")
 
 
 def _show(said: Agreement, output: Output) -> None:

@@ -10,7 +10,6 @@ import typer
 
 from wander_client.context import current
 from wander_client.errors import NotFound, UsageError
-from wander_client.terminal.command import command_app
 from wander_client.terminal.suggestions import choose
 
 if TYPE_CHECKING:
@@ -19,15 +18,7 @@ if TYPE_CHECKING:
     from wander_client.runs.found import FoundRun
     from wander_client.terminal.output import Cell
 
-app = command_app(
-    help="""List runs, show one, tell two apart, export and report.
 
-    Without a word it lists: `wander runs` is `wander runs list`.""",
-    default="list",
-)
-
-
-@app.command("list")
 def list_runs(
     folder: Annotated[Path | None, typer.Argument(help="another folder of runs")] = None,
     environment: Annotated[
@@ -123,7 +114,6 @@ PassThreshold = Annotated[
 ]
 
 
-@app.command()
 def show(run: Run = None, pass_threshold: PassThreshold = None) -> None:
     """Show one run: what it pinned, how it came out, its files and digests.
 
@@ -183,7 +173,6 @@ def show(run: Run = None, pass_threshold: PassThreshold = None) -> None:
     output.next(f"wander view {run or found.place}")
 
 
-@app.command()
 def diff(
     before: Annotated[str, typer.Argument(help="folder or run id")],
     after: Annotated[str, typer.Argument(help="folder or run id")],
@@ -199,7 +188,7 @@ def diff(
     wander runs diff RUN_ID runs/mine --example 17/0
     wander runs diff runs/before runs/after --json
 
-    Whether the one does better than the other is for `wander compare` to say.
+    Whether the one does better than the other is for `wander runs compare` to say.
     """
     from wander_client.runs.diff import diff_runs, first_difference
     from wander_client.runs.lookup import find_run
@@ -261,7 +250,6 @@ def _show_diff(found: RunDiff, message: MessageDifference | None, example: str |
         output.line(f"the messages of `{example}` are the same in both runs")
 
 
-@app.command("export")
 def export_runs(
     runs: Runs,
     out: Annotated[
@@ -279,7 +267,7 @@ def export_runs(
     wander runs export RUN RUN -o rollouts.parquet
     wander runs export RUN -o dataset        then datasets.load_dataset("dataset")
 
-    `messages`, `prompt` and `completion` are conversations, as TRL takes them. `wander data` selects and
+    `messages`, `prompt` and `completion` are conversations, as TRL takes them. `wander runs data` selects and
     cleans rows to train on instead.
     """
     from wander.evals.export import Format, export, format_of
@@ -304,7 +292,6 @@ def export_runs(
     output.answer(data, f"wrote {counted(rows, 'row')} to {out}")
 
 
-@app.command()
 def report(
     runs: Runs,
     html: Annotated[Path | None, typer.Option(help="write a page with charts that needs no network")] = None,
@@ -339,7 +326,6 @@ def report(
     output.answer(data, text.rstrip("\n"))
 
 
-@app.command()
 def schema(
     part: Annotated[str, typer.Argument(help="run, rollout or summary")] = "run",
 ) -> None:
@@ -359,7 +345,6 @@ def schema(
     current().output.answer(found, json.dumps(found, indent=2, ensure_ascii=False))
 
 
-@app.command()
 def plot(
     runs: Annotated[list[str], typer.Argument(help="folders or ids of training runs, or NAME=RUN")],
     out: Annotated[
@@ -403,7 +388,6 @@ def plot(
     )
 
 
-@app.command()
 def publish(
     run: Annotated[str, typer.Argument(help="a private run on the hub: its id, or the folder here")],
 ) -> None:
@@ -421,7 +405,6 @@ def publish(
     here.output.answer(detail, f"public: {detail.url}")
 
 
-@app.command()
 def withdraw(
     run: Annotated[str, typer.Argument(help="a run on the hub: its id, or the folder here")],
     reason: Annotated[str, typer.Option(help="reason, shown to everybody")],

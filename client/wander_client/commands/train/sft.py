@@ -1,4 +1,4 @@
-"""`wander sft`: fine-tune a model on filtered rollouts."""
+"""`wander model sft`: fine-tune a model on filtered rollouts."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ RECORD = "sft.json"
 
 
 def sft(
-    rows: Annotated[Path | None, typer.Argument(help="rows of `wander data`")] = None,
+    rows: Annotated[Path | None, typer.Argument(help="rows of `wander runs data`")] = None,
     out: Annotated[Path | None, typer.Option("-o", "--out", help="folder for the model")] = None,
     config: Annotated[Path | None, typer.Option("-c", "--config", help="settings, TOML")] = None,
     model: Annotated[str | None, typer.Option("-m", "--model", help="smollm2, or a folder")] = None,
@@ -36,9 +36,9 @@ def sft(
     """Fine-tune a model on filtered rollouts; only the model's own tokens are learnt.
 
     \b
-    wander sft rows.jsonl --model models/ttt --out models/ttt-sft --steps 300
-    wander sft rows.jsonl --config sft.toml --out models/ttt-sft --set schedule.eval_share=0.1
-    wander sft --resume models/ttt-sft
+    wander model sft rows.jsonl --model models/ttt --out models/ttt-sft --steps 300
+    wander model sft rows.jsonl --config sft.toml --out models/ttt-sft --set schedule.eval_share=0.1
+    wander model sft --resume models/ttt-sft
 
     The result is a Hugging Face folder, OUT/model. Ctrl-C finishes the step and keeps a checkpoint.
     """
@@ -58,7 +58,7 @@ def sft(
     if rows is None or out is None:
         raise UsageError(
             "the rows are missing" if rows is None else "`--out FOLDER` is missing",
-            hint="run `wander sft --help` for examples",
+            hint="run `wander model sft --help` for examples",
         )
     overrides = [*(setting or []), *([f"schedule.steps={steps}"] if steps else [])]
     chosen = {"model": {"path": model_path(model)}} if model else {}
@@ -91,7 +91,7 @@ def _read_begun(folder: Path) -> tuple[Path, SFTSettings]:
         asked = json.loads((folder / RECORD).read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise NotFound(
-            f"`{folder}` holds no fine-tuning run", hint="`wander sft ROWS --out FOLDER` starts one"
+            f"`{folder}` holds no fine-tuning run", hint="`wander model sft ROWS --out FOLDER` starts one"
         ) from None
     rows = Path(asked["rows"])
     if not rows.is_file() or file_digest(rows) != asked["rows_sha256"]:
@@ -121,7 +121,7 @@ def _tune(rows: Path, settings: SFTSettings, out: Path, *, resume: bool) -> None
     if result.interrupted:
         raise Interrupted(
             f"interrupted after step {result.steps}; the model so far is in `{result.model}`",
-            hint=f"go on with `wander sft --resume {shlex.quote(str(out))}`",
+            hint=f"go on with `wander model sft --resume {shlex.quote(str(out))}`",
         )
     if result.too_long:
         output.warn(f"{result.too_long} rows exceed {settings.batch.max_length} tokens and were left out")

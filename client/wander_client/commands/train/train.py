@@ -217,6 +217,7 @@ def _run(
             resume=resuming,
             checkpoint=checkpoint,
             allow_changes=allow_changes,
+            played=display.played,
         )
     if is_beside_main():
         return OK
@@ -247,7 +248,12 @@ def _report(result: GRPOResult, folder: Path, plots: list[Path], environment: st
     }
     if result.stopped is not None:
         output.note(f"stopped after step {result.stopped.step}: {result.stopped.reason}")
-    if result.best is not None:
+    if result.best is not None and result.best.step == 0:
+        output.warn(
+            f"no evaluation was better than the one before the first step: `{folder / 'best'}` has the "
+            "weights that training began with"
+        )
+    elif result.best is not None:
         best = result.best
         output.note(f"best: {best.metric} {best.value:.4g} after step {best.step}, in {folder / 'best'}")
     output.answer(

@@ -9,6 +9,7 @@ import typer
 from wander_client.context import current
 from wander_client.environments.sandbox import SandboxFlag, SandboxLimits, choose_policy
 from wander_client.errors import FAILED, OK, UsageError
+from wander_client.names import source_spec
 
 if TYPE_CHECKING:
     from wander.checks import CheckResult
@@ -21,7 +22,7 @@ SIGNS = {"pass": ("ok", None), "warn": ("warn", "warning"), "fail": ("FAULT", "e
 
 
 def check(
-    environment: Annotated[str, typer.Argument(help="./folder, or owner/name[@version]")] = ".",
+    environment: Annotated[str, typer.Argument(help="folder, or owner/name[@version]")] = ".",
     argument: Annotated[list[str] | None, typer.Option("-a", "--arg", help="environment: KEY=VALUE")] = None,
     args: Annotated[str | None, typer.Option("--args", help="environment arguments, a JSON object")] = None,
     strict: Annotated[bool, typer.Option("--strict", help="treat warnings as faults")] = False,
@@ -45,7 +46,7 @@ def check(
 
     output = current().output
     policy = choose_policy(sandbox, sandbox_limit, default=current().settings.sandbox)
-    location = locate(current(), environment)
+    location = locate(current(), source_spec(environment))
     arguments = parse_arguments(argument or [], args)
     report = check_environment(
         location.folder or location.target,

@@ -1,4 +1,4 @@
-"""`wander import`: bring in what others have: environments, and results of evaluations."""
+"""`wander env import`: bring in what others have: environments, and results of evaluations."""
 
 from __future__ import annotations
 
@@ -53,8 +53,8 @@ def path(
     """Make a package of this machine an environment of the hub, its code as it is.
 
     \b
-    wander import path ./wordle --dry-run
-    wander import path sophistry_bench_sprint-0.1.6-py3-none-any.whl --owner acme
+    wander env import path ./wordle --dry-run
+    wander env import path sophistry_bench_sprint-0.1.6-py3-none-any.whl --owner acme
 
     Works out which library and generation it is written for and writes what is missing into a copy (entry
     point, build system, dependency, README, a note of origin). Builds it, installs it into a virtual
@@ -71,11 +71,11 @@ def git(
     url: Annotated[str, typer.Argument(help="URL[@REVISION][#subdirectory=FOLDER]")],
     wishes: _Wishes,
 ) -> None:
-    """Make a package of a git repository an environment of the hub; as `wander import path` does.
+    """Make a package of a git repository an environment of the hub; as `wander env import path` does.
 
     \b
-    wander import git https://example.org/envs.git@v1.2#subdirectory=environments/wordle --dry-run
-    wander import git git@example.org:team/envs.git --owner acme
+    wander env import git https://example.org/envs.git@v1.2#subdirectory=environments/wordle --dry-run
+    wander env import git git@example.org:team/envs.git --owner acme
 
     One revision is fetched (branch, tag or commit), without submodules, hooks and filters.
     """
@@ -90,11 +90,11 @@ def prime(
     name: Annotated[str, typer.Argument(help="OWNER/NAME[@VERSION], or what `prime env pull` wrote")],
     wishes: _Wishes,
 ) -> None:
-    """Make an environment of Prime Intellect's hub one of this hub; as `wander import path` does.
+    """Make an environment of Prime Intellect's hub one of this hub; as `wander env import path` does.
 
     \b
-    wander import prime will/wordle --dry-run
-    wander import prime ./environments/wordle --owner acme
+    wander env import prime will/wordle --dry-run
+    wander env import prime ./environments/wordle --owner acme
 
     Public environments need no key; `PRIME_API_KEY` is sent to their hub where it is set.
     """
@@ -114,8 +114,8 @@ def results(
     """Turn results of verifiers into a run folder.
 
     \b
-    wander import results outputs/evals/my-env--gpt-5/1a2b3c4d
-    wander import results ./old --environment acme/my-env@1.2.0 --out runs/old
+    wander env import results outputs/evals/my-env--gpt-5/1a2b3c4d
+    wander env import results ./old --environment acme/my-env@1.2.0 --out runs/old
 
     Reads `metadata.json` with `results.jsonl`, in both of their schemas, and `traces.jsonl` of verifiers.v1.
     Failed rollouts have no reward, whatever the file says. A posted run of this kind counts as claimed.

@@ -1,4 +1,4 @@
-"""`wander lock`: resolve the lock of a version, to look at or for a version that was uploaded without."""
+"""`wander env lock`: resolve the lock of a version, to look at or for a version that was uploaded without."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from packaging.utils import canonicalize_name
 
 from wander_client.context import current
 from wander_client.errors import UsageError
-from wander_client.names import parse_environment
+from wander_client.names import parse_environment, source_spec
 
 ExcludeNewer = Annotated[
     str | None,
@@ -24,7 +24,7 @@ KeepHosts = Annotated[
 
 
 def lock(
-    environment: Annotated[str, typer.Argument(help="./folder, or owner/name@version on the hub")] = ".",
+    environment: Annotated[str, typer.Argument(help="folder, or owner/name@version on the hub")] = ".",
     owner: Annotated[str | None, typer.Option(help="with a folder: owner of the future environment")] = None,
     exclude_newer: ExcludeNewer = None,
     keep_host: KeepHosts = None,
@@ -38,9 +38,9 @@ def lock(
     """Resolve every package that an environment runs with, each pinned by the digests of its files.
 
     \b
-    wander lock ./wordle -o pylock.toml                 # what would `wander publish` send?
-    wander lock ./wordle --exclude-newer 2026-06-01
-    wander lock acme/wordle@0.1.0 --attach              # for a version that twine uploaded
+    wander env lock ./wordle -o pylock.toml                 # what would `wander publish` send?
+    wander env lock ./wordle --exclude-newer 2026-06-01
+    wander env lock acme/wordle@0.1.0 --attach              # for a version that twine uploaded
 
     The lock is a `pylock.toml` (PEP 751), which pip and uv install from. A version's lock never changes.
     Files stand in it at PyPI's addresses, whatever mirror they came from, but for those of `--keep-host`.
@@ -51,10 +51,10 @@ def lock(
     from wander_client.packages.publish import build_package
 
     here = current()
-    found = parse_environment(environment)
+    found = parse_environment(source_spec(environment))
     if attach and isinstance(found, Path):
         raise UsageError(
-            "a folder has no version on the hub", hint="write `wander lock owner/name@version --attach`"
+            "a folder has no version on the hub", hint="write `wander env lock owner/name@version --attach`"
         )
     with contextlib.ExitStack() as stack:
         hub = stack.enter_context(here.hub(login=attach))

@@ -1,4 +1,4 @@
-"""`wander new`, `wander fork`: start an environment, anew or from a version of another."""
+"""`wander new`, `wander env fork`: start an environment, anew or from a version of another."""
 
 from __future__ import annotations
 
@@ -66,8 +66,8 @@ def fork(
     """Begin an environment of your own with a version of another's, on the hub and on the disk.
 
     \b
-    wander fork acme/wordle
-    wander fork acme/wordle@0.2.0 ./my-wordle --owner lab
+    wander env fork acme/wordle
+    wander env fork acme/wordle@0.2.0 ./my-wordle --owner lab
 
     Its page names where it came from. The source goes to a new folder: change it there, raise `version` in
     pyproject.toml, and publish it.
@@ -80,7 +80,7 @@ def fork(
     here = current()
     name = parse_name(environment)
     place = (folder or Path(name.name)).expanduser()
-    require_free(place, f"name another folder: `wander fork {name} FOLDER`")
+    require_free(place, f"name another folder: `wander env fork {name} FOLDER`")
     place.parent.mkdir(parents=True, exist_ok=True)
     with (
         here.hub(login=True) as hub,

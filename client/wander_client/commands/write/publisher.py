@@ -1,4 +1,4 @@
-"""`wander publisher`: which workflows may publish without a stored token."""
+"""`wander env publisher`: which workflows may publish without a stored token."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ app = command_app(
     \b
     A job of GitHub Actions or GitLab CI proves with a signed identity token which repository and workflow
     it runs in; the hub trades that for a token of fifteen minutes. `wander publish` and `uv publish` do it by
-    themselves; for others `wander publisher token` prints it.""",
+    themselves; for others `wander env publisher token` prints it.""",
     group=True,
 )
 
@@ -41,9 +41,9 @@ def add(
     """Trust a workflow to publish one environment, or all of an owner's.
 
     \b
-    wander publisher add acme/wordle acme/environments --workflow release.yml
-    wander publisher add acme acme/environments --workflow release.yml --deployment production
-    wander publisher add acme/wordle group/project --kind gitlab --workflow .gitlab-ci.yml
+    wander env publisher add acme/wordle acme/environments --workflow release.yml
+    wander env publisher add acme acme/environments --workflow release.yml --deployment production
+    wander env publisher add acme/wordle group/project --kind gitlab --workflow .gitlab-ci.yml
     """
     from wander.wire.trusted_publishing import NewPublisher
 
@@ -54,7 +54,7 @@ def add(
     body = {"name": name or None, "kind": kind, "subject": repository, "workflow": workflow}
     body |= {"deployment": deployment, "issuer": issuer}
     options = ("workflow", "kind", "deployment", "issuer")
-    wanted = validate(NewPublisher, body, "`wander publisher add --help` has examples", options)
+    wanted = validate(NewPublisher, body, "`wander env publisher add --help` has examples", options)
     with here.hub(login=True) as hub:
         added = administration.add_publisher(hub, owner, wanted)
     here.output.answer(added, f"trusted: {_describe(added)}")
@@ -65,7 +65,7 @@ def list_publishers(owner: Annotated[str, typer.Argument(help="owner")]) -> None
     """List the workflows that may publish for an owner.
 
     \b
-    wander publisher list acme
+    wander env publisher list acme
     """
     from wander_client.hub import administration
 
@@ -93,12 +93,12 @@ def list_publishers(owner: Annotated[str, typer.Argument(help="owner")]) -> None
 @app.command()
 def remove(
     owner: Annotated[str, typer.Argument(help="owner")],
-    number: Annotated[int, typer.Argument(min=1, help="as `wander publisher list` shows it")],
+    number: Annotated[int, typer.Argument(min=1, help="as `wander env publisher list` shows it")],
 ) -> None:
     """Trust a workflow no more; tokens that it holds end at once.
 
     \b
-    wander publisher remove acme 3
+    wander env publisher remove acme 3
     """
     from wander_client.hub import administration
 
@@ -117,13 +117,15 @@ def token(
     """In a trusted workflow: print a token of fifteen minutes, for tools that cannot ask for it.
 
     \b
-    TWINE_PASSWORD=$(wander publisher token acme/wordle) twine upload -u __token__ ...
+    TWINE_PASSWORD=$(wander env publisher token acme/wordle) twine upload -u __token__ ...
     """
     here = current()
     owner, _, name = (target or "").partition("/")
     credential = here.workflow_credential(owner or None, name or None)
     if credential is None:
-        hint = "it runs in jobs of GitHub Actions, GitLab CI and others; `wander token new` makes a token"
+        hint = (
+            "it runs in jobs of GitHub Actions, GitLab CI and others; `wander auth token new` makes a token"
+        )
         raise UsageError("this is no workflow, or the hub has no trusted publishing", hint=hint)
     here.output.answer({"token": credential.token}, credential.token)
 

@@ -1,4 +1,4 @@
-"""`wander yank`, `wander deprecate`, `wander delete`: what should no longer be used, or not be there."""
+"""`wander env yank`, `env deprecate`, `env delete`: what should no longer be used, or not be there."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ def yank(
     """Have installers pass a version over unless its exact number is asked for.
 
     \b
-    wander yank acme/wordle@0.2.0 --reason "rewards were wrong"
-    wander yank acme/wordle@0.2.0 --undo
+    wander env yank acme/wordle@0.2.0 --reason "rewards were wrong"
+    wander env yank acme/wordle@0.2.0 --undo
 
-    Nothing is removed: what is pinned to the version goes on working. `wander delete` removes files.
+    Nothing is removed: what is pinned to the version goes on working. `wander env delete` removes files.
     """
     from wander_client.hub import administration
 
@@ -35,7 +35,7 @@ def yank(
     if name.version is None:
         raise UsageError(f"`{environment}` names no version", hint=f"write `{name}@VERSION`")
     if undo and reason is not None:
-        raise UsageError("`--undo` takes no `--reason`", hint=f"run `wander yank {name} --undo`")
+        raise UsageError("`--undo` takes no `--reason`", hint=f"run `wander env yank {name} --undo`")
     with here.hub(login=True) as hub:
         version = administration.yank(hub, name, reason, undo=undo)
     label = f"{version.owner}/{version.name}@{version.version}"
@@ -55,9 +55,9 @@ def deprecate(
     """Mark an environment as deprecated, archived or quarantined; installers and pages tell so.
 
     \b
-    wander deprecate acme/wordle --reason "scores are biased" --successor acme/wordle2
-    wander deprecate acme/wordle --archive
-    wander deprecate acme/wordle --undo
+    wander env deprecate acme/wordle --reason "scores are biased" --successor acme/wordle2
+    wander env deprecate acme/wordle --archive
+    wander env deprecate acme/wordle --undo
     """
     from wander.wire.changes import NewStatus
 
@@ -66,7 +66,7 @@ def deprecate(
     here = current()
     name = parse_name(environment)
     if name.version is not None:
-        hint = f"`wander yank {name}` marks one version"
+        hint = f"`wander env yank {name}` marks one version"
         raise UsageError("a status is that of the whole environment", hint=hint)
     chosen: dict[ProjectStatus, bool] = {"archived": archive, "quarantined": quarantine, "active": undo}
     given = [status for status, wanted in chosen.items() if wanted]
@@ -76,7 +76,7 @@ def deprecate(
     if successor is not None and status != "deprecated":
         raise UsageError("only a deprecated environment has a successor", hint="leave `--successor` out")
     body = {"status": status, "reason": reason, "successor": successor}
-    wanted = validate(NewStatus, body, "`wander deprecate --help` has examples")
+    wanted = validate(NewStatus, body, "`wander env deprecate --help` has examples")
     with here.hub(login=True) as hub:
         detail = administration.set_status(hub, name, wanted)
     here.output.answer(detail, f"{detail.owner}/{detail.name} is {detail.status}")
@@ -90,11 +90,11 @@ def delete(
     """Delete a version's files from the hub, or a whole environment; neither number nor name comes back.
 
     \b
-    wander delete acme/wordle@0.2.0 --reason "held private data"
-    wander delete acme/wordle --yes
+    wander env delete acme/wordle@0.2.0 --reason "held private data"
+    wander env delete acme/wordle --yes
 
     Posted runs keep their numbers and say that the version was deleted. What is merely wrong is better
-    yanked: `wander yank acme/wordle@0.2.0`.
+    yanked: `wander env yank acme/wordle@0.2.0`.
     """
     from wander_client.hub import administration
 

@@ -21,7 +21,7 @@ def bring_version(hub: HubApi, cache_dir: Path, version: VersionDetail, work: Pa
     if not files:
         raise NotFound(
             f"`{version.owner}/{version.name}` {version.version} has no files",
-            hint=f"`wander info {version.owner}/{version.name}` lists its versions",
+            hint=f"`wander env info {version.owner}/{version.name}` lists its versions",
             code="no_source",
         )
     file = files[0]

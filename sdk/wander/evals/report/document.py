@@ -169,8 +169,8 @@ def facts(manifest: RunManifest, breakdown: Breakdown) -> list[tuple[str, str]]:
         rows.append(("detects", shown))
     if summary.failures:
         rows.append(("failed", _shares(summary.failures)))
-    if summary.stop_reasons:
-        rows.append(("ended", _shares(summary.stop_reasons)))
+    if endings := summary.endings(manifest.environment.info):
+        rows.append(("ended", _shares(endings)))
     if summary.truncated:
         rows.append(("truncated", str(summary.truncated)))
     if summary.turns_mean is not None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
-from collections.abc import Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, replace
 from itertools import groupby
@@ -171,9 +171,11 @@ class LoopThread:
 
 
 async def play_together(
-    client: PolicyClient, asked: Sequence[tuple[EnvironmentHandle, RolloutRequest]]
+    client: PolicyClient,
+    asked: Sequence[tuple[EnvironmentHandle, RolloutRequest]],
+    ended: Callable[[int], None] = lambda rollouts: None,
 ) -> list[list[Rollout]]:
-    """Play requests at the same time; return the rollouts of each.
+    """Play requests at the same time; return the rollouts of each. `ended` hears how many a request had.
 
     All begin before any asks the policy, so that every batch holds every rollout that still plays: the same
     requests are always sampled in the same batches.
@@ -188,12 +190,17 @@ async def play_together(
         finally:
             for name in request.rollout_ids:
                 client.end(name)
+            ended(len(request.rollout_ids))
 
     try:
         return await asyncio.gather(*(play(*each) for each in asked))
     finally:
         for name in names:  # those too that never came to play
             client.end(name)
+
+
+Played = Callable[[int, int], None]
+"""Hears how many rollouts have ended, of how many that are played at once."""
 
 
 class RolloutSource:
@@ -211,7 +218,10 @@ class RolloutSource:
         run_seed: int,
         choices: Sequence[EnvironmentChoice] = (EnvironmentChoice(),),
         retries: int = 1,
+        played: Played | None = None,
     ) -> None:
+        """`played` hears, in another thread, how many of the rollouts that play at once have ended."""
+        self._played = played
         self.client = client
         self.sampling = sampling
         self.run_seed = run_seed
@@ -332,9 +342,17 @@ class RolloutSource:
                 together=environment.info.group_rewards,
             )
             asked.append((environment, request))
+        over = 0
+
+        def tell(ended: int) -> None:
+            nonlocal over
+            over += ended
+            if self._played is not None:
+                self._played(over, len(assignments))
+
         played: dict[int, Rollout] = {}
         for numbers, rollouts in zip(
-            pieces.values(), self._thread.run(play_together(self.client, asked)), strict=True
+            pieces.values(), self._thread.run(play_together(self.client, asked, tell)), strict=True
         ):
             played.update(zip(numbers, rollouts, strict=True))
         return [played[number] for number in range(len(assignments))]

@@ -18,8 +18,19 @@ from wander.types import Record
 ALERTS = "alerts.jsonl"
 
 Rule = Literal[
-    "reward_not_finite", "entropy_low", "no_variance", "truncated", "environment_errors", "tracker"
+    "reward_not_finite",
+    "entropy_low",
+    "no_variance",
+    "truncated",
+    "environment_errors",
+    "evaluation_flat",
+    "tracker",
 ]
+
+FLAT_EVALUATIONS = 3
+"""Evaluations in a row that give the very same reward, as greedy ones do whose first words never change."""
+MOVED_SHARE = 0.1
+"""How much the sampled reward has to move meanwhile, as a share of the larger of its two means."""
 
 
 class Alert(Record):
@@ -40,6 +51,10 @@ class AlertWatch:
         """Steps in a row for which the condition of a rule has held."""
         self._quiet: dict[Rule, int] = {}
         """Steps in a row for which it has not, since it fired; absent means that it may fire."""
+        self._rewards: list[float] = []
+        """Of the steps since the last evaluation."""
+        self._spans: dict[str, list[tuple[float, float]]] = {}
+        """For each cell the last evaluations, each with the mean reward of the steps before it."""
 
     def read(self, entry: Mapping[str, Any]) -> list[Alert]:
         """Return the alerts that a line of `metrics.jsonl` raises."""
@@ -68,7 +83,37 @@ class AlertWatch:
         errors = environment_errors(entry)
         if self._fires("environment_errors", errors is not None and errors > section.environment_errors, 1):
             alerts.append(("environment_errors", f"{errors:.0%} of the rollouts failed in the environment"))
+        if flat_cell := self._find_flat(entry):
+            text = (
+                f"the evaluation of `{flat_cell}` has not changed {FLAT_EVALUATIONS} times in a row, while "
+            )
+            alerts.append(("evaluation_flat", f"{text}the sampled reward has: is it greedy, or too small?"))
         return [Alert(step=entry["step"], rule=rule, message=text) for rule, text in alerts]
+
+    def _find_flat(self, entry: Mapping[str, Any]) -> str | None:
+        """Return the cell whose evaluations stay the same while the reward of the steps moves."""
+        if (reward := number(entry, "reward")) is not None:
+            self._rewards.append(reward)
+        values = {
+            name.split("/")[1]: value
+            for name in entry
+            if name.startswith("evaluation/") and name.endswith("/reward") and name.count("/") == 2
+            if (value := number(entry, name)) is not None
+        }
+        if not values or not self._rewards:
+            return None
+        mean = sum(self._rewards) / len(self._rewards)
+        self._rewards = []
+        flat = None
+        for cell, value in values.items():
+            spans = self._spans.setdefault(cell, [])
+            spans[:] = [*spans, (value, mean)][-FLAT_EVALUATIONS:]
+            same = len(spans) == FLAT_EVALUATIONS and len({one for one, _ in spans}) == 1
+            first = spans[0][1]
+            moved = abs(mean - first) > MOVED_SHARE * max(abs(mean), abs(first))
+            if same and moved and flat is None:
+                flat = cell
+        return flat if self._fires("evaluation_flat", flat is not None, 1) else None
 
     def _fires(self, rule: Rule, holds: bool, steps: int) -> bool:
         """Count a step for a rule and tell whether it fires now."""

@@ -1,0 +1,185 @@
+"""What may stand next on a command line that is being typed: words of the commands, and names of things."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import os
+import shlex
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from hashlib import sha256
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+from wander_client.commands import COMMANDS, FIRST_SCREEN, GROUPS, load, members, resolve
+from wander_client.errors import ClientError
+
+if TYPE_CHECKING:
+    from wander_client.context import Invocation
+
+Suggestion = tuple[str, str]
+"""A word and a few words about it."""
+
+COMMON = ("--json", "--plain", "--quiet", "--no-progress", "--debug", "--color", "--hub", "--help")
+_WITH_VALUE = ("--color", "--hub")
+HUB_SECONDS = 0.5
+"""How long the hub is waited for."""
+FRESH_SECONDS = 60.0
+"""How long what the hub said, or that it said nothing, is taken for true."""
+
+
+def suggest(line: str, here: Invocation) -> list[Suggestion]:
+    """Return what may stand in place of the last word of a line, which may be empty."""
+    try:
+        words = shlex.split(line)
+    except ValueError:  # a quote is still open
+        words = line.split()
+    typed = words.pop() if words and not line[-1:].isspace() else ""
+    found = _following(_without_common(words[1:]), typed, here)
+    return [(word, about) for word, about in found if word.startswith(typed) and word != typed]
+
+
+def _without_common(words: list[str]) -> list[str]:
+    kept, rest = [], iter(words)
+    for word in rest:
+        if word in _WITH_VALUE:
+            next(rest, None)
+        elif word not in COMMON and not word.startswith(("--color=", "--hub=")):
+            kept.append(word)
+    return kept
+
+
+def _following(words: list[str], typed: str, here: Invocation) -> list[Suggestion]:
+    if not words:
+        return _first_words()
+    if words in ([name] for name in GROUPS):
+        return list(members(words[0]).items())
+    if words[0] == "help":
+        return _first_words() if len(words) == 1 else []
+    found = resolve(words)
+    if not found.name or found.is_group:
+        return []
+    import typer
+
+    command: Any = typer.main.get_command(load(found.name))
+    rest = found.rest
+    while hasattr(command, "commands"):
+        if not rest:
+            return [(name, one.get_short_help_str(80)) for name, one in command.commands.items()]
+        if rest[0] not in command.commands:
+            return []
+        command, rest = command.commands[rest[0]], rest[1:]
+    return _of_command(command.params, rest, typed, here)
+
+
+def _first_words() -> list[Suggestion]:
+    more = {name: one.summary for name, one in COMMANDS.items() if " " not in name}
+    first = {name: more[name] for name in FIRST_SCREEN}
+    first["help"] = "show the help of a command, a group or a topic"
+    return list((first | {name: group.summary for name, group in GROUPS.items()} | more).items())
+
+
+def _of_command(params: list[Any], words: list[str], typed: str, here: Invocation) -> list[Suggestion]:
+    """Return options, or what the option before or the argument at this place may be."""
+    options = {word: one for one in params if one.param_type_name == "option" for word in one.opts}
+    arguments = [one for one in params if one.param_type_name == "argument"]
+    place, rest = 0, iter(words)
+    for word in rest:
+        option = options.get(word)
+        if option is None:
+            place += not word.startswith("-")
+        elif not option.is_flag and next(rest, None) is None:
+            return _named(option.name, here)
+    if typed.startswith("-"):
+        own = [
+            (word, one.help or "")
+            for one in options.values()
+            if not one.hidden
+            for word in one.opts[-1:]
+            if word.startswith("--")
+        ]
+        return list(dict(own).items()) + [(word, "") for word in COMMON]
+    if not arguments:
+        return []
+    # The last one may take several words.
+    argument = arguments[min(place, len(arguments) - 1)]
+    return [] if place >= len(arguments) and argument.nargs == 1 else _named(argument.name, here)
+
+
+def _named(parameter: str | None, here: Invocation) -> list[Suggestion]:
+    """Return the things that a parameter may name; files are for the shell."""
+    find = _NAMES.get(parameter or "")
+    return list(dict(find(here)).items()) if find else []
+
+
+def _environments(here: Invocation) -> Iterator[Suggestion]:
+    root = here.settings.data_dir / "environments"
+    for place in sorted(root.glob("*/*")):
+        if not place.name.startswith(".") and place.is_dir():
+            yield f"{place.parent.name}/{place.name}", "installed"
+    yield from _offered(here)
+
+
+def _offered(here: Invocation) -> list[Suggestion]:
+    """Return the environments of the hub, as it said within the last minute or says now."""
+    hub = here.settings.hub
+    place = here.settings.cache_dir / "completion" / f"{sha256(hub.encode()).hexdigest()[:16]}.json"
+    known: list[Suggestion] = []
+    try:
+        age = time.time() - place.stat().st_mtime
+        known = [(str(name), str(about)) for name, about in json.loads(place.read_text(encoding="utf-8"))]
+        if 0 <= age < FRESH_SECONDS:
+            return known
+    except (OSError, ValueError, TypeError):  # not there yet, or not ours: the hub is asked
+        pass
+    # Without a hub, or one that answers in time, what it said before is offered.
+    with contextlib.suppress(OSError, http.client.HTTPException, ValueError, KeyError, ClientError):
+        known = _ask(here)
+    with contextlib.suppress(OSError):  # on a disk that is only read
+        place.parent.mkdir(parents=True, exist_ok=True)
+        descriptor, name = tempfile.mkstemp(dir=place.parent)
+        with os.fdopen(descriptor, "w", encoding="utf-8") as stream:
+            json.dump(known, stream)
+        os.replace(name, place)
+    return known
+
+
+def _ask(here: Invocation) -> list[Suggestion]:
+    """Ask the hub, with nothing that takes long to import; a redirection is not followed."""
+    parts = urlsplit(here.settings.hub)
+    kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
+    credential = here.credentials.get(here.settings.hub)
+    headers = {"Authorization": f"Bearer {credential.token}"} if credential else {}
+    with contextlib.closing(kind(parts.netloc, timeout=HUB_SECONDS)) as connection:
+        connection.request("GET", f"{parts.path}/api/v1/environments?limit=200", headers=headers)
+        answer = connection.getresponse()
+        rows = json.loads(answer.read())["data"] if answer.status == http.client.OK else []
+    return [(f"{row['owner']}/{row['name']}", row.get("summary") or "") for row in rows]
+
+
+def _runs(here: Invocation) -> list[Suggestion]:
+    """Return the folders of the runs here, the newest first; those of a suite lie in its folder."""
+    folder = here.settings.runs_dir
+    files = [*folder.glob("*/run.json"), *folder.glob("*/*/run.json")]
+    files.sort(key=lambda file: file.stat().st_mtime, reverse=True)
+    return [(str(file.parent), "") for file in files]
+
+
+def _models(here: Invocation) -> list[Suggestion]:
+    places = [place.parent for place in sorted(here.settings.runs_dir.glob("*/model/config.json"))]
+    pulled = sorted((here.settings.cache_dir / "models").glob("*/config.json"))
+    return [
+        ("smollm2", "SmolLM2-135M-Instruct"),
+        *((str(place), "") for place in [*places, *(file.parent for file in pulled)]),
+    ]
+
+
+_NAMES: dict[str, Callable[[Invocation], Any]] = {
+    **dict.fromkeys(("environment", "environments", "target"), _environments),
+    **dict.fromkeys(("run", "runs", "before", "after", "resume", "started_from", "verify"), _runs),
+    **dict.fromkeys(("model", "against", "hints"), _models),
+}
+"""Where the values of parameters come from, by the name of the parameter."""
