@@ -14,6 +14,8 @@ from types import ModuleType
 
 import pytest
 from hypothesis import HealthCheck, settings
+from xdist.remote import Producer
+from xdist.scheduler import LoadScopeScheduling
 
 # No deadlines: how long an example takes says more about the machine than about the code.
 for name, examples in {"dev": 20, "ci": 100}.items():
@@ -26,6 +28,9 @@ LONGEST_FIRST = ("tests/docs", "tests/sdk/training", "tests/system", "tests/clie
 
 # Where it is set, every process of a test compiles all that it imports: 3 s for PyTorch, 4 s for the hub.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+
+TOGETHER = ("tests/sdk/training", "tests/system", "tests/house")
+"""Folders whose short tests share a worker: each needs what is dear (PyTorch, a hub, all sources parsed)."""
 
 gc.disable()  # until all is imported: a fifth of the collection's time went into looking for garbage
 
@@ -40,6 +45,21 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """Give the longest files out first where workers share them: at the end one keeps a worker alone."""
     if hasattr(config, "workerinput"):
         items.sort(key=_turn)
+
+
+@pytest.hookimpl(optionalhook=True)  # without xdist nobody asks
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadScopeScheduling | None:
+    """Give each worker whole files, in the short run whole folders where their tests share what is dear."""
+    if config.getoption("dist") != "loadfile":
+        return None
+    folders = TOGETHER if "not full" in config.getoption("markexpr") else ()
+
+    class Files(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            file = nodeid.partition("::")[0]
+            return next((folder for folder in folders if file.startswith(folder)), file)
+
+    return Files(config, log)
 
 
 def _turn(item: pytest.Item) -> int:

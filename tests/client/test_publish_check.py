@@ -57,6 +57,7 @@ def stored(publisher: HubRoom) -> dict | None:
     return publisher.http.get("/api/v1/environments/admin/say-env/versions/0.1.0").json()["check"]
 
 
+@pytest.mark.full
 def test_what_the_check_found_is_published_and_shown(publisher: HubRoom, package: Path) -> None:
     sent = publisher.wander("publish", str(package), "--no-lock", "--json")
     assert sent.status == 0, sent.out

@@ -75,6 +75,7 @@ def test_an_unknown_level_is_wrong_usage(wander: Wander, home: Path) -> None:
         assert "use `replayed`, `rescored` or `highest`" in done.err
 
 
+@pytest.mark.full
 def test_what_depends_on_the_order_of_sets_comes_out_otherwise(wander: Wander, folder: Path) -> None:
     module = folder / "say_env.py"
     module.write_text(

@@ -47,6 +47,7 @@ def spent(data: dict[str, Any]) -> int:
     return total
 
 
+@pytest.mark.full
 def test_a_suite_ends_when_its_evaluations_have_spent_the_budget_and_goes_on_with_more(
     wander: Wander, file: Path, endpoint: ChatEndpoint
 ) -> None:

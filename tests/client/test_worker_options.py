@@ -40,6 +40,7 @@ def worker(folder: Path, *words: str) -> Iterator[str]:
     assert process.returncode == 0
 
 
+@pytest.mark.full
 def test_several_workers_give_the_same_run(wander: Wander, folder: Path) -> None:
     kept = []
     for words in (("--workers", "1"), ("--workers", "3"), ()):

@@ -7,8 +7,10 @@ import hashlib
 import io
 import json
 import shutil
+import sqlite3
 import zipfile
 from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -311,14 +313,40 @@ def database(
         database.close()
 
 
-@pytest.fixture
-async def hub(settings: Settings, database: Database) -> AsyncIterator[Hub]:
-    """A hub with an administrator and the users alice and bob."""
-    tokens: dict[str, str] = {}
+def add_people(database: Database) -> dict[str, str]:
+    """Add an administrator and the users alice and bob; return their tokens."""
     with database.write() as session:
-        tokens["admin"] = first_administrator(session) or ""
+        tokens = {"admin": first_administrator(session) or ""}
         for name in ("alice", "bob"):
             tokens[name] = add_token(session, accounts.add_user(session, name), "test")
+    return tokens
+
+
+@pytest.fixture(scope="session")
+def peopled_database(migrated_database: Path) -> tuple[Path, dict[str, str]]:
+    """A database file with people, and their tokens; to add them takes longer than to copy it."""
+    path = migrated_database.with_name("peopled.db")
+    shutil.copy(migrated_database, path)
+    database = Database(f"sqlite:///{path}")
+    tokens = add_people(database)
+    database.close()
+    return path, tokens
+
+
+@pytest.fixture
+async def hub(
+    settings: Settings, database: Database, peopled_database: tuple[Path, dict[str, str]]
+) -> AsyncIterator[Hub]:
+    """A hub with an administrator and the users alice and bob."""
+    if database.engine.dialect.name == "sqlite":
+        path, tokens = peopled_database
+        with (
+            closing(sqlite3.connect(path)) as source,
+            closing(sqlite3.connect(settings.data / "hub.db")) as target,
+        ):
+            source.backup(target)
+    else:
+        tokens = add_people(database)
     app = create_app(settings, database=database)
     transport = httpx.ASGITransport(app=app, raise_app_exceptions=False)
     async with (

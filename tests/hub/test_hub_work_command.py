@@ -97,6 +97,7 @@ def test_what_it_cannot_work_with_is_refused_with_a_hint(tmp_path):
         assert "Traceback" not in done.stderr
 
 
+@pytest.mark.full
 def test_once_does_what_waits_and_ends(database, settings):
     numbers = [submitted(database, f"job {number}") for number in range(3)]
     done = run("--once", "--data", str(settings.data))

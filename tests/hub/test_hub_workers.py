@@ -89,6 +89,7 @@ def several(tmp_path) -> Iterator[Several]:
         hub.process.wait()
 
 
+@pytest.mark.full
 def test_they_share_one_folder_see_changes_at_once_and_replace_one_that_dies(several, make_wheel, tmp_path):
     token = ("__token__", make_token(several.data))
     path = "/admin/simple/reverse-text/"
@@ -121,6 +122,7 @@ def test_they_share_one_folder_see_changes_at_once_and_replace_one_that_dies(sev
     assert refuses(several.url)
 
 
+@pytest.mark.full
 def test_none_outlives_the_one_that_started_them(several):
     children = several.children()
     several.process.kill()

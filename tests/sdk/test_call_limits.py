@@ -436,6 +436,7 @@ async def test_several_evaluations_of_one_client_share_its_bound(chat_server: An
     assert chat_server.most_in_flight == 5
 
 
+@pytest.mark.full
 async def test_a_group_larger_than_the_bound_is_played(chat_server: Any) -> None:
     def first(completions: list[Any]) -> list[float]:
         return [float(index == 0) for index in range(len(completions))]

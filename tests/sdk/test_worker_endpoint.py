@@ -123,6 +123,7 @@ async def test_a_judge_that_cannot_be_asked_fails_the_rollout_and_never_scores_0
     assert "judged" in rollout.failure.message
 
 
+@pytest.mark.full
 async def test_a_record_that_lacks_the_request_is_told_apart(worker, chat_server):
     chat_server.script = lambda body, number: "yes"
     example = (await worker.examples("eval"))[0]
@@ -133,6 +134,7 @@ async def test_a_record_that_lacks_the_request_is_told_apart(worker, chat_server
     assert "record has no answer" in again.failure.message
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("worker", ["beside the host"], indirect=True)
 async def test_the_endpoint_refuses_whoever_is_not_its_worker(worker):
     address = worker._proxy.variables["OPENAI_BASE_URL"]

@@ -266,6 +266,7 @@ async def test_only_the_named_environment_is_served(tmp_path: Path) -> None:
                 pass
 
 
+@pytest.mark.full
 async def test_a_worker_that_dies_there_comes_back(tmp_path: Path) -> None:
     async with listener(tmp_path) as far, remote(far.address, folder=tmp_path) as environment:
         before = await number(environment, "pid")

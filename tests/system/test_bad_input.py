@@ -34,7 +34,18 @@ TABLE: dict[str, tuple[int, list[str], str]] = {
 }
 
 
-@pytest.mark.parametrize("what", TABLE)
+SHORT = (
+    "an unknown environment",
+    "a missing model folder",
+    "an unknown option",
+    "a bad environment argument",
+)
+"""What the short run tries; `tests/client` has the same errors within the process."""
+
+
+@pytest.mark.parametrize(
+    "what", [what if what in SHORT else pytest.param(what, marks=pytest.mark.full) for what in TABLE]
+)
 def test_bad_names_and_arguments_are_refused(bundled, what):
     status, arguments, named = TABLE[what]
     assert named in bundled.refused(status, *arguments)
@@ -62,6 +73,7 @@ def test_a_server_that_is_no_hub_is_named(machine):
     assert endpoint.base_url.removesuffix("/v1") in said
 
 
+@pytest.mark.full
 def test_an_endpoint_that_is_down_is_named(bundled, tmp_path):
     url = f"http://127.0.0.1:{free_port()}/v1"
     model = ["-m", "x", "-b", url, "-n", 2, "--out", tmp_path / "run"]
@@ -92,6 +104,7 @@ def test_a_taken_port_is_named(hub, tmp_path):
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.full
 def test_a_data_folder_that_is_a_file_is_named(tmp_path):
     place = tmp_path / "file"
     place.write_text("not a folder")

@@ -202,6 +202,7 @@ def test_what_a_command_does_not_know_goes_to_its_program() -> None:
     assert (options.rest, options.out) == (["wander", "eval", "--out", "x"], None)
 
 
+@pytest.mark.full
 def test_a_machine_describes_itself_as_a_target_that_can_be_packed_for(tmp_path: Path) -> None:
     file = tmp_path / "target.toml"
     file.write_text(kit.describe())

@@ -66,6 +66,7 @@ def test_uv_publishes(machine, package, hub):
     assert machine.wander("search", package.name)
 
 
+@pytest.mark.full
 def test_pip_installs_from_the_index_of_the_owner(machine, bundled, hub):
     python = machine.fresh_venv("pip-venv")
     indexes = ["--index-url", machine.mirror, "--extra-index-url", f"{hub.url}/wander/simple/"]
@@ -98,6 +99,7 @@ def test_the_command_itself_installs_from_the_hub_and_a_mirror(machine, hub):
     assert str(BIN) != str(python.parent)
 
 
+@pytest.mark.full
 def test_other_bytes_under_a_published_version_are_refused(machine, package):
     machine.wander("publish", package)
     assert machine.run("wander", "publish", package).returncode == 0, "the same bytes again are fine"

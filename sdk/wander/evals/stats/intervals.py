@@ -20,6 +20,8 @@ _Z = 1.959963984540054
 """Standard normal quantile at 0.975."""
 _ROUNDING = 1e-12
 """Standard errors below this share of the mean are rounding, not spread."""
+_DIGITS = 12
+"""Shares that agree in so many decimals are the same value: 0.1 + 0.2 and 0.3 are."""
 _PRECISION = 1e-7
 """How near to `_Z` the root is found: the bound is then right to less than a millionth of the range."""
 
@@ -63,7 +65,7 @@ def _upper_bound(shares: Iterable[float]) -> float:
     half a percent of the exact one, so that no random numbers are drawn. With `t` as parameter, both the
     quantile and its probability are sums over the values; their root is found by the Illinois method.
     """
-    tally = Counter(shares)
+    tally = Counter(round(share, _DIGITS) for share in shares)
     tally[1.0] += 1
     values = list(tally.items())
     if len(values) == 1:
