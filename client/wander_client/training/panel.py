@@ -70,6 +70,7 @@ class TrainingState:
     ended: bool = False
     playing: tuple[int, int] | None = None
     """Rollouts of the step under way that have ended, and all of them."""
+    _series: dict[str, list[float | None]] = field(default_factory=dict)
 
     def take(self, entry: dict[str, Any]) -> None:
         """Take the metrics of a step and read what else there is by now."""
@@ -122,7 +123,10 @@ class TrainingState:
 
     def series(self, name: str) -> list[float | None]:
         """Return a metric over the steps, None where a step lacks it."""
-        return [_number(entry.get(name)) for entry in self.entries]
+        # Only the steps that came since: the panel is redrawn four times a second, beside the training.
+        known = self._series.setdefault(name, [])
+        known += [_number(entry.get(name)) for entry in self.entries[len(known) :]]
+        return known
 
 
 class TrainingPanel(contextlib.ExitStack):
