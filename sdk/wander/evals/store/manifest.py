@@ -232,13 +232,14 @@ def _accelerator() -> str | None:
 
 
 def _git(folder: Path, *arguments: str) -> bytes | None:
+    return ask_program(["git", "-C", str(folder), *arguments], _GIT_SECONDS)
+
+
+def ask_program(command: Sequence[str], seconds: float) -> bytes | None:
+    """Return what a program of the user's PATH prints; None where it is missing, fails or takes too long."""
     try:
         done = subprocess.run(  # noqa: S603 - fixed arguments
-            ["git", "-C", str(folder), *arguments],  # noqa: S607 - git from the user's PATH
-            capture_output=True,
-            timeout=_GIT_SECONDS,
-            stdin=subprocess.DEVNULL,
-            check=False,
+            command, capture_output=True, timeout=seconds, stdin=subprocess.DEVNULL, check=False
         )
     except (OSError, subprocess.TimeoutExpired):
         return None

@@ -11,7 +11,6 @@ import hashlib
 import json
 import os
 import platform
-import subprocess
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +21,7 @@ from pydantic import ValidationError
 
 import wander
 from wander.evals.store.manifest import (
+    ask_program,
     find_differences,
     find_installed_versions,
     pin_differences,
@@ -237,16 +237,6 @@ def _memory_bytes() -> int | None:
 
 
 def _driver() -> str | None:
-    try:
-        done = subprocess.run(
-            ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"],  # noqa: S607 - from PATH
-            capture_output=True,
-            text=True,
-            timeout=_DRIVER_SECONDS,
-            stdin=subprocess.DEVNULL,
-            check=False,
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return None
-    lines = done.stdout.split("\n")
-    return lines[0].strip() or None if done.returncode == 0 else None
+    asked = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
+    said = ask_program(asked, _DRIVER_SECONDS)
+    return None if said is None else said.decode().partition("\n")[0].strip() or None
